@@ -1,0 +1,1 @@
+"""The local runtime: library, fit, dispatch, runners, chat and the server."""

@@ -1,0 +1,99 @@
+"""The engine's error tree: facts as fields; words are made where a person or a client reads them."""
+
+
+class EngineError(Exception):
+    """Base of every error the engine raises on purpose. `code` is stable and scriptable."""
+
+    code = "engine_error"
+
+    def facts(self) -> dict[str, object]:
+        """The error's fields, for logs and JSON."""
+        return {k: v for k, v in vars(self).items() if not k.startswith("_")}
+
+
+class EnvironmentFault(EngineError):
+    """This machine or its state is the reason; the same request may work later or elsewhere."""
+
+    code = "environment"
+
+
+class InputFault(EngineError):
+    """The request or file is the reason; a retry cannot help. `param` names the field."""
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class Cancelled(EngineError):
+    """The caller asked for the end."""
+
+    code = "cancelled"
+
+
+class ModelNotFound(InputFault):
+    """No model of that name is known here."""
+
+    code = "model_not_found"
+
+    def __init__(self, model: str, known: tuple[str, ...] = ()) -> None:
+        hint = f" Known models: {', '.join(known)}." if known else ""
+        super().__init__(f"There is no model named {model!r} here.{hint}", "model")
+        self.model = model
+        self.known = known
+
+
+class BadModelFile(InputFault):
+    """The file is not a model this runtime can load; `reason` says what is wrong with it."""
+
+    code = "bad_model_file"
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path} cannot be loaded: {reason}", "model")
+        self.path = path
+        self.reason = reason
+
+
+class ContextOverflow(InputFault):
+    """The prompt does not fit the context; both counts in tokens."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
+        super().__init__(
+            f"The prompt has {prompt_tokens} tokens, but this model runs with a context of {context_tokens}. "
+            "Shorten the prompt or load the model with a larger context.",
+            "messages",
+        )
+        self.prompt_tokens = prompt_tokens
+        self.context_tokens = context_tokens
+
+
+class NotEnoughMemory(EnvironmentFault):
+    """A load was refused before it began; bytes needed and available on `device`."""
+
+    code = "not_enough_memory"
+
+    def __init__(
+        self, needed_bytes: int, available_bytes: int, device: str, options: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(f"{needed_bytes} bytes needed on {device}, {available_bytes} available")
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+        self.device = device
+        self.options = options
+
+
+class RunnerDied(EnvironmentFault):
+    """The child that ran the model ended; `exit_code` and its last lines of stderr say why."""
+
+    code = "runner_died"
+
+    def __init__(self, exit_code: int | None, reason: str, stderr_tail: tuple[str, ...] = ()) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
+        self.reason = reason
+        self.stderr_tail = stderr_tail

@@ -1,0 +1,1 @@
+"""Child processes that own native kernels, and the protocol spoken with them."""

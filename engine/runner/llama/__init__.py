@@ -1,0 +1,1 @@
+"""The runner that serves one model through llama.cpp."""

@@ -1,0 +1,1 @@
+"""HTTP: one application, one package per protocol."""

@@ -1,0 +1,162 @@
+"""The engine's own request and event model; every protocol is translated to and from these."""
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+Priority = Literal["interactive", "batch", "background"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the next token is drawn. Defaults are neutral except temperature, as OpenAI documents it.
+
+    `temperature` 0 means greedy. `top_k` 0, `top_p` 1, `min_p` 0, `typical_p` 1, `top_n_sigma` -1,
+    `repeat_penalty` 1, `xtc_probability` 0, `dry_multiplier` 0, `mirostat` 0 and `dynatemp_range` 0 switch a
+    stage off. `seed` None draws one. `order` lists the stages to run (None: the runner's default order).
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    order: tuple[str, ...] | None = None
+
+
+class Constraint(msgspec.Struct, frozen=True, kw_only=True):
+    """Structured output, compiled by llguidance in the runner.
+
+    `kind` says what `source` holds. With `trigger` set the constraint starts only after that text was
+    generated (tool calls, the end of a reasoning block); None starts it at the first token.
+    """
+
+    kind: Literal["json_schema", "json_object", "regex", "lark", "gbnf"]
+    source: str
+    trigger: str | None = None
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """One encoded picture (PNG, JPEG, WebP bytes), decoded only in the runner."""
+
+    data: bytes
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt for one completion.
+
+    `prompt` is text (special tokens in it are parsed when `parse_special`) or token ids. `max_tokens` None
+    runs to the end of the context. `logprobs` None: none; 0: the chosen token's; n: also the n best.
+    `images` replace, in order, the media markers in the prompt.
+    """
+
+    prompt: str | list[int]
+    add_special: bool = True
+    parse_special: bool = True
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    sampling: SamplingParams = SamplingParams()
+    logprobs: int | None = None
+    constraint: Constraint | None = None
+    priority: Priority = "interactive"
+    images: tuple[Image, ...] = ()
+    ignore_eos: bool = False
+    context_shift: bool = False
+    lora: tuple[tuple[str, float], ...] = ()
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """A token's natural-log probability; `top` holds (token id, bytes, logprob) of the best alternatives."""
+
+    token_id: int
+    piece: bytes
+    logprob: float
+    top: tuple[tuple[int, bytes, float], ...] = ()
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of one request; `cached_tokens` of the prompt were taken from the prefix cache."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds one request spent; `decode_s` spans the first to the last generated token."""
+
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    ttft_s: float = 0.0
+    decode_s: float = 0.0
+    draft_tokens: int = 0
+    draft_accepted: int = 0
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
+    """The request left the queue; its prompt has this many tokens, of which some were cached."""
+
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
+    """Newly generated text (whole UTF-8 characters, stop strings already withheld) and its tokens."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    """The end of a request. `stop` is the stop string that ended it, if one did."""
+
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+    stop: str | None = None
+
+
+Event = Started | Delta | Done
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a runner knows about the model it loaded; `n_ctx` is the context really available."""
+
+    architecture: str
+    description: str
+    n_params: int
+    size_bytes: int
+    n_vocab: int
+    n_ctx: int
+    n_ctx_train: int
+    n_parallel: int
+    n_embd: int
+    chat_template: str | None
+    bos: str
+    eos: str
+    add_bos: bool
+    fim: dict[str, str]
+    metadata: dict[str, str]
+    capabilities: tuple[str, ...] = ("completion",)
+    backend: str = "cpu"
+    memory_bytes: dict[str, int] = {}

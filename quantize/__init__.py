@@ -1,0 +1,1 @@
+"""Model files: reading, converting and choosing a precision for every tensor."""
