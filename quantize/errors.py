@@ -1,0 +1,82 @@
+"""The quantizer's error tree: facts as fields; words are made where a person or a client reads them."""
+
+
+class QuantizeError(Exception):
+    """Base of every error this package raises on purpose. `code` is stable and scriptable."""
+
+    code = "quantize_error"
+
+    def facts(self) -> dict[str, object]:
+        """The error's fields, for logs and JSON."""
+        return {k: v for k, v in vars(self).items() if not k.startswith("_")}
+
+
+class EnvironmentFault(QuantizeError):
+    """This machine or its state is the reason; the same request may work later or elsewhere."""
+
+    code = "environment"
+
+
+class InputFault(QuantizeError):
+    """The file or the request is the reason; a retry cannot help."""
+
+    code = "invalid_request"
+
+
+class Cancelled(QuantizeError):
+    """The caller asked for the end."""
+
+    code = "cancelled"
+
+
+class Unreadable(EnvironmentFault):
+    """The system refused to open or read a file; `reason` is its own word for why."""
+
+    code = "unreadable"
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path} cannot be read: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class DiskFull(EnvironmentFault):
+    """A write would not fit or did not: bytes needed and free in the folder of `path`."""
+
+    code = "disk_full"
+
+    def __init__(self, path: str, needed_bytes: int, free_bytes: int) -> None:
+        super().__init__(f"{needed_bytes} bytes needed at {path}, {free_bytes} free")
+        self.path = path
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+
+
+class BadFile(InputFault):
+    """A model file breaks its format or our limits; `offset` is the byte at which that was seen."""
+
+    code = "bad_file"
+
+    def __init__(self, path: str, reason: str, offset: int | None = None) -> None:
+        where = "" if offset is None else f" (at byte {offset})"
+        super().__init__(f"{path}: {reason}{where}")
+        self.path = path
+        self.reason = reason
+        self.offset = offset
+
+
+class IncompleteFile(BadFile):
+    """The file ends too early. A whole one has `needed_bytes` (or more, if the header itself is cut)."""
+
+    code = "incomplete_file"
+
+    def __init__(self, path: str, have_bytes: int, needed_bytes: int) -> None:
+        super().__init__(path, f"incomplete: {have_bytes} of {needed_bytes} bytes")
+        self.have_bytes = have_bytes
+        self.needed_bytes = needed_bytes
+
+
+class RefusedFormat(BadFile):
+    """A format that is refused by policy, whatever is in it (pickles run code when they are read)."""
+
+    code = "refused_format"
