@@ -66,7 +66,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `prompt` is text (special tokens in it are parsed when `parse_special`) or token ids. `max_tokens` None
     runs to the end of the context. `logprobs` None: none; 0: the chosen token's; n: also the n best.
-    `images` replace, in order, the media markers in the prompt.
+    `images` replace, in order, the media markers in the prompt. `keep_special` renders control tokens as text
+    (parsers of tool calls and reasoning need them); otherwise they are generated but not shown.
     """
 
     prompt: str | list[int]
@@ -79,6 +80,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     constraint: Constraint | None = None
     priority: Priority = "interactive"
     images: tuple[Image, ...] = ()
+    keep_special: bool = False
     ignore_eos: bool = False
     context_shift: bool = False
     lora: tuple[tuple[str, float], ...] = ()

@@ -1,0 +1,28 @@
+"""Stop a running decode from another thread, without Python in the callback.
+
+llama.cpp asks a C callback between graph nodes (CPU and Metal only). libc's `strlen` is such a function: over a
+two-byte buffer it answers 0, and 1 once a byte is written; no interpreter lock is involved.
+"""
+
+import ctypes
+import ctypes.util
+import sys
+from typing import Any
+
+
+class AbortSwitch:
+    """`pull` makes the running decode return 2; `reset` before the next one."""
+
+    def __init__(self, api: Any, context: Any) -> None:
+        self._byte = ctypes.create_string_buffer(2)
+        library = ctypes.CDLL("ucrtbase") if sys.platform == "win32" else ctypes.CDLL(None)
+        self._callback = ctypes.cast(library.strlen, api.ggml_abort_callback)
+        api.llama_set_abort_callback(context, self._callback, ctypes.addressof(self._byte))
+
+    def pull(self) -> None:
+        """Abort the decode that is running, or the next one."""
+        self._byte[0] = b"\x01"
+
+    def reset(self) -> None:
+        """Let decodes run."""
+        self._byte[0] = b"\x00"

@@ -1,0 +1,163 @@
+"""Who owns which cells of the KV cache, and which prefixes can be shared.
+
+A unified cache lets one cell belong to several sequences, so a new request takes the longest known prefix with
+`seq_cp`, which copies metadata only, from an idle or a running sequence. Finished sequences stay as idle
+prefixes until their id or their cells are needed.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from engine.runner.llama.model import LoadedModel
+
+
+@dataclass
+class CachedSequence:
+    """One llama.cpp sequence: `tokens` are those whose keys and values are in the cache.
+
+    `shared` of them came by `seq_cp` from another sequence, so they cost no cells of their own. `key` keeps
+    prefixes made under different adapters apart.
+    """
+
+    seq_id: int
+    key: tuple[tuple[str, float], ...] = ()
+    tokens: list[int] = field(default_factory=list)
+    shared: int = 0
+    in_use: bool = False
+    last_used: int = 0
+
+
+class KVCache:
+    """Allocates sequences and remembers what is in them. All calls from the scheduler's thread."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._api = loaded.api
+        self._memory = loaded.memory
+        self._keeps_partial = loaded.keeps_partial
+        self._n_swa = loaded.n_swa
+        self.cells = loaded.kv_cells
+        self._sequences = [CachedSequence(i) for i in range(loaded.n_seq_max)]
+        self._clock = 0
+
+    @property
+    def used_cells(self) -> int:
+        """Cells taken, shared ones counted once."""
+        return sum(len(s.tokens) - s.shared for s in self._sequences)
+
+    @property
+    def idle_cells(self) -> int:
+        """Cells that eviction could free."""
+        return sum(len(s.tokens) - s.shared for s in self._sequences if not s.in_use)
+
+    def best_prefix(
+        self, tokens: list[int], key: tuple[tuple[str, float], ...]
+    ) -> tuple[CachedSequence | None, int]:
+        """The cached sequence that shares the longest usable prefix with `tokens`, and its length."""
+        best, best_length = None, 0
+        for candidate in self._sequences:
+            if candidate.key != key or not candidate.tokens:
+                continue
+            length = common_prefix(candidate.tokens, tokens)
+            # The last prompt token is always decoded again: restored cells have no logits.
+            length = min(length, len(tokens) - 1)
+            if length > best_length and self._can_fork(candidate, length):
+                best, best_length = candidate, length
+        return best, best_length
+
+    def _can_fork(self, source: CachedSequence, length: int) -> bool:
+        if length == len(source.tokens):
+            return True
+        if not self._keeps_partial:
+            return False
+        if self._n_swa > 0:
+            oldest = int(self._api.llama_memory_seq_pos_min(self._memory, source.seq_id))
+            return 0 <= oldest <= max(0, length - self._n_swa)
+        return True
+
+    def acquire(self, tokens: list[int], key: tuple[tuple[str, float], ...]) -> CachedSequence | None:
+        """A sequence for `tokens` that already holds its longest cached prefix; None when all are in use."""
+        source, length = self.best_prefix(tokens, key)
+        if source is not None and not source.in_use and length == len(source.tokens):
+            source.in_use = True
+            return source
+        target = self._free_sequence(keep=source)
+        if target is None:
+            if source is None or source.in_use:
+                return None
+            target = source  # the only idle one left is the source itself: cut it to the shared part
+            if not self._api.llama_memory_seq_rm(self._memory, target.seq_id, length, -1):
+                self.drop(target)
+                length = 0
+            target.tokens = target.tokens[:length]
+            target.shared = min(target.shared, length)
+        elif source is not None:
+            self._api.llama_memory_seq_cp(self._memory, source.seq_id, target.seq_id, 0, length)
+            target.tokens = tokens[:length]
+            target.shared = length
+        target.key = key
+        target.in_use = True
+        return target
+
+    def _free_sequence(self, keep: CachedSequence | None) -> CachedSequence | None:
+        idle = [s for s in self._sequences if not s.in_use and s is not keep]
+        if not idle:
+            return None
+        chosen = min(idle, key=lambda s: (bool(s.tokens), s.last_used))
+        self.drop(chosen)
+        return chosen
+
+    def release(self, sequence: CachedSequence) -> None:
+        """The request ended: keep its tokens as an idle prefix."""
+        self._clock += 1
+        sequence.in_use = False
+        sequence.last_used = self._clock
+
+    def drop(self, sequence: CachedSequence) -> None:
+        """Forget a sequence; its unshared cells become free."""
+        self._api.llama_memory_seq_rm(self._memory, sequence.seq_id, -1, -1)
+        gone = len(sequence.tokens) - sequence.shared
+        if gone > 0:
+            self._rebase(sequence)
+        sequence.tokens = []
+        sequence.shared = 0
+
+    def _rebase(self, gone: CachedSequence) -> None:
+        """Cells that others still share with a dropped owner are from now on counted at one of them."""
+        for other in self._sequences:
+            if other is not gone and other.shared > gone.shared and other.key == gone.key:
+                length = common_prefix(other.tokens, gone.tokens)
+                if length > gone.shared:
+                    other.shared = min(other.shared, gone.shared)
+                    return
+
+    def truncate(self, sequence: CachedSequence, length: int) -> bool:
+        """Cut a sequence to its first `length` tokens; False when this memory cannot do that."""
+        if length >= len(sequence.tokens):
+            return True
+        if not self._api.llama_memory_seq_rm(self._memory, sequence.seq_id, length, -1):
+            return False
+        del sequence.tokens[length:]
+        sequence.shared = min(sequence.shared, length)
+        return True
+
+    def make_room(self, cells: int) -> bool:
+        """Evict idle prefixes, oldest first, until `cells` are free; False when that is not enough."""
+        while self.cells - self.used_cells < cells:
+            idle = [s for s in self._sequences if not s.in_use and s.tokens]
+            if not idle:
+                return False
+            self.drop(min(idle, key=lambda s: s.last_used))
+        return True
+
+
+def common_prefix(a: list[int], b: list[int]) -> int:
+    """Number of equal leading tokens."""
+    n = min(len(a), len(b))
+    if n == 0 or a[0] != b[0]:
+        return 0
+    if a[:n] == b[:n]:
+        return n
+    different: Any = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
+    return int(different[0])

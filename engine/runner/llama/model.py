@@ -1,0 +1,232 @@
+"""Load one model file with checked settings, and tell what was loaded."""
+
+import ctypes
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from engine.runner.protocol import LoadSettings
+from engine.types import ModelFacts
+
+# llama.cpp's own names, `ggml_type` values of the cache types it accepts.
+KV_TYPES: Final = {
+    "f32": 0,
+    "f16": 1,
+    "bf16": 30,
+    "q8_0": 8,
+    "q5_1": 7,
+    "q5_0": 6,
+    "q4_1": 3,
+    "q4_0": 2,
+    "iq4_nl": 20,
+}
+FLASH_ATTN: Final = {"auto": -1, "off": 0, "on": 1}
+# Hard limit of llama.cpp (LLAMA_MAX_SEQ).
+MAX_SEQUENCES: Final = 256
+# Longest draft that is verified in one step; llama.cpp sizes its output buffer by it.
+MAX_DRAFT: Final = 16
+
+
+class LoadFailed(Exception):
+    """The file or the settings were refused; the message says why."""
+
+
+@dataclass
+class LoadedModel:
+    """Native handles of one model and its context. Owned by the scheduler's thread."""
+
+    api: Any
+    model: Any
+    vocab: Any
+    context: Any
+    memory: Any
+    settings: LoadSettings
+    n_vocab: int
+    n_ctx: int
+    kv_cells: int
+    n_seq_max: int
+    n_batch: int
+    n_ubatch: int
+    max_outputs: int
+    keeps_partial: bool
+    n_swa: int
+
+    def close(self) -> None:
+        """Free the context and the model."""
+        self.api.llama_free(self.context)
+        self.api.llama_model_free(self.model)
+
+
+def _model_params(
+    api: Any, settings: LoadSettings, on_progress: Callable[[float], bool]
+) -> tuple[Any, list[Any]]:
+    params = api.llama_model_default_params()
+    params.n_gpu_layers = settings.n_gpu_layers
+    if not settings.use_mmap:
+        params.load_mode = api.LLAMA_LOAD_MODE_MLOCK if settings.use_mlock else api.LLAMA_LOAD_MODE_NONE
+    elif settings.use_mlock:
+        params.load_mode = api.LLAMA_LOAD_MODE_MMAP_MLOCK
+    params.use_extra_bufts = settings.repack
+    last = -1.0
+
+    def progress(fraction: float, _: Any) -> bool:
+        nonlocal last
+        if fraction - last < 0.01 and fraction < 1:  # noqa: PLR2004 - whole percents
+            return True
+        last = fraction
+        return on_progress(fraction)
+
+    callback = api.llama_progress_callback(progress)
+    params.progress_callback = callback
+    keep: list[Any] = [callback]
+    if settings.devices:
+        lib = api._lib  # noqa: SLF001 - ggml's device registry is not wrapped by the package
+        lib.ggml_backend_dev_by_name.restype = ctypes.c_void_p
+        devices = (ctypes.c_void_p * (len(settings.devices) + 1))()
+        for i, name in enumerate(settings.devices):
+            device = lib.ggml_backend_dev_by_name(name.encode())
+            if not device:
+                raise LoadFailed(f"there is no backend device named {name!r}")
+            devices[i] = device
+        params.devices = ctypes.cast(devices, ctypes.c_void_p)
+        keep.append(devices)
+    return params, keep
+
+
+def _check(settings: LoadSettings) -> None:
+    for name in ("type_k", "type_v"):
+        if getattr(settings, name) not in KV_TYPES:
+            raise LoadFailed(f"{name} {getattr(settings, name)!r} is not one of {', '.join(KV_TYPES)}")
+    if settings.flash_attn not in FLASH_ATTN:
+        raise LoadFailed(f"flash_attn {settings.flash_attn!r} is not one of {', '.join(FLASH_ATTN)}")
+    if settings.flash_attn == "off" and settings.type_v not in ("f32", "f16", "bf16"):
+        raise LoadFailed(f"a {settings.type_v} V cache needs flash attention")
+    if not 1 <= settings.n_parallel <= MAX_SEQUENCES // 2:
+        raise LoadFailed(f"n_parallel {settings.n_parallel} is not between 1 and {MAX_SEQUENCES // 2}")
+    if not 1 <= settings.n_ubatch <= settings.n_batch <= 1 << 20:
+        raise LoadFailed(
+            f"n_ubatch {settings.n_ubatch} and n_batch {settings.n_batch} must be 1 <= n_ubatch <= n_batch"
+        )
+    if not 1 <= settings.n_ctx < 1 << 31 or settings.kv_cells >= 1 << 31:
+        raise LoadFailed(f"n_ctx {settings.n_ctx} is out of range")
+
+
+def load(api: Any, settings: LoadSettings, on_progress: Callable[[float], bool]) -> LoadedModel:
+    """Load the file and make its context. `on_progress` gets 0 to 1 and may return False to stop.
+
+    Raises: LoadFailed: refused settings, an unreadable file, or no memory for the context.
+    """
+    _check(settings)
+    params, keep = _model_params(api, settings, on_progress)
+    model = api.llama_model_load_from_file(settings.path.encode(), params)
+    del keep
+    if not model:
+        raise LoadFailed("llama.cpp could not load the file (its log, on stderr, says why)")
+    recurrent = api.llama_model_is_recurrent(model)
+    hybrid = api.llama_model_is_hybrid(model)
+    kv_cells = max(settings.kv_cells, settings.n_ctx)
+    # Recurrent state is paid per sequence, so such models get no idle sequences beside the parallel ones.
+    n_seq_max = (
+        settings.n_parallel if recurrent or hybrid else min(2 * settings.n_parallel + 8, MAX_SEQUENCES)
+    )
+    max_outputs = settings.n_parallel + 2 * MAX_DRAFT
+    context_params = api.llama_context_default_params()
+    context_params.n_ctx = kv_cells
+    context_params.n_batch = settings.n_batch
+    context_params.n_ubatch = settings.n_ubatch
+    context_params.n_seq_max = n_seq_max
+    context_params.n_outputs_max = max(max_outputs, 1)
+    context_params.n_outputs_max_per_seq = 1 + MAX_DRAFT
+    if settings.n_threads:
+        context_params.n_threads = settings.n_threads
+    if settings.n_threads_batch or settings.n_threads:
+        context_params.n_threads_batch = settings.n_threads_batch or settings.n_threads
+    context_params.type_k = KV_TYPES[settings.type_k]
+    context_params.type_v = KV_TYPES[settings.type_v]
+    context_params.flash_attn_type = FLASH_ATTN[settings.flash_attn]
+    context_params.kv_unified = True
+    context_params.swa_full = False
+    context_params.no_perf = True
+    context = api.llama_init_from_model(model, context_params)
+    if not context:
+        api.llama_model_free(model)
+        raise LoadFailed(
+            f"no context of {kv_cells} cells could be made (memory, or an unsupported cache type)"
+        )
+    return LoadedModel(
+        api=api,
+        model=model,
+        vocab=api.llama_model_get_vocab(model),
+        context=context,
+        memory=api.llama_get_memory(context),
+        settings=settings,
+        n_vocab=api.llama_vocab_n_tokens(api.llama_model_get_vocab(model)),
+        n_ctx=min(settings.n_ctx, api.llama_n_ctx(context)),
+        kv_cells=api.llama_n_ctx(context),
+        n_seq_max=n_seq_max,
+        n_batch=api.llama_n_batch(context),
+        n_ubatch=api.llama_n_ubatch(context),
+        max_outputs=max_outputs,
+        keeps_partial=not (recurrent or hybrid),
+        n_swa=api.llama_model_n_swa(model),
+    )
+
+
+def _metadata(loaded: LoadedModel) -> dict[str, str]:
+    api, model = loaded.api, loaded.model
+    buffer = ctypes.create_string_buffer(1 << 20)
+    found: dict[str, str] = {}
+    for i in range(api.llama_model_meta_count(model)):
+        api.llama_model_meta_key_by_index(model, i, buffer, len(buffer))
+        key = buffer.value.decode("utf-8", "replace")
+        api.llama_model_meta_val_str_by_index(model, i, buffer, len(buffer))
+        found[key] = buffer.value.decode("utf-8", "replace")
+    return found
+
+
+def facts(loaded: LoadedModel, pieces: list[bytes], backend: str) -> ModelFacts:
+    """What the server and the window show about the loaded model."""
+    api, vocab = loaded.api, loaded.vocab
+    metadata = _metadata(loaded)
+    template = metadata.pop("tokenizer.chat_template", None)
+    description = ctypes.create_string_buffer(256)
+    api.llama_model_desc(loaded.model, description, len(description))
+
+    def piece(token: int) -> str:
+        return pieces[token].decode("utf-8", "replace") if 0 <= token < len(pieces) else ""
+
+    fim = {
+        name: piece(getattr(api, f"llama_vocab_fim_{name}")(vocab))
+        for name in ("pre", "suf", "mid", "pad", "rep", "sep")
+    }
+    eos = api.llama_vocab_eot(vocab)
+    return ModelFacts(
+        architecture=metadata.get("general.architecture", "unknown"),
+        description=description.value.decode("utf-8", "replace"),
+        n_params=api.llama_model_n_params(loaded.model),
+        size_bytes=api.llama_model_size(loaded.model),
+        n_vocab=loaded.n_vocab,
+        n_ctx=loaded.n_ctx,
+        n_ctx_train=api.llama_model_n_ctx_train(loaded.model),
+        n_parallel=loaded.settings.n_parallel,
+        n_embd=api.llama_model_n_embd(loaded.model),
+        chat_template=template,
+        bos=piece(api.llama_vocab_bos(vocab)),
+        eos=piece(eos if eos >= 0 else api.llama_vocab_eos(vocab)),
+        add_bos=bool(api.llama_vocab_get_add_bos(vocab)),
+        fim={name: text for name, text in fim.items() if text},
+        metadata={k: v for k, v in metadata.items() if len(v) <= 1 << 16},
+        backend=backend,
+    )
+
+
+def warm_up(loaded: LoadedModel) -> float:
+    """One throw-away decode, so that the first request does not pay for page faults; returns its seconds."""
+    api = loaded.api
+    started = time.monotonic()
+    token = api.llama_vocab_bos(loaded.vocab)
+    tokens = (ctypes.c_int32 * 1)(max(token, 0))
+    api.llama_decode(loaded.context, api.llama_batch_get_one(tokens, 1))
+    api.llama_memory_clear(loaded.memory, True)
+    return time.monotonic() - started

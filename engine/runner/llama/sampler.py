@@ -1,0 +1,216 @@
+"""Draw the next token from one row of logits.
+
+Greedy is an argmax on the view. Penalties and biases touch only the tokens they concern, in place. Everything
+else is llama.cpp's own sampler chain, so that the same settings mean the same as there; where the settings allow
+it exactly, the chain sees only the tokens that can still be drawn.
+"""
+
+import ctypes
+import math
+import secrets
+from collections import Counter
+from typing import Any, Final
+
+import numpy as np
+
+from engine.types import SamplingParams, TokenLogprob
+
+_CANDIDATE: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+# llama.cpp's default order, without the stages done here in place.
+DEFAULT_ORDER: Final = ("dry", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature")
+STAGES: Final = frozenset(DEFAULT_ORDER)
+
+
+class NotFinite(ArithmeticError):
+    """The model produced NaN or infinite logits."""
+
+
+class Sampler:
+    """The sampling state of one sequence. `accept` every token, drawn or forced."""
+
+    def __init__(
+        self, api: Any, vocab: Any, params: SamplingParams, n_ctx_train: int, prompt: list[int]
+    ) -> None:
+        self._api = api
+        self._params = params
+        self.seed = params.seed if params.seed is not None else secrets.randbits(32)
+        self._recent: list[int] = prompt[-params.repeat_last_n :] if params.repeat_last_n > 0 else []
+        self._counts: Counter[int] = Counter()
+        self._bias_ids = np.fromiter(params.logit_bias, np.int64, len(params.logit_bias))
+        self._bias = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
+        self.greedy = params.temperature <= 0 and params.mirostat == 0
+        needs_chain = not self.greedy or params.dry_multiplier > 0
+        self._chain = self._build(vocab, n_ctx_train) if needs_chain else None
+        if self._chain is not None and params.dry_multiplier > 0:
+            for token in prompt:
+                api.llama_sampler_accept(self._chain, token)
+        self._accepts = self._chain is not None and (params.dry_multiplier > 0 or params.mirostat > 0)
+        in_default_order = params.order is None
+        self._cut_min_p = (
+            in_default_order and params.min_p > 0 and params.top_p >= 1 and params.typical_p >= 1
+        )
+        self._cut_top_p = (
+            in_default_order
+            and 0 < params.top_p < 1
+            and params.top_k <= 0
+            and params.typical_p >= 1
+            and params.top_n_sigma <= 0
+        )
+        self._plain = not (self._cut_min_p or self._cut_top_p)
+
+    def _build(self, vocab: Any, n_ctx_train: int) -> Any:
+        api, p = self._api, self._params
+        chain_params = api.llama_sampler_chain_default_params()
+        chain_params.no_perf = True
+        chain = api.llama_sampler_chain_init(chain_params)
+
+        def add(stage: Any) -> None:
+            if not stage:  # a NULL stage in a chain ends the process
+                raise ValueError("llama.cpp refused a sampler stage")
+            api.llama_sampler_chain_add(chain, stage)
+
+        if self._params.mirostat:
+            add(api.llama_sampler_init_temp(max(p.temperature, 1e-3)))
+            if p.mirostat == 1:
+                n_vocab = api.llama_vocab_n_tokens(vocab)
+                add(api.llama_sampler_init_mirostat(n_vocab, self.seed, p.mirostat_tau, p.mirostat_eta, 100))
+            else:
+                add(api.llama_sampler_init_mirostat_v2(self.seed, p.mirostat_tau, p.mirostat_eta))
+            return chain
+        for stage in p.order or DEFAULT_ORDER:
+            if stage == "dry" and p.dry_multiplier > 0:
+                breakers = [b.encode() for b in p.dry_sequence_breakers]
+                array = (ctypes.c_char_p * len(breakers))(*breakers)
+                last_n = p.dry_penalty_last_n if p.dry_penalty_last_n >= 0 else n_ctx_train
+                add(
+                    api.llama_sampler_init_dry(
+                        vocab,
+                        p.dry_multiplier,
+                        p.dry_base,
+                        p.dry_allowed_length,
+                        last_n,
+                        ctypes.cast(array, ctypes.POINTER(ctypes.c_char_p)),
+                        len(breakers),
+                    )
+                )
+            elif stage == "top_n_sigma" and p.top_n_sigma > 0:
+                add(api.llama_sampler_init_top_n_sigma(p.top_n_sigma))
+            elif stage == "top_k" and p.top_k > 0:
+                add(api.llama_sampler_init_top_k(p.top_k))
+            elif stage == "typical_p" and p.typical_p < 1:
+                add(api.llama_sampler_init_typical(p.typical_p, 1))
+            elif stage == "top_p" and p.top_p < 1:
+                add(api.llama_sampler_init_top_p(p.top_p, 1))
+            elif stage == "min_p" and p.min_p > 0:
+                add(api.llama_sampler_init_min_p(p.min_p, 1))
+            elif stage == "xtc" and p.xtc_probability > 0:
+                add(api.llama_sampler_init_xtc(p.xtc_probability, p.xtc_threshold, 1, self.seed))
+            elif stage == "temperature" and p.temperature > 0:
+                if p.dynatemp_range > 0:
+                    add(api.llama_sampler_init_temp_ext(p.temperature, p.dynatemp_range, p.dynatemp_exponent))
+                elif p.temperature != 1:
+                    add(api.llama_sampler_init_temp(p.temperature))
+        add(api.llama_sampler_init_greedy() if self.greedy else api.llama_sampler_init_dist(self.seed))
+        return chain
+
+    def accept(self, token: int) -> None:
+        """Note a token that is now part of the sequence."""
+        p = self._params
+        if p.repeat_last_n > 0:
+            self._recent.append(token)
+            if len(self._recent) > p.repeat_last_n:
+                del self._recent[0]
+        if p.presence_penalty or p.frequency_penalty:
+            self._counts[token] += 1
+        if self._accepts:
+            self._api.llama_sampler_accept(self._chain, token)
+
+    def adjust(self, row: Any) -> None:
+        """Apply penalties and biases to `row` (n_vocab,) float32, in place.
+
+        The repetition penalty looks at the last tokens of prompt and answer, presence and frequency penalties
+        at the answer only, as their authors define them.
+        """
+        p = self._params
+        if p.repeat_penalty != 1 and self._recent:
+            ids = np.unique(np.asarray(self._recent, np.int64))
+            values = row[ids]
+            row[ids] = np.where(values > 0, values / p.repeat_penalty, values * p.repeat_penalty)
+        if self._counts:
+            ids = np.fromiter(self._counts, np.int64, len(self._counts))
+            counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
+            row[ids] -= p.presence_penalty + p.frequency_penalty * counts
+        if len(self._bias_ids):
+            row[self._bias_ids] += self._bias
+
+    def draw(self, row: Any) -> int:
+        """The next token from an adjusted row.
+
+        Raises: NotFinite: the best logit is NaN or infinite.
+        """
+        best = int(row.argmax())
+        top = float(row[best])
+        if not math.isfinite(top):
+            raise NotFinite(f"logit of token {best} is {top}")
+        if self._chain is None:
+            return best
+        if self._plain:
+            ids = np.arange(len(row), dtype=np.int32)
+            return self._run_chain(ids, row)
+        if self._cut_min_p:
+            ids = np.flatnonzero(row >= top + math.log(self._params.min_p))
+        else:
+            ids = _nucleus(row, top, self._params.top_p)
+        return self._run_chain(ids, row[ids])
+
+    def _run_chain(self, ids: Any, logits: Any) -> int:
+        candidates = np.empty(len(ids), _CANDIDATE)
+        candidates["id"] = ids
+        candidates["logit"] = logits
+        candidates["p"] = 0
+        api = self._api
+        array = api.llama_token_data_array()
+        array.data = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(api.llama_token_data))
+        array.size = len(candidates)
+        array.selected = -1
+        array.sorted = False
+        api.llama_sampler_apply(self._chain, ctypes.byref(array))
+        if not 0 <= array.selected < array.size:
+            raise NotFinite("no token could be drawn")
+        return int(array.data[array.selected].id)
+
+    def close(self) -> None:
+        """Free the native chain."""
+        if self._chain is not None:
+            self._api.llama_sampler_free(self._chain)
+            self._chain = None
+
+
+def _nucleus(row: Any, top: float, p: float) -> Any:
+    """Ids of a superset of the top-p nucleus: everything above the first threshold that holds mass p."""
+    weights = np.exp(row - top)
+    wanted = p * float(weights.sum())
+    for depth in (3.0, 6.0, 10.0, 15.0):
+        ids = np.flatnonzero(row >= top - depth)
+        if float(weights[ids].sum()) >= wanted:
+            return _exact_share(ids, weights[ids], row[ids], wanted)
+    return np.arange(len(row))
+
+
+def _exact_share(ids: Any, weights: Any, logits: Any, wanted: float) -> Any:
+    """The most probable of `ids` until their weights reach `wanted`."""
+    order = np.argsort(-logits, kind="stable")
+    reached = int(np.searchsorted(np.cumsum(weights[order], dtype=np.float64), wanted)) + 1
+    return ids[order[:reached]]
+
+
+def token_logprob(row: Any, token: int, n_top: int, pieces: list[bytes]) -> TokenLogprob:
+    """Log probability of `token` in an unadjusted row, with the `n_top` most probable tokens."""
+    top = float(row.max())
+    log_sum = top + math.log(float(np.exp(row - top).sum()))
+    best: tuple[tuple[int, bytes, float], ...] = ()
+    if n_top > 0:
+        ids = np.argpartition(-row, n_top - 1)[:n_top]
+        ids = ids[np.argsort(-row[ids], kind="stable")]
+        best = tuple((int(i), pieces[int(i)], float(row[i]) - log_sum) for i in ids)
+    return TokenLogprob(token, pieces[token], float(row[token]) - log_sum, best)

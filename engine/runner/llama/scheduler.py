@@ -1,0 +1,365 @@
+"""The engine: every step decodes one batch for all sequences, generating ones first, then pieces of prompts."""
+
+import time
+from collections import deque
+from typing import Final
+
+from engine.runner.llama.batch import Batch, Logits
+from engine.runner.llama.kv import KVCache
+from engine.runner.llama.model import LoadedModel
+from engine.runner.llama.sampler import NotFinite, Sampler, token_logprob
+from engine.runner.llama.sequence import Sequence
+from engine.runner.llama.text import TextStream
+from engine.runner.llama.vocabulary import Vocabulary
+from engine.runner.protocol import Fault
+from engine.types import Event, FinishReason, GenerationRequest, TokenLogprob
+
+# Cells reserved for an answer at admission: the worst case would leave most of the cache unused.
+# Source: reference measurements of typical chat answers; a longer answer preempts when the cache is full.
+ANSWER_RESERVE: Final = 512
+# Longest step wanted while others are generating; prompts are cut to what fits into it.
+TARGET_STEP_S: Final = 0.1
+MIN_CHUNK: Final = 32
+
+Output = tuple[int, Event] | Fault
+
+
+class EngineBroken(Exception):
+    """llama.cpp reported a state that cannot be repaired; the process must be replaced."""
+
+
+class Scheduler:
+    """Owns the context. `step` is the whole engine; everything else prepares or answers for it."""
+
+    def __init__(self, loaded: LoadedModel, vocabulary: Vocabulary) -> None:
+        self._loaded = loaded
+        self._vocabulary = vocabulary
+        self._kv = KVCache(loaded)
+        self._batch = Batch(loaded)
+        self._logits = Logits(loaded)
+        self._n_ctx_train = int(loaded.api.llama_model_n_ctx_train(loaded.model))
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._by_id: dict[int, Sequence] = {}
+        self._prefill_tok_s = 0.0
+        self.steps = 0
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+        self.cached_tokens = 0
+
+    @property
+    def busy(self) -> bool:
+        """Something is running or waiting."""
+        return bool(self._running or self._waiting)
+
+    @property
+    def active(self) -> int:
+        """Sequences that hold cells."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for cells or a slot."""
+        return len(self._waiting)
+
+    @property
+    def kv(self) -> KVCache:
+        """The cache, for statistics."""
+        return self._kv
+
+    def add(self, request_id: int, request: GenerationRequest, tokens: list[int]) -> Fault | None:
+        """Queue a tokenized request; a Fault says why it cannot run."""
+        n_ctx = self._loaded.n_ctx
+        if not tokens:
+            return Fault(
+                id=request_id, code="invalid_request", message="The prompt is empty.", param="prompt"
+            )
+        if len(tokens) >= n_ctx:
+            return Fault(
+                id=request_id,
+                code="context_length_exceeded",
+                message="",
+                facts={"prompt_tokens": len(tokens), "context_tokens": n_ctx},
+            )
+        if min(tokens) < 0 or max(tokens) >= self._vocabulary.size:
+            return Fault(
+                id=request_id,
+                code="invalid_request",
+                message=f"Token ids must be between 0 and {self._vocabulary.size - 1}.",
+                param="prompt",
+            )
+        bad_bias = [t for t in request.sampling.logit_bias if not 0 <= t < self._vocabulary.size]
+        if bad_bias:
+            return Fault(
+                id=request_id,
+                code="invalid_request",
+                message=f"Token id {bad_bias[0]} is not in this model's vocabulary of {self._vocabulary.size}.",
+                param="logit_bias",
+            )
+        room = n_ctx - len(tokens)
+        wanted = room if request.max_tokens is None else min(request.max_tokens, room)
+        sampler = Sampler(self._loaded.api, self._loaded.vocab, request.sampling, self._n_ctx_train, tokens)
+        sequence = Sequence(
+            request_id,
+            request,
+            list(tokens),
+            len(tokens),
+            len(tokens) + wanted,
+            sampler,
+            TextStream(request.stop),
+        )
+        self._by_id[request_id] = sequence
+        if request.priority == "interactive":
+            behind = next(
+                (i for i, s in enumerate(self._waiting) if s.request.priority != "interactive"), None
+            )
+            self._waiting.insert(len(self._waiting) if behind is None else behind, sequence)
+        else:
+            self._waiting.append(sequence)
+        return None
+
+    def cancel(self, request_id: int) -> None:
+        """Mark a request; it ends before the next decode."""
+        sequence = self._by_id.get(request_id)
+        if sequence is not None:
+            sequence.cancelled = True
+
+    def credit(self, request_id: int, count: int) -> None:
+        """The server took deltas of this request."""
+        sequence = self._by_id.get(request_id)
+        if sequence is not None:
+            sequence.credit += count
+
+    def only_prefilling(self, request_id: int) -> bool:
+        """This request is the only one running and still reads its prompt: aborting the decode hurts nobody."""
+        return len(self._running) == 1 and self._running[0].id == request_id and not self._running[0].decoding
+
+    # ------------------------------------------------------------------ one step
+
+    def step(self) -> list[Output]:
+        """Admit, decode one batch, sample; returns what to tell the server."""
+        out: list[Output] = []
+        self._end_cancelled(out)
+        self._admit(out)
+        if not self._running:
+            return out
+        self._fill_batch()
+        if self._batch.size == 0:
+            return out
+        started = time.monotonic()
+        code = self._batch.decode()
+        self._loaded.api.llama_synchronize(self._loaded.context)
+        elapsed = time.monotonic() - started
+        if code == 0:
+            self.steps += 1
+            self._note_speed(elapsed)
+            self._commit_batch()
+            self._sample(out)
+        else:
+            self._recover(code, out)
+        self._flush(out)
+        return out
+
+    def _end_cancelled(self, out: list[Output]) -> None:
+        for sequence in [s for s in self._by_id.values() if s.cancelled]:
+            self._end(sequence, "cancelled", out)
+
+    def _admit(self, out: list[Output]) -> None:
+        while self._waiting and len(self._running) < self._loaded.settings.n_parallel:
+            sequence = self._waiting[0]
+            source, shared = self._kv.best_prefix(sequence.tokens, sequence.request.lora)
+            del source
+            need = min(sequence.limit, len(sequence.tokens) + ANSWER_RESERVE) - shared
+            promised = sum(
+                min(s.limit, len(s.tokens) + ANSWER_RESERVE) - len(s.tokens) + s.n_missing
+                for s in self._running
+            )
+            free = self._kv.cells - self._kv.used_cells + self._kv.idle_cells - promised
+            if self._running and need > free:
+                return
+            cache = self._kv.acquire(sequence.tokens, sequence.request.lora)
+            if cache is None:
+                return
+            self._waiting.popleft()
+            sequence.cache = cache
+            if not sequence.announced:
+                sequence.cached_tokens = len(cache.tokens)
+                sequence.admitted = time.monotonic()
+                self.cached_tokens += sequence.cached_tokens
+                self.prompt_tokens += sequence.n_prompt
+                out.append((sequence.id, sequence.started()))
+            self._running.append(sequence)
+
+    def _fill_batch(self) -> None:
+        batch = self._batch
+        batch.clear()
+        generating = [s for s in self._running if s.decoding]
+        prefilling = [s for s in self._running if not s.decoding]
+        for sequence in generating:
+            assert sequence.cache is not None
+            sequence.row = batch.add(sequence.tokens[-1], len(sequence.tokens) - 1, sequence.cache.seq_id)
+        budget = self._prefill_budget(others=bool(generating))
+        for i, sequence in enumerate(prefilling):
+            assert sequence.cache is not None
+            sequence.row = -1
+            share = max(budget // (len(prefilling) - i), 1) if budget > 0 else 0
+            take = min(sequence.n_missing, share, batch.room)
+            if take <= 0:
+                continue
+            start = len(sequence.cache.tokens)
+            last = take == sequence.n_missing
+            piece = sequence.tokens[start : start + take]
+            sequence.row = batch.add_prompt(piece, start, sequence.cache.seq_id, last=last)
+            budget -= take
+        # Fairness: whoever came first this time comes last the next.
+        if len(prefilling) > 1:
+            first = prefilling[0]
+            self._running.remove(first)
+            self._running.append(first)
+
+    def _prefill_budget(self, *, others: bool) -> int:
+        if not others:
+            return self._loaded.n_batch
+        if not self._prefill_tok_s:
+            return MIN_CHUNK
+        wanted = int(self._prefill_tok_s * TARGET_STEP_S)
+        return max(MIN_CHUNK, min(wanted, self._loaded.n_ubatch))
+
+    def _note_speed(self, elapsed: float) -> None:
+        prompt_rows = self._batch.size - self._batch.outputs
+        if prompt_rows >= MIN_CHUNK and elapsed > 0:
+            speed = self._batch.size / elapsed
+            self._prefill_tok_s = (
+                speed if not self._prefill_tok_s else 0.7 * self._prefill_tok_s + 0.3 * speed
+            )
+
+    def _commit_batch(self) -> None:
+        tokens, seq_ids = self._batch.rows()
+        by_seq = {s.cache.seq_id: s for s in self._running if s.cache is not None}
+        for seq_id, pieces in _group(seq_ids, tokens):
+            cache = by_seq[seq_id].cache
+            assert cache is not None
+            cache.tokens.extend(pieces)
+
+    # ------------------------------------------------------------------ sampling
+
+    def _sample(self, out: list[Output]) -> None:
+        rows = None
+        now = 0.0
+        for sequence in list(self._running):
+            if sequence.row < 0 or sequence.n_missing != 0:
+                continue
+            if rows is None:
+                rows = self._logits.rows(self._batch.outputs)
+                now = time.monotonic()
+            row = rows[sequence.row]
+            sequence.row = -1
+            wanted = sequence.request.logprobs
+            raw = row.copy() if wanted is not None else None
+            try:
+                sequence.sampler.adjust(row)
+                if sequence.request.ignore_eos:
+                    row[list(self._vocabulary.ends)] = float("-inf")
+                token = sequence.sampler.draw(row)
+            except NotFinite as error:
+                self._fail(sequence, "not_finite", f"The model's output is not a number ({error}).", out)
+                continue
+            logprob = None if raw is None else token_logprob(raw, token, wanted or 0, self._vocabulary.pieces)
+            self._take(sequence, token, logprob, now, out)
+
+    def _take(
+        self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, out: list[Output]
+    ) -> None:
+        self.generated_tokens += 1
+        if not sequence.first_token:
+            sequence.first_token = now
+        sequence.last_token = now
+        sequence.tokens.append(token)
+        if token in self._vocabulary.ends:
+            self._end(sequence, "stop", out)
+            return
+        sequence.sampler.accept(token)
+        shown = sequence.request.keep_special or token not in self._vocabulary.control
+        sequence.pending_text += sequence.text.push(self._vocabulary.pieces[token] if shown else b"")
+        sequence.pending_tokens.append(token)
+        if logprob is not None:
+            sequence.pending_logprobs.append(logprob)
+        if sequence.text.stop is not None:
+            self._end(sequence, "stop", out)
+        elif len(sequence.tokens) >= sequence.limit:
+            self._end(sequence, "length", out)
+
+    def _flush(self, out: list[Output]) -> None:
+        for sequence in self._running:
+            if sequence.pending_text or sequence.pending_logprobs:
+                delta = sequence.take_pending()
+                if delta is not None:
+                    out.append((sequence.id, delta))
+
+    # ------------------------------------------------------------------ ends and faults
+
+    def _end(self, sequence: Sequence, reason: FinishReason, out: list[Output]) -> None:
+        out.extend((sequence.id, event) for event in sequence.finish(reason))
+        self._forget(sequence)
+
+    def _fail(self, sequence: Sequence, code: str, message: str, out: list[Output]) -> None:
+        out.append(Fault(id=sequence.id, code=code, message=message))
+        self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        del self._by_id[sequence.id]
+        if sequence.cache is not None:
+            self._kv.release(sequence.cache)
+            sequence.cache = None
+            self._running.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+        sequence.sampler.close()
+
+    def _recover(self, code: int, out: list[Output]) -> None:
+        if code == 1:  # no room; the cache is as before
+            if self._kv.make_room(self._kv.cells - self._kv.used_cells + self._batch.size):
+                return
+            if len(self._running) > 1:
+                self._preempt(self._running[-1])
+                return
+            self._fail(self._running[0], "cache_full", "The KV cache is too small for this request.", out)
+        elif code == 2:  # aborted by a cancellation: what was computed stays
+            for sequence in self._running:
+                assert sequence.cache is not None
+                reached = int(
+                    self._loaded.api.llama_memory_seq_pos_max(self._loaded.memory, sequence.cache.seq_id)
+                )
+                sequence.cache.tokens[:] = sequence.tokens[: reached + 1]
+                if sequence.n_missing == 0 and not self._kv.truncate(
+                    sequence.cache, len(sequence.tokens) - 1
+                ):
+                    self._kv.drop(
+                        sequence.cache
+                    )  # computed but never sampled, and this memory cannot step back
+        elif code == -1:  # our batch was refused: a bug, but only these requests suffer
+            for sequence in list(self._running):
+                self._fail(sequence, "internal", "llama.cpp refused the batch.", out)
+        else:
+            raise EngineBroken(f"llama_decode returned {code}")
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take the cells of a running request; it waits at the front and is computed again later."""
+        assert sequence.cache is not None
+        self._kv.drop(sequence.cache)
+        self._kv.release(sequence.cache)
+        sequence.cache = None
+        sequence.row = -1
+        self._running.remove(sequence)
+        self._waiting.appendleft(sequence)
+
+
+def _group(seq_ids: list[int], tokens: list[int]) -> list[tuple[int, list[int]]]:
+    """Runs of equal sequence ids with their tokens."""
+    groups: list[tuple[int, list[int]]] = []
+    for seq_id, token in zip(seq_ids, tokens, strict=True):
+        if groups and groups[-1][0] == seq_id:
+            groups[-1][1].append(token)
+        else:
+            groups.append((seq_id, [token]))
+    return groups

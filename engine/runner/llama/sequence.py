@@ -1,0 +1,112 @@
+"""One request while it runs."""
+
+import time
+from dataclasses import dataclass, field
+
+from engine.runner.llama.kv import CachedSequence
+from engine.runner.llama.sampler import Sampler
+from engine.runner.llama.text import TextStream
+from engine.runner.protocol import INITIAL_CREDIT
+from engine.types import (
+    Delta,
+    Done,
+    Event,
+    FinishReason,
+    GenerationRequest,
+    Started,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+
+
+@dataclass
+class Sequence:
+    """State of one generation. `tokens` are prompt and answer; `n_prompt` of them are the client's prompt.
+
+    `cache` is set while the sequence holds cells; `len(cache.tokens)` of `tokens` are computed.
+    """
+
+    id: int
+    request: GenerationRequest
+    tokens: list[int]
+    n_prompt: int
+    limit: int
+    sampler: Sampler
+    text: TextStream
+    submitted: float = field(default_factory=time.monotonic)
+    cache: CachedSequence | None = None
+    admitted: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+    cached_tokens: int = 0
+    announced: bool = False
+    cancelled: bool = False
+    credit: int = INITIAL_CREDIT
+    row: int = -1
+    pending_text: str = ""
+    pending_tokens: list[int] = field(default_factory=list)
+    pending_logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def n_generated(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.tokens) - self.n_prompt
+
+    @property
+    def n_missing(self) -> int:
+        """Tokens whose keys and values are not in the cache yet."""
+        return len(self.tokens) - (len(self.cache.tokens) if self.cache else 0)
+
+    @property
+    def decoding(self) -> bool:
+        """All but the newest token are computed and an answer has begun."""
+        return self.n_generated > 0 and self.n_missing == 1
+
+    def started(self) -> Started:
+        """The event that tells the client its prompt is being worked on."""
+        self.announced = True
+        return Started(prompt_tokens=self.n_prompt, cached_tokens=self.cached_tokens)
+
+    def take_pending(self) -> Delta | None:
+        """What can be sent now, if the server still wants deltas."""
+        if self.credit <= 0 or not (self.pending_text or self.pending_tokens):
+            return None
+        self.credit -= 1
+        delta = Delta(
+            text=self.pending_text,
+            token_ids=tuple(self.pending_tokens),
+            logprobs=tuple(self.pending_logprobs),
+        )
+        self.pending_text, self.pending_tokens, self.pending_logprobs = "", [], []
+        return delta
+
+    def finish(self, reason: FinishReason) -> list[Event]:
+        """The last events of this request."""
+        if self.text.stop is None:
+            self.pending_text += self.text.finish()
+        events: list[Event] = []
+        self.credit = 1  # the end is always told
+        last = self.take_pending()
+        if last is not None:
+            events.append(last)
+        begun = self.admitted or time.monotonic()
+        first = self.first_token
+        events.append(
+            Done(
+                finish_reason=reason,
+                usage=Usage(
+                    prompt_tokens=self.n_prompt,
+                    completion_tokens=self.n_generated,
+                    cached_tokens=self.cached_tokens,
+                ),
+                timings=Timings(
+                    queue_s=begun - self.submitted,
+                    prefill_s=first - begun if first else 0.0,
+                    ttft_s=first - self.submitted if first else 0.0,
+                    decode_s=self.last_token - first if first else 0.0,
+                ),
+                stop=self.text.stop,
+            )
+        )
+        return events

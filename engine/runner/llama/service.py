@@ -1,0 +1,175 @@
+"""The llama.cpp runner's two threads: one reads control messages, one owns the model and runs the scheduler."""
+
+import os
+import queue
+import sys
+import threading
+import time
+
+import psutil
+
+from engine.runner import protocol
+from engine.runner.channel import Channel
+from engine.runner.llama import model as llama_model
+from engine.runner.llama.abort import AbortSwitch
+from engine.runner.llama.binding import KernelsMissing, start_backends
+from engine.runner.llama.scheduler import EngineBroken, Output, Scheduler
+from engine.runner.llama.vocabulary import Vocabulary
+
+
+class LlamaRunner:
+    """Serves one model over a channel until it is told to stop or the server goes away."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._inbox: queue.SimpleQueue[protocol.ToRunner] = queue.SimpleQueue()
+        self._vocabulary: Vocabulary | None = None
+        self._scheduler: Scheduler | None = None
+        self._abort: AbortSwitch | None = None
+        self._loaded: llama_model.LoadedModel | None = None
+
+    def run(self) -> int:
+        """Serve; returns the exit code."""
+        self._channel.send(protocol.Hello(version=protocol.VERSION, engine="llama.cpp", pid=os.getpid()))
+        threading.Thread(target=self._read, name="control", daemon=True).start()
+        while True:
+            message = self._inbox.get()
+            if isinstance(message, protocol.Load):
+                if not self._load(message.settings):
+                    return 3
+                return self._serve()
+            if isinstance(message, protocol.Shutdown):
+                return 0
+
+    def _read(self) -> None:
+        """Control thread: tokenizing is answered here, beside a running decode; the rest is queued."""
+        try:
+            while True:
+                message = self._channel.receive()
+                if message is None:
+                    os._exit(0)
+                if isinstance(message, protocol.Tokenize) and self._vocabulary is not None:
+                    tokens = self._vocabulary.tokenize(
+                        message.text, add_special=message.add_special, parse_special=message.parse_special
+                    )
+                    self._channel.send(protocol.Tokens(id=message.id, token_ids=tokens))
+                elif isinstance(message, protocol.Detokenize) and self._vocabulary is not None:
+                    self._detokenize(message, self._vocabulary)
+                else:
+                    if isinstance(message, protocol.Cancel):
+                        self._cancel_now(message.id)
+                    self._inbox.put(message)
+        except Exception as error:  # noqa: BLE001 - a broken peer must end the process, whatever broke
+            sys.stderr.write(f"control channel: {error!r}\n")
+            sys.stderr.flush()
+            os._exit(4)
+
+    def _detokenize(self, message: protocol.Detokenize, vocabulary: Vocabulary) -> None:
+        known = range(vocabulary.size)
+        pieces = [
+            vocabulary.pieces[t] if t in known and (message.special or t not in vocabulary.control) else b""
+            for t in message.token_ids
+        ]
+        self._channel.send(protocol.Pieces(id=message.id, pieces=pieces))
+
+    def _cancel_now(self, request_id: int) -> None:
+        if (
+            self._abort is not None
+            and self._scheduler is not None
+            and self._scheduler.only_prefilling(request_id)
+        ):
+            self._abort.pull()
+
+    def _load(self, settings: protocol.LoadSettings) -> bool:
+        started = time.monotonic()
+
+        def on_progress(fraction: float) -> bool:
+            self._channel.send(protocol.Progress(phase="weights", fraction=fraction))
+            return True
+
+        try:
+            api = start_backends()
+            loaded = llama_model.load(api, settings, on_progress)
+            vocabulary = Vocabulary(api, loaded.vocab)
+            llama_model.warm_up(loaded)
+        except (KernelsMissing, llama_model.LoadFailed) as error:
+            self._channel.send(protocol.Fault(code="load_failed", message=str(error), param="model"))
+            return False
+        self._loaded = loaded
+        self._abort = AbortSwitch(api, loaded.context)
+        self._scheduler = Scheduler(loaded, vocabulary)
+        self._vocabulary = vocabulary
+        facts = llama_model.facts(loaded, vocabulary.pieces, ",".join(settings.devices) or "cpu")
+        self._channel.send(protocol.Loaded(facts=facts, load_s=time.monotonic() - started))
+        return True
+
+    def _serve(self) -> int:
+        scheduler, abort = self._scheduler, self._abort
+        assert scheduler is not None
+        assert abort is not None
+        while True:
+            message = None if scheduler.busy and self._inbox.empty() else self._inbox.get()
+            while message is not None:
+                if isinstance(message, protocol.Shutdown):
+                    return 0
+                self._control(message, scheduler)
+                message = None if self._inbox.empty() else self._inbox.get()
+            abort.reset()
+            try:
+                self._tell(scheduler.step())
+            except EngineBroken as error:
+                self._channel.send(protocol.Fault(code="engine_broken", message=str(error)))
+                return 5
+
+    def _control(self, message: protocol.ToRunner, scheduler: Scheduler) -> None:
+        if isinstance(message, protocol.Submit):
+            self._submit(message, scheduler)
+        elif isinstance(message, protocol.Cancel):
+            scheduler.cancel(message.id)
+        elif isinstance(message, protocol.Credit):
+            scheduler.credit(message.id, message.count)
+        elif isinstance(message, protocol.StatsQuery):
+            self._channel.send(self._stats(message.id, scheduler))
+        else:
+            self._channel.send(
+                protocol.Fault(
+                    id=getattr(message, "id", None),
+                    code="not_supported",
+                    message=f"This runner does not answer {type(message).__name__} for this model.",
+                )
+            )
+
+    def _submit(self, message: protocol.Submit, scheduler: Scheduler) -> None:
+        request = message.request
+        assert self._vocabulary is not None
+        if isinstance(request.prompt, str):
+            tokens = self._vocabulary.tokenize(
+                request.prompt, add_special=request.add_special, parse_special=request.parse_special
+            )
+        else:
+            tokens = request.prompt
+        fault = scheduler.add(message.id, request, tokens)
+        if fault is not None:
+            self._channel.send(fault)
+
+    def _tell(self, outputs: list[Output]) -> None:
+        items = [o for o in outputs if isinstance(o, tuple)]
+        if items:
+            self._channel.send(protocol.Events(items=items))
+        for output in outputs:
+            if isinstance(output, protocol.Fault):
+                self._channel.send(output)
+
+    def _stats(self, stats_id: int, scheduler: Scheduler) -> protocol.Stats:
+        return protocol.Stats(
+            id=stats_id,
+            steps=scheduler.steps,
+            prompt_tokens=scheduler.prompt_tokens,
+            generated_tokens=scheduler.generated_tokens,
+            cached_tokens=scheduler.cached_tokens,
+            active=scheduler.active,
+            waiting=scheduler.waiting,
+            kv_cells_used=scheduler.kv.used_cells,
+            kv_cells_total=scheduler.kv.cells,
+            rss_bytes=psutil.Process().memory_info().rss,
+        )

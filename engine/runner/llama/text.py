@@ -1,0 +1,49 @@
+"""From token bytes to text: whole characters only, stop strings found across token borders."""
+
+import codecs
+from collections.abc import Iterable
+
+
+class TextStream:
+    """Turns pieces of bytes into text that is safe to send.
+
+    Bytes that could be the start of a stop string are withheld until they are decided, and so are incomplete
+    UTF-8 characters; bytes that never become valid UTF-8 come out as U+FFFD.
+    """
+
+    def __init__(self, stops: Iterable[str] = ()) -> None:
+        self._stops = tuple(s.encode() for s in stops if s)
+        self._held = b""
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self.stop: str | None = None
+
+    def push(self, piece: bytes) -> str:
+        """Text that became certain with this piece. After a stop string was met, `stop` names it."""
+        if not self._stops:
+            return self._decode(piece)
+        held = self._held + piece
+        cut, found = len(held), None
+        for stop in self._stops:
+            at = held.find(stop)
+            if 0 <= at < cut or (at >= 0 and found is None):
+                cut, found = at, stop
+        if found is not None:
+            self._held = b""
+            self.stop = found.decode()
+            return self._decode(held[:cut], True)
+        keep = max((_overlap(held, stop) for stop in self._stops), default=0)
+        self._held = held[len(held) - keep :]
+        return self._decode(held[: len(held) - keep])
+
+    def finish(self) -> str:
+        """Text still withheld when the generation ends for another reason than a stop string."""
+        held, self._held = self._held, b""
+        return self._decode(held, True)
+
+
+def _overlap(text: bytes, stop: bytes) -> int:
+    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
+    for n in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:n]):
+            return n
+    return 0

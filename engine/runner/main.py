@@ -1,0 +1,28 @@
+"""Entry point of every runner process: `python -m engine.runner.main ENGINE PARENT_PID`."""
+
+import os
+import sys
+
+from engine.runner.channel import claim_stdio
+from engine.runner.orphans import die_with_parent
+
+
+def main() -> int:
+    """Claim the pipes, tie this process to its server, and serve with the named engine."""
+    engine, parent_pid = sys.argv[1], int(sys.argv[2])
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else an abort starts a debugger, when one is installed
+    die_with_parent(parent_pid)
+    channel = claim_stdio()
+    if engine == "llama":
+        from engine.runner.llama.service import LlamaRunner  # noqa: PLC0415 - only this engine's libraries
+
+        return LlamaRunner(channel).run()
+    sys.stderr.write(f"unknown engine {engine}\n")
+    return 2
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # native teardown of a model can take seconds, and nothing of ours is left to save

@@ -1,0 +1,364 @@
+"""The server's side of one runner: start it, speak with it, know why it ended."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Final
+
+from engine.errors import BadModelFile, ContextOverflow, EngineError, InputFault, RunnerDied
+from engine.runner import orphans, protocol
+from engine.types import Delta, Done, Event, GenerationRequest, ModelFacts
+
+STDERR_LINES: Final = 200
+SHUTDOWN_S: Final = 3.0
+# Deltas taken before the runner is told: one control frame for many tokens.
+CREDIT_STEP: Final = 16
+
+_job = orphans.kill_on_close_job()
+
+
+class RequestFailed(EngineError):
+    """The runner refused or lost one request; `code` is the runner's."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class _Mailbox:
+    """Events of one request on their way from the reader to its consumer."""
+
+    def __init__(self) -> None:
+        self.items: deque[Event | EngineError] = deque()
+        self._wake: asyncio.Future[None] | None = None
+
+    def put(self, item: Event | EngineError) -> None:
+        self.items.append(item)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def get(self) -> Event | EngineError:
+        while not self.items:
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        return self.items.popleft()
+
+
+def fault_to_error(fault: protocol.Fault, path: str) -> EngineError:
+    """The engine error that a runner's fault stands for."""
+    if fault.code == "context_length_exceeded":
+        return ContextOverflow(
+            int(fault.facts["prompt_tokens"] or 0), int(fault.facts["context_tokens"] or 0)
+        )
+    if fault.code == "invalid_request":
+        return InputFault(fault.message, fault.param)
+    if fault.code == "load_failed":
+        return BadModelFile(path, fault.message)
+    return RequestFailed(fault.code, fault.message)
+
+
+class RunnerProcess:
+    """One child that serves one model. Use from one event loop."""
+
+    def __init__(self, process: asyncio.subprocess.Process, path: str) -> None:
+        self._process = process
+        self._path = path
+        self._next_id = 0
+        self._mailboxes: dict[int, _Mailbox] = {}
+        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._hello: asyncio.Future[protocol.Hello] = asyncio.get_running_loop().create_future()
+        self._loaded: asyncio.Future[ModelFacts] = asyncio.get_running_loop().create_future()
+        for future in (self._hello, self._loaded):
+            future.add_done_callback(_retrieve)
+        self._on_progress: Callable[[str, float], None] = lambda _phase, _fraction: None
+        self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
+        self._stderr_task = asyncio.create_task(self._read_stderr())
+        self._reader_task = asyncio.create_task(self._read())
+        self._stopping = False
+        self.died: RunnerDied | None = None
+        self.facts: ModelFacts | None = None
+        self.last_heard = time.monotonic()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """The child runs and speaks."""
+        return self.died is None and self._process.returncode is None
+
+    @property
+    def active_requests(self) -> int:
+        """Generations that have not ended."""
+        return len(self._mailboxes)
+
+    @property
+    def stderr_tail(self) -> tuple[str, ...]:
+        """The newest lines the child wrote to stderr."""
+        return tuple(self._stderr)
+
+    @classmethod
+    async def start(cls, engine: str, path: str, env: Mapping[str, str] | None = None) -> "RunnerProcess":
+        """Spawn a runner and wait for its hello.
+
+        Raises: RunnerDied: it ended, or spoke another protocol version.
+        """
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "engine.runner.main",
+            engine,
+            str(os.getpid()),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=runner_environment(env),
+        )
+        orphans.assign_to_job(_job, process.pid)
+        runner = cls(process, path)
+        hello = await runner._hello
+        if hello.version != protocol.VERSION:
+            await runner.stop()
+            raise RunnerDied(
+                None, f"the runner speaks protocol {hello.version}, this server {protocol.VERSION}"
+            )
+        return runner
+
+    async def load(
+        self, settings: protocol.LoadSettings, on_progress: Callable[[str, float], None] | None = None
+    ) -> ModelFacts:
+        """Load the model.
+
+        Raises: BadModelFile: refused by llama.cpp; RunnerDied: the child ended while loading.
+        """
+        if on_progress is not None:
+            self._on_progress = on_progress
+        await self._send(protocol.Load(settings=settings))
+        self.facts = await self._loaded
+        return self.facts
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Event]:
+        """Run one request; leaving the iterator early cancels it.
+
+        Raises: ContextOverflow, InputFault, RequestFailed, RunnerDied.
+        """
+        if self.died is not None:
+            raise self.died
+        request_id = self._new_id()
+        mailbox = self._mailboxes[request_id] = _Mailbox()
+        finished = False
+        taken = 0
+        try:
+            await self._send(protocol.Submit(id=request_id, request=request))
+            while not finished:
+                item = await mailbox.get()
+                if isinstance(item, EngineError):
+                    finished = True
+                    raise item
+                finished = isinstance(item, Done)
+                if isinstance(item, Delta):
+                    taken += 1
+                    if taken >= CREDIT_STEP:
+                        self._post(protocol.Credit(id=request_id, count=taken))
+                        taken = 0
+                yield item
+        finally:
+            del self._mailboxes[request_id]
+            if not finished:
+                self._post(protocol.Cancel(id=request_id))
+
+    async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of a text."""
+        query = protocol.Tokenize(
+            id=self._new_id(), text=text, add_special=add_special, parse_special=parse_special
+        )
+        reply = await self._ask(query)
+        return list(reply.token_ids)
+
+    async def detokenize(self, token_ids: list[int], *, special: bool = True) -> list[bytes]:
+        """The bytes of each token."""
+        reply = await self._ask(protocol.Detokenize(id=self._new_id(), token_ids=token_ids, special=special))
+        return list(reply.pieces)
+
+    async def embed(self, inputs: list[str | list[int]], *, normalize: bool = True) -> protocol.Embedded:
+        """Embeddings (or rerank scores) of the inputs."""
+        reply = await self._ask(protocol.Embed(id=self._new_id(), inputs=inputs, normalize=normalize))
+        assert isinstance(reply, protocol.Embedded)
+        return reply
+
+    async def stats(self) -> protocol.Stats:
+        """Counters and state of the runner."""
+        reply = await self._ask(protocol.StatsQuery(id=self._new_id()))
+        assert isinstance(reply, protocol.Stats)
+        return reply
+
+    async def stop(self) -> None:
+        """End the child: politely, then for certain."""
+        self._stopping = True
+        self._post(protocol.Shutdown())
+        try:
+            await asyncio.wait_for(self._process.wait(), SHUTDOWN_S)
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+        await asyncio.gather(self._reader_task, self._stderr_task)
+
+    def kill(self) -> None:
+        """End the child at once."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+    # ------------------------------------------------------------------ internals
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    async def _ask(self, query: Any) -> Any:
+        if self.died is not None:
+            raise self.died
+        future = self._replies[query.id] = asyncio.get_running_loop().create_future()
+        try:
+            await self._send(query)
+            return await future
+        finally:
+            self._replies.pop(query.id, None)
+
+    def _post(self, message: protocol.ToRunner) -> None:
+        """Send without waiting; a dead child's pipe is no news here."""
+        pipe = self._process.stdin
+        if pipe is not None and not pipe.is_closing() and self.alive:
+            pipe.write(protocol.frame(message))
+
+    async def _send(self, message: protocol.ToRunner) -> None:
+        self._post(message)
+        pipe = self._process.stdin
+        if pipe is not None and self.alive:
+            try:
+                await pipe.drain()
+            except ConnectionError:
+                await asyncio.shield(self._reader_task)
+        if self.died is not None:
+            raise self.died
+
+    async def _read(self) -> None:
+        reader = self._process.stdout
+        assert reader is not None
+        reason = None
+        try:
+            while True:
+                body = await reader.readexactly(protocol.frame_length(await reader.readexactly(4)))
+                self.last_heard = time.monotonic()
+                self._dispatch(protocol.decode_from_runner(body))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except Exception as error:  # noqa: BLE001 - whatever it sent, this child can no longer be trusted
+            reason = f"the runner sent an unreadable frame: {error}"
+            self.kill()
+        await self._bury(reason)
+
+    def _dispatch(self, message: protocol.FromRunner) -> None:
+        if isinstance(message, protocol.Events):
+            for request_id, event in message.items:
+                mailbox = self._mailboxes.get(request_id)
+                if mailbox is not None:
+                    mailbox.put(event)
+        elif isinstance(message, protocol.Fault):
+            self._on_fault(message)
+        elif isinstance(message, protocol.Hello):
+            _resolve(self._hello, message)
+        elif isinstance(message, protocol.Loaded):
+            _resolve(self._loaded, message.facts)
+        elif isinstance(message, protocol.Progress):
+            self._on_progress(message.phase, message.fraction)
+        else:
+            reply = self._replies.get(message.id)
+            if reply is not None:
+                _resolve(reply, message)
+
+    def _on_fault(self, fault: protocol.Fault) -> None:
+        error = fault_to_error(fault, self._path)
+        if fault.id is None:
+            if not self._loaded.done():
+                self._loaded.set_exception(error)
+            return
+        mailbox = self._mailboxes.get(fault.id)
+        if mailbox is not None:
+            mailbox.put(error)
+        reply = self._replies.get(fault.id)
+        if reply is not None and not reply.done():
+            reply.set_exception(error)
+
+    async def _bury(self, reason: str | None) -> None:
+        """The pipe closed: learn the exit code and tell everyone who waits."""
+        code = await self._process.wait()
+        await asyncio.wait([self._stderr_task], timeout=0.2)
+        told = reason or exit_reason(code, stopping=self._stopping)
+        self.died = RunnerDied(code, told, self.stderr_tail[-20:])
+        for mailbox in self._mailboxes.values():
+            mailbox.put(self.died)
+        for future in (self._hello, self._loaded, *self._replies.values()):
+            if not future.done():
+                future.set_exception(self.died)
+
+    async def _read_stderr(self) -> None:
+        stream = self._process.stderr
+        assert stream is not None
+        while True:
+            try:
+                line = await stream.readline()
+            except ValueError:  # a line longer than the buffer
+                continue
+            if not line:
+                return
+            self._stderr.append(line.decode("utf-8", "replace").rstrip())
+
+
+def _resolve(future: "asyncio.Future[Any]", value: Any) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _retrieve(future: "asyncio.Future[Any]") -> None:
+    """Mark a failure as seen; whoever waits gets it anyway."""
+    if not future.cancelled():
+        future.exception()
+
+
+def exit_reason(code: int, *, stopping: bool) -> str:
+    """What an exit code of a runner means, in words."""
+    if stopping or code == 0:
+        return "the model was unloaded"
+    meanings = {
+        -getattr(signal, "SIGABRT", 6): "llama.cpp stopped itself on an internal check",
+        -getattr(signal, "SIGSEGV", 11): "a native crash (segmentation fault)",
+        -getattr(signal, "SIGILL", 4): "an instruction this processor does not have",
+        -getattr(signal, "SIGKILL", 9): "the process was killed, by a user or for lack of memory",
+        -getattr(signal, "SIGBUS", 7): "the model file shrank or its disk failed while it was being read",
+        3: "the model could not be loaded",
+        0xC0000005: "a native crash (access violation)",
+        0xC0000409: "llama.cpp stopped itself on an internal check",
+    }
+    return f"the runner ended: {meanings.get(code, 'unexpectedly')} (exit code {code})"
+
+
+def runner_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The child's environment: what processes need, no secrets.
+
+    A model file can be hostile and run in this process, so tokens and keys of the server's environment stay out.
+    """
+    secret = ("TOKEN", "SECRET", "PASSWORD", "API_KEY", "CREDENTIAL")
+    env = {k: v for k, v in os.environ.items() if not any(word in k.upper() for word in secret)}
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
+    env["PYTHONUNBUFFERED"] = "1"
+    if extra:
+        env.update(extra)
+    return env

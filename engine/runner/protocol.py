@@ -1,0 +1,221 @@
+"""The messages between the server and a runner: msgpack structs, each frame behind its length.
+
+Engine-neutral: the llama.cpp runner, the ONNX runner and the fakes in tests speak the same. A frame is four
+bytes of big-endian length and one msgpack message. Everything a step produced travels in one `Events` frame.
+"""
+
+import struct
+from typing import Final
+
+import msgspec
+
+from engine.types import Event, GenerationRequest, ModelFacts
+
+VERSION: Final = 1
+# A vocabulary's chat template and metadata fit easily; a longer frame is a broken or hostile peer.
+MAX_FRAME_BYTES: Final = 64 << 20
+# Deltas a runner may send before the server has taken some. Beyond it, text is coalesced, decode goes on.
+INITIAL_CREDIT: Final = 64
+_LENGTH = struct.Struct(">I")
+
+
+class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a runner needs to load one model. Sizes are in tokens unless named otherwise.
+
+    `n_ctx` is the longest sequence, `kv_cells` the whole cache that all sequences share (0: n_ctx).
+    `n_gpu_layers` -1 offloads all. `devices` names the backend devices to use (empty: the runner's choice).
+    `path` is the first file of a split model.
+    """
+
+    path: str
+    n_ctx: int = 4096
+    kv_cells: int = 0
+    n_parallel: int = 4
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_threads: int = 0
+    n_threads_batch: int = 0
+    n_gpu_layers: int = 0
+    devices: tuple[str, ...] = ()
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attn: str = "auto"
+    use_mmap: bool = True
+    use_mlock: bool = False
+    repack: bool = True
+    lora: tuple[str, ...] = ()
+    draft_path: str | None = None
+    mmproj_path: str | None = None
+    embeddings: bool = False
+    cache_dir: str | None = None
+    cache_ram_bytes: int = 0
+    cache_disk_bytes: int = 0
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """First frame of every runner."""
+
+    version: int
+    engine: str
+    pid: int
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
+    """Load the model; answered by `Progress` frames and `Loaded`, or by `Fault` without an id."""
+
+    settings: LoadSettings
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
+    """How far a load is, 0 to 1."""
+
+    phase: str
+    fraction: float
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
+    """The model is ready."""
+
+    facts: ModelFacts
+    load_s: float
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
+    """Start a generation under an id that is unique on this connection."""
+
+    id: int
+    request: GenerationRequest
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
+    """Stop a generation; it still ends with a `Done` of reason `cancelled`."""
+
+    id: int
+
+
+class Credit(msgspec.Struct, frozen=True, kw_only=True, tag="credit"):
+    """The server took `count` deltas of this request."""
+
+    id: int
+    count: int
+
+
+class Tokenize(msgspec.Struct, frozen=True, kw_only=True, tag="tokenize"):
+    """Text to token ids; answered by `Tokens`."""
+
+    id: int
+    text: str
+    add_special: bool = True
+    parse_special: bool = True
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
+    """Answer to `Tokenize`."""
+
+    id: int
+    token_ids: list[int]
+
+
+class Detokenize(msgspec.Struct, frozen=True, kw_only=True, tag="detokenize"):
+    """Token ids to bytes; answered by `Pieces`."""
+
+    id: int
+    token_ids: list[int]
+    special: bool = True
+
+
+class Pieces(msgspec.Struct, frozen=True, kw_only=True, tag="pieces"):
+    """Answer to `Detokenize`: the bytes of each token."""
+
+    id: int
+    pieces: list[bytes]
+
+
+class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
+    """Embed each input, or score it when the model is a reranker; answered by `Embedded`."""
+
+    id: int
+    inputs: list[str | list[int]]
+    normalize: bool = True
+
+
+class Embedded(msgspec.Struct, frozen=True, kw_only=True, tag="embedded"):
+    """Little-endian float32 rows, one per input, each `width` numbers; and the tokens of each input."""
+
+    id: int
+    width: int
+    vectors: list[bytes]
+    token_counts: list[int]
+
+
+class Events(msgspec.Struct, frozen=True, kw_only=True, tag="events"):
+    """What one step produced, as (request id, event) pairs."""
+
+    items: list[tuple[int, Event]]
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, tag="fault"):
+    """A request failed (`id`), or the load or the whole runner did (`id` None). `facts` carry numbers."""
+
+    code: str
+    message: str
+    id: int | None = None
+    param: str | None = None
+    facts: dict[str, int | float | str | None] = {}
+
+
+class StatsQuery(msgspec.Struct, frozen=True, kw_only=True, tag="stats_query"):
+    """Ask for `Stats`."""
+
+    id: int
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
+    """Counters since the load, and the present state."""
+
+    id: int
+    steps: int
+    prompt_tokens: int
+    generated_tokens: int
+    cached_tokens: int
+    active: int
+    waiting: int
+    kv_cells_used: int
+    kv_cells_total: int
+    rss_bytes: int
+    cache_ram_bytes: int = 0
+    cache_disk_bytes: int = 0
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
+    """Leave in good order."""
+
+
+ToRunner = Load | Submit | Cancel | Credit | Tokenize | Detokenize | Embed | StatsQuery | Shutdown
+FromRunner = Hello | Progress | Loaded | Events | Tokens | Pieces | Embedded | Fault | Stats
+
+_encoder = msgspec.msgpack.Encoder()
+decode_to_runner = msgspec.msgpack.Decoder(ToRunner).decode
+decode_from_runner = msgspec.msgpack.Decoder(FromRunner).decode
+
+
+def frame(message: ToRunner | FromRunner) -> bytes:
+    """The bytes of one frame.
+
+    Raises: ValueError: the message is longer than MAX_FRAME_BYTES.
+    """
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise ValueError(f"frame of {len(body)} bytes, limit {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def frame_length(header: bytes) -> int:
+    """Body length announced by a frame's first four bytes.
+
+    Raises: ValueError: longer than MAX_FRAME_BYTES.
+    """
+    (length,) = _LENGTH.unpack(header)
+    if length > MAX_FRAME_BYTES:
+        raise ValueError(f"frame of {length} bytes, limit {MAX_FRAME_BYTES}")
+    return int(length)
