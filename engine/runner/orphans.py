@@ -24,55 +24,17 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def kill_on_close_job() -> int | None:
-    """Windows: a job object that ends its processes when this process ends. None elsewhere.
+    """Windows: a job object that ends its processes when this process ends. None elsewhere."""
+    if sys.platform == "win32":
+        from engine.runner import windows_job  # noqa: PLC0415 - exists to run there only
 
-    Untested on Windows hardware; follows the documented JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE behaviour.
-    """
-    if sys.platform != "win32":
-        return None
-
-    class BasicLimits(ctypes.Structure):
-        _fields_ = [
-            ("PerProcessUserTimeLimit", ctypes.c_int64),
-            ("PerJobUserTimeLimit", ctypes.c_int64),
-            ("LimitFlags", ctypes.c_uint32),
-            ("MinimumWorkingSetSize", ctypes.c_size_t),
-            ("MaximumWorkingSetSize", ctypes.c_size_t),
-            ("ActiveProcessLimit", ctypes.c_uint32),
-            ("Affinity", ctypes.c_size_t),
-            ("PriorityClass", ctypes.c_uint32),
-            ("SchedulingClass", ctypes.c_uint32),
-        ]
-
-    class ExtendedLimits(ctypes.Structure):
-        _fields_ = [
-            ("BasicLimitInformation", BasicLimits),
-            ("IoInfo", ctypes.c_uint64 * 6),
-            ("ProcessMemoryLimit", ctypes.c_size_t),
-            ("JobMemoryLimit", ctypes.c_size_t),
-            ("PeakProcessMemoryUsed", ctypes.c_size_t),
-            ("PeakJobMemoryUsed", ctypes.c_size_t),
-        ]
-
-    kernel32 = ctypes.windll.kernel32
-    kernel32.CreateJobObjectW.restype = ctypes.c_void_p
-    job: int = kernel32.CreateJobObjectW(None, None)
-    limits = ExtendedLimits()
-    limits.BasicLimitInformation.LimitFlags = 0x2000  # JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE
-    extended_limit_information = 9
-    kernel32.SetInformationJobObject(
-        ctypes.c_void_p(job), extended_limit_information, ctypes.byref(limits), ctypes.sizeof(limits)
-    )
-    return job
+        return windows_job.create()
+    return None
 
 
 def assign_to_job(job: int | None, pid: int) -> None:
     """Put a started child into the job of `kill_on_close_job`; nothing to do where there is none."""
-    if sys.platform != "win32" or job is None:
-        return
-    kernel32 = ctypes.windll.kernel32
-    kernel32.OpenProcess.restype = ctypes.c_void_p
-    set_quota_and_terminate = 0x0101
-    handle = kernel32.OpenProcess(set_quota_and_terminate, False, pid)
-    kernel32.AssignProcessToJobObject(ctypes.c_void_p(job), ctypes.c_void_p(handle))
-    kernel32.CloseHandle(ctypes.c_void_p(handle))
+    if sys.platform == "win32" and job is not None:
+        from engine.runner import windows_job  # noqa: PLC0415 - exists to run there only
+
+        windows_job.assign(job, pid)

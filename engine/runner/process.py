@@ -7,6 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from engine.errors import BadModelFile, ContextOverflow, EngineError, InputFault, RunnerDied
@@ -304,7 +305,8 @@ class RunnerProcess:
         self.died = RunnerDied(code, told, self.stderr_tail[-20:])
         for mailbox in self._mailboxes.values():
             mailbox.put(self.died)
-        for future in (self._hello, self._loaded, *self._replies.values()):
+        waiting: list[asyncio.Future[Any]] = [self._hello, self._loaded, *self._replies.values()]
+        for future in waiting:
             if not future.done():
                 future.set_exception(self.died)
 
@@ -352,11 +354,11 @@ def exit_reason(code: int, *, stopping: bool) -> str:
 def runner_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The child's environment: what processes need, no secrets.
 
-    A model file can be hostile and run in this process, so tokens and keys of the server's environment stay out.
+    A model file can be hostile and is parsed in this process, so tokens and keys stay out of its reach.
     """
     secret = ("TOKEN", "SECRET", "PASSWORD", "API_KEY", "CREDENTIAL")
     env = {k: v for k, v in os.environ.items() if not any(word in k.upper() for word in secret)}
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    root = str(Path(__file__).resolve().parents[2])
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
     env["PYTHONUNBUFFERED"] = "1"
     if extra:

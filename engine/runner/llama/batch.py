@@ -102,6 +102,6 @@ class Logits:
         address = ctypes.addressof(pointer.contents)
         if address != self._address or len(self._rows) < count:
             array = (ctypes.c_float * (count * self._n_vocab)).from_address(address)
-            self._rows = np.frombuffer(array, np.float32).reshape(count, self._n_vocab)
+            self._rows = np.ctypeslib.as_array(array).reshape(count, self._n_vocab)
             self._address = address
         return self._rows

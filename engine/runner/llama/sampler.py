@@ -155,8 +155,8 @@ class Sampler:
         if self._chain is None:
             return best
         if self._plain:
-            ids = np.arange(len(row), dtype=np.int32)
-            return self._run_chain(ids, row)
+            return self._run_chain(np.arange(len(row), dtype=np.int32), row)
+        ids: Any
         if self._cut_min_p:
             ids = np.flatnonzero(row >= top + math.log(self._params.min_p))
         else:
