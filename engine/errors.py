@@ -77,9 +77,7 @@ class NotEnoughMemory(EnvironmentFault):
 
     code = "not_enough_memory"
 
-    def __init__(
-        self, needed_bytes: int, available_bytes: int, device: str, options: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, needed_bytes: int, available_bytes: int, device: str, options: tuple[str, ...] = ()) -> None:
         super().__init__(f"{needed_bytes} bytes needed on {device}, {available_bytes} available")
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes

@@ -77,9 +77,7 @@ def read_gguf_model(path: str | os.PathLike[str]) -> GgufModel:
         whole = read_gguf(path)
         count = whole.metadata.get("split.count", 1)
         if isinstance(count, int) and count > 1:
-            raise BadFile(
-                str(path), f"one of {count} parts, but not named like one (…-00001-of-{count:05d}.gguf)"
-            )
+            raise BadFile(str(path), f"one of {count} parts, but not named like one (…-00001-of-{count:05d}.gguf)")
         return GgufModel((whole,))
     paths = [path.with_name(name.part(number)) for number in range(1, name.count + 1)]
     missing = [p.name for p in paths if not p.exists()]

@@ -212,9 +212,7 @@ def read_index(path: str | os.PathLike[str]) -> dict[str, str]:
     """The `weight_map` of an index file: tensor name to file name, the latter not yet checked."""
     with FileSource(path) as source:
         if source.size > _MAX_INDEX_BYTES:
-            raise BadFile(
-                source.name, f"an index of {source.size} bytes; at most {_MAX_INDEX_BYTES} are read"
-            )
+            raise BadFile(source.name, f"an index of {source.size} bytes; at most {_MAX_INDEX_BYTES} are read")
         raw = source.read_at(0, source.size)
     if raw.count(b":") > 2 * _MAX_INDEX_TENSORS:
         raise BadFile(str(path), f"more than {_MAX_INDEX_TENSORS} tensors")

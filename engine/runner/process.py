@@ -53,9 +53,7 @@ class _Mailbox:
 def fault_to_error(fault: protocol.Fault, path: str) -> EngineError:
     """The engine error that a runner's fault stands for."""
     if fault.code == "context_length_exceeded":
-        return ContextOverflow(
-            int(fault.facts["prompt_tokens"] or 0), int(fault.facts["context_tokens"] or 0)
-        )
+        return ContextOverflow(int(fault.facts["prompt_tokens"] or 0), int(fault.facts["context_tokens"] or 0))
     if fault.code == "invalid_request":
         return InputFault(fault.message, fault.param)
     if fault.code == "load_failed":
@@ -127,9 +125,7 @@ class RunnerProcess:
         hello = await runner._hello
         if hello.version != protocol.VERSION:
             await runner.stop()
-            raise RunnerDied(
-                None, f"the runner speaks protocol {hello.version}, this server {protocol.VERSION}"
-            )
+            raise RunnerDied(None, f"the runner speaks protocol {hello.version}, this server {protocol.VERSION}")
         return runner
 
     async def load(

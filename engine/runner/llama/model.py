@@ -58,9 +58,7 @@ class LoadedModel:
         self.api.llama_model_free(self.model)
 
 
-def _model_params(
-    api: Any, settings: LoadSettings, on_progress: Callable[[float], bool]
-) -> tuple[Any, list[Any]]:
+def _model_params(api: Any, settings: LoadSettings, on_progress: Callable[[float], bool]) -> tuple[Any, list[Any]]:
     params = api.llama_model_default_params()
     params.n_gpu_layers = settings.n_gpu_layers
     if not settings.use_mmap:
@@ -127,9 +125,7 @@ def load(api: Any, settings: LoadSettings, on_progress: Callable[[float], bool])
     hybrid = api.llama_model_is_hybrid(model)
     kv_cells = max(settings.kv_cells, settings.n_ctx)
     # Recurrent state is paid per sequence, so such models get no idle sequences beside the parallel ones.
-    n_seq_max = (
-        settings.n_parallel if recurrent or hybrid else min(2 * settings.n_parallel + 8, MAX_SEQUENCES)
-    )
+    n_seq_max = settings.n_parallel if recurrent or hybrid else min(2 * settings.n_parallel + 8, MAX_SEQUENCES)
     max_outputs = settings.n_parallel + 2 * MAX_DRAFT
     context_params = api.llama_context_default_params()
     context_params.n_ctx = kv_cells
@@ -151,9 +147,7 @@ def load(api: Any, settings: LoadSettings, on_progress: Callable[[float], bool])
     context = api.llama_init_from_model(model, context_params)
     if not context:
         api.llama_model_free(model)
-        raise LoadFailed(
-            f"no context of {kv_cells} cells could be made (memory, or an unsupported cache type)"
-        )
+        raise LoadFailed(f"no context of {kv_cells} cells could be made (memory, or an unsupported cache type)")
     return LoadedModel(
         api=api,
         model=model,

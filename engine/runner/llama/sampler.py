@@ -13,12 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from engine.runner.llama import chain
 from engine.types import SamplingParams, TokenLogprob
 
 _CANDIDATE: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-# llama.cpp's default order, without the stages done here in place.
-DEFAULT_ORDER: Final = ("dry", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature")
-STAGES: Final = frozenset(DEFAULT_ORDER)
 
 
 class NotFinite(ArithmeticError):
@@ -28,9 +26,7 @@ class NotFinite(ArithmeticError):
 class Sampler:
     """The sampling state of one sequence. `accept` every token, drawn or forced."""
 
-    def __init__(
-        self, api: Any, vocab: Any, params: SamplingParams, n_ctx_train: int, prompt: list[int]
-    ) -> None:
+    def __init__(self, api: Any, vocab: Any, params: SamplingParams, n_ctx_train: int, prompt: list[int]) -> None:
         self._api = api
         self._params = params
         self.seed = params.seed if params.seed is not None else secrets.randbits(32)
@@ -38,17 +34,15 @@ class Sampler:
         self._counts: Counter[int] = Counter()
         self._bias_ids = np.fromiter(params.logit_bias, np.int64, len(params.logit_bias))
         self._bias = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
-        self.greedy = params.temperature <= 0 and params.mirostat == 0
+        self.greedy = params.temperature <= 0
         needs_chain = not self.greedy or params.dry_multiplier > 0
-        self._chain = self._build(vocab, n_ctx_train) if needs_chain else None
+        self._chain = chain.build(api, vocab, params, n_ctx_train, self.seed) if needs_chain else None
         if self._chain is not None and params.dry_multiplier > 0:
             for token in prompt:
                 api.llama_sampler_accept(self._chain, token)
-        self._accepts = self._chain is not None and (params.dry_multiplier > 0 or params.mirostat > 0)
+        self._accepts = self._chain is not None and params.dry_multiplier > 0
         in_default_order = params.order is None
-        self._cut_min_p = (
-            in_default_order and params.min_p > 0 and params.top_p >= 1 and params.typical_p >= 1
-        )
+        self._cut_min_p = in_default_order and params.min_p > 0 and params.top_p >= 1 and params.typical_p >= 1
         self._cut_top_p = (
             in_default_order
             and 0 < params.top_p < 1
@@ -57,61 +51,6 @@ class Sampler:
             and params.top_n_sigma <= 0
         )
         self._plain = not (self._cut_min_p or self._cut_top_p)
-
-    def _build(self, vocab: Any, n_ctx_train: int) -> Any:
-        api, p = self._api, self._params
-        chain_params = api.llama_sampler_chain_default_params()
-        chain_params.no_perf = True
-        chain = api.llama_sampler_chain_init(chain_params)
-
-        def add(stage: Any) -> None:
-            if not stage:  # a NULL stage in a chain ends the process
-                raise ValueError("llama.cpp refused a sampler stage")
-            api.llama_sampler_chain_add(chain, stage)
-
-        if self._params.mirostat:
-            add(api.llama_sampler_init_temp(max(p.temperature, 1e-3)))
-            if p.mirostat == 1:
-                n_vocab = api.llama_vocab_n_tokens(vocab)
-                add(api.llama_sampler_init_mirostat(n_vocab, self.seed, p.mirostat_tau, p.mirostat_eta, 100))
-            else:
-                add(api.llama_sampler_init_mirostat_v2(self.seed, p.mirostat_tau, p.mirostat_eta))
-            return chain
-        for stage in p.order or DEFAULT_ORDER:
-            if stage == "dry" and p.dry_multiplier > 0:
-                breakers = [b.encode() for b in p.dry_sequence_breakers]
-                array = (ctypes.c_char_p * len(breakers))(*breakers)
-                last_n = p.dry_penalty_last_n if p.dry_penalty_last_n >= 0 else n_ctx_train
-                add(
-                    api.llama_sampler_init_dry(
-                        vocab,
-                        p.dry_multiplier,
-                        p.dry_base,
-                        p.dry_allowed_length,
-                        last_n,
-                        ctypes.cast(array, ctypes.POINTER(ctypes.c_char_p)),
-                        len(breakers),
-                    )
-                )
-            elif stage == "top_n_sigma" and p.top_n_sigma > 0:
-                add(api.llama_sampler_init_top_n_sigma(p.top_n_sigma))
-            elif stage == "top_k" and p.top_k > 0:
-                add(api.llama_sampler_init_top_k(p.top_k))
-            elif stage == "typical_p" and p.typical_p < 1:
-                add(api.llama_sampler_init_typical(p.typical_p, 1))
-            elif stage == "top_p" and p.top_p < 1:
-                add(api.llama_sampler_init_top_p(p.top_p, 1))
-            elif stage == "min_p" and p.min_p > 0:
-                add(api.llama_sampler_init_min_p(p.min_p, 1))
-            elif stage == "xtc" and p.xtc_probability > 0:
-                add(api.llama_sampler_init_xtc(p.xtc_probability, p.xtc_threshold, 1, self.seed))
-            elif stage == "temperature" and p.temperature > 0:
-                if p.dynatemp_range > 0:
-                    add(api.llama_sampler_init_temp_ext(p.temperature, p.dynatemp_range, p.dynatemp_exponent))
-                elif p.temperature != 1:
-                    add(api.llama_sampler_init_temp(p.temperature))
-        add(api.llama_sampler_init_greedy() if self.greedy else api.llama_sampler_init_dist(self.seed))
-        return chain
 
     def accept(self, token: int) -> None:
         """Note a token that is now part of the sequence."""

@@ -20,6 +20,10 @@ ANSWER_RESERVE: Final = 512
 # Longest step wanted while others are generating; prompts are cut to what fits into it.
 TARGET_STEP_S: Final = 0.1
 MIN_CHUNK: Final = 32
+# Answers of llama_decode, see llama.h.
+_NO_ROOM: Final = 1
+_ABORTED: Final = 2
+_REFUSED: Final = -1
 
 Output = tuple[int, Event] | Fault
 
@@ -71,9 +75,7 @@ class Scheduler:
         """Queue a tokenized request; a Fault says why it cannot run."""
         n_ctx = self._loaded.n_ctx
         if not tokens:
-            return Fault(
-                id=request_id, code="invalid_request", message="The prompt is empty.", param="prompt"
-            )
+            return Fault(id=request_id, code="invalid_request", message="The prompt is empty.", param="prompt")
         if len(tokens) >= n_ctx:
             return Fault(
                 id=request_id,
@@ -110,9 +112,7 @@ class Scheduler:
         )
         self._by_id[request_id] = sequence
         if request.priority == "interactive":
-            behind = next(
-                (i for i, s in enumerate(self._waiting) if s.request.priority != "interactive"), None
-            )
+            behind = next((i for i, s in enumerate(self._waiting) if s.request.priority != "interactive"), None)
             self._waiting.insert(len(self._waiting) if behind is None else behind, sequence)
         else:
             self._waiting.append(sequence)
@@ -171,8 +171,7 @@ class Scheduler:
             del source
             need = min(sequence.limit, len(sequence.tokens) + ANSWER_RESERVE) - shared
             promised = sum(
-                min(s.limit, len(s.tokens) + ANSWER_RESERVE) - len(s.tokens) + s.n_missing
-                for s in self._running
+                min(s.limit, len(s.tokens) + ANSWER_RESERVE) - len(s.tokens) + s.n_missing for s in self._running
             )
             free = self._kv.cells - self._kv.used_cells + self._kv.idle_cells - promised
             if self._running and need > free:
@@ -229,9 +228,7 @@ class Scheduler:
         prompt_rows = self._batch.size - self._batch.outputs
         if prompt_rows >= MIN_CHUNK and elapsed > 0:
             speed = self._batch.size / elapsed
-            self._prefill_tok_s = (
-                speed if not self._prefill_tok_s else 0.7 * self._prefill_tok_s + 0.3 * speed
-            )
+            self._prefill_tok_s = speed if not self._prefill_tok_s else 0.7 * self._prefill_tok_s + 0.3 * speed
 
     def _commit_batch(self) -> None:
         tokens, seq_ids = self._batch.rows()
@@ -317,27 +314,21 @@ class Scheduler:
         sequence.sampler.close()
 
     def _recover(self, code: int, out: list[Output]) -> None:
-        if code == 1:  # no room; the cache is as before
+        if code == _NO_ROOM:  # the cache is as before
             if self._kv.make_room(self._kv.cells - self._kv.used_cells + self._batch.size):
                 return
             if len(self._running) > 1:
                 self._preempt(self._running[-1])
                 return
             self._fail(self._running[0], "cache_full", "The KV cache is too small for this request.", out)
-        elif code == 2:  # aborted by a cancellation: what was computed stays
+        elif code == _ABORTED:  # by a cancellation: what was computed stays
             for sequence in self._running:
                 assert sequence.cache is not None
-                reached = int(
-                    self._loaded.api.llama_memory_seq_pos_max(self._loaded.memory, sequence.cache.seq_id)
-                )
+                reached = int(self._loaded.api.llama_memory_seq_pos_max(self._loaded.memory, sequence.cache.seq_id))
                 sequence.cache.tokens[:] = sequence.tokens[: reached + 1]
-                if sequence.n_missing == 0 and not self._kv.truncate(
-                    sequence.cache, len(sequence.tokens) - 1
-                ):
-                    self._kv.drop(
-                        sequence.cache
-                    )  # computed but never sampled, and this memory cannot step back
-        elif code == -1:  # our batch was refused: a bug, but only these requests suffer
+                if sequence.n_missing == 0 and not self._kv.truncate(sequence.cache, len(sequence.tokens) - 1):
+                    self._kv.drop(sequence.cache)  # computed but never sampled, and this memory cannot step back
+        elif code == _REFUSED:  # a bug of ours, but only these requests suffer
             for sequence in list(self._running):
                 self._fail(sequence, "internal", "llama.cpp refused the batch.", out)
         else:

@@ -73,11 +73,7 @@ class LlamaRunner:
         self._channel.send(protocol.Pieces(id=message.id, pieces=pieces))
 
     def _cancel_now(self, request_id: int) -> None:
-        if (
-            self._abort is not None
-            and self._scheduler is not None
-            and self._scheduler.only_prefilling(request_id)
-        ):
+        if self._abort is not None and self._scheduler is not None and self._scheduler.only_prefilling(request_id):
             self._abort.pull()
 
     def _load(self, settings: protocol.LoadSettings) -> bool:

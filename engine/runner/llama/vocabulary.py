@@ -39,9 +39,7 @@ class Vocabulary:
         data = text.encode("utf-8", "surrogatepass")
         capacity = len(data) + 8
         tokens = (ctypes.c_int32 * capacity)()
-        n = self._api.llama_tokenize(
-            self._vocab, data, len(data), tokens, capacity, add_special, parse_special
-        )
+        n = self._api.llama_tokenize(self._vocab, data, len(data), tokens, capacity, add_special, parse_special)
         if n < 0:
             tokens = (ctypes.c_int32 * -n)()
             n = self._api.llama_tokenize(self._vocab, data, len(data), tokens, -n, add_special, parse_special)

@@ -39,9 +39,7 @@ def tensor(name, shape, type_id=0, offset=0):
 
 def gguf_bytes(pairs=(), tensors=(), data=b"", *, version=3, counts=None, align=32):
     num_tensors, num_pairs = counts or (len(tensors), len(pairs))
-    head = (
-        b"GGUF" + struct.pack("<IQQ", version, num_tensors, num_pairs) + b"".join(pairs) + b"".join(tensors)
-    )
+    head = b"GGUF" + struct.pack("<IQQ", version, num_tensors, num_pairs) + b"".join(pairs) + b"".join(tensors)
     return head + b"\0" * (-len(head) % align) + data
 
 
@@ -301,9 +299,7 @@ class CountingSource:
 def test_a_sibling_with_the_same_vocabulary_is_not_fetched_again():
     tokens = array("tok", 8, 100_000, b"".join(text(f"token{i}") for i in range(100_000)))
     first = CountingSource(gguf_bytes([ARCH, tokens], [tensor("t", (8,))], b"\0" * 32))
-    second = CountingSource(
-        gguf_bytes([ARCH, pair("x", 4, b"\0" * 4), tokens], [tensor("t", (16,))], b"\0" * 64)
-    )
+    second = CountingSource(gguf_bytes([ARCH, pair("x", 4, b"\0" * 4), tokens], [tensor("t", (16,))], b"\0" * 64))
     header = read_gguf_source(first)
     sibling = read_gguf_source(second, known_arrays=header.entries)
     assert sibling.tensors[0].shape == (16,)

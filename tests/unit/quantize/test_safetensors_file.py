@@ -56,11 +56,7 @@ def test_reads_the_real_folder():
 
 
 GOOD = {"a": entry(0, 8)}
-MANY = (
-    b"{"
-    + b",".join(b'"%d":{"dtype":"F32","shape":[],"data_offsets":[0,4]}' % i for i in range(70_000))
-    + b"}"
-)
+MANY = b"{" + b",".join(b'"%d":{"dtype":"F32","shape":[],"data_offsets":[0,4]}' % i for i in range(70_000)) + b"}"
 HOSTILE = {
     "empty": b"",
     "length 2^63": file_bytes(b"{}", length=2**63),
@@ -114,9 +110,7 @@ def test_refuses_hostile_headers_quickly_and_in_little_memory(raw, write):
 
 
 def test_empty_and_zero_sized_tensors_are_fine(write):
-    path = write(
-        file_bytes({"__metadata__": {"format": "pt"}, "z": entry(0, 0), "a": entry(0, 8)}, b"\0" * 8)
-    )
+    path = write(file_bytes({"__metadata__": {"format": "pt"}, "z": entry(0, 0), "a": entry(0, 8)}, b"\0" * 8))
     found = read_safetensors(path)
     assert [t.name for t in found.tensors] == ["z", "a"]
     assert found.metadata == {"format": "pt"}
@@ -133,9 +127,7 @@ def shards(folder, weight_map, files):
 
 
 def test_sharded_folder(tmp_path):
-    shards(
-        tmp_path, {"a": "1.safetensors", "b": "2.safetensors"}, {"1.safetensors": "a", "2.safetensors": "b"}
-    )
+    shards(tmp_path, {"a": "1.safetensors", "b": "2.safetensors"}, {"1.safetensors": "a", "2.safetensors": "b"})
     assert set(read_safetensors_folder(tmp_path).tensors()) == {"a", "b"}
     (tmp_path / "2.safetensors").unlink()
     with pytest.raises(IncompleteFile, match=r"2\.safetensors"):
