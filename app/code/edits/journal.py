@@ -1,0 +1,85 @@
+"""What edits replaced, kept on disk so that every applied edit can be taken back, even after a restart."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import apsw
+
+# Older entries go when a new one is added: undo is for the recent past, git is for the rest.
+_KEPT_GROUPS = 200
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS edit_group(id INTEGER PRIMARY KEY, made_at REAL NOT NULL, label TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS file_change(
+  group_id INTEGER NOT NULL REFERENCES edit_group(id) ON DELETE CASCADE,
+  path TEXT NOT NULL, before BLOB, before_sha TEXT, after_sha TEXT);
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileChange:
+    """One file's change; `before` None: the file was created, `after_sha` None: it was deleted."""
+
+    path: str
+    before: bytes | None
+    before_sha: str | None
+    after_sha: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditGroup:
+    """The changes that were applied together."""
+
+    group_id: int
+    made_at: float
+    label: str
+    changes: tuple[FileChange, ...]
+
+
+class Journal:
+    """An undo journal in a SQLite file of its own."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._db = apsw.Connection(str(path))
+        self._db.set_busy_timeout(5000)
+        self._db.execute("PRAGMA journal_mode=WAL; PRAGMA foreign_keys=ON;")
+        self._db.execute(_SCHEMA)
+
+    def add(self, label: str, changes: tuple[FileChange, ...]) -> int:
+        """Record a group before its files are written; returns its id."""
+        with self._db:
+            self._db.execute("INSERT INTO edit_group(made_at, label) VALUES(?, ?)", (time.time(), label))
+            group_id = int(self._db.last_insert_rowid())
+            self._db.executemany(
+                "INSERT INTO file_change VALUES(?, ?, ?, ?, ?)",
+                [(group_id, c.path, c.before, c.before_sha, c.after_sha) for c in changes],
+            )
+            self._db.execute("DELETE FROM edit_group WHERE id <= ?", (group_id - _KEPT_GROUPS,))
+        return group_id
+
+    def last(self) -> EditGroup | None:
+        """The newest group, if any."""
+        for group_id, made_at, label in self._db.execute("SELECT * FROM edit_group ORDER BY id DESC LIMIT 1"):
+            rows = self._db.execute(
+                "SELECT path, before, before_sha, after_sha FROM file_change WHERE group_id=?", (group_id,)
+            )
+            changes = tuple(FileChange(path=p, before=b, before_sha=s, after_sha=a) for p, b, s, a in rows)
+            return EditGroup(group_id=group_id, made_at=made_at, label=label, changes=changes)
+        return None
+
+    def drop(self, group_id: int) -> None:
+        """Forget a group: it was undone, or its files were never written."""
+        self._db.execute("DELETE FROM edit_group WHERE id=?", (group_id,))
+
+    def wrote(self, path: str, sha256: str) -> bool:
+        """Whether the file as it is now is the work of an applied edit."""
+        rows = self._db.execute(
+            "SELECT after_sha FROM file_change WHERE path=? ORDER BY group_id DESC LIMIT 1", (path,)
+        )
+        return any(after == sha256 for (after,) in rows)
+
+    def close(self) -> None:
+        """Close the database."""
+        self._db.close()
