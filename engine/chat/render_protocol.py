@@ -1,0 +1,42 @@
+"""What the server and the render child say to each other, as msgpack."""
+
+from typing import Any, Final
+
+import msgspec
+
+from engine.chat.types import ChatTemplate, Message, Rendered, ToolDefinition
+
+# Longest prompt a template may make, in characters; 64 MiB of text are far beyond any context.
+MAX_PROMPT_CHARS: Final = 64 << 20
+
+
+class RenderJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Render a conversation. `continue_final` keeps the last assistant message open, to be continued."""
+
+    template: ChatTemplate
+    messages: tuple[Message, ...]
+    tools: tuple[ToolDefinition, ...] = ()
+    add_generation_prompt: bool = True
+    continue_final: bool = False
+    variables: dict[str, Any] = {}
+
+
+class RenderRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """The template raised or broke. `by_template`: it said so itself, in `reason`. Line 0: unknown."""
+
+    reason: str
+    by_template: bool
+    line: int = 0
+
+
+class RenderAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="rendered"):
+    """The finished prompt."""
+
+    rendered: Rendered
+
+
+Answer = RenderAnswer | RenderRefused
+
+encode = msgspec.msgpack.Encoder().encode
+decode_job = msgspec.msgpack.Decoder(RenderJob).decode
+decode_answer = msgspec.msgpack.Decoder(Answer).decode

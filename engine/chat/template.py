@@ -1,0 +1,137 @@
+"""Rendering a conversation with a model's own template, in a child process that may be killed."""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from engine.chat.bounded_child import BoundedChild, ChildFailed
+from engine.chat.builtin import MEDIA_MARKER
+from engine.chat.render_protocol import RenderJob, RenderRefused, decode_answer, encode
+from engine.chat.types import ChatTemplate, ImagePart, Message, Rendered, ToolDefinition
+from engine.errors import EnvironmentFault, InputFault
+
+# T19 of the fault list: a template has two seconds. Real ones take 0.2 to 5 ms.
+TIME_LIMIT_S: Final = 2.0
+# Python, Jinja and a 64 MiB prompt several times over.
+MEMORY_LIMIT_BYTES: Final = 768 << 20
+# A template that was killed this often within the pause is not tried again until the pause is over.
+_KILLS_ALLOWED: Final = 2
+_PAUSE_S: Final = 60.0
+_RESERVED: Final = frozenset({"messages", "tools", "add_generation_prompt"})
+
+_OFFER = "Choose the built-in template for this model (chat template `chatml`) or mend the file's own."
+
+
+class BadTemplate(InputFault):
+    """The model's chat template cannot render this conversation; `reason` is what it did, `line` where."""
+
+    code = "chat_template_failed"
+
+    def __init__(self, reason: str, line: int = 0, *, by_template: bool = False) -> None:
+        where = f" (line {line})" if line else ""
+        if by_template:
+            message = f"The model's chat template refuses this conversation: {reason}"
+        else:
+            message = f"The model's chat template failed{where}: {reason}. {_OFFER}"
+        super().__init__(message, "messages")
+        self.reason = reason
+        self.line = line
+        self.by_template = by_template
+
+
+class RenderChildLost(EnvironmentFault):
+    """The render child could not be started or died without a reason of the template's making."""
+
+    code = "render_child_lost"
+
+
+class TemplateRenderer:
+    """One warm render child. Methods may be called from any thread or event loop."""
+
+    def __init__(self, timeout_s: float = TIME_LIMIT_S, memory_bytes: int = MEMORY_LIMIT_BYTES) -> None:
+        self.child = BoundedChild("engine.chat.render_child", timeout_s=timeout_s, memory_bytes=memory_bytes)
+        self._timeout_s = timeout_s
+        self._memory_bytes = memory_bytes
+        self._kills: dict[bytes, list[float]] = {}
+
+    async def render(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition] = (),
+        *,
+        add_generation_prompt: bool = True,
+        continue_final: bool = False,
+        **variables: Any,
+    ) -> Rendered:
+        """Make the prompt. `variables` go to the template as they are (`enable_thinking`, …).
+
+        Raises BadTemplate when the template refuses, fails, runs over its limits or was stopped for that
+        before; RenderChildLost when no child can be started.
+        """
+        job = RenderJob(
+            template=template,
+            messages=tuple(messages),
+            tools=tuple(tools),
+            add_generation_prompt=add_generation_prompt,
+            continue_final=continue_final,
+            variables=_checked(variables),
+        )
+        _check_markers(job.messages)
+        key = hashlib.sha256((template.source or "").encode("utf-8", "surrogatepass")).digest()
+        self._refuse_known_killer(key)
+        try:
+            body = encode(job)
+        except (UnicodeEncodeError, TypeError, RecursionError, OverflowError) as error:
+            raise InputFault(f"The conversation cannot be encoded: {error}", "messages") from None
+        try:
+            answer = decode_answer(await self.child.ask(body))
+        except ChildFailed as failure:
+            raise self._blame(key, failure) from None
+        if isinstance(answer, RenderRefused):
+            raise BadTemplate(answer.reason, answer.line, by_template=answer.by_template)
+        rendered: Rendered = answer.rendered
+        return rendered
+
+    def warm(self) -> None:
+        """Start the child in the background."""
+        self.child.warm()
+
+    def close(self) -> None:
+        """End the child."""
+        self.child.close()
+
+    def _blame(self, key: bytes, failure: ChildFailed) -> InputFault | EnvironmentFault:
+        if failure.timed_out:
+            reason = f"it ran longer than {self._timeout_s:g} s and was stopped"
+        elif failure.out_of_memory:
+            reason = f"it needed more than {self._memory_bytes >> 20} MiB of memory and was stopped"
+        else:
+            return RenderChildLost(f"The process that renders chat templates ended ({failure.exit_code}).")
+        self._kills.setdefault(key, []).append(time.monotonic())
+        return BadTemplate(reason)
+
+    def _refuse_known_killer(self, key: bytes) -> None:
+        recent = [at for at in self._kills.get(key, ()) if time.monotonic() - at < _PAUSE_S]
+        if len(recent) >= _KILLS_ALLOWED:
+            raise BadTemplate(f"it was stopped {len(recent)} times within a minute and is paused")
+        if key in self._kills:
+            self._kills[key] = recent
+
+
+def _checked(variables: dict[str, Any]) -> dict[str, Any]:
+    taken = _RESERVED & variables.keys()
+    if taken:
+        raise InputFault(
+            f"chat_template_kwargs may not set {', '.join(sorted(taken))}.", "chat_template_kwargs"
+        )
+    return variables
+
+
+def _check_markers(messages: Sequence[Message]) -> None:
+    """With pictures in the conversation, text may not contain what stands for a picture."""
+    if not any(isinstance(part, ImagePart) for m in messages for part in m.content):
+        return
+    if any(MEDIA_MARKER in m.text() for m in messages):
+        raise InputFault(f"A message with pictures may not contain the text {MEDIA_MARKER}.", "messages")

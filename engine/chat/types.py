@@ -1,0 +1,105 @@
+"""A conversation as the engine sees it; every protocol's messages are translated to these."""
+
+from typing import Any, Literal
+
+import msgspec
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+ToolMode = Literal["none", "auto", "required"]
+
+
+class TextPart(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
+    """Text inside a message of several parts."""
+
+    text: str
+
+
+class ImagePart(msgspec.Struct, frozen=True, kw_only=True, tag="image"):
+    """One encoded picture inside a message; decoded only in the runner."""
+
+    data: bytes
+    media_type: str = "image/png"
+
+
+Part = TextPart | ImagePart
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call the model made. `arguments` is JSON text, as it came (it may be malformed in a history)."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One turn. `tool_call_id` and `name` belong to a tool's answer, `tool_calls` to the assistant."""
+
+    role: Role
+    content: str | tuple[Part, ...] = ""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    def text(self) -> str:
+        """The text of the message without its pictures."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
+
+class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """A function the model may call. `parameters` is a JSON schema of an object; `strict` enforces it."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "object", "properties": {}})
+    strict: bool = False
+
+
+class NamedTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool choice that names the one function to call."""
+
+    name: str
+
+
+ToolChoice = ToolMode | NamedTool
+
+
+class ChatTemplate(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's own Jinja template and the text of its special tokens. `source` None: the built-in ChatML."""
+
+    source: str | None = None
+    bos: str = ""
+    eos: str = ""
+
+
+class TemplateTraits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a template can express, learned by rendering probes. `arguments_as_text`: calls take JSON text."""
+
+    system_role: bool = True
+    tools: bool = False
+    tool_calls: bool = False
+    tool_results: bool = False
+    parallel_calls: bool = False
+    arguments_as_text: bool = False
+    typed_content: bool = False
+    reasoning: bool = False
+
+
+class Rendered(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt ready to be tokenized.
+
+    `prefill` is the end of `prompt` that the template put after the last message: the head of the answer,
+    possibly with reasoning already open. `add_special` False: the prompt already begins with the model's
+    first token. `images` are in the order of the media markers in the prompt. `repairs` names every change
+    that was made to the conversation because the template could not take it as it was.
+    """
+
+    prompt: str
+    prefill: str
+    add_special: bool
+    images: tuple[ImagePart, ...] = ()
+    repairs: tuple[str, ...] = ()
+    traits: TemplateTraits = TemplateTraits()

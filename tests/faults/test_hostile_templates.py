@@ -1,0 +1,134 @@
+"""T19: templates come with untrusted files; whatever they do, the caller gets one clear error in time."""
+
+import asyncio
+import time
+
+import pytest
+
+from engine.chat.template import BadTemplate, TemplateRenderer
+from engine.chat.types import ChatTemplate, Message
+from engine.errors import InputFault
+
+HELLO = [Message(role="user", content="hello")]
+
+ESCAPES = [
+    "{{ self.__init__.__globals__.__builtins__.__import__('os').popen('id').read() }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ cycler.__init__.__globals__.os.system('id') }}",
+    "{{ ('{0.__class__}'|attr('format'))(1) }}",
+    "{% set x = ''|attr('__class__') %}{{ x.mro() }}",
+    "{{ lipsum.__globals__['os'].environ }}",
+    "{{ messages.append(1) }}",
+    "{% include '/etc/hostname' %}",
+    "{% import 'os' as os %}",
+]
+BOMBS = [
+    "{{ 'A' * 1000000000 }}",
+    "{{ 1000000000 * 'A' }}",
+    "{{ [1] * 1000000000 }}",
+    "{{ 2 ** 100000000 }}",
+    "{{ '%1000000000d' % 1 }}",
+    "{{ 'a'.center(1000000000) }}",
+    "{{ '{:>1000000000}'.format(1) }}",
+    (
+        "{% set ns = namespace(s='AAAAAAAA') %}"
+        "{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s|length }}"
+    ),
+    "{% for i in range(99999) %}{% for j in range(99999) %}{{ i }}{% endfor %}{% endfor %}",
+    (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(9999) %}"
+        "{% endfor %}{% endfor %}{% endfor %}"
+    ),
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+]
+
+
+@pytest.fixture(scope="module")
+def renderer():
+    renderer = TemplateRenderer()
+    renderer.warm()
+    yield renderer
+    renderer.close()
+
+
+def render(renderer, source, **variables):
+    return asyncio.run(renderer.render(ChatTemplate(source=source), HELLO, **variables))
+
+
+@pytest.mark.parametrize("source", ESCAPES)
+def test_escapes_reach_nothing(renderer, source):
+    try:
+        shown = render(renderer, source).prompt
+    except BadTemplate:
+        return
+    assert shown == "", "an unsafe attribute renders as nothing"
+
+
+@pytest.mark.parametrize("source", BOMBS)
+def test_bombs_end_in_an_input_fault_and_the_next_render_works(renderer, source):
+    began = time.monotonic()
+    with pytest.raises(InputFault) as caught:
+        render(renderer, source)
+    assert time.monotonic() - began < 20, "a stopped child may not hold its caller"
+    assert "template" in caught.value.message
+    assert render(renderer, None).prompt.endswith("<|im_start|>assistant\n")
+
+
+def test_an_endless_template_is_stopped_then_paused(renderer):
+    source = (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = i %}{% endfor %}{% endfor %}{{ 1 }}"
+    )
+    first = renderer.child.pid
+    for _ in range(2):
+        with pytest.raises(BadTemplate, match="ran longer than 2 s"):
+            render(renderer, source)
+    began = time.monotonic()
+    with pytest.raises(BadTemplate, match="paused"):
+        render(renderer, source)
+    assert time.monotonic() - began < 0.5, "a paused template must not start a child"
+    render(renderer, None)
+    assert renderer.child.pid != first
+
+
+def test_a_killed_child_is_replaced(renderer):
+    import psutil
+
+    render(renderer, None)
+    psutil.Process(renderer.child.pid).kill()
+    psutil.wait_procs([psutil.Process(renderer.child.pid)], timeout=5)
+    assert render(renderer, None).prefill == "<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    "source", ["{% if %}", "{{ messages[5].content.x }}", "{% for %}", "{{ 1/0 }}", "{{ nope() }}"]
+)
+def test_broken_templates_are_named_and_offer_the_built_in_one(renderer, source):
+    with pytest.raises(BadTemplate, match="built-in template"):
+        render(renderer, source)
+
+
+def test_a_refusal_is_quoted(renderer):
+    with pytest.raises(BadTemplate, match="refuses this conversation: only on Sundays"):
+        render(renderer, "{{ raise_exception('only on Sundays') }}")
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "template"])
+def test_reserved_variables_are_refused_or_impossible(renderer, name):
+    with pytest.raises((InputFault, TypeError)):
+        render(renderer, None, **{name: "x"})
+
+
+def test_the_child_sees_no_secrets(renderer, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "canary-1234")
+    renderer.child.close()
+    render(renderer, None)
+    import psutil
+
+    assert "HF_TOKEN" not in psutil.Process(renderer.child.pid).environ()
+
+
+def test_many_callers_share_one_child(renderer):
+    async def all_at_once():
+        return await asyncio.gather(*(renderer.render(ChatTemplate(), HELLO) for _ in range(50)))
+
+    assert len({rendered.prompt for rendered in asyncio.run(all_at_once())}) == 1
