@@ -112,9 +112,7 @@ def merge_turns(messages: Sequence[Message]) -> list[Message]:
         last = out[-1] if out else None
         if last and last.role == message.role and message.role in {"user", "assistant"}:
             text = "\n\n".join(filter(None, (flatten(last.content), flatten(message.content))))
-            out[-1] = msgspec.structs.replace(
-                last, content=text, tool_calls=last.tool_calls + message.tool_calls
-            )
+            out[-1] = msgspec.structs.replace(last, content=text, tool_calls=last.tool_calls + message.tool_calls)
         else:
             out.append(message)
     return out

@@ -76,9 +76,7 @@ def to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as transformers' `tojson` writes it."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _refuse(message: str) -> NoReturn:

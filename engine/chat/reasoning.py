@@ -35,9 +35,7 @@ def close_open_reasoning(prefill: str, reasoning: str, content: str) -> str:
     """The text that continues an answer after `prefill`: reasoning inside its markers, then the content."""
     opened = open_markers(prefill)
     if opened is None:
-        return (
-            f"<think>\n{reasoning}\n</think>\n\n{content}" if reasoning and content else reasoning + content
-        )
+        return f"<think>\n{reasoning}\n</think>\n\n{content}" if reasoning and content else reasoning + content
     if not content:
         return reasoning
     return f"{reasoning}\n{opened.end}\n\n{content}"

@@ -123,9 +123,7 @@ class TemplateRenderer:
 def _checked(variables: dict[str, Any]) -> dict[str, Any]:
     taken = _RESERVED & variables.keys()
     if taken:
-        raise InputFault(
-            f"chat_template_kwargs may not set {', '.join(sorted(taken))}.", "chat_template_kwargs"
-        )
+        raise InputFault(f"chat_template_kwargs may not set {', '.join(sorted(taken))}.", "chat_template_kwargs")
     return variables
 
 

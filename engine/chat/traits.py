@@ -29,9 +29,7 @@ def _call(call_id: str, name: str, arguments: object) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _try(
-    render: Render, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None = None
-) -> str:
+def _try(render: Render, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
     """The rendering, or nothing where the template refuses or breaks."""
     try:
         return render(messages, tools, add_generation_prompt=False)
@@ -79,13 +77,10 @@ def probe(render: Render) -> TemplateTraits:
         tool_calls=tool_calls,
         tool_results=_RESULT in _try(render, [*turn(arguments), *answers], tools),
         parallel_calls=tool_calls
-        and _shows_both(
-            _try(render, turn(arguments, _call(_ID_2, _OTHER, arguments)), [*tools, _tool(_OTHER)])
-        ),
+        and _shows_both(_try(render, turn(arguments, _call(_ID_2, _OTHER, arguments)), [*tools, _tool(_OTHER)])),
         arguments_as_text=arguments_as_text,
         typed_content=typed_content,
-        reasoning=_THOUGHT in _try(render, [user, thought])
-        or _THOUGHT in _try(render, [user, thought, user]),
+        reasoning=_THOUGHT in _try(render, [user, thought]) or _THOUGHT in _try(render, [user, thought, user]),
     )
 
 

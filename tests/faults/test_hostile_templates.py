@@ -75,9 +75,7 @@ def test_bombs_end_in_an_input_fault_and_the_next_render_works(renderer, source)
 
 
 def test_an_endless_template_is_stopped_then_paused(renderer):
-    source = (
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = i %}{% endfor %}{% endfor %}{{ 1 }}"
-    )
+    source = "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = i %}{% endfor %}{% endfor %}{{ 1 }}"
     first = renderer.child.pid
     for _ in range(2):
         with pytest.raises(BadTemplate, match="ran longer than 2 s"):

@@ -68,9 +68,7 @@ def test_tojson_is_that_of_transformers(renderer):
 
 
 def test_generation_and_loop_control_tags(renderer):
-    source = (
-        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}"
-    )
+    source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}"
     assert render(renderer, source, [USER, USER]).prompt == "hi"
 
 
@@ -88,10 +86,7 @@ def test_tools_without_a_place_are_described_in_the_system_message(renderer):
     rendered = render(renderer, None, messages, [TOOL])
     assert '"name": "get_weather"' in rendered.prompt
     assert rendered.prompt.index("SYS") < rendered.prompt.index("<tools>")
-    assert (
-        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
-        in rendered.prompt
-    )
+    assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>' in rendered.prompt
     assert "<tool_response>\nsunny\n</tool_response>" in rendered.prompt
     assert rendered.repairs
 
