@@ -1,0 +1,220 @@
+"""The catalogue: every model this computer has, found again after a restart without reading the disk anew."""
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from engine.errors import BadModelFile
+from engine.library import origins
+from engine.library.inspect_files import inspect_gguf, inspect_onnx, inspect_safetensors
+from engine.library.naming import model_id, stem_of
+from engine.library.scan import Candidate, candidate_at, find_models
+from engine.library.store import Store
+from engine.library.types import Details, ModelEntry, Origin, State
+from engine.paths import BUNDLED_MODELS, Paths, user_paths
+from quantize.errors import QuantizeError
+from quantize.gguf_split import parse_split_name
+
+_log = logging.getLogger(__name__)
+_READERS = {"gguf": inspect_gguf, "safetensors": inspect_safetensors, "onnx": inspect_onnx}
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a scan found: ids of models that are new or whose files changed."""
+
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+
+class Catalogue:
+    """Models on disk. Safe for several threads and several processes.
+
+    Scanning opens only files that are new or changed since the last time; a model whose drive is not mounted
+    stays in the list as offline.
+    """
+
+    def __init__(self, paths: Paths | None = None, *, scan: bool = True) -> None:
+        self.paths = paths or user_paths()
+        self.store = Store(self.paths.state / "library.db")
+        if scan:
+            self.refresh()
+
+    def close(self) -> None:
+        """Give the catalogue's file back."""
+        self.store.close()
+
+    def entries(self) -> tuple[ModelEntry, ...]:
+        """Every model in the order of ids, each with its state as the disk shows it now."""
+        known = self.store.entries().values()
+        projectors: dict[Path, str] = {}
+        for entry in known:
+            if entry.details.is_projector and (entry.path.parent not in projectors):
+                projectors[entry.path.parent] = str(entry.path)
+        return tuple(
+            msgspec.structs.replace(
+                entry,
+                state=_state(entry),
+                projector=projectors.get(entry.path.parent) if entry.format == "gguf" else None,
+            )
+            for entry in known
+            if not entry.details.is_projector
+        )
+
+    def get(self, name: str) -> ModelEntry | None:
+        """The model of that id, display name, file name, path or `repository:quantization`; None if unknown."""
+        wanted = name.strip()
+        entries = self.entries()
+        for entry in entries:
+            if entry.id == wanted:
+                return entry
+        folded = wanted.casefold()
+        matches = [entry for entry in entries if folded in _names(entry)]
+        return matches[0] if len(matches) == 1 else None
+
+    def refresh(self) -> Changes:
+        """Look for new and changed models in the bundled, own and linked folders."""
+        found: dict[str, tuple[Candidate, str | None]] = {}
+        for root, app in self._roots():
+            for candidate in find_models(root):
+                found.setdefault(candidate.key, (candidate, app))
+        known = self.store.entries()
+        hidden = self.store.hidden()
+        fresh = [
+            (candidate, app)
+            for key, (candidate, app) in found.items()
+            if key not in hidden and (key not in known or not _same_files(known[key], candidate))
+        ]
+        # Headers are read before the database is locked: a slow drive must not stop other processes.
+        looked = [self._look(candidate, app) for candidate, app in fresh]
+        added: list[str] = []
+        changed: list[str] = []
+        if looked:
+            with self.store.writing():
+                known = self.store.entries()
+                for (candidate, _), (details, problem, origin) in zip(fresh, looked, strict=True):
+                    is_new = candidate.key not in known
+                    entry = self._record(known, candidate, details, problem, origin)
+                    (added if is_new else changed).append(entry.id)
+        return Changes(tuple(added), tuple(changed))
+
+    def add(self, path: Path, origin: Origin | None = None) -> ModelEntry:
+        """Take one file or folder into the catalogue where it lies.
+
+        Raises: BadModelFile: it is no model, or a broken one; nothing is recorded then.
+        """
+        path = path.absolute()
+        try:
+            candidate = candidate_at(path)
+        except OSError as error:
+            raise BadModelFile(str(path), error.strerror or str(error)) from error
+        if candidate is None:
+            raise BadModelFile(str(path), "it is no GGUF file and no folder of a safetensors or ONNX model")
+        details, problem, found_origin = self._look(candidate, None)
+        if problem is not None:
+            raise BadModelFile(str(path), problem)
+        with self.store.writing():
+            self.store.hide(candidate.key, hidden=False)
+            return self._record(self.store.entries(), candidate, details, None, origin or found_origin)
+
+    def put(self, entry: ModelEntry) -> None:
+        """Record a changed entry (a verified hash, a report)."""
+        with self.store.writing():
+            self.store.put(key_of(entry), entry)
+
+    def _roots(self) -> list[tuple[Path, str | None]]:
+        linked = [(Path(folder), app) for folder, app in self.store.folders().items()]
+        return [(BUNDLED_MODELS, None), (self.paths.models, None), *linked]
+
+    def _look(self, candidate: Candidate, app: str | None) -> tuple[Details, str | None, Origin]:
+        path = Path(candidate.key)
+        origin = origins.of(path, self.paths, app)
+        if candidate.missing:
+            reason = f"{len(candidate.missing)} parts are missing, the first is {candidate.missing[0]}"
+            return Details(architecture=""), reason, origin
+        try:
+            return _READERS[candidate.format](path), None, origin
+        except QuantizeError as error:
+            reason = str(getattr(error, "reason", error))
+            _log.warning("model not usable path=%s reason=%s", path, reason)
+            return Details(architecture=""), reason, origin
+
+    def _record(
+        self,
+        known: dict[str, ModelEntry],
+        candidate: Candidate,
+        details: Details,
+        problem: str | None,
+        origin: Origin,
+    ) -> ModelEntry:
+        path = Path(candidate.key)
+        old = known.get(candidate.key)
+        ident = old.id if old else self._new_id(path, candidate, origin, known)
+        entry = ModelEntry(
+            id=ident,
+            name=details.title if origin.kind == "bundled" and details.title else _display_name(candidate),
+            format=candidate.format,
+            files=candidate.files,
+            origin=origin if old is None or origin.kind != "file" else old.origin,
+            details=details,
+            added_at=old.added_at if old else time.time(),
+            folder=candidate.folder,
+            plan=_beside(path, ".plan.json"),
+            report=_beside(path, ".report.json"),
+            problem=problem,
+        )
+        self.store.put(candidate.key, entry)
+        known[candidate.key] = entry
+        return entry
+
+    @staticmethod
+    def _new_id(path: Path, candidate: Candidate, origin: Origin, known: dict[str, ModelEntry]) -> str:
+        taken = {entry.id for entry in known.values()}
+        if origin.kind == "bundled":
+            path = path.with_name(path.name.partition("-")[0] + ".gguf")  # spark-f16.gguf is just "spark"
+        return model_id(path, is_folder=candidate.folder is not None, taken=taken)
+
+
+def key_of(entry: ModelEntry) -> str:
+    """What identifies a model from scan to scan: its folder or its first file (even if that part is missing)."""
+    split = parse_split_name(entry.path.name) if entry.folder is None else None
+    return str(entry.path if split is None else entry.path.with_name(split.part(1)))
+
+
+def _display_name(candidate: Candidate) -> str:
+    path = Path(candidate.key)
+    if candidate.folder is None:
+        return stem_of(path.name)
+    return path.parent.parent.name.rpartition("--")[2] if path.parent.name == "snapshots" else path.name
+
+
+def _beside(path: Path, suffix: str) -> str | None:
+    other = path.with_name(stem_of(path.name) + suffix)
+    return str(other) if other.is_file() else None
+
+
+def _same_files(entry: ModelEntry, candidate: Candidate) -> bool:
+    stamp = [(f.path, f.size_bytes, f.mtime_ns) for f in entry.files]
+    return stamp == [(f.path, f.size_bytes, f.mtime_ns) for f in candidate.files]
+
+
+def _state(entry: ModelEntry) -> State:
+    for file in entry.files:
+        try:
+            info = Path(file.path).stat()
+        except OSError:
+            return "offline"
+        if (info.st_size, info.st_mtime_ns) != (file.size_bytes, file.mtime_ns):
+            return "changed"
+    return "online" if entry.problem is None else "broken"
+
+
+def _names(entry: ModelEntry) -> set[str]:
+    first = Path(entry.files[0].path)
+    names = {entry.id, entry.name, first.name, stem_of(first.name), str(entry.path)}
+    if entry.origin.repo:
+        names.add(f"{entry.origin.repo}:{entry.details.quantization}")
+    return {name.casefold() for name in names}

@@ -1,0 +1,43 @@
+"""Short, stable names for models."""
+
+import re
+import unicodedata
+from collections.abc import Container
+from pathlib import Path
+
+from quantize.gguf_split import parse_split_name
+
+_MAX_ID_CHARS = 80
+_UNSAFE = re.compile(r"[^a-z0-9._-]+")
+
+
+def stem_of(file_name: str) -> str:
+    """File name without extension and without the numbering of a split model."""
+    split = parse_split_name(file_name)
+    if split is not None:
+        return split.stem
+    return file_name.removesuffix(".gguf")
+
+
+def slug(text: str) -> str:
+    """Lower case letters, digits, `.`, `_` and `-` only; never empty."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    return _UNSAFE.sub("-", plain).strip("-._")[:_MAX_ID_CHARS].rstrip("-._") or "model"
+
+
+def model_id(path: Path, *, is_folder: bool, taken: Container[str]) -> str:
+    """An id for a new model: its file's or folder's name, numbered if another model has that already."""
+    base = slug(_folder_name(path) if is_folder else stem_of(path.name))
+    if base not in taken:
+        return base
+    number = 2
+    while f"{base}-{number}" in taken:
+        number += 1
+    return f"{base}-{number}"
+
+
+def _folder_name(path: Path) -> str:
+    """A snapshot folder of the Hugging Face cache is named by a commit; its repository is the better name."""
+    if path.parent.name == "snapshots":
+        return path.parent.parent.name.rpartition("--")[2]
+    return path.name

@@ -1,0 +1,61 @@
+"""Where a model came from: written beside a download, deduced for everything else."""
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from engine.library.types import Origin
+from engine.paths import BUNDLED_MODELS, Paths
+from quantize.gguf_split import parse_split_name
+
+_log = logging.getLogger(__name__)
+NOTE_NAME = ".tessera.json"
+_MAX_NOTE_BYTES = 4 * 1024 * 1024
+
+
+class DownloadNote(msgspec.Struct, frozen=True, kw_only=True):
+    """Written into a downloaded repository's folder: `sha256` maps file name to the verified hash."""
+
+    repo: str
+    revision: str
+    endpoint: str
+    license: str | None = None
+    sha256: dict[str, str] = {}
+
+
+def read_note(folder: Path) -> DownloadNote | None:
+    """The note of a folder, or None if there is none (or none that can be read)."""
+    path = folder / NOTE_NAME
+    try:
+        if path.stat().st_size > _MAX_NOTE_BYTES:
+            return None
+        return msgspec.json.decode(path.read_bytes(), type=DownloadNote)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        _log.warning("unreadable download note path=%s error=%s", path, error)
+        return None
+
+
+def of(path: Path, paths: Paths, app: str | None) -> Origin:
+    """The origin of the model at `path` (a file or a folder)."""
+    if path.is_relative_to(BUNDLED_MODELS):
+        return Origin(kind="bundled")
+    if app is not None or not path.is_relative_to(paths.models):
+        return Origin(kind="linked", app=app, repo=_cache_repository(path))
+    note = read_note(path.parent) or read_note(path)
+    if note is None:
+        return Origin(kind="file")
+    split = parse_split_name(path.name)
+    names = {path.name} if split is None else {split.part(n) for n in range(1, split.count + 1)}
+    expected = {n: h for n, h in note.sha256.items() if n in names or path.is_dir()}
+    return Origin(kind="hub", repo=note.repo, revision=note.revision, expected=expected)
+
+
+def _cache_repository(path: Path) -> str | None:
+    """`owner/name` if the path lies in a Hugging Face cache folder."""
+    for parent in path.parents:
+        if parent.name.startswith("models--"):
+            return parent.name.removeprefix("models--").replace("--", "/", 1)
+    return None

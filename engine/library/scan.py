@@ -1,0 +1,112 @@
+"""Finding models in a folder: one walk, no file opened."""
+
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.library.types import Format, ModelFile
+from quantize.gguf_split import parse_split_name
+
+_log = logging.getLogger(__name__)
+_MAX_DEPTH = 8
+_MAX_FILES = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Files that look like one model. `key` (the folder or the first file) identifies it from scan to scan."""
+
+    format: Format
+    key: str
+    files: tuple[ModelFile, ...]
+    folder: str | None = None
+    missing: tuple[str, ...] = ()
+
+
+def model_file(path: Path) -> ModelFile:
+    """Size and time of a file as a record. Raises: OSError."""
+    info = path.stat()
+    return ModelFile(path=str(path), size_bytes=info.st_size, mtime_ns=info.st_mtime_ns)
+
+
+def find_models(root: Path) -> Iterator[Candidate]:
+    """Every model below `root`; hidden folders are passed over, links to folders are not followed."""
+    budget = _MAX_FILES
+    pending = [(root, 0)]
+    while pending:
+        folder, depth = pending.pop()
+        files: dict[str, ModelFile] = {}
+        try:
+            with os.scandir(folder) as found:
+                for item in found:
+                    budget -= 1
+                    if budget < 0:
+                        return
+                    if item.name.startswith("."):
+                        continue
+                    if item.is_dir(follow_symlinks=False):
+                        if depth < _MAX_DEPTH:
+                            pending.append((Path(item.path), depth + 1))
+                    elif item.name.endswith((".gguf", ".safetensors", ".onnx", ".json")):
+                        _note(item, files)
+        except OSError:
+            continue  # unreadable or gone meanwhile: what is known about it stays as it is
+        yield from group(folder, files)
+
+
+def _note(item: "os.DirEntry[str]", files: dict[str, ModelFile]) -> None:
+    try:
+        info = item.stat()
+    except OSError:
+        return  # a dangling link
+    if not item.path.isprintable() and not _is_text(item.path):
+        _log.warning("passed over: its path is not valid text: %r", item.path)
+    elif stat.S_ISREG(info.st_mode):
+        files[item.name] = ModelFile(path=item.path, size_bytes=info.st_size, mtime_ns=info.st_mtime_ns)
+
+
+def _is_text(path: str) -> bool:
+    """Whether a path can be stored and sent as UTF-8 (undecodable bytes arrive as lone surrogates)."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def group(folder: Path, files: dict[str, ModelFile]) -> Iterator[Candidate]:
+    """The models that the files of one folder make up."""
+    shards = tuple(files[name] for name in sorted(files) if name.endswith(".safetensors"))
+    if "config.json" in files and shards:
+        yield Candidate("safetensors", str(folder), shards, str(folder))
+    graphs = tuple(files[name] for name in sorted(files) if name.endswith(".onnx"))
+    if "genai_config.json" in files and graphs:
+        yield Candidate("onnx", str(folder), graphs, str(folder))
+    for name in sorted(files):
+        if not name.endswith(".gguf"):
+            continue
+        split = parse_split_name(name)
+        if split is None:
+            yield Candidate("gguf", files[name].path, (files[name],))
+            continue
+        parts = [split.part(number) for number in range(1, split.count + 1)]
+        if name == next(p for p in parts if p in files):
+            present = tuple(files[p] for p in parts if p in files)
+            missing = tuple(p for p in parts if p not in files)
+            yield Candidate("gguf", str(folder / parts[0]), present, missing=missing)
+
+
+def candidate_at(path: Path) -> Candidate | None:
+    """The model that a file or a folder given by a person belongs to, or None if it is none."""
+    folder = path if path.is_dir() else path.parent
+    files: dict[str, ModelFile] = {}
+    with os.scandir(folder) as found:
+        for item in found:
+            _note(item, files)
+    for candidate in group(folder, files):
+        if candidate.folder == str(path) or any(f.path == str(path) for f in candidate.files):
+            return candidate
+    return None
