@@ -1,0 +1,125 @@
+"""What llama.cpp allows for a tensor: which are quantized at all, and what a type becomes on an unfit row.
+
+Source of all rules: llama.cpp, src/llama-quant.cpp (tensor_allows_quantization, tensor_type_fallback,
+tensor_requires_imatrix), at the commit of llama-cpp-python 0.3.36.
+"""
+
+from quantize.ggml_types import BLOCK_SIZES, GgmlType, row_bytes
+from quantize.types import TensorSpec
+
+FLOAT_TYPES = frozenset({GgmlType.F32, GgmlType.F16, GgmlType.BF16})
+
+# Fragments of names that stay as they are: norms, routers, tiny or positional tables, vision and audio parts.
+_KEPT_FRAGMENTS = (
+    "_norm.weight",
+    "ffn_gate_inp.weight",
+    "ffn_gate_tid2eid.weight",
+    "altup",
+    "laurel",
+    "per_layer_model_proj",
+    "ssm_conv1d",
+    "shortconv.conv.weight",
+    "indexer.k_proj.weight",
+    "indexer.q_proj.weight",
+    "time_mix_first.weight",
+    "time_mix_w0.weight",
+    "time_mix_w1.weight",
+    "time_mix_w2.weight",
+    "time_mix_v0.weight",
+    "time_mix_v1.weight",
+    "time_mix_v2.weight",
+    "time_mix_a0.weight",
+    "time_mix_a1.weight",
+    "time_mix_a2.weight",
+    "time_mix_g1.weight",
+    "time_mix_g2.weight",
+    "time_mix_decay_w1.weight",
+    "time_mix_decay_w2.weight",
+    "time_mix_lerp_fused.weight",
+    "attn_rel_b.weight",
+    ".position_embd",
+    "sam.pos_embd",
+    "sam.neck.",
+    "sam.net_",
+    ".rel_pos",
+    ".patch_embd",
+    ".patch_merger",
+    "a.rvq.codebook",
+    "mm.a.code_embd",
+)
+_KEPT_NAMES = frozenset({"position_embd.weight", "token_types.weight"})
+
+_FALLBACK = {
+    GgmlType.Q2_K: GgmlType.Q4_0,
+    GgmlType.Q3_K: GgmlType.Q4_0,
+    GgmlType.TQ1_0: GgmlType.Q4_0,
+    GgmlType.TQ2_0: GgmlType.Q4_0,
+    GgmlType.Q2_0: GgmlType.Q4_0,
+    GgmlType.Q4_K: GgmlType.Q5_0,
+    GgmlType.Q5_K: GgmlType.Q5_1,
+    GgmlType.Q6_K: GgmlType.Q8_0,
+    GgmlType.IQ1_S: GgmlType.IQ4_NL,
+    GgmlType.IQ1_M: GgmlType.IQ4_NL,
+    GgmlType.IQ2_XXS: GgmlType.IQ4_NL,
+    GgmlType.IQ2_XS: GgmlType.IQ4_NL,
+    GgmlType.IQ2_S: GgmlType.IQ4_NL,
+    GgmlType.IQ3_XXS: GgmlType.IQ4_NL,
+    GgmlType.IQ3_S: GgmlType.IQ4_NL,
+    GgmlType.IQ4_XS: GgmlType.IQ4_NL,
+}
+
+_NEEDS_IMATRIX = frozenset(
+    {
+        GgmlType.IQ1_S,
+        GgmlType.IQ1_M,
+        GgmlType.IQ2_XXS,
+        GgmlType.IQ2_XS,
+        GgmlType.IQ2_S,
+        GgmlType.IQ3_XXS,
+    }
+)
+# ggml_quantize_chunk ends the process when these come without an importance matrix, whatever the tensor.
+_ABORTS_WITHOUT_IMATRIX = frozenset({GgmlType.IQ1_S, GgmlType.IQ2_XXS, GgmlType.IQ2_XS})
+_EMBEDDINGS_OR_HEAD = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "output.weight"})
+
+
+def num_dims(shape: tuple[int, ...]) -> int:
+    """Dimensions as ggml counts them: trailing ones do not count."""
+    dims = len(shape)
+    while dims > 1 and shape[dims - 1] == 1:
+        dims -= 1
+    return dims
+
+
+def allows_quantization(tensor: TensorSpec) -> bool:
+    """Whether llama.cpp quantizes this tensor at all; the others keep their type."""
+    name = tensor.name
+    return (
+        num_dims(tensor.shape) > 1
+        and name.endswith("weight")
+        and name not in _KEPT_NAMES
+        and not any(fragment in name for fragment in _KEPT_FRAGMENTS)
+    )
+
+
+def effective_type(wanted: GgmlType, row_values: int) -> GgmlType:
+    """The type a row of `row_values` values really gets when `wanted` is asked for."""
+    if row_values % BLOCK_SIZES[wanted][0] == 0:
+        return wanted
+    fallback = _FALLBACK.get(wanted, wanted)
+    return fallback if row_values % BLOCK_SIZES[fallback][0] == 0 else GgmlType.F16
+
+
+def needs_imatrix(name: str, qtype: GgmlType) -> bool:
+    """Whether this tensor may get this type only with an importance matrix."""
+    if qtype in _ABORTS_WITHOUT_IMATRIX:
+        return True
+    return qtype in _NEEDS_IMATRIX and name not in _EMBEDDINGS_OR_HEAD
+
+
+def tensor_bytes(tensor: TensorSpec, qtype: GgmlType) -> int:
+    """Bytes of the tensor's data at a type its rows fit, without alignment.
+
+    Raises: ValueError: the row is not a whole number of blocks.
+    """
+    return tensor.num_rows * row_bytes(tensor.row_values, qtype)

@@ -1,0 +1,170 @@
+"""What the quantizer's parts hand to each other: tensors, budgets, plans, reports."""
+
+from typing import Literal
+
+import msgspec
+
+Tier = Literal["instant", "balanced", "max"]
+GoalKind = Literal["budget", "fit", "bpw", "mix"]
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """One tensor of a model, as its header says.
+
+    `shape` is in ggml order: shape[0] is the row length; a stack of experts has three dimensions.
+    `qtype` is the GGML type's name ("F16", "Q4_K").
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    qtype: str
+
+    @property
+    def row_values(self) -> int:
+        """Values in one row."""
+        return self.shape[0]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows over all experts."""
+        rows = 1
+        for extent in self.shape[1:]:
+            rows *= extent
+        return rows
+
+    @property
+    def num_values(self) -> int:
+        """Values in the tensor."""
+        return self.row_values * self.num_rows
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts about a model that decide a mix.
+
+    `num_heads` and `num_kv_heads` are the first layer's, as llama.cpp's own rules use them.
+    """
+
+    architecture: str
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    num_experts: int = 0
+    tensors: tuple[TensorSpec, ...] = ()
+
+
+class Lock(msgspec.Struct, frozen=True):
+    """A user's wish for the tensors whose name `pattern` (a regular expression) finds.
+
+    `at_least`: the type is a minimum of bits a weight, not the exact type.
+    """
+
+    pattern: str
+    qtype: str
+    at_least: bool = False
+
+
+class KvOption(msgspec.Struct, frozen=True):
+    """One way to store the KV cache: types of K and V, bytes at the promised context, damage in KLD."""
+
+    type_k: str
+    type_v: str
+    num_bytes: int
+    damage: float
+
+
+class Goal(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan was asked for.
+
+    `limit_bytes` bounds the whole file ("budget", "bpw"), or weights and KV cache together ("fit"; what else
+    a load needs is `fixed_bytes` and already taken off). `mix` names a stock mix or a uniform type.
+    """
+
+    kind: GoalKind
+    limit_bytes: int | None = None
+    fixed_bytes: int = 0
+    n_ctx: int | None = None
+    n_seq: int = 1
+    bpw: float | None = None
+    mix: str | None = None
+
+
+class EvidenceRef(msgspec.Struct, frozen=True, kw_only=True):
+    """What the damage figures rest on, by hash, so that a plan can be rebuilt."""
+
+    tier: Tier
+    has_imatrix: bool
+    imatrix_sha256: str = ""
+    sensitivity_sha256: str = ""
+    crafted: bool = False
+    note: str = ""
+
+
+class TensorPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The decision about one tensor. `num_bytes` is unaligned; `wanted` is the type before a fallback."""
+
+    name: str
+    shape: tuple[int, ...]
+    source_qtype: str
+    qtype: str
+    num_bytes: int
+    damage: float
+    locked: bool = False
+    wanted: str | None = None
+
+
+class StockPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A stock mix of llama.cpp on the same model: bytes of the whole file, damage by the same evidence.
+
+    `damage` None: the evidence does not cover every type of the mix.
+    """
+
+    name: str
+    file_bytes: int
+    damage: float | None
+    needs_imatrix: bool = False
+    types: dict[str, str] = {}
+
+
+class QuantPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A precision for every tensor, and why: enough to explain and rebuild the file.
+
+    `file_bytes` is the exact size of the finished file, `smallest_bytes` that of the smallest possible one.
+    `gap` is how far, in damage, the plan may be from the best one (0: proved optimal).
+    `decode_cost` is time for one token relative to the same model all in Q4_K.
+    """
+
+    version: int = 1
+    architecture: str
+    goal: Goal
+    evidence: EvidenceRef
+    tensors: tuple[TensorPlan, ...]
+    kv: KvOption | None = None
+    header_bytes: int
+    file_bytes: int
+    smallest_bytes: int
+    damage: float
+    gap: float = 0.0
+    decode_cost: float = 1.0
+    device: str = "cpu"
+    locks: tuple[Lock, ...] = ()
+    stock: tuple[StockPlan, ...] = ()
+    best_stock: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bpw(self) -> float:
+        """Bits of the file's tensors for each weight."""
+        values = sum(_values(t.shape) for t in self.tensors)
+        return 8 * sum(t.num_bytes for t in self.tensors) / max(1, values)
+
+    @property
+    def types(self) -> dict[str, str]:
+        """Tensor name to type name."""
+        return {t.name: t.qtype for t in self.tensors}
+
+
+def _values(shape: tuple[int, ...]) -> int:
+    values = 1
+    for extent in shape:
+        values *= extent
+    return values
