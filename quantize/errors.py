@@ -80,3 +80,25 @@ class RefusedFormat(BadFile):
     """A format that is refused by policy, whatever is in it (pickles run code when they are read)."""
 
     code = "refused_format"
+
+
+class BudgetTooSmall(InputFault):
+    """No mix fits: the smallest possible one takes `smallest_bytes` of the `limit_bytes` asked for."""
+
+    code = "budget_too_small"
+
+    def __init__(self, limit_bytes: int, smallest_bytes: int) -> None:
+        super().__init__(f"{limit_bytes} bytes asked for; the smallest possible mix takes {smallest_bytes}")
+        self.limit_bytes = limit_bytes
+        self.smallest_bytes = smallest_bytes
+
+
+class BadWish(InputFault):
+    """An option of the caller makes no sense for this model; `param` names it, `reason` says why."""
+
+    code = "bad_wish"
+
+    def __init__(self, param: str, reason: str) -> None:
+        super().__init__(f"{param}: {reason}")
+        self.param = param
+        self.reason = reason

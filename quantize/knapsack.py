@@ -86,10 +86,7 @@ def _hull(item: _Item) -> list[tuple[float, int]]:
         while len(points) > 1 and _slope(item, points[-2], points[-1]) <= _slope(item, points[-1], k):
             points.pop()
         points.append(k)
-    return [
-        (_slope(item, a, b), int(item.num_bytes[b] - item.num_bytes[a]))
-        for a, b in pairwise(points)
-    ]
+    return [(_slope(item, a, b), int(item.num_bytes[b] - item.num_bytes[a])) for a, b in pairwise(points)]
 
 
 def _slope(item: _Item, a: int, b: int) -> float:
@@ -113,9 +110,7 @@ def _dual(items: list[_Item], capacity: int) -> tuple[float, float]:
     return price, bound
 
 
-def _search(
-    items: list[_Item], capacity: int, price: float, distance: float
-) -> tuple[list[int], bool] | None:
+def _search(items: list[_Item], capacity: int, price: float, distance: float) -> tuple[list[int], bool] | None:
     """The best solution whose cost is at most `distance` above the bound, and whether states were merged."""
     options: list[Array] = []
     for item in items:

@@ -205,9 +205,7 @@ def _locked(tensor: TensorSpec, lock: Lock, as_is: _Option, by_type: Mapping[str
     if actual is as_is.qtype:
         return as_is
     if actual in FLOAT_TYPES and as_is.qtype not in FLOAT_TYPES:
-        raise BadWish(
-            "--lock", f"{tensor.name} is already {as_is.qtype.name}; {lock.qtype} cannot restore it"
-        )
+        raise BadWish("--lock", f"{tensor.name} is already {as_is.qtype.name}; {lock.qtype} cannot restore it")
     damage = by_type.get(actual.name, 0.0 if actual in FLOAT_TYPES else _nearest(actual, by_type))
     return _Option(actual, tensor_bytes(tensor, actual), damage, damage, wanted)
 
@@ -347,9 +345,7 @@ def _decode_cost(question: Question, picks: Sequence[_Option]) -> float:
 
 
 def _notes(question: Question) -> tuple[str, ...]:
-    blind = [
-        t.name for t in question.model.tensors if allows_quantization(t) and t.name not in question.damage
-    ]
+    blind = [t.name for t in question.model.tensors if allows_quantization(t) and t.name not in question.damage]
     if not blind:
         return ()
     return (f"{len(blind)} tensors have no evidence and were taken as typical, such as {blind[0]}",)
