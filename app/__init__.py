@@ -1,3 +1,3 @@
 """The window and the terminal of Tessera: clients of its local server."""
 
-__version__ = "0.1.0"
+from engine.version import __version__ as __version__

@@ -1,13 +1,17 @@
 """The `tessera` command: a table of command groups, each imported only when it is used."""
 
+import sys
 from importlib import import_module
 
 import click
 
-from app import __version__
+from engine.version import __version__
 
 # name: (module, one line of help). The line is repeated here so that --help imports nothing.
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "chat": ("app.cli.chat", "Chat with a model in the terminal."),
+    "serve": ("app.cli.serve", "Serve models to editors, agents and other programs."),
+}
 
 
 class LazyGroup(click.Group):
@@ -43,5 +47,23 @@ def cli(ctx: click.Context, debug: bool) -> None:
 
 
 def main() -> None:
-    """Entry point of the `tessera` command."""
-    cli(prog_name="tessera")
+    """Entry point of the `tessera` command. Known errors end with their family's exit code, without a traceback."""
+    debug = "--debug" in sys.argv
+    try:
+        sys.exit(cli.main(prog_name="tessera", standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    except Exception as error:
+        from app.error_text import describe, exit_code  # noqa: PLC0415 - only when something went wrong
+
+        code = exit_code(error)
+        if debug or code is None:
+            raise
+        click.echo(f"tessera: {describe(error)}", err=True)
+        sys.exit(code)

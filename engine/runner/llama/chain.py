@@ -4,6 +4,8 @@ import ctypes
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
+
 from engine.types import SamplingParams
 
 # llama.cpp's default order, without the stages that the sampler does in place.
@@ -57,6 +59,7 @@ def build(api: Any, vocab: Any, p: SamplingParams, n_ctx: int, seed: int) -> Any
 
     Raises: KeyError: an unknown stage in `p.order`.
     """
+    p = msgspec.structs.replace(p, seed=seed)
     chain_params = api.llama_sampler_chain_default_params()
     chain_params.no_perf = True
     chain = api.llama_sampler_chain_init(chain_params)

@@ -1,0 +1,45 @@
+"""`tessera serve`."""
+
+import click
+
+
+@click.command(help="Serve models over HTTP: OpenAI's protocol at /v1, see /docs.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=7373, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 picks one.")
+@click.option("--api-key", "api_keys", multiple=True, envvar="TESSERA_API_KEY", help="Key clients must send.")
+@click.option("--allow-host", "hosts", multiple=True, help="Further host name this server answers to.")
+@click.option("--allow-origin", "origins", multiple=True, help="Web page origin that may use this server.")
+@click.option("--ctx", "context", type=click.IntRange(16, 1 << 24), help="Context in tokens for loaded models.")
+@click.option("--private", "parent", type=int, hidden=True, help="Serve only the process with this id.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    host: str,
+    port: int,
+    api_keys: tuple[str, ...],
+    hosts: tuple[str, ...],
+    origins: tuple[str, ...],
+    context: int | None,
+    parent: int | None,
+) -> None:
+    """Serve until interrupted."""
+    import logging  # noqa: PLC0415 - the command's own imports wait until it runs
+
+    from engine.runner.orphans import die_with_parent  # noqa: PLC0415
+    from engine.server.run import ServeOptions, serve  # noqa: PLC0415
+
+    level = logging.DEBUG if ctx.obj and ctx.obj["debug"] else logging.INFO
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    if parent is not None:
+        die_with_parent(parent)
+    serve(
+        ServeOptions(
+            host=host,
+            port=port,
+            api_keys=api_keys,
+            hosts=hosts,
+            origins=origins,
+            context=context,
+            private=parent is not None,
+        )
+    )

@@ -1,0 +1,102 @@
+"""The HTTP application: middleware, error answers and every protocol's routes."""
+
+import logging
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import generate_latest
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from engine.errors import EngineError
+from engine.server.auth import Access, Unauthorized
+from engine.server.errors import lookup, openai_body, retry_header
+from engine.server.guard import Guard, refuse
+from engine.server.openai import chat, completions, models
+from engine.server.state import ServerState, server_state
+from engine.version import __version__
+
+log = logging.getLogger(__name__)
+
+
+class AccessCheck:
+    """ASGI middleware that asks `Access` before any route."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
+            try:
+                self._access.check(scope["path"], headers)
+            except Unauthorized as error:
+                await refuse(send, 401, error.code, str(error))
+                return
+        await self._app(scope, receive, send)
+
+
+def create_app(state: ServerState, hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> FastAPI:
+    """The application around `state`; closing it stops every runner."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        state.renderer.warm()
+        yield
+        await state.pool.close()
+        state.renderer.close()
+
+    app = FastAPI(title="Tessera", version=__version__, lifespan=lifespan)
+    app.state.server = state
+    app.add_middleware(AccessCheck, access=state.access)
+    app.add_middleware(Guard, hosts=tuple(hosts), origins=tuple(origins))
+    for module in (models, chat, completions):
+        app.include_router(module.router)
+    app.add_exception_handler(EngineError, _engine_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _bug)
+    app.add_api_route("/health", _health, methods=["GET"])
+    app.add_api_route("/metrics", _metrics, methods=["GET"], response_class=PlainTextResponse)
+    app.add_api_route("/", _root, methods=["GET", "HEAD"], include_in_schema=False)
+    return app
+
+
+async def _health() -> dict[str, str]:
+    """200 as soon as requests are taken."""
+    return {"status": "ok", "version": __version__}
+
+
+async def _root() -> dict[str, str]:
+    return {"name": "Tessera", "version": __version__, "docs": "/docs"}
+
+
+async def _metrics(request: Request) -> Response:
+    """Prometheus counters."""
+    state = server_state(request)
+    state.metrics.queue.set(sum(m.runner.active_requests for m in state.pool.loaded if m.runner))
+    return PlainTextResponse(generate_latest(state.metrics.registry), media_type="text/plain; version=0.0.4")
+
+
+async def _engine_error(_: Request, error: Exception) -> Response:
+    return JSONResponse(openai_body(error), status_code=lookup(error)[0], headers=retry_header(error))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    body: dict[str, Any] = {
+        "message": f"{request.method} {request.url.path}: {error.detail}",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "not_found" if error.status_code == 404 else "http_error",  # noqa: PLR2004 - HTTP
+    }
+    return JSONResponse({"error": body}, status_code=error.status_code, headers={"x-should-retry": "false"})
+
+
+async def _bug(_: Request, error: Exception) -> Response:
+    log.error("unexpected error", exc_info=error)
+    return JSONResponse(openai_body(error), status_code=500, headers={"x-should-retry": "false"})

@@ -1,0 +1,56 @@
+"""Engine errors as HTTP answers: looked up by the error's class, most specific first."""
+
+import json
+from typing import Any
+
+from engine import errors
+from engine.runner.process import RequestFailed
+
+# class: (HTTP status, OpenAI error type, may a retry help)
+STATUS: dict[type[Exception], tuple[int, str, bool]] = {
+    errors.ModelNotFound: (404, "invalid_request_error", False),
+    errors.BadModelFile: (422, "invalid_request_error", False),
+    errors.InputFault: (400, "invalid_request_error", False),
+    errors.NotEnoughMemory: (507, "server_error", False),
+    errors.RunnerDied: (503, "server_error", True),
+    errors.EnvironmentFault: (503, "server_error", True),
+    errors.Cancelled: (499, "invalid_request_error", False),
+    RequestFailed: (500, "server_error", False),
+    errors.EngineError: (500, "server_error", False),
+}
+
+
+def lookup(error: Exception) -> tuple[int, str, bool]:
+    """HTTP status, OpenAI type and whether a retry may help, for any exception."""
+    for cls in type(error).__mro__:
+        if cls in STATUS:
+            return STATUS[cls]
+    return 500, "server_error", False
+
+
+def openai_body(error: Exception) -> dict[str, Any]:
+    """OpenAI's error object. Facts of the error stand beside the message, so that programs need not parse it."""
+    _, kind, _ = lookup(error)
+    known = isinstance(error, errors.EngineError)
+    body: dict[str, Any] = {
+        "message": str(error) if known else "An internal error; the server's log has the details.",
+        "type": kind,
+        "param": getattr(error, "param", None),
+        "code": error.code if isinstance(error, errors.EngineError) else "internal",
+    }
+    if isinstance(error, errors.ContextOverflow):
+        body["prompt_tokens"] = error.prompt_tokens
+        body["context_tokens"] = error.context_tokens
+    if isinstance(error, errors.RunnerDied):
+        body["exit_code"] = error.exit_code
+    return {"error": body}
+
+
+def retry_header(error: Exception) -> dict[str, str]:
+    """Official clients retry 5xx unless told not to; a deterministic fault would run a long prefill again."""
+    return {} if lookup(error)[2] else {"x-should-retry": "false"}
+
+
+def sse_error(error: Exception) -> bytes:
+    """The error as a server-sent event, for streams that have already begun."""
+    return b"data: " + json.dumps(openai_body(error)).encode() + b"\n\n"

@@ -1,0 +1,39 @@
+"""Several generations of one request, merged into one stream of events."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+from engine.types import Event
+
+
+async def merge(generations: Sequence[AsyncIterator[Event]]) -> AsyncGenerator[tuple[int, Event], None]:
+    """Events with the index of the generation they belong to, as they come. Leaving early cancels all."""
+    if len(generations) == 1:
+        async for event in generations[0]:
+            yield 0, event
+        return
+    queue: asyncio.Queue[tuple[int, Event] | Exception | None] = asyncio.Queue()
+
+    async def drain(index: int, generation: AsyncIterator[Event]) -> None:
+        try:
+            async for event in generation:
+                queue.put_nowait((index, event))
+            queue.put_nowait(None)
+        except Exception as error:  # noqa: BLE001 - carried to the consumer, which raises it
+            queue.put_nowait(error)
+
+    tasks = [asyncio.create_task(drain(i, g)) for i, g in enumerate(generations)]
+    open_count = len(tasks)
+    try:
+        while open_count:
+            item = await queue.get()
+            if item is None:
+                open_count -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

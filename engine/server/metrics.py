@@ -1,0 +1,51 @@
+"""Counters of the server in Prometheus' form."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from engine.types import Done
+
+_TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_ITL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+
+
+class Metrics:
+    """One registry per application, so that tests can run several."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "tessera_requests", "Requests by route and outcome", ["route", "outcome"], registry=self.registry
+        )
+        self.prompt_tokens = Counter("tessera_prompt_tokens", "Tokens read", ["model"], registry=self.registry)
+        self.cached_tokens = Counter(
+            "tessera_cached_tokens", "Prompt tokens taken from the prefix cache", ["model"], registry=self.registry
+        )
+        self.generated_tokens = Counter(
+            "tessera_generated_tokens", "Tokens generated", ["model"], registry=self.registry
+        )
+        self.queue = Gauge("tessera_requests_active", "Requests running or waiting", registry=self.registry)
+        self.ttft = Histogram(
+            "tessera_time_to_first_token_seconds",
+            "From submission to the first token",
+            ["model"],
+            buckets=_TTFT_BUCKETS,
+            registry=self.registry,
+        )
+        self.inter_token = Histogram(
+            "tessera_inter_token_seconds",
+            "Mean gap between the tokens of a request",
+            ["model"],
+            buckets=_ITL_BUCKETS,
+            registry=self.registry,
+        )
+
+    def finished(self, model: str, done: Done) -> None:
+        """Count one finished generation."""
+        self.prompt_tokens.labels(model).inc(done.usage.prompt_tokens)
+        self.cached_tokens.labels(model).inc(done.usage.cached_tokens)
+        self.generated_tokens.labels(model).inc(done.usage.completion_tokens)
+        if done.timings.ttft_s > 0:
+            self.ttft.labels(model).observe(done.timings.ttft_s)
+        gaps = done.usage.completion_tokens - 1
+        if gaps > 0:
+            self.inter_token.labels(model).observe(done.timings.decode_s / gaps)

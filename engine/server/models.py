@@ -1,0 +1,88 @@
+"""Which models this server offers, and how each is loaded."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Final
+
+import psutil
+
+from engine.errors import BadModelFile, InputFault, ModelNotFound
+from engine.library.catalogue import Catalogue
+from engine.library.types import ModelEntry
+from engine.runner.protocol import LoadSettings
+
+# Without a wish, long-context models get this much: enough for a long chat, small next to the weights.
+DEFAULT_CONTEXT: Final = 8192
+# Below this size the cache of several full-length sequences costs little; above, sequences share one.
+SMALL_PARAMETERS: Final = 1_500_000_000
+DEFAULT_PARALLEL: Final = 8
+
+
+class ServedModels:
+    """The catalogue as the pool and the routes see it. Opened on first use, off the event loop."""
+
+    def __init__(self, open_catalogue: Callable[[], Catalogue], context: int | None = None) -> None:
+        self._open = open_catalogue
+        self._context = context
+        self._catalogue: Catalogue | None = None
+        self._lock = asyncio.Lock()
+
+    async def catalogue(self) -> Catalogue:
+        """The catalogue, scanned once."""
+        async with self._lock:
+            if self._catalogue is None:
+                self._catalogue = await asyncio.to_thread(self._open)
+            return self._catalogue
+
+    async def entries(self) -> tuple[ModelEntry, ...]:
+        """Models that can be served now."""
+        catalogue = await self.catalogue()
+        return await asyncio.to_thread(catalogue.entries)
+
+    async def entry(self, name: str) -> ModelEntry:
+        """The model of that name, known to be on disk and sound.
+
+        Raises: ModelNotFound, BadModelFile.
+        """
+        catalogue = await self.catalogue()
+        entry = await asyncio.to_thread(catalogue.get, name)
+        if entry is None:
+            known = tuple(e.id for e in await asyncio.to_thread(catalogue.entries))
+            raise ModelNotFound(name, known[:8])
+        if entry.state == "offline":
+            raise BadModelFile(str(entry.path), "its drive is not mounted; connect it and try again")
+        if entry.state == "broken":
+            raise BadModelFile(str(entry.path), entry.problem or "the file is damaged; download it again")
+        return entry
+
+    async def resolve(self, model: str) -> tuple[str, str, LoadSettings]:
+        """What the pool needs to load a model."""
+        entry = await self.entry(model)
+        if entry.format != "gguf":
+            raise InputFault(
+                f"{entry.id} is a {entry.format} folder; convert it first with `tessera quantize {entry.id}`.",
+                "model",
+            )
+        return entry.id, "llama", self.settings(entry)
+
+    def settings(self, entry: ModelEntry) -> LoadSettings:
+        """How the model is loaded."""
+        trained = entry.context_train or DEFAULT_CONTEXT
+        n_ctx = min(self._context or DEFAULT_CONTEXT, trained)
+        small = 0 < entry.details.n_params < SMALL_PARAMETERS
+        threads = usable_cores()
+        return LoadSettings(
+            path=str(entry.path),
+            n_ctx=n_ctx,
+            kv_cells=n_ctx * DEFAULT_PARALLEL if small else n_ctx,
+            n_parallel=DEFAULT_PARALLEL,
+            n_threads=threads,
+            n_threads_batch=threads,
+        )
+
+
+def usable_cores() -> int:
+    """Physical cores this process may use: hyperthreads slow the kernels down."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))

@@ -1,0 +1,158 @@
+"""Run the server in this process until it is told to stop."""
+
+import ipaddress
+import json
+import logging
+import socket
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvicorn
+
+from engine.errors import EnvironmentFault, InputFault
+from engine.library.catalogue import Catalogue
+from engine.paths import Paths, user_paths
+from engine.pool import Pool
+from engine.server.app import create_app
+from engine.server.auth import Access, new_token, remove_server_file, write_server_file
+from engine.server.models import ServedModels
+from engine.server.state import ServerState
+
+log = logging.getLogger(__name__)
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 7373
+
+
+class PortTaken(EnvironmentFault):
+    """Another program listens there; `holder` names it when the system tells."""
+
+    code = "port_taken"
+
+    def __init__(self, host: str, port: int, holder: str | None) -> None:
+        by = f" by {holder}" if holder else ""
+        super().__init__(f"Port {port} on {host} is in use{by}. Choose another: tessera serve --port {port + 1}")
+        self.host = host
+        self.port = port
+        self.holder = holder
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What `tessera serve` can set.
+
+    `context` is the tokens a model is loaded with unless it was trained for less. A `private` server belongs to
+    the process that started it: it tells its address on standard output instead of to all of this user's programs.
+    """
+
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
+    api_keys: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    context: int | None = None
+    private: bool = False
+    paths: Paths = field(default_factory=user_paths)
+
+
+def is_loopback(host: str) -> bool:
+    """The address cannot be reached from another machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket, taken before anything else so that a used port is noticed at once.
+
+    Raises: PortTaken, InputFault: the address does not exist here.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    if sys.platform != "win32":
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        if isinstance(error, socket.gaierror) or error.errno not in (48, 98, 10048):
+            raise InputFault(f"{host}:{port} cannot be bound: {error.strerror or error}.", "host") from None
+        raise PortTaken(host, port, _holder(port)) from None
+    return listener
+
+
+def _holder(port: int) -> str | None:
+    import psutil  # noqa: PLC0415 - only when a port is taken
+
+    try:
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.laddr if connection.status == psutil.CONN_LISTEN else None
+            if listens and listens.port == port and connection.pid:
+                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    except (psutil.Error, OSError):
+        return None
+    return None
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that tells where it is once it takes requests, and takes that back at the end."""
+
+    def __init__(self, config: uvicorn.Config, server_file: Path | None, url: str, token: str) -> None:
+        super().__init__(config)
+        self._server_file = server_file
+        self._url = url
+        self._token = token
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Publish the address after the sockets are served."""
+        await super().startup(sockets)
+        if self._server_file is None:
+            sys.stdout.write(json.dumps({"url": self._url, "token": self._token}) + "\n")
+            sys.stdout.flush()
+            return
+        write_server_file(self._server_file, self._url, self._token)
+        sys.stderr.write(f"Tessera serves at {self._url}\n")
+        sys.stderr.flush()
+
+
+def serve(options: ServeOptions) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Raises: PortTaken; InputFault: a public address without an API key.
+    """
+    if not is_loopback(options.host) and not options.api_keys:
+        raise InputFault(
+            f"{options.host} can be reached from other machines, so an API key is required: "
+            "tessera serve --api-key KEY",
+            "host",
+        )
+    listener = bind(options.host, options.port)
+    port = listener.getsockname()[1]
+    token = new_token()
+    models = ServedModels(lambda: Catalogue(options.paths), options.context)
+    state = ServerState(models=models, pool=Pool(models), access=Access(token, options.api_keys))
+    public = () if is_loopback(options.host) else (options.host, socket.gethostname())
+    app = create_app(state, hosts=(*options.hosts, *public), origins=options.origins)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=3,
+        timeout_keep_alive=75,
+        lifespan="on",
+    )
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    server_file = None if options.private else options.paths.server_file
+    server = _Server(config, server_file, f"http://{host}:{port}", token)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        if server_file is not None:
+            remove_server_file(server_file)
+        listener.close()

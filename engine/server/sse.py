@@ -1,0 +1,132 @@
+"""Server-sent events as raw bytes: early headers, keep-alive comments, and an end when the client leaves."""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from engine.errors import Cancelled, EngineError
+from engine.server.errors import lookup, openai_body, retry_header
+
+log = logging.getLogger(__name__)
+
+# A request that fails before this answers with a status code; a slower one (loading, a long queue) gets its
+# headers now, so that client timeouts count from here, and its error as an event.
+EARLY_HEADERS_S: Final = 5.0
+# Well below the idle limits of known clients (300 s and more), and of proxies (60 s).
+PING_S: Final = 10.0
+
+T = TypeVar("T")
+
+
+class EventStream(Response):
+    """A response that sends the byte chunks of a generator.
+
+    `error_event` turns an exception after the headers into the protocol's own event, `error_body` one before
+    them into the protocol's own body.
+    """
+
+    def __init__(
+        self,
+        chunks: AsyncGenerator[bytes, None],
+        error_event: Callable[[Exception], bytes],
+        error_body: Callable[[Exception], dict[str, Any]] = openai_body,
+        ping: bytes = b": ping\n\n",
+        media_type: bytes = b"text/event-stream; charset=utf-8",
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__()
+        self._chunks = chunks
+        self._error_event = error_event
+        self._error_body = error_body
+        self._ping = ping
+        self._stream_headers = [
+            (b"content-type", media_type),
+            (b"cache-control", b"no-cache"),
+            *((k.encode(), v.encode()) for k, v in (headers or {}).items()),
+        ]
+        self._begun = False
+        self._last_sent = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope
+        pump = asyncio.create_task(self._pump(send))
+        heart = asyncio.create_task(self._beat(send))
+        gone = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait((pump, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (pump, heart, gone):
+                task.cancel()
+            await asyncio.gather(pump, heart, gone, return_exceptions=True)
+            await self._chunks.aclose()
+
+    async def _begin(self, send: Send) -> None:
+        if not self._begun:
+            self._begun = True
+            self._last_sent = time.monotonic()
+            await send({"type": "http.response.start", "status": 200, "headers": self._stream_headers})
+
+    async def _pump(self, send: Send) -> None:
+        try:
+            async for chunk in self._chunks:
+                if not self._begun:
+                    await self._begin(send)
+                self._last_sent = time.monotonic()
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except Exception as error:
+            if not isinstance(error, EngineError):
+                log.exception("stream failed")
+            await self._fail(error, send)
+            return
+        await self._begin(send)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _fail(self, error: Exception, send: Send) -> None:
+        if self._begun:
+            await send({"type": "http.response.body", "body": self._error_event(error), "more_body": False})
+            return
+        self._begun = True
+        headers = [(b"content-type", b"application/json")]
+        headers += [(k.encode(), v.encode()) for k, v in retry_header(error).items()]
+        await send({"type": "http.response.start", "status": lookup(error)[0], "headers": headers})
+        body = json.dumps(self._error_body(error)).encode()
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _beat(self, send: Send) -> None:
+        await asyncio.sleep(EARLY_HEADERS_S)
+        await self._begin(send)
+        while True:
+            await asyncio.sleep(PING_S)
+            if time.monotonic() - self._last_sent >= PING_S:
+                await send({"type": "http.response.body", "body": self._ping, "more_body": True})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_connected(request: Request, work: Awaitable[T]) -> T:
+    """Await `work`, cancelling it when the client goes away.
+
+    Raises: Cancelled: the client left.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request.receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Cancelled("the client closed the connection")
+        return task.result()
+    finally:
+        for future in (task, gone):
+            if not future.done():
+                future.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
