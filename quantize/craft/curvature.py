@@ -1,0 +1,55 @@
+"""The second moments of a layer's inputs, made ready for rounding against them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+
+# Share of the mean diagonal added to it, so that unseen directions still count a little.
+# Source: GPTQ (arXiv 2210.17323), section 3.3, whose 1 % held in our trial too.
+DAMPING = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Curvature:
+    """Damped second moments in rounding order (largest diagonal first).
+
+    `moments` is (k, k); `feedback` is strictly upper triangular: the part of the error of column i that column j
+    takes over (the unit factor of moments = (feedback + I) D (feedback + I)^T).
+    """
+
+    order: npt.NDArray[np.intp]
+    moments: Floats
+    feedback: Floats
+
+    @property
+    def diagonal(self) -> Floats:
+        """(k,) damped mean squares in rounding order."""
+        diagonal: Floats = self.moments.diagonal()
+        return diagonal
+
+
+def make_curvature(moments: npt.NDArray[np.floating], damping: float = DAMPING) -> Curvature:
+    """Order, damp and factor second moments.
+
+    Args: moments: (k, k) mean outer products of the inputs, symmetric, any scale.
+    Raises: ValueError: not square or not finite.
+    """
+    k = moments.shape[0]
+    if moments.shape != (k, k) or not np.isfinite(moments).all():
+        raise ValueError("second moments must be a finite square matrix")
+    diagonal = moments.diagonal()
+    order = np.argsort(-diagonal, kind="stable")
+    damped = moments[np.ix_(order, order)].astype(np.float64)
+    mean = float(diagonal.mean())
+    if mean <= 0:  # nothing was seen: every column counts the same
+        damped = np.eye(k)
+        mean = 1.0
+    damped[np.diag_indices(k)] += damping * mean
+    # R R^T = H with R upper triangular, from the Cholesky factor of H read backwards.
+    root = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
+    feedback = root / root.diagonal()[None, :]
+    feedback[np.tril_indices(k)] = 0.0
+    return Curvature(order, damped.astype(np.float32), np.ascontiguousarray(feedback, np.float32))

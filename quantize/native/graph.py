@@ -1,0 +1,124 @@
+"""Reading a tensor of a running graph: its name, shape, sources and values, from inside the evaluation callback."""
+
+import ctypes
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from quantize.native.libraries import ggml_base
+
+_MAX_DIMS = 4
+_MAX_OP_PARAMS = 64
+_MAX_SRC = 10
+_MAX_NAME = 64
+_TYPE_F32: Final = 0
+
+
+class GgmlTensor(ctypes.Structure):
+    """Source: ggml.h, struct ggml_tensor, of the pinned llama.cpp commit."""
+
+
+GgmlTensor._fields_ = (  # noqa: SLF001  the structure points to itself, so its fields come after it
+    ("type", ctypes.c_int),
+    ("buffer", ctypes.c_void_p),
+    ("ne", ctypes.c_int64 * _MAX_DIMS),
+    ("nb", ctypes.c_size_t * _MAX_DIMS),
+    ("op", ctypes.c_int),
+    ("op_params", ctypes.c_int32 * (_MAX_OP_PARAMS // 4)),
+    ("flags", ctypes.c_int32),
+    ("src", ctypes.c_void_p * _MAX_SRC),
+    ("view_src", ctypes.c_void_p),
+    ("view_offs", ctypes.c_size_t),
+    ("data", ctypes.c_void_p),
+    ("name", ctypes.c_char * _MAX_NAME),
+    ("extra", ctypes.c_void_p),
+    ("padding", ctypes.c_char * 8),
+)
+
+
+@cache
+def op_id(name: str) -> int:
+    """The number of a graph operation ("MUL_MAT"). Raises: ValueError: this ggml has no such operation."""
+    op_name = ggml_base().ggml_op_name
+    op_name.restype = ctypes.c_char_p
+    op_name.argtypes = [ctypes.c_int]
+    for number in range(200):
+        found = op_name(number)
+        if found == name.encode():
+            return number
+        if found is None or found == b"":
+            break
+    raise ValueError(f"ggml has no operation {name!r}")
+
+
+def tensor_at(address: int) -> GgmlTensor:
+    """The structure at an address that llama.cpp handed out; valid as long as the graph it belongs to."""
+    return GgmlTensor.from_address(address)
+
+
+def num_bytes(tensor: GgmlTensor) -> int:
+    """Bytes the tensor's data spans, views and padding between rows included."""
+    nbytes = ggml_base().ggml_nbytes
+    nbytes.restype = ctypes.c_size_t
+    nbytes.argtypes = [ctypes.c_void_p]
+    return int(nbytes(ctypes.addressof(tensor)))
+
+
+def read_bytes(tensor: GgmlTensor) -> npt.NDArray[np.uint8]:
+    """A copy of the tensor's bytes, from whatever device holds them."""
+    out = np.empty(num_bytes(tensor), np.uint8)
+    _backend().ggml_backend_tensor_get(ctypes.addressof(tensor), out.ctypes.data, 0, out.nbytes)
+    return out
+
+
+def write_bytes(tensor: GgmlTensor, values: npt.NDArray[np.uint8]) -> None:
+    """Overwrite the tensor in place. Raises: ValueError: the bytes are not exactly as many as it has."""
+    source = np.ascontiguousarray(values).reshape(-1)
+    if source.dtype != np.uint8 or source.nbytes != num_bytes(tensor):
+        raise ValueError(f"{source.nbytes} bytes for a tensor of {num_bytes(tensor)}")
+    _backend().ggml_backend_tensor_set(ctypes.addressof(tensor), source.ctypes.data, 0, source.nbytes)
+
+
+def read_floats(tensor: GgmlTensor) -> npt.NDArray[np.float32]:
+    """A float32 tensor as (ne3, ne2, ne1, ne0); a view of host memory where it lies there, else a copy.
+
+    A view is valid only until the callback returns. Raises: ValueError: the tensor is not float32.
+    """
+    return _strided(tensor, np.float32, _TYPE_F32)
+
+
+def read_ints(tensor: GgmlTensor) -> npt.NDArray[np.int32]:
+    """An int32 tensor as (ne3, ne2, ne1, ne0), copied."""
+    raw = read_bytes(tensor)
+    shape = tuple(reversed(tensor.ne[:]))
+    strides = tuple(reversed(tensor.nb[:]))
+    return np.lib.stride_tricks.as_strided(raw.view(np.int32), shape, strides).copy()
+
+
+def _strided(tensor: GgmlTensor, dtype: Any, type_id: int) -> npt.NDArray[Any]:
+    if tensor.type != type_id:
+        raise ValueError(f"tensor {tensor.name!r} has type {tensor.type}, expected {type_id}")
+    lib = _backend()
+    if tensor.buffer and lib.ggml_backend_buffer_is_host(tensor.buffer):
+        buffer = (ctypes.c_uint8 * num_bytes(tensor)).from_address(tensor.data)
+        raw = np.frombuffer(buffer, np.uint8)
+    else:
+        raw = read_bytes(tensor)
+    shape = tuple(reversed(tensor.ne[:]))
+    strides = tuple(reversed(tensor.nb[:]))
+    return np.lib.stride_tricks.as_strided(raw.view(dtype), shape, strides, writeable=False)
+
+
+@cache
+def _backend() -> ctypes.CDLL:
+    lib = ggml_base()
+    transfer = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
+    lib.ggml_backend_tensor_get.argtypes = transfer
+    lib.ggml_backend_tensor_get.restype = None
+    lib.ggml_backend_tensor_set.argtypes = transfer
+    lib.ggml_backend_tensor_set.restype = None
+    lib.ggml_backend_buffer_is_host.argtypes = [ctypes.c_void_p]
+    lib.ggml_backend_buffer_is_host.restype = ctypes.c_bool
+    return lib

@@ -1,0 +1,61 @@
+"""Finding and loading the native libraries of the installed llama-cpp-python."""
+
+import ctypes
+import sys
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+
+@cache
+def library_dir() -> Path:
+    """The folder that holds libllama, libggml-base and the backend plugins.
+
+    Raises: ModuleNotFoundError: llama-cpp-python is not installed.
+    """
+    spec = find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("llama_cpp")
+    return Path(spec.origin).parent / "lib"
+
+
+@cache
+def ggml_base() -> ctypes.CDLL:
+    """libggml-base alone: quantize, dequantize, sizes. Loads no backend and no model code."""
+    folder = library_dir()
+    for name in ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll", "libggml-base.dll"):
+        path = folder / name
+        if path.exists():
+            if sys.platform == "win32":
+                return ctypes.CDLL(str(path), winmode=ctypes.RTLD_GLOBAL)
+            return ctypes.CDLL(str(path))
+    raise FileNotFoundError(str(folder / "libggml-base"))
+
+
+@cache
+def llama() -> ModuleType:
+    """The low-level bindings of libllama with every backend plugin loaded and the log silenced.
+
+    Once a process: `llama_backend_init` is not undone.
+    """
+    from llama_cpp import llama_cpp  # noqa: PLC0415  importing it loads 60 MB of libraries
+
+    load = llama_cpp._lib.ggml_backend_load_all_from_path  # noqa: SLF001  the bindings offer no public name
+    load.argtypes = [ctypes.c_char_p]
+    load.restype = None
+    load(str(library_dir()).encode())
+    llama_cpp.llama_log_set(_QUIET, None)
+    llama_cpp.llama_backend_init()
+    return llama_cpp
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+def _QUIET(level: int, text: bytes, user_data: int) -> None:  # noqa: N802  a constant callback, never collected
+    """Pass on errors only; the rest is of use to nobody but developers of llama.cpp."""
+    del user_data
+    if level == _LOG_ERROR:
+        sys.stderr.write(text.decode(errors="replace"))
+
+
+_LOG_ERROR = 4  # Source: ggml.h, enum ggml_log_level
