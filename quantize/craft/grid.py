@@ -84,7 +84,10 @@ def make_grid(bases: list[tuple[str, Bytes]], row_values: int, order: npt.NDArra
     Args: bases: (type, (rows, row_bytes)). order: the columns in the order they will be rounded.
     Raises: ValueError: a type with a table stands before one without.
     """
-    origins, steps, inverses, tops = [], [], [], []
+    origins: list[Floats] = []
+    steps: list[Floats] = []
+    inverses: list[Floats] = []
+    tops: list[Floats] = []
     num_linear = 0
     for qtype, base in bases:
         layout = LAYOUTS[qtype]

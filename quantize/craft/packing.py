@@ -15,7 +15,7 @@ _SUPER = 256  # weights in a block of the K types and IQ4_XS
 
 def _nibbles_halves(codes: Bytes) -> Bytes:
     """(n, groups, 2, half) codes: the first half in the low nibbles, the second in the high ones."""
-    packed: Bytes = codes[:, :, 0] | (codes[:, :, 1] << 4)
+    packed: Bytes = codes[:, :, 0] | (codes[:, :, 1] << np.uint8(4))
     return packed
 
 
@@ -25,7 +25,7 @@ def _q4_k(block: Bytes, codes: Bytes) -> None:
 
 def _q5_k(block: Bytes, codes: Bytes) -> None:
     parts = codes.reshape(-1, 4, 2, 32)
-    block[:, 48:] = _nibbles_halves(parts & 15).reshape(-1, 128)
+    block[:, 48:] = _nibbles_halves(parts & np.uint8(15)).reshape(-1, 128)
     # Bit 2j + s of byte l is the fifth bit of weight l of half s of group j.
     shifts = np.arange(8, dtype=np.uint8).reshape(1, 4, 2, 1)
     block[:, 16:48] = ((parts >> 4) << shifts).sum(axis=(1, 2), dtype=np.uint8)

@@ -77,9 +77,7 @@ def row_bytes(qtype: str, row_values: int) -> int:
     return type_traits(qtype).row_bytes(row_values)
 
 
-def quantize_rows(
-    weights: Weights, qtype: str, importance: Weights | None = None, *, threads: int = 1
-) -> Blocks:
+def quantize_rows(weights: Weights, qtype: str, importance: Weights | None = None, *, threads: int = 1) -> Blocks:
     """Round rows of weights into packed blocks, exactly as llama-quantize does.
 
     Args: weights: (rows, row_values) float32. importance: (row_values,) non-negative weights of the columns, shared

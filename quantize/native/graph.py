@@ -17,25 +17,24 @@ _TYPE_F32: Final = 0
 
 
 class GgmlTensor(ctypes.Structure):
-    """Source: ggml.h, struct ggml_tensor, of the pinned llama.cpp commit."""
+    """Source: ggml.h, struct ggml_tensor, of the pinned llama.cpp commit. Pointers are plain addresses."""
 
-
-GgmlTensor._fields_ = (  # noqa: SLF001  the structure points to itself, so its fields come after it
-    ("type", ctypes.c_int),
-    ("buffer", ctypes.c_void_p),
-    ("ne", ctypes.c_int64 * _MAX_DIMS),
-    ("nb", ctypes.c_size_t * _MAX_DIMS),
-    ("op", ctypes.c_int),
-    ("op_params", ctypes.c_int32 * (_MAX_OP_PARAMS // 4)),
-    ("flags", ctypes.c_int32),
-    ("src", ctypes.c_void_p * _MAX_SRC),
-    ("view_src", ctypes.c_void_p),
-    ("view_offs", ctypes.c_size_t),
-    ("data", ctypes.c_void_p),
-    ("name", ctypes.c_char * _MAX_NAME),
-    ("extra", ctypes.c_void_p),
-    ("padding", ctypes.c_char * 8),
-)
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("ne", ctypes.c_int64 * _MAX_DIMS),
+        ("nb", ctypes.c_size_t * _MAX_DIMS),
+        ("op", ctypes.c_int),
+        ("op_params", ctypes.c_int32 * (_MAX_OP_PARAMS // 4)),
+        ("flags", ctypes.c_int32),
+        ("src", ctypes.c_void_p * _MAX_SRC),
+        ("view_src", ctypes.c_void_p),
+        ("view_offs", ctypes.c_size_t),
+        ("data", ctypes.c_void_p),
+        ("name", ctypes.c_char * _MAX_NAME),
+        ("extra", ctypes.c_void_p),
+        ("padding", ctypes.c_char * 8),
+    )
 
 
 @cache
@@ -103,7 +102,7 @@ def _strided(tensor: GgmlTensor, dtype: Any, type_id: int) -> npt.NDArray[Any]:
     lib = _backend()
     if tensor.buffer and lib.ggml_backend_buffer_is_host(tensor.buffer):
         buffer = (ctypes.c_uint8 * num_bytes(tensor)).from_address(tensor.data)
-        raw = np.frombuffer(buffer, np.uint8)
+        raw: npt.NDArray[np.uint8] = np.ctypeslib.as_array(buffer)
     else:
         raw = read_bytes(tensor)
     shape = tuple(reversed(tensor.ne[:]))
@@ -114,7 +113,7 @@ def _strided(tensor: GgmlTensor, dtype: Any, type_id: int) -> npt.NDArray[Any]:
 @cache
 def _backend() -> ctypes.CDLL:
     lib = ggml_base()
-    transfer = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
+    transfer: list[Any] = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
     lib.ggml_backend_tensor_get.argtypes = transfer
     lib.ggml_backend_tensor_get.restype = None
     lib.ggml_backend_tensor_set.argtypes = transfer

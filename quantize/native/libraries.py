@@ -41,17 +41,17 @@ def llama() -> ModuleType:
     """
     from llama_cpp import llama_cpp  # noqa: PLC0415  importing it loads 60 MB of libraries
 
+    llama_cpp.llama_log_set(_LOG, None)
     load = llama_cpp._lib.ggml_backend_load_all_from_path  # noqa: SLF001  the bindings offer no public name
     load.argtypes = [ctypes.c_char_p]
     load.restype = None
     load(str(library_dir()).encode())
-    llama_cpp.llama_log_set(_QUIET, None)
     llama_cpp.llama_backend_init()
-    return llama_cpp
+    bindings: ModuleType = llama_cpp
+    return bindings
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-def _QUIET(level: int, text: bytes, user_data: int) -> None:  # noqa: N802  a constant callback, never collected
+def _print_errors(level: int, text: bytes, user_data: object) -> None:
     """Pass on errors only; the rest is of use to nobody but developers of llama.cpp."""
     del user_data
     if level == _LOG_ERROR:
@@ -59,3 +59,4 @@ def _QUIET(level: int, text: bytes, user_data: int) -> None:  # noqa: N802  a co
 
 
 _LOG_ERROR = 4  # Source: ggml.h, enum ggml_log_level
+_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_print_errors)  # never collected

@@ -1,7 +1,7 @@
 """A model loaded by llama.cpp whose insides can be watched and whose weights can be swapped in place."""
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -123,7 +123,8 @@ class ReferenceModel:
 
         Args: windows: (count, window) with count ≤ `batch_windows`. keep: (window,) positions whose logits are
         wanted; None: none of them (one is computed and dropped).
-        Returns: (count, kept, num_vocab) float32, a copy. Raises: LoadFailed: evaluation failed; whatever `tap` raised.
+        Returns: (count, kept, num_vocab) float32, a copy.
+        Raises: LoadFailed: evaluation failed. Whatever `tap` raised.
         """
         count, length = windows.shape
         if length > self.window or count > self.batch_windows:
@@ -233,6 +234,3 @@ class ReferenceModel:
 
 def _multiplications() -> tuple[int, int]:
     return op_id("MUL_MAT"), op_id("MUL_MAT_ID")
-
-
-Progress = Callable[[float], None]

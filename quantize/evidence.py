@@ -1,0 +1,162 @@
+"""What measuring a model yields, and what is asked of it: the contract between measuring, planning and writing."""
+
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+MeasureTier = Literal["balanced", "max"]
+
+# stock: ggml's rounding with the importance matrix, byte for byte what llama-quantize writes.
+# rows: ggml's rounding, each row with the best of three exponents of the importance matrix.
+# craft: integers chosen against second moments on the scales ggml chose.
+# sequential: craft, layer after layer, on the inputs of the already rounded layers before.
+Rounding = Literal["stock", "rows", "craft", "sequential"]
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a phase is: `done` of `total` units of work (not counts), and the seconds it should still take."""
+
+    phase: str
+    done: float
+    total: float
+    detail: str = ""
+    left_s: float | None = None
+
+
+OnProgress = Callable[[Progress], None]
+Cancelled = Callable[[], bool]
+
+
+class TensorEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor: how much of its output each type spoils, and what that costs the model.
+
+    `alpha` is KL divergence (nats a token) for each unit of relative output error; `errors[rounding][qtype]` is
+    tr(dW H dW^T) / tr(W H W^T). Tensors of one `group` were swapped together, so they share their alpha.
+    """
+
+    name: str
+    group: str
+    alpha: float
+    errors: dict[str, dict[str, float]]
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """Measured damage of every quantizable tensor of one file.
+
+    `tier` says how alpha was found: swapped group by group, or tensor by tensor.
+    """
+
+    version: int = 1
+    tier: MeasureTier
+    source_sha256: str
+    calibration_sha256: str
+    imatrix_sha256: str
+    tokens: int
+    probe_tokens: int
+    tensors: tuple[TensorEvidence, ...]
+
+    @property
+    def sha256(self) -> str:
+        """Hash of everything in it."""
+        return sha256(msgspec.json.encode(self)).hexdigest()
+
+    def damage(self, rounding: Rounding) -> dict[str, dict[str, float]]:
+        """Expected KL divergence (nats a token) by tensor and type, each alone."""
+        measured = "craft" if rounding == "sequential" else rounding
+        return {t.name: {q: t.alpha * e for q, e in t.errors[measured].items()} for t in self.tensors}
+
+
+# Types whose damage is measured unless asked otherwise. Source: docs/quantization.md, "Types".
+MEASURED_TYPES = ("Q2_K", "IQ3_XXS", "Q3_K", "IQ3_S", "IQ4_XS", "IQ4_NL", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
+
+
+class MeasureRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to measure. `source` is a GGUF file (F32, F16, BF16 or Q8_0); `calibration` a UTF-8 text.
+
+    `cache_dir` keeps everything by content hash: a second run, or one after a kill, goes on where it was.
+    `max_tokens` bounds the calibration text; `memory_bytes` the second moments held at a time.
+    """
+
+    source: Path
+    calibration: Path
+    cache_dir: Path
+    tier: MeasureTier = "balanced"
+    qtypes: tuple[str, ...] = MEASURED_TYPES
+    threads: int = 1
+    gpu_layers: int = 0
+    max_tokens: int = 131_072
+    memory_bytes: int = 2 << 30
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """The evidence and where its parts lie: the importance matrix as llama.cpp's GGUF, the folder of the cache."""
+
+    evidence: Evidence
+    imatrix: Path
+    folder: Path
+
+
+class RoundRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Round the tensors of `types` (tensor name to type) of a source.
+
+    Every rounding but "stock" needs the second moments in `measure`'s cache, and measures again what is gone.
+    """
+
+    measure: MeasureRequest
+    types: dict[str, str]
+    rounding: Rounding = "craft"
+
+
+class PackedTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished tensor: (rows, row_bytes) uint8, experts one after the other, mapped from the cache."""
+
+    name: str
+    qtype: str
+    blocks: npt.NDArray[np.uint8]
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """A figure and the bounds between which it lies in 95 % of resampled texts."""
+
+    value: float
+    low: float
+    high: float
+
+
+class FileReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How one file's predictions differ from the reference's on held-out text.
+
+    KL divergences in nats a token; `top1_agreement_frac` is how often the likeliest token is the same; perplexities
+    are of the text itself. Intervals are by bootstrap over windows of text.
+    """
+
+    path: str
+    file_bytes: int
+    tokens: int
+    kld_mean: Interval
+    kld_median: float
+    kld_p99: float
+    kld_p999: float
+    top1_agreement_frac: Interval
+    perplexity: Interval
+    reference_perplexity: float
+
+
+class VerifyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Compare finished files with a reference on a text; the second half of each window counts.
+
+    All files are open at once: each needs its size in memory beside the reference's.
+    """
+
+    reference: Path
+    files: tuple[Path, ...]
+    text: Path
+    max_tokens: int = 32_768
+    window: int = 512
+    threads: int = 1
+    gpu_layers: int = 0

@@ -1,0 +1,133 @@
+"""Choosing integers anew: blocks stay exact, and the layer's output error falls far below plain rounding."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from quantize.craft.curvature import make_curvature
+from quantize.craft.grid import make_grid
+from quantize.craft.packing import LAYOUTS, pack
+from quantize.craft.rounding import output_error, round_columns
+from quantize.native.blocks import dequantize_rows, quantize_rows
+
+WIDTH = 512
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return np.random.default_rng(11).standard_normal((40, WIDTH)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def moments():
+    """Inputs of a few strong directions over a floor, as trained layers have."""
+    rng = np.random.default_rng(5)
+    strong = rng.standard_normal((2000, 40)) @ rng.standard_normal((40, WIDTH))
+    inputs = strong + 0.5 * rng.standard_normal((2000, WIDTH))
+    return inputs.T @ inputs / 2000
+
+
+@pytest.mark.parametrize("qtype", LAYOUTS)
+def test_codes_read_from_ggmls_blocks_pack_back_to_the_same_bytes(weights, qtype):
+    base = quantize_rows(weights, qtype, np.ones(WIDTH, np.float32))
+    order = np.arange(WIDTH)
+    grid = make_grid([(qtype, base)], WIDTH, order)
+
+    codes = grid.codes(np.ascontiguousarray(dequantize_rows(base, qtype, WIDTH).T))
+
+    assert np.array_equal(base, pack(base, qtype, np.ascontiguousarray(codes.T)))
+
+
+@pytest.mark.parametrize("qtype", LAYOUTS)
+def test_every_code_survives_packing(qtype):
+    rng = np.random.default_rng(1)
+    base = quantize_rows(rng.standard_normal((30, WIDTH)).astype(np.float32), qtype)
+    codes = rng.integers(0, LAYOUTS[qtype].levels, (30, WIDTH)).astype(np.uint8)
+    grid = make_grid([(qtype, base)], WIDTH, np.arange(WIDTH))
+
+    values = dequantize_rows(pack(base, qtype, codes), qtype, WIDTH).T
+
+    assert np.array_equal(codes, grid.codes(np.ascontiguousarray(values)).T)
+
+
+@pytest.mark.parametrize("qtype", LAYOUTS)
+def test_crafted_rows_spoil_the_output_far_less_than_plain_ones(weights, moments, qtype):
+    curvature = make_curvature(moments)
+    importance = moments.diagonal().astype(np.float32)
+    base = quantize_rows(weights, qtype, importance)
+    targets = np.ascontiguousarray(weights[:, curvature.order].T)
+    plain = dequantize_rows(base, qtype, WIDTH)[:, curvature.order].T - targets
+
+    values = round_columns(targets, make_grid([(qtype, base)], WIDTH, curvature.order), curvature)
+
+    crafted_error = output_error(values - targets, curvature.moments).sum()
+    assert crafted_error < 0.5 * output_error(plain, curvature.moments).sum()
+
+
+def test_types_rounded_together_come_out_as_each_alone(weights, moments):
+    curvature = make_curvature(moments)
+    targets = np.ascontiguousarray(weights[:, curvature.order].T)
+    bases = [(q, quantize_rows(weights, q)) for q in ("Q3_K", "Q6_K", "IQ4_XS")]
+    alone = [round_columns(targets, make_grid([b], WIDTH, curvature.order), curvature) for b in bases]
+
+    together = round_columns(
+        np.concatenate([targets] * 3, axis=1), make_grid(bases, WIDTH, curvature.order), curvature
+    )
+
+    # Sums of products run in another order, so a few ties may fall the other way.
+    assert (np.concatenate(alone, axis=1) != together).mean() < 0.01
+
+
+def test_sweeps_never_make_the_output_worse(weights, moments):
+    curvature = make_curvature(moments)
+    targets = np.ascontiguousarray(weights[:, curvature.order].T)
+    grid = make_grid([("Q4_K", quantize_rows(weights, "Q4_K"))], WIDTH, curvature.order)
+
+    errors = [
+        output_error(round_columns(targets, grid, curvature, sweeps) - targets, curvature.moments)
+        for sweeps in range(4)
+    ]
+
+    for before, after in itertools.pairwise(errors):
+        assert (after <= before * 1.0001).all()
+
+
+def test_feedback_factors_the_damped_moments(moments):
+    curvature = make_curvature(moments)
+    unit = curvature.feedback.astype(np.float64) + np.eye(WIDTH)
+    inverse = np.linalg.inv(unit)
+    middle = inverse @ curvature.moments @ inverse.T
+
+    off_diagonal = middle - np.diag(middle.diagonal())
+
+    assert abs(off_diagonal).max() < 1e-3 * middle.diagonal().max()
+
+
+def test_inputs_that_were_never_seen_leave_plain_rounding(weights):
+    curvature = make_curvature(np.zeros((WIDTH, WIDTH)))
+    base = quantize_rows(weights, "Q8_0")
+    targets = np.ascontiguousarray(weights[:, curvature.order].T)
+
+    values = round_columns(targets, make_grid([("Q8_0", base)], WIDTH, curvature.order), curvature)
+
+    plain = dequantize_rows(base, "Q8_0", WIDTH)[:, curvature.order].T
+    assert np.abs(values - targets).max() <= np.abs(plain - targets).max()
+
+
+def test_moments_that_are_not_a_finite_square_are_refused():
+    with pytest.raises(ValueError, match="square"):
+        make_curvature(np.zeros((3, 4)))
+    with pytest.raises(ValueError, match="finite"):
+        make_curvature(np.full((4, 4), np.nan))
+
+
+def test_a_type_without_an_integer_grid_is_refused(weights):
+    with pytest.raises(KeyError):
+        pack(quantize_rows(weights, "IQ3_S"), "IQ3_S", np.zeros(weights.shape, np.uint8))
+
+
+def test_codes_and_bytes_must_belong_together(weights):
+    base = quantize_rows(weights, "Q4_K")
+    with pytest.raises(ValueError, match="belong together"):
+        pack(base[:5], "Q4_K", np.zeros((6, WIDTH), np.uint8))
