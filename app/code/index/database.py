@@ -1,0 +1,220 @@
+"""The index on disk: files, symbols and full text of one project. A cache: deleting it loses nothing."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import apsw
+
+from app.code.errors import IndexUnusable
+from app.code.index.walk import FoundFile
+from app.code.index.worker import ParsedFile
+
+# Raised whenever the tables or what is stored in them change; an older index is built anew.
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE file(id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, size_bytes INTEGER NOT NULL,
+  mtime_ns INTEGER NOT NULL, language TEXT NOT NULL, num_lines INTEGER NOT NULL, problem TEXT);
+CREATE TABLE symbol(file_id INTEGER NOT NULL REFERENCES file(id) ON DELETE CASCADE, name TEXT NOT NULL,
+  kind TEXT NOT NULL, scope TEXT NOT NULL, line INTEGER NOT NULL, end_line INTEGER NOT NULL,
+  signature TEXT NOT NULL);
+CREATE INDEX symbol_name ON symbol(name COLLATE NOCASE);
+CREATE INDEX symbol_file ON symbol(file_id);
+CREATE TABLE chunk(id INTEGER PRIMARY KEY, file_id INTEGER NOT NULL REFERENCES file(id) ON DELETE CASCADE,
+  first INTEGER NOT NULL, last INTEGER NOT NULL);
+CREATE INDEX chunk_file ON chunk(file_id);
+CREATE VIRTUAL TABLE chunk_text USING fts5(path, names, body, words, content='', contentless_delete=1,
+  tokenize="unicode61 remove_diacritics 0");
+CREATE VIRTUAL TABLE term USING fts5vocab(chunk_text, row);
+"""
+# Weights of the columns for bm25: where a word is says more than how often it is.
+_WEIGHTS = "4.0, 6.0, 1.0, 0.7"
+
+
+@dataclass(frozen=True)
+class SymbolHit:
+    """A definition and where it is."""
+
+    path: str
+    name: str
+    kind: str
+    scope: str
+    line: int
+    end_line: int
+    signature: str
+
+
+@dataclass(frozen=True)
+class ChunkHit:
+    """Lines of a file that fit a query; a larger `score` fits better."""
+
+    path: str
+    first: int
+    last: int
+    score: float
+
+
+def index_path(cache: Path, root: Path) -> Path:
+    """Where the index of a project folder lives below the cache folder."""
+    digest = hashlib.sha256(str(root.resolve()).encode("utf-8", "surrogateescape")).hexdigest()
+    return cache / "code" / digest[:24] / "index.db"
+
+
+class IndexDatabase:
+    """Typed access to the tables. One connection; not shared between threads at the same time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = self._open()
+        except (OSError, apsw.Error) as error:
+            raise IndexUnusable(path, str(error)) from error
+
+    def _open(self) -> apsw.Connection:
+        try:
+            db = _connect(self._path)
+            version = db.pragma("user_version")
+            if version == _VERSION:
+                return db
+            db.close()
+        except (apsw.CorruptError, apsw.NotADBError):
+            pass
+        for suffix in ("", "-wal", "-shm"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+        db = _connect(self._path)
+        with db:
+            db.execute(_SCHEMA)
+            db.pragma("user_version", _VERSION)
+        return db
+
+    def known_files(self) -> dict[str, tuple[int, int]]:
+        """Path to (size in bytes, mtime_ns) of every indexed file."""
+        return {p: (s, m) for p, s, m in self._db.execute("SELECT path, size_bytes, mtime_ns FROM file")}
+
+    def store(self, files: Iterable[tuple[FoundFile, ParsedFile]]) -> None:
+        """Insert or replace files in one transaction."""
+        with self._db:
+            for found, parsed in files:
+                self._delete(found.path)
+                self._insert(found, parsed)
+
+    def _insert(self, found: FoundFile, parsed: ParsedFile) -> None:
+        execute, executemany = self._db.execute, self._db.executemany
+        execute(
+            "INSERT INTO file(path, size_bytes, mtime_ns, language, num_lines, problem) VALUES(?,?,?,?,?,?)",
+            (found.path, found.size_bytes, found.mtime_ns, parsed.language, parsed.num_lines, parsed.problem),
+        )
+        file_id = self._db.last_insert_rowid()
+        executemany(
+            "INSERT INTO symbol VALUES(?,?,?,?,?,?,?)",
+            [(file_id, s.name, s.kind, s.scope, s.line, s.end_line, s.signature) for s in parsed.symbols],
+        )
+        for chunk in parsed.chunks:
+            execute("INSERT INTO chunk(file_id, first, last) VALUES(?,?,?)", (file_id, chunk.first, chunk.last))
+            execute(
+                "INSERT INTO chunk_text(rowid, path, names, body, words) VALUES(?,?,?,?,?)",
+                (self._db.last_insert_rowid(), found.path, chunk.names, chunk.text, chunk.words),
+            )
+
+    def remove(self, paths: Iterable[str]) -> None:
+        """Forget files in one transaction."""
+        with self._db:
+            for path in paths:
+                self._delete(path)
+
+    def _delete(self, path: str) -> None:
+        self._db.execute(
+            "DELETE FROM chunk_text WHERE rowid IN"
+            " (SELECT chunk.id FROM chunk JOIN file ON file.id=file_id WHERE path=?)",
+            (path,),
+        )
+        self._db.execute("DELETE FROM file WHERE path=?", (path,))
+
+    def counts(self) -> dict[str, int]:
+        """Rows of each table."""
+        tables = ("file", "symbol", "chunk")
+        return {t: self._db.execute(f"SELECT count(*) FROM {t}").get for t in tables}  # noqa: S608  # fixed names
+
+    def paths(self, prefix: str = "", limit: int | None = None) -> list[str]:
+        """Indexed paths below a folder (`prefix` ends in a slash, or is empty), sorted."""
+        rows = self._db.execute(
+            "SELECT path FROM file WHERE path >= ? AND path < ? AND problem IS NULL ORDER BY path LIMIT ?",
+            (prefix, prefix + "\U0010ffff", -1 if limit is None else limit),
+        )
+        return [path for (path,) in rows]
+
+    def paths_named(self, name: str) -> list[str]:
+        """Paths that are `name` or end in it at a folder border, shortest first."""
+        pattern = name.replace("!", "!!").replace("%", "!%").replace("_", "!_")
+        rows = self._db.execute(
+            "SELECT path FROM file WHERE path=? OR path LIKE ? ESCAPE '!' ORDER BY length(path), path LIMIT 50",
+            (name, "%/" + pattern),
+        )
+        return [path for (path,) in rows]
+
+    def problems(self) -> dict[str, str]:
+        """Files that could not be used, with the reason."""
+        return dict(self._db.execute("SELECT path, problem FROM file WHERE problem IS NOT NULL"))
+
+    def symbols_named(self, name: str, limit: int = 50) -> list[SymbolHit]:
+        """Definitions of that name, case ignored but exact case first; `Outer.inner` narrows by scope."""
+        scope, _, leaf = name.rpartition(".")
+        rows = self._db.execute(
+            "SELECT path, name, kind, scope, line, end_line, signature FROM symbol JOIN file ON file.id=file_id"
+            " WHERE name=? COLLATE NOCASE AND (?='' OR scope=? OR scope LIKE ?)"
+            " ORDER BY name<>?, length(scope), length(path), path, line LIMIT ?",
+            (leaf, scope, scope, f"%.{scope}", leaf, limit),
+        )
+        return [SymbolHit(*row) for row in rows]
+
+    def symbols_in(self, path: str) -> list[SymbolHit]:
+        """A file's outline, in order."""
+        rows = self._db.execute(
+            "SELECT path, name, kind, scope, line, end_line, signature FROM symbol JOIN file ON file.id=file_id"
+            " WHERE path=? ORDER BY line",
+            (path,),
+        )
+        return [SymbolHit(*row) for row in rows]
+
+    def complete(self, prefix: str, limit: int = 20) -> list[str]:
+        """Names of symbols that begin like that, for the input field."""
+        upper = prefix + "\U0010ffff"
+        rows = self._db.execute(
+            "SELECT DISTINCT name FROM symbol WHERE name >= ? COLLATE NOCASE AND name < ? COLLATE NOCASE"
+            " ORDER BY length(name), name LIMIT ?",
+            (prefix, upper, limit),
+        )
+        return [name for (name,) in rows]
+
+    def term_counts(self, terms: Sequence[str]) -> dict[str, int]:
+        """In how many chunks each term (lower case) occurs."""
+        return {
+            term: self._db.execute("SELECT coalesce(sum(doc), 0) FROM term WHERE term=?", (term,)).get
+            for term in terms
+        }
+
+    def search(self, match: str, limit: int) -> Iterator[ChunkHit]:
+        """Best chunks for an FTS5 expression."""
+        rows = self._db.execute(
+            f"SELECT path, first, last, score FROM (SELECT rowid AS id, bm25(chunk_text, {_WEIGHTS}) AS score"  # noqa: S608  # fixed weights
+            " FROM chunk_text WHERE chunk_text MATCH ? ORDER BY score LIMIT ?) JOIN chunk USING(id)"
+            " JOIN file ON file.id=file_id ORDER BY score",
+            (match, limit),
+        )
+        for path, first, last, score in rows:
+            yield ChunkHit(path, first, last, -score)
+
+    def close(self) -> None:
+        """Close the database."""
+        self._db.close()
+
+
+def _connect(path: Path) -> apsw.Connection:
+    db = apsw.Connection(str(path))
+    db.set_busy_timeout(10_000)
+    # The index can be built again: losing the last transaction in a power cut is no loss.
+    db.execute("PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF; PRAGMA foreign_keys=ON;")
+    db.execute("PRAGMA cache_size=-32768; PRAGMA temp_store=MEMORY;")
+    return db
