@@ -12,7 +12,7 @@ from app.code.index.walk import FoundFile
 from app.code.index.worker import ParsedFile
 
 # Raised whenever the tables or what is stored in them change; an older index is built anew.
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 CREATE TABLE file(id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, size_bytes INTEGER NOT NULL,
   mtime_ns INTEGER NOT NULL, language TEXT NOT NULL, num_lines INTEGER NOT NULL, problem TEXT);
@@ -25,7 +25,7 @@ CREATE TABLE chunk(id INTEGER PRIMARY KEY, file_id INTEGER NOT NULL REFERENCES f
   first INTEGER NOT NULL, last INTEGER NOT NULL);
 CREATE INDEX chunk_file ON chunk(file_id);
 CREATE VIRTUAL TABLE chunk_text USING fts5(path, names, body, words, content='', contentless_delete=1,
-  tokenize="unicode61 remove_diacritics 0");
+  tokenize="porter unicode61 remove_diacritics 0");
 CREATE VIRTUAL TABLE term USING fts5vocab(chunk_text, row);
 """
 # Weights of the columns for bm25: where a word is says more than how often it is.
@@ -69,6 +69,7 @@ class IndexDatabase:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = self._open()
+            self._tokenize = self._db.fts5_tokenizer("porter", ["unicode61", "remove_diacritics", "0"])
         except (OSError, apsw.Error) as error:
             raise IndexUnusable(path, str(error)) from error
 
@@ -188,12 +189,20 @@ class IndexDatabase:
         )
         return [name for (name,) in rows]
 
-    def term_counts(self, terms: Sequence[str]) -> dict[str, int]:
-        """In how many chunks each term (lower case) occurs."""
-        return {
-            term: self._db.execute("SELECT coalesce(sum(doc), 0) FROM term WHERE term=?", (term,)).get
-            for term in terms
-        }
+    def num_chunks(self) -> int:
+        """How many chunks there are, give or take those deleted."""
+        return int(self._db.execute("SELECT coalesce(max(id), 0) FROM chunk").get)
+
+    def match_counts(self, words: Sequence[str]) -> dict[str, int]:
+        """For each word the chunks that hold its rarest part, after the same stemming as the text."""
+        counts = {}
+        for word in words:
+            tokens = self._tokenize(word.encode(), apsw.FTS5_TOKENIZE_QUERY, None)
+            # Without locations each entry is a tuple of the token and its synonyms.
+            own = [token for entry in tokens for token in entry[2:]]
+            found = [self._db.execute("SELECT coalesce(sum(doc), 0) FROM term WHERE term=?", (t,)).get for t in own]
+            counts[word] = min(found, default=0)
+        return counts
 
     def search(self, match: str, limit: int) -> Iterator[ChunkHit]:
         """Best chunks for an FTS5 expression."""

@@ -1,0 +1,275 @@
+"""Assemble the context of a question: what was pointed at first, then what the index finds, in a budget.
+
+Whatever does not fit is cut to its telling part or left out, and both are said.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from app.code.context.mentions import Mention, mentions_in, without_mentions
+from app.code.context.pieces import Context, LeftOut, Piece
+from app.code.context.search import merged, named_symbols, search_chunks
+from app.code.errors import CodeError
+from app.code.git import Git
+from app.code.index.database import SymbolHit
+from app.code.index.project import ProjectIndex
+
+# A definition longer than this comes in as its first lines; the rest can be asked for.
+_SYMBOL_LINES = 150
+_FOLDER_FILES = 200
+_SAME_NAME_FILES = 3
+_OUTLINE_SYMBOLS = 400
+# Found pieces below this share of the best score are noise.
+_SCORE_SHARE = 0.35
+_MAX_FOUND = 12
+# Room a piece's title and fences take.
+_WRAPPING_TOKENS = 16
+
+
+@dataclass
+class _Budget:
+    limit: int
+    count: Callable[[str], int]
+    pieces: list[Piece] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    used: int = 0
+
+    def fits(self, text: str) -> bool:
+        return self.used + self.count(text) + _WRAPPING_TOKENS <= self.limit
+
+    def add(self, piece: Piece) -> bool:
+        """Take the piece if it fits and is not there already."""
+        size = self.count(piece.rendered())
+        if self.used + size > self.limit or any(_covers(other, piece) for other in self.pieces):
+            return False
+        self.pieces.append(replace(piece, num_tokens=size))
+        self.used += size
+        return True
+
+    def leave_out(self, what: str, reason: str) -> None:
+        self.left_out.append(LeftOut(what=what, reason=reason))
+
+
+def assemble(
+    index: ProjectIndex,
+    question: str,
+    budget_tokens: int,
+    count: Callable[[str], int],
+    *,
+    given: Sequence[Piece] = (),
+    git: Git | None = None,
+    search: bool = True,
+    excluded: frozenset[str] = frozenset(),
+) -> Context:
+    """The context for a question within `budget_tokens`, counted by `count`.
+
+    `given` pieces (an editor selection, pasted terminal output) come first. `excluded` are keys of pieces the
+    person removed. `search` False: only what was pointed at.
+    """
+    budget = _Budget(budget_tokens, count)
+    with index.lock:
+        for piece in given:
+            if piece.key not in excluded and not budget.add(piece):
+                budget.leave_out(piece.title, f"its {count(piece.text)} tokens do not fit the budget")
+        for mention in mentions_in(question):
+            _add_mention(index, mention, budget, git, excluded)
+        if search:
+            for piece in _found(index, without_mentions(question)):
+                if piece.key not in excluded and not budget.add(piece):
+                    _leave_out_found(budget, piece)
+    return Context(pieces=tuple(budget.pieces), left_out=tuple(budget.left_out), budget_tokens=budget_tokens)
+
+
+def _add_mention(
+    index: ProjectIndex, mention: Mention, budget: _Budget, git: Git | None, excluded: frozenset[str]
+) -> None:
+    try:
+        candidates = list(_resolve(index, mention, git))
+    except CodeError as error:
+        budget.leave_out(str(mention), str(error))
+        return
+    if not candidates:
+        budget.leave_out(str(mention), "nothing in this project has that name")
+    for piece in candidates:
+        if piece.key in excluded or budget.add(piece) or any(_covers(p, piece) for p in budget.pieces):
+            continue
+        shorter = _shortened(index, piece, budget)
+        if shorter is None or not budget.add(shorter):
+            budget.leave_out(
+                f"{mention} ({piece.title})", f"its {budget.count(piece.text)} tokens do not fit the budget"
+            )
+
+
+def _resolve(index: ProjectIndex, mention: Mention, git: Git | None) -> Iterator[Piece]:
+    """The pieces a mention stands for; a bare name is a file, else a folder, else a symbol."""
+    if mention.kind == "diff":
+        yield from _diff_pieces(git)
+        return
+    target = mention.target.removeprefix("./").rstrip("/")
+    wanted = ("file", "folder", "symbol") if mention.kind == "any" else (mention.kind,)
+    for kind in wanted:
+        found = False
+        for piece in _RESOLVERS[kind](index, target, mention):
+            found = True
+            yield piece
+        if found:
+            return
+
+
+def _diff_pieces(git: Git | None) -> Iterator[Piece]:
+    diff = git.diff() if git is not None else None
+    if diff is not None and diff.text:
+        yield Piece(kind="diff", title="Uncommitted changes", text=diff.text, reason="@diff", partial=diff.cut)
+
+
+def _file_pieces(index: ProjectIndex, target: str, mention: Mention) -> Iterator[Piece]:
+    if mention.target.endswith("/"):
+        return
+    paths = index.database.paths_named(target)
+    if target in paths or (mention.kind == "file" and not paths):
+        # A file named outright may be one that the index leaves out.
+        paths = [target]
+    for path in paths[:_SAME_NAME_FILES]:
+        yield _file_piece(index, path, mention)
+
+
+def _folder_pieces(index: ProjectIndex, target: str, mention: Mention) -> Iterator[Piece]:
+    paths = index.database.paths(target + "/", limit=_FOLDER_FILES + 1)
+    if paths:
+        yield _folder_piece(index, target, paths, mention)
+
+
+def _symbol_pieces(index: ProjectIndex, target: str, mention: Mention) -> Iterator[Piece]:
+    for hit in index.database.symbols_named(target, limit=_SAME_NAME_FILES):
+        piece = _symbol_piece(index, hit, str(mention))
+        if piece is not None:
+            yield piece
+
+
+_RESOLVERS = {"file": _file_pieces, "folder": _folder_pieces, "symbol": _symbol_pieces}
+
+
+def _file_piece(index: ProjectIndex, path: str, mention: Mention) -> Piece:
+    file = index.workspace.read(path)
+    lines = file.text.split("\n")
+    first = min(mention.first or 1, len(lines))
+    last = min(mention.last or len(lines), len(lines))
+    text = "\n".join(lines[first - 1 : last])
+    whole = mention.first is None
+    title = f"File {path}" if whole else f"File {path}, lines {first} to {last}"
+    return Piece(kind="file", title=title, text=text, reason=str(mention), path=file.path, first=first, last=last)
+
+
+def _folder_piece(index: ProjectIndex, folder: str, paths: list[str], mention: Mention) -> Piece:
+    lines: list[str] = []
+    num_symbols = 0
+    for path in paths[:_FOLDER_FILES]:
+        lines.append(path)
+        for hit in index.database.symbols_in(path):
+            if not hit.scope and num_symbols < _OUTLINE_SYMBOLS:
+                lines.append(f"    {hit.line}: {hit.signature}")
+                num_symbols += 1
+    return Piece(
+        kind="folder",
+        title=f"Folder {folder}: files and their outermost definitions",
+        text="\n".join(lines),
+        reason=str(mention),
+        path=folder,
+        partial=len(paths) > _FOLDER_FILES or num_symbols >= _OUTLINE_SYMBOLS,
+    )
+
+
+def _symbol_piece(index: ProjectIndex, hit: SymbolHit, reason: str) -> Piece | None:
+    last = min(hit.end_line, hit.line + _SYMBOL_LINES - 1)
+    text = _lines_of(index, hit.path, hit.line, last)
+    if text is None:
+        return None
+    name = f"{hit.scope}.{hit.name}" if hit.scope else hit.name
+    return Piece(
+        kind="symbol",
+        title=f"{hit.kind.capitalize()} {name}, {hit.path} lines {hit.line} to {last}",
+        text=text,
+        reason=reason,
+        path=hit.path,
+        first=hit.line,
+        last=last,
+        partial=last < hit.end_line,
+    )
+
+
+def _found(index: ProjectIndex, question: str) -> Iterator[Piece]:
+    for symbol in named_symbols(index.database, question):
+        piece = _symbol_piece(index, symbol, f"the question names {symbol.name}")
+        if piece is not None:
+            yield piece
+    hits = merged(search_chunks(index.database, question))
+    best = hits[0].score if hits else 0.0
+    for hit in hits[:_MAX_FOUND]:
+        if hit.score < _SCORE_SHARE * best:
+            continue
+        text = _lines_of(index, hit.path, hit.first, hit.last)
+        if text is not None:
+            yield Piece(
+                kind="search",
+                title=f"File {hit.path}, lines {hit.first} to {hit.last}",
+                text=text,
+                reason="fits the words of the question",
+                path=hit.path,
+                first=hit.first,
+                last=hit.last,
+            )
+
+
+def _shortened(index: ProjectIndex, piece: Piece, budget: _Budget) -> Piece | None:
+    """A file as its outline, anything else as its first lines, where even that helps."""
+    if piece.kind == "file" and piece.path is not None:
+        outline = "\n".join(
+            f"{'    ' * hit.scope.count('.') + ('    ' if hit.scope else '')}{hit.line}: {hit.signature}"
+            for hit in index.database.symbols_in(piece.path)
+        )
+        if outline and budget.fits(outline):
+            return replace(
+                piece,
+                kind="outline",
+                title=f"Outline of {piece.path} (too long to be given whole)",
+                text=outline,
+                first=None,
+                last=None,
+                partial=True,
+            )
+    lines = piece.text.split("\n")
+    low, high = 0, len(lines)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if budget.fits("\n".join(lines[:middle])):
+            low = middle
+        else:
+            high = middle - 1
+    if not low:
+        return None
+    last = piece.first + low - 1 if piece.first else None
+    title = f"{piece.title} (only its first {low} lines fit)"
+    return replace(piece, title=title, text="\n".join(lines[:low]), last=last, partial=True)
+
+
+def _lines_of(index: ProjectIndex, path: str, first: int, last: int) -> str | None:
+    """Lines of a file as it is now; None when it went away meanwhile."""
+    try:
+        lines = index.workspace.read(path).text.split("\n")
+    except (CodeError, OSError):
+        return None
+    return "\n".join(lines[first - 1 : last])
+
+
+def _covers(other: Piece, piece: Piece) -> bool:
+    """Whether another piece already holds these lines."""
+    if other.key == piece.key:
+        return True
+    if piece.path is None or other.path != piece.path or not (piece.first and piece.last):
+        return False
+    return bool(other.first and other.last and other.first <= piece.first and piece.last <= other.last)
+
+
+def _leave_out_found(budget: _Budget, piece: Piece) -> None:
+    if not any(_covers(other, piece) for other in budget.pieces):
+        budget.leave_out(piece.title, "found by search; no room left in the budget")
