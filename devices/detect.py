@@ -1,0 +1,130 @@
+"""From a Host to a Machine: the inventory reads files only; `detailed` also asks the vendors' commands."""
+
+from dataclasses import replace
+
+from devices.findings import machine_findings
+from devices.host import Host, text
+from devices.probes.apple import apple_devices
+from devices.probes.cpu import Processor, processor
+from devices.probes.gpu_linux import linux_gpus
+from devices.probes.gpu_windows import windows_gpus
+from devices.probes.limits import is_container
+from devices.probes.npu import linux_npus, windows_npus
+from devices.probes.nvidia import with_nvidia_smi
+from devices.probes.pci import pci_functions
+from devices.probes.ram import system_memory
+from devices.types import Device, Machine, Memory, SystemMemory
+
+
+def inventory(host: Host) -> Machine:
+    """What is in the machine, from files, registry and Plug and Play only: no driver loads, nothing wakes.
+
+    Takes well under 100 ms. A source that is missing, unreadable or garbled leaves `unknown` or None behind.
+    """
+    cpu = processor(host)
+    ram = system_memory(host, cpu.name)
+    kernel = _kernel(host)
+    gpus: list[Device] = []
+    npus: list[Device] = []
+    if host.system == "linux":
+        functions = pci_functions(host)
+        gpus = linux_gpus(host, functions, ram, cpu.name)
+        npus = linux_npus(host, functions, ram, kernel)
+    elif host.system == "windows":
+        gpus, npus = windows_gpus(host, ram), windows_npus(host, ram)
+    elif host.system == "macos":
+        gpus = apple_devices(host, cpu, ram)
+    ram = _with_carve_out(ram, gpus)
+    devices = _unique([_cpu_device(cpu, ram), *gpus, *npus])
+    machine = Machine(
+        system=host.system,
+        kernel=kernel,
+        arch=cpu.arch or "unknown",
+        environment=_environment(host, cpu),
+        product=_product(host),
+        memory=ram,
+        devices=devices,
+    )
+    return replace(machine, findings=machine_findings(host, machine))
+
+
+def detailed(host: Host, machine: Machine | None = None) -> Machine:
+    """The inventory plus what vendors' own commands add; each has a time limit of seconds."""
+    machine = machine or inventory(host)
+    return replace(machine, devices=with_nvidia_smi(host, machine.devices, machine.memory))
+
+
+def _kernel(host: Host) -> str:
+    names = {"linux": "kernel", "macos": "kernel", "windows": "windows_version"}
+    value = host.api(names.get(host.system, "kernel"))
+    if isinstance(value, str) and value:
+        return value
+    return text(host, "/proc/sys/kernel/osrelease")
+
+
+def _product(host: Host) -> str:
+    if host.system == "linux":
+        words = [text(host, f"/sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name")]
+        return " ".join(word for word in words if word)
+    if host.system == "windows":
+        values = host.registry(r"HARDWARE\DESCRIPTION\System\BIOS")
+        words = [str(values.get(name) or "") for name in ("SystemManufacturer", "SystemProductName")]
+        return " ".join(word for word in words if word)
+    return str(host.sysctl("hw.model") or "")
+
+
+def _environment(host: Host, cpu: Processor) -> str:
+    if host.system == "linux":
+        if (
+            host.access("/dev/dxg") != "absent"
+            or "microsoft" in text(host, "/proc/sys/kernel/osrelease").lower()
+        ):
+            return "wsl2"
+        if is_container(host):
+            return "container"
+    return "vm" if cpu.hypervisor else ""
+
+
+def _cpu_device(cpu: Processor, ram: SystemMemory) -> Device:
+    return Device(
+        id="cpu",
+        kind="cpu",
+        vendor=cpu.vendor or "unknown",
+        name=cpu.name or "unknown processor",
+        state="present",
+        memory=Memory(
+            physical_bytes=ram.installed_bytes or ram.total_bytes,
+            shared_limit_bytes=_smallest(ram.total_bytes, ram.limit_bytes),
+            available_bytes=ram.available_bytes,
+            unified=True,
+            bandwidth_gbs=ram.bandwidth_gbs,
+            bandwidth_source=ram.bandwidth_source,
+        ),
+        arch=cpu.arch or None,
+        isa=cpu.isa,
+        cores=cpu.cores,
+        cache_bytes=cpu.caches,
+        reason="not tried yet",
+        fix_hint="Run `tessera doctor` to try the processor's kernels.",
+        evidence=cpu.evidence,
+    )
+
+
+def _smallest(*values: int | None) -> int | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _with_carve_out(ram: SystemMemory, gpus: list[Device]) -> SystemMemory:
+    """Installed RAM where DMI is silent: what the system manages plus the largest carve-out."""
+    if ram.installed_bytes is not None or ram.total_bytes is None:
+        return ram
+    carve = max((gpu.memory.dedicated_bytes or 0 for gpu in gpus if gpu.kind == "igpu"), default=0)
+    return replace(ram, installed_bytes=ram.total_bytes + carve)
+
+
+def _unique(devices: list[Device]) -> tuple[Device, ...]:
+    """One entry an id: the first wins."""
+    found: dict[str, Device] = {}
+    for device in devices:
+        found.setdefault(device.id.lower(), device)
+    return tuple(found.values())

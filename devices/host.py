@@ -1,0 +1,142 @@
+"""The one door from the probes to the operating system, so that a recording can stand in for a machine."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from devices.types import System
+
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """Exit code and output of a command; `returncode` None means it was missing or ran out of time."""
+
+    returncode: int | None
+    stdout: str = ""
+
+
+class Host(Protocol):
+    """Reads facts and changes nothing. No method raises for something that is absent or unreadable.
+
+    `api` answers by name what has no file: `machine` (x86_64, arm64), `affinity` (CPU numbers),
+    `address_space_limit`, `memlock_limit` (bytes), `now` (seconds), `kernel`, `pci_name:VVVV:DDDD`,
+    `memory_modules` (data_width_bits, speed_mts, size_bytes each); on Windows
+    `memory_status`, `processor_features`, `logical_processors`, `present_pnp_ids`, `dxgi_adapters`,
+    `windows_version`.
+    """
+
+    @property
+    def system(self) -> System:
+        """The operating system."""
+        ...
+
+    def read(self, path: str) -> bytes | None:
+        """Content of a file (at most 1 MiB); None when it cannot be read."""
+        ...
+
+    def listdir(self, path: str) -> tuple[str, ...]:
+        """Sorted names in a folder; empty when it cannot be read."""
+        ...
+
+    def readlink(self, path: str) -> str | None:
+        """Target of a symbolic link."""
+        ...
+
+    def access(self, path: str) -> str:
+        """`absent`, `denied` or `ok` (readable and writable by this user)."""
+        ...
+
+    def run(self, argv: Sequence[str], timeout_s: float) -> CommandResult:
+        """Run a command in the C locale; a missing one has returncode None."""
+        ...
+
+    def registry(self, key: str) -> Mapping[str, Json]:
+        """Values of a key below HKEY_LOCAL_MACHINE."""
+        ...
+
+    def registry_keys(self, key: str) -> tuple[str, ...]:
+        """Subkeys of a key below HKEY_LOCAL_MACHINE."""
+        ...
+
+    def sysctl(self, name: str) -> int | str | None:
+        """A macOS sysctl."""
+        ...
+
+    def env(self, name: str) -> str | None:
+        """An environment variable."""
+        ...
+
+    def api(self, name: str) -> Json:
+        """A fact that has no file; None when this system does not offer it."""
+        ...
+
+
+def text(host: Host, path: str) -> str:
+    """A file as stripped text; bytes that are not UTF-8 are replaced, an unreadable file is empty."""
+    return (host.read(path) or b"").decode("utf-8", "replace").replace("\0", "").strip()
+
+
+def number(value: object) -> int | None:
+    """An integer from decimal or 0x text, or None; negative values are refused, for none of ours may be."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value if value >= 0 else None
+    if isinstance(value, float):
+        return int(value) if 0 <= value < 2**63 else None
+    if not isinstance(value, str):
+        return None
+    digits = value.strip().lower()
+    if re.fullmatch(r"0x[0-9a-f]{1,16}", digits):
+        return int(digits, 16)
+    return int(digits) if re.fullmatch(r"[0-9]{1,20}", digits, re.ASCII) else None
+
+
+def read_number(host: Host, path: str) -> int | None:
+    """A file that holds one integer."""
+    return number(text(host, path))
+
+
+def cpu_list(listing: str, limit: int = 8192) -> frozenset[int]:
+    """CPU numbers of a kernel list such as `0-3,8,10-11`; what does not parse is left out."""
+    cpus: set[int] = set()
+    for part in listing.split(","):
+        first, dash, last = part.strip().partition("-")
+        low, high = number(first), number(last if dash else first)
+        if low is not None and high is not None and low <= high < limit:
+            cpus.update(range(low, high + 1))
+    return frozenset(cpus)
+
+
+def fields(block: str, separator: str = ":") -> dict[str, str]:
+    """`key: value` lines as a dict; the first of a repeated key wins."""
+    found: dict[str, str] = {}
+    for line in block.splitlines():
+        key, sep, value = line.partition(separator)
+        if sep:
+            found.setdefault(key.strip(), value.strip())
+    return found
+
+
+def records(value: Json) -> tuple[Mapping[str, Json], ...]:
+    """The mappings in a list; anything else is left out."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(item for item in value if isinstance(item, Mapping))
+    return ()
+
+
+def strings(value: Json) -> tuple[str, ...]:
+    """The strings in a list; anything else is left out."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(item for item in value if isinstance(item, str))
+    return ()
+
+
+def integers(value: Json) -> tuple[int, ...]:
+    """The integers in a list; anything else is left out."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(item for item in value if isinstance(item, int) and not isinstance(item, bool))
+    return ()

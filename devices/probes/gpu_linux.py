@@ -1,0 +1,276 @@
+"""GPUs of a Linux machine from sysfs: memory pools, driver, permission, whether they share the CPU's RAM."""
+
+import re
+
+from devices.host import Host, fields, number, read_number, text
+from devices.probes import gpu_ids, hints
+from devices.probes.pci import PciFunction
+from devices.types import Device, Evidence, Memory, State, SystemMemory
+
+DRM = "/sys/class/drm"
+KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
+# GPUs of ARM systems-on-chip sit on no PCI bus. Source: the kernel's drivers/gpu/drm, driver names.
+SOC_DRIVERS = {
+    "msm_dpu": "Qualcomm",
+    "msm": "Qualcomm",
+    "adreno": "Qualcomm",
+    "asahi": "Apple",
+    "panfrost": "Arm",
+}
+SOC_DRIVERS |= {"panthor": "Arm", "lima": "Arm", "v3d": "Broadcom"}
+# What is always left to the rest of the system, although drivers report all of the GTT as free.
+RESERVE_FRAC = 0.1
+MIN_RESERVE_BYTES = 2 << 30
+
+
+def linux_gpus(
+    host: Host, functions: tuple[PciFunction, ...], ram: SystemMemory, cpu_name: str
+) -> list[Device]:
+    """Every GPU of the machine, usable or not, one Device each."""
+    kfd = kfd_nodes(host)
+    displays = [f for f in functions if f.base_class == 0x03 and f.vendor not in gpu_ids.NOT_FOR_COMPUTE]
+    found = [_pci_gpu(host, f, kfd, ram, cpu_name) for f in displays]
+    found += _cards_without_pci(host, {f.address for f in functions}, ram)
+    if not displays and host.access("/dev/dxg") == "ok":
+        found.append(_wsl_gpu(ram, cpu_name))
+    return found
+
+
+def kfd_nodes(host: Host) -> dict[str, dict[str, int]]:
+    """PCI address → properties of AMD's compute topology; CPU-only nodes have no address."""
+    found: dict[str, dict[str, int]] = {}
+    for node in host.listdir(KFD_NODES):
+        raw = fields(text(host, f"{KFD_NODES}/{node}/properties"), " ")
+        properties = {key: value for key, item in raw.items() if (value := number(item)) is not None}
+        location = properties.get("location_id")
+        if location is None or not properties.get("simd_count"):
+            continue
+        domain = properties.get("domain", 0)
+        address = f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
+        found[address] = properties
+    return found
+
+
+def _integrated(
+    host: Host, f: PciFunction, known: gpu_ids.GpuId | None, kfd: dict[str, int]
+) -> tuple[bool, Evidence]:
+    """Whether the GPU shares the CPU's memory: by id, by sensor, by bus; never by memory size or name."""
+    if known is not None:
+        return known.integrated, Evidence("PCI id table", f.pci_id, known.name)
+    if f.vendor == 0x8086:
+        slot = f.address.endswith(":00:02.0")
+        return slot, Evidence(f.path, "address", f.address, 0.9)
+    if f.vendor in {0x1002, 0x1022}:
+        if kfd.get("cpu_cores_count"):
+            return True, Evidence(KFD_NODES, "cpu_cores_count", str(kfd["cpu_cores_count"]), 0.9)
+        for monitor in host.listdir(f"{f.path}/hwmon"):
+            if host.read(f"{f.path}/hwmon/{monitor}/in1_input") is not None:
+                return True, Evidence(f"{f.path}/hwmon/{monitor}/in1_input", "vddnb", "present", 0.9)
+        return False, Evidence(f.path, "vddnb sensor", "absent", 0.6)
+    return False, Evidence(f.path, "vendor", f"{f.vendor:04x}", 0.8)
+
+
+def _pci_gpu(
+    host: Host, f: PciFunction, kfd: dict[str, dict[str, int]], ram: SystemMemory, cpu_name: str
+) -> Device:
+    known = gpu_ids.gpu_id(f.vendor, f.device)
+    node = kfd.get(f.address, {})
+    integrated, why = _integrated(host, f, known, node)
+    vendor = gpu_ids.VENDORS.get(f.vendor, f"vendor {f.vendor:04x}")
+    cards = list(host.listdir(f"{f.path}/drm"))
+    state, reason, hint = _state(host, f, vendor, cards)
+    nvidia = fields(text(host, f"/proc/driver/nvidia/gpus/{f.address}/information"))
+    return Device(
+        id=f.address,
+        kind="igpu" if integrated else "dgpu",
+        vendor=vendor,
+        name=nvidia.get("Model") or _name(host, f, vendor, known, cpu_name if integrated else ""),
+        state=state,
+        memory=_memory(host, f, ram, cards, integrated=integrated),
+        pci=f.address,
+        pci_id=f.pci_id,
+        arch=gpu_ids.gfx_name(node.get("gfx_target_version", 0)) or (known.arch if known else None),
+        driver=f.driver,
+        driver_version=text(host, f"/sys/module/{f.driver}/version") or None if f.driver else None,
+        asleep=f.asleep,
+        reason=reason,
+        fix_hint=hint,
+        evidence=(Evidence(f"{f.path}/uevent", "PCI_ID", f.pci_id), why),
+    )
+
+
+def _name(host: Host, f: PciFunction, vendor: str, known: gpu_ids.GpuId | None, cpu_name: str) -> str:
+    product = text(host, f"{f.path}/product_name")
+    if product:
+        return product
+    part = re.search(r"w/ (Radeon.*)$", cpu_name)
+    if part and vendor == "AMD":
+        return f"AMD {part[1]}"
+    if known is not None:
+        return f"{vendor} {known.name}"
+    listed = host.api(f"pci_name:{f.pci_id}")
+    return f"{vendor} {listed}" if isinstance(listed, str) and listed else f"{vendor} GPU {f.pci_id}"
+
+
+def _state(host: Host, f: PciFunction, vendor: str, cards: list[str]) -> tuple[State, str, str | None]:
+    if f.driver is None:
+        module = {"AMD": "amdgpu", "Intel": "i915", "NVIDIA": "nvidia"}.get(vendor, "")
+        loaded = module and (
+            host.access(f"/sys/module/{module}") != "absent" or host.access("/sys/module/xe") != "absent"
+        )
+        if module and loaded and vendor != "NVIDIA":
+            return (
+                "failed",
+                f"the {module} driver is loaded but refused this GPU",
+                hints.firmware(module, f.address),
+            )
+        return "driver_missing", "no driver is bound to it", hints.gpu_driver(vendor)
+    if f.driver == "vfio-pci":
+        return "failed", "it is set aside for a virtual machine (vfio-pci)", hints.vfio(f.address)
+    if f.driver == "nvidia":
+        if host.access("/dev/nvidiactl") == "denied":
+            return "no_permission", "/dev/nvidiactl may not be opened", hints.node("/dev/nvidiactl")
+        return "present", "not tried yet", hints.TRY
+    render = next((name for name in cards if name.startswith("renderD")), None)
+    if not cards:
+        return "failed", f"{f.driver} is bound but offers no device node", hints.firmware(f.driver, f.address)
+    node = f"/dev/dri/{render or cards[0]}"
+    if host.access(node) == "denied":
+        return "no_permission", f"{node} may not be opened", hints.group("render", node)
+    if vendor == "AMD" and host.access("/dev/kfd") == "denied":
+        return (
+            "present",
+            "ROCm is out of reach: /dev/kfd may not be opened",
+            hints.group("render", "/dev/kfd"),
+        )
+    return "present", "not tried yet", hints.TRY
+
+
+def _memory(host: Host, f: PciFunction, ram: SystemMemory, cards: list[str], *, integrated: bool) -> Memory:
+    def value(name: str) -> int | None:
+        return read_number(host, f"{f.path}/{name}")
+
+    vram, vram_used = value("mem_info_vram_total"), value("mem_info_vram_used")
+    gtt, gtt_used = value("mem_info_gtt_total"), value("mem_info_gtt_used")
+    if vram is None:
+        card = next((name for name in cards if name.startswith("card")), "card0")
+        vram = read_number(host, f"{f.path}/drm/{card}/lmem_total_bytes")
+    if not integrated:
+        free = None if vram is None or vram_used is None else max(0, vram - vram_used)
+        return Memory(vram, vram, vram_used, None, None, free, unified=False)
+    if gtt is None and f.driver in {"i915", "xe"}:
+        gtt = ram.total_bytes  # Intel's drivers set no ceiling of their own
+    return unified_memory(ram, vram, vram_used, gtt, gtt_used)
+
+
+def unified_memory(
+    ram: SystemMemory, carve: int | None, carve_used: int | None, shared: int | None, shared_used: int | None
+) -> Memory:
+    """Memory of an integrated GPU: carve-out plus the part of system RAM it may map, clamped to what exists.
+
+    The shared ceiling (GTT, DXGI) is system RAM and never added to it. Drivers may claim more than exists
+    (VRAM + GTT over RAM before kernel commit 5dafdd6), hence the clamp.
+    """
+    physical = physical_ram(ram, carve)
+    if physical is not None:
+        carve = None if carve is None else min(carve, physical)
+        room = physical - (carve or 0)
+        shared = None if shared is None else min(shared, room, ram.total_bytes or room)
+    available = None
+    if ram.available_bytes is not None and (carve is not None or shared is not None):
+        reserve = reserve_bytes(ram)
+        carve_free = max(0, (carve or 0) - (carve_used or 0))
+        shared_free = max(0, (shared or 0) - (shared_used or 0))
+        available = carve_free + min(shared_free, max(0, ram.available_bytes - reserve))
+        if ram.limit_bytes is not None:
+            available = min(available, carve_free + ram.limit_bytes)
+    return Memory(
+        physical_bytes=physical,
+        dedicated_bytes=carve,
+        dedicated_used_bytes=None if carve is None else min(carve_used or 0, carve),
+        shared_limit_bytes=shared,
+        shared_used_bytes=None if shared is None else min(shared_used or 0, shared),
+        available_bytes=available,
+        unified=True,
+        bandwidth_gbs=ram.bandwidth_gbs,
+        bandwidth_source=ram.bandwidth_source,
+    )
+
+
+def physical_ram(ram: SystemMemory, carve: int | None = None) -> int | None:
+    """RAM soldered or plugged in: from DMI, else what the system manages plus the carve-out."""
+    if ram.installed_bytes is not None:
+        return ram.installed_bytes
+    return None if ram.total_bytes is None else ram.total_bytes + (carve or 0)
+
+
+def reserve_bytes(ram: SystemMemory) -> int:
+    """RAM that no model may take: the larger of 2 GiB and a tenth, but never more than a quarter."""
+    total = ram.total_bytes or 0
+    if ram.limit_bytes is not None:
+        total = min(total, ram.limit_bytes)
+    return min(max(MIN_RESERVE_BYTES, int(total * RESERVE_FRAC)), total // 4)
+
+
+def _cards_without_pci(host: Host, addresses: set[str], ram: SystemMemory) -> list[Device]:
+    """Cards of ARM systems-on-chip, and of PCI devices not on the bus list. simpledrm is no GPU."""
+    found: dict[str, Device] = {}
+    for card in host.listdir(DRM):
+        if not re.fullmatch(r"card[0-9]{1,3}", card, re.ASCII):
+            continue
+        base = f"{DRM}/{card}/device"
+        link = host.readlink(base) or ""
+        target = link.rpartition("/")[2]
+        driver = (host.readlink(f"{base}/driver") or "").rpartition("/")[2]
+        vendor, device = read_number(host, f"{base}/vendor"), read_number(host, f"{base}/device")
+        if vendor is not None and device is not None:
+            if target in addresses or vendor in gpu_ids.NOT_FOR_COMPUTE:
+                continue
+            known = gpu_ids.gpu_id(vendor, device)
+            name = gpu_ids.VENDORS.get(vendor, f"vendor {vendor:04x}")
+            integrated = known.integrated if known else False
+            found[target or card] = Device(
+                id=target or card,
+                kind="igpu" if integrated else "dgpu",
+                vendor=name,
+                name=f"{name} {known.name}" if known else f"{name} GPU {vendor:04x}:{device:04x}",
+                state="present" if driver else "unknown",
+                memory=Memory(unified=integrated),
+                pci_id=f"{vendor:04x}:{device:04x}",
+                arch=known.arch if known else None,
+                driver=driver or None,
+                reason="not tried yet",
+                fix_hint=hints.TRY,
+                evidence=(Evidence(base, "vendor:device", f"{vendor:04x}:{device:04x}"),),
+            )
+        elif driver in SOC_DRIVERS:
+            found[target or card] = Device(
+                id=target or card,
+                kind="igpu",
+                vendor=SOC_DRIVERS[driver],
+                name=f"{SOC_DRIVERS[driver]} GPU ({driver})",
+                state="present",
+                memory=unified_memory(ram, None, None, ram.total_bytes, None),
+                driver=driver,
+                reason="not tried yet",
+                fix_hint=hints.TRY,
+                evidence=(Evidence(base, "driver", driver),),
+            )
+    return list(found.values())
+
+
+def _wsl_gpu(ram: SystemMemory, cpu_name: str) -> Device:
+    """WSL shows a GPU only as /dev/dxg: what it is, a backend must tell."""
+    part = re.search(r"w/ (Radeon.*)$", cpu_name)
+    return Device(
+        id="dxg",
+        kind="igpu" if part else "dgpu",
+        vendor="AMD" if part else "unknown",
+        name=f"AMD {part[1]}" if part else "GPU behind WSL (/dev/dxg)",
+        state="present",
+        memory=unified_memory(ram, None, None, ram.total_bytes, None) if part else Memory(),
+        driver="dxgkrnl",
+        reason="not tried yet",
+        fix_hint=hints.TRY,
+        evidence=(Evidence("/dev/dxg", "access", "ok"),),
+    )

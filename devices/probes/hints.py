@@ -1,0 +1,89 @@
+"""The command or step that mends each reason a device is not usable."""
+
+TRY = "Run `tessera doctor` to try the backends that could use it."
+UNKNOWN = (
+    "Run `tessera devices --record FILE` and attach the file to a bug report: this device is new to Tessera."
+)
+
+_DRIVERS = {
+    "AMD": "Install amdgpu's firmware: `sudo apt install firmware-amd-graphics` on Debian, `linux-firmware` "
+    "elsewhere; then reboot.",
+    "Intel": "Update the kernel (xe and i915 learn new GPUs late) and linux-firmware; then reboot.",
+    "NVIDIA": "Install NVIDIA's driver: `sudo ubuntu-drivers install` (Ubuntu), `sudo apt install "
+    "nvidia-driver` (Debian), `sudo dnf install akmod-nvidia` (Fedora); then reboot.",
+}
+
+
+def gpu_driver(vendor: str) -> str:
+    """How to get a GPU driver on Linux."""
+    return _DRIVERS.get(vendor, "Install the kernel driver of this GPU, then reboot.")
+
+
+def windows_driver(vendor: str) -> str:
+    """How to get a driver on Windows."""
+    return f"Install {vendor}'s current driver from Windows Update or the vendor's site, then restart."
+
+
+def firmware(module: str, address: str) -> str:
+    """What to do when a driver refuses its device."""
+    return (
+        f"Update linux-firmware and reboot; `sudo dmesg | grep -e {module} -e {address}` shows what {module} "
+        "missed (error -22 or -2 is a missing firmware file)."
+    )
+
+
+def group(name: str, node: str) -> str:
+    """How to be allowed to open a device node."""
+    return f"Join the group that may open {node}: `sudo usermod -aG {name},video $USER`, then log in again."
+
+
+def node(path: str) -> str:
+    """A device node with wrong permissions."""
+    return f"Allow this user to open it: `ls -l {path}` shows its group; join it and log in again."
+
+
+def vfio(address: str) -> str:
+    """A device bound to vfio-pci."""
+    return f"Release it: remove its id from the vfio-pci.ids kernel parameter and reboot ({address})."
+
+
+def container_device(path: str) -> str:
+    """A device missing only because of a container."""
+    return f"Pass it into the container: `--device {path}`."
+
+
+def no_backend(backends: str) -> str:
+    """No backend library here can use a device."""
+    return (
+        f"Build a backend for it: `python start.py --rebuild` with {backends} installed; see docs/devices.md."
+    )
+
+
+NPU_IOMMU = (
+    "Remove `amd_iommu=off` from the kernel command line (/etc/default/grub, `sudo update-grub`, reboot): "
+    "the NPU needs the IOMMU; `iommu=pt` keeps the GPU just as fast."
+)
+NPU_XDNA1 = (
+    "This first-generation NPU (XDNA1) runs small vision models only; no language-model runtime supports it. "
+    "Use the integrated GPU."
+)
+NPU_FIRMWARE = (
+    "Update linux-firmware (NPU firmware 1.1 comes with kernel 7.0 era releases) and reboot: "
+    "language models need 1.1 or newer."
+)
+NPU_MEMLOCK = (
+    "Allow unlimited locked memory: `echo '* - memlock unlimited' | sudo tee "
+    "/etc/security/limits.d/99-npu.conf`, then log in again."
+)
+NPU_RUNTIME = {
+    "AMD": "Install AMD's runtime (XRT and the Ryzen AI or FastFlowLM package): the driver runs no model.",
+    "Intel": "Install Intel's driver (`intel-level-zero-npu`), then `pip install onnxruntime-openvino`.",
+    "Qualcomm": "Install ONNX Runtime with the QNN provider: `pip install onnxruntime-qnn`.",
+    "Apple": "Only Core ML reaches the Neural Engine; language models run faster on this GPU through Metal.",
+}
+
+
+def npu_kernel(driver: str, since: tuple[int, int], kernel: str) -> str:
+    """An NPU driver that is not bound."""
+    needs = f"Linux {since[0]}.{since[1]} or newer has it" if since[0] else "a recent kernel has it"
+    return f"Load its driver: `sudo modprobe {driver}` ({needs}; this is {kernel or 'an unknown kernel'})."

@@ -1,0 +1,168 @@
+"""NPUs: found by PCI or PnP id, judged by driver, node permission, firmware, IOMMU and generation."""
+
+import re
+
+from devices.host import Host, number, strings, text
+from devices.probes import hints
+from devices.probes.npu_ids import NpuId, npu_id
+from devices.probes.pci import PciFunction
+from devices.types import Device, Evidence, Memory, State, SystemMemory
+
+# An NPU maps model buffers as locked memory; distributions default to 8 MiB or an eighth of RAM.
+MIN_MEMLOCK_BYTES = 64 << 20
+LLM_FIRMWARE = (1, 1)
+PNP_PCI = re.compile(r"^PCI\\VEN_([0-9A-F]{4})&DEV_([0-9A-F]{4})(?:.*?&REV_([0-9A-F]{2}))?", re.IGNORECASE)
+PNP_QUALCOMM = re.compile(r"^(PCI\\VEN_QCOM&DEV_0C40|ACPI\\(VEN_)?QCOM(&DEV_)?0(C40|D0A|A40))", re.IGNORECASE)
+
+
+def kernel_version(release: str) -> tuple[int, int]:
+    """`6.18.44-fc` as (6, 18); (0, 0) when it does not parse."""
+    match = re.match(r"(\d{1,3})\.(\d{1,4})", release, re.ASCII)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def linux_npus(
+    host: Host, functions: tuple[PciFunction, ...], ram: SystemMemory, kernel: str
+) -> list[Device]:
+    """NPUs of a Linux machine, usable or not."""
+    found = []
+    for f in functions:
+        known = npu_id(f.vendor, f.device, f.revision, f.driver) if f.base_class != 0x03 else None
+        if known is not None:
+            found.append(_linux_npu(host, f, known, ram, kernel))
+    nodes = [name for name in host.listdir("/dev") if name.startswith("fastrpc-cdsp")]
+    if nodes:
+        found.append(_hexagon(host, f"/dev/{nodes[0]}", ram))
+    return found
+
+
+def _linux_npu(host: Host, f: PciFunction, known: NpuId, ram: SystemMemory, kernel: str) -> Device:
+    accel = next((name for name in host.listdir(f"{f.path}/accel") if name.startswith("accel")), None)
+    firmware = text(host, f"{f.path}/fw_version")
+    state, reason, hint = _linux_state(host, f, known, accel, firmware, kernel)
+    return Device(
+        id=f.address,
+        kind="npu",
+        vendor=known.vendor,
+        name=f"{known.vendor} {known.name}",
+        state=state,
+        memory=Memory(
+            physical_bytes=ram.installed_bytes or ram.total_bytes,
+            unified=True,
+            bandwidth_gbs=ram.bandwidth_gbs,
+            bandwidth_source=ram.bandwidth_source,
+        ),
+        pci=f.address,
+        pci_id=f.pci_id,
+        arch=known.generation,
+        driver=f.driver,
+        driver_version=firmware or None,
+        reason=reason,
+        fix_hint=hint,
+        evidence=(
+            Evidence(f"{f.path}/uevent", "PCI_ID", f.pci_id),
+            Evidence(f"{f.path}/fw_version", "firmware", firmware or "unknown"),
+        ),
+    )
+
+
+def _linux_state(
+    host: Host, f: PciFunction, known: NpuId, accel: str | None, firmware: str, kernel: str
+) -> tuple[State, str, str]:
+    if known.vendor == "AMD" and "amd_iommu=off" in text(host, "/proc/cmdline").split():
+        return "failed", "the IOMMU is switched off (amd_iommu=off)", hints.NPU_IOMMU
+    if f.driver is None:
+        return (
+            "driver_missing",
+            "no driver is bound to it",
+            hints.npu_kernel(known.driver, known.since_kernel, kernel),
+        )
+    if accel is None:
+        return "failed", f"{f.driver} is bound but offers no device node", hints.firmware(f.driver, f.address)
+    if host.access(f"/dev/accel/{accel}") == "denied":
+        return (
+            "no_permission",
+            f"/dev/accel/{accel} may not be opened",
+            hints.group("render", f"/dev/accel/{accel}"),
+        )
+    if host.access(f"/dev/accel/{accel}") == "absent":
+        return "failed", f"/dev/accel/{accel} is missing", hints.container_device(f"/dev/accel/{accel}")
+    if not known.llm:
+        return "present", f"{known.generation}: no runtime for language models", hints.NPU_XDNA1
+    version = tuple(int(part) for part in re.findall(r"[0-9]{1,6}", firmware, re.ASCII)[:2])
+    if known.vendor == "AMD" and len(version) == 2 and version < LLM_FIRMWARE:
+        return "failed", f"its firmware {firmware} is too old", hints.NPU_FIRMWARE
+    memlock = number(host.api("memlock_limit"))
+    if known.vendor == "AMD" and memlock is not None and memlock < MIN_MEMLOCK_BYTES:
+        return "failed", f"only {memlock >> 10} KiB may be locked", hints.NPU_MEMLOCK
+    return "present", "not tried yet", hints.NPU_RUNTIME[known.vendor]
+
+
+def _hexagon(host: Host, node: str, ram: SystemMemory) -> Device:
+    denied = host.access(node) == "denied"
+    return Device(
+        id="npu:hexagon",
+        kind="npu",
+        vendor="Qualcomm",
+        name="Qualcomm Hexagon NPU",
+        state="no_permission" if denied else "present",
+        memory=Memory(physical_bytes=ram.installed_bytes or ram.total_bytes, unified=True),
+        driver="fastrpc",
+        reason=f"{node} may not be opened" if denied else "not tried yet",
+        fix_hint=hints.node(node) if denied else hints.NPU_RUNTIME["Qualcomm"],
+        evidence=(Evidence(node, "access", host.access(node)),),
+    )
+
+
+def windows_npus(host: Host, ram: SystemMemory) -> list[Device]:
+    """NPUs among the devices Plug and Play reports as present."""
+    found: dict[str, Device] = {}
+    for instance in strings(host.api("present_pnp_ids")):
+        known = _pnp_npu(instance)
+        if known is None:
+            continue
+        identity = instance.partition("\\")[2].partition("\\")[0]
+        values = host.registry(rf"SYSTEM\CurrentControlSet\Enum\{instance}")
+        driver_key = values.get("Driver")
+        driver = host.registry(rf"SYSTEM\CurrentControlSet\Control\Class\{driver_key}") if driver_key else {}
+        version = str(driver.get("DriverVersion") or "")
+        state, reason, hint = _windows_state(known, version)
+        found[identity] = Device(
+            id=instance,
+            kind="npu",
+            vendor=known.vendor,
+            name=f"{known.vendor} {known.name}",
+            state=state,
+            memory=Memory(physical_bytes=ram.installed_bytes or ram.total_bytes, unified=True),
+            pci_id=_pci_id(instance),
+            arch=known.generation,
+            driver=str(values.get("Service") or "") or None,
+            driver_version=version or None,
+            reason=reason,
+            fix_hint=hint,
+            evidence=(Evidence("Plug and Play", "instance", instance),),
+        )
+    return list(found.values())
+
+
+def _pci_id(instance: str) -> str | None:
+    match = PNP_PCI.match(instance)
+    return f"{match[1]}:{match[2]}".lower() if match else None
+
+
+def _pnp_npu(instance: str) -> NpuId | None:
+    if PNP_QUALCOMM.match(instance):
+        return NpuId("Qualcomm", "Hexagon NPU", "Hexagon", "", (0, 0), llm=True)
+    match = PNP_PCI.match(instance)
+    if match is None:
+        return None
+    revision = int(match[3], 16) if match[3] else None
+    return npu_id(int(match[1], 16), int(match[2], 16), revision, None)
+
+
+def _windows_state(known: NpuId, version: str) -> tuple[State, str, str]:
+    if not version:
+        return "driver_missing", "no driver is installed", hints.windows_driver(known.vendor)
+    if not known.llm:
+        return "present", f"{known.generation}: no runtime for language models", hints.NPU_XDNA1
+    return "present", "not tried yet", hints.NPU_RUNTIME[known.vendor]

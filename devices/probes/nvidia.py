@@ -1,0 +1,54 @@
+"""What nvidia-smi knows beyond sysfs: VRAM, compute capability, driver. A sleeping GPU is left asleep."""
+
+from dataclasses import replace
+
+from devices.host import Host, number
+from devices.types import Device, Evidence, Memory, SystemMemory
+
+QUERY = "pci.bus_id,name,memory.total,memory.used,compute_cap,driver_version"
+COMMAND = ("nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits")
+TIMEOUT_S = 5.0
+
+
+def with_nvidia_smi(host: Host, devices: tuple[Device, ...], ram: SystemMemory) -> tuple[Device, ...]:
+    """`devices` with NVIDIA's own figures filled in, joined by PCI address. A sleeping GPU is not woken."""
+    nvidia = [d for d in devices if d.vendor == "NVIDIA" and d.state == "present"]
+    if not nvidia or all(d.asleep for d in nvidia):
+        return devices
+    listed = _listed(host)
+    return tuple(_filled(d, listed.get(_short(d.pci or "")), ram) if d in nvidia else d for d in devices)
+
+
+def _short(address: str) -> str:
+    """An address without its domain, whose width differs between sysfs and nvidia-smi."""
+    return address.lower().partition(":")[2]
+
+
+def _listed(host: Host) -> dict[str, list[str]]:
+    done = host.run(COMMAND, TIMEOUT_S)
+    if done.returncode != 0:
+        return {}
+    rows = ([cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines())
+    return {_short(row[0]): row for row in rows if len(row) == 6}
+
+
+def _filled(device: Device, row: list[str] | None, ram: SystemMemory) -> Device:
+    if row is None:
+        return device
+    total, used = number(row[2]), number(row[3])
+    capability = row[4].replace(".", "")
+    if total is None:  # a unified-memory GPU such as GB10 answers "[N/A]"
+        memory = device.memory
+    else:
+        vram, taken = total << 20, (used or 0) << 20
+        memory = Memory(vram, vram, min(taken, vram), None, None, max(0, vram - taken), unified=False)
+    if device.kind == "igpu":
+        memory = replace(memory, physical_bytes=ram.total_bytes, unified=True)
+    return replace(
+        device,
+        name=row[1] or device.name,
+        memory=memory,
+        arch=f"sm_{capability}" if capability.isdecimal() else device.arch,
+        driver_version=row[5] or device.driver_version,
+        evidence=(*device.evidence, Evidence(COMMAND[0], QUERY, ", ".join(row[1:]))),
+    )

@@ -1,0 +1,223 @@
+"""System memory: how much, how much is free for us, and how fast it can be."""
+
+import re
+from dataclasses import dataclass
+
+from devices.host import Host, fields, number, records, text
+from devices.probes.limits import memory_limit
+from devices.types import SystemMemory
+
+# Below this an address-space limit says nothing: RLIMIT_AS of a few MiB would not have let us start.
+MIN_ADDRESS_SPACE = 64 << 20
+
+# CPU name pattern: most that its memory controller can do, GB/s. DMI tables of about one laptop in twenty
+# report a wrong bus width (linuxhw/DMI, 912 dumps of 2023-25: 2-4x too high, some 4x too low).
+# Source: the vendors' data sheets: bus bits x fastest supported MT/s / 8.
+BANDWIDTH_CEILINGS: tuple[tuple[re.Pattern[str], float], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), ceiling)
+    for pattern, ceiling in (
+        (r"ryzen ai max", 256.0),  # 256 bit LPDDR5X-8000
+        (r"ryzen ai [579] ", 128.0),  # 128 bit LPDDR5X-8000
+        (r"ryzen [3579] (7|8)\d4\d|ryzen [3579] 2[0-9]0", 120.0),  # 128 bit LPDDR5X-7500
+        (r"ryzen .*(8[567]00G|9\d{3}X|7\d{3}X|9\d{3}\b|7\d{3}\b)", 102.4),  # dual-channel DDR5-6400
+        (r"core\(tm\) ultra \d+ 2\d\dV", 136.5),  # Lunar Lake, 128 bit LPDDR5X-8533
+        (r"core\(tm\) ultra (x?\d) 3\d\d", 153.6),  # Panther Lake, 128 bit LPDDR5X-9600
+        (r"core\(tm\) ultra", 134.4),  # Meteor and Arrow Lake, 128 bit LPDDR5X-8400
+        (r"i[3579]-1[234]\d{3}", 102.4),
+        (r"snapdragon.*x2|x2 elite", 228.0),
+        (r"snapdragon|x1e|x1p|x elite", 135.0),
+    )
+)
+# Apple publishes the bandwidth of each chip; no firmware table says it.
+APPLE_BANDWIDTH: tuple[tuple[str, float], ...] = (
+    ("M1 Ultra", 800.0),
+    ("M1 Max", 400.0),
+    ("M1 Pro", 200.0),
+    ("M1", 68.0),
+    ("M2 Ultra", 800.0),
+    ("M2 Max", 400.0),
+    ("M2 Pro", 200.0),
+    ("M2", 100.0),
+    ("M3 Ultra", 819.0),
+    ("M3 Max", 300.0),
+    ("M3 Pro", 150.0),
+    ("M3", 100.0),
+    ("M4 Max", 410.0),
+    ("M4 Pro", 273.0),
+    ("M4", 120.0),
+    ("M5 Max", 460.0),
+    ("M5", 153.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBus:
+    """What DMI says about the memory: width of all modules together, speed, bytes installed."""
+
+    bits: int | None = None
+    speed_mts: int | None = None
+    installed_bytes: int | None = None
+    source: str = ""
+
+    @property
+    def bandwidth_gbs(self) -> float | None:
+        """Peak of the bus as reported, GB/s."""
+        if not self.bits or not self.speed_mts:
+            return None
+        return self.bits * self.speed_mts / 8 / 1000
+
+
+def linux_bus(host: Host) -> MemoryBus:
+    """From udev's database, which republishes the DMI table that only root may read."""
+    modules = table_modules(host)
+    if modules:
+        return _bus(modules, "SMBIOS memory devices")
+    source = "/run/udev/data/+dmi:id"
+    listed = fields(text(host, source).replace("E:", ""), "=")
+    if not any(key.startswith("MEMORY_DEVICE_") for key in listed):
+        source = "udevadm info /sys/class/dmi/id"
+        if host.listdir("/sys/class/dmi/id"):
+            output = host.run(["udevadm", "info", "--query=property", "/sys/class/dmi/id"], 2.0).stdout
+            listed = fields(output, "=")
+    return _bus(
+        [
+            {
+                name: number(listed.get(f"MEMORY_DEVICE_{slot}_{name}"))
+                for name in ("DATA_WIDTH", "SPEED_MTS", "CONFIGURED_SPEED_MTS", "SIZE")
+            }
+            for slot in range(64)
+            if number(listed.get(f"MEMORY_DEVICE_{slot}_SIZE"))
+        ],
+        source,
+    )
+
+
+def table_modules(host: Host) -> list[dict[str, int | None]]:
+    """Memory modules from the SMBIOS table itself, where this user may read it."""
+    return [
+        {
+            "DATA_WIDTH": number(module.get("data_width_bits")),
+            "SPEED_MTS": number(module.get("speed_mts")),
+            "SIZE": number(module.get("size_bytes")),
+        }
+        for module in records(host.api("memory_modules"))
+        if number(module.get("size_bytes"))
+    ]
+
+
+def _bus(modules: list[dict[str, int | None]], source: str) -> MemoryBus:
+    if not modules:
+        return MemoryBus()
+    widths = [m["DATA_WIDTH"] for m in modules]
+    speeds = [s for m in modules if (s := m.get("CONFIGURED_SPEED_MTS") or m.get("SPEED_MTS"))]
+    return MemoryBus(
+        bits=sum(w for w in widths if w) if all(widths) else None,
+        speed_mts=min(speeds) if len(speeds) == len(modules) else None,
+        installed_bytes=sum(m["SIZE"] or 0 for m in modules),
+        source=source,
+    )
+
+
+def clamped_bandwidth(bus: MemoryBus, cpu_name: str) -> tuple[float | None, str]:
+    """Bandwidth in GB/s and where it comes from, never above what the CPU's controller can do."""
+    for chip, gbs in APPLE_BANDWIDTH:
+        if cpu_name.endswith(f"Apple {chip}") or cpu_name == chip:
+            return gbs, f"published for the {chip}"
+    reported = bus.bandwidth_gbs
+    ceiling = next((gbs for pattern, gbs in BANDWIDTH_CEILINGS if pattern.search(cpu_name)), None)
+    if reported is None:
+        return None, ""
+    if ceiling is not None and reported > ceiling:
+        return ceiling, f"limit of the CPU; {bus.source} claims {reported:.0f} GB/s"
+    if reported > 1000 and ceiling is None:
+        return None, ""
+    return reported, f"{bus.source}: {bus.bits} bit at {bus.speed_mts} MT/s"
+
+
+def system_memory(host: Host, cpu_name: str) -> SystemMemory:
+    """RAM of `host`, with container and address-space limits taken into account."""
+    if host.system == "linux":
+        return _linux(host, cpu_name)
+    if host.system == "windows":
+        return _windows(host, cpu_name)
+    return _macos(host, cpu_name) if host.system == "macos" else SystemMemory()
+
+
+def _linux(host: Host, cpu_name: str) -> SystemMemory:
+    info = fields(text(host, "/proc/meminfo"))
+    total, available = (_kib(info.get(key)) for key in ("MemTotal", "MemAvailable"))
+    if available is None:
+        parts = [_kib(info.get(key)) for key in ("MemFree", "Buffers", "Cached")]
+        available = sum(p for p in parts if p is not None) if parts[0] is not None else None
+    if total is not None and available is not None:
+        available = min(available, total)
+    limit = memory_limit(host)
+    bus = linux_bus(host)
+    gbs, source = clamped_bandwidth(bus, cpu_name)
+    limit_bytes, limit_source = None, ""
+    if limit is not None and (total is None or limit.limit_bytes < total):
+        limit_bytes, limit_source = limit.limit_bytes, limit.source
+        available = min(available, limit.free_bytes) if available is not None else limit.free_bytes
+    space = number(host.api("address_space_limit"))
+    if space is not None and space >= MIN_ADDRESS_SPACE and (limit_bytes is None or space < limit_bytes):
+        limit_bytes, limit_source = space, "ulimit -v"
+        available = min(available, space) if available is not None else space
+    installed = bus.installed_bytes
+    if installed is not None and total is not None and not total <= installed <= 4 * total:
+        installed = None  # a virtual machine or a wrong table
+    return SystemMemory(
+        total_bytes=total,
+        installed_bytes=installed,
+        available_bytes=available,
+        limit_bytes=limit_bytes,
+        limit_source=limit_source,
+        bus_bits=bus.bits,
+        speed_mts=bus.speed_mts,
+        bandwidth_gbs=gbs,
+        bandwidth_source=source,
+    )
+
+
+def _kib(value: str | None) -> int | None:
+    match = re.fullmatch(r"([0-9]{1,15})(?: kB)?", value or "", re.ASCII)
+    return int(match[1]) * 1024 if match else None
+
+
+def _windows(host: Host, cpu_name: str) -> SystemMemory:
+    status = next(iter(records([host.api("memory_status")])), {})
+    total, available = number(status.get("total")), number(status.get("available"))
+    commit = number(status.get("commit_available"))
+    if available is not None and commit is not None:
+        available = min(available, commit)
+    if total is not None and available is not None:
+        available = min(available, total)
+    installed = number(status.get("installed"))
+    bus = _bus(table_modules(host), "SMBIOS memory devices")
+    gbs, source = clamped_bandwidth(bus, cpu_name)
+    return SystemMemory(
+        total_bytes=total,
+        installed_bytes=installed or bus.installed_bytes,
+        available_bytes=available,
+        bus_bits=bus.bits,
+        speed_mts=bus.speed_mts,
+        bandwidth_gbs=gbs,
+        bandwidth_source=source,
+    )
+
+
+def _macos(host: Host, cpu_name: str) -> SystemMemory:
+    total = number(host.sysctl("hw.memsize"))
+    page = number(host.sysctl("hw.pagesize")) or 16384
+    names = ("vm.page_free_count", "vm.page_purgeable_count", "vm.page_pageable_external_count")
+    pages = [number(host.sysctl(name)) for name in names]
+    available = sum(p for p in pages if p is not None) * page if pages[0] is not None else None
+    if total is not None and available is not None:
+        available = min(available, total)
+    gbs, source = clamped_bandwidth(MemoryBus(), cpu_name)
+    return SystemMemory(
+        total_bytes=total,
+        installed_bytes=total,
+        available_bytes=available,
+        bandwidth_gbs=gbs,
+        bandwidth_source=source,
+    )

@@ -1,0 +1,251 @@
+"""Machines as files: record what the probes read here, redacted, and replay it anywhere."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from devices.errors import BadRecording
+from devices.host import CommandResult, Host, Json
+from devices.types import System
+
+FORMAT = "tessera-machine/1"
+MAX_RECORDING_BYTES = 16 << 20
+MAX_DEPTH = 64
+SECTIONS = ("files", "links", "access", "commands", "registry", "sysctl", "env", "api")
+
+# Kernel parameters that matter here; all others (root=UUID=..., hostnames) are not recorded.
+KERNEL_PARAMETERS = re.compile(
+    r"^(amd_iommu|intel_iommu|iommu[.=]|amdgpu|ttm|amdttm|i915|xe|nvidia|nouveau|nomodeset|mem=|hugepages)"
+)
+PRIVATE_LINE = re.compile(r"serial|uuid|asset_tag|part_number|hostname|machine-id", re.IGNORECASE)
+HOME = re.compile(r"(/home/|/Users/|[A-Za-z]:\\Users\\)[^/\\\s:]+")
+
+
+class RecordedHost:
+    """Answers from a recording: `files` (path: text), `links`, `access`, `commands`, `registry`, `api`...
+
+    Folders follow from the paths below them. Values of a wrong type read as absent, as on a broken machine.
+    """
+
+    def __init__(self, recording: Mapping[str, Any]) -> None:
+        self._system: System = recording["system"] if recording.get("system") in _SYSTEMS else "unknown"
+        self._parts: dict[str, Mapping[str, Any]] = {}
+        for section in SECTIONS:
+            part = recording.get(section)
+            self._parts[section] = part if isinstance(part, Mapping) else {}
+        self.backends: Json = recording.get("backends")
+        self._folders: dict[str, set[str]] = {}
+        for section in ("files", "links", "access"):
+            for path in self._parts[section]:
+                self._add_path(str(path))
+
+    def _add_path(self, path: str) -> None:
+        if path.count("/") > MAX_DEPTH:
+            return
+        while "/" in path:
+            folder, _, name = path.rpartition("/")
+            names = self._folders.setdefault(folder or "/", set())
+            if name in names:
+                return
+            if name:
+                names.add(name)
+            path = folder
+
+    @property
+    def system(self) -> System:
+        """The recorded operating system."""
+        return self._system
+
+    def read(self, path: str) -> bytes | None:
+        """A recorded file."""
+        content = self._parts["files"].get(path)
+        if isinstance(content, bytes):
+            return content
+        return content.encode("utf-8", "surrogateescape") if isinstance(content, str) else None
+
+    def listdir(self, path: str) -> tuple[str, ...]:
+        """Names below a recorded folder."""
+        return tuple(sorted(self._folders.get(path.rstrip("/") or "/", ())))
+
+    def readlink(self, path: str) -> str | None:
+        """A recorded link."""
+        target = self._parts["links"].get(path)
+        return target if isinstance(target, str) else None
+
+    def access(self, path: str) -> str:
+        """Recorded access; a path that is only known as a folder or file is `ok`."""
+        recorded = self._parts["access"].get(path)
+        if recorded in {"absent", "denied", "ok"}:
+            return str(recorded)
+        return "ok" if path in self._folders or path in self._parts["files"] else "absent"
+
+    def run(self, argv: Sequence[str], timeout_s: float) -> CommandResult:
+        """A recorded command, found by its words joined with spaces."""
+        del timeout_s
+        done = self._parts["commands"].get(" ".join(argv))
+        if not isinstance(done, Mapping):
+            return CommandResult(None)
+        code, output = done.get("returncode"), done.get("stdout")
+        return CommandResult(
+            code if isinstance(code, int) else None, output if isinstance(output, str) else ""
+        )
+
+    def registry(self, key: str) -> Mapping[str, Json]:
+        """Values of a recorded key."""
+        values = self._parts["registry"].get(key)
+        return values if isinstance(values, Mapping) else {}
+
+    def registry_keys(self, key: str) -> tuple[str, ...]:
+        """Subkeys of a recorded key."""
+        prefix = key + "\\"
+        below = (k[len(prefix) :] for k in self._parts["registry"] if str(k).startswith(prefix))
+        return tuple(sorted({name.partition("\\")[0] for name in below}))
+
+    def sysctl(self, name: str) -> int | str | None:
+        """A recorded sysctl."""
+        value = self._parts["sysctl"].get(name)
+        return value if isinstance(value, int | str) and not isinstance(value, bool) else None
+
+    def env(self, name: str) -> str | None:
+        """A recorded environment variable."""
+        value = self._parts["env"].get(name)
+        return value if isinstance(value, str) else None
+
+    def api(self, name: str) -> Json:
+        """A recorded fact."""
+        value: Json = self._parts["api"].get(name)
+        return value
+
+
+_SYSTEMS = {"linux", "windows", "macos"}
+
+
+class RecordingHost:
+    """Passes every question to `inner` and keeps question and answer for `recording()`."""
+
+    def __init__(self, inner: Host) -> None:
+        self._inner = inner
+        self._parts: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+
+    @property
+    def system(self) -> System:
+        """The operating system."""
+        return self._inner.system
+
+    def read(self, path: str) -> bytes | None:
+        """Read and keep."""
+        content = self._inner.read(path)
+        if content is not None:
+            self._parts["files"][path] = content.decode("utf-8", "replace")
+        return content
+
+    def listdir(self, path: str) -> tuple[str, ...]:
+        """List; names count as present only through what is read below them."""
+        names = self._inner.listdir(path)
+        for name in names:
+            full = f"{path.rstrip('/')}/{name}"
+            if full not in self._parts["files"]:
+                self._parts["access"].setdefault(full, "ok")
+        return names
+
+    def readlink(self, path: str) -> str | None:
+        """Read a link and keep it."""
+        target = self._inner.readlink(path)
+        if target is not None:
+            self._parts["links"][path] = target
+        return target
+
+    def access(self, path: str) -> str:
+        """Ask and keep."""
+        answer = self._inner.access(path)
+        self._parts["access"][path] = answer
+        return answer
+
+    def run(self, argv: Sequence[str], timeout_s: float) -> CommandResult:
+        """Run and keep."""
+        done = self._inner.run(argv, timeout_s)
+        self._parts["commands"][" ".join(argv)] = {"returncode": done.returncode, "stdout": done.stdout}
+        return done
+
+    def registry(self, key: str) -> Mapping[str, Json]:
+        """Read a key and keep it."""
+        values = self._inner.registry(key)
+        self._parts["registry"][key] = dict(values)
+        return values
+
+    def registry_keys(self, key: str) -> tuple[str, ...]:
+        """List subkeys and keep them."""
+        names = self._inner.registry_keys(key)
+        for name in names:
+            self._parts["registry"].setdefault(f"{key}\\{name}", {})
+        return names
+
+    def sysctl(self, name: str) -> int | str | None:
+        """Read and keep."""
+        value = self._inner.sysctl(name)
+        if value is not None:
+            self._parts["sysctl"][name] = value
+        return value
+
+    def env(self, name: str) -> str | None:
+        """Read and keep."""
+        value = self._inner.env(name)
+        if value is not None:
+            self._parts["env"][name] = value
+        return value
+
+    def api(self, name: str) -> Json:
+        """Ask and keep."""
+        value = self._inner.api(name)
+        if value is not None:
+            self._parts["api"][name] = value
+        return value
+
+    def recording(self, backends: Json = None) -> dict[str, Any]:
+        """Everything asked so far, without serial numbers, user names and kernel parameters of no concern."""
+        parts = {name: {k: redact(k, v) for k, v in part.items()} for name, part in self._parts.items()}
+        document: dict[str, Any] = {"format": FORMAT, "system": self.system, **parts}
+        if backends is not None:
+            document["backends"] = redact("backends", backends)
+        return document
+
+
+def redact(name: str, value: Any) -> Any:
+    """`value` without what identifies a person or a single machine."""
+    if isinstance(value, str):
+        if name == "/proc/cmdline":
+            return " ".join(word for word in value.split() if KERNEL_PARAMETERS.match(word))
+        kept = [line for line in value.splitlines(keepends=True) if not PRIVATE_LINE.search(line)]
+        return HOME.sub(r"\1user", "".join(kept) if len(kept) < len(value.splitlines()) else value)
+    if isinstance(value, Mapping):
+        return {k: redact(str(k), v) for k, v in value.items() if not PRIVATE_LINE.search(str(k))}
+    if isinstance(value, list | tuple):
+        return [redact(name, item) for item in value]
+    return value
+
+
+def load_recording(path: Path) -> RecordedHost:
+    """A recorded machine from a file.
+
+    Raises: BadRecording: the file is missing, too large, no JSON object or of another format.
+    """
+    try:
+        if path.stat().st_size > MAX_RECORDING_BYTES:
+            raise BadRecording(str(path), f"it is larger than {MAX_RECORDING_BYTES} bytes")
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise BadRecording(str(path), error.strerror or "it cannot be read") from error
+    except (ValueError, RecursionError) as error:
+        raise BadRecording(str(path), "it is not JSON") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise BadRecording(str(path), f'"format" is not {FORMAT!r}')
+    return RecordedHost(document)
+
+
+def save_recording(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a recording as readable JSON."""
+    path.write_text(
+        json.dumps(document, indent=1, sort_keys=True, ensure_ascii=True) + "\n", encoding="utf-8"
+    )

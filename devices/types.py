@@ -1,0 +1,193 @@
+"""What is known about a machine: devices, their memory, the backends that can use them, and the evidence."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+System = Literal["linux", "windows", "macos", "unknown"]
+Kind = Literal["cpu", "igpu", "dgpu", "npu"]
+State = Literal["usable", "present", "driver_missing", "no_permission", "failed", "unknown"]
+BackendState = Literal["usable", "no_device", "not_built", "failed"]
+Severity = Literal["error", "warning", "advice"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Where a fact comes from: `source` is a path, command or registry key; `confidence_frac` is 0 to 1."""
+
+    source: str
+    key: str
+    value: str
+    confidence_frac: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory a device can use, in bytes. None means unknown, never zero.
+
+    `physical_bytes` is the pool the device draws on (installed RAM for a unified device, VRAM otherwise).
+    `dedicated_bytes` is VRAM, or the firmware carve-out of an integrated GPU. `shared_limit_bytes` is the
+    system RAM the driver lets the device map (GTT, DXGI shared memory). `available_bytes` is free now,
+    clamped to what physically exists.
+    """
+
+    physical_bytes: int | None = None
+    dedicated_bytes: int | None = None
+    dedicated_used_bytes: int | None = None
+    shared_limit_bytes: int | None = None
+    shared_used_bytes: int | None = None
+    available_bytes: int | None = None
+    unified: bool = False
+    bandwidth_gbs: float | None = None
+    bandwidth_source: str = ""
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The most this device could ever hold: dedicated plus shared, clamped to what physically exists."""
+        parts = [b for b in (self.dedicated_bytes, self.shared_limit_bytes) if b is not None]
+        total = sum(parts) if parts else self.physical_bytes
+        if total is None or self.physical_bytes is None:
+            return total
+        return min(total, self.physical_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """One backend's view of one device, as its own library reported it in a child process (bytes)."""
+
+    backend: str
+    device_name: str
+    index: int
+    total_bytes: int
+    free_bytes: int
+    state: State
+    reason: str = ""
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreCounts:
+    """Processor cores. `performance` counts physical cores of the fastest class.
+
+    `allowed_logical` are those the affinity mask leaves, `allowed_performance` the performance cores among
+    them; `quota_cores` is the cgroup's CPU limit in cores, None when there is none.
+    """
+
+    physical: int
+    logical: int
+    performance: int
+    efficiency: int
+    allowed_logical: int
+    allowed_performance: int
+    quota_cores: float | None = None
+
+    @property
+    def threads(self) -> int:
+        """Threads worth starting: one a performance core, within affinity and quota, at least one."""
+        limit = self.allowed_performance or self.allowed_logical
+        if self.quota_cores is not None:
+            limit = min(limit, max(1, int(self.quota_cores)))
+        return max(1, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One processor that could run a model. `id` is its PCI address, LUID or a fixed name such as `cpu`."""
+
+    id: str
+    kind: Kind
+    vendor: str
+    name: str
+    state: State
+    memory: Memory
+    pci: str | None = None
+    pci_id: str | None = None
+    arch: str | None = None
+    isa: frozenset[str] = frozenset()
+    cores: CoreCounts | None = None
+    cache_bytes: tuple[tuple[str, int], ...] = ()
+    driver: str | None = None
+    driver_version: str | None = None
+    asleep: bool = False
+    reason: str = ""
+    fix_hint: str | None = None
+    runtimes: tuple[Runtime, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SystemMemory:
+    """The machine's RAM in bytes.
+
+    `total_bytes` is what the system manages, `installed_bytes` that plus what firmware took for an integrated
+    GPU. `limit_bytes` is a container's or an address-space limit; `available_bytes` already respects it.
+    """
+
+    total_bytes: int | None = None
+    installed_bytes: int | None = None
+    available_bytes: int | None = None
+    limit_bytes: int | None = None
+    limit_source: str = ""
+    bus_bits: int | None = None
+    speed_mts: int | None = None
+    bandwidth_gbs: float | None = None
+    bandwidth_source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendReport:
+    """The result of trying one backend library in a child of its own."""
+
+    backend: str
+    library: str
+    state: BackendState
+    reason: str = ""
+    fix_hint: str | None = None
+    version: str = ""
+    seconds: float = 0.0
+    features: tuple[str, ...] = ()
+    devices: tuple["BackendDevice", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BackendDevice:
+    """A device as a backend library lists it; `device_id` is a lower-case PCI address where it knows one."""
+
+    name: str
+    description: str
+    kind: Literal["cpu", "gpu", "igpu", "accel", "npu"]
+    total_bytes: int
+    free_bytes: int
+    device_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that costs local AI speed, memory or a device, and the command that mends it."""
+
+    id: str
+    severity: Severity
+    title: str
+    detail: str = ""
+    fix: str = ""
+    device: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Everything known about one machine. `environment` is "", "wsl2", "container" or "vm"."""
+
+    system: System
+    kernel: str
+    arch: str
+    environment: str
+    product: str
+    memory: SystemMemory
+    devices: tuple[Device, ...]
+    backends: tuple[BackendReport, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    def device(self, device_id: str) -> Device | None:
+        """The device of that id, or the first of that kind; None when there is none."""
+        wanted = device_id.lower()
+        by_id = next((d for d in self.devices if d.id.lower() == wanted), None)
+        return by_id or next((d for d in self.devices if d.kind == wanted), None)
