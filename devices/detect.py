@@ -75,10 +75,7 @@ def _product(host: Host) -> str:
 
 def _environment(host: Host, cpu: Processor) -> str:
     if host.system == "linux":
-        if (
-            host.access("/dev/dxg") != "absent"
-            or "microsoft" in text(host, "/proc/sys/kernel/osrelease").lower()
-        ):
+        if host.access("/dev/dxg") != "absent" or "microsoft" in text(host, "/proc/sys/kernel/osrelease").lower():
             return "wsl2"
         if is_container(host):
             return "container"

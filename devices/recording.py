@@ -77,8 +77,8 @@ class RecordedHost:
     def access(self, path: str) -> str:
         """Recorded access; a path that is only known as a folder or file is `ok`."""
         recorded = self._parts["access"].get(path)
-        if recorded in {"absent", "denied", "ok"}:
-            return str(recorded)
+        if isinstance(recorded, str) and recorded in {"absent", "denied", "ok"}:
+            return recorded
         return "ok" if path in self._folders or path in self._parts["files"] else "absent"
 
     def run(self, argv: Sequence[str], timeout_s: float) -> CommandResult:
@@ -88,9 +88,7 @@ class RecordedHost:
         if not isinstance(done, Mapping):
             return CommandResult(None)
         code, output = done.get("returncode"), done.get("stdout")
-        return CommandResult(
-            code if isinstance(code, int) else None, output if isinstance(output, str) else ""
-        )
+        return CommandResult(code if isinstance(code, int) else None, output if isinstance(output, str) else "")
 
     def registry(self, key: str) -> Mapping[str, Json]:
         """Values of a recorded key."""
@@ -246,6 +244,4 @@ def load_recording(path: Path) -> RecordedHost:
 
 def save_recording(path: Path, document: Mapping[str, Any]) -> None:
     """Write a recording as readable JSON."""
-    path.write_text(
-        json.dumps(document, indent=1, sort_keys=True, ensure_ascii=True) + "\n", encoding="utf-8"
-    )
+    path.write_text(json.dumps(document, indent=1, sort_keys=True, ensure_ascii=True) + "\n", encoding="utf-8")

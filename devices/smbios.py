@@ -26,9 +26,7 @@ def memory_modules(table: bytes) -> list[dict[str, int]]:
 
 def _module(record: bytes) -> dict[str, int] | None:
     def word(offset: int, width: int = 2) -> int:
-        return (
-            int.from_bytes(record[offset : offset + width], "little") if offset + width <= len(record) else 0
-        )
+        return int.from_bytes(record[offset : offset + width], "little") if offset + width <= len(record) else 0
 
     size = word(0x0C)
     if size in (0, 0xFFFF):

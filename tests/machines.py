@@ -1,3 +1,4 @@
+# ruff: noqa: C901, PLR0912, PLR0915, PLR0917 - one branch for each quirk of a recorded machine
 """Recordings of the machines in tests/data/machines/machines.json: files laid out as each system shows them.
 
 The JSON holds values seen on real machines; this lays them out as sysfs, procfs, registry and sysctl do, so
@@ -79,9 +80,7 @@ class Layout:
 
     def meminfo(self, total_kb: int, available_kb: int | None = None) -> None:
         free = available_kb if available_kb is not None else total_kb * 9 // 10
-        self.file(
-            "/proc/meminfo", f"MemTotal: {total_kb} kB\nMemFree: {free // 2} kB\nMemAvailable: {free} kB"
-        )
+        self.file("/proc/meminfo", f"MemTotal: {total_kb} kB\nMemFree: {free // 2} kB\nMemAvailable: {free} kB")
 
     def dmi_memory(self, count: int, width: int, size_gb: int, speed: int) -> None:
         lines = [
@@ -91,9 +90,7 @@ class Layout:
         ]
         self.file("/run/udev/data/+dmi:id", "\n".join(lines))
 
-    def pci(
-        self, address: str, class_code: str, pci_id: str, driver: str | None, revision: str = "0x00"
-    ) -> str:
+    def pci(self, address: str, class_code: str, pci_id: str, driver: str | None, revision: str = "0x00") -> str:
         base = f"/sys/bus/pci/devices/{address}"
         event = [
             f"PCI_CLASS={class_code.lstrip('0')}",
@@ -131,7 +128,7 @@ def _logged_backends(entry: dict[str, Any]) -> list[dict[str, Any]]:
     ]
     reports = []
     for line in lines:
-        listed = re.search(r"(ROCm|Vulkan)(\d): (.*?) \((\d+) MiB, (\d+) MiB free\)", line)
+        listed = re.search(r"(ROCm|Vulkan)(\d) ?: (.*?) \((\d+) MiB, (\d+) MiB free\)", line)
         if listed:
             total, free = _mib(line)[-2:]
             device = {"name": f"{listed[1]}{listed[2]}", "description": listed[3], "kind": "igpu"}
@@ -156,9 +153,7 @@ def _linux(entry: dict[str, Any]) -> dict[str, Any]:
     cpu = entry.get("cpu")
     default = next((value for prefix, value in CPUS.items() if name.startswith(prefix)), None)
     if isinstance(cpu, dict) and "cores" in cpu:
-        flags = (
-            " ".join(cpu["isa"]) + (" hypervisor" if "hypervisor" in cpu else "") if "isa" in cpu else ZEN5
-        )
+        flags = " ".join(cpu["isa"]) + (" hypervisor" if "hypervisor" in cpu else "") if "isa" in cpu else ZEN5
         extra = " fma f16c bmi2" if "isa" in cpu and "avx2" in cpu["isa"] else ""
         out.cpu(cpu["model"], cpu["cores"], cpu["threads"], flags + extra + " sse4_2")
     elif default:
@@ -328,9 +323,7 @@ def _windows(entry: dict[str, Any]) -> dict[str, Any]:
         "device_id": 0x8C,
         "flags": 2,
     }
-    out.api(
-        "dxgi_adapters", [adapter | {"luid": "00000000:0000c0de"}, software | {"dedicated": 0, "shared": 1}]
-    )
+    out.api("dxgi_adapters", [adapter | {"luid": "00000000:0000c0de"}, software | {"dedicated": 0, "shared": 1}])
     pnp = []
     if not arm:
         instance = rf"PCI\VEN_{vendor_id:04X}&DEV_{device_id:04X}&SUBSYS_00000000&REV_C1\4&1&0&0041"
@@ -368,9 +361,7 @@ def _macos(entry: dict[str, Any]) -> dict[str, Any]:
     out.document["sysctl"] |= {"hw.optional.arm64": 1, **entry.get("sysctl", {})}
     out.api("machine", "arm64")
     out.api("kernel", "25.0.0")
-    size = next(
-        (re.search(r"([\d.]+) MB", line) for line in entry.get("log", []) if "WorkingSet" in line), None
-    )
+    size = next((re.search(r"([\d.]+) MB", line) for line in entry.get("log", []) if "WorkingSet" in line), None)
     if size:
         total = int(float(size[1]) * 1e6)
         device = {
@@ -388,9 +379,7 @@ def _macos(entry: dict[str, Any]) -> dict[str, Any]:
         }
         out.document["backends"] = [report]
     elif entry["id"] == "m4-no-devices":
-        out.document["backends"] = [
-            {"backend": "metal", "library": "libggml-metal.dylib", "state": "no_device"}
-        ]
+        out.document["backends"] = [{"backend": "metal", "library": "libggml-metal.dylib", "state": "no_device"}]
     return out.document
 
 
@@ -413,6 +402,5 @@ def machines() -> dict[str, dict[str, Any]]:
     build = {"linux": _linux, "windows": _windows, "macos": _macos, "wsl2": _wsl}
     entries = json.loads(SOURCE.read_text(encoding="utf-8"))["machines"]
     return {
-        entry["id"]: build[entry["os"].removesuffix("-vm").removesuffix("-container")](entry)
-        for entry in entries
+        entry["id"]: build[entry["os"].removesuffix("-vm").removesuffix("-container")](entry) for entry in entries
     }

@@ -11,6 +11,7 @@ from engine.version import __version__
 COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("app.cli.chat", "Chat with a model in the terminal."),
     "serve": ("app.cli.serve", "Serve models to editors, agents and other programs."),
+    "devices": ("app.cli.devices", "Show processors, GPUs, NPUs, memory and usable backends."),
 }
 
 

@@ -23,9 +23,7 @@ RESERVE_FRAC = 0.1
 MIN_RESERVE_BYTES = 2 << 30
 
 
-def linux_gpus(
-    host: Host, functions: tuple[PciFunction, ...], ram: SystemMemory, cpu_name: str
-) -> list[Device]:
+def linux_gpus(host: Host, functions: tuple[PciFunction, ...], ram: SystemMemory, cpu_name: str) -> list[Device]:
     """Every GPU of the machine, usable or not, one Device each."""
     kfd = kfd_nodes(host)
     displays = [f for f in functions if f.base_class == 0x03 and f.vendor not in gpu_ids.NOT_FOR_COMPUTE]
@@ -160,6 +158,8 @@ def _memory(host: Host, f: PciFunction, ram: SystemMemory, cards: list[str], *, 
         return Memory(vram, vram, vram_used, None, None, free, unified=False)
     if gtt is None and f.driver in {"i915", "xe"}:
         gtt = ram.total_bytes  # Intel's drivers set no ceiling of their own
+    elif gtt is None and f.driver == "amdgpu" and ram.total_bytes is not None:
+        gtt = ram.total_bytes // 2  # the kernel's default ceiling
     return unified_memory(ram, vram, vram_used, gtt, gtt_used)
 
 

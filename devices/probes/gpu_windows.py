@@ -27,9 +27,7 @@ def windows_gpus(host: Host, ram: SystemMemory) -> list[Device]:
         if vendor_id is None or device_id is None or vendor_id == 0x1414 or flags & DXGI_REMOTE_OR_SOFTWARE:
             continue
         pci_id = f"{vendor_id & 0xFFFF:04x}:{device_id & 0xFFFF:04x}"
-        device = _adapter(
-            adapter, vendor_id, device_id, drivers.get(pci_id, {}), locations.get(pci_id, []), ram
-        )
+        device = _adapter(adapter, vendor_id, device_id, drivers.get(pci_id, {}), locations.get(pci_id, []), ram)
         found.setdefault(device.id, device)
     seen = {device.pci_id for device in found.values()}
     for pci_id, addresses in locations.items():

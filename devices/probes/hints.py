@@ -1,9 +1,7 @@
 """The command or step that mends each reason a device is not usable."""
 
 TRY = "Run `tessera doctor` to try the backends that could use it."
-UNKNOWN = (
-    "Run `tessera devices --record FILE` and attach the file to a bug report: this device is new to Tessera."
-)
+UNKNOWN = "Run `tessera devices --record FILE` and attach the file to a bug report: this device is new to Tessera."
 
 _DRIVERS = {
     "AMD": "Install amdgpu's firmware: `sudo apt install firmware-amd-graphics` on Debian, `linux-firmware` "
@@ -54,9 +52,7 @@ def container_device(path: str) -> str:
 
 def no_backend(backends: str) -> str:
     """No backend library here can use a device."""
-    return (
-        f"Build a backend for it: `python start.py --rebuild` with {backends} installed; see docs/devices.md."
-    )
+    return f"Build a backend for it: `python start.py --rebuild` with {backends} installed; see docs/devices.md."
 
 
 NPU_IOMMU = (

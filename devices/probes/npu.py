@@ -21,9 +21,7 @@ def kernel_version(release: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def linux_npus(
-    host: Host, functions: tuple[PciFunction, ...], ram: SystemMemory, kernel: str
-) -> list[Device]:
+def linux_npus(host: Host, functions: tuple[PciFunction, ...], ram: SystemMemory, kernel: str) -> list[Device]:
     """NPUs of a Linux machine, usable or not."""
     found = []
     for f in functions:

@@ -28,6 +28,11 @@ BANDWIDTH_CEILINGS: tuple[tuple[re.Pattern[str], float], ...] = tuple(
         (r"snapdragon|x1e|x1p|x elite", 135.0),
     )
 )
+# Packages that are sold with one memory configuration only.
+SOLDERED: tuple[tuple[re.Pattern[str], float], ...] = (
+    (re.compile(r"ryzen ai max", re.IGNORECASE), 256.0),
+    (re.compile(r"core\(tm\) ultra \d+ 2\d\dV", re.IGNORECASE), 136.5),
+)
 # Apple publishes the bandwidth of each chip; no firmware table says it.
 APPLE_BANDWIDTH: tuple[tuple[str, float], ...] = (
     ("M1 Ultra", 800.0),
@@ -126,7 +131,8 @@ def clamped_bandwidth(bus: MemoryBus, cpu_name: str) -> tuple[float | None, str]
     reported = bus.bandwidth_gbs
     ceiling = next((gbs for pattern, gbs in BANDWIDTH_CEILINGS if pattern.search(cpu_name)), None)
     if reported is None:
-        return None, ""
+        soldered = next((gbs for pattern, gbs in SOLDERED if pattern.search(cpu_name)), None)
+        return soldered, "published for the CPU; its memory is soldered" if soldered else ""
     if ceiling is not None and reported > ceiling:
         return ceiling, f"limit of the CPU; {bus.source} claims {reported:.0f} GB/s"
     if reported > 1000 and ceiling is None:

@@ -1,0 +1,1 @@
+"""Which kernels load here: every backend library tried in a time-limited child process of its own."""

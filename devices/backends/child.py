@@ -1,0 +1,109 @@
+"""Run one probe child under a time limit and say, in every case, how it ended."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MAX_OUTPUT_BYTES = 1 << 20
+STDERR_CHARACTERS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`answer` is the child's JSON; `reason` says why there is none."""
+
+    answer: Mapping[str, Any] | None
+    reason: str
+    seconds: float
+
+
+def run_child(argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None) -> Outcome:
+    """Start `argv`, wait at most `timeout_s`, and kill its whole process tree if it is still there."""
+    started = time.monotonic()
+    flags: dict[str, Any] = {"start_new_session": True}
+    if sys.platform == "win32":
+        flags = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW}
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **(env or {})},
+            **flags,
+        )
+    except OSError as error:
+        return Outcome(None, f"it could not be started: {error.strerror}", time.monotonic() - started)
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        kill_tree(process)
+        return Outcome(None, f"it gave no answer within {timeout_s:g} s", time.monotonic() - started)
+    answer = _parsed(stdout)
+    reason = _failure(process.returncode, answer, stderr)
+    return Outcome(None if reason else answer, reason, time.monotonic() - started)
+
+
+def _failure(code: int, answer: Mapping[str, Any] | None, stderr: bytes) -> str:
+    """Why the child gave no usable answer; empty when it did."""
+    if code < 0:
+        return f"it was killed by {_signal_name(-code)}{_tail(stderr)}"
+    if answer is None:
+        return f"it ended with code {code} and no answer{_tail(stderr)}"
+    if "error" in answer:
+        return str(answer["error"]) or "it failed without saying why"
+    return f"it ended with code {code}{_tail(stderr)}" if code else ""
+
+
+def kill_tree(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a child and everything it started, and reap it."""
+    if sys.platform == "win32":
+        import psutil  # noqa: PLC0415 - only where there are no process groups
+
+        try:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+        except psutil.Error:
+            pass
+        process.kill()
+    else:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            process.kill()
+    try:  # a grandchild outside the group may still hold the pipes
+        process.communicate(timeout=1)
+    except subprocess.TimeoutExpired:
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _parsed(stdout: bytes) -> Mapping[str, Any] | None:
+    """The last line that is a JSON object: native libraries print around it."""
+    for line in reversed(stdout[:MAX_OUTPUT_BYTES].splitlines()):
+        if line.lstrip().startswith(b"{"):
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                return None
+            return found if isinstance(found, dict) else None
+    return None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _tail(stderr: bytes) -> str:
+    lines = stderr.decode("utf-8", "replace").strip().splitlines()
+    return f": {lines[-1][-STDERR_CHARACTERS:]}" if lines else ""

@@ -1,0 +1,144 @@
+"""Child process: load one ggml backend library, list its devices, open each, print JSON. It may die.
+
+Usage: python -m devices.backends.ggml_child FOLDER LIBRARY... Several libraries are variants of one backend:
+the one that scores highest on this processor is loaded, as ggml itself would.
+"""
+
+import ctypes
+import json
+import sys
+from pathlib import Path
+
+DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
+TRIAL_BYTES = 1 << 20
+
+
+class DeviceProps(ctypes.Structure):
+    """The fields of ggml_backend_dev_props up to the device id. Source: ggml-backend.h.
+
+    The capabilities behind them grew between releases, so room is left for them and they are not read.
+    """
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("description", ctypes.c_char_p),
+        ("memory_free", ctypes.c_size_t),
+        ("memory_total", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("device_id", ctypes.c_char_p),
+        ("capabilities", ctypes.c_char * 256),
+    )
+
+
+class Feature(ctypes.Structure):
+    """One entry of a backend's feature list; a null name ends it."""
+
+    _fields_ = (("name", ctypes.c_char_p), ("value", ctypes.c_char_p))
+
+
+def ggml_library(folder: Path) -> Path:
+    """The registry library in `folder`."""
+    for name in ("libggml.so", "libggml.so.0", "ggml.dll", "libggml.dylib", "libggml.0.dylib"):
+        if (folder / name).exists():
+            return folder / name
+    raise FileNotFoundError(f"no ggml library in {folder}")
+
+
+def best_variant(libraries: list[str]) -> str:
+    """The variant with the highest score here; a library without a score is the only one of its backend."""
+    scores = {}
+    for path in libraries:
+        try:
+            score = ctypes.CDLL(path).ggml_backend_score
+        except (OSError, AttributeError):
+            scores[path] = 1
+            continue
+        score.restype = ctypes.c_int
+        scores[path] = score()
+    best = max(scores, key=lambda path: scores[path])
+    if scores[best] == 0:
+        raise OSError("no variant of this library runs on this processor")
+    return best
+
+
+def features(ggml: ctypes.CDLL, registry: ctypes.c_void_p) -> list[str]:
+    """Instruction sets and options the loaded library was built with and uses."""
+    ggml.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
+    address = ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_get_features")
+    if not address:
+        return []
+    listed = ctypes.CFUNCTYPE(ctypes.POINTER(Feature), ctypes.c_void_p)(address)(registry)
+    found = []
+    for index in range(64):
+        if not listed[index].name:
+            break
+        if listed[index].value not in (None, b"0"):
+            found.append(listed[index].name.decode("utf-8", "replace"))
+    return found
+
+
+def open_device(ggml: ctypes.CDLL, device: ctypes.c_void_p) -> None:
+    """Start the device and take and give back a small buffer: listing alone proves nothing."""
+    for name in ("ggml_backend_dev_init", "ggml_backend_dev_buffer_type", "ggml_backend_buft_alloc_buffer"):
+        getattr(ggml, name).restype = ctypes.c_void_p
+    backend = ggml.ggml_backend_dev_init(device, None)
+    if not backend:
+        raise OSError("the device could not be opened")
+    kind = ctypes.c_void_p(ggml.ggml_backend_dev_buffer_type(device))
+    buffer = ggml.ggml_backend_buft_alloc_buffer(kind, ctypes.c_size_t(TRIAL_BYTES))
+    if not buffer:
+        raise OSError("no memory could be taken on the device")
+    ggml.ggml_backend_buffer_free(ctypes.c_void_p(buffer))
+    ggml.ggml_backend_free(ctypes.c_void_p(backend))
+
+
+def report(folder: Path, libraries: list[str]) -> dict[str, object]:
+    """Load the backend and describe it."""
+    ggml = ctypes.CDLL(str(ggml_library(folder)))
+    ggml.ggml_backend_load.restype = ctypes.c_void_p
+    ggml.ggml_backend_reg_dev_get.restype = ctypes.c_void_p
+    ggml.ggml_backend_reg_dev_count.restype = ctypes.c_size_t
+    path = best_variant(libraries) if len(libraries) > 1 else libraries[0]
+    pointer = ggml.ggml_backend_load(path.encode())
+    if not pointer:
+        ctypes.CDLL(path)  # says which library or symbol is missing
+        raise OSError("the library refused to load: it found nothing it can use")
+    registry = ctypes.c_void_p(pointer)
+    devices = []
+    for index in range(min(ggml.ggml_backend_reg_dev_count(registry), 64)):
+        device = ctypes.c_void_p(ggml.ggml_backend_reg_dev_get(registry, ctypes.c_size_t(index)))
+        props = DeviceProps()
+        ggml.ggml_backend_dev_get_props(device, ctypes.byref(props))
+        open_device(ggml, device)
+        devices.append(
+            {
+                "name": (props.name or b"").decode("utf-8", "replace"),
+                "description": (props.description or b"").decode("utf-8", "replace"),
+                "kind": DEVICE_KINDS.get(props.type, "accel"),
+                "total_bytes": props.memory_total,
+                "free_bytes": props.memory_free,
+                "device_id": props.device_id.decode("utf-8", "replace").lower() if props.device_id else None,
+            }
+        )
+    ggml.ggml_version.restype = ctypes.c_char_p
+    return {
+        "library": Path(path).name,
+        "version": (ggml.ggml_version() or b"").decode(),
+        "features": features(ggml, registry),
+        "devices": devices,
+    }
+
+
+def main() -> int:
+    """Print the report, or the reason there is none."""
+    try:
+        found = report(Path(sys.argv[1]), sys.argv[2:])
+    except (OSError, AttributeError) as error:
+        print(json.dumps({"error": str(error)}), flush=True)  # noqa: T201 - the parent reads it
+        return 1
+    print(json.dumps(found), flush=True)  # noqa: T201 - the parent reads it
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

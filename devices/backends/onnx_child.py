@@ -1,0 +1,47 @@
+"""Child process: import ONNX Runtime, list its execution providers and devices, print JSON. It may die."""
+
+import json
+import os
+import sys
+
+# The official wheels send telemetry unless this is set before the import.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
+KINDS = {"CPU": "cpu", "GPU": "gpu", "NPU": "npu"}
+
+
+def report() -> dict[str, object]:
+    """Providers, and the hardware each was offered where this version can tell."""
+    import onnxruntime  # noqa: PLC0415 - telemetry is decided above
+
+    providers = [str(name) for name in onnxruntime.get_available_providers()]
+    devices = []
+    for offered in getattr(onnxruntime, "get_ep_devices", list)():
+        hardware = offered.device
+        kind = str(hardware.type).rpartition(".")[2]
+        devices.append(
+            {
+                "name": str(offered.ep_name),
+                "description": f"{hardware.vendor} {hardware.device_id:04x}".strip(),
+                "kind": KINDS.get(kind, "accel"),
+                "total_bytes": 0,
+                "free_bytes": 0,
+                "device_id": None,
+            }
+        )
+    return {"version": onnxruntime.__version__, "features": providers, "devices": devices}
+
+
+def main() -> int:
+    """Print the report, or the reason there is none."""
+    try:
+        found = report()
+    except (ImportError, OSError, RuntimeError) as error:
+        print(json.dumps({"error": str(error)}), flush=True)  # noqa: T201 - the parent reads it
+        return 1
+    print(json.dumps(found), flush=True)  # noqa: T201 - the parent reads it
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""Try every backend library at once, each in its own child, and remember the answers until something changes."""
+
+import hashlib
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from devices.as_json import backend_reports, to_json
+from devices.backends import libraries
+from devices.backends.child import Outcome, run_child
+from devices.types import BackendDevice, BackendReport, Machine
+
+# Source: Ollama gives a library 30 s, 90 s on Windows, where antivirus reads it first; drivers answer within 5.
+TIMEOUT_S = 15.0
+TIMEOUT_WINDOWS_S = 90.0
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One library to try: the backend's name, what is shown as its library, and the child's command."""
+
+    backend: str
+    library: str
+    argv: tuple[str, ...]
+    files: tuple[Path, ...] = ()
+
+
+def planned(folder: Path | None, *, onnx: bool) -> tuple[Trial, ...]:
+    """The trials for the libraries that are installed."""
+    python = (sys.executable, "-m")
+    trials = [
+        Trial(name, paths[0].name, (*python, "devices.backends.ggml_child", str(folder), *map(str, paths)), paths)
+        for name, paths in libraries.built_libraries(folder).items()
+    ]
+    if onnx:
+        trials.append(Trial("onnx", "onnxruntime", (*python, "devices.backends.onnx_child")))
+    return tuple(trials)
+
+
+def try_backends(
+    machine: Machine,
+    cache: Path | None,
+    *,
+    fresh: bool = False,
+    timeout_s: float | None = None,
+    trials: tuple[Trial, ...] | None = None,
+) -> tuple[BackendReport, ...]:
+    """A report for every backend: tried, or known to be missing. Never raises for what a backend does.
+
+    `cache` is a file of earlier answers, used while driver, kernel, libraries and boot are the same; failures
+    are tried again every time. `trials` None: those of the installed libraries.
+    """
+    limit = timeout_s or (TIMEOUT_WINDOWS_S if machine.system == "windows" else TIMEOUT_S)
+    if trials is None:
+        trials = planned(libraries.library_folder(), onnx=libraries.has_onnxruntime())
+    known = {} if fresh or cache is None else _read_cache(cache)
+    keys = {trial.backend: _cache_key(machine, trial) for trial in trials}
+    reports = {t.backend: known[keys[t.backend]] for t in trials if keys[t.backend] in known}
+    missing = [trial for trial in trials if trial.backend not in reports]
+    if missing:
+        with ThreadPoolExecutor(max_workers=len(missing), thread_name_prefix="backend-trial") as pool:
+            for trial, outcome in zip(missing, pool.map(lambda t: run_child(t.argv, limit), missing), strict=True):
+                reports[trial.backend] = _report(trial, outcome)
+        if cache is not None:
+            _write_cache(cache, {keys[name]: report for name, report in reports.items()})
+    tried = {trial.backend for trial in trials}
+    return (*(reports[t.backend] for t in trials), *_not_built(machine, tried))
+
+
+def _report(trial: Trial, outcome: Outcome) -> BackendReport:
+    if outcome.answer is None:
+        fix = f"Run `{' '.join(trial.argv[:3])} ...` by hand to see its messages; update the driver it needs."
+        return BackendReport(trial.backend, trial.library, "failed", outcome.reason, fix, seconds=outcome.seconds)
+    answer = outcome.answer
+    try:
+        devices = msgspec.convert(answer.get("devices", []), tuple[BackendDevice, ...])
+        features = msgspec.convert(answer.get("features", []), tuple[str, ...])
+    except msgspec.ValidationError as error:
+        reason = f"its answer could not be read: {error}"
+        return BackendReport(trial.backend, trial.library, "failed", reason, "Report this as a bug.")
+    return BackendReport(
+        backend=trial.backend,
+        library=str(answer.get("library") or trial.library),
+        state="usable" if devices else "no_device",
+        reason="" if devices else "it loaded but found no device",
+        fix_hint=None if devices else NO_DEVICE.get(trial.backend),
+        version=str(answer.get("version") or ""),
+        seconds=outcome.seconds,
+        features=features,
+        devices=devices,
+    )
+
+
+NO_DEVICE = {
+    "vulkan": "Install a Vulkan driver: `sudo apt install mesa-vulkan-drivers` (AMD, Intel) or NVIDIA's own.",
+    "rocm": "Install the ROCm runtime and join the render group: `sudo usermod -aG render $USER`.",
+    "cuda": "Install NVIDIA's driver; `nvidia-smi` must list the GPU.",
+    "rpc": None,
+}
+
+
+def _not_built(machine: Machine, tried: set[str]) -> list[BackendReport]:
+    """Backends that some device of this machine could use, but whose library is not installed."""
+    found = []
+    for backend in libraries.BACKENDS:
+        if backend.name in tried or machine.system not in backend.systems:
+            continue
+        wanted = any(
+            d.kind in backend.kinds and (not backend.vendors or d.vendor in backend.vendors)
+            for d in machine.devices
+        )
+        if wanted:
+            fix = f"Install {backend.build}, then run `python start.py --rebuild` (docs/devices.md)."
+            found.append(BackendReport(backend.name, "", "not_built", "its library is not installed", fix))
+    if "onnx" not in tried:
+        fix = "Install it: `pip install onnxruntime`."
+        found.append(BackendReport("onnx", "", "not_built", "ONNX Runtime is not installed", fix))
+    return found
+
+
+def _cache_key(machine: Machine, trial: Trial) -> str:
+    """Changes with anything the answer depends on: libraries, drivers, kernel, boot, visibility settings."""
+    facts: list[object] = [trial.backend, machine.kernel, machine.arch, sys.version]
+    facts += [(d.id, d.driver, d.driver_version, d.state) for d in machine.devices]
+    for path in trial.files:
+        try:
+            status = path.stat()
+            facts.append((path.name, status.st_size, status.st_mtime_ns))
+        except OSError:
+            facts.append(path.name)
+    try:
+        facts.append(Path(BOOT_ID).read_text(encoding="ascii"))
+    except (OSError, UnicodeDecodeError):
+        facts.append("")
+    prefixes = ("GGML_", "VK_", "HIP_", "ROCR_", "CUDA_", "HSA_", "ORT_", "LLAMA_CPP_", "ZE_", "ONEAPI_")
+    facts += sorted((k, v) for k, v in os.environ.items() if k.startswith(prefixes))
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def _read_cache(cache: Path) -> dict[str, BackendReport]:
+    try:
+        stored: Any = json.loads(cache.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(stored, dict):
+        return {}
+    return {key: report for key, value in stored.items() for report in backend_reports([value])}
+
+
+def _write_cache(cache: Path, reports: dict[str, BackendReport]) -> None:
+    kept = {key: to_json(report) for key, report in reports.items() if report.state in {"usable", "no_device"}}
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        partial = cache.with_suffix(f".{os.getpid()}.tmp")
+        partial.write_text(json.dumps(kept), encoding="utf-8")
+        partial.replace(cache)
+    except OSError:
+        return  # a read-only home costs a second at each start, nothing else

@@ -1,0 +1,161 @@
+"""Join what backends report to the devices of the inventory, and settle each device's state."""
+
+from dataclasses import replace
+
+from devices.backends.libraries import BACKENDS
+from devices.isa import canonical
+from devices.probes import hints
+from devices.types import BackendDevice, BackendReport, Device, Evidence, Machine, Memory, Runtime, State
+
+# ggml's CPU feature names → ours, where they differ.
+CPU_FEATURES = {"avx512": "avx512f", "dotprod": "asimddp", "matmul_int8": "i8mm", "fp16_va": "asimdhp", "ssse3": ""}
+ONNX_KINDS = {"cpu": ("cpu",), "gpu": ("igpu", "dgpu"), "npu": ("npu",)}
+# Software renderers that present themselves as GPUs.
+SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "swrast")
+
+
+def merged(machine: Machine) -> Machine:
+    """`machine` with a Runtime on every device a backend can use, and a reason and hint on every other."""
+    devices = {device.id: device for device in machine.devices}
+    for report in machine.backends:
+        if report.state == "usable":
+            for index, found in enumerate(report.devices):
+                _attach(devices, report, found, index)
+    cpu = devices.get("cpu")
+    features = next((r.features for r in machine.backends if r.backend == "cpu" and r.state == "usable"), ())
+    if cpu is not None and features:
+        names = canonical(CPU_FEATURES.get(f.lower(), f.lower()) for f in features)
+        devices["cpu"] = replace(cpu, isa=cpu.isa | names)
+    return replace(machine, devices=tuple(_settled(device, machine) for device in devices.values()))
+
+
+def _attach(devices: dict[str, Device], report: BackendReport, found: BackendDevice, index: int) -> None:
+    """Give the runtime to the device it is: by PCI address, else by kind, vendor and name; else a new device."""
+    device = _match(devices, report, found)
+    if device is None:
+        if report.backend in {"onnx", "rpc"}:
+            return
+        device = _unlisted(report, found)
+    runtime = Runtime(
+        backend=report.backend,
+        device_name=found.name,
+        index=index,
+        total_bytes=found.total_bytes,
+        free_bytes=found.free_bytes,
+        state="usable",
+        version=report.version,
+    )
+    devices[device.id] = replace(
+        device, memory=_memory(device, found), runtimes=(*device.runtimes, runtime), name=_name(device, found)
+    )
+
+
+def _match(devices: dict[str, Device], report: BackendReport, found: BackendDevice) -> Device | None:
+    if found.device_id and found.device_id in devices:
+        return devices[found.device_id]
+    if found.kind == "cpu":
+        return devices.get("cpu")
+    if any(mark in found.description.lower() for mark in SOFTWARE):
+        return None
+    if report.backend == "onnx":
+        kinds = ONNX_KINDS.get(found.kind, ())
+        return next((d for d in devices.values() if d.kind in kinds), None)
+    backend = next((b for b in BACKENDS if b.name == report.backend), None)
+    gpus = [
+        d
+        for d in devices.values()
+        if d.kind in {"igpu", "dgpu"}
+        and (backend is None or not backend.vendors or d.vendor in backend.vendors)
+        and not (found.device_id and d.pci)
+        and d.state not in {"driver_missing", "failed"}
+        and not any(r.backend == report.backend for r in d.runtimes)
+    ]
+    words = set(found.description.lower().split())
+    same_kind = [d for d in gpus if (d.kind == "igpu") == (found.kind == "igpu")] or gpus
+    return max(same_kind, key=lambda d: len(words & set(d.name.lower().split())), default=None)
+
+
+def _name(device: Device, found: BackendDevice) -> str:
+    """The driver's own name where ours came from a table or an id only."""
+    if device.kind in {"igpu", "dgpu"} and device.pci_id and device.name.endswith((device.pci_id, ")")):
+        return found.description or device.name
+    return device.name
+
+
+def _memory(device: Device, found: BackendDevice) -> Memory:
+    """Tightened by what the backend can reach: the smaller of its figure and ours, never the larger."""
+    memory = device.memory
+    if device.kind == "cpu" or not found.total_bytes:
+        return memory
+    total = memory.budget_bytes
+    if total is None:
+        return replace(
+            memory,
+            physical_bytes=memory.physical_bytes or found.total_bytes,
+            dedicated_bytes=None if memory.unified else found.total_bytes,
+            shared_limit_bytes=found.total_bytes if memory.unified else None,
+            available_bytes=min(found.free_bytes, found.total_bytes),
+        )
+    if device.vendor == "Apple":  # the working set Metal itself reports beats our prior share of RAM
+        limit = min(found.total_bytes, memory.physical_bytes or found.total_bytes)
+        return replace(memory, shared_limit_bytes=limit, available_bytes=_least(memory.available_bytes, limit))
+    available = memory.available_bytes
+    if available is None or available == total:
+        available = min(found.free_bytes, total)
+    return replace(memory, available_bytes=_least(available, total))
+
+
+def _least(*values: int | None) -> int | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _unlisted(report: BackendReport, found: BackendDevice) -> Device:
+    """A device no inventory source shows: a software renderer, or one behind a layer such as WSL."""
+    software = any(mark in found.description.lower() for mark in SOFTWARE)
+    unified = software or found.kind == "igpu"
+    return Device(
+        id=found.device_id or f"{report.backend}:{found.name.lower()}",
+        kind="igpu" if unified else "dgpu",
+        vendor="software" if software else "unknown",
+        name=found.description or found.name,
+        state="present",
+        memory=Memory(
+            physical_bytes=found.total_bytes,
+            dedicated_bytes=None if unified else found.total_bytes,
+            shared_limit_bytes=found.total_bytes if unified else None,
+            available_bytes=min(found.free_bytes, found.total_bytes),
+            unified=unified,
+        ),
+        evidence=(Evidence(report.library, "device", found.description),),
+    )
+
+
+def _settled(device: Device, machine: Machine) -> Device:
+    if any(r.state == "usable" for r in device.runtimes):
+        return replace(device, state="usable", reason="", fix_hint=None)
+    if device.state != "present":
+        return device if device.fix_hint else replace(device, fix_hint=hints.UNKNOWN)
+    if device.kind == "npu":
+        return (
+            device
+            if device.fix_hint
+            else replace(device, fix_hint=hints.NPU_RUNTIME.get(device.vendor, hints.UNKNOWN))
+        )
+    candidates = [b for b in BACKENDS if device.kind in b.kinds and (not b.vendors or device.vendor in b.vendors)]
+    reports = {r.backend: r for r in machine.backends}
+    failed = [
+        r for b in candidates if (r := reports.get(b.name)) is not None and r.state in {"failed", "no_device"}
+    ]
+    if failed:
+        reason = "; ".join(f"{r.backend}: {r.reason}" for r in failed)
+        state: State = "failed" if any(r.state == "failed" for r in failed) else "present"
+        return replace(device, state=state, reason=reason, fix_hint=failed[0].fix_hint or hints.UNKNOWN)
+    names = [b.name for b in candidates if machine.system in b.systems]
+    if not names:
+        return replace(device, state="unknown", reason="no backend is known for it", fix_hint=hints.UNKNOWN)
+    needs = next(b.build for b in candidates if machine.system in b.systems)
+    return replace(
+        device,
+        reason=f"no backend for it is installed (candidates: {', '.join(names)})",
+        fix_hint=hints.no_backend(needs),
+    )

@@ -1,0 +1,28 @@
+"""The whole report: inventory, vendors' commands, backends tried, and each device's final state with a hint."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from devices.as_json import backend_reports
+from devices.backends.trial import try_backends as try_all
+from devices.detect import detailed
+from devices.host import Host
+from devices.merge import merged
+from devices.recording import RecordedHost
+from devices.types import Machine
+
+
+def live_report(host: Host, cache: Path | None, *, try_backends: bool = True, fresh: bool = False) -> Machine:
+    """Report on the machine this process runs on; backend results come from `cache` while nothing changed."""
+    machine = detailed(host)
+    if not try_backends:
+        return machine
+    reports = try_all(machine, cache, fresh=fresh)
+    return merged(replace(machine, backends=reports))
+
+
+def recorded_report(host: RecordedHost) -> Machine:
+    """The same report from a recording, with the backend results recorded then."""
+    machine = detailed(host)
+    reports = backend_reports(host.backends)
+    return merged(replace(machine, backends=reports)) if reports else machine
