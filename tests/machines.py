@@ -1,4 +1,4 @@
-# ruff: noqa: C901, PLR0912, PLR0915, PLR0917 - one branch for each quirk of a recorded machine
+# ruff: noqa: C901, PLR0912, PLR0915 - one branch for each quirk of a recorded machine
 """Recordings of the machines in tests/data/machines/machines.json: files laid out as each system shows them.
 
 The JSON holds values seen on real machines; this lays them out as sysfs, procfs, registry and sysctl do, so
