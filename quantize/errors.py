@@ -102,3 +102,28 @@ class BadWish(InputFault):
         super().__init__(f"{param}: {reason}")
         self.param = param
         self.reason = reason
+
+
+class UnsupportedModel(InputFault):
+    """The model is intact, but this converter does not know its kind; `reason` says what it met."""
+
+    code = "unsupported_model"
+
+    def __init__(self, path: str, reason: str, supported: tuple[str, ...] = ()) -> None:
+        known = f"; supported are {', '.join(supported)}" if supported else ""
+        super().__init__(f"{path}: {reason}{known}")
+        self.path = path
+        self.reason = reason
+        self.supported = supported
+
+
+class BadWeights(InputFault):
+    """A tensor holds values no model can have (NaN or infinity), or is of the wrong shape."""
+
+    code = "bad_weights"
+
+    def __init__(self, path: str, tensor: str, reason: str) -> None:
+        super().__init__(f"{path}: tensor {tensor}: {reason}")
+        self.path = path
+        self.tensor = tensor
+        self.reason = reason

@@ -1,0 +1,1 @@
+"""Hugging Face folders to GGUF, one file an architecture family, without torch."""

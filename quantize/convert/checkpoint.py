@@ -1,0 +1,119 @@
+"""A Hugging Face model folder: its configuration and its weights, read in pieces of bounded size."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quantize.byte_source import FileSource
+from quantize.errors import BadFile, IncompleteFile, UnsupportedModel
+from quantize.safetensors_file import SafetensorInfo, read_safetensors_folder, safe_member
+
+Array = np.ndarray[Any, Any]
+
+# One piece of a tensor in memory; with a float32 copy beside it the whole conversion stays far below 1 GB.
+PIECE_BYTES = 32 * 1024 * 1024
+# Configurations are a few kB; tokenizers of 256,000 tokens take about 35 MB.
+_MAX_CONFIG_BYTES = 4 * 1024 * 1024
+_MAX_TOKENIZER_BYTES = 96 * 1024 * 1024
+_DTYPES = {"F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F32": np.dtype("<f4")}
+
+
+class Checkpoint:
+    """Shards and JSON files of one folder. Nothing is read before it is asked for.
+
+    Raises: BadFile, IncompleteFile, Unreadable, RefusedFormat: see safetensors_file.
+    """
+
+    def __init__(self, folder: Path, root: Path | None = None) -> None:
+        self.folder = folder
+        self.config = self.json_file("config.json")
+        model = read_safetensors_folder(folder, root)
+        self._where = model.tensors()
+        self._root = root
+        self.file_bytes = model.file_bytes
+        self.shards = tuple(Path(f.name) for f in model.files)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all tensors."""
+        return tuple(self._where)
+
+    def info(self, name: str) -> SafetensorInfo:
+        """What the header says of a tensor. Raises: BadFile: there is none of that name."""
+        if name not in self._where:
+            raise BadFile(str(self.folder), f"the tensor {name!r} is missing")
+        return self._where[name][1]
+
+    def has(self, name: str) -> bool:
+        """Whether a tensor of that name is there."""
+        return name in self._where
+
+    def rows(self, name: str, start: int, stop: int) -> Array:
+        """Rows of a tensor seen as (rows, last extent): F16, F32, or BF16 as its 16 bits in uint16.
+
+        Raises: UnsupportedModel: another type. IncompleteFile: the file ends before.
+        """
+        file, info = self._where[name]
+        dtype = _DTYPES.get(info.dtype)
+        if dtype is None:
+            raise UnsupportedModel(str(self.folder), f"{name} is stored as {info.dtype}")
+        width = info.shape[-1] if info.shape else 1
+        offset = info.offset + start * width * dtype.itemsize
+        length = (stop - start) * width * dtype.itemsize
+        with FileSource(file.name) as source:
+            raw = source.read_at(offset, length)
+        if len(raw) != length:
+            raise IncompleteFile(file.name, offset + len(raw), offset + length)
+        return np.frombuffer(raw, dtype).reshape(stop - start, width)
+
+    def pieces(self, name: str, start: int, stop: int, group: int = 1) -> Iterator[Array]:
+        """The same in pieces of about PIECE_BYTES, each a whole number of `group` rows."""
+        info = self.info(name)
+        row_bytes = max(1, info.nbytes // max(1, info.num_values // max(1, info.shape[-1])))
+        step = max(group, PIECE_BYTES // row_bytes // group * group)
+        for first in range(start, stop, step):
+            yield self.rows(name, first, min(stop, first + step))
+
+    def json_file(self, name: str) -> dict[str, Any]:
+        """A JSON object in the folder. Raises: BadFile: missing, too large or broken."""
+        path = safe_member(self.folder, name, getattr(self, "_root", None))
+        if not path.is_file():
+            raise BadFile(str(self.folder), f"{name} is missing")
+        limit = _MAX_TOKENIZER_BYTES if name == "tokenizer.json" else _MAX_CONFIG_BYTES
+        with FileSource(path) as source:
+            if source.size > limit:
+                raise BadFile(str(path), f"{source.size} bytes; at most {limit} are read")
+            raw = source.read_at(0, source.size)
+        try:
+            value = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise BadFile(str(path), f"no valid JSON: {str(error)[:200]}") from error
+        if not isinstance(value, dict):
+            raise BadFile(str(path), "no JSON object")
+        return value
+
+    def optional_json(self, name: str) -> dict[str, Any]:
+        """The same, empty if the file is not there."""
+        return self.json_file(name) if (self.folder / name).is_file() else {}
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The language model's part of a configuration, with what stands beside it."""
+    inner = config.get("text_config")
+    return {**config, **inner} if isinstance(inner, dict) else dict(config)
+
+
+def bf16_to_f32(values: Array) -> Array:
+    """Expand bfloat16, given as uint16, to float32."""
+    return (values.astype(np.uint32) << 16).view(np.float32)
+
+
+def f32_to_bf16(values: Array) -> Array:
+    """Round float32 to bfloat16 (as uint16), half to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = ((bits + (0x7FFF + ((bits >> 16) & 1)).astype(np.uint32)) >> 16).astype(np.uint16)
+    nan = (bits & 0x7FFFFFFF) > 0x7F800000  # noqa: PLR2004 - the bits of infinity
+    return np.where(nan, ((bits >> 16) | 64).astype(np.uint16), rounded)

@@ -1,0 +1,272 @@
+"""What the decoder-only families have in common: names of tensors, shapes, rotary order, hyperparameters."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from quantize.convert.checkpoint import Checkpoint, bf16_to_f32
+from quantize.convert.recipe import Array, Metadata, OutTensor
+from quantize.errors import BadFile, BadWeights, UnsupportedModel
+
+Config = Mapping[str, Any]
+Pieces = Callable[[], Iterator[Array]]
+
+# Names outside the layers; a folder may put the whole decoder below "language_model".
+OUTER = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+# Names within a layer, without the ending (weight or bias).
+LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+# Left out on purpose: recomputed by the runtime, or of another modality.
+_DERIVED = re.compile(r"(rotary_emb\.inv_freq|masked_bias|attn\.bias)$")
+_OTHER_MODALITY = re.compile(
+    r"(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|audio_tower|audio_model)\."
+)
+_LAYER_NAME = re.compile(r"^model\.layers\.(\d+)\.(.+)\.(weight|bias)$")
+_EXPERT = re.compile(r"^model\.layers\.(\d+)\.(.+)\.experts\.(\d+)\.([a-z0-9_]+)\.weight$")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a family departs from the common names and values.
+
+    `layer_names` as LAYER. `rotary_heads`: heads of the rows of q and k that are stored in halves and must be
+    interleaved (empty: none). `shifted_norms`: one is added to every norm. `expert_names` maps an expert's parts
+    to GGUF names.
+    """
+
+    layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER)
+    rotary_heads: Mapping[str, int] = field(default_factory=dict)
+    shifted_norms: bool = False
+    expert_names: Mapping[str, str] = field(default_factory=dict)
+    num_experts: int = 0
+    vocab_rows: int | None = None
+
+
+def plain_name(name: str) -> str:
+    """A tensor's name without the wrapping of a model of several modalities."""
+    for prefix in ("model.language_model.", "language_model.model."):
+        if name.startswith(prefix):
+            return "model." + name.removeprefix(prefix)
+    return name.removeprefix("language_model.")
+
+
+def decoder_tensors(source: Checkpoint, config: Config, rules: Rules) -> tuple[list[OutTensor], list[str]]:
+    """Every tensor of the decoder, and notes on what was left out.
+
+    Raises: UnsupportedModel: a tensor no rule knows. BadWeights: a shape that cannot be.
+    """
+    tied = bool(config.get("tie_word_embeddings", False))
+    found: list[OutTensor] = []
+    experts: dict[tuple[int, str], dict[int, str]] = {}
+    skipped = 0
+    for full in source.names:
+        name = plain_name(full)
+        if _OTHER_MODALITY.search(full):
+            skipped += 1
+            continue
+        if _DERIVED.search(name) or (tied and name == "lm_head.weight"):
+            continue
+        expert = _EXPERT.match(name)
+        if expert:
+            layer, _, number, part = expert.groups()
+            experts.setdefault((int(layer), part), {})[int(number)] = full
+            continue
+        found.append(_single(source, full, name, rules))
+    for (layer, part), members in sorted(experts.items()):
+        found.append(_stacked(source, layer, part, members, rules))
+    notes = [f"{skipped} tensors of other modalities were left out"] if skipped else []
+    _check_layers(source, found, config)
+    return sorted(found, key=_order), notes
+
+
+def _single(source: Checkpoint, full: str, name: str, rules: Rules) -> OutTensor:
+    if name in OUTER:
+        target = OUTER[name]
+        rows = rules.vocab_rows if target == "token_embd.weight" else None
+        return _plain(source, full, target, shift=rules.shifted_norms and "norm" in target, rows=rows)
+    match = _LAYER_NAME.match(name)
+    target = rules.layer_names.get(match.group(2), "") if match else ""
+    if not match or not target:
+        raise UnsupportedModel(str(source.folder), f"no rule for the tensor {full!r}")
+    layer, inner, ending = match.groups()
+    out = f"blk.{layer}.{target}.{ending}"
+    heads = rules.rotary_heads.get(inner)
+    if heads:
+        return _interleaved(source, full, out, heads)
+    return _plain(source, full, out, shift=rules.shifted_norms and target.endswith("norm"))
+
+
+def _plain(
+    source: Checkpoint, full: str, target: str, *, shift: bool = False, rows: int | None = None
+) -> OutTensor:
+    info = source.info(full)
+    shape = info.shape if rows is None else (min(rows, info.shape[0]), *info.shape[1:])
+    total = int(np.prod(shape[:-1], dtype=np.int64)) if len(shape) > 1 else 1
+
+    def pieces() -> Iterator[Array]:
+        for piece in source.pieces(full, 0, total):
+            yield to_f32(piece) + np.float32(1) if shift else piece
+
+    return OutTensor(target, tuple(reversed(shape)), pieces, keep_f32=_wants_f32(target, shape))
+
+
+def _interleaved(source: Checkpoint, full: str, target: str, heads: int) -> OutTensor:
+    """Rows of each head stored as two halves, written as pairs: llama.cpp rotates neighbours."""
+    info = source.info(full)
+    total = info.shape[0]
+    if total % (2 * heads):
+        reason = f"{total} rows cannot be shared by {heads} heads"
+        raise BadWeights(str(source.folder), full, reason)
+    size = total // heads
+
+    def pieces() -> Iterator[Array]:
+        if len(info.shape) == 1:
+            whole = source.rows(full, 0, 1)
+            yield whole.reshape(heads, 2, size // 2).swapaxes(1, 2).reshape(1, total)
+            return
+        for piece in source.pieces(full, 0, total, group=size):
+            halves = piece.reshape(-1, 2, size // 2, piece.shape[1])
+            yield halves.swapaxes(1, 2).reshape(piece.shape)
+
+    return OutTensor(target, tuple(reversed(info.shape)), pieces, keep_f32=_wants_f32(target, info.shape))
+
+
+def _stacked(source: Checkpoint, layer: int, part: str, members: dict[int, str], rules: Rules) -> OutTensor:
+    """All experts of one part as one tensor."""
+    target = rules.expert_names.get(part)
+    if target is None:
+        name = next(iter(members.values()))
+        raise UnsupportedModel(str(source.folder), f"no rule for the tensor {name!r}")
+    missing = [n for n in range(rules.num_experts) if n not in members]
+    if missing or len(members) != rules.num_experts:
+        reason = f"layer {layer} has {len(members)} of {rules.num_experts} experts for {part}"
+        raise BadFile(str(source.folder), reason)
+    ordered = [members[n] for n in range(rules.num_experts)]
+    shape = source.info(ordered[0]).shape
+    for name in ordered:
+        if source.info(name).shape != shape:
+            raise BadWeights(str(source.folder), name, f"shape {source.info(name).shape}, others {shape}")
+
+    def pieces() -> Iterator[Array]:
+        for name in ordered:
+            yield from source.pieces(name, 0, shape[0])
+
+    return OutTensor(f"blk.{layer}.{target}.weight", (*reversed(shape), rules.num_experts), pieces)
+
+
+def _wants_f32(target: str, shape: tuple[int, ...]) -> bool:
+    return len(shape) <= 1 or target.endswith("_norm.weight") or ".ffn_gate_inp." in target
+
+
+def _order(tensor: OutTensor) -> tuple[int, str]:
+    """By layer, as llama.cpp reads; what stands outside the layers first."""
+    parts = tensor.name.split(".")
+    return (int(parts[1]), tensor.name) if parts[0] == "blk" else (-1, tensor.name)
+
+
+def _check_layers(source: Checkpoint, found: list[OutTensor], config: Config) -> None:
+    names = {t.name for t in found}
+    layers = int(config.get("num_hidden_layers", 0))
+    hidden = int(config.get("hidden_size", 0))
+    for name in ("token_embd.weight", "output_norm.weight"):
+        if name not in names:
+            raise BadFile(str(source.folder), f"no tensor gives {name}")
+    for layer in range(layers):
+        for part in ("attn_norm", "attn_output", "ffn_down"):
+            wanted = f"blk.{layer}.{part}"
+            if not any(n.startswith(wanted) for n in names):
+                raise BadFile(str(source.folder), f"layer {layer} lacks {part}")
+    for tensor in found:
+        into_hidden = tensor.name == "token_embd.weight" or tensor.name.endswith(("attn_q.weight", "ffn_up.weight"))
+        if into_hidden and tensor.shape[0] != hidden:
+            raise BadWeights(str(source.folder), tensor.name, f"rows of {tensor.shape[0]}, expected {hidden}")
+        if tensor.name.startswith("blk.") and int(tensor.name.split(".")[1]) >= layers:
+            raise BadFile(str(source.folder), f"{tensor.name} is beyond the {layers} layers of config.json")
+
+
+def to_f32(piece: Array) -> Array:
+    """Any piece as float32."""
+    return bf16_to_f32(piece) if piece.dtype == np.uint16 else piece.astype(np.float32)
+
+
+def common_metadata(meta: Metadata, config: Config) -> None:
+    """Sizes and norms every family has. Raises: KeyError: the configuration lacks one."""
+    meta.put(".block_count", int(config["num_hidden_layers"]))
+    if config.get("max_position_embeddings") is not None:
+        meta.put(".context_length", int(config["max_position_embeddings"]))
+    meta.put(".embedding_length", int(config["hidden_size"]))
+    meta.put(".feed_forward_length", int(config["intermediate_size"]))
+    heads = int(config["num_attention_heads"])
+    meta.put(".attention.head_count", heads)
+    meta.put(".attention.head_count_kv", int(config.get("num_key_value_heads") or heads))
+    meta.put_float(".attention.layer_norm_rms_epsilon", config.get("rms_norm_eps", 1e-6))
+
+
+def head_dim(config: Config) -> int:
+    """Values in one attention head."""
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def head_metadata(meta: Metadata, config: Config) -> None:
+    """Length of keys and values."""
+    meta.put(".attention.key_length", head_dim(config))
+    meta.put(".attention.value_length", head_dim(config))
+
+
+def rope(config: Config) -> dict[str, Any]:
+    """The parameters of the full-attention rotary embedding, whichever way the configuration spells them."""
+    raw = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    chosen = dict(raw.get("full_attention", raw)) if isinstance(raw, dict) else {}
+    if "rope_type" not in chosen and chosen.get("type"):
+        chosen["rope_type"] = chosen["type"]
+    for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+        if key not in chosen and config.get(key) is not None:
+            chosen[key] = config[key]
+    return chosen
+
+
+def rope_metadata(meta: Metadata, config: Config, default_theta: float = 10_000.0) -> None:
+    """Base frequency and scaling. Raises: UnsupportedModel: a kind of scaling nobody knows."""
+    params = rope(config)
+    meta.put_float(".rope.freq_base", params.get("rope_theta", default_theta))
+    kind = params.get("rope_type")
+    factor = params.get("factor")
+    if kind in {None, "default", "llama3", "dynamic"} or (kind in {"linear", "yarn"} and factor is None):
+        return
+    if kind in {"longrope", "su"}:
+        meta.put(".rope.scaling.type", "longrope")
+        return
+    if kind not in {"linear", "yarn"}:
+        raise UnsupportedModel("config.json", f"rope scaling of type {kind!r}")
+    meta.put(".rope.scaling.type", str(kind))
+    meta.put_float(".rope.scaling.factor", float(factor or 1.0))
+    if kind == "yarn":
+        original = params.get("original_max_position_embeddings") or config["max_position_embeddings"]
+        meta.put(".rope.scaling.original_context_length", int(original))
+        names = (
+            ("extrapolation_factor", "yarn_ext_factor"),
+            ("attention_factor", "yarn_attn_factor"),
+            ("beta_fast", "yarn_beta_fast"),
+            ("beta_slow", "yarn_beta_slow"),
+        )
+        for key, target in names:
+            if params.get(key) is not None:
+                meta.put_float(f".rope.scaling.{target}", params[key])

@@ -1,0 +1,75 @@
+"""Llama, Mistral and Mixtral."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from quantize.convert.checkpoint import Checkpoint
+from quantize.convert.decoder import (
+    LAYER,
+    Config,
+    Rules,
+    common_metadata,
+    decoder_tensors,
+    head_dim,
+    head_metadata,
+    rope,
+    rope_metadata,
+)
+from quantize.convert.recipe import Array, Metadata, OutTensor, Recipe
+
+ARCHITECTURES = ("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "MixtralForCausalLM")
+GGUF_ARCHITECTURE = "llama"
+
+
+def recipe(source: Checkpoint, config: Config) -> Recipe:
+    """How a checkpoint of this family becomes a GGUF file."""
+    heads = int(config["num_attention_heads"])
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    num_experts = int(config.get("num_local_experts") or 0)
+    rules = Rules(
+        layer_names={**LAYER, "block_sparse_moe.gate": "ffn_gate_inp"},
+        rotary_heads={"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads},
+        expert_names={"w1": "ffn_gate_exps", "w2": "ffn_down_exps", "w3": "ffn_up_exps"},
+        num_experts=num_experts,
+    )
+    tensors, notes = decoder_tensors(source, config, rules)
+    meta = Metadata(GGUF_ARCHITECTURE)
+    common_metadata(meta, config)
+    head_metadata(meta, config)
+    rope_metadata(meta, config)
+    meta.put(".vocab_size", int(config["vocab_size"]))
+    meta.put(".rope.dimension_count", head_dim(config))
+    if num_experts:
+        meta.put(".expert_count", num_experts)
+        meta.put(".expert_used_count", int(config["num_experts_per_tok"]))
+    if rope(config).get("rope_type") == "llama3":
+        tensors.append(_rope_factors(config))
+    return Recipe(meta, tensors, notes)
+
+
+def _rope_factors(config: Config) -> OutTensor:
+    """What each frequency is divided by in Llama 3.1 and later: one for short waves, `factor` for long ones."""
+    params, dim = rope(config), head_dim(config)
+    base, factor = float(params.get("rope_theta", 10_000.0)), float(params.get("factor", 8.0))
+    low, high = float(params.get("low_freq_factor", 1.0)), float(params.get("high_freq_factor", 4.0))
+    context = float(params.get("original_max_position_embeddings", 8192))
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    frequencies = np.float32(1.0) / np.power(np.float32(base), exponents)
+    factors = []
+    for frequency in frequencies:
+        wavelength = 2 * math.pi / float(frequency)
+        if wavelength < context / high:
+            factors.append(1.0)
+        elif wavelength > context / low:
+            factors.append(factor)
+        else:
+            smooth = (context / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    values = np.asarray(factors, np.float32)[None, :]
+
+    def pieces() -> Iterator[Array]:
+        yield values
+
+    return OutTensor("rope_freqs.weight", (len(factors),), pieces, keep_f32=True)

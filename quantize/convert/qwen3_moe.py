@@ -1,0 +1,35 @@
+"""Qwen3 with routed experts."""
+
+from quantize.convert.checkpoint import Checkpoint
+from quantize.convert.decoder import (
+    LAYER,
+    Config,
+    Rules,
+    common_metadata,
+    decoder_tensors,
+    head_metadata,
+    rope_metadata,
+)
+from quantize.convert.recipe import Metadata, Recipe
+
+ARCHITECTURES = ("Qwen3MoeForCausalLM",)
+GGUF_ARCHITECTURE = "qwen3moe"
+
+
+def recipe(source: Checkpoint, config: Config) -> Recipe:
+    """How a checkpoint of this family becomes a GGUF file."""
+    num_experts = int(config.get("num_experts") or config["num_local_experts"])
+    rules = Rules(
+        layer_names={**LAYER, "mlp.gate": "ffn_gate_inp"},
+        expert_names={"gate_proj": "ffn_gate_exps", "down_proj": "ffn_down_exps", "up_proj": "ffn_up_exps"},
+        num_experts=num_experts,
+    )
+    tensors, notes = decoder_tensors(source, config, rules)
+    meta = Metadata(GGUF_ARCHITECTURE)
+    common_metadata(meta, config)
+    head_metadata(meta, config)
+    rope_metadata(meta, config)
+    meta.put(".expert_count", num_experts)
+    meta.put(".expert_used_count", int(config["num_experts_per_tok"]))
+    meta.put(".expert_feed_forward_length", int(config["moe_intermediate_size"]))
+    return Recipe(meta, tensors, notes)
