@@ -18,7 +18,7 @@ PIECE_BYTES = 32 * 1024 * 1024
 # Configurations are a few kB; tokenizers of 256,000 tokens take about 35 MB.
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 _MAX_TOKENIZER_BYTES = 96 * 1024 * 1024
-_DTYPES = {"F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F32": np.dtype("<f4")}
+_DTYPES: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F32": np.dtype("<f4")}
 
 
 class Checkpoint:
@@ -67,7 +67,8 @@ class Checkpoint:
             raw = source.read_at(offset, length)
         if len(raw) != length:
             raise IncompleteFile(file.name, offset + len(raw), offset + length)
-        return np.frombuffer(raw, dtype).reshape(stop - start, width)
+        values: Array = np.frombuffer(raw, dtype)
+        return values.reshape(stop - start, width)
 
     def pieces(self, name: str, start: int, stop: int, group: int = 1) -> Iterator[Array]:
         """The same in pieces of about PIECE_BYTES, each a whole number of `group` rows."""

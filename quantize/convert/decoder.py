@@ -184,8 +184,8 @@ def _order(tensor: OutTensor) -> tuple[int, str]:
 
 def _check_layers(source: Checkpoint, found: list[OutTensor], config: Config) -> None:
     names = {t.name for t in found}
-    layers = int(config.get("num_hidden_layers", 0))
-    hidden = int(config.get("hidden_size", 0))
+    layers = int(config["num_hidden_layers"])
+    hidden = int(config["hidden_size"])
     for name in ("token_embd.weight", "output_norm.weight"):
         if name not in names:
             raise BadFile(str(source.folder), f"no tensor gives {name}")

@@ -104,12 +104,13 @@ BY_HASH: dict[str, str] = {
 
 # What the hashes were made of: spaces, numbers, scripts, contractions, emoji.
 TEST_TEXT = (
-    '\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n\U0001f680 (normal) \U0001f636\u200d\U0001f32b'
-    '\ufe0f (multiple emojis concatenated) \u2705 \U0001f999\U0001f999 3 33 333 3'
-    '333 33333 333333 3333333 33333333 3.3 3..3 3...3'
-    ' \u1780\u17b6\u1793\u17cb\u178f\u17c2\u1796\u17b7\u179f\u17c1\u179f\u17a2\u17b6\u1785\U0001f601 ?\u6211\u60f3\u5728apple\u5de5\u4f5c1314151\u5929\uff5e ------===='
-    '=== \u043d\u0435\u0449\u043e \u043d\u0430 \u0411\u044a\u043b\u0433\u0430\u0440\u0441\u043a\u0438 \'\'\'\'\'\'```````""""......!!!'
-    "!!!?????? I've been 'told he's there, 'RE you su"
-    "re? 'M not sure I'll make it, 'D you like some t"
-    "ea? We'Ve a'lL"
+    "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n\U0001f680 (normal) \U0001f636\u200d\U0001f32b"
+    "\ufe0f (multiple emojis concatenated) \u2705 \U0001f999\U0001f999 3 33 333 3"
+    "333 33333 333333 3333333 33333333 3.3 3..3 3...3"
+    " \u1780\u17b6\u1793\u17cb\u178f\u17c2\u1796\u17b7\u179f\u17c1\u179f\u17a2\u17b6\u1785\U0001f601"
+    " ?\u6211\u60f3\u5728apple\u5de5\u4f5c1314151\u5929\uff5e ------======= \u043d\u0435\u0449\u043e"
+    " \u043d\u0430 \u0411\u044a\u043b\u0433\u0430\u0440\u0441\u043a\u0438 ''''''```````\"\"\"\"....."
+    ".!!!!!!?????? I've been 'told he's there, 'RE yo"
+    "u sure? 'M not sure I'll make it, 'D you like so"
+    "me tea? We'Ve a'lL"
 )

@@ -1,0 +1,229 @@
+"""Converting a Hugging Face folder: recipe, vocabulary and general facts put together, tensors streamed out."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import gguf
+import msgspec
+import numpy as np
+
+from quantize.convert.checkpoint import Checkpoint, bf16_to_f32, f32_to_bf16, text_config
+from quantize.convert.families import model_recipe
+from quantize.convert.pretokenizer import choose
+from quantize.convert.recipe import Array, OutTensor, Recipe
+from quantize.convert.vocabulary import (
+    Vocabulary,
+    open_tokenizer,
+    put_vocabulary,
+    put_written,
+    read_vocabulary,
+)
+from quantize.errors import BadWeights, Cancelled
+from quantize.evidence import Cancelled as CancelledCheck
+from quantize.evidence import OnProgress, Progress
+from quantize.ggml_types import GgmlType
+from quantize.gguf_file import ValueType
+from quantize.gguf_write import GgufWriter, TensorSlot, file_bytes, header
+
+FloatType = Literal["auto", "F16", "BF16", "F32"]
+# llama.cpp's numbers for files that are mostly of one float type.
+_FILE_TYPES = {GgmlType.F32: 0, GgmlType.F16: 1, GgmlType.BF16: 32}
+_QUANTIZATION_VERSION = 2  # Source: ggml.h, GGML_QNT_VERSION
+
+
+class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Write the model in `folder` as GGUF to `out`, which must not exist. `root` bounds where links may lead.
+
+    `float_type` "auto" keeps BF16 and F16 as they are and makes F16 of F32 (BF16 where F16 would overflow).
+    """
+
+    folder: Path
+    out: Path
+    float_type: FloatType = "auto"
+    root: Path | None = None
+
+
+class Converted(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written; `pretokenizer` as llama.cpp calls it; `notes` tell what was left out."""
+
+    architecture: str
+    float_type: str
+    file_bytes: int
+    pretokenizer: str
+    num_tensors: int
+    notes: tuple[str, ...] = ()
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """How large the converted file will be, without converting."""
+
+    architecture: str
+    float_type: str
+    file_bytes: int
+
+
+def convert(request: ConvertRequest, on_progress: OnProgress, cancelled: CancelledCheck) -> Converted:
+    """Convert a folder.
+
+    Raises: UnsupportedModel, BadWeights (names the tensor), BadFile, IncompleteFile, Cancelled; OSError from
+    writing. The output is left unfinished then; the caller removes it.
+    """
+    source = Checkpoint(request.folder, request.root)
+    recipe, pre = _complete_recipe(source)
+    qtype = _float_type(source, request.float_type)
+    while True:
+        try:
+            size = _write(source, recipe, qtype, request.out, on_progress, cancelled)
+            break
+        except _Overflow as overflow:
+            request.out.unlink(missing_ok=True)
+            if request.float_type != "auto":
+                reason = "a value is too large for F16; convert to BF16"
+                raise BadWeights(str(source.folder), overflow.tensor, reason) from overflow
+            recipe.notes.append(f"{overflow.tensor} does not fit F16: written as BF16")
+            qtype = GgmlType.BF16
+    return Converted(
+        architecture=recipe.metadata.architecture,
+        float_type=qtype.name,
+        file_bytes=size,
+        pretokenizer=pre,
+        num_tensors=len(recipe.tensors),
+        notes=tuple(recipe.notes),
+    )
+
+
+def prepare(folder: Path, root: Path | None = None) -> Prepared:
+    """What `convert` would write. Raises: as `convert`."""
+    source = Checkpoint(folder, root)
+    recipe, _ = _complete_recipe(source)
+    qtype = _float_type(source, "auto")
+    slots = [_slot(t, qtype) for t in recipe.tensors]
+    recipe.metadata.put("general.file_type", _FILE_TYPES[qtype])
+    size = file_bytes(len(header(recipe.metadata, slots)), slots)
+    return Prepared(architecture=recipe.metadata.architecture, float_type=qtype.name, file_bytes=size)
+
+
+def _complete_recipe(source: Checkpoint) -> tuple[Recipe, str]:
+    recipe = model_recipe(source)
+    config = text_config(source.config)
+    meta = recipe.metadata
+    _put_general(recipe, source)
+    meta.put("general.quantization_version", _QUANTIZATION_VERSION)
+    arch = meta.architecture
+    rows = next(t.shape[1] for t in recipe.tensors if t.name == "token_embd.weight")
+    stated = rows if arch == "gemma3" else int(config.get("vocab_size") or rows)
+    vocab = read_vocabulary(source, stated, phi=arch == "phi3")
+    _put_family_quirks(recipe, source, vocab, stated)
+    pre = "default"
+    put_vocabulary(meta, source, vocab, pre)
+    if vocab.model == "gpt2":
+        pre = choose(open_tokenizer(source), source.json_file("tokenizer.json"), meta)
+        meta.put("tokenizer.ggml.pre", pre)
+    return recipe, pre
+
+
+def _put_general(recipe: Recipe, source: Checkpoint) -> None:
+    """Name, size label, licence and lineage, from the folder's name and model card."""
+    sizes = [int(np.prod(t.shape, dtype=np.int64)) for t in recipe.tensors]
+    total = sum(sizes)
+    stacks = [(t, n) for t, n in zip(recipe.tensors, sizes, strict=True) if "_exps." in t.name]
+    count = stacks[0][0].shape[2] if stacks else 0
+    in_experts = sum(n for _, n in stacks)
+    card = source.folder / "README.md"
+    readable = not card.is_file() or card.stat().st_size < 1024 * 1024
+    facts = gguf.Metadata.load(None, source.folder if readable else None, None, total)
+    facts.name = facts.name or source.folder.name
+    if facts.size_label is None:
+        facts.size_label = gguf.size_label(total, total - in_experts, in_experts // count if count else 0, count)
+    writer = gguf.GGUFWriter(None, recipe.metadata.architecture)
+    writer.add_type("model")
+    facts.set_gguf_meta_model(writer)
+    put_written(recipe.metadata, writer)
+
+
+def _put_family_quirks(recipe: Recipe, source: Checkpoint, vocab: Vocabulary, stated: int) -> None:
+    """Settings of the tokenizer that only some families need. Source: llama.cpp, conversion/{llama,gemma}.py."""
+    meta = recipe.metadata
+    prefix: Any = source.optional_json("tokenizer_config.json").get("add_prefix_space")
+    if meta.architecture.startswith("gemma") and vocab.model == "llama":
+        meta.put("tokenizer.ggml.add_space_prefix", False, ValueType.BOOL)
+    if meta.architecture == "llama" and isinstance(prefix, bool):
+        meta.put("tokenizer.ggml.add_space_prefix", prefix, ValueType.BOOL)
+    codellama_vocabulary = 32016
+    if meta.architecture == "llama" and stated == codellama_vocabulary:
+        for name, number in (("prefix", 32007), ("suffix", 32008), ("middle", 32009), ("eot", 32010)):
+            meta.put(f"tokenizer.ggml.{name}_token_id", number)
+
+
+def _float_type(source: Checkpoint, wanted: FloatType) -> GgmlType:
+    if wanted != "auto":
+        return GgmlType[wanted]
+    sizes: dict[str, int] = {}
+    for name in source.names:
+        info = source.info(name)
+        if len(info.shape) > 1:
+            sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
+    return GgmlType.BF16 if max(sizes, key=lambda d: sizes[d], default="F16") == "BF16" else GgmlType.F16
+
+
+def _slot(tensor: OutTensor, qtype: GgmlType) -> TensorSlot:
+    return TensorSlot(tensor.name, tensor.shape, GgmlType.F32 if tensor.keep_f32 else qtype)
+
+
+class _Overflow(Exception):
+    def __init__(self, tensor: str) -> None:
+        self.tensor = tensor
+
+
+def _write(
+    source: Checkpoint,
+    recipe: Recipe,
+    qtype: GgmlType,
+    out: Path,
+    on_progress: OnProgress,
+    cancelled: CancelledCheck,
+) -> int:
+    recipe.metadata.put("general.file_type", _FILE_TYPES[qtype])
+    slots = [_slot(t, qtype) for t in recipe.tensors]
+    total = float(sum(s.num_bytes for s in slots))
+    done = 0.0
+    writer = GgufWriter(out, recipe.metadata, slots)
+    try:
+        for tensor, slot in zip(recipe.tensors, slots, strict=True):
+            _stop_if(cancelled)
+            on_progress(Progress(phase="convert", done=done, total=total, detail=tensor.name))
+            done += writer.write(tensor.name, _encoded(source, tensor, slot.qtype))
+        writer.close()
+    except BaseException:
+        writer.abandon()
+        raise
+    on_progress(Progress(phase="convert", done=total, total=total))
+    return file_bytes(writer.header_bytes, slots)
+
+
+def _stop_if(cancelled: CancelledCheck) -> None:
+    if cancelled():
+        raise Cancelled
+
+
+def _encoded(source: Checkpoint, tensor: OutTensor, qtype: GgmlType) -> Iterator[Array]:
+    """The tensor's pieces in the target type. Raises: BadWeights: NaN or infinity. _Overflow."""
+    for piece in tensor.pieces():
+        bits16 = piece.dtype == np.uint16
+        wide = bf16_to_f32(piece) if bits16 else piece
+        if not np.isfinite(wide).all():
+            kind = "NaN" if np.isnan(wide).any() else "infinity"
+            raise BadWeights(str(source.folder), tensor.name, f"holds {kind}")
+        if qtype is GgmlType.BF16:
+            yield piece if bits16 else f32_to_bf16(wide.astype(np.float32))
+        elif qtype is GgmlType.F32:
+            yield wide.astype(np.float32)
+        elif wide.dtype == np.float16:
+            yield wide
+        else:
+            with np.errstate(over="ignore"):
+                narrow = wide.astype(np.float16)
+            if not np.isfinite(narrow).all():
+                raise _Overflow(tensor.name)
+            yield narrow
