@@ -1,0 +1,73 @@
+"""Copies of the store, one a day, each complete and readable on its own."""
+
+import re
+import time
+from pathlib import Path
+
+import apsw
+
+_DAILY = re.compile(r"\d{8}")
+
+
+def folder(path: Path) -> Path:
+    """Where the copies of the store at `path` are kept."""
+    return path.parent / "backups"
+
+
+def backups(path: Path) -> list[Path]:
+    """The copies of the store at `path`, newest first."""
+    found = [file for file in folder(path).glob(f"{path.stem}-*.db") if file.is_file()]
+    return sorted(found, key=lambda file: (file.stat().st_mtime, file.name), reverse=True)
+
+
+def back_up(connection: apsw.Connection, path: Path, label: str) -> Path:
+    """Copy the open store to `backups/<stem>-<label>.db`; the name appears only when the copy is whole.
+
+    Raises: apsw.Error, OSError: the copy could not be written; no part of it is left.
+    """
+    folder(path).mkdir(parents=True, exist_ok=True)
+    target = folder(path) / f"{path.stem}-{label}.db"
+    partial = target.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    try:
+        connection.execute("VACUUM INTO ?", (str(partial),))
+        partial.replace(target)
+    except (apsw.Error, OSError):
+        partial.unlink(missing_ok=True)
+        raise
+    return target
+
+
+def back_up_daily(
+    connection: apsw.Connection, path: Path, keep: int, today: str | None = None
+) -> Path | None:
+    """Make today's copy if there is none, and drop daily copies beyond the newest `keep`.
+
+    Args: today: date as YYYYMMDD (default: the clock's).
+    Returns: the new copy, or None if today has one already.
+    """
+    today = time.strftime("%Y%m%d") if today is None else today
+    if (folder(path) / f"{path.stem}-{today}.db").exists():
+        return None
+    made = back_up(connection, path, today)
+    daily = [file for file in backups(path) if _DAILY.fullmatch(file.stem.removeprefix(f"{path.stem}-"))]
+    for old in sorted(daily, key=lambda file: file.name, reverse=True)[keep:]:
+        if old != made:
+            old.unlink(missing_ok=True)
+    return made
+
+
+def restore(backup: Path, connection: apsw.Connection) -> None:
+    """Replace everything in the open store by the copy, in one step.
+
+    Raises: apsw.Error: the copy is damaged too; the open store is as before.
+    """
+    source = apsw.Connection(str(backup), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        if source.execute("PRAGMA quick_check(1)").get != "ok":
+            raise apsw.CorruptError(f"{backup} is damaged")
+        with connection.backup("main", source, "main") as copy:
+            while not copy.done:
+                copy.step(-1)
+    finally:
+        source.close()

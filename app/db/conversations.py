@@ -1,0 +1,160 @@
+"""Reading and writing conversations. Every function runs on the store's one thread."""
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+
+import apsw
+
+from app.db.records import Conversation, Folder, Preset
+
+_COLUMNS = "id, title, folder_id, pinned, model, system_prompt, sampling, draft, leaf_id, created_s"
+_EDITABLE = frozenset(
+    {"title", "folder_id", "pinned", "model", "system_prompt", "sampling", "draft", "leaf_id"}
+)
+
+
+def create(connection: apsw.Connection, **fields: object) -> Conversation:
+    """Make an empty conversation; fields as in `Conversation`."""
+    with connection:
+        connection.execute(
+            "INSERT INTO conversations(created_s, touched) "
+            "VALUES (?, (SELECT coalesce(max(touched), 0) + 1 FROM conversations))",
+            (time.time(),),
+        )
+        conversation_id = connection.last_insert_rowid()
+        update(connection, conversation_id, **fields)
+    return get(connection, conversation_id)
+
+
+def get(connection: apsw.Connection, conversation_id: int) -> Conversation:
+    """One conversation. Raises KeyError."""
+    row = connection.execute(
+        f"SELECT {_COLUMNS} FROM conversations WHERE id = ?",  # noqa: S608 - a constant
+        (conversation_id,),
+    ).fetchone()
+    if row is None:
+        raise KeyError(conversation_id)
+    return _conversation(row)
+
+
+def listing(connection: apsw.Connection, *, trashed: bool = False) -> list[Conversation]:
+    """All conversations, pinned first, then the one touched last."""
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} FROM conversations WHERE (trashed_s IS NOT NULL) = ? "  # noqa: S608 - a constant
+        "ORDER BY pinned DESC, touched DESC",
+        (trashed,),
+    )
+    return [_conversation(row) for row in rows]
+
+
+def update(connection: apsw.Connection, conversation_id: int, **fields: object) -> None:
+    """Change fields of a conversation; names as in `Conversation`."""
+    unknown = fields.keys() - _EDITABLE
+    if unknown:
+        raise TypeError(f"not a field of a conversation: {sorted(unknown)}")
+    if not fields:
+        return
+    if "sampling" in fields:
+        fields["sampling"] = json.dumps(fields["sampling"])
+    names = ", ".join(f"{name} = ?" for name in fields)
+    connection.execute(
+        f"UPDATE conversations SET {names} WHERE id = ?",  # noqa: S608 - names are checked above
+        (*fields.values(), conversation_id),
+    )
+
+
+def touch(connection: apsw.Connection, conversation_id: int) -> None:
+    """Move a conversation to the top of the list."""
+    connection.execute(
+        "UPDATE conversations SET touched = (SELECT coalesce(max(touched), 0) + 1 FROM conversations) "
+        "WHERE id = ?",
+        (conversation_id,),
+    )
+
+
+def trash(connection: apsw.Connection, conversation_ids: Iterable[int]) -> None:
+    """Put conversations into the trash, from which `untrash` brings them back."""
+    with connection:
+        connection.executemany(
+            "UPDATE conversations SET trashed_s = ? WHERE id = ?",
+            [(time.time(), conversation_id) for conversation_id in conversation_ids],
+        )
+
+
+def untrash(connection: apsw.Connection, conversation_ids: Iterable[int]) -> None:
+    """Bring conversations back from the trash."""
+    with connection:
+        connection.executemany(
+            "UPDATE conversations SET trashed_s = NULL WHERE id = ?",
+            [(conversation_id,) for conversation_id in conversation_ids],
+        )
+
+
+def empty_trash(connection: apsw.Connection) -> int:
+    """Delete what is in the trash for good; returns how many conversations."""
+    with connection:
+        connection.execute("DELETE FROM conversations WHERE trashed_s IS NOT NULL")
+        return connection.changes()
+    raise AssertionError("unreachable: a connection's context never swallows an error")
+
+
+def folders(connection: apsw.Connection) -> list[Folder]:
+    """All folders by name."""
+    rows = connection.execute("SELECT id, name FROM folders ORDER BY name COLLATE NOCASE, id")
+    return [Folder(*row) for row in rows]
+
+
+def create_folder(connection: apsw.Connection, name: str) -> Folder:
+    """Make a folder."""
+    connection.execute("INSERT INTO folders(name) VALUES (?)", (name,))
+    return Folder(connection.last_insert_rowid(), name)
+
+
+def rename_folder(connection: apsw.Connection, folder_id: int, name: str) -> None:
+    """Give a folder another name."""
+    connection.execute("UPDATE folders SET name = ? WHERE id = ?", (name, folder_id))
+
+
+def remove_folder(connection: apsw.Connection, folder_id: int) -> None:
+    """Remove a folder; its conversations stay, outside any folder."""
+    connection.execute("DELETE FROM folders WHERE id = ?", (folder_id,))
+
+
+def presets(connection: apsw.Connection) -> list[Preset]:
+    """All presets by name."""
+    rows = connection.execute("SELECT id, name, system_prompt, sampling FROM presets ORDER BY name")
+    return [Preset(row[0], row[1], row[2], json.loads(row[3])) for row in rows]
+
+
+def save_preset(
+    connection: apsw.Connection, name: str, system_prompt: str, sampling: Mapping[str, object]
+) -> None:
+    """Make or replace the preset of that name."""
+    connection.execute(
+        "INSERT INTO presets(name, system_prompt, sampling) VALUES (?, ?, ?) "
+        "ON CONFLICT(name) DO UPDATE SET system_prompt = excluded.system_prompt, "
+        "sampling = excluded.sampling",
+        (name, system_prompt, json.dumps(dict(sampling))),
+    )
+
+
+def remove_preset(connection: apsw.Connection, preset_id: int) -> None:
+    """Remove a preset."""
+    connection.execute("DELETE FROM presets WHERE id = ?", (preset_id,))
+
+
+def _conversation(row: tuple[object, ...]) -> Conversation:
+    number, title, folder_id, pinned, model, system_prompt, sampling, draft, leaf_id, created_s = row
+    return Conversation(
+        id=int(str(number)),
+        title=str(title),
+        folder_id=None if folder_id is None else int(str(folder_id)),
+        pinned=bool(pinned),
+        model=str(model),
+        system_prompt=str(system_prompt),
+        sampling=json.loads(str(sampling)),
+        draft=str(draft),
+        leaf_id=None if leaf_id is None else int(str(leaf_id)),
+        created_s=float(str(created_s)),
+    )

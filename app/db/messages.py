@@ -1,0 +1,139 @@
+"""Reading and writing messages. Every function runs on the store's one thread."""
+
+import json
+import time
+from collections.abc import Iterable
+
+import apsw
+
+from app.db import conversations
+from app.db.records import Attachment, Message, Role, Status
+
+_COLUMNS = "id, conversation_id, parent_id, role, content, reasoning, status, model, facts, created_s"
+
+
+def add(
+    connection: apsw.Connection,
+    conversation_id: int,
+    parent_id: int | None,
+    role: Role,
+    content: str,
+    *,
+    status: Status = "complete",
+    model: str = "",
+    reasoning: str = "",
+    facts: dict[str, object] | None = None,
+    attachments: Iterable[Attachment] = (),
+) -> Message:
+    """Write a message and make it the end of the branch shown. When this returns, it is on the disk."""
+    created_s = time.time()
+    facts = facts or {}
+    kept: list[Attachment] = []
+    with connection:
+        connection.execute(
+            "INSERT INTO messages(conversation_id, parent_id, role, content, reasoning, status, model, facts,"
+            " created_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                conversation_id,
+                parent_id,
+                role,
+                content,
+                reasoning,
+                status,
+                model,
+                json.dumps(facts),
+                created_s,
+            ),
+        )
+        message_id = connection.last_insert_rowid()
+        for item in attachments:
+            connection.execute(
+                "INSERT INTO attachments(message_id, name, mime, text, data) VALUES (?, ?, ?, ?, ?)",
+                (message_id, item.name, item.mime, item.text, item.data),
+            )
+            kept.append(
+                Attachment(item.name, item.mime, item.text, item.data, connection.last_insert_rowid())
+            )
+        conversations.update(connection, conversation_id, leaf_id=message_id)
+        conversations.touch(connection, conversation_id)
+    return Message(
+        message_id,
+        conversation_id,
+        parent_id,
+        role,
+        content,
+        reasoning,
+        status,
+        model,
+        facts,
+        tuple(kept),
+        created_s,
+    )
+
+
+def write_text(
+    connection: apsw.Connection, message_id: int, *, content: str, reasoning: str, status: Status
+) -> None:
+    """Replace the text of a message that is being generated."""
+    connection.execute(
+        "UPDATE messages SET content = ?, reasoning = ?, status = ? WHERE id = ?",
+        (content, reasoning, status, message_id),
+    )
+
+
+def finish(
+    connection: apsw.Connection,
+    message_id: int,
+    *,
+    content: str,
+    reasoning: str,
+    status: Status,
+    facts: dict[str, object],
+) -> None:
+    """Write the last state of a generated message."""
+    connection.execute(
+        "UPDATE messages SET content = ?, reasoning = ?, status = ?, facts = ? WHERE id = ?",
+        (content, reasoning, status, json.dumps(facts), message_id),
+    )
+
+
+def of_conversation(connection: apsw.Connection, conversation_id: int) -> list[Message]:
+    """All messages of a conversation, all branches, oldest first."""
+    attached: dict[int, list[Attachment]] = {}
+    for message_id, *rest in connection.execute(
+        "SELECT a.message_id, a.name, a.mime, a.text, a.data, a.id FROM attachments a "
+        "JOIN messages m ON m.id = a.message_id WHERE m.conversation_id = ? ORDER BY a.id",
+        (conversation_id,),
+    ):
+        attached.setdefault(message_id, []).append(Attachment(*rest))
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} FROM messages WHERE conversation_id = ? ORDER BY id",  # noqa: S608 - a constant
+        (conversation_id,),
+    )
+    return [
+        Message(
+            message_id,
+            in_conversation,
+            parent_id,
+            role,
+            content,
+            reasoning,
+            status,
+            model,
+            json.loads(facts),
+            tuple(attached.get(message_id, ())),
+            created_s,
+        )
+        for (
+            message_id,
+            in_conversation,
+            parent_id,
+            role,
+            content,
+            reasoning,
+            status,
+            model,
+            facts,
+            created_s,
+        ) in rows
+    ]

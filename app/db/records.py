@@ -1,0 +1,79 @@
+"""What the store holds, as immutable values."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Role = Literal["user", "assistant", "tool"]
+Status = Literal["complete", "streaming", "stopped", "interrupted", "error"]
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A file given with a message: `text` is what enters the context, `data` an image's bytes."""
+
+    name: str
+    mime: str
+    text: str = ""
+    data: bytes | None = None
+    id: int = 0
+
+
+@dataclass(frozen=True)
+class Message:
+    """One node of a conversation's tree. `facts` holds usage, timings, tool calls and errors as JSON."""
+
+    id: int
+    conversation_id: int
+    parent_id: int | None
+    role: Role
+    content: str
+    reasoning: str = ""
+    status: Status = "complete"
+    model: str = ""
+    facts: dict[str, object] = field(default_factory=dict)
+    attachments: tuple[Attachment, ...] = ()
+    created_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One chat: its settings and the message at the end of the branch shown."""
+
+    id: int
+    title: str = ""
+    folder_id: int | None = None
+    pinned: bool = False
+    model: str = ""
+    system_prompt: str = ""
+    sampling: dict[str, object] = field(default_factory=dict)
+    draft: str = ""
+    leaf_id: int | None = None
+    created_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A named group of conversations."""
+
+    id: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named system prompt with sampling settings."""
+
+    id: int
+    name: str
+    system_prompt: str
+    sampling: dict[str, object]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A message found by search; `excerpt` marks the words found with U+0002 and U+0003."""
+
+    message_id: int
+    conversation_id: int
+    title: str
+    excerpt: str

@@ -1,0 +1,359 @@
+"""Every setting of the app in one typed table: it drives page, file, environment and terminal."""
+
+import math
+import os
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from engine.paths import user_paths
+
+Value = bool | int | float | str
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+class SettingsError(Exception):
+    """A setting cannot be used as given; `name` is the setting, `reason` what is wrong with it."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.name = name
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table. `minimum` and `maximum` bound numbers; `choices` bound text."""
+
+    name: str
+    default: Value
+    title: str
+    description: str
+    group: str
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    restart: bool = False
+
+    @property
+    def kind(self) -> type[bool] | type[int] | type[float] | type[str]:
+        """The Python type of the value."""
+        return type(self.default)
+
+    @property
+    def environment(self) -> str:
+        """The environment variable that overrides the file."""
+        return "TESSERA_" + self.name.replace(".", "_").upper()
+
+    def parse(self, value: object) -> Value:
+        """Check a value from a file, a page or a command line; text is converted.
+
+        Raises: SettingsError: wrong type, out of bounds, or not one of the choices.
+        """
+        converted = self._convert(value)
+        if self.choices and converted not in self.choices:
+            raise SettingsError(self.name, f"must be one of {', '.join(self.choices)}, not {value!r}")
+        if isinstance(converted, int | float) and not isinstance(converted, bool):
+            if not math.isfinite(converted):
+                raise SettingsError(self.name, "must be a finite number")
+            if self.minimum is not None and converted < self.minimum:
+                raise SettingsError(self.name, f"must be at least {self.minimum:g}, not {converted:g}")
+            if self.maximum is not None and converted > self.maximum:
+                raise SettingsError(self.name, f"must be at most {self.maximum:g}, not {converted:g}")
+        return converted
+
+    def _convert(self, value: object) -> Value:
+        kind = self.kind
+        if kind is bool:
+            if isinstance(value, bool):
+                return value
+            word = value.strip().lower() if isinstance(value, str) else None
+            if word in _TRUE or word in _FALSE:
+                return word in _TRUE
+            raise SettingsError(self.name, f"must be true or false, not {value!r}")
+        if kind is str:
+            if isinstance(value, str):
+                return value
+            raise SettingsError(self.name, f"must be text, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise SettingsError(self.name, f"must be a number, not {value!r}")
+        try:
+            return kind(value)
+        except (ValueError, OverflowError):
+            raise SettingsError(self.name, f"must be a number, not {value!r}") from None
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "window.theme",
+        "system",
+        "Theme",
+        "Light, dark, or as the system is set.",
+        "Look",
+        choices=("system", "light", "dark"),
+    ),
+    Setting(
+        "window.text_percent",
+        100,
+        "Text size",
+        "Percent of the normal text size.",
+        "Look",
+        minimum=75,
+        maximum=200,
+    ),
+    Setting(
+        "window.language",
+        "system",
+        "Language",
+        "Language of the interface.",
+        "Look",
+        choices=("system", "en", "pseudo"),
+        restart=True,
+    ),
+    Setting(
+        "window.tray",
+        False,
+        "Keep running in the tray",
+        "Closing the window leaves Tessera in the system tray, where there is one.",
+        "Look",
+    ),
+    Setting("chat.model", "", "Model of new chats", "Empty: the model used last.", "Chat"),
+    Setting("chat.system_prompt", "", "System prompt", "Instructions that open every new chat.", "Chat"),
+    Setting(
+        "chat.temperature",
+        0.7,
+        "Temperature",
+        "0 always takes the likeliest word; higher is more varied and less reliable.",
+        "Chat",
+        minimum=0,
+        maximum=2,
+    ),
+    Setting(
+        "chat.top_p",
+        0.95,
+        "Top P",
+        "Choose only among the likeliest words that together have this probability. 1 keeps all.",
+        "Chat",
+        minimum=0.01,
+        maximum=1,
+    ),
+    Setting(
+        "chat.min_p",
+        0.05,
+        "Min P",
+        "Drop words less likely than this share of the likeliest one. 0 keeps all.",
+        "Chat",
+        minimum=0,
+        maximum=1,
+    ),
+    Setting(
+        "chat.top_k",
+        0,
+        "Top K",
+        "Choose only among this many words. 0 keeps all.",
+        "Chat",
+        minimum=0,
+        maximum=1000,
+    ),
+    Setting(
+        "chat.repeat_penalty",
+        1.0,
+        "Repeat penalty",
+        "Above 1 discourages words used shortly before. 1 switches it off.",
+        "Chat",
+        minimum=0.5,
+        maximum=2,
+    ),
+    Setting(
+        "chat.max_tokens",
+        0,
+        "Longest answer",
+        "In tokens. 0: as long as the context allows.",
+        "Chat",
+        minimum=0,
+        maximum=1_000_000,
+    ),
+    Setting(
+        "chat.context_warn_percent",
+        80,
+        "Warn when the context is this full",
+        "Percent of the context; the choice what to do appears before it overflows.",
+        "Chat",
+        minimum=50,
+        maximum=99,
+    ),
+    Setting(
+        "chat.backup_days",
+        7,
+        "Daily backups kept",
+        "Copies of all chats, one a day.",
+        "Chat",
+        minimum=1,
+        maximum=90,
+    ),
+    Setting(
+        "server.host", "127.0.0.1", "Address", "127.0.0.1 serves this computer only.", "Server", restart=True
+    ),
+    Setting(
+        "server.port",
+        7373,
+        "Port",
+        "Where programs find the server.",
+        "Server",
+        minimum=1024,
+        maximum=65535,
+        restart=True,
+    ),
+    Setting(
+        "server.start_with_window",
+        True,
+        "Start the server with the window",
+        "The window needs a running server for chat.",
+        "Server",
+    ),
+    Setting(
+        "network.offline",
+        False,
+        "Offline",
+        "Never connect to anything but this computer: no model search, no downloads.",
+        "Network",
+    ),
+    Setting(
+        "models.folder",
+        "",
+        "Models folder",
+        "Where models are kept. Empty: the usual place.",
+        "Folders",
+        restart=True,
+    ),
+)
+BY_NAME: Mapping[str, Setting] = MappingProxyType({row.name: row for row in SETTINGS})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One immutable state of all settings; a change makes a new object.
+
+    `problems` lists rows of the file that could not be used and were replaced by the default, and
+    `fixed` the names that the environment decides.
+    """
+
+    values: Mapping[str, Value]
+    problems: tuple[SettingsError, ...] = ()
+    fixed: frozenset[str] = field(default_factory=frozenset)
+
+    def __getitem__(self, name: str) -> Value:
+        """The value of a row."""
+        return self.values[name]
+
+    def text(self, name: str) -> str:
+        """The value of a text row."""
+        return str(self.values[name])
+
+    def integer(self, name: str) -> int:
+        """The value of a whole-number row."""
+        return int(self.values[name])
+
+    def number(self, name: str) -> float:
+        """The value of a number row."""
+        return float(self.values[name])
+
+    def flag(self, name: str) -> bool:
+        """The value of a yes-or-no row."""
+        return bool(self.values[name])
+
+    def changed(self, name: str, value: object) -> "Settings":
+        """The same settings with one checked change. Raises SettingsError."""
+        if name not in BY_NAME:
+            raise SettingsError(name, "there is no such setting")
+        return Settings({**self.values, name: BY_NAME[name].parse(value)}, self.problems, self.fixed)
+
+
+def settings_file() -> Path:
+    """Where the settings of this user are kept."""
+    return user_paths().config / "settings.toml"
+
+
+def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings: environment over file over defaults. A bad row costs that row only."""
+    path = settings_file() if path is None else path
+    environ = os.environ if environ is None else environ
+    values: dict[str, Value] = {row.name: row.default for row in SETTINGS}
+    problems: list[SettingsError] = []
+    fixed: set[str] = set()
+    for name, raw in _read(path, problems).items():
+        row = BY_NAME.get(name)
+        if row is None:
+            continue  # written by a newer version: kept out of the way, not an error
+        try:
+            values[name] = row.parse(raw)
+        except SettingsError as error:
+            problems.append(error)
+    for row in SETTINGS:
+        if row.environment in environ:
+            try:
+                values[row.name] = row.parse(environ[row.environment])
+                fixed.add(row.name)
+            except SettingsError as error:
+                problems.append(error)
+    return Settings(values, tuple(problems), frozenset(fixed))
+
+
+def save(settings: Settings, path: Path | None = None) -> None:
+    """Write what differs from the defaults, atomically. Rows unknown here are kept. Raises OSError."""
+    path = settings_file() if path is None else path
+    kept = {name: raw for name, raw in _read(path, []).items() if name not in BY_NAME}
+    for row in SETTINGS:
+        if row.name in settings.fixed:
+            continue
+        if settings[row.name] != row.default:
+            kept[row.name] = settings[row.name]
+    sections: dict[str, list[str]] = {}
+    for name in sorted(kept):
+        section, _, key = name.partition(".")
+        sections.setdefault(section, []).append(f"{key} = {_toml(kept[name])}")
+    text = "\n\n".join(f"[{section}]\n" + "\n".join(rows) for section, rows in sections.items())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".settings-")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _read(path: Path, problems: list[SettingsError]) -> dict[str, object]:
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        problems.append(SettingsError(str(path), error.strerror or str(error)))
+        return {}
+    try:
+        document = tomllib.loads(raw.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        problems.append(SettingsError(str(path), f"is not readable as TOML ({error}); defaults are used"))
+        return {}
+    flat: dict[str, object] = {}
+    for section, rows in document.items():
+        if isinstance(rows, dict):
+            flat.update({f"{section}.{key}": value for key, value in rows.items()})
+    return flat
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in escaped) + '"'
