@@ -195,9 +195,7 @@ SETTINGS: tuple[Setting, ...] = (
         minimum=1,
         maximum=90,
     ),
-    Setting(
-        "server.host", "127.0.0.1", "Address", "127.0.0.1 serves this computer only.", "Server", restart=True
-    ),
+    Setting("server.host", "127.0.0.1", "Address", "127.0.0.1 serves this computer only.", "Server", restart=True),
     Setting(
         "server.port",
         7373,

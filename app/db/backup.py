@@ -38,9 +38,7 @@ def back_up(connection: apsw.Connection, path: Path, label: str) -> Path:
     return target
 
 
-def back_up_daily(
-    connection: apsw.Connection, path: Path, keep: int, today: str | None = None
-) -> Path | None:
+def back_up_daily(connection: apsw.Connection, path: Path, keep: int, today: str | None = None) -> Path | None:
     """Make today's copy if there is none, and drop daily copies beyond the newest `keep`.
 
     Args: today: date as YYYYMMDD (default: the clock's).

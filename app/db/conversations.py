@@ -9,9 +9,7 @@ import apsw
 from app.db.records import Conversation, Folder, Preset
 
 _COLUMNS = "id, title, folder_id, pinned, model, system_prompt, sampling, draft, leaf_id, created_s"
-_EDITABLE = frozenset(
-    {"title", "folder_id", "pinned", "model", "system_prompt", "sampling", "draft", "leaf_id"}
-)
+_EDITABLE = frozenset({"title", "folder_id", "pinned", "model", "system_prompt", "sampling", "draft", "leaf_id"})
 
 
 def create(connection: apsw.Connection, **fields: object) -> Conversation:
@@ -67,8 +65,7 @@ def update(connection: apsw.Connection, conversation_id: int, **fields: object) 
 def touch(connection: apsw.Connection, conversation_id: int) -> None:
     """Move a conversation to the top of the list."""
     connection.execute(
-        "UPDATE conversations SET touched = (SELECT coalesce(max(touched), 0) + 1 FROM conversations) "
-        "WHERE id = ?",
+        "UPDATE conversations SET touched = (SELECT coalesce(max(touched), 0) + 1 FROM conversations) WHERE id = ?",
         (conversation_id,),
     )
 
@@ -127,9 +124,7 @@ def presets(connection: apsw.Connection) -> list[Preset]:
     return [Preset(row[0], row[1], row[2], json.loads(row[3])) for row in rows]
 
 
-def save_preset(
-    connection: apsw.Connection, name: str, system_prompt: str, sampling: Mapping[str, object]
-) -> None:
+def save_preset(connection: apsw.Connection, name: str, system_prompt: str, sampling: Mapping[str, object]) -> None:
     """Make or replace the preset of that name."""
     connection.execute(
         "INSERT INTO presets(name, system_prompt, sampling) VALUES (?, ?, ?) "

@@ -51,9 +51,7 @@ def add(
                 "INSERT INTO attachments(message_id, name, mime, text, data) VALUES (?, ?, ?, ?, ?)",
                 (message_id, item.name, item.mime, item.text, item.data),
             )
-            kept.append(
-                Attachment(item.name, item.mime, item.text, item.data, connection.last_insert_rowid())
-            )
+            kept.append(Attachment(item.name, item.mime, item.text, item.data, connection.last_insert_rowid()))
         conversations.update(connection, conversation_id, leaf_id=message_id)
         conversations.touch(connection, conversation_id)
     return Message(

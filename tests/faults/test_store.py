@@ -170,8 +170,7 @@ def test_t28_a_kill_inside_a_migration_leaves_the_old_format_or_the_new(tmp_path
     if old_version:
         connection.execute("INSERT INTO conversations(title, created_s) VALUES ('old', 1)")
         connection.execute(
-            "INSERT INTO messages(conversation_id, role, content, created_s) "
-            "VALUES (1, 'user', 'old words', 1)"
+            "INSERT INTO messages(conversation_id, role, content, created_s) VALUES (1, 'user', 'old words', 1)"
         )
     connection.close()
     child = os.fork()

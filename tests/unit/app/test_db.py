@@ -51,9 +51,7 @@ def test_messages_make_a_tree_with_attachments(db):
     )
     answer = messages.add(db, chat, root.id, "assistant", "", status="streaming", model="m")
     messages.write_text(db, answer.id, content="hal", reasoning="hm", status="streaming")
-    messages.finish(
-        db, answer.id, content="half", reasoning="hm", status="complete", facts={"usage": {"total": 3}}
-    )
+    messages.finish(db, answer.id, content="half", reasoning="hm", status="complete", facts={"usage": {"total": 3}})
     first, second = messages.of_conversation(db, chat)
     assert first.attachments[0].text == "inside"
     assert (second.parent_id, second.content, second.facts) == (root.id, "half", {"usage": {"total": 3}})
