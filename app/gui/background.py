@@ -1,0 +1,188 @@
+"""The one door from the window to background work. Results always arrive on the main thread."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+import shiboken6
+from PySide6.QtCore import QObject, Qt, QTimer, Signal, Slot
+
+log = logging.getLogger(__name__)
+# Half the gap a person notices as stutter; several tokens share one repaint. Source: style reference, rule 4.
+FLUSH_MS = 33
+
+
+class Closeable(Protocol):
+    """A source of values that can be closed from another thread."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def close(self) -> None:
+        """End the iteration soon."""
+
+
+class Job(QObject):
+    """One piece of work under way. `cancel` drops its callbacks and closes its stream."""
+
+    _finished = Signal(object, object)
+
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        self.cancelled = threading.Event()
+        self._finished.connect(self._on_finished, Qt.ConnectionType.QueuedConnection)
+        self.on_done: Callable[[Any], None] | None = None
+        self.on_error: Callable[[Exception], None] | None = None
+
+    def cancel(self) -> None:
+        """Forget the result. The work itself ends when it next looks."""
+        self.cancelled.set()
+
+    def report(self, result: object, error: Exception | None) -> None:
+        """Hand the result to the main thread; called by the worker."""
+        # The receiver may die with the window between the check and the emit: both raise RuntimeError.
+        try:
+            if shiboken6.isValid(self):
+                self._finished.emit(result, error)
+        except RuntimeError:
+            log.debug("a result arrived after its receiver was gone")
+
+    @Slot(object, object)
+    def _on_finished(self, result: object, error: Exception | None) -> None:
+        if not self.cancelled.is_set():
+            if error is not None:
+                if self.on_error is None:
+                    log.error("background work failed", exc_info=error)
+                else:
+                    self.on_error(error)
+            elif self.on_done is not None:
+                self.on_done(result)
+        self.deleteLater()
+
+
+class StreamJob(Job):
+    """A job that delivers lists of values every `FLUSH_MS` while it runs."""
+
+    def __init__(self, parent: QObject, on_values: Callable[[list[Any]], None]) -> None:
+        super().__init__(parent)
+        self._on_values = on_values
+        self._buffer: deque[Any] = deque()
+        self._source: Closeable | None = None
+        self._lock = threading.Lock()
+        self._timer = QTimer(self)
+        self._timer.setInterval(FLUSH_MS)
+        self._timer.timeout.connect(self.flush)
+        self._timer.start()
+
+    def consume(self, open_source: Callable[[], Closeable]) -> None:
+        """Read the source to its end; called on a worker thread."""
+        source = open_source()
+        with self._lock:
+            self._source = source
+        try:
+            if not self.cancelled.is_set():
+                for value in source:
+                    self._buffer.append(value)
+                    if self.cancelled.is_set():
+                        break
+        finally:
+            source.close()
+
+    def cancel(self) -> None:
+        """Stop the source and deliver nothing more."""
+        super().cancel()
+        self._timer.stop()
+        with self._lock:
+            source = self._source
+        if source is not None:
+            # Closing may wait for the network: never on the main thread.
+            threading.Thread(target=source.close, name="close-stream").start()
+
+    @Slot()
+    def flush(self) -> None:
+        """Deliver what has arrived."""
+        values: list[Any] = []
+        while self._buffer:
+            values.append(self._buffer.popleft())
+        if values and not self.cancelled.is_set():
+            self._on_values(values)
+
+    def _on_finished(self, result: object, error: Exception | None) -> None:
+        self._timer.stop()
+        self.flush()
+        super()._on_finished(result, error)
+
+
+class Background(QObject):
+    """A pool of worker threads, joined at the end."""
+
+    def __init__(self, parent: QObject | None = None, workers: int = 6) -> None:
+        super().__init__(parent)
+        self._pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="background")
+        self._streams: set[StreamJob] = set()
+
+    def run(
+        self,
+        work: Callable[[], Any],
+        on_done: Callable[[Any], None] | None = None,
+        on_error: Callable[[Exception], None] | None = None,
+        parent: QObject | None = None,
+    ) -> Job:
+        """Run `work` on a worker; then one of the callbacks on the main thread, unless `parent` died."""
+        job = Job(parent or self)
+        job.on_done, job.on_error = on_done, on_error
+        self._pool.submit(self._guard, job, work)
+        return job
+
+    def watch(
+        self,
+        future: Future[Any],
+        on_done: Callable[[Any], None] | None = None,
+        on_error: Callable[[Exception], None] | None = None,
+        parent: QObject | None = None,
+    ) -> Job:
+        """Bring the result of a future (the store's) to the main thread."""
+        job = Job(parent or self)
+        job.on_done, job.on_error = on_done, on_error
+
+        def report(done: Future[Any]) -> None:
+            error = done.exception()
+            if error is None or isinstance(error, Exception):
+                job.report(None if error else done.result(), error)
+
+        future.add_done_callback(report)
+        return job
+
+    def stream(
+        self,
+        open_source: Callable[[], Closeable],
+        on_values: Callable[[list[Any]], None],
+        on_done: Callable[[Any], None] | None = None,
+        on_error: Callable[[Exception], None] | None = None,
+        parent: QObject | None = None,
+    ) -> StreamJob:
+        """Read a stream on a worker and deliver its values in batches on the main thread."""
+        job = StreamJob(parent or self, on_values)
+        job.on_done, job.on_error = on_done, on_error
+        self._streams.add(job)
+        job.destroyed.connect(lambda: self._streams.discard(job))
+        self._pool.submit(self._guard, job, lambda: job.consume(open_source))
+        return job
+
+    def close(self) -> None:
+        """Cancel streams and wait for the workers."""
+        for job in list(self._streams):
+            if shiboken6.isValid(job):
+                job.cancel()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    @staticmethod
+    def _guard(job: Job, work: Callable[[], Any]) -> None:
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - carried to the main thread, where it is shown or raised
+            job.report(None, error)
+        else:
+            job.report(result, None)

@@ -1,0 +1,186 @@
+"""How the window looks: colours, distances and fonts, all from assets/themes/tokens.toml."""
+
+import itertools
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QByteArray, QObject, QRectF, Qt, Signal
+from PySide6.QtGui import QColor, QFont, QFontDatabase, QGuiApplication, QIcon, QPainter, QPalette, QPixmap
+from PySide6.QtSvg import QSvgRenderer
+from PySide6.QtWidgets import QApplication
+
+from app.gui.stylesheet import stylesheet
+
+ASSETS = Path(__file__).resolve().parents[2] / "assets"
+_TOKENS = ASSETS / "themes" / "tokens.toml"
+_FAMILY = "Inter"
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The token file, resolved for light or dark."""
+
+    dark: bool
+    colours: dict[str, str]
+    precision: tuple[tuple[float, str], ...]
+    memory: dict[str, str]
+    ours: str
+    stock: str
+    series: tuple[str, ...]
+    syntax: dict[str, str]
+    unit: int
+    radius: int
+    column: int
+    small: int
+    body: int
+    title: int
+    mono: int
+    fast_ms: int
+
+    def colour(self, name: str) -> QColor:
+        """A named colour of the interface."""
+        return QColor(self.colours[name])
+
+    def precision_colour(self, bits: float) -> QColor:
+        """The tile colour of a precision in bits per weight, blended between the steps of the scale."""
+        scale = self.precision
+        if bits <= scale[0][0]:
+            return QColor(scale[0][1])
+        for (low, first), (high, second) in itertools.pairwise(scale):
+            if bits <= high:
+                return _blend(QColor(first), QColor(second), (bits - low) / (high - low))
+        return QColor(scale[-1][1])
+
+
+def tokens(*, dark: bool, text_percent: int = 100) -> Tokens:
+    """Read the token file for one scheme and text size."""
+    with _TOKENS.open("rb") as file:
+        raw: dict[str, Any] = tomllib.load(file)
+    text = {name: round(size * text_percent / 100) for name, size in raw["text"].items()}
+    return Tokens(
+        dark=dark,
+        colours=raw["dark" if dark else "light"],
+        precision=tuple(zip(raw["precision"]["bits"], raw["precision"]["colours"], strict=True)),
+        memory=raw["memory"],
+        ours=raw["plot"]["ours"],
+        stock=raw["plot"]["stock"],
+        series=tuple(raw["plot"]["series"]),
+        syntax={name: pair[dark] for name, pair in raw["syntax"].items()},
+        unit=raw["grid"]["unit"],
+        radius=raw["grid"]["radius"],
+        column=round(raw["grid"]["column"] * max(1.0, text_percent / 100)),
+        fast_ms=raw["motion"]["fast_ms"],
+        **text,
+    )
+
+
+class Look(QObject):
+    """The look in force. `changed` is emitted after the application's palette and style follow it."""
+
+    changed = Signal()
+
+    def __init__(self, app: QApplication, theme: str = "system", text_percent: int = 100) -> None:
+        super().__init__(app)
+        self._app = app
+        self._theme = theme
+        self._percent = text_percent
+        self._icons: dict[tuple[str, str], QIcon] = {}
+        for file in (ASSETS / "fonts").glob("*.otf"):
+            QFontDatabase.addApplicationFont(str(file))
+        app.setStyle("Fusion")
+        self.tokens = tokens(dark=self._is_dark(), text_percent=text_percent)
+        self._apply()
+        app.styleHints().colorSchemeChanged.connect(self._on_scheme_changed)
+
+    def set(self, theme: str, text_percent: int) -> None:
+        """Change theme (system, light, dark) and text size, live."""
+        self._theme, self._percent = theme, text_percent
+        self._renew()
+
+    def font(self, size: str = "body", *, strong: bool = False, mono: bool = False) -> QFont:
+        """A font of the scale: size small, body, title or mono; two weights."""
+        font = QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont) if mono else QFont(_FAMILY)
+        font.setPixelSize(getattr(self.tokens, "mono" if mono and size == "body" else size))
+        font.setWeight(QFont.Weight.DemiBold if strong else QFont.Weight.Normal)
+        return font
+
+    def icon(self, name: str, colour: str = "text") -> QIcon:
+        """An icon of assets/icons/ui in a named colour; muted when disabled."""
+        key = (name, colour)
+        if key not in self._icons:
+            icon = QIcon()
+            for scale in (1, 2):
+                icon.addPixmap(self._pixmap(name, colour, 20, scale))
+                icon.addPixmap(self._pixmap(name, "border", 20, scale), QIcon.Mode.Disabled)
+            self._icons[key] = icon
+        return self._icons[key]
+
+    def _pixmap(self, name: str, colour: str, size: int, scale: int) -> QPixmap:
+        svg = (ASSETS / "icons" / "ui" / f"{name}.svg").read_text("utf-8")
+        renderer = QSvgRenderer(QByteArray(svg.replace("currentColor", self.tokens.colours[colour]).encode()))
+        pixmap = QPixmap(size * scale, size * scale)
+        pixmap.fill(Qt.GlobalColor.transparent)
+        painter = QPainter(pixmap)
+        renderer.render(painter, QRectF(0, 0, size * scale, size * scale))
+        painter.end()
+        pixmap.setDevicePixelRatio(scale)
+        return pixmap
+
+    def _is_dark(self) -> bool:
+        if self._theme == "system":
+            return QGuiApplication.styleHints().colorScheme() == Qt.ColorScheme.Dark
+        return self._theme == "dark"
+
+    def _on_scheme_changed(self) -> None:
+        if self._theme == "system":
+            self._renew()
+
+    def _renew(self) -> None:
+        self.tokens = tokens(dark=self._is_dark(), text_percent=self._percent)
+        self._icons.clear()
+        self._apply()
+        self.changed.emit()
+
+    def _apply(self) -> None:
+        t = self.tokens
+        palette = QPalette()
+        role = QPalette.ColorRole
+        for target, name in {
+            role.Window: "background",
+            role.WindowText: "text",
+            role.Base: "raised",
+            role.AlternateBase: "surface",
+            role.Text: "text",
+            role.PlaceholderText: "muted",
+            role.Button: "surface",
+            role.ButtonText: "text",
+            role.BrightText: "bad",
+            role.Highlight: "accent",
+            role.HighlightedText: "on_accent",
+            role.Link: "link",
+            role.LinkVisited: "link",
+            role.ToolTipBase: "raised",
+            role.ToolTipText: "text",
+            role.Mid: "border",
+            role.Dark: "border",
+            role.Midlight: "hover",
+            role.Light: "raised",
+            role.Shadow: "border",
+            role.Accent: "accent",
+        }.items():
+            palette.setColor(target, t.colour(name))
+        for target in (role.WindowText, role.Text, role.ButtonText):
+            palette.setColor(QPalette.ColorGroup.Disabled, target, t.colour("muted"))
+        self._app.setPalette(palette)
+        self._app.setFont(self.font())
+        self._app.setStyleSheet(stylesheet(t.colours, t.unit, t.radius, t.small, t.title))
+
+
+def _blend(first: QColor, second: QColor, share: float) -> QColor:
+    return QColor.fromRgbF(
+        first.redF() + (second.redF() - first.redF()) * share,
+        first.greenF() + (second.greenF() - first.greenF()) * share,
+        first.blueF() + (second.blueF() - first.blueF()) * share,
+    )
