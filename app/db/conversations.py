@@ -46,7 +46,7 @@ def listing(connection: apsw.Connection, *, trashed: bool = False) -> list[Conve
     return [_conversation(row) for row in rows]
 
 
-def update(connection: apsw.Connection, conversation_id: int, **fields: object) -> None:
+def update(connection: apsw.Connection, conversation_id: int, /, **fields: object) -> None:
     """Change fields of a conversation; names as in `Conversation`."""
     unknown = fields.keys() - _EDITABLE
     if unknown:

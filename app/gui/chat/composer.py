@@ -1,0 +1,301 @@
+"""Where the user writes: grows with the text, takes files, shows how full the context is."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from PySide6.QtCore import QEvent, QMimeData, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QDragEnterEvent, QDropEvent, QFocusEvent, QKeyEvent, QPainter, QPaintEvent
+from PySide6.QtWidgets import QFileDialog, QFrame, QPlainTextEdit, QSizePolicy, QToolButton, QWidget
+
+from app.db.records import Attachment
+from app.documents import Document, read
+from app.gui.api import in_words
+from app.gui.background import Background
+from app.gui.chat.facts import number
+from app.gui.chat.request import estimate_tokens
+from app.gui.look import Look
+from app.gui.widgets.basics import IconButton, label, row, stack
+from app.gui.widgets.flow import Flow
+
+_MOST_LINES = 10
+
+
+class _Editor(QPlainTextEdit):
+    """Enter sends, Shift+Enter breaks the line."""
+
+    send_pressed = Signal()
+    files_given = Signal(list)
+    focus_changed = Signal(bool)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setProperty("kind", "bare")
+        self.setTabChangesFocus(True)
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAsNeeded)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.document().setDocumentMargin(2)
+        self.document().documentLayout().documentSizeChanged.connect(self._grow)
+        self._grow()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Enter and Ctrl+Enter send."""
+        if event.key() in {Qt.Key.Key_Return, Qt.Key.Key_Enter} and not (
+            event.modifiers() & Qt.KeyboardModifier.ShiftModifier
+        ):
+            self.send_pressed.emit()
+            return
+        super().keyPressEvent(event)
+
+    def canInsertFromMimeData(self, source: QMimeData) -> bool:
+        """Files too."""
+        return source.hasUrls() or super().canInsertFromMimeData(source)
+
+    def insertFromMimeData(self, source: QMimeData) -> None:
+        """Files are attached, text is inserted as plain text."""
+        files = [url.toLocalFile() for url in source.urls() if url.isLocalFile()]
+        if files:
+            self.files_given.emit(files)
+        else:
+            self.insertPlainText(source.text())
+
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        """The frame shows the focus."""
+        super().focusInEvent(event)
+        self.focus_changed.emit(True)
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        """The frame shows the focus."""
+        super().focusOutEvent(event)
+        self.focus_changed.emit(False)
+
+    def changeEvent(self, event: QEvent) -> None:
+        """Follow the text size."""
+        super().changeEvent(event)
+        if event.type() == QEvent.Type.FontChange:
+            self._grow()
+
+    def _grow(self) -> None:
+        lines = min(max(round(self.document().size().height()), 1), _MOST_LINES)
+        self.setFixedHeight(self.fontMetrics().lineSpacing() * lines + 8)
+
+
+class ContextMeter(QWidget):
+    """A bar of the context in use, with the part the draft would add."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        self._used = self._draft = self._total = 0
+        self._warn_frac = 0.8
+        self.setFixedSize(72, 16)
+        look.changed.connect(self.update)
+
+    def show_counts(self, used: int, draft: int, total: int, warn_frac: float) -> None:
+        """Tokens used, tokens the draft would add, tokens of the context."""
+        self._used, self._draft, self._total, self._warn_frac = used, draft, total, warn_frac
+        self.setVisible(total > 0)
+        if total:
+            words = self.tr("Context: {used} of {total} tokens used, about {draft} in what you are writing").format(
+                used=number(used), total=number(total), draft=number(draft)
+            )
+            self.setToolTip(words)
+            self.setAccessibleName(words)
+        self.update()
+
+    @property
+    def level(self) -> str:
+        """ok, warn or bad."""
+        after = self._used + self._draft
+        if not self._total or after < self._total * self._warn_frac:
+            return "ok"
+        return "warn" if after < self._total else "bad"
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """A rounded bar."""
+        del event
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        tokens = self._look.tokens
+        bar = QRectF(0, self.height() / 2 - 3, self.width(), 6)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(tokens.colour("hover"))
+        painter.drawRoundedRect(bar, 3, 3)
+        if not self._total:
+            return
+        colour = tokens.colour({"ok": "accent", "warn": "warn", "bad": "bad"}[self.level])
+        pale = QColor(colour)
+        pale.setAlphaF(0.45)
+        for share, brush in ((self._used + self._draft, pale), (self._used, colour)):
+            width = self.width() * min(1.0, share / self._total)
+            painter.setBrush(brush)
+            painter.drawRoundedRect(QRectF(0, bar.top(), max(width, 6 if share else 0), 6), 3, 3)
+
+
+class Composer(QFrame):
+    """Editor, attachments, send and stop."""
+
+    sent = Signal(str, tuple)
+    stopped = Signal()
+    draft_changed = Signal(str)
+    failed = Signal(str)
+
+    def __init__(self, look: Look, background: Background) -> None:
+        super().__init__()
+        self._look, self._background = look, background
+        self.setProperty("kind", "composer")
+        self.setAcceptDrops(True)
+        self.attachments: list[Attachment] = []
+        self._busy = False
+        self._ready = False
+        self.editor = _Editor()
+        self.editor.setPlaceholderText(self.tr("Ask anything"))
+        self.editor.setAccessibleName(self.tr("Message"))
+        self.editor.send_pressed.connect(self.send)
+        self.editor.files_given.connect(self.attach)
+        self.editor.focus_changed.connect(self._on_focus_changed)
+        self.editor.textChanged.connect(self._on_text_changed)
+        self._chips = Flow()
+        self._chips.hide()
+        self.meter = ContextMeter(look)
+        self.meter.hide()
+        self._attach = IconButton(look, "attach", self.tr("Attach files"), self._choose_files)
+        self._send = QToolButton()
+        self._send.setProperty("kind", "send")
+        self._send.setFixedSize(32, 32)
+        self._send.setIconSize(QSize(18, 18))
+        self._send.clicked.connect(self._on_send_clicked)
+        look.changed.connect(self._refresh)
+        hint = label(self.tr("Enter sends · Shift+Enter for a new line"), "small")
+        self.setLayout(
+            stack(
+                self._chips,
+                self.editor,
+                row(self._attach, hint, 1, self.meter, self._send, spacing=8),
+                spacing=8,
+                margins=(16, 12, 12, 8),
+            )
+        )
+        self._refresh()
+
+    @property
+    def text(self) -> str:
+        """The draft."""
+        return self.editor.toPlainText()
+
+    def set_text(self, text: str) -> None:
+        """Replace the draft."""
+        if text != self.text:
+            self.editor.setPlainText(text)
+
+    def draft_tokens(self) -> int:
+        """About how many tokens the draft and its documents take."""
+        return estimate_tokens(self.text) + sum(estimate_tokens(item.text) for item in self.attachments)
+
+    def set_busy(self, busy: bool) -> None:
+        """While an answer is written, the button stops it."""
+        self._busy = busy
+        self._refresh()
+
+    def set_ready(self, ready: bool) -> None:
+        """Whether there is a model to ask."""
+        self._ready = ready
+        self._refresh()
+
+    def send(self) -> None:
+        """Send the draft, if there is something to send and someone to answer."""
+        text = self.text.strip()
+        if self._busy or not self._ready or not (text or self.attachments):
+            return
+        given = tuple(self.attachments)
+        self.clear()
+        self.sent.emit(text, given)
+
+    def clear(self) -> None:
+        """Empty the draft."""
+        self.attachments.clear()
+        self._show_chips()
+        self.editor.clear()
+
+    def attach(self, files: list[str]) -> None:
+        """Read files on a worker and attach them."""
+        for name in files:
+            path = Path(name)
+            self._background.run(
+                lambda path=path: read(path),  # type: ignore[misc]  # bound now
+                self._on_read,
+                lambda error: self.failed.emit(in_words(error)),
+                self,
+            )
+
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
+        """Files may be dropped."""
+        if event.mimeData().hasUrls():
+            event.acceptProposedAction()
+
+    def dropEvent(self, event: QDropEvent) -> None:
+        """Attach what was dropped."""
+        self.attach([url.toLocalFile() for url in event.mimeData().urls() if url.isLocalFile()])
+        event.acceptProposedAction()
+
+    def _on_read(self, document: Document) -> None:
+        self.attachments.append(Attachment(document.name, document.mime, document.text, document.data))
+        self._show_chips()
+        self.draft_changed.emit(self.text)
+
+    def _show_chips(self) -> None:
+        self._chips.clear()
+        for item in self.attachments:
+            size = (
+                self.tr("image")
+                if item.data
+                else self.tr("~{n} tokens").format(n=number(estimate_tokens(item.text)))
+            )
+            holder = QFrame()
+            holder.setProperty("kind", "note")
+            words = label(f"{item.name} · {size}", "small")
+            words.setToolTip(item.text[:2000])
+            remove = IconButton(
+                self._look, "close", self.tr("Remove {name}").format(name=item.name), self._remover(item), size=12
+            )
+            holder.setLayout(row(words, remove, spacing=4, margins=(8, 0, 2, 0)))
+            self._chips.add(holder)
+        self._chips.setVisible(bool(self.attachments))
+        self._refresh()
+
+    def _remover(self, item: Attachment) -> Callable[[], None]:
+        def remove() -> None:
+            self.attachments.remove(item)
+            self._show_chips()
+            self.draft_changed.emit(self.text)
+
+        return remove
+
+    def _choose_files(self) -> None:
+        dialog = QFileDialog(self, self.tr("Attach files"))
+        dialog.setFileMode(QFileDialog.FileMode.ExistingFiles)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.filesSelected.connect(self.attach)
+        dialog.open()
+
+    def _on_send_clicked(self) -> None:
+        if self._busy:
+            self.stopped.emit()
+        else:
+            self.send()
+
+    def _on_text_changed(self) -> None:
+        self._refresh()
+        self.draft_changed.emit(self.text)
+
+    def _on_focus_changed(self, focused: bool) -> None:
+        self.setProperty("focused", focused)
+        self.style().unpolish(self)
+        self.style().polish(self)
+
+    def _refresh(self) -> None:
+        words = self.tr("Stop (Esc)") if self._busy else self.tr("Send")
+        self._send.setToolTip(words)
+        self._send.setAccessibleName(words)
+        can = self._busy or (self._ready and bool(self.text.strip() or self.attachments))
+        self._send.setEnabled(can)
+        self._send.setIcon(self._look.icon("stop" if self._busy else "send", "on_accent" if can else "muted"))

@@ -1,0 +1,269 @@
+"""One open conversation: asks, answers, branches; each step is on the disk before the next begins."""
+
+from dataclasses import replace
+from typing import Any
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from app.db import conversations, messages
+from app.db.records import Attachment, Conversation, Message, Status
+from app.gui.api import ApiError, in_words
+from app.gui.background import StreamJob
+from app.gui.chat import turns
+from app.gui.chat.request import Answer, chat_body
+from app.gui.chat.tree import MessageTree
+from app.gui.services import Services
+
+_SAVE_MS = 1000
+
+
+class ChatController(QObject):
+    """The model behind a transcript. Signals carry message ids of the branch shown."""
+
+    opened = Signal()  # another conversation, or another branch of it
+    message_added = Signal(int)
+    message_changed = Signal(int)
+    text_arrived = Signal(int, str, str)  # id, content, reasoning
+    busy_changed = Signal(bool)
+    conversation_changed = Signal(object)
+    save_failed = Signal(str, str)  # the text that was not saved, why
+    failed = Signal(object)  # ApiError: the answer ended with it
+
+    def __init__(self, services: Services, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._services = services
+        self.conversation = Conversation(0)
+        self.tree = MessageTree()
+        self.skip_before: int | None = None  # messages before this one are left out of the context
+        self._answer: Answer | None = None
+        self._answer_id = 0
+        self._job: StreamJob | None = None
+        self._starting = False
+        self._save_timer = QTimer(self)
+        self._save_timer.setInterval(_SAVE_MS)
+        self._save_timer.timeout.connect(self._save_text)
+
+    @property
+    def busy(self) -> bool:
+        """True from the question until the answer has ended."""
+        return self._starting or self._job is not None
+
+    @property
+    def answering_id(self) -> int:
+        """The message being written, or 0."""
+        return self._answer_id if self._job is not None else 0
+
+    def new(self, conversation: Conversation) -> None:
+        """Show an empty conversation; it is written with its first message."""
+        self.stop()
+        self.conversation = conversation
+        self.tree = MessageTree()
+        self.skip_before = None
+        self.opened.emit()
+        self.conversation_changed.emit(conversation)
+
+    def open(self, conversation_id: int, message_id: int | None = None) -> None:
+        """Show a conversation, on the branch of `message_id` if given."""
+        self.stop()
+
+        def load(connection: Any) -> tuple[Conversation, list[Message]]:
+            return (
+                conversations.get(connection, conversation_id),
+                messages.of_conversation(connection, conversation_id),
+            )
+
+        def show(loaded: tuple[Conversation, list[Message]]) -> None:
+            self.conversation, rows = loaded
+            self.tree = MessageTree(rows, self.conversation.leaf_id)
+            self.skip_before = None
+            if message_id is not None and message_id in self.tree:
+                self.tree.switch(message_id)
+            self.opened.emit()
+            self.conversation_changed.emit(self.conversation)
+
+        self._watch(self._services.store.submit(load), show)
+
+    def change(self, **fields: Any) -> None:
+        """Change the conversation's settings (model, system_prompt, sampling, title, ...)."""
+        self.conversation = replace(self.conversation, **fields)
+        if self.conversation.id:
+            self._watch(self._services.store.submit(conversations.update, self.conversation.id, **fields))
+        self.conversation_changed.emit(self.conversation)
+
+    def send(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
+        """Ask at the end of the branch shown."""
+        self._ask(text, attachments, self.tree.leaf_id)
+
+    def edit(self, message_id: int, text: str) -> None:
+        """Ask anew in place of an earlier question; the old branch is kept."""
+        old = self.tree[message_id]
+        self._ask(text, old.attachments, old.parent_id)
+
+    def regenerate(self, message_id: int) -> None:
+        """Answer the same question once more, as another branch."""
+        question_id = self.tree[message_id].parent_id
+        if self.busy or question_id is None:
+            return
+        self._set_starting()
+        future = self._services.store.submit(turns.answer_again, self.conversation, question_id)
+        self._watch(future, self._on_turn, self._on_not_saved)
+
+    def continue_answer(self, message_id: int) -> None:
+        """Go on where an answer stopped."""
+        if self.busy or self.tree.leaf_id != message_id:
+            return
+        message = self.tree[message_id]
+        answer = Answer(content=message.content, reasoning=message.reasoning)
+        self.tree.replace(replace(message, status="streaming"))
+        self.message_changed.emit(message_id)
+        self._generate(message_id, answer, continue_last=True)
+
+    def switch_branch(self, message_id: int) -> None:
+        """Show the alternative with this id."""
+        if self.busy:
+            return
+        self.tree.switch(message_id)
+        if self.conversation.id:
+            fields = {"leaf_id": self.tree.leaf_id}
+            self._watch(self._services.store.submit(conversations.update, self.conversation.id, **fields))
+        self.opened.emit()
+
+    def stop(self) -> None:
+        """End the answer here; what has arrived is kept."""
+        if self._job is None:
+            return
+        self._job.flush()
+        self._job.cancel()
+        self._finish("stopped", {})
+
+    def _ask(self, text: str, attachments: tuple[Attachment, ...], parent_id: int | None) -> None:
+        if self.busy:
+            return
+        self._set_starting()
+        draft = turns.Draft(self.conversation, parent_id, text, attachments)
+        future = self._services.store.submit(turns.ask, draft)
+        self._watch(future, self._on_turn, lambda error: self._on_not_saved(error, text))
+
+    def _set_starting(self) -> None:
+        self._starting = True
+        self.busy_changed.emit(True)
+
+    def _on_turn(self, turn: turns.Turn) -> None:
+        is_new = not self.conversation.id
+        self.conversation = turn.conversation
+        for message in (turn.question, turn.answer):
+            if message is not None:
+                self.tree.add(message)
+        if turn.question is None or len(self.tree.siblings(turn.question.id)) > 1:
+            self.opened.emit()
+        else:
+            self.message_added.emit(turn.question.id)
+            self.message_added.emit(turn.answer.id)
+        if is_new:
+            self.conversation_changed.emit(self.conversation)
+        self._generate(turn.answer.id, Answer(), continue_last=False)
+
+    def _on_not_saved(self, error: Exception, text: str = "") -> None:
+        self._starting = False
+        self.busy_changed.emit(False)
+        self.save_failed.emit(text, in_words(error))
+
+    def context_path(self) -> list[Message]:
+        """The messages that enter the context: the branch, from `skip_before` on."""
+        path = self.tree.path()
+        if self.skip_before is not None:
+            kept = [message for message in path if message.id >= self.skip_before]
+            path = kept or path
+        return path
+
+    def _generate(self, message_id: int, answer: Answer, *, continue_last: bool) -> None:
+        path = self.context_path()
+        if not continue_last:
+            path = path[:-1]
+        body = chat_body(
+            self.conversation.model,
+            path,
+            system_prompt=self.conversation.system_prompt,
+            sampling=self.conversation.sampling,
+            continue_last=continue_last,
+        )
+        self._starting = False
+        self._answer, self._answer_id = answer, message_id
+        self._job = self._services.background.stream(
+            lambda: self._services.api.stream("/v1/chat/completions", body),
+            self._on_chunks,
+            lambda _: self._finish("complete", {}),
+            self._on_error,
+            self,
+        )
+        self._save_timer.start()
+        self.busy_changed.emit(True)
+
+    def _on_chunks(self, chunks: list[dict[str, Any]]) -> None:
+        answer = self._answer
+        if answer is None:
+            return
+        content = reasoning = ""
+        try:
+            for chunk in chunks:
+                new_content, new_reasoning = answer.take(chunk)
+                content += new_content
+                reasoning += new_reasoning
+        except ApiError as error:
+            self._show(content, reasoning)
+            if self._job is not None:
+                self._job.cancel()
+            self._on_error(error)
+            return
+        self._show(content, reasoning)
+
+    def _show(self, content: str, reasoning: str) -> None:
+        if content or reasoning:
+            self.text_arrived.emit(self._answer_id, content, reasoning)
+
+    def _on_error(self, error: Exception) -> None:
+        facts: dict[str, object] = {"error": in_words(error)}
+        if isinstance(error, ApiError):
+            facts["error_code"] = error.code
+            facts["error_facts"] = {k: v for k, v in error.facts.items() if isinstance(v, int | str)}
+        self._finish("error", facts)
+        self.failed.emit(error)
+
+    def _finish(self, status: Status, facts: dict[str, object]) -> None:
+        answer, message_id = self._answer, self._answer_id
+        self._answer, self._job, self._answer_id = None, None, 0
+        self._save_timer.stop()
+        if answer is None:
+            return
+        kept = {**answer.facts(), **facts}
+        message = replace(
+            self.tree[message_id], content=answer.content, reasoning=answer.reasoning, status=status, facts=kept
+        )
+        self.tree.replace(message)
+        future = self._services.store.submit(
+            messages.finish,
+            message_id,
+            content=answer.content,
+            reasoning=answer.reasoning,
+            status=status,
+            facts=kept,
+        )
+        self._watch(future, None, lambda error: self.save_failed.emit("", in_words(error)))
+        self.message_changed.emit(message_id)
+        self.busy_changed.emit(False)
+
+    def _save_text(self) -> None:
+        answer = self._answer
+        if answer is None:
+            return
+        future = self._services.store.submit(
+            messages.write_text,
+            self._answer_id,
+            content=answer.content,
+            reasoning=answer.reasoning,
+            status="streaming",
+        )
+        self._watch(future, None, lambda error: self.save_failed.emit("", in_words(error)))
+
+    def _watch(self, future: Any, on_done: Any = None, on_error: Any = None) -> None:
+        self._services.background.watch(future, on_done, on_error, self)

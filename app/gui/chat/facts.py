@@ -1,0 +1,44 @@
+"""The numbers of an answer in words."""
+
+from PySide6.QtCore import QCoreApplication, QLocale
+
+from app.db.records import Message
+
+_EXACT_BELOW = 100  # tokens/s; above, a decimal says nothing
+
+
+def number(value: float, decimals: int = 0) -> str:
+    """A number as this language writes it."""
+    return QLocale().toString(float(value), "f", decimals)
+
+
+def used_tokens(message: Message) -> int:
+    """Tokens of context in use after this answer; 0 when nobody counted."""
+    usage = message.facts.get("usage")
+    return int(usage.get("total_tokens", 0)) if isinstance(usage, dict) else 0
+
+
+def answer_summary(message: Message, n_ctx: int = 0) -> str:
+    """Speed, time to the first token and context used, as far as they are known."""
+    usage, timings = message.facts.get("usage"), message.facts.get("timings")
+    parts: list[str] = []
+    if isinstance(timings, dict):
+        speed, first = timings.get("tok_s") or 0, timings.get("ttft_s") or 0
+        if speed:
+            parts.append(_tr("{n} tokens/s").format(n=number(speed, 1 if speed < _EXACT_BELOW else 0)))
+        if first:
+            parts.append(_tr("first after {n} s").format(n=number(first, 2)))
+    if isinstance(usage, dict) and usage.get("completion_tokens"):
+        parts.append(_tr("{n} tokens").format(n=number(usage["completion_tokens"])))
+    total = used_tokens(message)
+    if total and n_ctx:
+        parts.append(_tr("context {n} %").format(n=number(100 * total / n_ctx)))
+    if message.facts.get("finish_reason") == "length":
+        parts.append(_tr("stopped at the length limit"))
+    if message.status == "stopped":
+        parts.append(_tr("stopped by you"))
+    return " · ".join(parts)
+
+
+def _tr(text: str) -> str:
+    return QCoreApplication.translate("facts", text)

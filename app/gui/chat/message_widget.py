@@ -1,0 +1,279 @@
+"""One message of the transcript."""
+
+import json
+from functools import partial
+
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QFrame, QPlainTextEdit, QVBoxLayout, QWidget
+
+from app.db.records import Message
+from app.gui.chat.facts import answer_summary
+from app.gui.look import Look
+from app.gui.markdown.view import MarkdownView
+from app.gui.widgets.basics import IconButton, button, label, row, stack
+from app.gui.widgets.column import ColumnItem
+from app.gui.widgets.flow import Flow
+
+_BUBBLE_SHARE = 0.85
+_DONE_MS = 1500
+
+
+class MessageWidget(ColumnItem):
+    """Text, attachments, reasoning, tool calls, facts and actions of a message."""
+
+    regenerate = Signal(int)
+    edited = Signal(int, str)
+    continued = Signal(int)
+    switched = Signal(int)
+    fixed = Signal(int, str)  # message, which remedy of an error was chosen
+
+    def __init__(
+        self, look: Look, message: Message, siblings: list[int], *, last: bool, title: str, n_ctx: int = 0
+    ) -> None:
+        super().__init__()
+        self._look = look
+        self.message = message
+        self._siblings = siblings
+        self._last = last
+        self._n_ctx = n_ctx
+        self._views: list[tuple[MarkdownView, int]] = []
+        self._reasoning: MarkdownView | None = None
+        self._editor: QPlainTextEdit | None = None
+        self._width = 0
+        unit = look.tokens.unit
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(0, unit, 0, unit)
+        self._column.setSpacing(unit // 2)
+        if message.role == "user":
+            self._build_question()
+        else:
+            self._build_answer(title)
+        self._column.addStretch(1)
+
+    @property
+    def text_view(self) -> MarkdownView:
+        """The view of the message's own text."""
+        return self._body
+
+    def append_text(self, content: str, reasoning: str) -> None:
+        """Add streamed text."""
+        if reasoning:
+            self._show_reasoning("")
+            assert self._reasoning is not None
+            self._reasoning.append_markdown(reasoning)
+        if content:
+            self._waiting.hide()
+            self._body.show()
+            self._body.append_markdown(content)
+
+    def fit(self, width: int) -> int:
+        """Lay out for this width."""
+        self._width = width
+        for view, inset in self._views:
+            available = width - inset
+            if view is self._body and self.message.role == "user":
+                available = min(available, self._bubble_width(width))
+            view.fit_width(available)
+        self._column.invalidate()
+        self._column.activate()
+        return (
+            self._column.totalHeightForWidth(width)
+            if self._column.hasHeightForWidth()
+            else self.sizeHint().height()
+        )
+
+    def _bubble_width(self, width: int) -> int:
+        widest = round(width * _BUBBLE_SHARE) - 4 * self._look.tokens.unit
+        return min(widest, max(24, self._body.ideal_width()))
+
+    def _add_view(self, text: str, inset: int = 0) -> MarkdownView:
+        view = MarkdownView(self._look)
+        view.setAccessibleName(self.tr("Message text"))
+        view.set_markdown(text)
+        view.height_changed.connect(self.height_changed)
+        self._views.append((view, inset))
+        return view
+
+    # -- questions
+
+    def _build_question(self) -> None:
+        unit = self._look.tokens.unit
+        self._bubble = QFrame()
+        self._bubble.setProperty("kind", "bubble")
+        self._body = MarkdownView(self._look)
+        self._body.set_plain(self.message.content)
+        self._body.setAccessibleName(self.tr("Your message"))
+        self._body.height_changed.connect(self.height_changed)
+        self._views.append((self._body, 4 * unit))
+        self._bubble.setLayout(stack(self._body, margins=(2 * unit, unit + 2, 2 * unit, unit + 2)))
+        if self.message.attachments:
+            chips = Flow()
+            for item in self.message.attachments:
+                chip = label(item.name, "chip")
+                chip.setToolTip(
+                    self.tr("{n} characters in the context").format(n=len(item.text)) if item.text else ""
+                )
+                chips.add(chip)
+            self._column.addLayout(row(1, chips))
+        self._column.addLayout(row(1, self._bubble))
+        actions = row(1, spacing=2)
+        self._add_branch_switch(actions)
+        actions.addWidget(self._tool("edit", self.tr("Edit and ask again"), self.start_edit))
+        actions.addWidget(self._copy_tool())
+        self._column.addLayout(actions)
+
+    def start_edit(self) -> None:
+        """Replace the bubble by an editor."""
+        if self._editor is not None:
+            return
+        editor = QPlainTextEdit(self.message.content)
+        editor.setAccessibleName(self.tr("Edit your message"))
+        editor.setTabChangesFocus(True)
+        lines = min(12, self.message.content.count("\n") + 3)
+        editor.setFixedHeight(editor.fontMetrics().lineSpacing() * lines + 3 * self._look.tokens.unit)
+        self._editor = editor
+        self._bubble.hide()
+
+        def done(*, ask: bool) -> None:
+            text = editor.toPlainText().strip()
+            holder.hide()
+            holder.deleteLater()
+            self._editor = None
+            self._bubble.show()
+            self.height_changed.emit()
+            if ask and text:
+                self.edited.emit(self.message.id, text)
+
+        holder = QWidget()
+        send = button(self.tr("Ask again"), lambda: done(ask=True), "primary")
+        cancel = button(self.tr("Cancel"), lambda: done(ask=False))
+        holder.setLayout(stack(editor, row(1, cancel, send)))
+        self._column.insertWidget(self._column.count() - 2, holder)
+        editor.setFocus()
+        self.height_changed.emit()
+
+    # -- answers
+
+    def _build_answer(self, title: str) -> None:
+        message = self.message
+        self._column.addWidget(label(title, "small"))
+        self._reasoning_place = QVBoxLayout()
+        self._column.addLayout(self._reasoning_place)
+        if message.reasoning:
+            self._show_reasoning(message.reasoning)
+        self._waiting = label(self.tr("Thinking…"), "muted")
+        self._waiting.setVisible(message.status == "streaming" and not message.content)
+        self._column.addWidget(self._waiting)
+        self._body = self._add_view(message.content)
+        self._body.setVisible(bool(message.content))
+        self._column.addWidget(self._body)
+        calls = message.facts.get("tool_calls")
+        for call in calls if isinstance(calls, list) else []:
+            self._column.addWidget(self._tool_card(call))
+        if message.status == "streaming":
+            return
+        self._add_status()
+        actions = row(spacing=2)
+        self._add_branch_switch(actions)
+        actions.addWidget(self._copy_tool())
+        actions.addWidget(self._tool("refresh", self.tr("Answer again"), lambda: self.regenerate.emit(message.id)))
+        if self._last and message.content:
+            actions.addWidget(
+                self._tool("continue", self.tr("Continue this answer"), lambda: self.continued.emit(message.id))
+            )
+        summary = answer_summary(message, self._n_ctx)
+        if summary:
+            actions.addSpacing(self._look.tokens.unit)
+            actions.addWidget(label(summary, "small"))
+        actions.addStretch(1)
+        self._column.addLayout(actions)
+
+    def _add_status(self) -> None:
+        message = self.message
+        if message.status == "interrupted":
+            note = label(self.tr("Interrupted: this is what had arrived."), "small", wrap=True)
+            self._column.addWidget(note)
+        if message.status != "error":
+            return
+        frame = QFrame()
+        frame.setProperty("kind", "banner-bad")
+        words = label(str(message.facts.get("error", self.tr("The answer failed."))), wrap=True, selectable=True)
+        column = stack(words, margins=(16, 12, 16, 12))
+        remedies = [("retry", self.tr("Try again"))]
+        if message.facts.get("error_code") == "context_length_exceeded":
+            remedies = [
+                ("shorten", self.tr("Leave out the oldest messages")),
+                ("new", self.tr("Start a new chat with this question")),
+            ]
+        buttons = row(1)
+        for remedy, text in remedies:
+            buttons.addWidget(button(text, partial(self.fixed.emit, message.id, remedy)))
+        column.addLayout(buttons)
+        frame.setLayout(column)
+        self._column.addWidget(frame)
+
+    def _show_reasoning(self, text: str) -> None:
+        if self._reasoning is not None:
+            return
+        inset = 2 * self._look.tokens.unit
+        fold = button("", None, "link")
+        view = self._add_view(text, inset)
+        self._reasoning = view
+
+        def show(*, opened: bool) -> None:
+            view.setVisible(opened)
+            fold.setText(self.tr("▾ Reasoning") if opened else self.tr("▸ Reasoning"))
+            self.height_changed.emit()
+
+        fold.setCheckable(True)
+        fold.toggled.connect(lambda opened: show(opened=opened))
+        show(opened=False)
+        self._reasoning_place.addWidget(fold)
+        self._reasoning_place.addLayout(row(view, margins=(inset, 0, 0, 0)))
+
+    def _tool_card(self, call: dict[str, str]) -> QFrame:
+        frame = QFrame()
+        frame.setProperty("kind", "note")
+        arguments = call.get("arguments", "")
+        try:
+            arguments = json.dumps(json.loads(arguments), indent=2, ensure_ascii=False)
+        except ValueError:
+            arguments = arguments or "{}"
+        view = self._add_view(f"```json\n{arguments}\n```", 4 * self._look.tokens.unit)
+        frame.setLayout(
+            stack(
+                label(self.tr("Wants to call {name}").format(name=call.get("name", "?")), "strong"),
+                view,
+                margins=(16, 12, 16, 12),
+            )
+        )
+        return frame
+
+    # -- both
+
+    def _add_branch_switch(self, actions: object) -> None:
+        count = len(self._siblings)
+        if count == 1:
+            return
+        at = self._siblings.index(self.message.id)
+        back = self._tool("left", self.tr("Earlier version"), lambda: self.switched.emit(self._siblings[at - 1]))
+        back.setEnabled(at > 0)
+        forth = self._tool("right", self.tr("Later version"), lambda: self.switched.emit(self._siblings[at + 1]))
+        forth.setEnabled(at < count - 1)
+        for widget in (back, label(f"{at + 1}/{count}", "small"), forth):
+            actions.addWidget(widget)  # type: ignore[attr-defined]  # a box layout
+
+    def _copy_tool(self) -> IconButton:
+        def copy() -> None:
+            QGuiApplication.clipboard().setText(self.message.content)
+            tool.set_icon("check", "ok")
+            QTimer.singleShot(_DONE_MS, tool, lambda: tool.set_icon("copy", "muted"))
+
+        tool = self._tool("copy", self.tr("Copy"), copy)
+        return tool
+
+    def _tool(self, icon: str, words: str, on_click: object) -> IconButton:
+        made = IconButton(self._look, icon, words, on_click, size=16)  # type: ignore[arg-type]  # a callable
+        made.setCursor(Qt.CursorShape.PointingHandCursor)
+        return made

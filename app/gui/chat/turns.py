@@ -1,0 +1,73 @@
+"""The steps of a conversation as single writes: when one returns, nothing of it can be lost."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import apsw
+
+from app.db import conversations, messages
+from app.db.records import Attachment, Conversation, Message
+
+_TITLE_CHARACTERS = 60
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What was written: the conversation, the question (None for another answer) and the empty answer."""
+
+    conversation: Conversation
+    question: Message | None
+    answer: Message
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What the user asks: `parent_id` is the message it follows; a conversation of id 0 is made."""
+
+    conversation: Conversation
+    parent_id: int | None
+    text: str
+    attachments: Sequence[Attachment] = ()
+
+
+def ask(connection: apsw.Connection, draft: Draft) -> Turn:
+    """Write the question and the place for its answer."""
+    conversation = draft.conversation
+    with connection:
+        if not conversation.id:
+            conversation = conversations.create(
+                connection,
+                title=title_of(draft.text, draft.attachments),
+                model=conversation.model,
+                system_prompt=conversation.system_prompt,
+                sampling=conversation.sampling,
+                folder_id=conversation.folder_id,
+            )
+        else:
+            conversations.update(connection, conversation.id, draft="", model=conversation.model)
+        question = messages.add(
+            connection, conversation.id, draft.parent_id, "user", draft.text, attachments=draft.attachments
+        )
+        answer = messages.add(
+            connection, conversation.id, question.id, "assistant", "", status="streaming", model=conversation.model
+        )
+    return Turn(conversation, question, answer)
+
+
+def answer_again(connection: apsw.Connection, conversation: Conversation, question_id: int) -> Turn:
+    """Write the place for another answer to the same question."""
+    answer = messages.add(
+        connection, conversation.id, question_id, "assistant", "", status="streaming", model=conversation.model
+    )
+    return Turn(conversation, None, answer)
+
+
+def title_of(text: str, attachments: Sequence[Attachment] = ()) -> str:
+    """A title from the first line of the question: no model is asked, no cache is disturbed."""
+    line = next((line.strip(" #*>-`") for line in text.splitlines() if line.strip(" #*>-`")), "")
+    if not line and attachments:
+        line = attachments[0].name
+    if len(line) <= _TITLE_CHARACTERS:
+        return line
+    cut = line[:_TITLE_CHARACTERS].rsplit(" ", 1)[0]
+    return f"{cut}…"

@@ -1,0 +1,199 @@
+"""A text document that grows with streamed markdown: only the last top-level block is ever laid out again."""
+
+from dataclasses import dataclass
+
+from PySide6.QtGui import QTextBlockFormat, QTextCharFormat, QTextCursor, QTextDocument
+
+from app.gui.markdown.formats import Formats
+from app.gui.markdown.highlight import fresh_start, pieces
+from app.gui.markdown.parse import Block, blocks, closing_fence, open_fence
+from app.gui.markdown.writer import BlockWriter
+
+
+@dataclass
+class CodeRange:
+    """A code block in the document: first and last text block, and what "copy" copies."""
+
+    language: str
+    code: str
+    first: int
+    last: int
+
+
+@dataclass
+class _OpenCode:
+    """A fence that has no end yet: everything up to `lexed` (at document position `position`) is final."""
+
+    marker: str
+    start: int
+    range: CodeRange
+    lexed: int
+    position: int
+
+
+class MarkdownDocument:
+    """Renders markdown into a QTextDocument, whole or as it arrives."""
+
+    def __init__(self, document: QTextDocument, formats: Formats) -> None:
+        self._document = document
+        document.setUndoRedoEnabled(False)
+        document.setIndentWidth(3 * formats.unit)
+        document.setDocumentMargin(0)
+        self._formats = formats
+        self.text = ""
+        self.plain = False
+        self.code: list[CodeRange] = []
+        self._stable = 0  # offset in the text where the last block begins
+        self._mark = _Mark(0, True, QTextBlockFormat(), 0)
+        self._open: _OpenCode | None = None
+        self._writer = BlockWriter(QTextCursor(document), formats)
+
+    def set_text(self, text: str) -> None:
+        """Replace everything."""
+        self._document.clear()
+        self.plain = False
+        self.text, self.code, self._stable, self._open = "", [], 0, None
+        self._writer = BlockWriter(QTextCursor(self._document), self._formats)
+        self._mark = _Mark(0, True, QTextBlockFormat(), 0)
+        self.append(text)
+
+    def set_plain(self, text: str) -> None:
+        """Replace everything by text that is shown as it is."""
+        self.set_text("")
+        self.text, self.plain = text, True
+        cursor = self._writer.cursor
+        block = self._formats.paragraph(tight=True)
+        block.setBottomMargin(0)
+        self._writer.begin(block, self._formats.text)
+        cursor.insertText(text, self._formats.text)
+
+    def append(self, text: str) -> None:
+        """Add text at the end."""
+        if not text:
+            return
+        self.text += text
+        self._writer.cursor.beginEditBlock()
+        try:
+            if self._open is None or not self._grow_code():
+                self._render_tail()
+        finally:
+            self._writer.cursor.endEditBlock()
+
+    def _render_tail(self) -> None:
+        tail = self.text[self._stable :]
+        parsed = blocks(tail)
+        self._rewind()
+        if not parsed:
+            return
+        for block in parsed[:-1]:
+            self._write(block)
+        self._mark = self._here()
+        lines = tail.splitlines(keepends=True)
+        self._stable += sum(len(line) for line in lines[: parsed[-1].line])
+        self._write_last(parsed[-1])
+
+    def _write(self, block: Block) -> None:
+        token = block.tokens[0]
+        if token.type in {"fence", "code_block"}:
+            code = token.content.removesuffix("\n")
+            language = token.info.split()[0] if token.info.split() else ""
+            self._start_code(language)
+            self._write_code(code)
+            self.code[-1].code = code
+            self.code[-1].last = self._document.blockCount() - 1
+            self._close_code()
+        else:
+            self._writer.write(block.tokens)
+
+    def _write_last(self, block: Block) -> None:
+        tail = self.text[self._stable :]
+        fence = open_fence(tail) if block.tokens[0].type == "fence" else None
+        self._write(block)
+        if fence is not None and closing_fence(tail[fence[1] :], fence[0]) is None:
+            last = self.code[-1]
+            first_line = self._document.findBlockByNumber(last.first)
+            self._open = _OpenCode(fence[0], self._stable + fence[1], last, 0, first_line.position())
+
+    def _grow_code(self) -> bool:
+        """Add to an open fence; False when it was closed and the tail must be parsed."""
+        state = self._open
+        assert state is not None
+        code = self.text[state.start :]
+        if closing_fence(code, state.marker) is not None:
+            self._open = None
+            return False
+        # A line that may become the closing fence is shown when it is known not to be.
+        last_line = code[code.rfind("\n") + 1 :]
+        if last_line.strip() and not last_line.strip(f" {state.marker[0]}"):
+            return True
+        code = code.removesuffix("\n")
+        since = fresh_start(code, state.lexed)
+        cursor = self._writer.cursor
+        if since > state.lexed:  # write what is now final, once, then go on behind it
+            self._replace_code(state.position, code[state.lexed : since], first=state.lexed == 0)
+            state.position = cursor.position()
+            state.lexed = since
+        self._replace_code(state.position, code[state.lexed :], first=state.lexed == 0)
+        state.range.code = code
+        state.range.last = self._document.blockCount() - 1
+        self._close_code()
+        return True
+
+    def _replace_code(self, position: int, code: str, *, first: bool) -> None:
+        cursor = self._writer.cursor
+        cursor.setPosition(position)
+        cursor.movePosition(QTextCursor.MoveOperation.End, QTextCursor.MoveMode.KeepAnchor)
+        cursor.removeSelectedText()
+        cursor.setBlockFormat(self._formats.code_line(self.code[-1].language, first=first, last=False))
+        self._write_code(code)
+
+    def _start_code(self, language: str) -> None:
+        self._writer.begin(self._formats.code_line(language, first=True, last=False), self._formats.code())
+        number = self._document.blockCount() - 1
+        self.code.append(CodeRange(language, "", number, number))
+
+    def _write_code(self, code: str) -> None:
+        cursor = self._writer.cursor
+        language = self.code[-1].language
+        inner = self._formats.code_line(language, first=False, last=False)
+        syntax = self._formats.look.tokens.syntax
+        made: dict[str | None, QTextCharFormat] = {}
+        for text, colour in pieces(code, language):
+            if colour not in made:
+                made[colour] = self._formats.code(syntax[colour] if colour else None)
+            head, *rest = text.split("\n")
+            cursor.insertText(head, made[colour])
+            for line in rest:
+                cursor.insertBlock(inner, made[colour])
+                if line:
+                    cursor.insertText(line, made[colour])
+
+    def _close_code(self) -> None:
+        """Give the last line of a code block the room below it."""
+        cursor = self._writer.cursor
+        is_first = cursor.blockNumber() == self.code[-1].first
+        cursor.setBlockFormat(self._formats.code_line(self.code[-1].language, first=is_first, last=True))
+
+    def _here(self) -> "_Mark":
+        cursor = self._writer.cursor
+        return _Mark(cursor.position(), self._writer.fresh, cursor.blockFormat(), len(self.code))
+
+    def _rewind(self) -> None:
+        """Take back everything behind the mark."""
+        mark, cursor = self._mark, self._writer.cursor
+        cursor.setPosition(mark.position)
+        cursor.movePosition(QTextCursor.MoveOperation.End, QTextCursor.MoveMode.KeepAnchor)
+        cursor.removeSelectedText()
+        cursor.setBlockFormat(mark.block_format)
+        self._writer.fresh = mark.fresh
+        del self.code[mark.code_ranges :]
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """The document's state before its last block."""
+
+    position: int
+    fresh: bool
+    block_format: QTextBlockFormat
+    code_ranges: int

@@ -1,0 +1,222 @@
+"""A message's text: as high as its content, code blocks framed with language and copy button."""
+
+import math
+
+from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt, QTimer, QUrl, Signal
+from PySide6.QtGui import (
+    QDesktopServices,
+    QGuiApplication,
+    QPainter,
+    QPaintEvent,
+    QPen,
+    QResizeEvent,
+    QTextDocument,
+    QWheelEvent,
+)
+from PySide6.QtWidgets import QFrame, QMessageBox, QSizePolicy, QTextBrowser, QToolButton, QWidget
+
+from app.gui.look import Look
+from app.gui.markdown.document import CodeRange, MarkdownDocument
+from app.gui.markdown.formats import CODE_HEADER_UNITS, CODE_PADDING_UNITS, QUOTE, Formats
+
+_OPENABLE = frozenset({"http", "https", "mailto"})
+_COPIED_MS = 1500
+
+
+class MarkdownView(QTextBrowser):
+    """Shows markdown; grows by `append`. Never loads anything; links are shown before they open."""
+
+    height_changed = Signal()
+
+    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._look = look
+        self._buttons: list[QToolButton] = []
+        self.setProperty("kind", "message")
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setOpenLinks(False)
+        self.setOpenExternalLinks(False)
+        self.setTextInteractionFlags(
+            Qt.TextInteractionFlag.TextSelectableByMouse
+            | Qt.TextInteractionFlag.TextSelectableByKeyboard
+            | Qt.TextInteractionFlag.LinksAccessibleByMouse
+            | Qt.TextInteractionFlag.LinksAccessibleByKeyboard
+        )
+        self.viewport().setAutoFillBackground(False)
+        self.anchorClicked.connect(self._on_anchor_clicked)
+        self.highlighted.connect(lambda url: self.setToolTip(url.toString()))
+        # A document of our own: the wrapper of the built-in one is invalidated when a list in it is deleted.
+        self._document = QTextDocument(self)
+        self.setDocument(self._document)
+        self.setCursorWidth(0)
+        self._content = MarkdownDocument(self._document, Formats(look))
+        self._document.documentLayout().documentSizeChanged.connect(self._on_size_changed)
+        look.changed.connect(self._on_look_changed)
+
+    @property
+    def markdown(self) -> str:
+        """The text shown."""
+        return self._content.text
+
+    @property
+    def code(self) -> list[CodeRange]:
+        """The code blocks shown."""
+        return self._content.code
+
+    def set_markdown(self, text: str) -> None:
+        """Replace the text."""
+        self._content.set_text(text)
+        self._place_buttons()
+
+    def set_plain(self, text: str) -> None:
+        """Replace the text by one that is shown as it is typed (no markdown)."""
+        self._content.set_plain(text)
+        self._place_buttons()
+
+    def fit_width(self, width: int) -> int:
+        """Lay out for this width, shown or not; returns the height."""
+        if self.minimumWidth() != width or self.maximumWidth() != width:
+            self.setFixedWidth(width)
+        self._document.setTextWidth(width)
+        self._on_size_changed()
+        return self.height()
+
+    def ideal_width(self) -> int:
+        """The width of the longest line, unwrapped."""
+        self._document.setTextWidth(-1)
+        return math.ceil(self._document.idealWidth()) + 1
+
+    def append_markdown(self, text: str) -> None:
+        """Add streamed text; only the last block is laid out again."""
+        self._content.append(text)
+        self._place_buttons()
+
+    def loadResource(self, kind: int, name: QUrl | str) -> object:
+        """Nothing: text from a model never reads a file or the network."""
+        del kind, name
+        return b""
+
+    def sizeHint(self) -> QSize:
+        """As high as the text."""
+        return QSize(self.width(), self.height())
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        """Scrolling belongs to the transcript."""
+        event.ignore()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Follow the width."""
+        super().resizeEvent(event)
+        self._place_buttons()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """Paint the frames of code and the bars of quotes below the text."""
+        painter = QPainter(self.viewport())
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        tokens = self._look.tokens
+        for code in self._content.code:
+            box = self._code_box(code)
+            if not box.intersects(QRectF(event.rect())):
+                continue
+            painter.setPen(QPen(tokens.colour("border"), 1))
+            painter.setBrush(tokens.colour("code"))
+            painter.drawRoundedRect(box, tokens.radius, tokens.radius)
+            painter.setPen(tokens.colour("muted"))
+            painter.setFont(self._look.font("small"))
+            header = QRectF(box.left() + 1.5 * tokens.unit, box.top(), box.width(), CODE_HEADER_UNITS * tokens.unit)
+            painter.drawText(header, Qt.AlignmentFlag.AlignVCenter, code.language or self.tr("text"))
+        self._paint_quotes(painter)
+        painter.end()
+        super().paintEvent(event)
+
+    def changeEvent(self, event: QEvent) -> None:
+        """Keep the copy buttons' words in the language in force."""
+        super().changeEvent(event)
+        if event.type() == QEvent.Type.LanguageChange:
+            for button in self._buttons:
+                button.setToolTip(self.tr("Copy code"))
+
+    def _paint_quotes(self, painter: QPainter) -> None:
+        layout = self._document.documentLayout()
+        unit = self._look.tokens.unit
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(self._look.tokens.colour("border"))
+        block = self._document.firstBlock()
+        while block.isValid():
+            depth = block.blockFormat().property(QUOTE)
+            if depth:
+                box = layout.blockBoundingRect(block)
+                for level in range(int(depth)):
+                    painter.drawRect(QRectF(level * 2 * unit, box.top(), 3, box.height() + unit / 2))
+            block = block.next()
+
+    def _code_box(self, code: CodeRange) -> QRectF:
+        document = self._document
+        layout = document.documentLayout()
+        unit = self._look.tokens.unit
+        first = layout.blockBoundingRect(document.findBlockByNumber(code.first))
+        last = layout.blockBoundingRect(document.findBlockByNumber(code.last))
+        top = first.top() - CODE_HEADER_UNITS * unit
+        bottom = last.bottom() + CODE_PADDING_UNITS * unit
+        return QRectF(QPointF(0.5, top + 0.5), QPointF(self.viewport().width() - 0.5, bottom - 0.5))
+
+    def _place_buttons(self) -> None:
+        codes = self._content.code
+        while len(self._buttons) > len(codes):
+            self._buttons.pop().deleteLater()
+        while len(self._buttons) < len(codes):
+            self._buttons.append(self._copy_button(len(self._buttons)))
+        unit = self._look.tokens.unit
+        for button, code in zip(self._buttons, codes, strict=True):
+            box = self._code_box(code)
+            side = round(CODE_HEADER_UNITS * unit) - unit // 2
+            button.setGeometry(round(box.right()) - side - unit // 4, round(box.top()) + unit // 4, side, side)
+            button.show()
+
+    def _copy_button(self, number: int) -> QToolButton:
+        button = QToolButton(self.viewport())
+        button.setIcon(self._look.icon("copy", "muted"))
+        button.setToolTip(self.tr("Copy code"))
+        button.setAccessibleName(self.tr("Copy code"))
+        button.setCursor(Qt.CursorShape.ArrowCursor)
+
+        def copy() -> None:
+            QGuiApplication.clipboard().setText(self._content.code[number].code)
+            button.setIcon(self._look.icon("check", "ok"))
+            QTimer.singleShot(_COPIED_MS, button, lambda: button.setIcon(self._look.icon("copy", "muted")))
+
+        button.clicked.connect(copy)
+        return button
+
+    def _on_size_changed(self) -> None:
+        height = max(round(self._document.size().height()), 1)
+        if height != self.height():
+            self.setFixedHeight(height)
+            self.height_changed.emit()
+
+    def _on_look_changed(self) -> None:
+        text = self._content.text
+        plain = self._content.plain
+        self._content = MarkdownDocument(self._document, Formats(self._look))
+        for button in self._buttons:
+            button.setIcon(self._look.icon("copy", "muted"))
+        if plain:
+            self.set_plain(text)
+        else:
+            self.set_markdown(text)
+
+    def _on_anchor_clicked(self, url: QUrl) -> None:
+        if url.scheme().lower() not in _OPENABLE:
+            return
+        box = QMessageBox(QMessageBox.Icon.NoIcon, self.tr("Open link?"), "", parent=self)
+        box.setTextFormat(Qt.TextFormat.PlainText)
+        box.setText(self.tr("The answer contains this link. Open it in your browser?"))
+        box.setInformativeText(url.toString())
+        box.setStandardButtons(QMessageBox.StandardButton.Open | QMessageBox.StandardButton.Cancel)
+        box.setDefaultButton(QMessageBox.StandardButton.Cancel)
+        box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        box.button(QMessageBox.StandardButton.Open).clicked.connect(lambda: QDesktopServices.openUrl(url))
+        box.open()

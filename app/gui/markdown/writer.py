@@ -1,0 +1,188 @@
+"""Writes the tokens of one top-level block at the end of a text document."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from markdown_it.token import Token
+from PySide6.QtGui import (
+    QTextBlockFormat,
+    QTextCharFormat,
+    QTextCursor,
+    QTextLength,
+    QTextList,
+    QTextListFormat,
+    QTextTable,
+)
+
+from app.gui.markdown.formats import CODE, Formats
+from app.gui.markdown.parse import split_urls
+
+_BULLETS = (
+    QTextListFormat.Style.ListDisc,
+    QTextListFormat.Style.ListCircle,
+    QTextListFormat.Style.ListSquare,
+)
+
+
+class BlockWriter:
+    """Holds the cursor; `fresh` says whether the block it stands in is empty and may be used."""
+
+    def __init__(self, cursor: QTextCursor, formats: Formats) -> None:
+        self.cursor = cursor
+        self.fresh = True
+        self._formats = formats
+
+    def begin(self, block: QTextBlockFormat, text: QTextCharFormat) -> None:
+        """Start a text block."""
+        if self.fresh:
+            if self.cursor.position():  # after a table, whose bottom margin Qt ignores
+                block.setTopMargin(max(block.topMargin(), self._formats.unit))
+            self.cursor.setBlockFormat(block)
+            self.cursor.setBlockCharFormat(text)
+            self.fresh = False
+        else:
+            self.cursor.insertBlock(block, text)
+        current = self.cursor.currentList()
+        if current is not None:  # a new block continues the list of the one before
+            current.remove(self.cursor.block())
+            self.cursor.setBlockFormat(block)
+
+    def write(self, tokens: Sequence[Token]) -> None:
+        """Write one top-level block."""
+        if tokens[0].type == "table_open":
+            self._write_table(tokens)
+            return
+        nesting = _Nesting()
+        for token in tokens:
+            if token.type == "paragraph_open":
+                self._begin_paragraph(nesting, tight=token.hidden)
+            elif token.type == "heading_open":
+                block, nesting.text = self._formats.heading(int(token.tag[1]))
+                self.begin(block, nesting.text)
+            elif token.type == "heading_close":
+                nesting.text = None
+            elif token.type == "inline":
+                self.write_inline(token.children or [], nesting.text or self._formats.text)
+            elif token.type == "hr":
+                self.begin(self._formats.rule(), self._formats.text)
+            elif token.type in {"fence", "code_block"}:
+                self._write_nested_code(token.content, nesting)
+            else:
+                nesting.follow(token)
+        if tokens[0].type in {"bullet_list_open", "ordered_list_open"} and not self.fresh:
+            end = self.cursor.blockFormat()
+            end.setBottomMargin(self._formats.unit)
+            self.cursor.setBlockFormat(end)
+
+    def _begin_paragraph(self, nesting: "_Nesting", *, tight: bool) -> None:
+        formats = self._formats
+        item = nesting.item
+        nesting.item = None
+        depth = len(nesting.lists)
+        if item is None:
+            self.begin(formats.paragraph(depth, nesting.quote, tight=tight), formats.text)
+            return
+        self.begin(formats.paragraph(0, nesting.quote, tight=tight), formats.text)
+        if item.made is not None:
+            item.made.add(self.cursor.block())
+            return
+        made = QTextListFormat()
+        made.setIndent(depth)
+        if item.token.type == "ordered_list_open":
+            made.setStyle(QTextListFormat.Style.ListDecimal)
+            made.setStart(int(item.token.attrGet("start") or 1))
+        else:
+            made.setStyle(_BULLETS[min(depth, len(_BULLETS)) - 1])
+        item.made = self.cursor.createList(made)
+
+    def _write_nested_code(self, code: str, nesting: "_Nesting") -> None:
+        nesting.item = None
+        for line in code.removesuffix("\n").split("\n"):
+            block = self._formats.paragraph(len(nesting.lists), nesting.quote, tight=True)
+            self.begin(block, self._formats.code())
+            self.cursor.insertText(line, self._formats.code())
+
+    def write_inline(self, tokens: Sequence[Token], base: QTextCharFormat) -> None:
+        """Write running text. An image becomes a link to itself: nothing is loaded."""
+        formats = [base]
+        for token in tokens:
+            current = formats[-1]
+            match token.type:
+                case "text" | "html_inline":
+                    for text, address in split_urls(token.content):
+                        plain = not address or current.isAnchor()
+                        self.cursor.insertText(text, current if plain else self._formats.link(current, address))
+                case "softbreak" | "hardbreak":
+                    self.cursor.insertText("\u2028", current)
+                case "code_inline":
+                    self.cursor.insertText(token.content, self._formats.inline_code(current))
+                case "em_open" | "strong_open" | "s_open":
+                    formats.append(self._formats.emphasis(current, token.type.removesuffix("_open")))
+                case "link_open":
+                    formats.append(self._formats.link(current, str(token.attrGet("href") or "")))
+                case "em_close" | "strong_close" | "s_close" | "link_close":
+                    formats.pop()
+                case "image":
+                    address = str(token.attrGet("src") or "")
+                    self.cursor.insertText(f"🖼 {token.content or address}", self._formats.link(current, address))
+                case _:
+                    self.cursor.insertText(token.content, current)
+
+    def _write_table(self, tokens: Sequence[Token]) -> None:
+        rows: list[list[Token]] = []
+        for token in tokens:
+            if token.type == "tr_open":
+                rows.append([])
+            elif token.type == "inline":
+                rows[-1].append(token)
+        columns = max((len(row) for row in rows), default=0)
+        if not columns:
+            return
+        if self.fresh:
+            self.cursor.setBlockFormat(self._formats.gap())
+        table_format = self._formats.table(after_code=bool(self.cursor.blockFormat().property(CODE)))
+        table_format.setColumnWidthConstraints([QTextLength(QTextLength.Type.VariableLength, 0)] * columns)
+        table: QTextTable = self.cursor.insertTable(len(rows), columns, table_format)
+        for r, row in enumerate(rows):
+            for c, cell in enumerate(row):
+                self.cursor = table.cellAt(r, c).firstCursorPosition()
+                base = self._formats.text if r else self._formats.emphasis(self._formats.text, "strong")
+                self.write_inline(cell.children or [], base)
+        self.cursor = QTextCursor(table.document())
+        self.cursor.movePosition(QTextCursor.MoveOperation.End)
+        self.cursor.setBlockFormat(self._formats.gap())
+        self.fresh = True
+
+
+@dataclass
+class _List:
+    """A list being written; made with its first item."""
+
+    token: Token
+    made: QTextList | None = None
+
+
+@dataclass
+class _Nesting:
+    """Where in lists and quotes the writer is; `item` is set until the item's first paragraph began."""
+
+    lists: list[_List] = field(default_factory=list)
+    item: _List | None = None
+    quote: int = 0
+    text: QTextCharFormat | None = None
+
+    def follow(self, token: Token) -> None:
+        """Enter or leave what the token opens or closes."""
+        match token.type:
+            case "bullet_list_open" | "ordered_list_open":
+                self.lists.append(_List(token))
+            case "bullet_list_close" | "ordered_list_close":
+                self.lists.pop()
+            case "list_item_open":
+                self.item = self.lists[-1]
+            case "blockquote_open":
+                self.quote += 1
+            case "blockquote_close":
+                self.quote -= 1
+            case _:
+                pass

@@ -1,0 +1,240 @@
+"""Labels, buttons, cards and banners in the kinds of the style sheet."""
+
+from collections.abc import Callable
+from typing import Literal
+
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtWidgets import (
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QLayout,
+    QPushButton,
+    QScrollArea,
+    QSizePolicy,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.gui.look import Look
+
+LabelKind = Literal["", "muted", "small", "title", "strong", "chip", "chip-ok", "chip-warn", "chip-bad"]
+Tone = Literal["info", "ok", "warn", "bad"]
+
+
+def label(text: str = "", kind: LabelKind = "", *, wrap: bool = False, selectable: bool = False) -> QLabel:
+    """A label that shows its text as it is, whoever wrote it."""
+    made = QLabel(text)
+    made.setTextFormat(Qt.TextFormat.PlainText)
+    made.setProperty("kind", kind)
+    made.setWordWrap(wrap)
+    if kind.startswith("chip"):
+        made.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
+    if selectable:
+        made.setTextInteractionFlags(
+            Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
+        )
+    return made
+
+
+def set_kind(widget: QWidget, kind: str) -> None:
+    """Change a widget's kind and have the style follow."""
+    if widget.property("kind") != kind:
+        widget.setProperty("kind", kind)
+        widget.style().unpolish(widget)
+        widget.style().polish(widget)
+
+
+def button(text: str, on_click: Callable[[], object] | None = None, kind: str = "") -> QPushButton:
+    """A push button: kind primary, danger, link or empty."""
+    made = QPushButton(text)
+    made.setProperty("kind", kind)
+    made.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
+    if on_click is not None:
+        made.clicked.connect(on_click)
+    return made
+
+
+class IconButton(QToolButton):
+    """A button with an icon of ours; its words are tooltip and accessible name."""
+
+    def __init__(
+        self,
+        look: Look,
+        icon: str,
+        words: str,
+        on_click: Callable[[], object] | None = None,
+        *,
+        colour: str = "muted",
+        size: int = 18,
+    ) -> None:
+        super().__init__()
+        self._look, self._icon, self._colour = look, icon, colour
+        self.set_words(words)
+        self.setIconSize(QSize(size, size))
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self._refresh()
+        look.changed.connect(self._refresh)
+        if on_click is not None:
+            self.clicked.connect(on_click)
+
+    def set_words(self, words: str) -> None:
+        """What the button does."""
+        self.setToolTip(words)
+        self.setAccessibleName(words)
+
+    def set_icon(self, icon: str, colour: str | None = None) -> None:
+        """Show another icon."""
+        self._icon = icon
+        self._colour = colour or self._colour
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self.setIcon(self._look.icon(self._icon, self._colour))
+
+
+def row(
+    *items: QWidget | QLayout | int, spacing: int = 8, margins: tuple[int, int, int, int] | None = None
+) -> QHBoxLayout:
+    """Items side by side; a number is stretch."""
+    layout = QHBoxLayout()
+    _fill(layout, items, spacing, margins)
+    return layout
+
+
+def stack(
+    *items: QWidget | QLayout | int, spacing: int = 8, margins: tuple[int, int, int, int] | None = None
+) -> QVBoxLayout:
+    """Items below each other; a number is stretch."""
+    layout = QVBoxLayout()
+    _fill(layout, items, spacing, margins)
+    return layout
+
+
+def _fill(
+    layout: QHBoxLayout | QVBoxLayout,
+    items: tuple[QWidget | QLayout | int, ...],
+    spacing: int,
+    margins: tuple[int, int, int, int] | None,
+) -> None:
+    layout.setSpacing(spacing)
+    layout.setContentsMargins(*(margins or (0, 0, 0, 0)))
+    for item in items:
+        if isinstance(item, QWidget):
+            layout.addWidget(item)
+        elif isinstance(item, QLayout):
+            layout.addLayout(item)
+        else:
+            layout.addStretch(item)
+
+
+def card(*items: QWidget | QLayout | int, kind: str = "card", spacing: int = 8, margin: int = 16) -> QFrame:
+    """A framed group."""
+    frame = QFrame()
+    frame.setProperty("kind", kind)
+    frame.setLayout(stack(*items, spacing=spacing, margins=(margin, margin, margin, margin)))
+    return frame
+
+
+def rule() -> QFrame:
+    """A hairline."""
+    line = QFrame()
+    line.setProperty("kind", "rule")
+    return line
+
+
+def clear(layout: QLayout) -> None:
+    """Remove and delete everything in a layout."""
+    while (item := layout.takeAt(0)) is not None:
+        widget, inner = item.widget(), item.layout()
+        if widget is not None:
+            widget.hide()
+            widget.deleteLater()
+        elif inner is not None:
+            clear(inner)
+
+
+class Page(QScrollArea):
+    """A scrolling page with a title and a column of content."""
+
+    def __init__(self, title: str, subtitle: str = "", *, width: int = 960) -> None:
+        super().__init__()
+        self.setWidgetResizable(True)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        inner = QWidget()
+        inner.setProperty("kind", "page")
+        column = QWidget()
+        column.setMaximumWidth(width)
+        column.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+        self.title = label(title, "title")
+        self.subtitle = label(subtitle, "muted", wrap=True)
+        self.subtitle.setVisible(bool(subtitle))
+        self.header = row(stack(self.title, self.subtitle, spacing=4), 1)
+        self.content = stack(self.header, spacing=16, margins=(32, 32, 32, 32))
+        self.content.setAlignment(Qt.AlignmentFlag.AlignTop)
+        column.setLayout(self.content)
+        outer = QHBoxLayout(inner)
+        outer.setContentsMargins(0, 0, 0, 0)
+        outer.addStretch(1)
+        outer.addWidget(column, 100)
+        outer.addStretch(1)
+        self.setWidget(inner)
+        self.setAccessibleName(title)
+
+
+class Banner(QFrame):
+    """A message across the page, with what to do about it."""
+
+    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._text = label("", wrap=True, selectable=True)
+        self._actions = QHBoxLayout()
+        self._close = IconButton(look, "close", self.tr("Close"), self.hide)
+        layout = row(self._text, self._actions, self._close, spacing=8, margins=(16, 8, 8, 8))
+        layout.setStretch(0, 1)
+        self.setLayout(layout)
+        self.hide()
+
+    @property
+    def text(self) -> str:
+        """The words shown."""
+        return self._text.text()
+
+    def tell(self, text: str, tone: Tone = "info", *actions: tuple[str, Callable[[], object]]) -> None:
+        """Show a message; each action is a button."""
+        clear(self._actions)
+        for words, on_click in actions:
+
+            def act(run: Callable[[], object] = on_click) -> None:
+                self.hide()
+                run()
+
+            self._actions.addWidget(button(words, act))
+        self._text.setText(text)
+        set_kind(self, f"banner-{tone}")
+        self.setAccessibleName(text)
+        self.show()
+
+
+class Empty(QWidget):
+    """What an empty page says: what would be here, and the next step."""
+
+    pressed = Signal()
+
+    def __init__(self, title: str, text: str, action: str = "") -> None:
+        super().__init__()
+        heading = label(title, "strong")
+        words = label(text, "muted", wrap=True)
+        words.setAlignment(Qt.AlignmentFlag.AlignHCenter)
+        words.setMinimumWidth(320)
+        words.setMaximumWidth(480)
+        layout = stack(1, spacing=8)
+        layout.addWidget(heading, 0, Qt.AlignmentFlag.AlignHCenter)
+        layout.addWidget(words, 0, Qt.AlignmentFlag.AlignHCenter)
+        if action:
+            layout.addSpacing(8)
+            layout.addWidget(button(action, self.pressed.emit, "primary"), 0, Qt.AlignmentFlag.AlignHCenter)
+        layout.addStretch(1)
+        self.setLayout(layout)

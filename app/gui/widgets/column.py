@@ -1,0 +1,250 @@
+"""A column of items of unequal height, of which only those in sight exist as widgets."""
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+from PySide6.QtCore import QTimer, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
+
+# Building stops for this turn of the event loop after so long; the rest follows in the next one.
+_BUILD_BUDGET_S = 0.012
+_KEEP_SCREENS = 1.0
+
+
+class ColumnItem(QWidget):
+    """A row of a column."""
+
+    height_changed = Signal()
+
+    def fit(self, width: int) -> int:
+        """Lay out for this width; returns the height needed."""
+        raise NotImplementedError
+
+
+class Column(QAbstractScrollArea):
+    """Shows items by key. Stays at the end when it is there; otherwise what is read does not move."""
+
+    at_end_changed = Signal(bool)
+
+    def __init__(
+        self,
+        make: Callable[[int], ColumnItem],
+        estimate: Callable[[int], int],
+        parent: QWidget | None = None,
+        *,
+        width: int = 760,
+        margin: int = 24,
+    ) -> None:
+        super().__init__(parent)
+        self._make, self._estimate = make, estimate
+        self._column, self._margin = width, margin
+        self._keys: list[int] = []
+        self._index: dict[int, int] = {}
+        self._heights: list[int] = []
+        self._measured: list[bool] = []
+        self._tops: list[int] = [0]
+        self._widgets: dict[int, ColumnItem] = {}
+        self._stick = True
+        self._arranging = False
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.viewport().setAutoFillBackground(False)
+        self._later = QTimer(self)
+        self._later.setSingleShot(True)
+        self._later.setInterval(0)
+        self._later.timeout.connect(self._arrange)
+        self.verticalScrollBar().setSingleStep(32)
+
+    @property
+    def at_end(self) -> bool:
+        """True while the column follows its end."""
+        return self._stick
+
+    def set_width_limit(self, width: int) -> None:
+        """The widest an item gets."""
+        self._column = width
+        self._measured = [False] * len(self._keys)
+        self._later.start()
+
+    def set_keys(self, keys: Sequence[int]) -> None:
+        """Show these items, at the end of the column."""
+        for key in list(self._widgets):
+            self._drop(key)
+        self._keys = list(keys)
+        self._index = {key: position for position, key in enumerate(self._keys)}
+        self._heights = [self._estimate(key) for key in self._keys]
+        self._measured = [False] * len(self._keys)
+        self._stick = True
+        self._arrange()
+        self.at_end_changed.emit(True)
+
+    def append(self, key: int) -> None:
+        """Add an item at the end."""
+        self._index[key] = len(self._keys)
+        self._keys.append(key)
+        self._heights.append(self._estimate(key))
+        self._measured.append(False)
+        self._arrange()
+
+    def item(self, key: int) -> ColumnItem | None:
+        """The widget of an item, if it is in sight."""
+        return self._widgets.get(key)
+
+    def items(self) -> list[ColumnItem]:
+        """All widgets that exist now."""
+        return list(self._widgets.values())
+
+    def rebuild(self, key: int) -> None:
+        """Make the item's widget anew."""
+        if key in self._index:
+            self._drop(key)
+            self._measured[self._index[key]] = False
+            self._arrange()
+
+    def scroll_to_end(self) -> None:
+        """Go to the end and follow it."""
+        self._stick = True
+        self._arrange()
+        self.at_end_changed.emit(True)
+
+    def scroll_to(self, key: int) -> None:
+        """Bring an item to the top of the view."""
+        if key in self._index:
+            self._stick = False
+            self.verticalScrollBar().setValue(self._tops[self._index[key]])
+            self.at_end_changed.emit(False)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Items are measured again when the width changed."""
+        if event.size().width() != event.oldSize().width():
+            self._measured = [False] * len(self._keys)
+        super().resizeEvent(event)
+        self._arrange()
+
+    def scrollContentsBy(self, dx: int, dy: int) -> None:
+        """The user scrolled."""
+        del dx, dy
+        if self._arranging:
+            return
+        bar = self.verticalScrollBar()
+        stick = bar.value() >= bar.maximum() - 8
+        if stick != self._stick:
+            self._stick = stick
+            self.at_end_changed.emit(stick)
+        self._arrange()
+
+    def _width(self) -> int:
+        return max(160, min(self._column, self.viewport().width() - 2 * self._margin))
+
+    def _arrange(self) -> None:
+        if self._arranging or not self.viewport().width():
+            return
+        self._arranging = True
+        try:
+            self._build_in_sight()
+        finally:
+            self._arranging = False
+
+    def _build_in_sight(self) -> None:
+        deadline = time.perf_counter() + _BUILD_BUDGET_S
+        anchor, offset = self._anchor()
+        unfinished = False
+        built: set[int] = set()
+        while True:
+            self._retop()
+            first, last = self._in_sight(anchor, offset)
+            todo = [
+                position
+                for position in (range(last, first - 1, -1) if self._stick else range(first, last + 1))
+                if not self._ready(position)
+            ]
+            if not todo:
+                break
+            if built and time.perf_counter() > deadline:
+                unfinished = True
+                break
+            self._measure(todo[0])
+            built.add(todo[0])
+        self._retop()
+        self._set_bar(anchor, offset)
+        self._place()
+        if unfinished:
+            self._later.start()
+
+    def _ready(self, position: int) -> bool:
+        return self._measured[position] and self._keys[position] in self._widgets
+
+    def _measure(self, position: int) -> None:
+        key = self._keys[position]
+        widget = self._widgets.get(key)
+        if widget is None:
+            widget = self._make(key)
+            widget.setParent(self.viewport())
+            widget.height_changed.connect(lambda: self._on_height_changed(key))
+            self._widgets[key] = widget
+        self._heights[position] = widget.fit(self._width())
+        self._measured[position] = True
+
+    def _on_height_changed(self, key: int) -> None:
+        position = self._index.get(key)
+        if position is None or self._arranging:
+            return
+        self._measured[position] = False
+        self._arrange()
+
+    def _anchor(self) -> tuple[int, int]:
+        """The item at the top of the view, and how far the view begins below its top."""
+        if not self._keys:
+            return 0, 0
+        value = self.verticalScrollBar().value()
+        position = min(max(bisect_right(self._tops, value) - 1, 0), len(self._keys) - 1)
+        return position, value - self._tops[position]
+
+    def _retop(self) -> None:
+        self._tops = list(accumulate(self._heights, initial=self._margin))
+
+    def _scroll_value(self, anchor: int, offset: int) -> int:
+        maximum = max(0, self._tops[-1] + self._margin - self.viewport().height())
+        if self._stick:
+            return maximum
+        return max(0, min(self._tops[anchor] + offset if self._keys else 0, maximum))
+
+    def _in_sight(self, anchor: int, offset: int) -> tuple[int, int]:
+        value = self._scroll_value(anchor, offset)
+        count = len(self._keys)
+        first = max(0, bisect_right(self._tops, value) - 1)
+        last = min(count - 1, bisect_right(self._tops, value + self.viewport().height()) - 1)
+        return min(first, count), last
+
+    def _set_bar(self, anchor: int, offset: int) -> None:
+        bar = self.verticalScrollBar()
+        height = self.viewport().height()
+        bar.setPageStep(height)
+        value = self._scroll_value(anchor, offset)
+        bar.setRange(0, max(0, self._tops[-1] + self._margin - height))
+        bar.setValue(value)
+
+    def _place(self) -> None:
+        value, height = self.verticalScrollBar().value(), self.viewport().height()
+        width = self._width()
+        left = (self.viewport().width() - width) // 2
+        margin = round(height * _KEEP_SCREENS)
+        for key in list(self._widgets):
+            position = self._index[key]
+            top = self._tops[position] - value
+            bottom = top + self._heights[position]
+            widget = self._widgets[key]
+            if bottom < -margin or top > height + margin:
+                if not widget.isAncestorOf(self.focusWidget()) if self.focusWidget() else True:
+                    self._drop(key)
+                continue
+            widget.setGeometry(left, top, width, self._heights[position])
+            widget.show()
+
+    def _drop(self, key: int) -> None:
+        widget = self._widgets.pop(key, None)
+        if widget is not None:
+            widget.hide()
+            widget.deleteLater()
