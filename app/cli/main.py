@@ -9,6 +9,7 @@ from engine.version import __version__
 
 # name: (module, one line of help). The line is repeated here so that --help imports nothing.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "window": ("app.cli.window", "Open the window (also: tessera without a command)."),
     "chat": ("app.cli.chat", "Chat with a model in the terminal."),
     "serve": ("app.cli.serve", "Serve models to editors, agents and other programs."),
     "devices": ("app.cli.devices", "Show processors, GPUs, NPUs, memory and usable backends."),
@@ -38,13 +39,17 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @click.version_option(__version__, prog_name="tessera")
 @click.option("--debug", is_flag=True, help="Show tracebacks and debug logs on stderr.")
 @click.pass_context
 def cli(ctx: click.Context, debug: bool) -> None:
     """Tessera: run open models on this computer, fitted tensor by tensor."""
     ctx.obj = {"debug": debug}
+    if ctx.invoked_subcommand is None:
+        window = cli.get_command(ctx, "window")
+        assert window is not None
+        ctx.invoke(window, files=())
 
 
 def main() -> None:

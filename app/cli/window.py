@@ -1,0 +1,20 @@
+"""`tessera window`."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command(help="Open the window. FILES are models or documents to open in it.")
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+def command(files: tuple[Path, ...]) -> None:
+    """Open the window; returns when it is closed."""
+    try:
+        from app.gui.application import run  # noqa: PLC0415 - heavy, and absent on servers
+    except ImportError as error:
+        raise click.ClickException(
+            f"The window needs PySide6, which is not usable here ({error}). "
+            "Install it with: python3 start.py (or pip install 'tessera[gui]'). "
+            "`tessera chat` works without it."
+        ) from error
+    raise SystemExit(run([str(path.absolute()) for path in files]))

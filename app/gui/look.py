@@ -175,7 +175,16 @@ class Look(QObject):
             palette.setColor(QPalette.ColorGroup.Disabled, target, t.colour("muted"))
         self._app.setPalette(palette)
         self._app.setFont(self.font())
-        self._app.setStyleSheet(stylesheet(t.colours, t.unit, t.radius, t.small, t.title))
+        self._app.setStyleSheet(
+            stylesheet(
+                t.colours,
+                (ASSETS / "icons" / "ui").as_posix(),
+                unit=t.unit,
+                radius=t.radius,
+                small=t.small,
+                title=t.title,
+            )
+        )
 
 
 def _blend(first: QColor, second: QColor, share: float) -> QColor:

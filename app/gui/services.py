@@ -108,21 +108,18 @@ class Models(QObject):
 
 def choice_of(row: dict[str, Any]) -> ModelChoice:
     """A row of /v1/models as a choice; fields beyond the standard are optional."""
-    facts = row.get("tessera") or row.get("meta") or row
-    context = row.get("context_window") or facts.get("n_ctx") or row.get("max_model_len") or 0
-    capabilities = facts.get("capabilities") or ()
     return ModelChoice(
         id=row["id"],
-        title=str(row.get("name") or facts.get("title") or row["id"]),
-        n_ctx=int(context),
-        loaded=facts.get("state", "") == "loaded" or bool(facts.get("loaded")),
-        vision="vision" in capabilities,
+        title=str(row.get("name") or row["id"]),
+        n_ctx=int(row.get("context_length") or 0),
+        loaded=row.get("state") == "loaded",
+        vision="vision" in (row.get("capabilities") or ()),
     )
 
 
 def _can_chat(row: dict[str, Any]) -> bool:
-    capabilities = (row.get("tessera") or row.get("meta") or row).get("capabilities")
-    return not capabilities or "chat" in capabilities or "completion" in capabilities
+    capabilities = row.get("capabilities")
+    return not capabilities or bool({"chat", "completion"} & set(capabilities))
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 
 
-def stylesheet(c: Mapping[str, str], unit: int, radius: int, small: int, title: int) -> str:
-    """Qt style sheet from the tokens: colours by name, distances in device-independent pixels."""
+def stylesheet(c: Mapping[str, str], icons: str, *, unit: int, radius: int, small: int, title: int) -> str:
+    """Qt style sheet from the tokens: colours by name, distances in device-independent pixels.
+
+    `icons` is the folder of the control images, with forward slashes.
+    """
     half = unit // 2
     return f"""
 QToolTip {{ background: {c["raised"]}; color: {c["text"]}; border: 1px solid {c["border"]}; padding: {half}px; }}
@@ -26,6 +29,8 @@ QToolButton:hover {{ background: {c["hover"]}; }}
 QToolButton:checked {{ background: {c["accent_soft"]}; }}
 QToolButton:focus {{ border: 2px solid {c["accent"]}; padding: {half - 2}px; }}
 QToolButton::menu-indicator {{ image: none; }}
+QToolButton[kind="float"] {{ background: {c["raised"]}; border: 1px solid {c["border"]};
+  border-radius: {2 * unit}px; padding: {half}px; }}
 QToolButton[kind="send"] {{ background: {c["accent"]}; border-radius: {2 * unit}px; }}
 QToolButton[kind="send"]:disabled {{ background: {c["hover"]}; }}
 QToolButton[kind="nav"] {{ padding: {half}px; border-radius: {radius}px; color: {c["muted"]};
@@ -39,6 +44,7 @@ QLineEdit, QComboBox, QAbstractSpinBox {{ min-height: {3 * unit}px; }}
 QLineEdit:focus, QPlainTextEdit:focus, QTextEdit:focus, QComboBox:focus, QAbstractSpinBox:focus {{
   border: 2px solid {c["accent"]}; padding: {half - 1}px {unit - 1}px; }}
 QComboBox::drop-down {{ border: none; width: {3 * unit}px; }}
+QComboBox::down-arrow {{ image: url("{icons}/chevron.svg"); width: {2 * unit}px; height: {2 * unit}px; }}
 QComboBox QAbstractItemView {{ background: {c["raised"]}; border: 1px solid {c["border"]};
   selection-background-color: {c["accent_soft"]}; selection-color: {c["text"]}; outline: none; }}
 QTextBrowser[kind="message"], QPlainTextEdit[kind="bare"] {{ border: none; background: transparent;

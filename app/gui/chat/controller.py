@@ -53,6 +53,18 @@ class ChatController(QObject):
         """The message being written, or 0."""
         return self._answer_id if self._job is not None else 0
 
+    @property
+    def partial(self) -> Message | None:
+        """The message being written, with the text that has arrived and was shown."""
+        if self._answer is None:
+            return None
+        return replace(
+            self.tree[self._answer_id],
+            content=self._answer.content,
+            reasoning=self._answer.reasoning,
+            status="streaming",
+        )
+
     def new(self, conversation: Conversation) -> None:
         """Show an empty conversation; it is written with its first message."""
         self.stop()

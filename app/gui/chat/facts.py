@@ -27,7 +27,11 @@ def answer_summary(message: Message, n_ctx: int = 0) -> str:
         if speed:
             parts.append(_tr("{n} tokens/s").format(n=number(speed, 1 if speed < _EXACT_BELOW else 0)))
         if first:
-            parts.append(_tr("first after {n} s").format(n=number(first, 2)))
+            parts.append(
+                _tr("first after {n} s").format(n=number(first, 1))
+                if first >= 1
+                else _tr("first after {n} ms").format(n=number(first * 1000))
+            )
     if isinstance(usage, dict) and usage.get("completion_tokens"):
         parts.append(_tr("{n} tokens").format(n=number(usage["completion_tokens"])))
     total = used_tokens(message)

@@ -1,0 +1,161 @@
+"""Starting and ending the window."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from PySide6.QtCore import QTimer
+from PySide6.QtGui import QGuiApplication, QIcon
+from PySide6.QtWidgets import QApplication
+
+from app.db import backup
+from app.db.errors import StoreError
+from app.db.store import Store, open_or_memory
+from app.gui.api import in_words
+from app.gui.background import Background
+from app.gui.crash import CrashReports
+from app.gui.language import install_language
+from app.gui.look import ASSETS, Look
+from app.gui.main_window import MainWindow
+from app.gui.pages import page_entries
+from app.gui.server_link import ServerLink
+from app.gui.services import LiveSettings, Models, Services
+from app.gui.single_instance import SingleInstance
+from engine.paths import user_paths
+from engine.version import __version__
+
+log = logging.getLogger(__name__)
+_BACKUP_AFTER_MS = 8000
+
+
+class Desktop:
+    """Everything that lives as long as the window."""
+
+    def __init__(self, app: QApplication, store: Store, link: ServerLink) -> None:
+        self.background = Background(app)
+        settings = LiveSettings(self.background, parent=app)
+        install_language(app, settings.now.text("window.language"))
+        look = Look(app, settings.now.text("window.theme"), settings.now.integer("window.text_percent"))
+        models = Models(link, self.background, app)
+        self.link = link
+        self.services = Services(look, self.background, store, link, settings, models)
+        self.window = MainWindow(self.services, lambda window: page_entries(self.services, window, link))
+        settings.changed.connect(self._on_setting)
+        settings.save_failed.connect(
+            lambda reason: self.window.banner.tell(
+                self.window.tr("The settings could not be saved: {reason}").format(reason=reason), "bad"
+            )
+        )
+        for problem in settings.now.problems:
+            self.window.banner.tell(
+                self.window.tr("A setting was not usable and is at its default: {problem}").format(problem=problem),
+                "warn",
+            )
+
+    def start(self) -> None:
+        """Show the window, then find or start the server and back up."""
+        self.window.show()
+        now = self.services.settings.now
+        if now.flag("server.start_with_window"):
+            self.start_server()
+        else:
+            self.services.models.start()
+        QTimer.singleShot(_BACKUP_AFTER_MS, self.window, self._back_up)
+
+    def start_server(self) -> None:
+        """Find a server or start one."""
+        now = self.services.settings.now
+        host, port = now.text("server.host"), now.integer("server.port")
+        self.background.run(
+            lambda: self.link.start(host, port),
+            lambda _: self.services.models.start(),
+            lambda error: self.window.banner.tell(
+                in_words(error), "bad", (self.window.tr("Try again"), self.start_server)
+            ),
+            self.window,
+        )
+
+    def tell_recovery(self) -> None:
+        """If the chats were damaged: say so, keep the file, offer the backup."""
+        opened = self.services.store.opened
+        if opened.quarantined is None:
+            return
+        words = self.window.tr("Your chats file was damaged. It is kept as {name}.").format(
+            name=opened.quarantined.name
+        )
+        if not opened.restorable:
+            self.window.banner.tell(words, "bad")
+            return
+        newest = opened.restorable[0]
+
+        def restore() -> None:
+            future = self.services.store.submit(lambda connection: backup.restore(newest, connection))
+            self.background.watch(
+                future,
+                lambda _: self.window.chat.sidebar.refresh(),
+                lambda error: self.window.banner.tell(in_words(error), "bad"),
+                self.window,
+            )
+
+        action = self.window.tr("Restore the backup {name}").format(name=newest.name)
+        self.window.banner.tell(words, "bad", (action, restore))
+
+    def close(self) -> None:
+        """Join every thread, stop the server this window started, close the store."""
+        self.services.models.stop()
+        self.background.close()
+        self.link.stop()
+        self.services.store.close()
+
+    def _on_setting(self, name: str) -> None:
+        now = self.services.settings.now
+        if name in {"window.theme", "window.text_percent"}:
+            self.services.look.set(now.text("window.theme"), now.integer("window.text_percent"))
+
+    def _back_up(self) -> None:
+        keep = self.services.settings.now.integer("chat.backup_days")
+        self.background.run(
+            lambda: self.services.store.back_up_daily(keep),
+            None,
+            lambda error: self.window.banner.tell(
+                self.window.tr("The daily copy of your chats failed: {reason}").format(reason=in_words(error)),
+                "warn",
+            ),
+            self.window,
+        )
+
+
+def run(files: list[str]) -> int:
+    """Open the window; returns the exit code."""
+    paths = user_paths()
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    QGuiApplication.setDesktopFileName("io.github.tessera.Tessera")
+    app = QApplication(sys.argv[:1])
+    app.setApplicationName("Tessera")
+    app.setApplicationVersion(__version__)
+    app.setWindowIcon(QIcon(str(ASSETS / "icons" / "tessera.svg")))
+    instance = SingleInstance()
+    if not instance.claim(files):
+        return 0
+    crashes = CrashReports(paths.logs / "crashes")
+    crashes.install()
+    try:
+        store, unwritable = open_or_memory(paths.state / "chats.db")
+    except StoreError as error:
+        sys.stderr.write(f"{error}\n")
+        return 4
+    desktop = Desktop(app, store, ServerLink())
+    instance.opened.connect(desktop.window.open_files)
+    desktop.start()
+    desktop.tell_recovery()
+    if unwritable is not None:
+        desktop.window.banner.tell(
+            desktop.window.tr("Nothing will be kept after closing: {reason}").format(reason=str(unwritable)), "bad"
+        )
+    desktop.window.open_files([str(Path(name).absolute()) for name in files])
+    code = app.exec()
+    desktop.close()
+    instance.release()
+    crashes.close()
+    return code

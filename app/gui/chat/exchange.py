@@ -1,0 +1,85 @@
+"""Export and import of chats, with their file dialogs."""
+
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtWidgets import QFileDialog, QWidget
+
+from app.db import conversations, messages
+from app.db.records import Conversation, Message
+from app.gui.api import in_words
+from app.gui.chat.transfer import import_json, to_json, to_markdown
+from app.gui.services import Services
+
+_MOST_BYTES = 1 << 30
+
+
+class Exchange(QObject):
+    """Writes and reads files of chats on worker threads."""
+
+    imported = Signal(int)
+    exported = Signal(str)
+    failed = Signal(str)
+
+    def __init__(self, services: Services, window: QWidget) -> None:
+        super().__init__(window)
+        self._services = services
+        self._window = window
+
+    def export(self, conversation_id: int) -> None:
+        """Ask where to, then write a conversation."""
+        dialog = QFileDialog(self._window, self.tr("Export chat"))
+        dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
+        dialog.setNameFilters([self.tr("Markdown (*.md)"), self.tr("JSON, with all branches (*.json)")])
+        dialog.setDefaultSuffix("md")
+        dialog.filterSelected.connect(lambda text: dialog.setDefaultSuffix("json" if "json" in text else "md"))
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.fileSelected.connect(lambda name: self.export_to(conversation_id, Path(name)))
+        dialog.open()
+
+    def export_to(self, conversation_id: int, path: Path) -> None:
+        """Write a conversation: JSON by name, else Markdown."""
+
+        def load(connection: Any) -> tuple[Conversation, list[Message]]:
+            return (
+                conversations.get(connection, conversation_id),
+                messages.of_conversation(connection, conversation_id),
+            )
+
+        def write(loaded: tuple[Conversation, list[Message]]) -> None:
+            text = to_json([loaded]) if path.suffix.lower() == ".json" else to_markdown(*loaded)
+            self._services.background.run(
+                lambda: path.write_text(text, "utf-8"),
+                lambda _: self.exported.emit(str(path)),
+                lambda error: self.failed.emit(in_words(error)),
+                self,
+            )
+
+        self._services.background.watch(self._services.store.submit(load), write, None, self)
+
+    def import_chats(self) -> None:
+        """Ask for a file, then add its chats."""
+        dialog = QFileDialog(self._window, self.tr("Import chats"))
+        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
+        dialog.setNameFilter(self.tr("Chats (*.json)"))
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.fileSelected.connect(lambda name: self.import_from(Path(name)))
+        dialog.open()
+
+    def import_from(self, path: Path) -> None:
+        """Add the chats of a file."""
+
+        def read() -> str:
+            with path.open("rb") as file:
+                return file.read(_MOST_BYTES).decode("utf-8", "replace")
+
+        def add(text: str) -> None:
+            self._services.background.watch(
+                self._services.store.submit(import_json, text),
+                self.imported.emit,
+                lambda error: self.failed.emit(in_words(error)),
+                self,
+            )
+
+        self._services.background.run(read, add, lambda error: self.failed.emit(in_words(error)), self)

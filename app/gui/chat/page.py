@@ -1,0 +1,404 @@
+"""The chat page: conversations on the left, one of them on the right."""
+
+from PySide6.QtCore import QPoint, QRect, Qt, QTimer, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QComboBox, QFrame, QSplitter, QWidget
+
+from app.db import conversations
+from app.db.records import Attachment, Conversation, Message
+from app.gui.api import ApiError
+from app.gui.chat.composer import Composer
+from app.gui.chat.controller import ChatController
+from app.gui.chat.exchange import Exchange
+from app.gui.chat.facts import number, used_tokens
+from app.gui.chat.message_widget import MessageWidget
+from app.gui.chat.options import ChatOptions, default_sampling
+from app.gui.chat.request import estimate_message
+from app.gui.chat.sidebar import Sidebar
+from app.gui.services import Services
+from app.gui.widgets.basics import Banner, Empty, IconButton, label, row, stack
+from app.gui.widgets.column import Column, ColumnItem
+
+_DRAFT_MS = 600
+# Pixels of a message before it is laid out: measured, a line of body text holds about 95 characters.
+_LINE_CHARACTERS, _LINE_PIXELS, _MESSAGE_PIXELS = 95, 23, 84
+
+
+class ChatPage(QSplitter):
+    """Chats with the models of the local server."""
+
+    library_wanted = Signal()
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(Qt.Orientation.Horizontal)
+        self._services = services
+        look = services.look
+        self.setHandleWidth(1)
+        self.setChildrenCollapsible(False)
+        self.controller = ChatController(services, self)
+        self.sidebar = Sidebar(services)
+        self.exchange = Exchange(services, self)
+        self.composer = Composer(look, services.background)
+        self.banner = Banner(look)
+        self.options = ChatOptions(services)
+        self.options.hide()
+        self.transcript = Column(self._make_item, self._estimate, width=look.tokens.column)
+        self.transcript.setAccessibleName(self.tr("Conversation"))
+        self._welcome = Empty(
+            self.tr("What can I help with?"),
+            self.tr("Everything stays on this computer. Ask below, or drop in a file."),
+        )
+        self._to_end = IconButton(look, "down", self.tr("Go to the end"), self.transcript.scroll_to_end)
+        self._to_end.setParent(self.transcript)
+        self._to_end.setProperty("kind", "float")
+        self._to_end.hide()
+        self.models = QComboBox()
+        self.models.setAccessibleName(self.tr("Model"))
+        self.models.setMinimumWidth(200)
+        self.models.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
+        self._draft_timer = QTimer(self)
+        self._draft_timer.setSingleShot(True)
+        self._draft_timer.setInterval(_DRAFT_MS)
+        self._build()
+        self._connect()
+        self._show_models()
+        self.new_chat()
+
+    # -- building
+
+    def _build(self) -> None:
+        unit = self._services.look.tokens.unit
+        fold = IconButton(self._services.look, "sidebar", self.tr("Show or hide the list of chats"), self._fold)
+        tune = IconButton(
+            self._services.look, "sliders", self.tr("System prompt and sampling"), self._toggle_options
+        )
+        header = row(fold, self.models, 1, tune, margins=(unit, unit, unit, unit))
+        self._middle = QFrame()
+        self._middle.setLayout(stack(self.transcript, self._welcome, spacing=0))
+        foot = QWidget()
+        foot.setMaximumWidth(self._services.look.tokens.column + 4 * unit)
+        note = label(self.tr("Models make mistakes. Check what matters."), "small")
+        note.setAlignment(Qt.AlignmentFlag.AlignHCenter)
+        foot.setLayout(stack(self.banner, self.composer, note, spacing=unit, margins=(2 * unit, 0, 2 * unit, unit)))
+        centred = row(spacing=0)
+        centred.addStretch(1)
+        centred.addWidget(foot, 100)
+        centred.addStretch(1)
+        main = QWidget()
+        column = stack(spacing=0)
+        column.addLayout(header)
+        column.addWidget(self._middle, 1)
+        column.addLayout(centred)
+        main.setLayout(row(_with(column), self.options, spacing=0))
+        self.addWidget(self.sidebar)
+        self.addWidget(main)
+        self.setStretchFactor(0, 0)
+        self.setStretchFactor(1, 1)
+        self.setSizes([264, 900])
+
+    def _connect(self) -> None:
+        chat = self.controller
+        chat.opened.connect(self._on_opened)
+        chat.message_added.connect(self._on_added)
+        chat.message_changed.connect(self._on_changed)
+        chat.text_arrived.connect(self._on_text)
+        chat.busy_changed.connect(self._on_busy)
+        chat.conversation_changed.connect(self._on_conversation)
+        chat.save_failed.connect(self._on_save_failed)
+        chat.failed.connect(self._on_failed)
+        self.composer.sent.connect(self._on_sent)
+        self.composer.stopped.connect(chat.stop)
+        self.composer.draft_changed.connect(self._on_draft)
+        self.composer.failed.connect(lambda text: self.banner.tell(text, "warn"))
+        self._draft_timer.timeout.connect(self.save_draft)
+        self.sidebar.chosen.connect(self.open)
+        self.sidebar.new_pressed.connect(self.new_chat)
+        self.sidebar.trashed.connect(self._on_trashed)
+        self.sidebar.export_pressed.connect(self.exchange.export)
+        self.sidebar.import_pressed.connect(self.exchange.import_chats)
+        self.exchange.imported.connect(self.sidebar.refresh)
+        self.exchange.failed.connect(lambda text: self.banner.tell(text, "bad"))
+        self.options.changed.connect(lambda fields: chat.change(**fields))
+        self.models.activated.connect(self._on_model_chosen)
+        self._services.models.changed.connect(self._show_models)
+        self._services.models.reachable_changed.connect(self._on_reachable)
+        self._services.look.changed.connect(
+            lambda: self.transcript.set_width_limit(self._services.look.tokens.column)
+        )
+        self.transcript.at_end_changed.connect(self._on_at_end)
+
+    # -- what the user does
+
+    def new_chat(self) -> None:
+        """An empty conversation with the defaults of the settings."""
+        self.save_draft()
+        now = self._services.settings.now
+        self.controller.new(
+            Conversation(
+                0,
+                model=self._default_model(),
+                system_prompt=now.text("chat.system_prompt"),
+                sampling=default_sampling(now),
+            )
+        )
+        self.sidebar.select(0)
+        self.composer.editor.setFocus()
+
+    def open(self, conversation_id: int, message_id: int = 0) -> None:
+        """Show a conversation, at a message if given."""
+        if conversation_id == self.controller.conversation.id and not message_id:
+            return
+        self.save_draft()
+        self._wanted_message = message_id
+        self.controller.open(conversation_id, message_id or None)
+        self.sidebar.select(conversation_id)
+
+    def use_model(self, model_id: str) -> None:
+        """A new chat with this model."""
+        self.new_chat()
+        self.controller.change(model=model_id)
+        self._show_models()
+
+    def save_draft(self) -> None:
+        """Keep what is being written."""
+        self._draft_timer.stop()
+        chat = self.controller.conversation
+        if chat.id and self.composer.text != chat.draft and not self._opening:
+            self.controller.change(draft=self.composer.text)
+
+    def stop(self) -> None:
+        """End the answer that is being written."""
+        self.controller.stop()
+
+    _opening = False
+    _wanted_message = 0
+
+    def _default_model(self) -> str:
+        chosen = self._services.settings.now.text("chat.model")
+        known = [choice.id for choice in self._services.models.choices]
+        if chosen in known or (chosen and not known):
+            return chosen
+        last = self.controller.conversation.model
+        return last if last in known else (known[0] if known else "")
+
+    def _on_sent(self, text: str, attachments: tuple[Attachment, ...]) -> None:
+        self.banner.hide()
+        self.transcript.scroll_to_end()
+        self.controller.send(text, attachments)
+
+    def _on_model_chosen(self, position: int) -> None:
+        self.controller.change(model=self.models.itemData(position))
+        self._show_context()
+
+    def _fold(self) -> None:
+        self.sidebar.setVisible(not self.sidebar.isVisible())
+
+    def _toggle_options(self) -> None:
+        self.options.setVisible(not self.options.isVisible())
+
+    def _on_draft(self, text: str) -> None:
+        del text
+        self._show_context()
+        self._draft_timer.start()
+
+    # -- what the conversation does
+
+    def _on_opened(self) -> None:
+        self._opening = True
+        path = self.controller.tree.path()
+        self.transcript.set_keys([message.id for message in path])
+        self._welcome.setVisible(not path)
+        self.transcript.setVisible(bool(path))
+        self.composer.set_text(self.controller.conversation.draft)
+        self.banner.hide()
+        self._opening = False
+        if self._wanted_message:
+            self.transcript.scroll_to(self._wanted_message)
+            self._wanted_message = 0
+        self._show_context()
+
+    def _on_added(self, message_id: int) -> None:
+        self._welcome.hide()
+        self.transcript.show()
+        path = self.controller.tree.path()
+        if len(path) > 1 and path[-1].id == message_id:
+            for message in path[-3:-1]:  # the earlier answer is no longer the last
+                if message.role == "assistant":
+                    self.transcript.rebuild(message.id)
+        self.transcript.append(message_id)
+
+    def _on_changed(self, message_id: int) -> None:
+        self.transcript.rebuild(message_id)
+        self._show_context()
+
+    def _on_text(self, message_id: int, content: str, reasoning: str) -> None:
+        item = self.transcript.item(message_id)
+        if isinstance(item, MessageWidget):
+            item.append_text(content, reasoning)
+
+    def _on_busy(self, busy: bool) -> None:
+        self.composer.set_busy(busy)
+        if not busy:
+            self.sidebar.refresh()
+
+    def _on_conversation(self, conversation: Conversation) -> None:
+        self.options.show_conversation(conversation)
+        self.sidebar.select(conversation.id)
+        self._show_models()
+
+    def _on_save_failed(self, text: str, reason: str) -> None:
+        if text:
+            self.composer.set_text(text)
+        self.banner.tell(
+            self.tr("This could not be saved: {reason}. Your text is still here.").format(reason=reason), "bad"
+        )
+
+    def _on_failed(self, error: Exception) -> None:
+        if isinstance(error, ApiError) and error.status == 0:
+            self._services.models.refresh()
+
+    def _on_trashed(self, ids: list[int]) -> None:
+        def undo() -> None:
+            future = self._services.store.submit(conversations.untrash, ids)
+            self._services.background.watch(future, lambda _: self.sidebar.refresh(), None, self)
+
+        if self.controller.conversation.id in ids:
+            self.new_chat()
+        self.banner.tell(self.tr("Chat deleted."), "info", (self.tr("Undo"), undo))
+
+    def _on_fixed(self, message_id: int, remedy: str) -> None:
+        chat = self.controller
+        question = chat.tree[message_id].parent_id
+        if remedy == "retry":
+            chat.regenerate(message_id)
+        elif question is not None and remedy == "shorten":
+            self.leave_out_oldest()
+            chat.regenerate(message_id)
+        elif question is not None:
+            asked = chat.tree[question]
+            self.new_chat()
+            self.composer.set_text(asked.content)
+
+    def leave_out_oldest(self) -> None:
+        """Leave the older half of the conversation out of the context; it stays in the transcript."""
+        path = self.controller.context_path()
+        questions = [message.id for message in path if message.role == "user"]
+        if len(questions) > 1:
+            self.controller.skip_before = questions[(len(questions) + 1) // 2]
+            count = sum(message.id < self.controller.skip_before for message in self.controller.tree.path())
+            self.banner.tell(
+                self.tr("The first {n} messages are no longer sent to the model. They stay here.").format(n=count),
+                "info",
+            )
+            self._show_context()
+
+    def _on_reachable(self, reachable: bool) -> None:
+        del reachable
+        self._show_models()
+
+    # -- showing
+
+    def _show_models(self) -> None:
+        choices = self._services.models.choices
+        current = self.controller.conversation.model
+        if not current and choices:
+            current = self._default_model()
+            if current:
+                self.controller.change(model=current)
+                return
+        self.models.clear()
+        for choice in choices:
+            self.models.addItem(choice.title, choice.id)
+        position = self.models.findData(current)
+        if position < 0 and current:
+            self.models.addItem(self.tr("{name} (not here)").format(name=current), current)
+            position = self.models.count() - 1
+        if not choices:
+            self.models.addItem(
+                self.tr("Starting…") if not self._services.models.reachable else self.tr("No model")
+            )
+            position = 0
+        self.models.setCurrentIndex(position)
+        self.models.setEnabled(bool(choices))
+        self.composer.set_ready(bool(choices) and self._services.models.get(current) is not None)
+        self._show_context()
+
+    def _n_ctx(self) -> int:
+        choice = self._services.models.get(self.controller.conversation.model)
+        return choice.n_ctx if choice else 0
+
+    def _show_context(self) -> None:
+        path = self.controller.context_path()
+        used = next((used_tokens(message) for message in reversed(path) if used_tokens(message)), 0)
+        if self.controller.skip_before is not None or not used:
+            used = sum(estimate_message(message) for message in path)
+        warn = self._services.settings.now.integer("chat.context_warn_percent") / 100
+        meter = self.composer.meter
+        meter.show_counts(used, self.composer.draft_tokens(), self._n_ctx(), warn)
+        if meter.level != "ok" and path and not self.banner.isVisible() and not self.controller.busy:
+            self._warn_of_context(used)
+
+    def _warn_of_context(self, used: int) -> None:
+        if getattr(self, "_warned_at", None) == (self.controller.conversation.id, self.controller.tree.leaf_id):
+            return
+        self._warned_at = (self.controller.conversation.id, self.controller.tree.leaf_id)
+        self.banner.tell(
+            self.tr("This chat is close to the model's limit: {used} of {total} tokens.").format(
+                used=number(used + self.composer.draft_tokens()), total=number(self._n_ctx())
+            ),
+            "warn",
+            (self.tr("Leave out the oldest"), self.leave_out_oldest),
+            (self.tr("New chat"), self.new_chat),
+        )
+
+    def _make_item(self, message_id: int) -> ColumnItem:
+        message = self.controller.tree[message_id]
+        if message_id == self.controller.answering_id and self.controller.partial is not None:
+            message = self.controller.partial
+        choice = self._services.models.get(message.model)
+        made = MessageWidget(
+            self._services.look,
+            message,
+            self.controller.tree.siblings(message_id),
+            last=self.controller.tree.leaf_id == message_id,
+            title=choice.title if choice else message.model,
+            n_ctx=choice.n_ctx if choice else 0,
+        )
+        made.regenerate.connect(self.controller.regenerate)
+        made.edited.connect(self.controller.edit)
+        made.continued.connect(self.controller.continue_answer)
+        made.switched.connect(self.controller.switch_branch)
+        made.fixed.connect(self._on_fixed)
+        return made
+
+    def _estimate(self, message_id: int) -> int:
+        return estimated_height(self.controller.tree[message_id])
+
+    def _on_at_end(self, at_end: bool) -> None:
+        self._to_end.setVisible(not at_end)
+        self._place_to_end()
+
+    def _place_to_end(self) -> None:
+        size = self._to_end.sizeHint()
+        area = self.transcript.rect()
+        self._to_end.setGeometry(
+            QRect(QPoint(area.center().x() - size.width() // 2, area.bottom() - size.height() - 8), size)
+        )
+        self._to_end.raise_()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Keep the floating button in place."""
+        super().resizeEvent(event)
+        self._place_to_end()
+
+
+def estimated_height(message: Message) -> int:
+    """Pixels a message will take, before it is laid out."""
+    lines = message.content.count("\n") + len(message.content) // _LINE_CHARACTERS + 1
+    return _MESSAGE_PIXELS + lines * _LINE_PIXELS
+
+
+def _with(layout: object) -> QWidget:
+    holder = QWidget()
+    holder.setLayout(layout)  # type: ignore[arg-type]  # a layout
+    return holder

@@ -1,0 +1,96 @@
+"""What is left of a crash: a local, redacted report that the user may copy. Nothing is sent anywhere."""
+
+import faulthandler
+import logging
+import os
+import platform
+import re
+import sys
+import time
+import traceback
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from engine.version import __version__
+
+_LAST_RECORDS = 200
+_SECRET = re.compile(r"(?i)(bearer\s+|hf_|sk-|token[\"'=:\s]+|key[\"'=:\s]+)[A-Za-z0-9_\-.]{8,}")
+
+
+class RecentLog(logging.Handler):
+    """Keeps the last records for the report."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+        self.records: deque[str] = deque(maxlen=_LAST_RECORDS)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one record."""
+        self.records.append(self.format(record))
+
+
+class CrashReports:
+    """Writes reports into a folder; faults of native code go to a file that the next start finds."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.log = RecentLog()
+        self._fault_file: IO[str] | None = None
+
+    def install(self) -> None:
+        """Catch what nobody caught."""
+        logging.getLogger().addHandler(self.log)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            # Held open for the life of the process: the fault handler writes to its descriptor.
+            self._fault_file = (self._folder / "native-fault.txt").open("a", encoding="utf-8")
+            faulthandler.enable(self._fault_file)
+        except OSError:
+            faulthandler.enable()
+        sys.excepthook = self.on_exception
+
+    def close(self) -> None:
+        """Undo `install`."""
+        logging.getLogger().removeHandler(self.log)
+        sys.excepthook = sys.__excepthook__
+        faulthandler.disable()
+        if self._fault_file is not None:
+            self._fault_file.close()
+            self._fault_file = None
+
+    def on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Write a report and go on: one broken slot does not take the window with it."""
+        text = self.report("".join(traceback.format_exception(kind, error, trace)))
+        sys.stderr.write(text)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / f"crash-{time.strftime('%Y%m%dT%H%M%S')}.txt").write_text(text, "utf-8")
+        except OSError:
+            logging.getLogger(__name__).exception("the crash report could not be written")
+
+    def report(self, what: str = "") -> str:
+        """Facts for a bug report, without names, secrets or what was said."""
+        lines = [
+            f"Tessera {__version__}, Python {platform.python_version()}, {platform.platform()}",
+            what,
+            "Last log records:",
+            *self.log.records,
+        ]
+        return redact("\n".join(lines)) + "\n"
+
+    def last_native_fault(self) -> str:
+        """What the fault handler wrote in an earlier run; empty when there was none."""
+        try:
+            return (self._folder / "native-fault.txt").read_text("utf-8", "replace")
+        except OSError:
+            return ""
+
+
+def redact(text: str) -> str:
+    """The text without secrets and without the user's name in paths."""
+    text = _SECRET.sub(lambda match: f"{match.group(1)}[redacted]", text)
+    home = os.path.expanduser("~")  # noqa: PTH111 - the text form, to find it in other text
+    return text.replace(home, "~") if len(home) > 1 else text
