@@ -1,0 +1,385 @@
+"""Long work (downloads, quantizing, verifying): started, watched, paused, resumed and cancelled by id.
+
+A job is a kind and parameters that fit into JSON. What a kind does is registered once per process; jobs that were
+running when a process died are found again as paused, and can be resumed.
+"""
+
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+import quantize.errors
+from engine.errors import Cancelled, EngineError, InputFault
+
+_log = logging.getLogger(__name__)
+JobState = Literal["queued", "running", "paused", "failed", "cancelled", "done"]
+_ENDED = frozenset({"failed", "cancelled", "done"})
+_KEPT = 200
+_SPEED_WINDOW_S = 5.0
+_STALLED_S = 5.0
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a job is. `speed` is units a second over the last seconds; `eta_s` None while it is unknown.
+
+    Units are bytes unless `unit` says otherwise. `stalled`: nothing has moved for five seconds.
+    """
+
+    phase: str = ""
+    done: int = 0
+    total: int = 0
+    unit: str = "bytes"
+    speed: float = 0.0
+    eta_s: float | None = None
+    stalled: bool = False
+    note: str = ""
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a job failed or paused by itself: the error's code, its words and its facts."""
+
+    code: str
+    message: str
+    facts: dict[str, Any] = {}
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One job as everybody sees it; a new record for every change. Times are seconds since the epoch."""
+
+    id: str
+    kind: str
+    title: str
+    params: dict[str, Any]
+    state: JobState
+    created_at: float
+    updated_at: float
+    progress: Progress = Progress()
+    result: dict[str, Any] | None = None
+    error: Fault | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self.state in _ENDED
+
+
+class Paused(EngineError):
+    """Raised inside a job's work when it shall stop and keep what it has."""
+
+    code = "paused"
+
+
+class Control:
+    """What a job's work uses to look up from it; also usable without a registry."""
+
+    def __init__(self, on_progress: Callable[[Progress], None] | None = None) -> None:
+        self._wish: JobState | None = None
+        self._changed = threading.Condition()
+        self._on_progress = on_progress
+        self._samples: deque[tuple[float, int]] = deque()
+        self._moved_at = time.monotonic()
+
+    def ask(self, wish: Literal["paused", "cancelled"]) -> None:
+        """Ask the work to stop; it does at its next check."""
+        with self._changed:
+            if self._wish != "cancelled":
+                self._wish = wish
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise Paused or Cancelled if that was asked for."""
+        if self._wish == "paused":
+            raise Paused
+        if self._wish == "cancelled":
+            raise Cancelled
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `check` would raise."""
+        return self._wish is not None
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, but wake and raise at once when asked to stop."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._wish is not None, timeout=seconds)
+        self.check()
+
+    def report(self, phase: str, done: int, total: int, unit: str = "bytes", note: str = "") -> None:
+        """Tell how far the work is; speed and time left are worked out from the last five seconds."""
+        now = time.monotonic()
+        if not self._samples or done < self._samples[-1][1]:
+            self._samples.clear()
+            self._moved_at = now
+        elif done > self._samples[-1][1]:
+            self._moved_at = now
+        self._samples.append((now, done))
+        while self._samples[0][0] < now - _SPEED_WINDOW_S and len(self._samples) > 2:  # noqa: PLR2004 two points
+            self._samples.popleft()
+        (then, before), span = self._samples[0], now - self._samples[0][0]
+        del then
+        stalled = now - self._moved_at >= _STALLED_S
+        speed = 0.0 if stalled or span <= 0 else (done - before) / span
+        eta = (total - done) / speed if speed > 0 and total >= done else None
+        progress = Progress(
+            phase=phase, done=done, total=total, unit=unit, speed=speed, eta_s=eta, stalled=stalled, note=note
+        )
+        if self._on_progress:
+            self._on_progress(progress)
+
+
+Work = Callable[[dict[str, Any], Control], dict[str, Any] | None]
+
+
+class Subscription:
+    """Changes of one job or of all, newest state of each, in order; nothing is ever blocked by a slow reader."""
+
+    def __init__(self, job_id: str | None) -> None:
+        self.job_id = job_id
+        self._latest: dict[str, Job] = {}
+        self._ready = threading.Condition()
+        self._wake: Callable[[], None] | None = None
+
+    def push(self, job: Job) -> None:
+        """Called by the registry."""
+        if self.job_id not in {None, job.id}:
+            return
+        with self._ready:
+            self._latest[job.id] = job
+            self._ready.notify_all()
+            if self._wake:
+                self._wake()
+
+    def take(self, timeout_s: float = 0.0) -> list[Job]:
+        """States that are new since the last call; waits up to `timeout_s` for the first."""
+        with self._ready:
+            self._ready.wait_for(lambda: bool(self._latest), timeout=timeout_s)
+            taken = list(self._latest.values())
+            self._latest.clear()
+        return taken
+
+    async def changes(self) -> AsyncIterator[Job]:
+        """The same for asyncio; ends by itself only for a single job that ended."""
+        import asyncio  # noqa: PLC0415 the terminal has no use for it
+
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(event.set)
+
+        self._wake = wake
+        while True:
+            for job in self.take():
+                yield job
+                if self.job_id is not None and job.ended:
+                    return
+            await event.wait()
+            event.clear()
+
+
+class JobRegistry:
+    """All jobs of this process, kept in one file. `parallel` jobs of a kind run at once, the others queue."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
+        self._jobs: dict[str, Job] = {}
+        self._controls: dict[str, Control] = {}
+        self._threads: dict[str, threading.Thread] = {}
+        self._kinds: dict[str, tuple[Work, threading.Semaphore]] = {}
+        self._subscriptions: list[Subscription] = []
+        self._lock = threading.RLock()
+        self._load()
+
+    def register(self, kind: str, work: Work, parallel: int = 1) -> None:
+        """Say what jobs of `kind` do. The work raises EngineError (or Cancelled, Paused); its result is JSON."""
+        self._kinds[kind] = (work, threading.Semaphore(parallel))
+
+    def start(self, kind: str, title: str, params: dict[str, Any]) -> Job:
+        """Begin a job. Raises: InputFault: nobody registered that kind."""
+        if kind not in self._kinds:
+            raise InputFault(f"there is no kind of job called {kind!r}", "kind")
+        now = time.time()
+        job = Job(
+            id=f"{kind}-{uuid.uuid4().hex[:10]}",
+            kind=kind,
+            title=title,
+            params=params,
+            state="queued",
+            created_at=now,
+            updated_at=now,
+        )
+        return self._begin(job)
+
+    def resume(self, job_id: str) -> Job:
+        """Go on with a paused or failed job. Raises: InputFault: it is neither, or unknown."""
+        with self._lock:
+            job = self.get(job_id)
+            if job.state not in {"paused", "failed"}:
+                raise InputFault(f"job {job_id} is {job.state}; only paused and failed ones resume", "id")
+            thread = self._threads.get(job_id)
+            if thread is not None and thread.is_alive():
+                thread.join(5)
+            if job.kind not in self._kinds:
+                raise InputFault(f"there is no kind of job called {job.kind!r}", "kind")
+            return self._begin(job)
+
+    def pause(self, job_id: str) -> Job:
+        """Ask a job to stop and keep what it has. Raises: InputFault: it is not running."""
+        return self._ask(job_id, "paused")
+
+    def cancel(self, job_id: str) -> Job:
+        """Ask a job to stop and drop what it has. A job that is paused ends at once: its work is called to tidy."""
+        with self._lock:
+            job = self.get(job_id)
+            if job.state in {"paused", "failed"}:
+                control = Control()
+                control.ask("cancelled")
+                self._launch(job, control)
+                return self.get(job_id)
+        return self._ask(job_id, "cancelled")
+
+    def get(self, job_id: str) -> Job:
+        """One job. Raises: InputFault: unknown."""
+        with self._lock:
+            job = self._jobs.get(job_id)
+        if job is None:
+            raise InputFault(f"there is no job {job_id!r}", "id")
+        return job
+
+    def jobs(self) -> tuple[Job, ...]:
+        """Every job, newest first."""
+        with self._lock:
+            return tuple(sorted(self._jobs.values(), key=lambda j: j.created_at, reverse=True))
+
+    def wait(self, job_id: str, timeout_s: float | None = None) -> Job:
+        """Block until the job stands still (ended or paused)."""
+        thread = self._threads.get(job_id)
+        if thread is not None:
+            thread.join(timeout_s)
+        return self.get(job_id)
+
+    @contextmanager
+    def subscribe(self, job_id: str | None = None) -> Iterator[Subscription]:
+        """Changes from now on, beginning with the present state of each job."""
+        subscription = Subscription(job_id)
+        with self._lock:
+            self._subscriptions.append(subscription)
+            for job in self._jobs.values():
+                subscription.push(job)
+        try:
+            yield subscription
+        finally:
+            with self._lock:
+                self._subscriptions.remove(subscription)
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Pause what runs, wait for it, keep the list."""
+        with self._lock:
+            controls, threads = list(self._controls.values()), list(self._threads.values())
+        for control in controls:
+            control.ask("paused")
+        deadline = time.monotonic() + timeout_s
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _ask(self, job_id: str, wish: Literal["paused", "cancelled"]) -> Job:
+        with self._lock:
+            job = self.get(job_id)
+            control = self._controls.get(job_id)
+            if control is None or job.ended:
+                raise InputFault(f"job {job_id} is {job.state}", "id")
+            control.ask(wish)
+        return self.get(job_id)
+
+    def _begin(self, job: Job) -> Job:
+        with self._lock:
+            control = Control(lambda progress: self._update(job.id, progress=progress))
+            self._store(msgspec.structs.replace(job, state="queued", error=None, updated_at=time.time()))
+            self._launch(job, control)
+        return self.get(job.id)
+
+    def _launch(self, job: Job, control: Control) -> None:
+        self._controls[job.id] = control
+        thread = threading.Thread(target=self._run, args=(job.id, control), name=f"job {job.id}")
+        self._threads[job.id] = thread
+        thread.start()
+
+    def _run(self, job_id: str, control: Control) -> None:
+        job = self.get(job_id)
+        work, slots = self._kinds[job.kind]
+        try:
+            held = False
+            while not control.stopping and not held:
+                held = slots.acquire(timeout=0.2)
+            try:
+                if held:
+                    self._update(job_id, state="running")
+                result = work(job.params, control)
+            finally:
+                if held:
+                    slots.release()
+        except Paused:
+            self._update(job_id, state="paused")
+        except (Cancelled, quantize.errors.Cancelled):
+            self._update(job_id, state="cancelled")
+        except (EngineError, quantize.errors.QuantizeError) as error:
+            facts = msgspec.to_builtins(error.facts(), enc_hook=str)
+            fault = Fault(code=error.code, message=str(error), facts=facts)
+            _log.warning("job failed id=%s code=%s", job_id, error.code)
+            self._update(job_id, state="failed", error=fault)
+        except Exception as error:  # noqa: BLE001 a bug in one job must neither hide nor end the others
+            _log.exception("job crashed id=%s", job_id)
+            self._update(job_id, state="failed", error=Fault(code="bug", message=type(error).__name__))
+        else:
+            self._update(job_id, state="done", result=result)
+        finally:
+            with self._lock:
+                if self._controls.get(job_id) is control:
+                    del self._controls[job_id]
+
+    def _update(self, job_id: str, **changes: Any) -> None:
+        with self._lock:
+            job = msgspec.structs.replace(self._jobs[job_id], updated_at=time.time(), **changes)
+            self._store(job, to_disk="state" in changes)
+
+    def _store(self, job: Job, *, to_disk: bool = True) -> None:
+        self._jobs[job.id] = job
+        for subscription in self._subscriptions:
+            subscription.push(job)
+        if to_disk:
+            self._save()
+
+    def _save(self) -> None:
+        if self._file is None:
+            return
+        ended = [j for j in self.jobs() if j.ended]
+        for job in ended[_KEPT:]:
+            del self._jobs[job.id]
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            fresh = self._file.with_suffix(".new")
+            fresh.write_bytes(msgspec.json.encode(list(self._jobs.values())))
+            fresh.replace(self._file)
+        except OSError as error:
+            _log.warning("the list of jobs could not be kept: %s", error)
+
+    def _load(self) -> None:
+        if self._file is None or not self._file.exists():
+            return
+        try:
+            jobs = msgspec.json.decode(self._file.read_bytes(), type=list[Job])
+        except (OSError, msgspec.DecodeError) as error:
+            kept = self._file.with_name(f"{self._file.name}.corrupt-{int(time.time())}")
+            self._file.replace(kept)
+            _log.warning("the list of jobs was damaged (%s); kept as %s", error, kept)
+            return
+        for job in jobs:
+            interrupted = job.state in {"queued", "running"}
+            self._jobs[job.id] = msgspec.structs.replace(job, state="paused") if interrupted else job

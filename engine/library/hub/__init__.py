@@ -1,0 +1,1 @@
+"""A Hugging Face hub (or a mirror that speaks its API), through huggingface-hub."""

@@ -1,0 +1,261 @@
+"""The hub's answers as our own records and errors. Everything goes through huggingface-hub's own session."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+# Read when huggingface_hub is imported: no telemetry, no look for its own updates, no token we did not choose.
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ["HF_HUB_DISABLE_UPDATE_CHECK"] = "1"
+os.environ["HF_HUB_DISABLE_IMPLICIT_TOKEN"] = "1"  # noqa: S105 a switch
+
+import httpx2
+import huggingface_hub
+from huggingface_hub import errors as hf_errors
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # its re-exports are not declared
+    HFValidationError,
+    build_hf_headers,
+    get_session,
+    hf_raise_for_status,
+    validate_repo_id,
+)
+
+from engine.errors import InputFault
+from engine.library.errors import GatedRepository, HubUnreachable, Offline, RateLimited, RepositoryNotFound
+from engine.library.hub.repository import RepoFile, RepoHit, Repository, is_safe_name
+from engine.library.hub.tokens import hub_token
+
+_DEFAULT_ENDPOINT = "https://huggingface.co"
+_TIMEOUT = httpx2.Timeout(10.0)
+_VERSION = "1"
+_MAX_FILES = 20_000
+_model_info: Callable[..., huggingface_hub.ModelInfo] = huggingface_hub.ModelInfo  # its __init__ is unannotated
+_OFFLINE_WORDS = frozenset({"1", "on", "yes", "true"})
+
+
+class HubClient:
+    """One hub. `endpoint` default: HF_ENDPOINT, else huggingface.co; `token` default: see `hub_token`."""
+
+    def __init__(self, endpoint: str | None = None, token: str | None = None) -> None:
+        self.endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
+        self._token: str | bool | None = token
+        self._api: huggingface_hub.HfApi | None = None
+
+    def __repr__(self) -> str:
+        return f"HubClient({self.endpoint!r})"  # without the token
+
+    @property
+    def token(self) -> str | bool:
+        """The token to send, or False for none; looked up once, when first needed."""
+        if self._token is None:
+            self._token = hub_token() or False
+        return self._token
+
+    @property
+    def api(self) -> huggingface_hub.HfApi:
+        """The client of huggingface-hub, bound to this endpoint."""
+        if self._api is None:
+            self._api = huggingface_hub.HfApi(
+                endpoint=self.endpoint, token=self.token, library_name="tessera", library_version=_VERSION
+            )
+        return self._api
+
+    def headers(self) -> dict[str, str]:
+        """Headers for requests to the hub itself; a redirect to another host drops the authorization."""
+        headers: dict[str, str] = build_hf_headers(
+            token=self.token, library_name="tessera", library_version=_VERSION
+        )
+        return {**headers, "Accept-Encoding": "identity"}
+
+    def file_url(self, repo: str, revision: str, file: str) -> str:
+        """Where a file is resolved; the answer is usually a redirect to storage."""
+        return str(huggingface_hub.hf_hub_url(repo, file, revision=revision, endpoint=self.endpoint))
+
+    def search(
+        self,
+        text: str = "",
+        *,
+        task: str | None = None,
+        architecture: str | None = None,
+        parameters: str | None = None,
+        gguf_only: bool = True,
+        sort: Literal["trending", "downloads", "likes", "lastModified"] = "trending",
+        limit: int = 20,
+    ) -> tuple[RepoHit, ...]:
+        """Repositories that match; `parameters` as the hub writes it (`min:3B,max:9B`).
+
+        Raises: HubUnreachable, Offline, RateLimited.
+        """
+        query: dict[str, Any] = {
+            "search": text,
+            "filter": [tag for tag in ("gguf" if gguf_only else None, architecture) if tag],
+            "pipeline_tag": task,
+            "num_parameters": parameters,
+            "sort": "trendingScore" if sort == "trending" else sort,
+            "limit": limit,
+            "expand": ["gated", "downloads", "likes", "lastModified", "pipeline_tag", "gguf", "tags"],
+        }
+        # HfApi.list_models asks the same, but repeats a failed request for half a minute before it says so.
+        url: str | None = f"{self.endpoint}/api/models"
+        params: dict[str, Any] | None = {key: value for key, value in query.items() if value}
+        found: list[RepoHit] = []
+        with self._translated(text):
+            while url and len(found) < limit:
+                response = get_session().get(url, params=params, headers=self.headers())
+                hf_raise_for_status(response)
+                found += [_hit(_model_info(**item)) for item in response.json()]
+                url, params = response.links.get("next", {}).get("url"), None
+        return tuple(found[:limit])
+
+    def repository(self, repo: str, revision: str | None = None) -> Repository:
+        """Files of a repository at one commit, with size and promised hash of each.
+
+        Raises: RepositoryNotFound, GatedRepository, HubUnreachable, Offline, RateLimited, InputFault.
+        """
+        check_repo_id(repo)
+        with self._translated(repo):
+            info = self.api.model_info(repo, revision=revision, files_metadata=True, timeout=20)
+        files = [
+            RepoFile(
+                name=item.rfilename,
+                size_bytes=item.size or 0,
+                sha256=item.lfs.sha256 if item.lfs else None,
+                git_sha1=item.blob_id if not item.lfs else None,
+            )
+            for item in (info.siblings or [])[:_MAX_FILES]
+            if is_safe_name(item.rfilename)
+        ]
+        card: dict[str, Any] = vars(info.card_data) if info.card_data else {}
+        license_name = card.get("license")
+        return Repository(
+            repo=repo,
+            endpoint=self.endpoint,
+            revision=str(info.sha),
+            files=tuple(files),
+            license=license_name if isinstance(license_name, str) else None,
+            gated=bool(info.gated),
+            tags=tuple(info.tags or ()),
+            base_models=_base_models(card),
+        )
+
+    @contextmanager
+    def stream(self, url: str, repo: str, start: int, end: int | None) -> Iterator[httpx2.Response]:
+        """A GET of the bytes [start, end) (to the end if None), redirects followed, not yet read.
+
+        Raises: as `repository`; httpx2.TransportError when the link breaks (the caller decides to retry).
+        """
+        span = f"bytes={start}-" if end is None else f"bytes={start}-{end - 1}"
+        headers = {**self.headers(), "Range": span}
+        if not url.startswith(f"{self.endpoint}/"):
+            headers.pop("authorization", None)  # storage, reached directly: the token is the hub's alone
+        with (
+            self._translated(repo, keep_transport=True),
+            get_session().stream("GET", url, headers=headers, timeout=_TIMEOUT) as response,
+        ):
+            if response.status_code >= httpx2.codes.BAD_REQUEST:
+                response.read()
+            hf_raise_for_status(response)
+            yield response
+
+    @contextmanager
+    def _translated(self, repo: str, *, keep_transport: bool = False) -> Iterator[None]:
+        """Errors of the client as ours; those that a retry may mend stay apart from those it cannot."""
+        try:
+            yield
+        except hf_errors.GatedRepoError as error:
+            raise GatedRepository(repo, f"{self.endpoint}/{repo}", has_token=bool(self.token)) from error
+        except hf_errors.RevisionNotFoundError as error:
+            raise RepositoryNotFound(repo, "revision of") from error
+        except hf_errors.RepositoryNotFoundError as error:
+            raise RepositoryNotFound(repo) from error
+        except hf_errors.EntryNotFoundError as error:
+            raise RepositoryNotFound(repo, "such file in") from error
+        except httpx2.TransportError as error:
+            if keep_transport:
+                raise
+            raise HubUnreachable(self.endpoint, str(error) or type(error).__name__) from error
+        except hf_errors.OfflineModeIsEnabled as error:
+            raise Offline from error
+        except hf_errors.HfHubHTTPError as error:
+            raise self._http_fault(repo, error) from error
+
+    def _http_fault(self, repo: str, error: hf_errors.HfHubHTTPError) -> Exception:
+        response = error.response
+        if response.status_code == httpx2.codes.TOO_MANY_REQUESTS:
+            return RateLimited(self.endpoint, retry_after(response))
+        if response.status_code in {httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN}:
+            return GatedRepository(repo, f"{self.endpoint}/{repo}", has_token=bool(self.token))
+        if response.status_code == httpx2.codes.NOT_FOUND:
+            return RepositoryNotFound(repo)
+        return HubUnreachable(self.endpoint, f"HTTP status {response.status_code}", response.status_code)
+
+
+def retry_after(response: httpx2.Response) -> float:
+    """Seconds a 429 asks to wait: `Retry-After`, else the `t` of `RateLimit`, else 30."""
+    value = response.headers.get("Retry-After", "")
+    if value.isdigit():
+        return float(value)
+    _, found, rest = response.headers.get("RateLimit", "").partition("t=")
+    digits = rest.split(";")[0].strip()
+    return float(digits) if found and digits.isdigit() else 30.0
+
+
+def check_repo_id(repo: str) -> None:
+    """Refuse what is no repository name before it becomes part of a path or an address."""
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise InputFault(f"{repo[:120]!r} is no repository name (owner/name)", "repo") from error
+    if not all(is_safe_name(part) for part in repo.split("/")):
+        raise InputFault(f"{repo[:120]!r} is no repository name (owner/name)", "repo")
+
+
+def is_offline() -> bool:
+    """Whether HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) forbids any request, now or when the client was loaded."""
+    words = (os.environ.get("HF_HUB_OFFLINE", ""), os.environ.get("TRANSFORMERS_OFFLINE", ""))
+    return huggingface_hub.is_offline_mode() or any(word.lower() in _OFFLINE_WORDS for word in words)
+
+
+def _guard(request: httpx2.Request) -> None:
+    """Nothing leaves in offline mode, and nothing waits for ever: many calls of the client name no timeout."""
+    if is_offline():
+        raise hf_errors.OfflineModeIsEnabled(str(request.url.host))
+    timeout = request.extensions.get("timeout")
+    if not timeout or all(value is None for value in timeout.values()):
+        request.extensions["timeout"] = _TIMEOUT.as_dict()
+
+
+def _session() -> httpx2.Client:
+    limits = httpx2.Limits(max_connections=32, max_keepalive_connections=16, keepalive_expiry=30)
+    return httpx2.Client(
+        event_hooks={"request": [_guard]},
+        follow_redirects=True,
+        timeout=_TIMEOUT,
+        limits=limits,
+    )
+
+
+huggingface_hub.set_client_factory(_session)
+
+
+def _hit(model: huggingface_hub.ModelInfo) -> RepoHit:
+    gguf = model.gguf if isinstance(model.gguf, dict) else {}
+    total, context = gguf.get("total"), gguf.get("context_length")
+    return RepoHit(
+        repo=model.id,
+        downloads=model.downloads or 0,
+        likes=model.likes or 0,
+        gated=bool(model.gated),
+        task=model.pipeline_tag,
+        updated=model.last_modified.isoformat() if model.last_modified else None,
+        architecture=str(gguf["architecture"]) if "architecture" in gguf else None,
+        n_params=total if isinstance(total, int) else None,
+        context_train=context if isinstance(context, int) else None,
+    )
+
+
+def _base_models(card: dict[str, Any]) -> tuple[str, ...]:
+    value = card.get("base_model")
+    names = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    return tuple(name for name in names if isinstance(name, str))

@@ -1,0 +1,91 @@
+"""Headers of remote files, kept by content hash: a second look at a repository reads nothing."""
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from quantize.ggml_types import GgmlType
+from quantize.gguf_file import Entry, GgufFile, TensorInfo, Value
+
+_log = logging.getLogger(__name__)
+_FORMAT = 1
+_MAX_BYTES = 8 * 1024 * 1024
+
+
+class KeptHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """What planning needs of a header; arrays that were left in the file are left out."""
+
+    format: int
+    size_bytes: int
+    version: int
+    alignment: int
+    data_offset: int
+    end: int
+    metadata: dict[str, bool | int | float | str | list[bool | int | float | str]]
+    array_counts: dict[str, int]
+    tensors: list[tuple[str, list[int], int, int, int]]
+
+
+def keep(folder: Path, sha256: str, header: GgufFile) -> None:
+    """Write a header down; failing to is no error."""
+    simple = (bool, int, float, str)
+    metadata: dict[str, bool | int | float | str | list[bool | int | float | str]] = {}
+    for key, value in header.metadata.items():
+        if isinstance(value, simple):
+            metadata[key] = value
+        elif isinstance(value, tuple):
+            metadata[key] = list(value)
+    kept = KeptHeader(
+        format=_FORMAT,
+        size_bytes=header.file_bytes,
+        version=header.version,
+        alignment=header.alignment,
+        data_offset=header.data_offset,
+        end=header.end,
+        metadata=metadata,
+        array_counts={key: entry.count for key, entry in header.entries.items() if entry.element_type is not None},
+        tensors=[(t.name, list(t.shape), int(t.ggml_type), t.offset, t.nbytes) for t in header.tensors],
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = folder / f"{sha256}.new"
+        fresh.write_bytes(msgspec.msgpack.encode(kept))
+        fresh.replace(folder / f"{sha256}.header")
+    except OSError as error:
+        _log.info("header not kept: %s", error)
+
+
+def recall(folder: Path, sha256: str, name: str) -> GgufFile | None:
+    """The header of that content, if it was kept."""
+    path = folder / f"{sha256}.header"
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            return None
+        kept = msgspec.msgpack.decode(path.read_bytes(), type=KeptHeader)
+        tensors = tuple(
+            TensorInfo(tensor, tuple(shape), GgmlType(kind), offset, nbytes)
+            for tensor, shape, kind, offset, nbytes in kept.tensors
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError, ValueError) as error:
+        _log.info("kept header not readable: %s", error)
+        return None
+    if kept.format != _FORMAT:
+        return None
+    metadata: dict[str, Value] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in kept.metadata.items()
+    }
+    entries: dict[str, Entry] = {}
+    return GgufFile(
+        name=name,
+        file_bytes=kept.size_bytes,
+        version=kept.version,
+        alignment=kept.alignment,
+        metadata=metadata,
+        entries=entries,
+        tensors=tensors,
+        data_offset=kept.data_offset,
+        end=kept.end,
+    )

@@ -1,0 +1,133 @@
+"""A file on its way: the bytes so far, and a journal that says which of them are there."""
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+import msgspec
+
+_log = logging.getLogger(__name__)
+
+
+class Journal(msgspec.Struct, kw_only=True):
+    """`identity` (the promised hash) and size tell which content the bytes belong to; `done` counts by segment."""
+
+    identity: str
+    size_bytes: int
+    segment_bytes: int
+    done: list[int]
+    verified: bool = False
+
+
+class Part:
+    """A `.part` file of full length with holes, and its journal; hidden from every scan until it is verified.
+
+    The journal is written after the bytes it speaks of are on disk, so that after any crash it never claims more
+    than there is. A journal of another content, or none, begins anew.
+    """
+
+    def __init__(self, path: Path, identity: str, size_bytes: int, segment_bytes: int) -> None:
+        self.path = path
+        self.journal_path = path.with_suffix(".json")
+        self._lock = threading.Lock()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.journal = self._read(identity, size_bytes) or self._fresh(identity, size_bytes, segment_bytes)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        self._fd = os.open(path, flags, 0o644)
+        if os.fstat(self._fd).st_size != size_bytes:
+            if any(self.journal.done):
+                self.journal = self._fresh(identity, size_bytes, segment_bytes)
+            os.ftruncate(self._fd, size_bytes)
+
+    def _read(self, identity: str, size_bytes: int) -> Journal | None:
+        try:
+            journal = msgspec.json.decode(self.journal_path.read_bytes(), type=Journal)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            _log.warning("unreadable journal path=%s error=%s", self.journal_path, error)
+            return None
+        same = (journal.identity, journal.size_bytes) == (identity, size_bytes)
+        lengths = _segment_lengths(journal.size_bytes, journal.segment_bytes)
+        whole = len(lengths) == len(journal.done) and all(
+            0 <= d <= n for d, n in zip(journal.done, lengths, strict=True)
+        )
+        return journal if same and whole else None
+
+    @staticmethod
+    def _fresh(identity: str, size_bytes: int, segment_bytes: int) -> Journal:
+        count = len(_segment_lengths(size_bytes, segment_bytes))
+        return Journal(identity=identity, size_bytes=size_bytes, segment_bytes=segment_bytes, done=[0] * count)
+
+    @property
+    def done_bytes(self) -> int:
+        """Bytes that are there."""
+        return sum(self.journal.done)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every byte is there (verified or not)."""
+        return self.done_bytes == self.journal.size_bytes
+
+    def missing(self) -> list[int]:
+        """Numbers of the segments that are not whole."""
+        lengths = _segment_lengths(self.journal.size_bytes, self.journal.segment_bytes)
+        return [i for i, (d, n) in enumerate(zip(self.journal.done, lengths, strict=True)) if d < n]
+
+    def span(self, segment: int) -> tuple[int, int]:
+        """First missing byte of a segment and its end."""
+        start = segment * self.journal.segment_bytes
+        return start + self.journal.done[segment], min(start + self.journal.segment_bytes, self.journal.size_bytes)
+
+    def write(self, segment: int, data: bytes) -> None:
+        """Append to a segment; each segment has one writer. Raises: OSError (the disk is full)."""
+        offset = segment * self.journal.segment_bytes + self.journal.done[segment]
+        view = memoryview(data)
+        while view:
+            with self._lock:
+                if self._fd < 0:
+                    return  # closed meanwhile: a late writer must not touch a descriptor that may be another's
+                written = _pwrite(self._fd, view, offset)
+            offset += written
+            self.journal.done[segment] += written
+            view = view[written:]
+
+    def save(self) -> None:
+        """Bytes to the disk, then the journal. Raises: OSError."""
+        with self._lock:
+            raw = msgspec.json.encode(self.journal)  # what is written after this line is claimed next time
+            os.fsync(self._fd)
+            fresh = self.journal_path.with_suffix(".new")
+            fresh.write_bytes(raw)
+            fresh.replace(self.journal_path)
+
+    def restart(self) -> None:
+        """Forget every byte."""
+        self.journal.done = [0] * len(self.journal.done)
+        self.journal.verified = False
+        self.save()
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+    def discard(self) -> None:
+        """Remove the bytes and the journal."""
+        self.close()
+        self.path.unlink(missing_ok=True)
+        self.journal_path.unlink(missing_ok=True)
+
+
+def _segment_lengths(size: int, segment: int) -> list[int]:
+    return [min(segment, size - start) for start in range(0, size, segment)] if segment > 0 else []
+
+
+def _pwrite(fd: int, data: memoryview, offset: int) -> int:
+    if hasattr(os, "pwrite"):
+        return os.pwrite(fd, data, offset)
+    os.lseek(fd, offset, os.SEEK_SET)  # Windows has no pwrite; the caller holds the part's lock
+    return os.write(fd, data)

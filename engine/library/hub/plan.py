@@ -1,0 +1,228 @@
+"""What every quantization of a repository would need, and how fast it would run, before it is fetched."""
+
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from engine.errors import EngineError
+from engine.library.hub import header_cache
+from engine.library.hub.client import HubClient
+from engine.library.hub.remote_file import RemoteFile
+from engine.library.hub.repository import Choice, RepoFile, Repository
+from engine.library.inspect_files import gguf_details
+from engine.library.types import Details
+from engine.paths import Paths
+from quantize.errors import BadFile, QuantizeError
+from quantize.gguf_file import Entry, GgufFile, TensorInfo, read_gguf_source
+
+_log = logging.getLogger(__name__)
+_AT_ONCE = 8
+# Answers of the hub about a repository are taken as they were for this long; a refresh asks again.
+_LISTING_S = 600.0
+_ENOUGH_BITS = 7.0  # Q6_K has 6.6
+_EXACT_BITS = 7.9  # Q8_0 has 8.5, MXFP4 originals less: those are ready-made already
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a file fits this machine: bytes needed and there, tokens a second expected, and the reasons."""
+
+    fits: bool
+    needed_bytes: int
+    available_bytes: int
+    decode_tok_s: float | None = None
+    prefill_tok_s: float | None = None
+    device: str = ""
+    reasons: tuple[str, ...] = ()
+
+
+class Judge(Protocol):
+    """Answers for one model's headers; None where nothing can be said."""
+
+    def __call__(self, parts: tuple[GgufFile, ...], details: Details) -> Verdict | None:
+        """Judge the model whose parts have these headers."""
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """One choice with all that its headers tell; `problem` says why they could not be read."""
+
+    choice: Choice
+    details: Details | None = None
+    bits_per_weight: float = 0.0
+    verdict: Verdict | None = None
+    best: bool = False
+    problem: str | None = None
+
+
+class RepoPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a repository, smallest first. `fetched_bytes` crossed the network to find this out.
+
+    `build_from` names the option Tessera would quantize itself from: the most exact one, if none is good enough.
+    """
+
+    repository: Repository
+    options: tuple[Option, ...]
+    fetched_bytes: int
+    elapsed_s: float
+    build_from: str | None = None
+
+    def option(self, label: str) -> Option | None:
+        """The option of that label, whatever its case."""
+        wanted = label.casefold()
+        return next((o for o in self.options if o.choice.label.casefold() == wanted), None)
+
+    @property
+    def best(self) -> Option | None:
+        """The option marked best for this machine."""
+        return next((option for option in self.options if option.best), None)
+
+
+def plan_repository(
+    client: HubClient,
+    paths: Paths,
+    repo: str,
+    *,
+    revision: str | None = None,
+    judge: Judge | None = None,
+    refresh: bool = False,
+) -> RepoPlan:
+    """Read the headers of every quantization and judge each.
+
+    The vocabulary, which is most of a header, is read once: its siblings are read around it and must then
+    account for every byte of their file, else they are read in full.
+    Raises: the errors of HubClient.
+    """
+    begin = time.monotonic()
+    repository = listed(client, paths, repo, revision, refresh=refresh)
+    reading = _Reading(client, paths, repository)
+    choices = repository.choices()
+    ggufs = [choice for choice in choices if choice.format == "gguf"]
+    headers = reading.headers(ggufs)
+    options = [_option(choice, headers.get(choice.label), judge) for choice in choices]
+    options = _mark_best(options)
+    return RepoPlan(
+        repository=repository,
+        options=tuple(options),
+        fetched_bytes=reading.fetched_bytes,
+        elapsed_s=time.monotonic() - begin,
+        build_from=_build_from(options),
+    )
+
+
+def listed(
+    client: HubClient, paths: Paths, repo: str, revision: str | None = None, *, refresh: bool = False
+) -> Repository:
+    """The repository's files, from the cache if that is fresh. Raises: the errors of HubClient."""
+    key = f"{client.endpoint}|{repo}|{revision or ''}|{bool(client.token)}"
+    name = "".join(c if c.isalnum() else "_" for c in key)[-180:]
+    path = paths.cache / "hub" / "repositories" / f"{name}.json"
+    if not refresh:
+        found = _recall_listing(path, repo)
+        if found is not None:
+            return found
+    repository = client.repository(repo, revision)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.encode(repository))
+    except OSError as error:
+        _log.info("listing not kept: %s", error)
+    return repository
+
+
+def _recall_listing(path: Path, repo: str) -> Repository | None:
+    try:
+        if not 0 <= time.time() - path.stat().st_mtime < _LISTING_S:
+            return None
+        found = msgspec.json.decode(path.read_bytes(), type=Repository)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return found if found.repo == repo else None
+
+
+class _Reading:
+    """Headers of the files of one repository, each read as little as possible."""
+
+    def __init__(self, client: HubClient, paths: Paths, repository: Repository) -> None:
+        self._client = client
+        self._cache = paths.cache / "hub" / "headers"
+        self._repository = repository
+        self.fetched_bytes = 0
+
+    def headers(self, choices: list[Choice]) -> dict[str, tuple[GgufFile, ...] | str]:
+        """For each label the headers of all its parts, or why they could not be read."""
+        result: dict[str, tuple[GgufFile, ...] | str] = {}
+        known: Mapping[str, Entry] = {}
+        rest = list(choices)
+        while rest and not known:  # until one vocabulary is known
+            choice = rest.pop(0)
+            found = self._choice(choice, {})
+            result[choice.label] = found
+            if not isinstance(found, str):
+                known = found[0].entries
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            found_rest = pool.map(lambda choice: self._choice(choice, known), rest)
+        result.update(zip([choice.label for choice in rest], found_rest, strict=True))
+        return result
+
+    def _choice(self, choice: Choice, known: Mapping[str, Entry]) -> tuple[GgufFile, ...] | str:
+        try:
+            return tuple(self._file(file, known) for file in choice.files)
+        except QuantizeError as error:
+            return str(getattr(error, "reason", error))
+        except EngineError as error:
+            return str(error)
+
+    def _file(self, file: RepoFile, known: Mapping[str, Entry]) -> GgufFile:
+        kept = header_cache.recall(self._cache, file.sha256, file.name) if file.sha256 else None
+        if kept is not None:
+            return kept
+        source = RemoteFile(self._client, self._repository, file)
+        try:
+            try:
+                header = read_gguf_source(source, known_arrays=known)
+            except BadFile:
+                if not known:
+                    raise
+                header = read_gguf_source(source)
+        finally:
+            self.fetched_bytes += source.fetched_bytes
+        if file.sha256:
+            header_cache.keep(self._cache, file.sha256, header)
+        return header
+
+
+def _option(choice: Choice, found: tuple[GgufFile, ...] | str | None, judge: Judge | None) -> Option:
+    if found is None:
+        return Option(choice=choice)
+    if isinstance(found, str):
+        return Option(choice=choice, problem=found)
+    tensors: list[TensorInfo] = [tensor for part in found for tensor in part.tensors]
+    details = gguf_details(found[0], tensors)
+    bits = sum(t.nbytes for t in tensors) * 8 / details.n_params if details.n_params else 0.0
+    verdict = judge(found, details) if judge else None
+    return Option(choice=choice, details=details, bits_per_weight=bits, verdict=verdict)
+
+
+def _mark_best(options: list[Option]) -> list[Option]:
+    """The largest that fits, but not beyond what can be told from the original.
+
+    Source: at Q6_K (6.6 bits a weight) the damage is close to what tests can no longer measure (llama.cpp's
+    quantize README), while every byte costs speed; so a larger file is only best where it is the only one.
+    """
+    fitting = [o for o in options if o.verdict and o.verdict.fits and o.choice.format == "gguf"]
+    modest = [o for o in fitting if o.bits_per_weight <= _ENOUGH_BITS]
+    pool = modest or sorted(fitting, key=lambda o: o.choice.size_bytes)[:1]
+    if not pool:
+        return options
+    best = max(pool, key=lambda o: o.choice.size_bytes)
+    return [msgspec.structs.replace(o, best=o is best) for o in options]
+
+
+def _build_from(options: list[Option]) -> str | None:
+    """The label to quantize from, where our own mix would be better than the best ready one: an exact source."""
+    exact = [o for o in options if o.choice.format == "safetensors" or o.bits_per_weight >= _EXACT_BITS]
+    return max(exact, key=lambda o: (o.bits_per_weight, o.choice.size_bytes)).choice.label if exact else None
