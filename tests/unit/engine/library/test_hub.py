@@ -148,6 +148,8 @@ def test_offline_mode_sends_nothing(hub, client, spark, monkeypatch):
 def test_a_hub_that_does_not_answer(client, hub):
     with pytest.raises(errors.HubUnreachable):
         HubClient("http://127.0.0.1:9").repository("org/x")
+    with pytest.raises(errors.HubUnreachable):
+        HubClient("http://127.0.0.1:9").search("x")
     hub.faults.server_error = 1
     with pytest.raises(errors.HubUnreachable) as caught:
         client.repository("org/x")
@@ -232,9 +234,9 @@ def test_t6_cut_links_are_mended(hub, client, catalogue, spark):
 
 
 def test_t6_a_stalled_link_shows_as_stalled_and_resumes(hub, client, catalogue, spark, monkeypatch):
-    monkeypatch.setattr("engine.library.hub.client._TIMEOUT", __import__("httpx2").Timeout(1.5))
+    monkeypatch.setattr("engine.library.hub.client._TIMEOUT", __import__("httpx2").Timeout(1.0))
     monkeypatch.setattr("engine.jobs._STALLED_S", 0.3)
-    hub.faults.stall_after, hub.faults.stall_s = [2 * MB] * 4, 5
+    hub.faults.stall_after, hub.faults.stall_s = [MB] * 4, 5
     seen = []
     entry = download(client, catalogue).run(Control(seen.append))
     assert entry.path.read_bytes() == SPARK.read_bytes()
