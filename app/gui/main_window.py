@@ -141,7 +141,7 @@ class MainWindow(QMainWindow):
         def add(keys: QKeySequence | QKeySequence.StandardKey | str, run: Callable[[], object]) -> None:
             action = QAction(self)
             action.setShortcut(QKeySequence(keys))
-            action.triggered.connect(run)
+            action.triggered.connect(lambda _checked=False: run())
             self.addAction(action)
 
         def new_chat() -> None:

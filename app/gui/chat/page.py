@@ -310,7 +310,7 @@ class ChatPage(QSplitter):
         for choice in choices:
             self.models.addItem(choice.title, choice.id)
         position = self.models.findData(current)
-        if position < 0 and current:
+        if position < 0 and current and choices:
             self.models.addItem(self.tr("{name} (not here)").format(name=current), current)
             position = self.models.count() - 1
         if not choices:

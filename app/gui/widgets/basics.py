@@ -52,7 +52,7 @@ def button(text: str, on_click: Callable[[], object] | None = None, kind: str = 
     made.setProperty("kind", kind)
     made.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
     if on_click is not None:
-        made.clicked.connect(on_click)
+        made.clicked.connect(lambda _checked=False: on_click())
     return made
 
 
@@ -77,7 +77,7 @@ class IconButton(QToolButton):
         self._refresh()
         look.changed.connect(self._refresh)
         if on_click is not None:
-            self.clicked.connect(on_click)
+            self.clicked.connect(lambda _checked=False: on_click())
 
     def set_words(self, words: str) -> None:
         """What the button does."""

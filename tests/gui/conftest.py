@@ -1,0 +1,68 @@
+"""Fixtures of the window's tests: offscreen, a home of its own, and no thread, timer or widget left behind."""
+
+import os
+import threading
+
+os.environ["QT_QPA_PLATFORM"] = "offscreen"
+
+import pytest
+from PySide6.QtCore import QCoreApplication, QEvent, QTimer
+from PySide6.QtWidgets import QApplication
+
+from app.db.connection import open_store
+from app.db.store import Store
+from app.gui.background import Background
+from app.gui.look import Look
+from app.gui.services import LiveSettings, Models, Services
+from tests.gui.fake_server import FakeServer
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request, qapp, home):
+    """After a test no thread runs, no timer ticks and no widget is alive that was not there before."""
+    threads = set(threading.enumerate())
+    widgets = set(map(id, QApplication.allWidgets()))
+    yield
+    for _ in range(3):
+        QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+        qapp.processEvents()
+    left = [w for w in QApplication.topLevelWidgets() if id(w) not in widgets and w.isVisible()]
+    assert left == [], f"widgets left visible: {left}"
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(5)
+        assert not thread.is_alive(), f"thread left running: {thread.name}"
+    ticking = [timer for timer in qapp.findChildren(QTimer) if timer.isActive()]
+    assert ticking == [], f"timers left running: {ticking}"
+
+
+@pytest.fixture
+def server():
+    with FakeServer() as fake:
+        yield fake
+
+
+@pytest.fixture
+def look(qapp):
+    made = Look(qapp, "light")
+    yield made
+    qapp.styleHints().colorSchemeChanged.disconnect(made._on_scheme_changed)
+    made.deleteLater()
+
+
+@pytest.fixture
+def services(qapp, look, server, home):
+    background = Background(qapp)
+    store = Store(open_store(home / "state" / "chats.db"))
+    models = Models(server.api, background, qapp)
+    yield Services(look, background, store, server.api, LiveSettings(background, parent=qapp), models)
+    models.stop()
+    background.close()
+    store.close()
+    models.deleteLater()
+    background.deleteLater()

@@ -1,0 +1,315 @@
+"""The chat page against a server on loopback: what a user does, and what is on the disk afterwards."""
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QPushButton
+
+from app.db import conversations, messages
+from app.gui.chat.message_widget import MessageWidget
+from app.gui.chat.page import ChatPage
+
+
+@pytest.fixture
+def page(qtbot, services):
+    made = ChatPage(services)
+    qtbot.addWidget(made)
+    made.resize(1000, 700)
+    made.show()
+    services.models.start()
+    qtbot.waitUntil(lambda: bool(services.models.choices))
+    qtbot.waitUntil(lambda: made.controller.conversation.model == "spark")
+    yield made
+    made.controller.stop()
+    made.save_draft()
+    made.close()
+
+
+def ask(qtbot, page, text="Hi there"):
+    page.composer.set_text(text)
+    qtbot.keyClick(page.composer.editor, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: not page.controller.busy, timeout=10_000)
+
+
+def stored(services, page):
+    return services.store.submit(messages.of_conversation, page.controller.conversation.id).result()
+
+
+def shown(page):
+    return [item for key in page.transcript._keys if (item := page.transcript.item(key))]
+
+
+def test_enter_sends_and_the_answer_is_shown_and_kept(qtbot, services, page, server):
+    ask(qtbot, page)
+    question, answer = stored(services, page)
+    assert (question.role, question.content) == ("user", "Hi there")
+    assert (answer.content, answer.status, answer.parent_id) == ("Hello **world**", "complete", question.id)
+    assert answer.facts["usage"]["total_tokens"] == 15
+    assert shown(page)[-1].text_view.toPlainText() == "Hello world"
+    assert page.composer.text == ""
+    assert page.controller.conversation.title == "Hi there"
+    qtbot.waitUntil(lambda: page.sidebar.model.rowCount() == 1)
+    body = server.bodies[0]
+    assert body["messages"] == [{"role": "user", "content": "Hi there"}]
+    assert body["stream_options"] == {"include_usage": True}
+
+
+def test_shift_enter_breaks_the_line(qtbot, page, server):
+    page.composer.set_text("one")
+    page.composer.editor.moveCursor(page.composer.editor.textCursor().MoveOperation.End)
+    qtbot.keyClick(page.composer.editor, Qt.Key.Key_Return, Qt.KeyboardModifier.ShiftModifier)
+    qtbot.keyClicks(page.composer.editor, "two")
+    assert page.composer.text == "one\ntwo"
+    assert server.bodies == []
+
+
+def test_the_question_is_on_the_disk_before_the_server_is_asked(qtbot, services, page, server):
+    seen = []
+    original = server.api.stream
+
+    def stream(path, body):
+        rows = services.store.submit(
+            lambda c: c.execute("SELECT role, content, status FROM messages ORDER BY id").fetchall()
+        ).result()
+        seen.append(rows)
+        return original(path, body)
+
+    server.api.stream = stream
+    ask(qtbot, page)
+    assert seen == [[("user", "Hi there", "complete"), ("assistant", "", "streaming")]]
+
+
+def test_the_second_question_carries_the_conversation(qtbot, page, server):
+    ask(qtbot, page)
+    ask(qtbot, page, "And then?")
+    assert [m["content"] for m in server.bodies[1]["messages"]] == ["Hi there", "Hello **world**", "And then?"]
+
+
+def test_stop_keeps_what_arrived_and_ends_the_generation(qtbot, services, page, server):
+    server.pieces = [f"word{n} " for n in range(2000)]
+    server.pause_s = 0.01
+    page.composer.set_text("Go on")
+    page.composer.send()
+    qtbot.waitUntil(lambda: bool(page.controller.partial and "word3" in page.controller.partial.content))
+    page.composer._send.click()
+    assert not page.controller.busy
+    qtbot.waitUntil(lambda: stored(services, page)[1].status == "stopped")
+    answer = stored(services, page)[1]
+    assert answer.content.startswith("word0 word1")
+    qtbot.waitUntil(lambda: server.disconnects == 1)
+
+
+def test_text_is_saved_while_it_streams(qtbot, services, page, server):
+    server.pieces = ["first ", "second ", "third "]
+    server.hold.clear()
+    page.composer.set_text("Go on")
+    page.composer.send()
+    qtbot.waitUntil(lambda: page.controller.partial is not None)
+    page.controller._save_timer.setInterval(50)
+    qtbot.wait(60)
+    server.hold.set()
+    server.pause_s = 0.2
+    qtbot.waitUntil(lambda: any(m.content.startswith("first") for m in stored(services, page)))
+    qtbot.waitUntil(lambda: not page.controller.busy)
+
+
+def test_an_error_before_the_stream_is_shown_with_what_to_do(qtbot, services, page, server):
+    server.error = {
+        "message": "The prompt has 2000 tokens.",
+        "code": "context_length_exceeded",
+        "prompt_tokens": 2000,
+    }
+    ask(qtbot, page)
+    answer = stored(services, page)[1]
+    assert answer.status == "error"
+    assert answer.facts["error_code"] == "context_length_exceeded"
+    words = [b.text() for b in shown(page)[-1].findChildren(QPushButton)]
+    assert "Leave out the oldest messages" in words
+
+
+def test_t1_a_dying_runner_keeps_the_partial_answer_and_offers_to_try_again(qtbot, services, page, server):
+    server.end_early = True
+    ask(qtbot, page)
+    answer = stored(services, page)[1]
+    assert (answer.status, answer.content) == ("error", "Hello **world**")
+    server.end_early = False
+    item = shown(page)[-1]
+    again = next(b for b in item.findChildren(QPushButton) if b.text() == "Try again")
+    again.click()
+    qtbot.waitUntil(lambda: len(page.controller.tree) == 3)
+    qtbot.waitUntil(lambda: not page.controller.busy)
+    assert stored(services, page)[2].status == "complete"
+
+
+def test_regenerate_makes_a_branch_and_the_switcher_shows_both(qtbot, services, page, server):
+    ask(qtbot, page)
+    first = page.controller.tree.leaf_id
+    server.pieces = ["Another"]
+    page.controller.regenerate(first)
+    qtbot.waitUntil(lambda: not page.controller.busy)
+    second = page.controller.tree.leaf_id
+    assert page.controller.tree.siblings(second) == [first, second]
+    assert shown(page)[-1].text_view.toPlainText() == "Another"
+    page.controller.switch_branch(first)
+    assert shown(page)[-1].text_view.toPlainText() == "Hello world"
+    qtbot.waitUntil(
+        lambda: services.store.submit(conversations.get, page.controller.conversation.id).result().leaf_id == first
+    )
+
+
+def test_editing_a_question_keeps_the_old_branch(qtbot, page, server):
+    ask(qtbot, page)
+    question = page.controller.tree.path()[0]
+    item = page.transcript.item(question.id)
+    assert isinstance(item, MessageWidget)
+    item.start_edit()
+    item._editor.setPlainText("Hi again")
+    next(b for b in item.findChildren(QPushButton) if b.text() == "Ask again").click()
+    qtbot.waitUntil(lambda: len(page.controller.tree) == 4)
+    qtbot.waitUntil(lambda: not page.controller.busy)
+    assert [m["content"] for m in server.bodies[1]["messages"]] == ["Hi again"]
+    assert page.controller.tree.siblings(page.controller.tree.path()[0].id)[0] == question.id
+
+
+def test_continue_goes_on_in_the_same_message(qtbot, services, page, server):
+    ask(qtbot, page)
+    server.pieces = [", and more"]
+    page.controller.continue_answer(page.controller.tree.leaf_id)
+    qtbot.waitUntil(lambda: not page.controller.busy)
+    assert stored(services, page)[1].content == "Hello **world**, and more"
+    assert server.bodies[1]["messages"][-1]["role"] == "assistant"
+    assert server.bodies[1]["continue_final_message"] is True
+
+
+def test_reasoning_is_folded_and_kept(qtbot, services, page, server):
+    server.reasoning = ["Let me ", "think"]
+    ask(qtbot, page)
+    assert stored(services, page)[1].reasoning == "Let me think"
+    item = shown(page)[-1]
+    assert item._reasoning is not None
+    assert not item._reasoning.isVisible()
+    fold = next(b for b in item.findChildren(QPushButton) if "Reasoning" in b.text())
+    before = item.height()
+    fold.click()
+    assert item._reasoning.isVisible()
+    assert item._reasoning.toPlainText() == "Let me think"
+    qtbot.waitUntil(lambda: item.height() > before)
+
+
+def test_tool_calls_are_cards(qtbot, page, server):
+    server.pieces = []
+    server.tool_calls = [
+        {"index": 0, "id": "c1", "function": {"name": "look_up", "arguments": '{"ci'}},
+        {"index": 0, "function": {"arguments": 'ty": "Bern"}'}},
+    ]
+    ask(qtbot, page)
+    message = page.controller.tree.path()[-1]
+    assert message.facts["tool_calls"] == [{"name": "look_up", "arguments": '{"city": "Bern"}', "id": "c1"}]
+    texts = [view.toPlainText() for view, _ in shown(page)[-1]._views]
+    assert any("Bern" in text for text in texts)
+
+
+def test_documents_enter_the_context_and_are_shown(qtbot, tmp_path, services, page, server):
+    file = tmp_path / "notes.py"
+    file.write_text("print('hello')")
+    page.composer.attach([str(file)])
+    qtbot.waitUntil(lambda: len(page.composer.attachments) == 1)
+    ask(qtbot, page, "What does it do?")
+    assert "print('hello')" in server.bodies[0]["messages"][0]["content"]
+    assert stored(services, page)[0].attachments[0].name == "notes.py"
+    assert page.composer.attachments == []
+
+
+def test_a_file_that_cannot_be_read_is_named(qtbot, tmp_path, page):
+    page.composer.attach([str(tmp_path / "missing.txt")])
+    qtbot.waitUntil(page.banner.isVisible)
+    assert "missing.txt" in page.banner.text
+
+
+def test_drafts_survive_switching_and_restarting(qtbot, services, page):
+    ask(qtbot, page, "First chat")
+    first = page.controller.conversation.id
+    page.composer.set_text("half a thought")
+    page.new_chat()
+    assert page.composer.text == ""
+    page.open(first)
+    qtbot.waitUntil(lambda: page.composer.text == "half a thought")
+
+
+def test_a_full_disk_keeps_the_text_in_the_editor(qtbot, services, page, monkeypatch):
+    from app.db.errors import StoreUnwritable
+    from app.gui.chat import turns
+
+    def full(connection, draft):
+        raise StoreUnwritable(services.store.opened.path, "database or disk is full")
+
+    monkeypatch.setattr(turns, "ask", full)
+    page.composer.set_text("Precious words")
+    page.composer.send()
+    qtbot.waitUntil(page.banner.isVisible)
+    assert page.composer.text == "Precious words"
+    assert "disk is full" in page.banner.text
+    assert not page.controller.busy
+
+
+def test_the_context_warns_before_it_overflows_and_offers_a_choice(qtbot, page, server):
+    server.pieces = ["word " * 400]
+    for n in range(3):
+        ask(qtbot, page, f"question {n} " + "long " * 100)
+    page.composer.set_text("x" * 4000)
+    assert page.composer.meter.level == "bad"
+    assert page.banner.isVisible()
+    next(b for b in page.banner.findChildren(QPushButton) if b.text() == "Leave out the oldest").click()
+    page.composer.set_text("short")
+    page.composer.send()
+    qtbot.waitUntil(lambda: not page.controller.busy)
+    assert len(server.bodies[-1]["messages"]) == 3
+    assert len(page.controller.tree.path()) == 8, "nothing is lost from the transcript"
+
+
+def test_search_finds_and_opens_the_message(qtbot, page, server):
+    server.pieces = ["The capital of Assyria was Assur."]
+    ask(qtbot, page, "What was the capital?")
+    first = page.controller.conversation.id
+    page.new_chat()
+    page.sidebar._search.setText("assyr")
+    qtbot.waitUntil(lambda: page.sidebar.hits_model.rowCount() == 1)
+    page.sidebar._on_chosen(page.sidebar.hits_model.index(0, 0))
+    qtbot.waitUntil(lambda: page.controller.conversation.id == first)
+
+
+def test_delete_can_be_undone(qtbot, services, page):
+    ask(qtbot, page)
+    number = page.controller.conversation.id
+    page.sidebar.trash(number)
+    qtbot.waitUntil(lambda: page.sidebar.model.rowCount() == 0)
+    next(b for b in page.banner.findChildren(QPushButton) if b.text() == "Undo").click()
+    qtbot.waitUntil(lambda: page.sidebar.model.rowCount() == 1)
+
+
+def test_export_and_import_bring_a_chat_back_with_all_branches(qtbot, tmp_path, services, page, server):
+    ask(qtbot, page)
+    page.controller.regenerate(page.controller.tree.leaf_id)
+    qtbot.waitUntil(lambda: not page.controller.busy)
+    number = page.controller.conversation.id
+    with qtbot.waitSignal(page.exchange.exported):
+        page.exchange.export_to(number, tmp_path / "chat.json")
+    with qtbot.waitSignal(page.exchange.exported):
+        page.exchange.export_to(number, tmp_path / "chat.md")
+    assert "Hello **world**" in (tmp_path / "chat.md").read_text()
+    with qtbot.waitSignal(page.exchange.imported):
+        page.exchange.import_from(tmp_path / "chat.json")
+    rows = services.store.submit(conversations.listing).result()
+    assert len(rows) == 2
+    copy = services.store.submit(messages.of_conversation, rows[0].id).result()
+    assert [m.content for m in copy] == ["Hi there", "Hello **world**", "Hello **world**"]
+    assert copy[1].parent_id == copy[2].parent_id == copy[0].id
+
+
+def test_without_a_server_nothing_can_be_sent_and_the_page_says_so(qtbot, services, page, server):
+    server.api.disconnect()
+    services.models._on_error(RuntimeError("gone"))
+    services.models.choices = ()
+    services.models.changed.emit()
+    page.composer.set_text("anyone?")
+    assert not page.composer._send.isEnabled()
+    assert page.models.currentText() == "Starting…"

@@ -1,0 +1,244 @@
+"""The markdown view: streamed and whole text look the same, and nothing in it loads or runs."""
+
+import contextlib
+import socket
+import threading
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PySide6.QtCore import QUrl
+from PySide6.QtGui import QGuiApplication, QTextDocument
+from PySide6.QtWidgets import QMessageBox, QToolButton
+
+from app.gui.look import tokens
+from app.gui.markdown.document import MarkdownDocument
+from app.gui.markdown.formats import Formats
+from app.gui.markdown.highlight import fresh_start, pieces
+from app.gui.markdown.parse import split_urls
+from app.gui.markdown.view import MarkdownView
+
+SAMPLE = """# Title
+Some *text* with `code`, **bold** and a [link](https://example.org).
+
+- one
+- two
+  1. nested
+  2. list
+
+> quoted
+> text
+
+```python
+def f(x):
+    return x + 1
+
+
+def g():
+    pass
+```
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+Last paragraph.
+"""
+
+
+@pytest.fixture
+def view(qtbot, look):
+    made = MarkdownView(look)
+    qtbot.addWidget(made)
+    made.resize(600, 400)
+    made.show()
+    return made
+
+
+def structure(document):
+    """Text, formats and lists of a document, block by block."""
+    rows = []
+    block = document.firstBlock()
+    while block.isValid():
+        f = block.blockFormat()
+        listed = block.textList()
+        rows.append(
+            (
+                block.text(),
+                f.headingLevel(),
+                f.topMargin(),
+                f.bottomMargin(),
+                f.indent(),
+                listed.format().style() if listed else None,
+                listed.itemNumber(block) if listed else None,
+            )
+        )
+        block = block.next()
+    return rows
+
+
+@pytest.mark.parametrize("step", [1, 2, 7, 50])
+def test_streamed_text_ends_as_the_whole_text(qapp, look, step):
+    whole, streamed = QTextDocument(), QTextDocument()
+    MarkdownDocument(whole, Formats(look)).set_text(SAMPLE)
+    growing = MarkdownDocument(streamed, Formats(look))
+    for start in range(0, len(SAMPLE), step):
+        growing.append(SAMPLE[start : start + step])
+    assert structure(streamed) == structure(whole)
+    assert [(c.language, c.code, c.first, c.last) for c in growing.code] == [
+        ("python", "def f(x):\n    return x + 1\n\n\ndef g():\n    pass", 7, 12)
+    ]
+
+
+_PARTS = "# h~|text |**b|** |~|~~|- item~|  - sub~|1. n~|> q~|```|```py~|x = 1~|`c`|[l](http://x)"
+FRAGMENTS = st.sampled_from(
+    [
+        *_PARTS.replace("~", "\n").split("|"),
+        "~~~\n",
+        "| a | b |\n",
+        "|---|---|\n",
+        "| 1 | 2 |\n",
+        "\\",
+        "\t",
+        "&amp;",
+    ]
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(FRAGMENTS, max_size=24))
+def test_any_split_of_any_markdown_ends_as_the_whole(look, fragments):
+    text = "".join(fragments)
+    whole, streamed = QTextDocument(), QTextDocument()
+    MarkdownDocument(whole, Formats(look)).set_text(text)
+    growing = MarkdownDocument(streamed, Formats(look))
+    for fragment in fragments:
+        growing.append(fragment)
+    assert streamed.toPlainText() == whole.toPlainText()
+    assert structure(streamed) == structure(whole)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(max_size=400))
+def test_any_text_is_shown_without_an_error(look, text):
+    document = QTextDocument()
+    MarkdownDocument(document, Formats(look)).set_text(text)
+
+
+def test_hostile_markdown_makes_no_connection_and_reads_no_file(qtbot, view, tmp_path):
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(b"\x89PNG")
+    trap = socket.socket()
+    trap.bind(("127.0.0.1", 0))
+    trap.listen()
+    trap.settimeout(0.3)
+    hits = []
+
+    def listen():
+        with contextlib.suppress(TimeoutError):
+            hits.append(trap.accept())
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    base = f"http://127.0.0.1:{trap.getsockname()[1]}"
+    view.set_markdown(
+        f"![a]({base}/a.png) <img src='{base}/b.png'> <link rel=stylesheet href='{base}/c.css'>\n\n"
+        f"<style>@import url({base}/d.css)</style> ![f](file://{secret}) [x]({base}/e)\n\n"
+        f"<script>fetch('{base}')</script> <iframe src='{base}'></iframe>\n\n"
+        f"![d](data:image/svg+xml;base64,AAAA) ![r][ref]\n\n[ref]: {base}/g.png\n"
+    )
+    view.grab()
+    qtbot.wait(50)
+    listener.join()
+    trap.close()
+    assert hits == []
+    assert view.loadResource(2, QUrl(f"file://{secret}")) == b""
+    assert view.document().toHtml().count("<img") == 0
+    assert "<script>" in view.toPlainText(), "raw HTML is shown as text"
+
+
+@pytest.mark.parametrize(
+    "address", ["javascript:alert(1)", "file:///etc/passwd", "tessera:x", "smb://host/x", "#top"]
+)
+def test_only_web_and_mail_links_can_open(view, address, monkeypatch):
+    opened = []
+    monkeypatch.setattr("PySide6.QtGui.QDesktopServices.openUrl", opened.append)
+    view._on_anchor_clicked(QUrl(address))
+    assert opened == []
+    assert view.findChildren(QMessageBox) == []
+
+
+def test_a_link_is_shown_before_it_opens(qtbot, view):
+    view._on_anchor_clicked(QUrl("https://example.org/path?secret=1"))
+    box = view.findChild(QMessageBox)
+    assert box.informativeText() == "https://example.org/path?secret=1"
+    box.button(QMessageBox.StandardButton.Cancel).click()
+    qtbot.waitUntil(lambda: not box.isVisible())
+
+
+def test_code_has_a_copy_button_that_copies_exactly_the_code(qtbot, view):
+    view.set_markdown("```python\nx = 1\n\n  y = 2\n```\n")
+    (button,) = view.findChildren(QToolButton)
+    assert button.accessibleName() == "Copy code"
+    button.click()
+    assert QGuiApplication.clipboard().text() == "x = 1\n\n  y = 2"
+    qtbot.wait(1600)
+
+
+def test_the_view_is_as_high_as_its_text(view):
+    view.set_markdown("one line")
+    small = view.fit_width(600)
+    view.set_markdown("line\n\n" * 30)
+    assert view.fit_width(600) > 20 * small
+    assert view.fit_width(300) >= view.fit_width(600)
+
+
+def test_the_look_changes_live(qapp, view, look):
+    view.set_markdown(SAMPLE)
+    before = view.toPlainText()
+    look.set("dark", 150)
+    assert view.toPlainText() == before
+    assert len(view.code) == 1
+
+
+@given(st.text(alphabet="ab\n ()'\"#=:", max_size=300))
+@settings(max_examples=100, deadline=None)
+def test_highlighting_loses_no_character(code):
+    assert "".join(text for text, _ in pieces(code, "python")) == code
+
+
+def test_lexing_a_growing_block_starts_at_most_4_kib_back():
+    code = "x = 1\n" * 5000
+    assert len(code) - fresh_start(code, 0) <= 4096
+    assert fresh_start("a\n\ndef f():\n    pass", 0) == 3
+
+
+def test_addresses_in_text():
+    assert list(split_urls("see https://a.b/c(d). Then (http://x.y)!")) == [
+        ("see ", ""),
+        ("https://a.b/c(d)", "https://a.b/c(d)"),
+        (". Then (", ""),
+        ("http://x.y", "http://x.y"),
+        (")!", ""),
+    ]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_is_readable_on_every_ground(dark):
+    """WCAG contrast of at least 4.5 for text, 3 for muted tiles."""
+    t = tokens(dark=dark)
+
+    def luminance(name):
+        c = t.colour(name)
+        parts = [v / 12.92 if v <= 0.03928 else ((v + 0.055) / 1.055) ** 2.4 for v in c.getRgbF()[:3]]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    def contrast(a, b):
+        first, second = sorted((luminance(a), luminance(b)), reverse=True)
+        return (first + 0.05) / (second + 0.05)
+
+    pairs = [(text, ground) for text in ("text", "muted") for ground in ("background", "surface", "raised")]
+    pairs += [("text", "hover"), ("text", "accent_soft"), ("on_accent", "accent"), ("link", "background")]
+    pairs += [("ok", "ok_soft"), ("warn", "warn_soft"), ("bad", "bad_soft"), ("text", "bad_soft"), ("text", "code")]
+    weak = {pair: round(contrast(*pair), 2) for pair in pairs if contrast(*pair) < 4.5}
+    assert weak == {}
