@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import BadModelFile
-from engine.library import origins
+from engine.library import ollama, origins
 from engine.library.inspect_files import inspect_gguf, inspect_onnx, inspect_safetensors
-from engine.library.naming import model_id, stem_of
+from engine.library.naming import file_title, folder_name, model_id, slug, stem_of
 from engine.library.scan import Candidate, candidate_at, find_models
 from engine.library.store import Store
 from engine.library.types import Details, ModelEntry, Origin, State
@@ -58,7 +58,8 @@ class Catalogue:
             msgspec.structs.replace(
                 entry,
                 state=_state(entry),
-                projector=projectors.get(entry.path.parent) if entry.format == "gguf" else None,
+                projector=entry.projector
+                or (projectors.get(entry.path.parent) if entry.format == "gguf" else None),
             )
             for entry in known
             if not entry.details.is_projector
@@ -78,9 +79,15 @@ class Catalogue:
     def refresh(self) -> Changes:
         """Look for new and changed models in the bundled, own and linked folders."""
         found: dict[str, tuple[Candidate, str | None]] = {}
+        blobs: set[Path] = set()
         for root, app in self._roots():
-            for candidate in find_models(root):
-                found.setdefault(candidate.key, (candidate, app))
+            for candidate in ollama.find_models(root) if ollama.is_store(root) else find_models(root):
+                # Snapshots of a Hugging Face cache are links: two commits may share one file.
+                same = Path(candidate.files[0].path).resolve() if app == "huggingface" else None
+                if same is None or same not in blobs:
+                    found.setdefault(candidate.key, (candidate, app))
+                if same is not None:
+                    blobs.add(same)
         known = self.store.entries()
         hidden = self.store.hidden()
         fresh = [
@@ -106,6 +113,13 @@ class Catalogue:
 
         Raises: BadModelFile: it is no model, or a broken one; nothing is recorded then.
         """
+        candidate, details, found_origin = self.check(path)
+        with self.store.writing():
+            self.store.hide(candidate.key, hidden=False)
+            return self._record(self.store.entries(), candidate, details, None, origin or found_origin)
+
+    def check(self, path: Path) -> tuple[Candidate, Details, Origin]:
+        """Look at a file or folder without recording it. Raises: BadModelFile."""
         path = path.absolute()
         try:
             candidate = candidate_at(path)
@@ -113,12 +127,10 @@ class Catalogue:
             raise BadModelFile(str(path), error.strerror or str(error)) from error
         if candidate is None:
             raise BadModelFile(str(path), "it is no GGUF file and no folder of a safetensors or ONNX model")
-        details, problem, found_origin = self._look(candidate, None)
+        details, problem, origin = self._look(candidate, None)
         if problem is not None:
             raise BadModelFile(str(path), problem)
-        with self.store.writing():
-            self.store.hide(candidate.key, hidden=False)
-            return self._record(self.store.entries(), candidate, details, None, origin or found_origin)
+        return candidate, details, origin
 
     def put(self, entry: ModelEntry) -> None:
         """Record a changed entry (a verified hash, a report)."""
@@ -132,6 +144,8 @@ class Catalogue:
     def _look(self, candidate: Candidate, app: str | None) -> tuple[Details, str | None, Origin]:
         path = Path(candidate.key)
         origin = origins.of(path, self.paths, app)
+        if candidate.expected:
+            origin = msgspec.structs.replace(origin, expected=candidate.expected)
         if candidate.missing:
             reason = f"{len(candidate.missing)} parts are missing, the first is {candidate.missing[0]}"
             return Details(architecture=""), reason, origin
@@ -162,6 +176,7 @@ class Catalogue:
             details=details,
             added_at=old.added_at if old else time.time(),
             folder=candidate.folder,
+            projector=candidate.projector,
             plan=_beside(path, ".plan.json"),
             report=_beside(path, ".report.json"),
             problem=problem,
@@ -173,7 +188,9 @@ class Catalogue:
     @staticmethod
     def _new_id(path: Path, candidate: Candidate, origin: Origin, known: dict[str, ModelEntry]) -> str:
         taken = {entry.id for entry in known.values()}
-        if origin.kind == "bundled":
+        if candidate.title:
+            path = path.with_name(f"{slug(candidate.title)}.gguf")
+        elif origin.kind == "bundled":
             path = path.with_name(path.name.partition("-")[0] + ".gguf")  # spark-f16.gguf is just "spark"
         return model_id(path, is_folder=candidate.folder is not None, taken=taken)
 
@@ -186,9 +203,7 @@ def key_of(entry: ModelEntry) -> str:
 
 def _display_name(candidate: Candidate) -> str:
     path = Path(candidate.key)
-    if candidate.folder is None:
-        return stem_of(path.name)
-    return path.parent.parent.name.rpartition("--")[2] if path.parent.name == "snapshots" else path.name
+    return candidate.title or (file_title(path) if candidate.folder is None else folder_name(path))
 
 
 def _beside(path: Path, suffix: str) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from quantize.gguf_split import parse_split_name
 
 _MAX_ID_CHARS = 80
+_EMPTY_NAMES = frozenset({"model", "ggml-model", "weights"})
 _UNSAFE = re.compile(r"[^a-z0-9._-]+")
 
 
@@ -27,7 +28,7 @@ def slug(text: str) -> str:
 
 def model_id(path: Path, *, is_folder: bool, taken: Container[str]) -> str:
     """An id for a new model: its file's or folder's name, numbered if another model has that already."""
-    base = slug(_folder_name(path) if is_folder else stem_of(path.name))
+    base = slug(folder_name(path) if is_folder else file_title(path))
     if base not in taken:
         return base
     number = 2
@@ -36,7 +37,13 @@ def model_id(path: Path, *, is_folder: bool, taken: Container[str]) -> str:
     return f"{base}-{number}"
 
 
-def _folder_name(path: Path) -> str:
+def file_title(path: Path) -> str:
+    """A name for people; `model.gguf` says nothing, so its folder is named instead."""
+    stem = stem_of(path.name)
+    return path.parent.name if stem.lower() in _EMPTY_NAMES and path.parent.name else stem
+
+
+def folder_name(path: Path) -> str:
     """A snapshot folder of the Hugging Face cache is named by a commit; its repository is the better name."""
     if path.parent.name == "snapshots":
         return path.parent.parent.name.rpartition("--")[2]

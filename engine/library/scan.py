@@ -4,7 +4,7 @@ import logging
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.library.types import Format, ModelFile
@@ -17,13 +17,19 @@ _MAX_FILES = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Files that look like one model. `key` (the folder or the first file) identifies it from scan to scan."""
+    """Files that look like one model. `key` (the folder or the first file) identifies it from scan to scan.
+
+    `title` is a better name than the file's own; `expected` maps file name to the sha256 its owner recorded.
+    """
 
     format: Format
     key: str
     files: tuple[ModelFile, ...]
     folder: str | None = None
     missing: tuple[str, ...] = ()
+    title: str | None = None
+    projector: str | None = None
+    expected: dict[str, str] = field(default_factory=dict)
 
 
 def model_file(path: Path) -> ModelFile:
@@ -100,7 +106,8 @@ def group(folder: Path, files: dict[str, ModelFile]) -> Iterator[Candidate]:
 
 
 def candidate_at(path: Path) -> Candidate | None:
-    """The model that a file or a folder given by a person belongs to, or None if it is none."""
+    """The model that a file or a folder given by a person belongs to, or None if it is none. Raises: OSError."""
+    path.stat()  # "No such file" is a better answer than "not a model"
     folder = path if path.is_dir() else path.parent
     files: dict[str, ModelFile] = {}
     with os.scandir(folder) as found:

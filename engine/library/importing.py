@@ -1,0 +1,117 @@
+"""Taking models in: copied into our own folder, or used where they lie."""
+
+import contextlib
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from engine.errors import BadModelFile, InputFault
+from engine.jobs import Control
+from engine.library import foreign
+from engine.library.catalogue import Catalogue, Changes
+from engine.library.errors import CannotWrite, NotEnoughDisk
+from engine.library.scan import candidate_at
+from engine.library.types import ModelEntry, Origin
+from quantize.errors import QuantizeError
+from quantize.safetensors_file import refuse_pickle
+
+_CHUNK_BYTES = 4 * 1024 * 1024
+_RESERVE_BYTES = 256 * 1024 * 1024
+_COMPANIONS = (".json", ".jinja", ".model", ".txt", ".onnx_data", ".onnx.data")
+
+
+def import_copy(catalogue: Catalogue, path: Path, control: Control) -> ModelEntry:
+    """Copy a file (all parts of a split one) or a model folder into our models folder and list it.
+
+    The headers are checked before a byte is copied; a copy appears in its place only when it is whole.
+    Raises: BadModelFile, NotEnoughDisk, CannotWrite; Cancelled and Paused from `control` (nothing is left then).
+    """
+    path = path.absolute()
+    files, folder = _members(path)
+    catalogue.check(path)
+    target = catalogue.paths.models / "local" / (folder.name if folder else path.stem)
+    total = sum(file.stat().st_size for file in files)
+    staging = catalogue.paths.models / ".partial" / f"import-{os.getpid()}-{target.name}"
+    try:
+        staging.mkdir(parents=True)
+        free = shutil.disk_usage(staging).free
+        if total + _RESERVE_BYTES > free:
+            raise NotEnoughDisk(str(catalogue.paths.models), total + _RESERVE_BYTES, free)
+        done = 0
+        for file in files:
+            done = _copy(file, staging / file.name, control, done, total)
+        target = _free_name(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging.rename(target)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise NotEnoughDisk(str(target), total, shutil.disk_usage(target.anchor).free) from error
+        raise CannotWrite(str(target), error.strerror or str(error)) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return catalogue.add(target if folder else target / files[0].name, Origin(kind="file"))
+
+
+def link(catalogue: Catalogue, where: str) -> tuple[Changes, ModelEntry | None]:
+    """Use models where they lie: a file, a folder of models, or the name of an application (see foreign.APPS).
+
+    Raises: InputFault: nothing of that name is here; BadModelFile: the file is no model.
+    """
+    if where in foreign.APPS:
+        folders = [folder for folder in foreign.present() if folder.app == where]
+        if not folders:
+            raise InputFault(f"no folder of {where} was found on this computer; give its path instead", "path")
+        for folder in folders:
+            catalogue.store.watch(str(folder.path), where)
+        return catalogue.refresh(), None
+    path = Path(where).expanduser().absolute()
+    if path.is_file():
+        return Changes(), catalogue.add(path)
+    if not path.is_dir():
+        apps = ", ".join(foreign.APPS)
+        raise InputFault(f"{path} is not there; give a file, a folder, or one of: {apps}", "path")
+    own = next((f.app for f in foreign.present() if f.path.resolve() == path.resolve()), None)
+    catalogue.store.watch(str(path), own)
+    return catalogue.refresh(), None
+
+
+def _members(path: Path) -> tuple[list[Path], Path | None]:
+    try:
+        if path.is_file():
+            refuse_pickle(path)
+        candidate = candidate_at(path)
+    except QuantizeError as error:
+        raise BadModelFile(str(path), str(getattr(error, "reason", error))) from error
+    except OSError as error:
+        raise BadModelFile(str(path), error.strerror or str(error)) from error
+    if candidate is None:
+        raise BadModelFile(str(path), "it is no GGUF file and no folder of a safetensors or ONNX model")
+    files = [Path(file.path) for file in candidate.files]
+    if candidate.folder is None:
+        return files, None
+    folder = Path(candidate.folder)
+    companions = (p for p in sorted(folder.iterdir()) if p.name.endswith(_COMPANIONS) and p.is_file())
+    return [*files, *(p for p in companions if p not in files)], folder
+
+
+def _copy(source: Path, target: Path, control: Control, done: int, total: int) -> int:
+    with source.open("rb") as reader, target.open("xb") as writer:
+        while chunk := reader.read(_CHUNK_BYTES):
+            control.check()
+            writer.write(chunk)
+            done += len(chunk)
+            control.report("copying", done, total)
+        writer.flush()
+        with contextlib.suppress(OSError):  # some file systems cannot; the catalogue's stamp would tell
+            os.fsync(writer.fileno())
+    shutil.copystat(source, target)
+    return done
+
+
+def _free_name(target: Path) -> Path:
+    number, found = 2, target
+    while found.exists():
+        found = target.with_name(f"{target.name}-{number}")
+        number += 1
+    return found

@@ -1,0 +1,130 @@
+"""Removing models, so that it can be undone until the trash is emptied. Linked files are only forgotten."""
+
+import logging
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from engine.errors import InputFault
+from engine.library.catalogue import Catalogue, key_of
+from engine.library.errors import CannotWrite
+from engine.library.types import ModelEntry
+
+_log = logging.getLogger(__name__)
+_TICKET = "entry.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """One removed model: `ticket` undoes it; `freed_bytes` come free when the trash is emptied (0 for links)."""
+
+    ticket: str
+    entry: ModelEntry
+    removed_at: float
+    freed_bytes: int
+
+
+class _Record(msgspec.Struct, kw_only=True):
+    entry: ModelEntry
+    removed_at: float
+    moved: dict[str, str] = {}  # file name in the trash: path it came from
+
+
+class Trash:
+    """The `.trash` folder beside the models: moving there is a rename, whatever the size."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._folder = catalogue.paths.models / ".trash"
+
+    def remove(self, entry: ModelEntry) -> Removed:
+        """Take a model out of the list. Files of our own go to the trash, linked ones stay where they are.
+
+        Raises: CannotWrite: a file could not be moved; what was moved is moved back.
+        """
+        ticket = f"{entry.id}-{secrets.token_hex(4)}"
+        place = self._folder / ticket
+        record = _Record(entry=entry, removed_at=time.time())
+        own = [] if entry.origin.kind in {"bundled", "linked"} else self._own_files(entry)
+        try:
+            place.mkdir(parents=True)
+            record.moved = {f"{index}-{path.name}": str(path) for index, path in enumerate(own)}
+            (place / _TICKET).write_bytes(msgspec.json.encode(record))
+            for name, path in record.moved.items():
+                Path(path).rename(place / name)
+        except OSError as error:
+            self._move_back(place, record)
+            shutil.rmtree(place, ignore_errors=True)
+            raise CannotWrite(str(entry.path), error.strerror or str(error)) from error
+        with self._catalogue.store.writing():
+            self._catalogue.store.forget(key_of(entry))
+            if not own:
+                self._catalogue.store.hide(key_of(entry), hidden=True)
+        _log.info("removed model=%s files=%d", entry.id, len(own))
+        return self._removed(ticket, record)
+
+    def restore(self, ticket: str) -> ModelEntry:
+        """Undo a removal; the model has its id again. Raises: InputFault: no such ticket. CannotWrite."""
+        place = self._folder / ticket
+        record = self._read(ticket)
+        try:
+            self._move_back(place, record)
+        except OSError as error:
+            raise CannotWrite(str(record.entry.path), error.strerror or str(error)) from error
+        with self._catalogue.store.writing():
+            self._catalogue.store.hide(key_of(record.entry), hidden=False)
+            self._catalogue.store.put(key_of(record.entry), record.entry)
+        shutil.rmtree(place, ignore_errors=True)
+        return record.entry
+
+    def contents(self) -> tuple[Removed, ...]:
+        """What can be restored, newest first."""
+        found = []
+        for place in self._folder.glob("*/"):
+            try:
+                found.append(self._removed(place.name, self._read(place.name)))
+            except InputFault:
+                continue
+        return tuple(sorted(found, key=lambda r: r.removed_at, reverse=True))
+
+    def empty(self) -> int:
+        """Delete for good; returns the bytes that came free."""
+        freed = sum(removed.freed_bytes for removed in self.contents())
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return freed
+
+    def _own_files(self, entry: ModelEntry) -> list[Path]:
+        models = self._catalogue.paths.models.resolve()
+        if entry.folder is not None:
+            folder = Path(entry.folder)
+            return [folder] if self._is_own(folder, models) else []
+        return [Path(f.path) for f in entry.files if self._is_own(Path(f.path), models)]
+
+    @staticmethod
+    def _is_own(path: Path, models: Path) -> bool:
+        """Below our models folder, and not by way of a link (whose target belongs to somebody else)."""
+        return path.exists() and path.resolve().is_relative_to(models) and path.resolve() != models
+
+    @staticmethod
+    def _move_back(place: Path, record: _Record) -> None:
+        for name, path in record.moved.items():
+            if (place / name).exists():
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                (place / name).rename(path)
+
+    def _read(self, ticket: str) -> _Record:
+        if "/" in ticket or "\\" in ticket or ticket.startswith("."):
+            raise InputFault(f"{ticket!r} is not in the trash", "ticket")
+        try:
+            return msgspec.json.decode((self._folder / ticket / _TICKET).read_bytes(), type=_Record)
+        except (OSError, msgspec.DecodeError, ValueError) as error:
+            raise InputFault(f"{ticket!r} is not in the trash", "ticket") from error
+
+    @staticmethod
+    def _removed(ticket: str, record: _Record) -> Removed:
+        freed = record.entry.size_bytes if record.moved else 0
+        return Removed(ticket, record.entry, record.removed_at, freed)

@@ -1,0 +1,260 @@
+"""Linking, importing, verifying, removing and undoing."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from engine.errors import BadModelFile, Cancelled, InputFault
+from engine.jobs import Control
+from engine.library import foreign, importing
+from engine.library.errors import CannotWrite, NotEnoughDisk
+from engine.library.trash import Trash
+from engine.library.verify import verify
+
+SPARK_HF = Path("tests/data/spark-hf")
+
+
+@pytest.fixture
+def other_home(tmp_path, monkeypatch):
+    """A home folder in which other applications keep models."""
+    home = tmp_path / "person"
+    home.mkdir()
+    monkeypatch.setattr(Path, "home", lambda: home)
+    for name in ("OLLAMA_MODELS", "LLAMA_CACHE", "HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return home
+
+
+def write(path, raw):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(raw)
+    return path
+
+
+def ollama_store(root, gguf, name="library/llama3.2/3b"):
+    raw = gguf(numbers={"llama.context_length": 7})
+    digest = hashlib.sha256(raw).hexdigest()
+    write(root / "blobs" / f"sha256-{digest}", raw)
+    projector = gguf("clip")
+    other = hashlib.sha256(projector).hexdigest()
+    write(root / "blobs" / f"sha256-{other}", projector)
+    layers = [
+        {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}", "size": len(raw)},
+        {"mediaType": "application/vnd.ollama.image.projector", "digest": f"sha256:{other}"},
+        {"mediaType": "application/vnd.ollama.image.license", "digest": "sha256:" + "0" * 64},
+    ]
+    manifest = json.dumps({"schemaVersion": 2, "layers": layers}).encode()
+    write(root / "manifests" / "registry.ollama.ai" / name, manifest)
+    return root / "blobs" / f"sha256-{digest}"
+
+
+def test_models_of_other_applications_are_found_and_used_in_place(catalogue, other_home, gguf):
+    write(other_home / ".lmstudio/models/org/repo/Studio-Q4_K_M.gguf", gguf())
+    write(other_home / ".cache/llama.cpp/org_cached.gguf", gguf())
+    write(other_home / ".local/share/Jan/data/llamacpp/models/jan-nano/model.gguf", gguf())
+    blob = ollama_store(other_home / ".ollama/models", gguf)
+    hub = other_home / ".cache/huggingface/hub/models--Org--Cached-GGUF"
+    stored = write(hub / "blobs/abc", gguf())
+    for commit in ("c1", "c2"):
+        (hub / "snapshots" / commit).mkdir(parents=True)
+        (hub / "snapshots" / commit / "cached-Q8_0.gguf").symlink_to(stored)
+    assert {f.app for f in foreign.present()} == set(foreign.APPS)
+    for app in foreign.APPS:
+        importing.link(catalogue, app)
+    found = {e.id: e for e in catalogue.entries() if e.origin.kind == "linked"}
+    assert {i: e.origin.app for i, e in found.items()} == {
+        "studio-q4_k_m": "lmstudio",
+        "org_cached": "llama.cpp",
+        "jan-nano": "jan",
+        "llama3.2-3b": "ollama",
+        "cached-q8_0": "huggingface",
+    }
+    assert found["cached-q8_0"].origin.repo == "Org/Cached-GGUF"
+    ollama = catalogue.get("llama3.2:3b")
+    assert (ollama.path, ollama.context_train, ollama.projector is not None) == (blob, 7, True)
+    assert verify(catalogue, ollama, Control()).basis == "owner"
+    assert catalogue.refresh().added == ()
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [b"", b"[]", b'{"layers": 1}', b"{" * 100_000,
+     b'{"layers":[{"mediaType":"application/vnd.ollama.image.model","digest":"sha256:../../../etc/passwd"}]}'],
+    ids=["empty", "array", "layers a number", "deep", "a digest that leads elsewhere"],
+)  # fmt: skip
+def test_hostile_ollama_manifests(manifest, catalogue, other_home, gguf):
+    root = other_home / ".ollama/models"
+    ollama_store(root, gguf)
+    write(root / "manifests/registry.ollama.ai/library/evil/latest", manifest)
+    importing.link(catalogue, "ollama")
+    assert [e.name for e in catalogue.entries()] == ["llama3.2:3b", "Spark (demo)"]
+
+
+def test_where_other_systems_keep_them():
+    home = Path("/home/p")
+    windows = {
+        f.path.as_posix() for f in foreign.candidates(home, {"LOCALAPPDATA": "/l", "APPDATA": "/r"}, "win32")
+    }
+    assert {"/l/llama.cpp", "/r/Jan/data/llamacpp/models", "/home/p/.ollama/models"} <= windows
+    mac = {str(f.path) for f in foreign.candidates(home, {}, "darwin")}
+    assert {
+        "/home/p/Library/Caches/llama.cpp",
+        "/home/p/Library/Application Support/Jan/data/llamacpp/models",
+    } <= mac
+    given = {"OLLAMA_MODELS": "/o", "LLAMA_CACHE": "/c", "HF_HUB_CACHE": "/h", "XDG_CACHE_HOME": "/x"}
+    assert {"/o", "/c", "/h", "/x/llama.cpp"} <= {str(f.path) for f in foreign.candidates(home, given, "linux")}
+
+
+def test_linking_what_is_not_there(catalogue, other_home, tmp_path):
+    with pytest.raises(InputFault, match="no folder of jan"):
+        importing.link(catalogue, "jan")
+    with pytest.raises(InputFault, match="is not there"):
+        importing.link(catalogue, str(tmp_path / "absent"))
+
+
+def test_import_copies_and_the_original_may_go(catalogue, tmp_path, gguf):
+    source = write(tmp_path / "My Model.gguf", gguf())
+    seen = []
+    entry = importing.import_copy(catalogue, source, Control(seen.append))
+    assert (entry.id, entry.origin.kind) == ("my-model", "file")
+    assert entry.path == catalogue.paths.models / "local/My Model/My Model.gguf"
+    assert seen[-1].done == seen[-1].total == source.stat().st_size
+    source.unlink()
+    assert catalogue.get("my-model").state == "online"
+    catalogue.refresh()
+    assert catalogue.get("my-model").origin.kind == "file"
+
+
+def test_import_of_a_folder_and_of_a_split_model(catalogue, tmp_path, gguf):
+    entry = importing.import_copy(catalogue, SPARK_HF, Control())
+    assert (entry.id, entry.format) == ("spark-hf", "safetensors")
+    assert {p.name for p in entry.path.iterdir()} >= {"config.json", "tokenizer.json", "model.safetensors"}
+    first = write(tmp_path / "s-00001-of-00002.gguf", gguf(tensors=[("a", (8,))], split=(0, 2)))
+    write(tmp_path / "s-00002-of-00002.gguf", gguf(tensors=[("b", (8,))], split=(1, 2)))
+    assert len(importing.import_copy(catalogue, first, Control()).files) == 2
+
+
+def test_import_refuses_and_leaves_nothing(catalogue, tmp_path, gguf, monkeypatch):
+    noise = write(tmp_path / "noise.gguf", b"noise" * 100)
+    pickle = write(tmp_path / "pytorch_model.bin", b"\x80\x02")
+    for bad, words in ((noise, "not a GGUF"), (pickle, "run code"), (tmp_path / "absent.gguf", "No such file")):
+        with pytest.raises(BadModelFile, match=words):
+            importing.import_copy(catalogue, bad, Control())
+    good = write(tmp_path / "good.gguf", gguf())
+    control = Control()
+    control.ask("cancelled")
+    with pytest.raises(Cancelled):
+        importing.import_copy(catalogue, good, control)
+    usage = type("usage", (), {"free": 100})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    with pytest.raises(NotEnoughDisk):
+        importing.import_copy(catalogue, good, Control())
+    assert [p for p in catalogue.paths.models.rglob("*") if p.is_file()] == []
+
+
+def test_a_big_file_can_be_cancelled_while_it_is_hashed(catalogue, tmp_path, gguf):
+    raw = gguf(tensors=[("t", (10_000_000,))])
+    entry = catalogue.add(write(tmp_path / "big.gguf", raw))
+    control = Control()
+    seen = []
+
+    def watch(progress):
+        seen.append(progress.done)
+        if len(seen) == 3:
+            control.ask("cancelled")
+
+    control._on_progress = watch
+    with pytest.raises(Cancelled):
+        verify(catalogue, entry, control)
+    assert len(seen) == 3
+    assert 0 < seen[-1] < len(raw)
+
+
+def test_verify_remembers_and_notices_a_flipped_bit(catalogue, put, gguf):
+    path = put("m.gguf", gguf(tensors=[("t", (1000,))]))
+    catalogue.refresh()
+    first = verify(catalogue, catalogue.get("m"), Control())
+    assert (first.ok, first.basis) == (True, "none")
+    assert first.files[0].sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert catalogue.get("m").files[0].sha256 == first.files[0].sha256
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    stamp = path.stat()
+    path.write_bytes(raw)
+    __import__("os").utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    second = verify(catalogue, catalogue.get("m"), Control())
+    assert (second.ok, second.basis) == (False, "earlier")
+    assert "not what was promised" in second.files[0].problem
+    path.unlink()
+    assert not verify(catalogue, catalogue.get("m"), Control()).ok
+
+
+def test_removing_is_undoable_until_the_trash_is_emptied(catalogue, put, gguf):
+    path = put("dir/m.gguf", gguf())
+    catalogue.refresh()
+    trash = Trash(catalogue)
+    before = catalogue.get("m")
+    removed = trash.remove(before)
+    assert not path.exists()
+    catalogue.refresh()
+    assert catalogue.get("m") is None
+    assert [(r.ticket, r.freed_bytes) for r in trash.contents()] == [(removed.ticket, before.size_bytes)]
+    assert trash.restore(removed.ticket).id == "m"
+    assert catalogue.get("m") == before
+    assert trash.contents() == ()
+    trash.remove(catalogue.get("m"))
+    assert trash.empty() == before.size_bytes
+    for ticket in (removed.ticket, "../m", ".", "a/b", ""):
+        with pytest.raises(InputFault):
+            trash.restore(ticket)
+
+
+def test_a_linked_file_is_never_deleted(catalogue, tmp_path, gguf):
+    path = write(tmp_path / "drive/linked.gguf", gguf())
+    importing.link(catalogue, str(path.parent))
+    link = catalogue.paths.models / "shortcut.gguf"
+    link.symlink_to(path)
+    catalogue.refresh()
+    trash = Trash(catalogue)
+    tickets = [trash.remove(catalogue.get(name)).ticket for name in ("linked", "shortcut", "spark")]
+    assert path.exists()
+    assert link.exists()
+    catalogue.refresh()
+    assert catalogue.entries() == ()
+    trash.empty()
+    assert path.exists()
+    with pytest.raises(InputFault):
+        trash.restore(tickets[0])
+
+
+def test_folders_go_to_the_trash_as_a_whole(catalogue):
+    folder = catalogue.paths.models / "spark-hf"
+    shutil.copytree(SPARK_HF, folder)
+    catalogue.refresh()
+    trash = Trash(catalogue)
+    ticket = trash.remove(catalogue.get("spark-hf")).ticket
+    assert not folder.exists()
+    trash.restore(ticket)
+    assert (folder / "tokenizer.json").exists()
+    assert catalogue.get("spark-hf").state == "online"
+
+
+def test_a_removal_that_fails_half_way_is_taken_back(catalogue, put, gguf, monkeypatch):
+    first = put("s-00001-of-00002.gguf", gguf(tensors=[("a", (8,))], split=(0, 2)))
+    second = put("s-00002-of-00002.gguf", gguf(tensors=[("b", (8,))], split=(1, 2)))
+    catalogue.refresh()
+    real = Path.rename
+
+    def rename(self, target):
+        if self == second:
+            raise PermissionError(13, "Permission denied")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(CannotWrite):
+        Trash(catalogue).remove(catalogue.get("s"))
+    assert first.exists()
+    assert catalogue.get("s").state == "online"
