@@ -1,5 +1,6 @@
 """Messages in the shape a template expects: dictionaries as transformers makes them, bent to its traits."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import msgspec
 
 from engine.chat.builtin import MEDIA_MARKER, tool_prompt
+from engine.chat.tools.dialect import Dialect
+from engine.chat.tools.spell import spell
 from engine.chat.types import ImagePart, Message, TemplateTraits, ToolCall, ToolDefinition
 
 Dict = dict[str, Any]
@@ -41,37 +44,106 @@ def _arguments(call: ToolCall, traits: TemplateTraits) -> Any:
     return value if isinstance(value, dict) else {"arguments": value}
 
 
-def _call_text(call: ToolCall) -> str:
-    """A call as the built-in tool prompt teaches it."""
-    try:
-        arguments = json.loads(call.arguments or "{}")
-    except ValueError:
-        arguments = call.arguments
-    body = json.dumps({"name": call.name, "arguments": arguments}, ensure_ascii=False)
-    return f"<tool_call>\n{body}\n</tool_call>"
+def describe_tools(
+    messages: Sequence[Message], tools: tuple[ToolDefinition, ...], dialect: Dialect
+) -> list[Message]:
+    """The tools in the system message, for a template that has no place for them."""
+    prompt = tool_prompt(tools, dialect)
+    if messages and messages[0].role in {"system", "developer"}:
+        system = f"{flatten(messages[0].content)}\n\n{prompt}"
+        return [Message(role="system", content=system), *messages[1:]]
+    return [Message(role="system", content=prompt), *messages]
 
 
-def without_tool_roles(messages: Sequence[Message], tools: tuple[ToolDefinition, ...]) -> list[Message]:
-    """Say tools, calls and results in plain text, for a template that knows none of them."""
+def spell_calls(messages: Sequence[Message], dialect: Dialect) -> list[Message]:
+    """Calls as text of the answer, for a template that does not write them."""
+    return [
+        msgspec.structs.replace(
+            message,
+            content="\n".join(filter(None, (flatten(message.content), spell(dialect, message.tool_calls)))),
+            tool_calls=(),
+        )
+        if message.tool_calls
+        else message
+        for message in messages
+    ]
+
+
+def spell_results(messages: Sequence[Message]) -> list[Message]:
+    """Results as the user's words, for a template without a tool role."""
     out: list[Message] = []
-    if tools:
-        out.append(Message(role="system", content=tool_prompt(tools)))
     for message in messages:
-        if message.role == "tool":
-            text = f"<tool_response>\n{flatten(message.content)}\n</tool_response>"
-            if out and out[-1].role == "user" and out[-1].text().startswith("<tool_response>"):
-                out[-1] = Message(role="user", content=f"{out[-1].text()}\n{text}")
-            else:
-                out.append(Message(role="user", content=text))
-        elif message.tool_calls:
-            calls = "\n".join(_call_text(call) for call in message.tool_calls)
-            text = "\n".join(filter(None, (flatten(message.content), calls)))
-            out.append(msgspec.structs.replace(message, content=text, tool_calls=()))
-        else:
+        if message.role != "tool":
             out.append(message)
-    if tools and len(out) > 1 and out[1].role in {"system", "developer"}:
-        out[:2] = [Message(role="system", content=f"{flatten(out[1].content)}\n\n{out[0].text()}")]
+            continue
+        text = f"<tool_response>\n{flatten(message.content)}\n</tool_response>"
+        if out and out[-1].role == "user" and out[-1].text().startswith("<tool_response>"):
+            text = f"{out.pop().text()}\n{text}"
+        out.append(Message(role="user", content=text))
     return out
+
+
+def one_call_a_turn(messages: Sequence[Message]) -> list[Message]:
+    """Parallel calls as calls one after the other, each followed by its result."""
+    results = {m.tool_call_id: m for m in messages if m.role == "tool"}
+    out: list[Message] = []
+    moved: set[str | None] = set()
+    for message in messages:
+        if len(message.tool_calls) < 2:  # noqa: PLR2004 - parallel means two
+            if message.role != "tool" or message.tool_call_id not in moved:
+                out.append(message)
+            continue
+        turn = message
+        for call in message.tool_calls:
+            out.append(msgspec.structs.replace(turn, tool_calls=(call,)))
+            turn = Message(role="assistant")
+            if call.id in results:
+                out.append(results[call.id])
+                moved.add(call.id)
+    return out
+
+
+def answer_results(messages: Sequence[Message]) -> list[Message]:
+    """An answer after each tool's result that a user message follows, where roles must alternate."""
+    out: list[Message] = []
+    for message in messages:
+        if message.role == "user" and out and out[-1].role == "tool":
+            out.append(Message(role="assistant", content="OK."))
+        out.append(message)
+    return out
+
+
+def own_ids(messages: Sequence[Message], source: str) -> list[Message]:
+    """Call ids as the template wants them: Kimi reads the name out of them, Mistral counts nine characters."""
+    indexed = "<|tool_calls_section_begin|>" in source
+    nine = "length != 9" in source or "length == 9" in source
+    if not indexed and not nine:
+        return list(messages)
+    renamed: dict[str | None, str] = {}
+
+    def renew(call: ToolCall) -> ToolCall:
+        count = len(renamed)
+        wanted = f"functions.{call.name}:{count}" if indexed else nine_characters(call.id)
+        renamed[call.id] = wanted
+        return msgspec.structs.replace(call, id=wanted)
+
+    out: list[Message] = []
+    for message in messages:
+        if message.tool_calls:
+            message = msgspec.structs.replace(message, tool_calls=tuple(map(renew, message.tool_calls)))  # noqa: PLW2901
+        elif message.tool_call_id in renamed:
+            message = msgspec.structs.replace(message, tool_call_id=renamed[message.tool_call_id])  # noqa: PLW2901
+        elif message.tool_call_id and nine:
+            message = msgspec.structs.replace(message, tool_call_id=nine_characters(message.tool_call_id))  # noqa: PLW2901
+        out.append(message)
+    return out
+
+
+def nine_characters(call_id: str) -> str:
+    """A call id as it is if it has nine letters and digits, else nine that stand for it."""
+    if len(call_id) == 9 and call_id.isalnum():  # noqa: PLR2004 - Mistral's length
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 def hoist_system(messages: Sequence[Message]) -> list[Message]:
@@ -125,9 +197,10 @@ def as_dicts(messages: Sequence[Message], traits: TemplateTraits, source: str) -
     the common one); a call's id, name and arguments are where OpenAI puts them.
     """
     out: list[Dict] = []
-    names = {call.id: call.name for m in messages for call in m.tool_calls}
+    names = {call.id: call.name for m in own_ids(messages, source) for call in m.tool_calls}
     thinking_blocks = "'thinking'" in source and "block['type']" in source
-    for message in messages:
+    harmony = "<|channel|>" in source and "message.thinking" in source
+    for message in own_ids(messages, source):
         role = message.role
         if role == "developer" and "developer" not in source:
             role = "system"
@@ -142,6 +215,8 @@ def as_dicts(messages: Sequence[Message], traits: TemplateTraits, source: str) -
             if thinking_blocks:
                 blocks = [{"type": "thinking", "thinking": message.reasoning}]
                 item["content"] = [*blocks, {"type": "text", "text": text}] if text else blocks
+            if harmony and message.tool_calls and text:
+                item["thinking"], item["content"] = f"{message.reasoning}\n\n{text}", ""
         if message.tool_calls:
             item["tool_calls"] = [
                 {

@@ -2,7 +2,9 @@
 
 import json
 
-from engine.chat.types import ToolDefinition
+from engine.chat.tools.dialect import Dialect
+from engine.chat.tools.spell import spell
+from engine.chat.types import ToolCall, ToolDefinition
 
 # Understood, at least roughly, by nearly every instruction-tuned model since 2023.
 CHATML = (
@@ -24,13 +26,14 @@ def function_schema(tool: ToolDefinition) -> dict[str, object]:
     }
 
 
-def tool_prompt(tools: tuple[ToolDefinition, ...]) -> str:
-    """How tools are explained to a model whose template has no place for them (the Hermes convention)."""
+def tool_prompt(tools: tuple[ToolDefinition, ...], dialect: Dialect) -> str:
+    """How tools are explained to a model whose template has no place for them in its dialect."""
+    example = ToolCall(id="", name="the_function", arguments='{"argument": "value"}')
     listed = "\n".join(json.dumps(function_schema(tool), ensure_ascii=False) for tool in tools)
     return (
         "You can call functions. The functions, as JSON schemas:\n"
         f"<tools>\n{listed}\n</tools>\n"
-        "To call one, answer with exactly this, once for each call, and nothing after it:\n"
-        '<tool_call>\n{"name": "the function\'s name", "arguments": {"argument": "value"}}\n</tool_call>\n'
+        "To call one, answer in exactly this form, and with nothing after it:\n"
+        f"{spell(dialect, (example,))}\n"
         "The results come back inside <tool_response></tool_response>."
     )

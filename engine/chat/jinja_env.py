@@ -40,6 +40,12 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(["*", "**", "%"])
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Lists may grow and shrink: templates keep queues in them, and all data of a render is its own."""
+        if isinstance(obj, list) and attr in {"append", "extend", "pop"}:
+            return True
+        return super().is_safe_attribute(obj, attr, value)
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Refuse `'A' * 1e9`, huge powers and `%` with a giant field width."""
         if operator == "*":

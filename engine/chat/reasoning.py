@@ -22,9 +22,9 @@ KNOWN_MARKERS: Final = (
 )
 
 
-def open_markers(prefill: str) -> Markers | None:
-    """The markers of a reasoning block that the head of the answer leaves open."""
-    for markers in KNOWN_MARKERS:
+def open_markers(prefill: str, own: Markers | None = None) -> Markers | None:
+    """The markers of a reasoning block that the head of the answer leaves open; `own`: the dialect's."""
+    for markers in (own, *KNOWN_MARKERS) if own else KNOWN_MARKERS:
         start = prefill.rfind(markers.start)
         if start >= 0 and markers.end not in prefill[start:]:
             return markers

@@ -1,7 +1,9 @@
 """The render child: a process that renders untrusted templates and may be killed at any time."""
 
+import json
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError
@@ -19,6 +21,7 @@ from engine.chat.render_protocol import (
     decode_job,
     encode,
 )
+from engine.chat.tools.dialects import choose
 from engine.chat.traits import probe
 from engine.chat.types import Message, Rendered, TemplateTraits
 
@@ -42,7 +45,9 @@ class CompiledTemplate:
         self.source = source
         self._template: Template = environment().from_string(source)
         self._tokens = {"bos_token": bos, "eos_token": eos, "pad_token": "", "unk_token": ""}
-        self.traits: TemplateTraits = probe(self.render)
+        self.dialect = choose(source)
+        indexed = self.dialect.id_style == "indexed"
+        self.traits: TemplateTraits = probe(self.render, indexed_ids=indexed)
 
     def render(
         self,
@@ -55,7 +60,11 @@ class CompiledTemplate:
         """One rendering. `tools` None where there are none, because templates test for that."""
         pieces: list[str] = []
         size = 0
-        names = {**self._tokens, **variables, "messages": list(messages), "tools": tools}
+        names = {"enable_thinking": True, **self._tokens, **variables, "messages": list(messages), "tools": tools}
+        if "functions" in self.source and "datetime" in self.source:
+            # The variables of firefunction, where others have `tools`.
+            names.setdefault("functions", json.dumps(tools or []))
+            names.setdefault("datetime", datetime.now().astimezone().strftime("%B %d %Y %H:%M:%S GMT"))
         for piece in self._template.generate(add_generation_prompt=add_generation_prompt, **names):
             size += len(piece)
             if size > MAX_PROMPT_CHARS:
@@ -99,10 +108,11 @@ class Renderer:
     def render(self, job: RenderJob) -> Rendered:
         """Render as asked; where the template refuses, mend the conversation and say which mend it was."""
         template = self._template(job)
-        messages, repairs = _fit_traits(job, template.traits)
+        messages, repairs = _fit_traits(job, template)
         mends = (
             ("system messages were moved to the start", adapt.hoist_system),
             ("neighbouring messages of one role were joined", adapt.merge_turns),
+            ("a short answer was put between a tool's result and the next question", adapt.answer_results),
             ("the system message was put into the first user message", adapt.fold_system),
         )
         try:
@@ -122,14 +132,22 @@ class Renderer:
             raise first from None
 
 
-def _fit_traits(job: RenderJob, traits: TemplateTraits) -> tuple[Sequence[Message], tuple[str, ...]]:
+def _fit_traits(job: RenderJob, template: CompiledTemplate) -> tuple[Sequence[Message], tuple[str, ...]]:
     """Say in plain text what the template has no place for."""
+    traits, dialect = template.traits, template.dialect
     messages: Sequence[Message] = job.messages
     repairs: tuple[str, ...] = ()
-    uses_calls = any(m.tool_calls or m.role == "tool" for m in messages)
-    lacks_tools = bool(job.tools) and not (traits.tools and traits.tool_calls)
-    if lacks_tools or (uses_calls and not (traits.tool_calls and traits.tool_results)):
-        messages = adapt.without_tool_roles(messages, job.tools)
+    if any(len(m.tool_calls) > 1 for m in messages) and traits.tool_calls and not traits.parallel_calls:
+        messages = adapt.one_call_a_turn(messages)
+        repairs += ("parallel calls were written one after the other",)
+    if any(m.tool_calls for m in messages) and not traits.tool_calls:
+        messages = adapt.spell_calls(messages, dialect)
+        repairs += ("the template does not write calls: they were put into the answers' text",)
+    if any(m.role == "tool" for m in messages) and not traits.tool_results:
+        messages = adapt.spell_results(messages)
+        repairs += ("the template has no tool role: results were put into user messages",)
+    if job.tools and not traits.tools:
+        messages = adapt.describe_tools(messages, job.tools, dialect)
         repairs += ("the template has no tools: they were described in the system message",)
     if not traits.system_role and any(m.role in {"system", "developer"} for m in messages):
         messages = adapt.fold_system(messages)
@@ -142,7 +160,7 @@ def _finish(
 ) -> Rendered:
     """Render with and without the generation prompt; the difference is the head of the answer."""
     traits = template.traits
-    tools = [function_schema(tool) for tool in job.tools] if traits.tools and traits.tool_calls else []
+    tools = [function_schema(tool) for tool in job.tools] if traits.tools else []
     continued: Message | None = None
     if job.continue_final and messages and messages[-1].role == "assistant":
         continued = messages[-1]

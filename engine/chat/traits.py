@@ -37,11 +37,13 @@ def _try(render: Render, messages: Sequence[dict[str, Any]], tools: list[dict[st
         return ""
 
 
-def probe(render: Render) -> TemplateTraits:
+def probe(render: Render, *, indexed_ids: bool = False) -> TemplateTraits:
     """Learn the traits of a template.
 
     `render(messages, tools, add_generation_prompt=False)` renders it; a dozen short renders are made.
+    `indexed_ids`: the template reads the function's name out of the call's id.
     """
+    first_id, second_id = (f"functions.{_TOOL}:0", f"functions.{_OTHER}:1") if indexed_ids else (_ID, _ID_2)
     user: dict[str, Any] = {"role": "user", "content": _USER}
     typed = [{"type": "text", "text": _USER}]
     typed_content = _USER not in _try(render, [user]) and _USER in _try(
@@ -54,7 +56,7 @@ def probe(render: Render) -> TemplateTraits:
         return [{"type": "text", "text": text}] if typed_content else text
 
     def turn(arguments: object, *more: dict[str, Any]) -> list[dict[str, Any]]:
-        calls = [_call(_ID, _TOOL, arguments), *more]
+        calls = [_call(first_id, _TOOL, arguments), *more]
         return [user, {"role": "assistant", "content": content(""), "tool_calls": calls}]
 
     tools = [_tool(_TOOL)]
@@ -63,7 +65,8 @@ def probe(render: Render) -> TemplateTraits:
     arguments_as_text = not _shows_call(as_object) and _shows_call(as_text)
     arguments: object = f'{{"{_KEY}": "{_VALUE}"}}' if arguments_as_text else {_KEY: _VALUE}
     tool_calls = _shows_call(as_text if arguments_as_text else as_object)
-    answers = [{"role": "tool", "tool_call_id": _ID, "name": _TOOL, "content": content(_RESULT)}]
+    answers = [{"role": "tool", "tool_call_id": first_id, "name": _TOOL, "content": content(_RESULT)}]
+    system = {"role": "system", "content": content(_SYSTEM)}
     thought = {
         "role": "assistant",
         "content": content(_ANSWER),
@@ -72,12 +75,15 @@ def probe(render: Render) -> TemplateTraits:
         "thinking": _THOUGHT,
     }
     return TemplateTraits(
-        system_role=_SYSTEM in _try(render, [{"role": "system", "content": content(_SYSTEM)}, user]),
+        # Some templates are written for conversations with tools only.
+        system_role=any(_SYSTEM in _try(render, [system, user], given) for given in (None, tools)),
         tools=_TOOL in _try(render, [user], tools),
         tool_calls=tool_calls,
         tool_results=_RESULT in _try(render, [*turn(arguments), *answers], tools),
         parallel_calls=tool_calls
-        and _shows_both(_try(render, turn(arguments, _call(_ID_2, _OTHER, arguments)), [*tools, _tool(_OTHER)])),
+        and _shows_both(
+            _try(render, turn(arguments, _call(second_id, _OTHER, arguments)), [*tools, _tool(_OTHER)])
+        ),
         arguments_as_text=arguments_as_text,
         typed_content=typed_content,
         reasoning=_THOUGHT in _try(render, [user, thought]) or _THOUGHT in _try(render, [user, thought, user]),

@@ -18,7 +18,7 @@ ESCAPES = [
     "{{ ('{0.__class__}'|attr('format'))(1) }}",
     "{% set x = ''|attr('__class__') %}{{ x.mro() }}",
     "{{ lipsum.__globals__['os'].environ }}",
-    "{{ messages.append(1) }}",
+    "{{ messages[0].update({'role': 'x'}) }}",
     "{% include '/etc/hostname' %}",
     "{% import 'os' as os %}",
 ]

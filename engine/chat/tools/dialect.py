@@ -1,0 +1,116 @@
+"""Descriptors: how a family of models writes reasoning and tool calls. One parser reads them all."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.chat.reasoning import Markers
+
+IdStyle = Literal["call", "nine", "indexed"]
+
+NAME_KEYS = frozenset({"name", "tool_name", "function_name", "tool"})
+ARGUMENT_KEYS = frozenset({"arguments", "parameters", "args", "input", "params", "tool_input"})
+
+
+@dataclass(frozen=True)
+class JsonCalls:
+    """`{"name": …, "arguments": {…}}`, alone or listed. `name_is_key`: `{"get_weather": {…}}`."""
+
+    name_is_key: bool = False
+
+
+@dataclass(frozen=True)
+class NamedCalls:
+    """A header that holds the name, then the arguments as JSON.
+
+    The header is everything from `start` to the first brace; `header` finds the group `name` in it. `ends`
+    are dropped after the arguments. `quote`: the string delimiter where it is not a quotation mark.
+    `strict`: a name that is no tool of the request means that this was text.
+    """
+
+    start: str
+    header: re.Pattern[str]
+    ends: tuple[str, ...] = ()
+    quote: str | None = None
+    loose: bool = False
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class TaggedCalls:
+    """One tag for each argument.
+
+    `start` NAME `name_end`, then any number of `key_open` KEY `key_close` [`value_open`] VALUE `value_close`,
+    then `end`. Where name and key are attributes, `name` and `key` find them (group `name`, `key`, and
+    `kind`: the value's type). `{key}` in `value_close` stands for the key. `newlines`: one line break on
+    each side of a value is layout. `loose`: the call may stand outside its section.
+    """
+
+    start: str
+    name_end: str
+    key_open: str
+    key_close: str
+    value_close: str
+    end: str
+    value_open: str = ""
+    name: re.Pattern[str] | None = None
+    key: re.Pattern[str] | None = None
+    newlines: bool = False
+    loose: bool = False
+    nested: str = ""
+
+
+@dataclass(frozen=True)
+class PythonCalls:
+    """`[get_weather(city="Paris"), …]`."""
+
+
+Form = JsonCalls | NamedCalls | TaggedCalls | PythonCalls
+
+
+@dataclass(frozen=True)
+class Section:
+    """Where calls stand. No `ends`: it is over when something other than a call follows."""
+
+    start: str
+    ends: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Headers:
+    """Messages inside one answer: a header between `starts` and `end` says what its body is.
+
+    A header containing one of `reasoning` opens reasoning; one that `call` matches (group `name`) opens a
+    call's arguments; anything else opens visible text. `body_ends` close a body.
+    """
+
+    starts: tuple[str, ...]
+    end: str
+    reasoning: tuple[str, ...]
+    body_ends: tuple[str, ...]
+    call: re.Pattern[str] | None = None
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One family.
+
+    `needs`: substrings that its templates all have; `lacks`: that none has; the first dialect that fits is
+    taken. `seeds`: ends of the prefill that belong to the answer. `bare_json`: a call may stand at the start
+    of the answer without any marker. `breaks_reasoning`: a call ends reasoning that was not closed.
+    `example`: how to write a call, for prompts and histories (see `spell`).
+    """
+
+    name: str
+    needs: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+    reasoning: Markers | None = None
+    sections: tuple[Section, ...] = ()
+    forms: tuple[Form, ...] = (JsonCalls(),)
+    headers: Headers | None = None
+    drops: tuple[str, ...] = ()
+    seeds: tuple[str, ...] = ()
+    bare_json: bool = False
+    breaks_reasoning: bool = False
+    reasoning_anywhere: bool = False
+    id_style: IdStyle = "call"

@@ -1,0 +1,449 @@
+"""The dialects this engine reads, in the order in which templates are compared with them.
+
+Source: the templates in tests/data/templates and the model cards of their makers.
+"""
+
+import re
+from typing import Final
+
+from engine.chat.reasoning import Markers
+from engine.chat.tools.dialect import (
+    Dialect,
+    Headers,
+    JsonCalls,
+    NamedCalls,
+    PythonCalls,
+    Section,
+    TaggedCalls,
+)
+
+_THINK: Final = Markers("<think>", "</think>")
+_ATTRIBUTE: Final = re.compile(r'name="(?P<name>[^"]*)"')
+_KEY_ATTRIBUTE: Final = re.compile(r'name="(?P<key>[^"]*)"(?:\s+string="(?P<kind>true|false)")?')
+_WORD: Final = re.compile(r"^\s*(?P<name>[^\s<>{}\[\]()\"']+)")
+
+
+def _invoke(prefix: str) -> TaggedCalls:
+    """Anthropic-like invoke and parameter tags behind a prefix."""
+    return TaggedCalls(
+        start=f"<{prefix}invoke ",
+        name_end=">",
+        name=_ATTRIBUTE,
+        key_open=f"<{prefix}parameter ",
+        key_close=">",
+        key=_KEY_ATTRIBUTE,
+        value_close=f"</{prefix}parameter>",
+        end=f"</{prefix}invoke>",
+        loose=True,
+    )
+
+
+def _function_tags(*, newlines: bool) -> TaggedCalls:
+    """Qwen3-Coder's `<function=…><parameter=…>`."""
+    return TaggedCalls(
+        start="<function=",
+        name_end=">",
+        key_open="<parameter=",
+        key_close=">",
+        value_close="</parameter>",
+        end="</function>",
+        newlines=newlines,
+        loose=True,
+    )
+
+
+def _arg_tags(suffix: str = "") -> TaggedCalls:
+    """GLM's `<arg_key>…</arg_key><arg_value>…</arg_value>`, the name standing before them."""
+    return TaggedCalls(
+        start="",
+        name_end=f"<tool_sep{suffix}>" if suffix else "\n",
+        key_open=f"<arg_key{suffix}>",
+        key_close=f"</arg_key{suffix}>",
+        value_open=f"<arg_value{suffix}>",
+        value_close=f"</arg_value{suffix}>",
+        end="",
+    )
+
+
+_TOOL_CALL: Final = Section("<tool_call>", ("</tool_call>",))
+_KIMI: Final = NamedCalls(
+    start="<|tool_call_begin|>",
+    header=re.compile(r"^\s*(?:functions\.)?(?P<name>[^:\s<]+)(?::\d+)?"),
+    ends=("<|tool_call_end|>",),
+    loose=True,
+)
+_MISTRAL: Final = NamedCalls(
+    start="", header=re.compile(r"^\s*(?P<name>[^\[\s{]+)\s*(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*$")
+)
+_DEEPSEEK: Final = NamedCalls(
+    start="<｜tool▁call▁begin｜>",
+    header=re.compile(r"^\s*(?:function\s*<｜tool▁sep｜>)?\s*(?P<name>[^\s<{]+)\s*(?:<｜tool▁sep｜>)?"),
+    ends=("<｜tool▁call▁end｜>",),
+    loose=True,
+)
+_COHERE_ACTION: Final = Section("<|START_ACTION|>", ("<|END_ACTION|>",))
+
+HERMES: Final = Dialect(
+    name="hermes",
+    needs=("<tool_call>",),
+    reasoning=_THINK,
+    sections=(_TOOL_CALL,),
+    forms=(JsonCalls(), _function_tags(newlines=True)),
+    bare_json=True,
+    breaks_reasoning=True,
+)
+# What the built-in tool prompt teaches; also read: JSON without a marker or inside a code fence.
+GENERIC: Final = Dialect(
+    name="generic",
+    reasoning=_THINK,
+    sections=(
+        _TOOL_CALL,
+        Section("<tool_calls>", ("</tool_calls>",)),
+        Section("<function_call>", ("</function_call>",)),
+    ),
+    forms=(JsonCalls(), _function_tags(newlines=True)),
+    bare_json=True,
+)
+
+DIALECTS: Final = (
+    Dialect(
+        name="harmony",
+        needs=("<|channel|>", "<|message|>"),
+        headers=Headers(
+            starts=("<|start|>", "<|channel|>"),
+            end="<|message|>",
+            reasoning=("analysis",),
+            body_ends=("<|end|>", "<|call|>", "<|return|>"),
+            call=re.compile(r"to=(?:functions\.)?(?P<name>[^\s<]+)"),
+        ),
+        drops=("<|end|>", "<|return|>", "<|call|>"),
+        seeds=("<|start|>assistant",),
+    ),
+    Dialect(
+        name="muse",
+        needs=("<atem:function_calls>", "<|eom|>"),
+        sections=(Section("<atem:function_calls>", ("</atem:function_calls>",)),),
+        forms=(_invoke("atem:"),),
+        headers=Headers(
+            starts=("<|start|>",), end="<|message|>", reasoning=("to=self",), body_ends=("<|eom|>", "<|eot|>")
+        ),
+        drops=("<|eom|>", "<|eot|>"),
+        seeds=("<|start|>assistant",),
+    ),
+    Dialect(
+        name="functionary-v3.2",
+        needs=(">>>all",),
+        sections=(Section(">>>"),),
+        forms=(NamedCalls(start="", header=re.compile(r"^(?P<name>[^\n{]+)\n"), strict=True),),
+        drops=(">>>all\n",),
+        seeds=(">>>",),
+    ),
+    Dialect(
+        name="kimi-k3",
+        needs=("<|open|>", "<|close|>", "<|end_of_msg|>"),
+        reasoning=Markers("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+        sections=(Section("<|open|>tools<|sep|>", ("<|close|>tools<|sep|>",)),),
+        forms=(
+            TaggedCalls(
+                start="<|open|>call ",
+                name_end="<|sep|>",
+                name=re.compile(r'tool="(?P<name>[^"]*)"'),
+                key_open="<|open|>argument ",
+                key_close="<|sep|>",
+                key=re.compile(r'key="(?P<key>[^"]*)"(?:\s+type="(?P<kind>\w+)")?'),
+                value_close="<|close|>argument<|sep|>",
+                end="<|close|>call<|sep|>",
+                loose=True,
+            ),
+        ),
+        drops=(
+            "<|open|>response<|sep|>",
+            "<|close|>response<|sep|>",
+            "<|close|>message<|sep|>",
+            "<|end_of_msg|>",
+        ),
+        breaks_reasoning=True,
+    ),
+    Dialect(
+        name="kimi-k2",
+        needs=("<|tool_calls_section_begin|>",),
+        reasoning=_THINK,
+        sections=(Section("<|tool_calls_section_begin|>", ("<|tool_calls_section_end|>",)),),
+        forms=(_KIMI,),
+        breaks_reasoning=True,
+        id_style="indexed",
+    ),
+    Dialect(
+        name="solar",
+        needs=("<|tool_call:begin|>", "<|tool_call:args|>"),
+        reasoning=Markers("<|think|>", "<|end|>"),
+        reasoning_anywhere=True,
+        forms=(
+            NamedCalls(
+                start="<|tool_call:begin|>",
+                header=re.compile(r"<\|tool_call:name\|>\s*(?P<name>[^\s<{]+)"),
+                ends=("<|tool_call:end|>",),
+                loose=True,
+            ),
+        ),
+        drops=("<|begin|>assistant", "<|content|>", "<|tool_calls|>", "<|calls|>", "<|flush|>", "<|end|>"),
+        seeds=("<|begin|>assistant",),
+        breaks_reasoning=True,
+    ),
+    Dialect(
+        name="cohere",
+        needs=("<|START_ACTION|>",),
+        reasoning=Markers("<|START_THINKING|>", "<|END_THINKING|>"),
+        reasoning_anywhere=True,
+        sections=(_COHERE_ACTION,),
+        drops=(
+            "<|START_RESPONSE|>",
+            "<|END_RESPONSE|>",
+            "<|START_TEXT|>",
+            "<|END_TEXT|>",
+            "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
+        ),
+        breaks_reasoning=True,
+    ),
+    Dialect(
+        name="command-r-plus",
+        needs=("Action:", "```json", "directly-answer"),
+        sections=(Section("Action:\n```json", ("```",)), Section("Action: ```json", ("```",))),
+    ),
+    Dialect(
+        name="minimax-m3",
+        needs=("]<]minimax[>[", "<invoke name="),
+        reasoning=Markers("<mm:think>", "</mm:think>"),
+        sections=(Section("]<]minimax[>[<tool_call>", ("]<]minimax[>[</tool_call>",)),),
+        forms=(
+            TaggedCalls(
+                start="]<]minimax[>[<invoke ",
+                name_end=">",
+                name=_ATTRIBUTE,
+                key_open="]<]minimax[>[<",
+                key_close=">",
+                value_close="]<]minimax[>[</{key}>",
+                end="]<]minimax[>[</invoke>",
+                loose=True,
+                nested="]<]minimax[>[",
+            ),
+        ),
+        breaks_reasoning=True,
+    ),
+    Dialect(
+        name="minimax-m2",
+        needs=("<minimax:tool_call>",),
+        reasoning=_THINK,
+        sections=(Section("<minimax:tool_call>", ("</minimax:tool_call>",)),),
+        forms=(_invoke(""),),
+        breaks_reasoning=True,
+    ),
+    Dialect(
+        name="deepseek-dsml",
+        needs=("DSML",),
+        reasoning=_THINK,
+        sections=(
+            Section("<｜DSML｜function_calls>", ("</｜DSML｜function_calls>",)),
+            Section("<｜DSML｜tool_calls>", ("</｜DSML｜tool_calls>",)),
+        ),
+        forms=(_invoke("｜DSML｜"),),
+        breaks_reasoning=True,
+    ),
+    Dialect(
+        name="deepseek",
+        needs=("<｜tool▁calls▁begin｜>",),
+        reasoning=_THINK,
+        sections=(
+            Section("<｜tool▁calls▁begin｜>", ("<｜tool▁calls▁end｜>",)),
+            Section("<｜tool_calls_begin｜>", ("<｜tool▁calls▁end｜>",)),
+            _TOOL_CALL,
+        ),
+        forms=(_DEEPSEEK, JsonCalls()),
+        breaks_reasoning=True,
+    ),
+    Dialect(
+        name="gemma4",
+        needs=("<|tool_call>", "<tool_call|>"),
+        reasoning=Markers("<|channel>thought", "<channel|>"),
+        reasoning_anywhere=True,
+        sections=(Section("<|tool_call>", ("<tool_call|>",)),),
+        forms=(NamedCalls(start="", header=re.compile(r"^\s*(?:call:)?\s*(?P<name>[^\s{]+)\s*$"), quote='<|"|>'),),
+        drops=("<|tool_response>", "<turn|>", "<|channel>final", "<channel|>"),
+        breaks_reasoning=True,
+    ),
+    Dialect(
+        name="seed",
+        needs=("<seed:tool_call>",),
+        reasoning=Markers("<seed:think>", "</seed:think>"),
+        sections=(Section("<seed:tool_call>", ("</seed:tool_call>",)),),
+        forms=(_function_tags(newlines=False), JsonCalls()),
+        breaks_reasoning=True,
+    ),
+    Dialect(
+        name="minicpm5",
+        needs=('<function name="', '<param name="'),
+        reasoning=_THINK,
+        forms=(
+            TaggedCalls(
+                start="<function ",
+                name_end=">",
+                name=_ATTRIBUTE,
+                key_open="<param ",
+                key_close=">",
+                key=_KEY_ATTRIBUTE,
+                value_close="</param>",
+                end="</function>",
+                loose=True,
+            ),
+        ),
+        breaks_reasoning=True,
+    ),
+    Dialect(
+        name="hunyuan",
+        needs=("<tool_sep",),
+        reasoning=Markers("<think:opensource>", "</think:opensource>"),
+        sections=(Section("<tool_call:opensource>", ("</tool_call:opensource>",)),),
+        forms=(_arg_tags(":opensource"),),
+        drops=("<tool_calls:opensource>", "</tool_calls:opensource>"),
+        breaks_reasoning=True,
+    ),
+    Dialect(
+        name="glm",
+        needs=("<arg_key>", "<arg_value>"),
+        reasoning=_THINK,
+        sections=(_TOOL_CALL,),
+        forms=(JsonCalls(), _arg_tags()),
+        drops=("<|observation|>",),
+        breaks_reasoning=True,
+    ),
+    Dialect(
+        name="qwen-coder",
+        needs=("<tool_call>", "<function="),
+        reasoning=_THINK,
+        sections=(_TOOL_CALL,),
+        forms=(_function_tags(newlines=True), JsonCalls()),
+        bare_json=True,
+        breaks_reasoning=True,
+    ),
+    Dialect(
+        name="functionary-v3.1",
+        needs=("<function=", "</function>"),
+        forms=(
+            NamedCalls(
+                start="<function=", header=re.compile(r"^(?P<name>[^>]+)>"), ends=("</function>",), loose=True
+            ),
+        ),
+        sections=(Section("<|python_tag|>"),),
+    ),
+    Dialect(
+        name="mistral",
+        needs=("[TOOL_CALLS]",),
+        reasoning=Markers("[THINK]", "[/THINK]"),
+        sections=(Section("[TOOL_CALLS]"),),
+        forms=(JsonCalls(), _MISTRAL),
+        breaks_reasoning=True,
+        id_style="nine",
+    ),
+    Dialect(
+        name="lfm2",
+        needs=("<|tool_call_start|>",),
+        reasoning=_THINK,
+        sections=(Section("<|tool_call_start|>", ("<|tool_call_end|>",)), _TOOL_CALL),
+        forms=(JsonCalls(), PythonCalls()),
+        breaks_reasoning=True,
+    ),
+    Dialect(
+        name="lfm2",
+        needs=("List of tools: ",),
+        reasoning=_THINK,
+        sections=(Section("<|tool_call_start|>", ("<|tool_call_end|>",)), _TOOL_CALL),
+        forms=(JsonCalls(), PythonCalls()),
+        breaks_reasoning=True,
+    ),
+    Dialect(
+        name="apertus",
+        needs=("<|tools_prefix|>",),
+        reasoning=Markers("<|inner_prefix|>", "<|inner_suffix|>"),
+        sections=(Section("<|tools_prefix|>", ("<|tools_suffix|>",)),),
+        forms=(JsonCalls(name_is_key=True),),
+        breaks_reasoning=True,
+    ),
+    Dialect(
+        name="apriel",
+        needs=("<tool_calls>", "[BEGIN FINAL RESPONSE]"),
+        reasoning=Markers("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),
+        sections=(Section("<tool_calls>", ("</tool_calls>",)),),
+        drops=("<|end|>",),
+        breaks_reasoning=True,
+    ),
+    Dialect(
+        name="tool-calls-list",
+        needs=("<tool_calls>",),
+        reasoning=_THINK,
+        sections=(Section("<tool_calls>", ("</tool_calls>",)),),
+        breaks_reasoning=True,
+    ),
+    Dialect(
+        name="nemotron",
+        needs=("<TOOLCALL>",),
+        reasoning=_THINK,
+        sections=(Section("<TOOLCALL>", ("</TOOLCALL>",)),),
+        breaks_reasoning=True,
+    ),
+    Dialect(
+        name="gigachat-3.1",
+        needs=("<|function_call|>", "<|role_sep|>"),
+        sections=(Section("<|function_call|>", ("<|message_sep|>",)),),
+        drops=("<|message_sep|>",),
+    ),
+    Dialect(
+        name="gigachat",
+        needs=("<|role_sep|>", "<|message_sep|>"),
+        sections=(Section("function call<|role_sep|>", ("<|message_sep|>",)),),
+        drops=("<|message_sep|>",),
+    ),
+    Dialect(name="firefunction", needs=("functools",), sections=(Section("functools"),), bare_json=True),
+    Dialect(
+        name="granite",
+        needs=("<|tool_call|>", "start_of_role"),
+        reasoning=_THINK,
+        sections=(Section("<|tool_call|>"), Section("<tool_call>", ("</tool_call>",))),
+        lacks=("</tool_call>",),
+        bare_json=True,
+    ),
+    Dialect(
+        name="phi",
+        needs=("<|/tool_call|>",),
+        reasoning=_THINK,
+        sections=(Section("<|tool_call|>", ("<|/tool_call|>",)), Section("functools")),
+        bare_json=True,
+    ),
+    HERMES,
+    Dialect(
+        name="llama3",
+        needs=("<|start_header_id|>", '"parameters"'),
+        sections=(Section("<|python_tag|>"),),
+        forms=(
+            JsonCalls(),
+            NamedCalls(
+                start="<function=", header=re.compile(r"^(?P<name>[^>]+)>"), ends=("</function>",), loose=True
+            ),
+            PythonCalls(),
+        ),
+        drops=("<|eom_id|>",),
+        bare_json=True,
+    ),
+)
+
+# Not chosen by a template but by name: what a model card or a user says.
+BY_NAME: Final = {dialect.name: dialect for dialect in (GENERIC, *reversed(DIALECTS))}
+
+
+def choose(template: str | None) -> Dialect:
+    """The first dialect whose marks the template carries; the generic one if none fits."""
+    if template is not None:
+        for dialect in DIALECTS:
+            has = all(mark in template for mark in dialect.needs)
+            if has and not any(mark in template for mark in dialect.lacks):
+                return dialect
+    return GENERIC

@@ -1,0 +1,401 @@
+"""The one parser of answers: reasoning, visible text and tool calls, whatever the dialect, as they stream.
+
+It is fed text in pieces of any size and gives the same events (up to where deltas are cut) for every way of
+cutting. What may still become a marker is withheld; nothing that was sent is ever taken back.
+"""
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Final
+
+from engine.chat.events import AnswerEvent, ReasoningDelta, TextDelta
+from engine.chat.reasoning import open_markers
+from engine.chat.tools.bare import BareJson
+from engine.chat.tools.dialect import Dialect, JsonCalls, NamedCalls, PythonCalls, Section, TaggedCalls
+from engine.chat.tools.marks import Marks
+from engine.chat.tools.payloads import MAX_HEADER_CHARS, JsonPayload, NamedPayload, NotACall, Payload, PythonPayload
+from engine.chat.tools.sink import CallSink
+from engine.chat.tools.tagged import TaggedPayload
+from engine.chat.types import ToolDefinition
+
+# Between the calls of a section these mean nothing.
+_FILLER: Final = ",;[]"
+_FENCES: Final = ("```json", "```tool_call", "```")
+_IMPLICIT: Final = Section("")
+
+
+class _Mode(Enum):
+    TEXT = auto()
+    REASONING = auto()
+    HEADER = auto()
+    SECTION = auto()
+    CALL = auto()
+    BARE = auto()
+
+
+class AnswerParser:
+    """One answer. Without `tools` calls are not looked for; without a reasoning dialect all is text.
+
+    `prefill` is the head of the answer that the template wrote: it may have opened reasoning.
+    """
+
+    def __init__(self, dialect: Dialect, tools: Sequence[ToolDefinition] = (), prefill: str = "") -> None:
+        self._dialect = dialect
+        self._events: list[AnswerEvent] = []
+        self._sink = CallSink(tools, self._events.append, dialect.id_style)
+        self._calls = bool(tools)
+        self._mode = _Mode.TEXT
+        self._buffer = ""
+        self._spaces = ""  # withheld: dropped before a call, sent before text
+        self._fresh = True  # at the start of the answer, or right after a block
+        self._trim = False  # after a block: leading white space belongs to the layout
+        self._section = _IMPLICIT
+        self._section_calls = 0
+        self._junk = ""
+        self._payload: Payload | None = None
+        self._header_start = ""
+        self._bare: BareJson | None = None
+        self._reasoning = dialect.reasoning
+        self._compile()
+        opened = open_markers(prefill, dialect.reasoning)
+        if opened is not None:
+            self._reasoning = opened
+            self._compile()
+            self._mode = _Mode.REASONING
+            self._trim = True
+        else:
+            self._buffer = next((seed for seed in dialect.seeds if prefill.endswith(seed)), "")
+
+    @property
+    def num_calls(self) -> int:
+        """Complete calls so far."""
+        return self._sink.count
+
+    def feed(self, text: str) -> list[AnswerEvent]:
+        """The events that this much more text makes certain."""
+        self._buffer += text
+        try:
+            while self._advance():
+                pass
+        except NotACall as mistake:
+            self._not_a_call(mistake)
+            return self.feed("")
+        return self._take()
+
+    def finish(self, *, cut: bool = False) -> list[AnswerEvent]:
+        """The answer is over. `cut`: by its length, so an unfinished call stays unfinished."""
+        events = self.feed("")
+        if self._mode is _Mode.CALL and self._payload is not None and not cut:
+            try:
+                self._payload.finish()
+            except NotACall as mistake:
+                self._not_a_call(mistake)
+                events += self.finish(cut=cut)
+        elif self._mode is _Mode.BARE and self._bare is not None:
+            if not cut or not self._bare.is_call:
+                self._bare_end(cut=cut)
+        elif self._mode is _Mode.SECTION:
+            self._sink.malformed(self._junk + self._buffer)
+        elif self._mode is _Mode.REASONING:
+            self._say_reasoning(self._buffer)
+        elif self._mode is _Mode.HEADER:
+            self._say(self._buffer)
+        else:
+            self._say(self._buffer)
+            if self._sink.count == 0 and self._spaces and not self._trim:
+                self._events.append(TextDelta(self._spaces))
+        self._buffer = self._spaces = ""
+        self._mode = _Mode.TEXT
+        return events + self._take()
+
+    def _take(self) -> list[AnswerEvent]:
+        out = self._events[:]
+        self._events.clear()
+        return out
+
+    def _compile(self) -> None:
+        dialect, reasoning = self._dialect, self._reasoning
+        self._starts = {section.start: section for section in dialect.sections} if self._calls else {}
+        self._loose = tuple(
+            form.start
+            for form in dialect.forms
+            if self._calls and isinstance(form, (NamedCalls, TaggedCalls)) and form.loose and form.start
+        )
+        ends = tuple(end for section in dialect.sections for end in section.ends) if self._calls else ()
+        form_ends = tuple(
+            end
+            for form in dialect.forms
+            if self._calls and isinstance(form, (NamedCalls, TaggedCalls))
+            for end in (form.ends if isinstance(form, NamedCalls) else (form.end,))
+        )
+        self._ends = frozenset(ends)
+        self._strays = frozenset((*dialect.drops, *ends, *form_ends))
+        self._headers = dialect.headers.starts if dialect.headers else ()
+        body_ends = dialect.headers.body_ends if dialect.headers else ()
+        opening = (reasoning.start,) if reasoning else ()
+        self._text_marks = Marks((*self._starts, *self._loose, *self._strays, *self._headers, *opening))
+        closing = (reasoning.end,) if reasoning else ()
+        breakers = (*self._starts, *self._loose) if dialect.breaks_reasoning else ()
+        self._reasoning_marks = Marks((*closing, *breakers, *self._headers, *body_ends))
+        starts = tuple(form.start for form in dialect.forms if isinstance(form, (NamedCalls, TaggedCalls)))
+        self._section_marks = Marks((*self._starts, *ends, *starts, *form_ends, *body_ends, *_FENCES))
+        self._stops = (*ends, *self._starts)
+
+    def _advance(self) -> bool:
+        mode = self._mode
+        if mode is _Mode.TEXT:
+            return self._text()
+        if mode is _Mode.REASONING:
+            return self._reason()
+        if mode is _Mode.SECTION:
+            return self._between_calls()
+        if mode is _Mode.CALL:
+            return self._call()
+        return self._header() if mode is _Mode.HEADER else self._maybe_bare()
+
+    # ------------------------------------------------------------------ visible text
+
+    def _text(self) -> bool:
+        if self._fresh and self._calls and self._dialect.bare_json and self._buffer:
+            verdict = BareJson.begins(self._buffer)
+            if verdict is None:
+                return False
+            if verdict:
+                self._bare = BareJson(self._sink)
+                self._mode = _Mode.BARE
+                return True
+        found = self._text_marks.search(self._buffer)
+        if found is None:
+            self._say(self._buffer)
+            self._buffer = ""
+            return False
+        self._say(self._buffer[: found.at])
+        self._buffer = self._buffer[found.at :]
+        if found.mark is None:
+            return False
+        self._buffer = self._buffer[len(found.mark) :]
+        self._marker(found.mark)
+        return True
+
+    def _marker(self, mark: str) -> None:
+        if self._reasoning and mark == self._reasoning.start:
+            if self._fresh or self._dialect.reasoning_anywhere:
+                self._mode = _Mode.REASONING
+                self._trim = True
+                self._spaces = ""
+            else:
+                self._say(mark)
+        elif mark in self._starts:
+            self._enter(self._starts[mark])
+        elif mark in self._loose:
+            self._enter(_IMPLICIT)
+            self._buffer = mark + self._buffer
+        elif mark in self._headers:
+            self._mode = _Mode.HEADER
+            self._header_start = mark
+            self._spaces = ""
+        else:
+            self._block_over()
+
+    def _say(self, text: str) -> None:
+        if self._trim:
+            text = text.lstrip()
+        if not text:
+            return
+        kept = text.rstrip()
+        if kept:
+            self._events.append(TextDelta(self._spaces + kept))
+            self._spaces = text[len(kept) :]
+            self._fresh = self._trim = False
+        else:
+            self._spaces += text
+
+    def _block_over(self) -> None:
+        """Back to text; what follows is a new beginning."""
+        self._mode = _Mode.TEXT
+        self._fresh = self._trim = True
+        self._spaces = ""
+
+    # ------------------------------------------------------------------ reasoning
+
+    def _reason(self) -> bool:
+        found = self._reasoning_marks.search(self._buffer)
+        if found is None:
+            self._say_reasoning(self._buffer)
+            self._buffer = ""
+            return False
+        self._say_reasoning(self._buffer[: found.at])
+        self._buffer = self._buffer[found.at :]
+        if found.mark is None:
+            return False
+        self._block_over()
+        closing = self._reasoning is not None and found.mark == self._reasoning.end
+        if closing or (self._dialect.headers and found.mark in self._dialect.headers.body_ends):
+            self._buffer = self._buffer[len(found.mark) :]
+        return True
+
+    def _say_reasoning(self, text: str) -> None:
+        if self._trim:
+            text = text.lstrip()
+        kept = text.rstrip()
+        if kept:
+            self._events.append(ReasoningDelta(self._spaces + kept))
+            self._spaces = text[len(kept) :]
+            self._trim = False
+        elif text:
+            self._spaces += text
+
+    def _header(self) -> bool:
+        headers = self._dialect.headers
+        assert headers is not None
+        before, end, after = self._buffer.partition(headers.end)
+        if not end:
+            if len(before) > MAX_HEADER_CHARS:
+                self._mode = _Mode.TEXT
+                self._say(before)
+                self._buffer = ""
+            return False
+        self._block_over()
+        self._buffer = after
+        match = headers.call.search(before) if headers.call and self._calls else None
+        if match:
+            self._enter(Section("", headers.body_ends))
+            form = NamedCalls(start="", header=headers.call) if headers.call else None
+            assert form is not None
+            self._payload = NamedPayload(form, self._sink, headers.body_ends)
+            self._mode = _Mode.CALL
+            self._buffer = before + after
+        elif any(word in before for word in headers.reasoning):
+            self._mode = _Mode.REASONING
+        return True
+
+    # ------------------------------------------------------------------ calls
+
+    def _enter(self, section: Section) -> None:
+        self._mode = _Mode.SECTION
+        self._section = section
+        self._section_calls = 0
+        self._junk = ""
+        self._spaces = ""
+
+    def _leave(self) -> None:
+        self._sink.malformed(self._junk)
+        self._junk = ""
+        self._block_over()
+
+    def _between_calls(self) -> bool:
+        if not self._junk:
+            self._buffer = self._buffer.lstrip()
+        if not self._buffer:
+            return False
+        mark = self._section_marks.begins(self._buffer)
+        if mark == "":
+            return False
+        if mark is not None:
+            return self._section_mark(mark)
+        if self._junk:
+            return self._more_junk()
+        if self._buffer[0] in _FILLER:
+            self._buffer = self._buffer[1:]
+            return True
+        for form in self._dialect.forms:
+            payload = self._open(form)
+            if payload is not None:
+                self._payload = payload
+                self._mode = _Mode.CALL
+                return True
+        if not self._section.ends:
+            self._leave()
+            return True
+        return self._more_junk()
+
+    def _section_mark(self, mark: str) -> bool:
+        if mark in self._section.ends or (mark in self._ends and self._section is not _IMPLICIT):
+            self._buffer = self._buffer[len(mark) :]
+            self._leave()
+        elif mark in self._starts:
+            self._sink.malformed(self._junk)
+            self._buffer = self._buffer[len(mark) :]
+            self._enter(self._starts[mark])
+        else:
+            form = next((f for f in self._dialect.forms if getattr(f, "start", None) == mark), None)
+            self._buffer = self._buffer[len(mark) :]
+            if form is None:
+                if self._section is _IMPLICIT and mark not in _FENCES:
+                    self._leave()
+                return True
+            self._sink.malformed(self._junk)
+            self._junk = ""
+            self._payload = self._payload_of(form)
+            self._mode = _Mode.CALL
+        return True
+
+    def _more_junk(self) -> bool:
+        self._junk += self._buffer[0]
+        self._buffer = self._buffer[1:]
+        return True
+
+    def _open(self, form: object) -> Payload | None:
+        """The payload parser if this form can begin here."""
+        if isinstance(form, JsonCalls):
+            return JsonPayload(form, self._sink) if self._buffer[0] == "{" else None
+        if isinstance(form, PythonCalls):
+            return PythonPayload(self._sink) if self._buffer[0].isalpha() or self._buffer[0] == "_" else None
+        if isinstance(form, (NamedCalls, TaggedCalls)) and not form.start and self._section_calls == 0:
+            return self._payload_of(form)
+        return None
+
+    def _payload_of(self, form: object) -> Payload | None:
+        if isinstance(form, NamedCalls):
+            return NamedPayload(form, self._sink, self._stops)
+        if isinstance(form, TaggedCalls):
+            return TaggedPayload(form, self._sink, self._stops)
+        return None
+
+    def _call(self) -> bool:
+        assert self._payload is not None
+        text, self._buffer = self._buffer, ""
+        rest = self._payload.feed(text)
+        if rest is None:
+            return False
+        self._buffer = rest
+        self._payload = None
+        self._section_calls += 1
+        self._mode = _Mode.SECTION
+        return True
+
+    def _not_a_call(self, mistake: NotACall) -> None:
+        """What looked like a call was text: say it, with its marker."""
+        self._payload = None
+        self._mode = _Mode.TEXT
+        self._say(self._section.start + mistake.text)
+
+    # ------------------------------------------------------------------ calls without any marker
+
+    def _maybe_bare(self) -> bool:
+        assert self._bare is not None
+        text, self._buffer = self._buffer, ""
+        rest = self._bare.feed(text)
+        if rest is None and not self._bare.is_text:
+            return False
+        self._bare_over(rest or "")
+        return True
+
+    def _bare_end(self, *, cut: bool) -> None:
+        assert self._bare is not None
+        self._bare.finish(cut=cut)
+        self._bare_over("")
+        self._say(self._buffer)
+        self._buffer = ""
+
+    def _bare_over(self, rest: str) -> None:
+        assert self._bare is not None
+        if self._bare.is_text:
+            self._mode = _Mode.TEXT
+            self._fresh = False
+            self._buffer = self._bare.held + rest
+        else:
+            self._buffer = rest
+            self._enter(_IMPLICIT)
+            self._section_calls = 1
+        self._bare = None

@@ -1,0 +1,132 @@
+"""Where payload parsers put the calls they find; it numbers, names and closes them."""
+
+import json
+import secrets
+from collections.abc import Callable, Sequence
+
+from engine.chat.events import AnswerEvent, CallArguments, CallEnded, CallMalformed, CallStarted
+from engine.chat.tools.dialect import IdStyle
+from engine.chat.tools.lenient_json import LenientJson, repair
+from engine.chat.tools.schema_types import properties
+from engine.chat.types import ToolDefinition
+
+_NINE = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+
+
+def new_call_id(style: IdStyle, name: str, index: int) -> str:
+    """An id as the model's own template wants to see it again."""
+    if style == "indexed":
+        return f"functions.{name}:{index}"
+    if style == "nine":
+        return "".join(secrets.choice(_NINE) for _ in range(9))
+    return f"call_{secrets.token_hex(12)}"
+
+
+class CallSink:
+    """Collects the events of all calls of one answer. `emit` takes each of them."""
+
+    def __init__(
+        self, tools: Sequence[ToolDefinition], emit: Callable[[AnswerEvent], None], id_style: IdStyle = "call"
+    ) -> None:
+        self._emit = emit
+        self._id_style = id_style
+        self._tools = {tool.name: tool for tool in tools}
+        self._folded = {_fold(name): name for name in self._tools}
+        self._open = False
+        self._wrote = ""
+        self.count = 0
+
+    def known(self, name: str) -> bool:
+        """Whether the name, as a model may misspell it, is one of the request's tools."""
+        return _fold(name) in self._folded
+
+    def schema(self, name: str) -> dict[str, object]:
+        """The parameters of a tool; of an unknown one, nothing."""
+        tool = self._tools.get(self._folded.get(_fold(name), name))
+        return dict(tool.parameters) if tool else {}
+
+    def start(self, name: str) -> None:
+        """A call of this function begins."""
+        name = self._folded.get(_fold(name), name.strip())
+        self._emit(CallStarted(self.count, new_call_id(self._id_style, name, self.count), name))
+        self._open = True
+        self._wrote = ""
+
+    def write(self, text: str) -> None:
+        """More of the arguments' JSON."""
+        if text:
+            self._wrote = self._wrote or text[:1]
+            self._emit(CallArguments(self.count, text))
+
+    def end(self, *, repaired: bool = False) -> None:
+        """The call is complete; one without arguments gets an empty object."""
+        if not self._wrote:
+            self.write("{}")
+        self._emit(CallEnded(self.count, repaired))
+        self._open = False
+        self.count += 1
+
+    def whole(self, name: str, arguments: object, *, repaired: bool = True) -> None:
+        """A call whose arguments were only understood at its end."""
+        self.start(name)
+        self.write(self.as_object(name, arguments))
+        self.end(repaired=repaired)
+
+    def malformed(self, text: str) -> None:
+        """Something that was meant to be a call."""
+        if text.strip():
+            self._emit(CallMalformed(text))
+
+    def as_object(self, name: str, arguments: object) -> str:
+        """Arguments of any kind as the JSON text of an object."""
+        if isinstance(arguments, str):
+            text = arguments.strip()
+            if text.startswith("{"):
+                return repair(text)
+            if not text:
+                return "{}"
+        if arguments is None:
+            return "{}"
+        if not isinstance(arguments, dict):
+            names = list(properties(self.schema(name)))
+            arguments = {names[0] if len(names) == 1 else "input": arguments}
+        return json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+
+
+class ArgumentStream:
+    """Arguments that arrive as text of a JSON value: objects stream on, anything else waits for its end."""
+
+    def __init__(self, sink: CallSink, name: str) -> None:
+        self._sink = sink
+        self._name = name
+        self._held: list[str] | None = None
+        self._begun = False
+        self.repaired = False
+
+    def write(self, text: str) -> None:
+        """More text of the value."""
+        if not self._begun and text:
+            self._begun = True
+            if text[0] != "{":
+                self._held = []
+        if self._held is None:
+            self._sink.write(text)
+        else:
+            self._held.append(text)
+
+    def end(self) -> None:
+        """The value is complete."""
+        if self._held is not None:
+            self.repaired = True
+            self._sink.write(self._sink.as_object(self._name, json.loads("".join(self._held))))
+
+
+def pour(parser: LenientJson, stream: ArgumentStream) -> None:
+    """Pass on what the parser has made."""
+    for fragment in parser.take():
+        stream.write(fragment.text)
+
+
+def _fold(name: str) -> str:
+    """Names as models misspell them: another case, a namespace before them, dashes for underscores."""
+    return name.strip().strip("\"'`").removeprefix("functions.").replace("-", "_").casefold()
