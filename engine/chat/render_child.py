@@ -143,7 +143,9 @@ def _fit_traits(job: RenderJob, template: CompiledTemplate) -> tuple[Sequence[Me
     if any(m.tool_calls for m in messages) and not traits.tool_calls:
         messages = adapt.spell_calls(messages, dialect)
         repairs += ("the template does not write calls: they were put into the answers' text",)
-    if any(m.role == "tool" for m in messages) and not traits.tool_results:
+    if any(m.role == "tool" for m in messages) and not (
+        traits.tool_results and (traits.tools or traits.tool_calls)
+    ):
         messages = adapt.spell_results(messages)
         repairs += ("the template has no tool role: results were put into user messages",)
     if job.tools and not traits.tools:

@@ -21,7 +21,7 @@ class BareJson:
         self._probe = LenientJson()
         self._name = ""
         self._payload: JsonPayload | None = None
-        self._opened = False
+        self._begin = -1  # where the brace stands in what is held
         self.held = ""
         self.is_text = False
 
@@ -49,22 +49,19 @@ class BareJson:
         if self._payload is not None:
             return self._payload.feed(text)
         self.held += text
-        if not self._opened:
-            begin = _BEGIN.match(self.held)
-            if begin is None:
+        if self._begin < 0:
+            match = _BEGIN.match(self.held)
+            if match is None:
                 return None
-            self._opened = True
-            text = self.held[begin.end() - 1 :]
-        rest = self._probe.feed(text)
-        self._look()
-        if self._payload is None and self._probe.done and not self.is_text:
-            self.is_text = True
-        if self._payload is None:
+            self._begin = match.end() - 1
+            text = self.held[self._begin :]
+        self._probe.feed(text)
+        payload = self._look()
+        if payload is None:
+            self.is_text |= self._probe.done
             return None
-        del rest
-        begin = _BEGIN.match(self.held)
-        assert begin is not None
-        return self._payload.feed(self.held[begin.end() - 1 :])
+        self._payload = payload
+        return payload.feed(self.held[self._begin :])
 
     def finish(self, *, cut: bool) -> None:
         """The answer ends here."""
@@ -73,16 +70,16 @@ class BareJson:
         elif not cut:
             self._payload.finish()
 
-    def _look(self) -> None:
+    def _look(self) -> JsonPayload | None:
+        """The call's parser once its name turned out to be a tool's; `is_text` is set when it cannot be."""
         for member, text in self._probe.take():
-            if member is None:
-                if self._name and self._payload is None and not self.is_text:
-                    known = self._sink.known(self._name.strip('"'))
-                    self.is_text = not known
-                    if known:
-                        self._payload = JsonPayload(JsonCalls(), self._sink)
-                continue
-            if member not in _CALL_KEYS:
-                self.is_text = self._payload is None
-            elif member in NAME_KEYS or (member == "function" and text.startswith('"')):
+            if member is None and self._name:
+                if self._sink.known(self._name.strip('"')):
+                    return JsonPayload(JsonCalls(), self._sink)
+                self.is_text = True
+            if self.is_text or (member is not None and member not in _CALL_KEYS):
+                self.is_text = True
+                return None
+            if member in NAME_KEYS or (member == "function" and text.startswith('"')):
                 self._name += text
+        return None

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - DeepSeek writes its markers with full-width bars
 """The dialects this engine reads, in the order in which templates are compared with them.
 
 Source: the templates in tests/data/templates and the model cards of their makers.

@@ -95,7 +95,7 @@ class AnswerParser:
             if not cut or not self._bare.is_call:
                 self._bare_end(cut=cut)
         elif self._mode is _Mode.SECTION:
-            self._sink.malformed(self._junk + self._buffer)
+            self._sink.malformed((self._junk + self._buffer).strip(_FILLER + "` \t\r\n"))
         elif self._mode is _Mode.REASONING:
             self._say_reasoning(self._buffer)
         elif self._mode is _Mode.HEADER:
@@ -249,11 +249,10 @@ class AnswerParser:
         headers = self._dialect.headers
         assert headers is not None
         before, end, after = self._buffer.partition(headers.end)
+        if len(before) > MAX_HEADER_CHARS:
+            self._mode = _Mode.TEXT
+            return True
         if not end:
-            if len(before) > MAX_HEADER_CHARS:
-                self._mode = _Mode.TEXT
-                self._say(before)
-                self._buffer = ""
             return False
         self._block_over()
         self._buffer = after
@@ -283,7 +282,7 @@ class AnswerParser:
         self._junk = ""
         self._block_over()
 
-    def _between_calls(self) -> bool:
+    def _between_calls(self) -> bool:  # noqa: PLR0911 - one exit for each thing that may stand here
         if not self._junk:
             self._buffer = self._buffer.lstrip()
         if not self._buffer:
@@ -368,7 +367,8 @@ class AnswerParser:
         """What looked like a call was text: say it, with its marker."""
         self._payload = None
         self._mode = _Mode.TEXT
-        self._say(self._section.start + mistake.text)
+        self._say(self._section.start)
+        self._buffer = mistake.text + self._buffer
 
     # ------------------------------------------------------------------ calls without any marker
 

