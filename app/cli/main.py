@@ -1,7 +1,9 @@
 """The `tessera` command: a table of command groups, each imported only when it is used."""
 
+import os
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 
 import click
 
@@ -39,7 +41,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="tessera")
 @click.option("--debug", is_flag=True, help="Show tracebacks and debug logs on stderr.")
 @click.pass_context
@@ -47,9 +49,17 @@ def cli(ctx: click.Context, debug: bool) -> None:
     """Tessera: run open models on this computer, fitted tensor by tensor."""
     ctx.obj = {"debug": debug}
     if ctx.invoked_subcommand is None:
-        window = cli.get_command(ctx, "window")
-        assert window is not None
-        ctx.invoke(window, files=())
+        command = cli.get_command(ctx, "window" if has_display() else "chat")
+        assert command is not None
+        ctx.invoke(command)
+
+
+def has_display() -> bool:
+    """A window could be shown here, and the packages for it are installed."""
+    shown = sys.platform in ("win32", "darwin") or bool(
+        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    )
+    return shown and find_spec("PySide6") is not None
 
 
 def main() -> None:

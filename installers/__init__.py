@@ -1,0 +1,1 @@
+"""Recipes that bring Tessera onto a machine."""

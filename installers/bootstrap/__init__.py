@@ -1,0 +1,1 @@
+"""Setting up a machine for Tessera: standard library only, because nothing is installed yet."""

@@ -1,0 +1,73 @@
+"""Makes `.venv`: system packages, locked Python packages, llama.cpp, and Tessera itself."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+from installers.bootstrap import kernels, system
+
+_PACKAGE = re.compile(r"^Collecting (\S+)")
+
+
+def make(*, root: str, venv: str, lock: str, gui: bool, system_packages: bool, wheels: str | None) -> int:
+    """Make or mend the environment; returns an exit code. Safe to repeat after any interruption."""
+    started = time.monotonic()
+    print("Setting up Tessera (once). This takes about six minutes on two cores, most of it compiling llama.cpp.")
+    if not system.provide(gui=gui, compiler=wheels is None, allowed=system_packages):
+        return 3
+    python = os.path.join(venv, "Scripts", "python.exe") if os.name == "nt" else os.path.join(venv, "bin", "python")
+    locks = os.path.join(root, "installers", "lock")
+    try:
+        _say(1, "making the environment")
+        if not os.path.exists(python):
+            subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+        _say(2, "installing packages")
+        _install(python, [os.path.join(locks, lock), os.path.join(locks, "build.txt")])
+        _say(3, "llama.cpp for this machine (about 4 minutes on two cores, the first time)")
+        wheel = kernels.wheel(python, os.path.join(locks, "llama.txt"), wheels)
+        pip = [python, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check"]
+        subprocess.run([*pip, "--force-reinstall", wheel], check=True)
+        _say(4, "installing Tessera")
+        subprocess.run([*pip, "--no-build-isolation", "-e", root], check=True)
+    except (subprocess.CalledProcessError, RuntimeError, OSError) as error:
+        print(f"Setting up failed: {error}\nMend the cause and start again; what is done is kept.")
+        return 4
+    print(f"Ready after {time.monotonic() - started:.0f} s.", flush=True)
+    return 0
+
+
+def _say(step: int, text: str) -> None:
+    print(f"[{step}/4] {text}", flush=True)
+
+
+def _install(python: str, locks: list[str]) -> None:
+    """Install the locked packages, counting them as they come.
+
+    Raises: RuntimeError: pip failed; its last lines are in the message.
+    """
+    total = 0
+    for lock in locks:
+        with open(lock, encoding="utf-8") as file:
+            total += sum(1 for line in file if "==" in line and not line.startswith((" ", "#")))
+    command = [python, "-m", "pip", "install", "--require-hashes", "--disable-pip-version-check"]
+    command += ["--progress-bar", "off", *(a for lock in locks for a in ("-r", lock))]
+    tail: list[str] = []
+    seen = 0
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            tail = [*tail[-14:], line.rstrip()]
+            if _PACKAGE.match(line):
+                seen += 1
+                if sys.stdout.isatty():
+                    print(f"\r  {seen} of about {total} ", end="", flush=True)
+                elif seen % 40 == 0:
+                    print(f"  {seen} of about {total}", flush=True)
+    if sys.stdout.isatty():
+        print()
+    if process.returncode != 0:
+        raise RuntimeError("pip could not install the locked packages:\n" + "\n".join(tail))

@@ -1,0 +1,145 @@
+"""llama-cpp-python for this machine: from the cache of wheels, from a given folder, or built here."""
+
+import glob
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+_STEP = re.compile(r"^\s*\[(\d+)/(\d+)\]")
+
+
+def cache_folder() -> str:
+    """Where built wheels are kept for the next environment."""
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or os.path.expanduser("~")
+    elif sys.platform == "darwin":
+        base = os.path.expanduser("~/Library/Caches")
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(base, "tessera", "wheels")
+
+
+def _cpu_features() -> str:
+    """What the compiler's `native` depends on: a wheel built for another CPU would not run."""
+    if sys.platform == "linux":
+        try:
+            with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as info:
+                for line in info:
+                    if line.lower().startswith(("flags", "features")):
+                        return " ".join(sorted(line.partition(":")[2].split()))
+        except OSError:
+            pass
+    return f"{platform.processor()} {platform.machine()}"
+
+
+def vulkan_ready() -> bool:
+    """A GPU, the shader compiler and new enough headers are here, so the Vulkan backend is worth building.
+
+    Headers older than 1.4 lack types that ggml's Vulkan backend uses (Debian 12 has 1.3.239).
+    """
+    if sys.platform == "darwin" or not shutil.which("glslc") or not glob.glob("/dev/dri/renderD*"):
+        return False
+    for header in ("/usr/include/vulkan/vulkan_core.h", "/usr/local/include/vulkan/vulkan_core.h"):
+        try:
+            with open(header, encoding="utf-8", errors="replace") as file:
+                version = re.search(r"VK_HEADER_VERSION_COMPLETE VK_MAKE_API_VERSION\(0, (\d+), (\d+)", file.read())
+        except OSError:
+            continue
+        return bool(version) and (int(version.group(1)), int(version.group(2))) >= (1, 4)  # type: ignore[union-attr]
+    return False
+
+
+def cmake_arguments() -> list[str]:
+    """How llama.cpp is built here.
+
+    On Linux every backend is a plugin beside libllama, so that one more (Vulkan, ROCm, CUDA) can be dropped in
+    later, and the CPU plugin is compiled for this very processor. The install folders keep the wheel to its own
+    package. Elsewhere the backends are linked in.
+    """
+    if sys.platform != "linux":
+        return ["-DGGML_NATIVE=ON"]
+    folders = ["BINDIR=llama_cpp/lib", "LIBDIR=llama_cpp/lib", "INCLUDEDIR=llama_cpp/include", "RPATH=$ORIGIN"]
+    plugins = ["-DGGML_BACKEND_DL=ON", "-DGGML_NATIVE=OFF", "-DGGML_RPC=ON"]
+    if vulkan_ready():
+        plugins.append("-DGGML_VULKAN=ON")
+    return plugins + [f"-DCMAKE_INSTALL_{folder}" for folder in folders]
+
+
+def _key(lock: str) -> str:
+    with open(lock, "rb") as file:
+        parts = (file.read().decode(), sys.platform, platform.machine(), _cpu_features(), *cmake_arguments())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
+
+
+def wheel(python: str, lock: str, wheels: str | None) -> str:
+    """Path of a llama-cpp-python wheel for this machine, built if there is none yet.
+
+    Raises: RuntimeError: no wheel in the given folder, or the build failed; the message names its log.
+    """
+    if wheels is not None:
+        given = glob.glob(os.path.join(wheels, "llama_cpp_python-*.whl"))
+        if not given:
+            raise RuntimeError(f"there is no llama_cpp_python wheel in {wheels}")
+        return given[0]
+    folder = os.path.join(cache_folder(), _key(lock))
+    built = glob.glob(os.path.join(folder, "*.whl"))
+    if built:
+        print("  using the wheel built earlier")
+        return built[0]
+    os.makedirs(folder, exist_ok=True)
+    work = os.path.join(folder, f"build-{os.getpid()}")
+    try:
+        return _build(python, lock, folder, work)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _build(python: str, lock: str, folder: str, work: str) -> str:
+    source = [python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
+    subprocess.run([*source, "--require-hashes", "-r", lock, "-d", work], check=True)
+    archive = glob.glob(os.path.join(work, "*.tar.gz"))[0]
+    log_path = os.path.join(folder, "build.log")
+    environment = dict(os.environ)
+    environment["CMAKE_ARGS"] = " ".join(cmake_arguments())
+    environment.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
+    environment["PATH"] = os.path.dirname(python) + os.pathsep + environment.get("PATH", "")
+    if sys.platform == "linux":
+        environment["CFLAGS"] = environment["CXXFLAGS"] = "-march=native"
+    command = [python, "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", work, archive]
+    started = time.monotonic()
+    with (
+        open(log_path, "w", encoding="utf-8") as log,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            log.write(line)
+            _show(line, started)
+    print()
+    found = glob.glob(os.path.join(work, "*.whl"))
+    if process.returncode != 0 or not found:
+        raise RuntimeError(f"building llama-cpp-python failed; its log is {log_path}")
+    final = os.path.join(folder, os.path.basename(found[0]))
+    os.replace(found[0], final)  # only a finished wheel ever has this name
+    return final
+
+
+def _show(line: str, started: float) -> None:
+    step = _STEP.match(line)
+    if not step:
+        return
+    done, total = int(step.group(1)), int(step.group(2))
+    spent = time.monotonic() - started
+    left = spent / done * (total - done)
+    text = f"  compiled {done} of {total} files, about {left / 60:.0f} min left   "
+    if sys.stdout.isatty():
+        print("\r" + text, end="", flush=True)
+    elif done % 20 == 0 or done == total:
+        print(text.rstrip(), flush=True)

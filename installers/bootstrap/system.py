@@ -1,0 +1,123 @@
+"""System packages Tessera needs and does not find, and the one line that installs them."""
+
+import ctypes.util
+import os
+import shutil
+import subprocess
+import sys
+
+# need: (what is looked for, apt, dnf, pacman). Shared libraries are named by soname.
+_TOOLS = {
+    "a C++ compiler": (("g++", "clang++"), ("g++", "gcc-c++", "gcc")),
+    "a C compiler": (("gcc", "clang"), ("gcc", "gcc", "gcc")),
+}
+# Source: NEEDED entries of PySide6-Essentials' libraries and of its xcb platform plugin.
+_QT_LIBRARIES = {
+    "libGL.so.1": ("libgl1", "mesa-libGL", "libglvnd"),
+    "libEGL.so.1": ("libegl1", "mesa-libEGL", "libglvnd"),
+    "libX11-xcb.so.1": ("libx11-xcb1", "libX11-xcb", "libx11"),
+    "libxkbcommon.so.0": ("libxkbcommon0", "libxkbcommon", "libxkbcommon"),
+    "libxkbcommon-x11.so.0": ("libxkbcommon-x11-0", "libxkbcommon-x11", "libxkbcommon-x11"),
+    "libdbus-1.so.3": ("libdbus-1-3", "dbus-libs", "dbus"),
+    "libfontconfig.so.1": ("libfontconfig1", "fontconfig", "fontconfig"),
+    "libfreetype.so.6": ("libfreetype6", "freetype", "freetype2"),
+    "libglib-2.0.so.0": ("libglib2.0-0", "glib2", "glib2"),
+    "libgssapi_krb5.so.2": ("libgssapi-krb5-2", "krb5-libs", "krb5"),
+    "libxcb-cursor.so.0": ("libxcb-cursor0", "xcb-util-cursor", "xcb-util-cursor"),
+    "libxcb-icccm.so.4": ("libxcb-icccm4", "xcb-util-wm", "xcb-util-wm"),
+    "libxcb-image.so.0": ("libxcb-image0", "xcb-util-image", "xcb-util-image"),
+    "libxcb-keysyms.so.1": ("libxcb-keysyms1", "xcb-util-keysyms", "xcb-util-keysyms"),
+    "libxcb-randr.so.0": ("libxcb-randr0", "libxcb", "libxcb"),
+    "libxcb-render-util.so.0": ("libxcb-render-util0", "xcb-util-renderutil", "xcb-util-renderutil"),
+    "libxcb-shape.so.0": ("libxcb-shape0", "libxcb", "libxcb"),
+    "libxcb-shm.so.0": ("libxcb-shm0", "libxcb", "libxcb"),
+    "libxcb-sync.so.1": ("libxcb-sync1", "libxcb", "libxcb"),
+    "libxcb-xfixes.so.0": ("libxcb-xfixes0", "libxcb", "libxcb"),
+    "libxcb-xkb.so.1": ("libxcb-xkb1", "libxcb", "libxcb"),
+    "libwayland-client.so.0": ("libwayland-client0", "libwayland-client", "wayland"),
+    "libwayland-cursor.so.0": ("libwayland-cursor0", "libwayland-cursor", "wayland"),
+}
+_FONTS = ("fonts-dejavu-core", "dejavu-sans-fonts", "ttf-dejavu")
+_MANAGERS = {
+    "apt-get": (0, "apt-get install -y {}"),
+    "dnf": (1, "dnf install -y {}"),
+    "pacman": (2, "pacman -S --needed --noconfirm {}"),
+}
+
+
+def _known_libraries() -> str:
+    for ldconfig in ("ldconfig", "/sbin/ldconfig", "/usr/sbin/ldconfig"):
+        try:
+            found = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, check=False)
+        except OSError:
+            continue
+        if found.returncode == 0:
+            return found.stdout
+    return ""
+
+
+def missing(*, gui: bool, compiler: bool) -> dict[str, tuple[str, str, str]]:
+    """Needs that this Linux machine does not meet, each with its apt, dnf and pacman package."""
+    found: dict[str, tuple[str, str, str]] = {}
+    if compiler:
+        for need, (programs, packages) in _TOOLS.items():
+            if not any(shutil.which(p) for p in programs):
+                found[need] = packages
+    if gui:
+        known = _known_libraries()
+        for soname, packages in _QT_LIBRARIES.items():
+            name = soname.split(".so")[0].removeprefix("lib")
+            if soname not in known and (known or not ctypes.util.find_library(name)):
+                found[soname] = packages
+        if not shutil.which("fc-list") and not os.path.isdir("/usr/share/fonts"):
+            found["a font"] = _FONTS
+    return found
+
+
+def install_line(needs: dict[str, tuple[str, str, str]]) -> str | None:
+    """The one command that installs the packages, or None where no known manager is present."""
+    for manager, (column, template) in _MANAGERS.items():
+        if shutil.which(manager):
+            packages = sorted({packages[column] for packages in needs.values()})
+            return template.format(" ".join(packages))
+    return None
+
+
+def provide(*, gui: bool, compiler: bool, allowed: bool) -> bool:
+    """Make sure the system packages are there; False when the user has to act first.
+
+    As root the line is announced and run, unless not `allowed`; otherwise it is printed.
+    """
+    if sys.platform == "darwin":
+        return _provide_macos(compiler=compiler)
+    if sys.platform != "linux":
+        return True
+    needs = missing(gui=gui, compiler=compiler)
+    if not needs:
+        return True
+    print(f"Missing on this system: {', '.join(needs)}")
+    line = install_line(needs)
+    if line is None:
+        print("No known package manager was found; install these with your system's own.")
+        return False
+    if os.geteuid() != 0 or not allowed:
+        print(f"Install them with:\n    {'' if os.geteuid() == 0 else 'sudo '}{line}\nand start again.")
+        if gui:
+            print("(Or leave the window out: python3 start.py --no-gui)")
+        return False
+    print(f"Running: {line}", flush=True)
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    if line.startswith("apt-get"):
+        subprocess.run(["apt-get", "update", "-q"], stdout=subprocess.DEVNULL, env=environment, check=False)
+    done = subprocess.run(line.split(), stdout=subprocess.DEVNULL, env=environment, check=False)
+    still = missing(gui=gui, compiler=compiler) if done.returncode == 0 else needs
+    if still:
+        print(f"Still missing: {', '.join(still)}. Install them by hand and start again.")
+    return not still
+
+
+def _provide_macos(*, compiler: bool) -> bool:
+    if compiler and not shutil.which("clang++"):
+        print("A compiler is missing. Install Apple's with:\n    xcode-select --install\nand start again.")
+        return False
+    return True

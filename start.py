@@ -1,0 +1,109 @@
+"""Start Tessera. The first time, this makes its environment: packages, and llama.cpp built for this machine.
+
+    python3 start.py [--no-system] [--no-gui] [--wheels FOLDER] [ARGS for tessera]
+    python3 start.py test [ARGS for pytest]
+
+--no-system      never install system packages, only name them
+--no-gui         leave the window out: server and terminal only
+--wheels FOLDER  take llama-cpp-python from a wheel in FOLDER instead of building it
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.abspath(__file__))
+VENV = os.path.join(ROOT, ".venv")
+MARKER = os.path.join(VENV, "tessera-ready")
+OPTIONS = ("--no-system", "--no-gui", "--wheels")
+LOCKS = {"desktop": "desktop.txt", "server": "base.txt", "test": "dev.txt"}
+
+
+def venv_python() -> str:
+    """The environment's interpreter."""
+    return os.path.join(VENV, "Scripts", "python.exe") if os.name == "nt" else os.path.join(VENV, "bin", "python")
+
+
+def fingerprint(kind: str) -> str:
+    """Changes whenever the environment must be made anew: other locks, another Python, another place."""
+    digest = hashlib.sha256(repr((kind, sys.version_info[:2], VENV)).encode())
+    for name in (LOCKS[kind], "llama.txt", "build.txt"):
+        with open(os.path.join(ROOT, "installers", "lock", name), "rb") as lock:
+            digest.update(lock.read())
+    return digest.hexdigest()
+
+
+def is_ready(kind: str) -> bool:
+    """The environment was made for `kind`, or for more than it, from the present locks."""
+    try:
+        with open(MARKER) as marker:
+            made = dict(line.split() for line in marker if line.strip())
+    except (OSError, ValueError):
+        return False
+    covers = {"server": ("server", "desktop", "test"), "desktop": ("desktop", "test"), "test": ("test",)}
+    return any(made.get(k) == fingerprint(k) for k in covers[kind])
+
+
+def split_arguments(arguments: "list[str]") -> "tuple[dict[str, str], list[str]]":
+    """start.py's own options, which come first, and the rest."""
+    own = {}
+    rest = list(arguments)
+    while rest and rest[0] in OPTIONS:
+        option = rest.pop(0)
+        if option == "--wheels":
+            if not rest:
+                sys.exit("start.py: --wheels needs a folder.")
+            own[option] = rest.pop(0)
+        else:
+            own[option] = ""
+    return own, rest
+
+
+def run(command: "list[str]") -> int:
+    """Run and wait, or become the command where the system can."""
+    if os.name != "nt":
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(command[0], command)  # noqa: S606 - no shell is wanted
+    return subprocess.call(command)
+
+
+def main() -> int:
+    """Set up if needed, then run."""
+    if sys.version_info < (3, 11):
+        sys.stderr.write(
+            "Tessera needs Python 3.11 or newer; this is {}.{} ({}).\n"
+            "Install a newer one and run it by name, such as: python3.12 start.py\n".format(
+                sys.version_info[0], sys.version_info[1], sys.executable
+            )
+        )
+        return 2
+    own, rest = split_arguments(sys.argv[1:])
+    testing = rest[:1] == ["test"]
+    kind = "test" if testing else "server" if "--no-gui" in own else "desktop"
+    if not is_ready(kind):
+        sys.path.insert(0, ROOT)
+        from installers.bootstrap import environment
+
+        code = environment.make(
+            root=ROOT,
+            venv=VENV,
+            lock=LOCKS[kind],
+            gui=kind != "server",
+            system_packages="--no-system" not in own,
+            wheels=own.get("--wheels"),
+        )
+        if code:
+            return code
+        with open(MARKER, "w") as marker:
+            marker.write("{} {}\n".format(kind, fingerprint(kind)))
+    os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (ROOT, os.environ.get("PYTHONPATH")) if p)
+    if testing:
+        os.chdir(ROOT)
+        return run([venv_python(), "-m", "pytest", *rest[1:]])
+    return run([venv_python(), "-m", "app", *rest])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
