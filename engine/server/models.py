@@ -17,6 +17,9 @@ DEFAULT_CONTEXT: Final = 8192
 # Below this size the cache of several full-length sequences costs little; above, sequences share one.
 SMALL_PARAMETERS: Final = 1_500_000_000
 DEFAULT_PARALLEL: Final = 8
+# A model this small stays in a core's cache and has hundreds of barriers a millisecond: a second thread gains
+# little on an idle machine and loses ten times the speed on a busy one. Measured: docs/log.md, engine.
+ONE_THREAD_BYTES: Final = 64 << 20
 
 
 class ServedModels:
@@ -71,7 +74,7 @@ class ServedModels:
         trained = entry.context_train or DEFAULT_CONTEXT
         n_ctx = min(self._context or DEFAULT_CONTEXT, trained)
         small = 0 < entry.details.n_params < SMALL_PARAMETERS
-        threads = usable_cores()
+        threads = 1 if entry.size_bytes < ONE_THREAD_BYTES else usable_cores()
         return LoadSettings(
             path=str(entry.path),
             n_ctx=n_ctx,

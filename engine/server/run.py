@@ -3,6 +3,7 @@
 import ipaddress
 import json
 import logging
+import os
 import socket
 import sys
 from dataclasses import dataclass, field
@@ -116,8 +117,15 @@ class _Server(uvicorn.Server):
             sys.stdout.flush()
             return
         write_server_file(self._server_file, self._url, self._token)
+        log.info("serving pid=%d", os.getpid())
         sys.stderr.write(f"Tessera serves at {self._url}\n")
         sys.stderr.flush()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take the address back first: uvicorn ends by raising the signal it caught, and nothing runs after it."""
+        if self._server_file is not None:
+            remove_server_file(self._server_file)
+        await super().shutdown(sockets)
 
 
 def serve(options: ServeOptions) -> None:
@@ -153,6 +161,4 @@ def serve(options: ServeOptions) -> None:
     try:
         server.run(sockets=[listener])
     finally:
-        if server_file is not None:
-            remove_server_file(server_file)
         listener.close()

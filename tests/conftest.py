@@ -1,0 +1,61 @@
+"""What every test relies on: folders of its own, loopback only, and one real server for those that ask."""
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+_real_connect = socket.socket.connect
+_real_connect_ex = socket.socket.connect_ex
+
+
+def _check(address: object) -> None:
+    if isinstance(address, tuple) and address[0] not in ("127.0.0.1", "::1", "localhost"):
+        raise RuntimeError(f"a test tried to reach {address}")
+
+
+def _connect(self: socket.socket, address: object) -> None:
+    _check(address)
+    return _real_connect(self, address)
+
+
+def _connect_ex(self: socket.socket, address: object) -> int:
+    _check(address)
+    return _real_connect_ex(self, address)
+
+
+socket.socket.connect = _connect
+socket.socket.connect_ex = _connect_ex
+
+
+@pytest.fixture(autouse=True)
+def tessera_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test has folders of its own."""
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("TESSERA_HOME", str(home))
+    return home
+
+
+@pytest.fixture(scope="session")
+def bundled_model() -> Path:
+    """The bundled model's file."""
+    return ROOT / "assets" / "models" / "spark-f16.gguf"
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[RunningServer]":
+    """A real server process with the bundled model, shared by the tests of a session that do not harm it."""
+    running = RunningServer(tmp_path_factory.mktemp("server-home"))
+    yield running
+    running.stop()
+
+
+from servers import RunningServer  # noqa: E402 - after sys.path

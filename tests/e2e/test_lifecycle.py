@@ -1,0 +1,141 @@
+"""Processes that die, clients that leave."""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from urllib.parse import urlsplit
+
+import httpx2
+import psutil
+import pytest
+from servers import RunningServer, wait_for
+
+pytestmark = pytest.mark.e2e
+
+# Long enough that something can happen in the middle: eight choices of 900 tokens, whatever they say.
+LONG = {
+    "model": "spark",
+    "messages": [{"role": "user", "content": "Go on."}],
+    "max_tokens": 900,
+    "n": 8,
+    "ignore_eos": True,
+    "stream": True,
+}
+SHORT = {"model": "spark", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+
+
+@pytest.fixture
+def own_server(tmp_path):
+    running = RunningServer(tmp_path)
+    yield running
+    if running.process.poll() is None:
+        running.stop()
+
+
+def active(server):
+    text = httpx2.get(f"{server.url}/metrics").text
+    line = next(x for x in text.splitlines() if x.startswith("tessera_requests_active "))
+    return float(line.split()[1])
+
+
+def test_health_answers_at_once_and_the_idle_server_is_small(own_server):
+    assert httpx2.get(f"{own_server.url}/health").status_code == 200
+    memory = psutil.Process(own_server.process.pid).memory_info().rss
+    assert memory < 150e6, f"{memory / 1e6:.0f} MB"
+
+
+def test_a_killed_runner_is_an_error_event_and_the_next_request_works(own_server):
+    with httpx2.stream("POST", f"{own_server.url}/v1/chat/completions", json=LONG, timeout=60) as response:
+        lines = response.iter_lines()
+        next(line for line in lines if '"content":"' in line and '"content":""' not in line)
+        (runner,) = own_server.runners()
+        killed = time.monotonic()
+        runner.send_signal(signal.SIGKILL)
+        error = next(line for line in lines if '"error"' in line)
+        took = time.monotonic() - killed
+    body = json.loads(error.removeprefix("data:"))["error"]
+    assert body["code"] == "runner_died"
+    assert "killed" in body["message"]
+    assert body["exit_code"] == -9
+    assert took < 1.0
+    after = httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
+    assert after.status_code == 200
+    assert own_server.process.poll() is None
+
+
+def test_a_model_that_keeps_dying_is_not_started_for_ever(own_server):
+    for _ in range(3):
+        assert httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60).status_code == 200
+        (runner,) = own_server.runners()
+        runner.send_signal(signal.SIGKILL)
+        wait_for(lambda: not own_server.runners(), what="the runner's end")
+        time.sleep(0.1)
+    refused = httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
+    assert refused.status_code == 503
+    assert "3 times" in refused.json()["error"]["message"]
+
+
+def test_killing_the_server_leaves_no_runner(own_server):
+    httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
+    (runner,) = own_server.runners()
+    os.kill(own_server.process.pid, signal.SIGKILL)
+    own_server.process.wait()
+    wait_for(lambda: not runner.is_running() or runner.status() == psutil.STATUS_ZOMBIE, what="the runner's end")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_cancels_its_generation(own_server, stream):
+    httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
+    address = urlsplit(own_server.url)
+    body = json.dumps({**LONG, "stream": stream}).encode()
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        connection.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(body) + body
+        )
+        wait_for(lambda: active(own_server) > 0, what="the generation's start")
+    assert wait_for(lambda: active(own_server) == 0, 5, "the generation's end") < 1.5
+    assert httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60).status_code == 200
+
+
+def test_a_hundred_disconnects_leave_nothing_behind(own_server):
+    httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
+    process = psutil.Process(own_server.process.pid)
+    files, threads = process.num_fds(), process.num_threads()
+
+    def leave():
+        with httpx2.stream("POST", f"{own_server.url}/v1/chat/completions", json=LONG, timeout=60) as response:
+            next(response.iter_raw())
+
+    for _ in range(10):
+        workers = [threading.Thread(target=leave) for _ in range(10)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    wait_for(lambda: active(own_server) == 0, 20, "the end of all generations")
+    wait_for(lambda: process.num_fds() <= files + 2, what="closed connections")
+    assert process.num_threads() <= threads + 2
+
+
+def test_terminate_ends_in_good_order(own_server):
+    httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
+    (runner,) = own_server.runners()
+    own_server.stop()
+    assert own_server.process.returncode in (0, -signal.SIGTERM)
+    wait_for(lambda: not runner.is_running(), what="the runner's end")
+    assert not (own_server.home / "state" / "server.json").exists()
+
+
+def test_a_used_port_is_named(own_server, tmp_path):
+    port = str(urlsplit(own_server.url).port)
+    with pytest.raises(RuntimeError, match=f"Port {port} on 127.0.0.1 is in use by .*pid"):
+        RunningServer(tmp_path / "second", "--port", port) if (tmp_path / "second").mkdir() is None else None
+
+
+def test_a_public_address_needs_a_key(tmp_path):
+    with pytest.raises(RuntimeError, match="API key is required"):
+        RunningServer(tmp_path, "--host", "0.0.0.0")

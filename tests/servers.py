@@ -1,0 +1,73 @@
+"""A real `tessera serve` process for tests."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class RunningServer:
+    """Started on a free port, with folders of its own. `log` is what it wrote to stderr."""
+
+    def __init__(self, home: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self.home = home
+        self.log_path = home / "server.log"
+        started = time.monotonic()
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "app", "serve", "--port", "0", *arguments],
+                cwd=ROOT,
+                env={**os.environ, "TESSERA_HOME": str(home), **(env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
+        file = home / "state" / "server.json"
+        while not file.exists():
+            if self.process.poll() is not None or time.monotonic() - started > 30:
+                raise RuntimeError(f"the server did not start: {self.log}")
+            time.sleep(0.01)
+        told = json.loads(file.read_text())
+        self.started_s = time.monotonic() - started
+        self.url: str = told["url"]
+        self.token: str = told["token"]
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def runners(self) -> list[psutil.Process]:
+        """The live runner processes of this server."""
+        found = []
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                if "engine.runner.main" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+                    found.append(child)
+            except psutil.Error:
+                continue
+        return found
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+
+def wait_for(condition, seconds: float = 10.0, what: str = "condition") -> float:
+    """Wait until `condition()` holds; returns the seconds it took."""
+    started = time.monotonic()
+    while not condition():
+        if time.monotonic() - started > seconds:
+            raise AssertionError(f"{what} did not come true within {seconds} s")
+        time.sleep(0.01)
+    return time.monotonic() - started
