@@ -1,9 +1,12 @@
 """Errors as a person reads them, and the exit code of each family."""
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from app.client import ApiError, ServerUnreachable
+from app.format import size
 from engine.errors import Cancelled, EngineError, EnvironmentFault, InputFault
+from engine.library.errors import HashMismatch, NotEnoughDisk
 
 EXIT_INPUT: Final = 3
 EXIT_ENVIRONMENT: Final = 4
@@ -17,6 +20,27 @@ _CODES: dict[type[BaseException], int] = {
     EngineError: EXIT_ENVIRONMENT,
     ServerUnreachable: EXIT_ENVIRONMENT,
     KeyboardInterrupt: EXIT_INTERRUPTED,
+}
+
+
+def _not_enough_disk(error: Any) -> str:
+    short = size(error.needed_bytes - error.free_bytes)
+    return (
+        f"{size(error.needed_bytes)} are needed in {error.path}, {size(error.free_bytes)} are free. "
+        f"Free {short}, or move the library with TESSERA_HOME."
+    )
+
+
+def _hash_mismatch(error: Any) -> str:
+    return (
+        f"{error.file} is not what the hub promised: sha256 {error.actual[:16]}..., not {error.expected[:16]}... "
+        f"It was put aside as {error.quarantine} and is not used. Fetch it again; if that fails, tell its owner."
+    )
+
+
+_WORDS: Final[dict[type[BaseException], Callable[[Any], str]]] = {
+    NotEnoughDisk: _not_enough_disk,
+    HashMismatch: _hash_mismatch,
 }
 
 
@@ -34,4 +58,5 @@ def describe(error: BaseException) -> str:
     """What happened, in one paragraph."""
     if isinstance(error, ApiError) and error.facts.get("options"):
         return f"{error.message} Options: {'; '.join(error.facts['options'])}"
-    return str(error) or type(error).__name__
+    words = _WORDS.get(type(error))
+    return words(error) if words else str(error) or type(error).__name__

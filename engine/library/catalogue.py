@@ -102,6 +102,8 @@ class Catalogue:
         if looked:
             with self.store.writing():
                 known = self.store.entries()
+                if any(origin.kind == "bundled" for _, _, origin in looked):
+                    self._forget_other_installations(known)
                 for (candidate, _), (details, problem, origin) in zip(fresh, looked, strict=True):
                     is_new = candidate.key not in known
                     entry = self._record(known, candidate, details, problem, origin)
@@ -140,6 +142,13 @@ class Catalogue:
     def _roots(self) -> list[tuple[Path, str | None]]:
         linked = [(Path(folder), app) for folder, app in self.store.folders().items()]
         return [(BUNDLED_MODELS, None), (self.paths.models, None), *linked]
+
+    def _forget_other_installations(self, known: dict[str, ModelEntry]) -> None:
+        """The bundled model belongs to the installation that runs; an update or a second one must not double it."""
+        for key, entry in list(known.items()):
+            if entry.origin.kind == "bundled" and not Path(key).is_relative_to(BUNDLED_MODELS):
+                self.store.forget(key)
+                del known[key]
 
     def _look(self, candidate: Candidate, app: str | None) -> tuple[Details, str | None, Origin]:
         path = Path(candidate.key)

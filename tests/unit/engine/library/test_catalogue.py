@@ -244,3 +244,20 @@ def test_odd_file_names(catalogue, put, gguf):
     catalogue.refresh()
     assert ids(catalogue) == ["spark", "unicode-v1", "x"]
     assert os.fsdecode(catalogue.get("unicode-v1").path.name).startswith("Ünïcode")
+
+
+def test_a_second_installation_does_not_double_the_bundled_model(catalogue, paths, tmp_path, monkeypatch):
+    moved = tmp_path / "other" / "assets" / "models"
+    shutil.copytree("assets/models", moved)
+    for module in ("engine.library.catalogue", "engine.library.origins"):
+        monkeypatch.setattr(f"{module}.BUNDLED_MODELS", moved)
+    other = Catalogue(paths)
+    assert ids(other) == ["spark"]
+    assert other.get("spark").path == moved / "spark-f16.gguf"
+    other.close()
+
+
+def test_models_with_names_that_say_nothing_are_called_by_their_folder(catalogue, put, gguf):
+    put("jan-nano/model.gguf", gguf())
+    catalogue.refresh()
+    assert (catalogue.get("jan-nano").id, catalogue.get("jan-nano").name) == ("jan-nano", "jan-nano")

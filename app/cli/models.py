@@ -1,0 +1,142 @@
+"""`tessera models`: the library in the terminal."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from app.cli.models_files import import_command, link_command, remove_command, verify_command
+from app.cli.models_hub import pull_command, search_command, starters_command
+
+if TYPE_CHECKING:
+    from engine.library.types import ModelEntry
+
+
+@click.group("models")
+def command() -> None:
+    """Find, fetch and keep models."""
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def list_command(as_json: bool) -> None:
+    """Show every model on this computer."""
+    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - keeps `tessera --help` fast
+
+    entries = Catalogue().entries()
+    if as_json:
+        click.echo(json.dumps({"models": [as_dict(entry) for entry in entries]}, ensure_ascii=False))
+        return
+    _print_table(entries)
+
+
+@command.command("show")
+@click.argument("model")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def show_command(model: str, as_json: bool) -> None:
+    """Show what is known about MODEL."""
+    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see list
+    from engine.library.lookup import require  # noqa: PLC0415 - see list
+
+    entry = require(Catalogue(), model)
+    if as_json:
+        click.echo(json.dumps(as_dict(entry), ensure_ascii=False))
+        return
+    _print_details(entry)
+
+
+for sub in (
+    search_command,
+    starters_command,
+    pull_command,
+    import_command,
+    link_command,
+    verify_command,
+    remove_command,
+):
+    command.add_command(sub)
+
+
+def as_dict(entry: "ModelEntry") -> dict[str, Any]:
+    """An entry as JSON, with what is derived from it."""
+    import msgspec  # noqa: PLC0415 - see list
+
+    told: dict[str, Any] = msgspec.to_builtins(entry)
+    told["size_bytes"] = entry.size_bytes
+    told["capabilities"] = list(entry.capabilities)
+    told["bits_per_weight"] = round(entry.bits_per_weight, 2)
+    return told
+
+
+def parameters(count: int) -> str:
+    """`8.2 B`, `350 M`, or `?`."""
+    for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}"
+    return str(count or "?")
+
+
+def _print_table(entries: tuple["ModelEntry", ...]) -> None:
+    from rich.console import Console  # noqa: PLC0415 - see list
+    from rich.markup import escape  # noqa: PLC0415 - see list
+    from rich.table import Table  # noqa: PLC0415 - see list
+
+    from app.format import size  # noqa: PLC0415 - see list
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("id", no_wrap=True)
+    for column in ("size", "parameters", "quantization", "can", "from", "state"):
+        table.add_column(column, overflow="fold")
+    for entry in entries:
+        can = ", ".join(c for c in entry.capabilities if c != "completion")
+        cells = (size(entry.size_bytes), parameters(entry.details.n_params), entry.details.quantization, can)
+        table.add_row(*map(escape, (entry.id, *cells, _source(entry), entry.state)))
+    console = Console(highlight=False)
+    console.print(table)
+    for entry in entries:
+        if entry.state == "broken":
+            console.print(f"\n{escape(entry.id)}: {escape(entry.problem or '')}", style="yellow")
+        elif entry.state == "offline":
+            console.print(
+                f"\n{escape(entry.id)} is offline: {escape(str(entry.path))} is not mounted or was moved."
+            )
+    if {e.id for e in entries} == {"spark"}:
+        console.print("\nSpark is a tiny demo. Find a bigger one: tessera models search qwen3")
+
+
+def _source(entry: "ModelEntry") -> str:
+    origin = entry.origin
+    return origin.repo or origin.app or origin.kind
+
+
+def _print_details(entry: "ModelEntry") -> None:
+    from app.format import size  # noqa: PLC0415 - see list
+
+    details = entry.details
+    mix = ", ".join(
+        f"{name} {size(count)}" for name, count in sorted(details.type_bytes.items(), key=lambda i: -i[1])
+    )
+    rows = [
+        ("id", entry.id),
+        ("name", entry.name),
+        ("state", entry.state + (f": {entry.problem}" if entry.problem else "")),
+        ("architecture", details.architecture),
+        ("parameters", parameters(details.n_params)),
+        ("context", f"{details.context_train:,} tokens" if details.context_train else "not given"),
+        ("size", size(entry.size_bytes)),
+        ("quantization", f"{details.quantization}, {entry.bits_per_weight:.2f} bits a weight"),
+        ("tensor types", mix),
+        ("can", ", ".join(entry.capabilities)),
+        ("license", details.license or "not given"),
+        ("from", _source(entry) + (f" at {entry.origin.revision[:12]}" if entry.origin.revision else "")),
+        ("chat template", "yes" if entry.chat_template else "no"),
+        ("vision projector", entry.projector or ""),
+        ("plan", entry.plan or ""),
+        ("report", entry.report or ""),
+    ]
+    for label, value in rows:
+        if value:
+            click.echo(f"{label:<17}{value}")
+    for file in entry.files:
+        click.echo(f"{'file':<17}{file.path}")
+        click.echo(f"{'':<17}sha256 {file.sha256 or 'not checked yet (tessera models verify)'}")

@@ -1,0 +1,145 @@
+"""`tessera models import`, `link`, `verify` and `remove`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+_BROKEN_EXIT = 3
+
+
+@click.command("import")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def import_command(path: Path, as_json: bool) -> None:
+    """Copy the model at PATH (a file or a folder) into the library."""
+    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - keeps `tessera --help` fast
+    from engine.library.importing import import_copy  # noqa: PLC0415 - see above
+
+    entry = _with_bar(lambda control: import_copy(Catalogue(), path, control))
+    click.echo(json.dumps({"model": entry.id, "path": str(entry.path)}) if as_json else f"{entry.id} is ready.")
+
+
+@click.command("link")
+@click.argument("where", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def link_command(where: str | None, as_json: bool) -> None:
+    """Use models where they lie, without copying.
+
+    WHERE is a file, a folder, or lmstudio, ollama, llama.cpp, jan, huggingface. Without it: what could be linked.
+    """
+    from engine.library import foreign  # noqa: PLC0415 - see import
+    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see import
+    from engine.library.importing import link  # noqa: PLC0415 - see import
+
+    if where is None:
+        found = foreign.present()
+        if as_json:
+            click.echo(json.dumps({"folders": [{"app": f.app, "path": str(f.path)} for f in found]}))
+            return
+        for folder in found:
+            click.echo(f"{folder.app:<13}{folder.path}")
+        if not found:
+            click.echo("No other application's models were found. Give a folder: tessera models link PATH")
+        return
+    changes, entry = link(Catalogue(), where)
+    added = [entry.id] if entry else list(changes.added)
+    if as_json:
+        click.echo(json.dumps({"added": added}))
+    elif added:
+        click.echo("\n".join(added))
+    else:
+        click.echo("Linked. There is no new model in it.")
+
+
+@click.command("verify")
+@click.argument("model")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def verify_command(model: str, as_json: bool) -> None:
+    """Hash MODEL's files and compare with what was promised."""
+    import msgspec  # noqa: PLC0415 - see import
+
+    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see import
+    from engine.library.lookup import require  # noqa: PLC0415 - see import
+    from engine.library.verify import verify  # noqa: PLC0415 - see import
+
+    catalogue = Catalogue()
+    entry = require(catalogue, model)
+    found = _with_bar(lambda control: verify(catalogue, entry, control))
+    if as_json:
+        click.echo(msgspec.json.encode(found).decode())
+    else:
+        words = {"hub": "as the hub promised", "owner": "as its owner recorded", "earlier": "as last time"}
+        for check in found.files:
+            verdict = words.get(found.basis, "recorded") if check.ok else check.problem
+            click.echo(f"{check.path}\n  sha256 {check.sha256}: {verdict}")
+    if not found.ok:
+        raise SystemExit(_BROKEN_EXIT)
+
+
+@click.command("remove")
+@click.argument("model", required=False)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("--undo", metavar="TICKET", help="Bring a removed model back.")
+@click.option("--trash", "show_trash", is_flag=True, help="Show what can be brought back.")
+@click.option("--empty-trash", is_flag=True, help="Delete removed models for good.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def remove_command(
+    model: str | None, yes: bool, undo: str | None, show_trash: bool, empty_trash: bool, as_json: bool
+) -> None:
+    """Remove MODEL. Linked files are only forgotten; all others can be brought back."""
+    from app.format import size  # noqa: PLC0415 - see import
+    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see import
+    from engine.library.lookup import require  # noqa: PLC0415 - see import
+    from engine.library.trash import Trash  # noqa: PLC0415 - see import
+
+    catalogue = Catalogue()
+    trash = Trash(catalogue)
+    if undo is not None:
+        entry = trash.restore(undo)
+        _say(as_json, {"model": entry.id}, f"{entry.id} is back.")
+    elif show_trash:
+        found = trash.contents()
+        _say(
+            as_json,
+            {"trash": [{"ticket": r.ticket, "model": r.entry.id, "bytes": r.freed_bytes} for r in found]},
+            "\n".join(f"{r.ticket:<40}{size(r.freed_bytes)}" for r in found) or "The trash is empty.",
+        )
+    elif empty_trash:
+        total = sum(r.freed_bytes for r in trash.contents())
+        if not yes:
+            click.confirm(f"Delete {size(total)} for good?", abort=True, err=True)
+        freed = trash.empty()
+        _say(as_json, {"freed_bytes": freed}, f"{size(freed)} freed.")
+    elif model is None:
+        raise click.UsageError("Which model? See: tessera models list")
+    else:
+        entry = require(catalogue, model)
+        kept = entry.origin.kind in {"linked", "bundled"}
+        what = "Forget" if kept else f"Remove ({size(entry.size_bytes)})"
+        if not yes:
+            click.confirm(f"{what} {entry.id}?", abort=True, err=True)
+        removed = trash.remove(entry)
+        done = "forgotten; its files stay where they are" if kept else "in the trash"
+        _say(
+            as_json,
+            {"model": entry.id, "ticket": removed.ticket, "files_kept": kept},
+            f"{entry.id} is {done}. Undo with: tessera models remove --undo {removed.ticket}",
+        )
+
+
+def _say(as_json: bool, facts: dict[str, Any], words: str) -> None:
+    click.echo(json.dumps(facts) if as_json else words)
+
+
+def _with_bar(work: Any) -> Any:
+    """Run work that reports progress; Ctrl-C cancels it."""
+    from app.cli.models_hub import ProgressBar  # noqa: PLC0415 - see import
+    from engine.jobs import Control  # noqa: PLC0415 - see import
+
+    bar = ProgressBar()
+    try:
+        return work(Control(bar))
+    finally:
+        bar.close()

@@ -1,0 +1,269 @@
+"""`tessera models search` and `tessera models pull`."""
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from engine.jobs import Progress
+    from engine.library.hub.plan import Option, RepoPlan
+    from engine.library.hub.repository import RepoHit
+    from engine.library.types import ModelEntry
+
+
+@click.command("search")
+@click.argument("text", required=False, default="")
+@click.option("--task", help="For example text-generation, feature-extraction, image-text-to-text.")
+@click.option("--arch", "architecture", help="For example qwen3, llama, gemma3.")
+@click.option("--params", "parameters", help="Range of parameters: min:3B,max:9B.")
+@click.option("--fits", is_flag=True, help="Only what fits this machine at about 4 bits a weight.")
+@click.option("--all-formats", is_flag=True, help="Not only repositories with GGUF files.")
+@click.option("--sort", type=click.Choice(["trending", "downloads", "likes", "lastModified"]), default="trending")
+@click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def search_command(
+    text: str,
+    task: str | None,
+    architecture: str | None,
+    parameters: str | None,
+    fits: bool,
+    all_formats: bool,
+    sort: str,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """Search the hub for TEXT."""
+    import msgspec  # noqa: PLC0415 - keeps `tessera --help` fast
+
+    from engine.library.hub.client import HubClient  # noqa: PLC0415 - see above
+    from engine.library.machine import largest_parameters  # noqa: PLC0415 - see above
+
+    if fits and parameters is None:
+        parameters = f"max:{largest_parameters() / 1e9:.1f}B"
+    order: Any = sort
+    hits = HubClient().search(
+        text,
+        task=task,
+        architecture=architecture,
+        parameters=parameters,
+        gguf_only=not all_formats,
+        sort=order,
+        limit=limit,
+    )
+    if as_json:
+        click.echo(json.dumps({"repositories": msgspec.to_builtins(hits)}))
+        return
+    _print_hits(hits)
+
+
+@click.command("starters")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def starters_command(as_json: bool) -> None:
+    """Propose three models that fit this machine."""
+    import msgspec  # noqa: PLC0415 - see search
+
+    from app.format import size  # noqa: PLC0415 - see search
+    from engine.library.machine import memory_bytes  # noqa: PLC0415 - see search
+    from engine.library.starters import propose  # noqa: PLC0415 - see search
+
+    proposals = propose(memory_bytes())
+    if as_json:
+        click.echo(json.dumps({"proposals": msgspec.to_builtins(proposals)}))
+        return
+    for proposal in proposals:
+        starter = proposal.starter
+        click.echo(f"{starter.id:<22}{starter.job:<11}about {size(starter.expected_bytes)}, {starter.license}")
+        click.echo(f"  {proposal.reason}.")
+    click.echo("\nGet one: tessera models pull " + (proposals[0].starter.id if proposals else "qwen3-0.6b"))
+
+
+@click.command("pull")
+@click.argument("model")
+@click.option("--quant", "label", help="Which quantization; default: the best one for this machine.")
+@click.option("--plan", "plan_only", is_flag=True, help="Show what there is and what fits; fetch nothing.")
+@click.option("--revision", help="Branch, tag or commit.")
+@click.option("--no-vision", is_flag=True, help="Leave out the vision projector.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines: progress, then the model.")
+def pull_command(
+    model: str, label: str | None, plan_only: bool, revision: str | None, no_vision: bool, yes: bool, as_json: bool
+) -> None:
+    """Fetch MODEL: owner/name, owner/name:Q4_K_M, owner/name/file.gguf, or its address."""
+    from dataclasses import replace  # noqa: PLC0415 - see search
+
+    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see search
+    from engine.library.hub.choose import choose, files_of  # noqa: PLC0415 - see search
+    from engine.library.hub.client import HubClient  # noqa: PLC0415 - see search
+    from engine.library.hub.download import Download, Request  # noqa: PLC0415 - see search
+    from engine.library.hub.names import parse_hub_name  # noqa: PLC0415 - see search
+    from engine.library.hub.plan import plan_repository  # noqa: PLC0415 - see search
+    from engine.library.machine import machine_judge  # noqa: PLC0415 - see search
+    from engine.library.starters import starter_repo  # noqa: PLC0415 - see search
+
+    name = parse_hub_name(starter_repo(model) or model)
+    name = replace(name, label=label or name.label, revision=revision or name.revision)
+    client, catalogue = HubClient(), Catalogue()
+    plan = plan_repository(client, catalogue.paths, name.repo, revision=name.revision, judge=machine_judge())
+    if plan_only:
+        _print_plan(plan, as_json=as_json)
+        return
+    option = choose(plan, name)
+    files = files_of(plan.repository, option.choice, vision=not no_vision)
+    if not as_json:
+        _print_option(plan, option)
+        if not yes and sys.stdin.isatty():
+            click.confirm("Fetch it?", default=True, abort=True, err=True)
+    download = Download(client, catalogue, Request(plan.repository, files))
+    entry = _with_progress(download, as_json=as_json)
+    if as_json:
+        click.echo(json.dumps({"model": entry.id, "path": str(entry.path), "size_bytes": entry.size_bytes}))
+    else:
+        click.echo(f"{entry.id} is ready. Try: tessera chat {entry.id}")
+
+
+def _with_progress(download: Any, *, as_json: bool) -> "ModelEntry":
+    """Run a download; Ctrl-C pauses it, and the same command goes on later."""
+    import threading  # noqa: PLC0415 - see search
+
+    from engine.jobs import Control, Paused  # noqa: PLC0415 - see search
+
+    show = _json_line if as_json else ProgressBar()
+    control = Control(show)
+    outcome: list[Any] = []
+
+    def work() -> None:
+        try:
+            outcome.append(download.run(control))
+        except BaseException as error:  # noqa: BLE001 raised again below, in the thread that can show it
+            outcome.append(error)
+
+    thread = threading.Thread(target=work, name="pull")
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(0.2)
+    except KeyboardInterrupt:
+        control.ask("paused")
+        thread.join()
+    if isinstance(show, ProgressBar):
+        show.close()
+    result = outcome[0]
+    if isinstance(result, Paused):
+        raise click.ClickException("Paused. The same command goes on where it stopped.")
+    if isinstance(result, BaseException):
+        raise result
+    found: ModelEntry = result
+    return found
+
+
+def _json_line(progress: "Progress") -> None:
+    import msgspec  # noqa: PLC0415 - see search
+
+    click.echo(msgspec.json.encode({"progress": progress}).decode())
+
+
+class ProgressBar:
+    """A progress bar on standard error, made when the first number arrives."""
+
+    def __init__(self) -> None:
+        from rich.console import Console  # noqa: PLC0415 - see search
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn  # noqa: PLC0415 - see search
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TextColumn("{task.fields[speed]}"),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._bar.add_task("waiting", total=None, speed="")
+        self._bar.start()
+
+    def __call__(self, progress: "Progress") -> None:
+        from app.format import size  # noqa: PLC0415 - see search
+
+        left = "" if progress.eta_s is None else f", {duration(progress.eta_s)} left"
+        speed = "stalled" if progress.stalled else f"{size(int(progress.speed))}/s{left}"
+        self._bar.update(
+            self._task,
+            description=progress.note or progress.phase,
+            completed=progress.done,
+            total=progress.total,
+            speed=speed,
+        )
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._bar.stop()
+
+
+def duration(seconds: float) -> str:
+    """`4 s`, `12 min`, `3 h 5 min`."""
+    minutes = round(seconds / 60)
+    if seconds < 90:  # noqa: PLR2004 seconds say more below
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"  # noqa: PLR2004 the same
+
+
+def _print_hits(hits: tuple["RepoHit", ...]) -> None:
+    from rich.console import Console  # noqa: PLC0415 - see search
+    from rich.markup import escape  # noqa: PLC0415 - see search
+    from rich.table import Table  # noqa: PLC0415 - see search
+
+    from app.cli.models import parameters  # noqa: PLC0415 - see search
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("repository", "parameters", "architecture", "context", "downloads", "updated", ""):
+        table.add_column(column, no_wrap=column == "repository")
+    for hit in hits:
+        context = f"{hit.context_train:,}" if hit.context_train else "?"
+        updated = (hit.updated or "?")[:10]
+        cells = (parameters(hit.n_params or 0), hit.architecture or "?", context, f"{hit.downloads:,}", updated)
+        table.add_row(*map(escape, (hit.repo, *cells, "gated" if hit.gated else "")))
+    Console(highlight=False).print(table if hits else "Nothing found.")
+
+
+def _print_plan(plan: "RepoPlan", *, as_json: bool) -> None:
+    if as_json:
+        import msgspec  # noqa: PLC0415 - see search
+
+        click.echo(msgspec.json.encode(plan).decode())
+        return
+    from rich.console import Console  # noqa: PLC0415 - see search
+    from rich.markup import escape  # noqa: PLC0415 - see search
+    from rich.table import Table  # noqa: PLC0415 - see search
+
+    from app.format import size  # noqa: PLC0415 - see search
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("quantization", "size", "bits a weight", "needs", "fits", "tok/s", ""):
+        table.add_column(column)
+    for option in plan.options:
+        verdict = option.verdict
+        bits = f"{option.bits_per_weight:.2f}" if option.bits_per_weight else ""
+        needs = size(verdict.needed_bytes) if verdict else ""
+        fits = ("yes" if verdict.fits else "no") if verdict else ""
+        speed = f"{verdict.decode_tok_s:.0f}" if verdict and verdict.decode_tok_s else ""
+        note = option.problem or ("best for this machine" if option.best else "")
+        cells = (option.choice.label, size(option.choice.size_bytes), bits, needs, fits, speed, note)
+        table.add_row(*map(escape, cells), style="bold" if option.best else "")
+    console = Console(highlight=False)
+    console.print(table)
+    if plan.build_from:
+        console.print(f"\nTessera can build its own mix for this machine from {escape(plan.build_from)}.")
+    console.print(f"Read {size(plan.fetched_bytes)} of headers in {plan.elapsed_s:.1f} s.", style="dim")
+
+
+def _print_option(plan: "RepoPlan", option: "Option") -> None:
+    from app.format import size  # noqa: PLC0415 - see search
+
+    verdict = option.verdict
+    fit = ""
+    if verdict is not None:
+        fit = f"; needs {size(verdict.needed_bytes)} of {size(verdict.available_bytes)}"
+        fit += "" if verdict.fits else ", which does not fit this machine"
+    what = f"{plan.repository.repo} {option.choice.label}: {size(option.choice.size_bytes)}{fit}"
+    click.echo(f"{what}. License: {plan.repository.license or 'not given'}.", err=True)

@@ -1,0 +1,55 @@
+"""From a name and a plan to the files to fetch."""
+
+from pathlib import PurePosixPath
+
+from engine.library.errors import NothingToDownload
+from engine.library.hub.names import HubName
+from engine.library.hub.plan import Option, RepoPlan
+from engine.library.hub.repository import Choice, RepoFile, Repository
+
+# Without a verdict about this machine: the usual compromise, then its neighbours.
+_USUAL = (
+    "Q4_K_M",
+    "UD-Q4_K_XL",
+    "Q4_K_S",
+    "IQ4_XS",
+    "Q4_0",
+    "Q5_K_M",
+    "MXFP4",
+    "Q8_0",
+    "F16",
+    "BF16",
+    "safetensors",
+)
+
+
+def choose(plan: RepoPlan, name: HubName) -> Option:
+    """The option that was named, else the best for this machine, else the usual one.
+
+    Raises: NothingToDownload.
+    """
+    labels = tuple(option.choice.label for option in plan.options)
+    if name.label is not None:
+        option = plan.option(name.label)
+    elif name.file is not None:
+        wanted = name.file
+        option = next((o for o in plan.options if any(f.name == wanted for f in o.choice.files)), None)
+    else:
+        by_label = {o.choice.label: o for o in plan.options}
+        usual = next((by_label[label] for label in _USUAL if label in by_label), None)
+        option = plan.best or usual or next(iter(plan.options), None)
+    if option is None:
+        raise NothingToDownload(plan.repository.repo, name.label or name.file or "a model", labels)
+    return option
+
+
+def files_of(repository: Repository, choice: Choice, *, vision: bool = True) -> tuple[RepoFile, ...]:
+    """Files to fetch for a choice, with the repository's vision projector where there is one."""
+    projectors = [f for f in repository.projectors() if not choice.files or f not in choice.files]
+    if not vision or choice.format != "gguf" or not projectors:
+        return choice.files
+    home = PurePosixPath(choice.files[0].name).parent
+    beside = [f for f in projectors if PurePosixPath(f.name).parent == home]
+    half = [f for f in beside if "f16" in f.name.lower() and "bf16" not in f.name.lower()]
+    picked = (half or beside)[:1]
+    return (*choice.files, *picked)

@@ -1,0 +1,17 @@
+"""Finding a model by name, with an answer that helps when there is none."""
+
+import difflib
+
+from engine.errors import ModelNotFound
+from engine.library.catalogue import Catalogue
+from engine.library.types import ModelEntry
+
+
+def require(catalogue: Catalogue, name: str) -> ModelEntry:
+    """The model of that name. Raises: ModelNotFound with the ids that are most alike."""
+    entry = catalogue.get(name)
+    if entry is not None:
+        return entry
+    ids = [known.id for known in catalogue.entries()]
+    close = difflib.get_close_matches(name.lower(), ids, n=5, cutoff=0.4)
+    raise ModelNotFound(name, tuple(close or ids[:8]))

@@ -1,0 +1,82 @@
+"""A first model: a small curated table, and three proposals that fit this machine."""
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+JobName = Literal["tiny", "chat", "coding", "fim", "embedding", "vision"]
+
+# A usual 4-bit mix. Source: assets/models/spark-f16.md and published Q4_K_M files agree on 4.8 bits a weight.
+_USUAL_BITS = 4.8
+_MARGIN = 1.15  # context and buffers beside the weights
+_PROPOSALS = 3
+
+
+class Starter(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the table; `active` parameters are read for each token (0: all of them)."""
+
+    id: str
+    repo: str
+    job: JobName
+    parameters: int
+    context: int
+    native_bits: float
+    license: str
+    active: int = 0
+
+    @property
+    def expected_bytes(self) -> int:
+        """Memory it needs at a usual 4-bit mix, or as published if that is smaller; an estimate, not a promise."""
+        return int(self.parameters * min(self.native_bits, _USUAL_BITS) / 8 * _MARGIN)
+
+
+class Proposal(msgspec.Struct, frozen=True, kw_only=True):
+    """A starter that fits, and why this one."""
+
+    starter: Starter
+    reason: str
+
+
+@cache
+def starters() -> tuple[Starter, ...]:
+    """The whole table."""
+    raw = tomllib.loads(Path(__file__).with_name("starters.toml").read_text(encoding="utf-8"))
+    return msgspec.convert(raw["model"], tuple[Starter, ...])
+
+
+def starter_repo(name: str) -> str | None:
+    """The repository of a starter's id, or None."""
+    return next((s.repo for s in starters() if s.id == name.lower()), None)
+
+
+def propose(memory_bytes: int, jobs: tuple[JobName, ...] = ("chat", "coding", "fim")) -> tuple[Proposal, ...]:
+    """Up to three that fit into `memory_bytes`: the largest for each job, then the next best things."""
+    picked: list[Proposal] = []
+    for job in jobs:
+        fitting = [s for s in starters() if s.job == job and s.expected_bytes <= memory_bytes]
+        if fitting:
+            picked.append(Proposal(starter=fitting[-1], reason=_reason(fitting[-1], memory_bytes)))
+    for starter in sorted(starters(), key=lambda s: -s.parameters):
+        names = {p.starter.id for p in picked}
+        if len(picked) < _PROPOSALS and starter.id not in names and starter.expected_bytes <= memory_bytes:
+            picked.append(Proposal(starter=starter, reason=_reason(starter, memory_bytes)))
+    return tuple(picked[:_PROPOSALS])
+
+
+def _reason(starter: Starter, memory_bytes: int) -> str:
+    uses = {
+        "chat": "The largest chat model of the list that fits",
+        "coding": "The largest coding model of the list that fits",
+        "fim": "Completes code while you type",
+        "embedding": "Finds documents by meaning",
+        "vision": "Reads pictures",
+        "tiny": "Answers at once on any machine",
+    }
+    share = starter.expected_bytes / memory_bytes
+    sparse = (
+        f"; reads only {starter.active / 1e9:.1f} B parameters a token, so it is fast" if starter.active else ""
+    )
+    return f"{uses[starter.job]}: about {share:.0%} of the memory at 4 bits{sparse}"

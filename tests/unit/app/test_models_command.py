@@ -1,0 +1,190 @@
+"""`tessera models` as a person and as a script use it, against the fake hub and a library of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from app.cli import main as cli_main
+from app.cli.models_hub import duration
+from engine.errors import InputFault
+from engine.library.hub.names import HubName, parse_hub_name
+from engine.library.starters import propose, starter_repo, starters
+from tests.fake_hub import FakeHub
+
+SPARK = Path("assets/models/spark-f16.gguf")
+GIB = 1 << 30
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_TOKEN", "")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def hub(home, monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with FakeHub() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.endpoint)
+        running.add("org/Spark-GGUF", {"spark-Q4_K_M.gguf": SPARK.read_bytes()}, gguf={"total": 8_400_000})
+        yield running
+
+
+@pytest.fixture
+def tessera(home):
+    def run(*arguments, code=0, answer=None):
+        result = CliRunner().invoke(cli_main.cli, ["models", *map(str, arguments)], input=answer)
+        assert result.exit_code == code, result.output + repr(result.exception)
+        return result.stdout
+
+    return run
+
+
+def test_the_bundled_model_is_listed_out_of_the_box(tessera):
+    assert "spark " in tessera("list")
+    found = json.loads(tessera("list", "--json"))["models"]
+    assert [(m["id"], m["name"], m["state"]) for m in found] == [("spark", "Spark (demo)", "online")]
+    assert "1,024 tokens" in tessera("show", "spark")
+    assert json.loads(tessera("show", "spark", "--json"))["capabilities"] == ["completion", "chat", "fim"]
+
+
+def test_search_plan_pull_verify_remove_undo(tessera, hub):
+    assert json.loads(tessera("search", "spark", "--json"))["repositories"][0]["repo"] == "org/Spark-GGUF"
+    assert "8.4 M" in tessera("search", "spark")
+    assert "Nothing found" in tessera("search", "nothing")
+    plan = json.loads(tessera("pull", "org/Spark-GGUF", "--plan", "--json"))
+    assert plan["options"][0]["details"]["n_params"] == 8_392_960
+    assert "Q4_K_M" in tessera("pull", "org/Spark-GGUF", "--plan")
+    lines = [json.loads(line) for line in tessera("pull", "org/Spark-GGUF:q4_k_m", "--json").splitlines()]
+    assert lines[-1]["model"] == "spark-q4_k_m"
+    assert lines[0]["progress"]["total"] == SPARK.stat().st_size
+    assert "spark-q4_k_m is ready" in tessera("pull", "org/Spark-GGUF", "--yes")
+    assert json.loads(tessera("verify", "spark-q4_k_m", "--json"))["basis"] == "hub"
+    assert "as the hub promised" in tessera("verify", "spark-q4_k_m")
+    tessera("remove", "spark-q4_k_m", answer="n\n", code=1)
+    ticket = json.loads(tessera("remove", "spark-q4_k_m", "--yes", "--json"))["ticket"]
+    assert "spark-q4_k_m" not in tessera("list")
+    assert ticket in tessera("remove", "--trash")
+    assert "is back" in tessera("remove", "--undo", ticket)
+    assert "spark-q4_k_m" in tessera("list")
+    tessera("remove", "spark-q4_k_m", "--yes")
+    assert json.loads(tessera("remove", "--empty-trash", "--yes", "--json"))["freed_bytes"] == SPARK.stat().st_size
+
+
+def test_import_and_link(tessera, home, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/mine.gguf").write_bytes(SPARK.read_bytes())
+    assert "No other application" in tessera("link")
+    assert json.loads(tessera("link", tmp_path / "elsewhere", "--json"))["added"] == ["mine"]
+    assert "no new model" in tessera("link", tmp_path / "elsewhere")
+    assert json.loads(tessera("import", tmp_path / "elsewhere/mine.gguf", "--json"))["model"] == "mine-2"
+    assert "forgotten" in tessera("remove", "mine", "--yes")
+    assert (tmp_path / "elsewhere/mine.gguf").exists()
+
+
+def test_a_broken_model_is_shown_with_the_reason_and_fails_verification(tessera, home):
+    (home / "models").mkdir(parents=True)
+    (home / "models/bad.gguf").write_bytes(b"noise" * 9)
+    assert "not a GGUF file" in tessera("list")
+    tessera("list")
+    good = home / "models/good.gguf"
+    good.write_bytes(SPARK.read_bytes())
+    tessera("verify", "good")
+    stamp = good.stat()
+    good.write_bytes(SPARK.read_bytes()[:-1] + b"x")
+    __import__("os").utime(good, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert "not what was promised" in tessera("verify", "good", code=3)
+
+
+def run_real(home, *arguments):
+    environment = {**__import__("os").environ, "TESSERA_HOME": str(home)}
+    return subprocess.run(
+        [sys.executable, "-m", "app", "models", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("show", "sparkk"), 3, "Known models: spark"),
+        (("pull", "no-slash"), 3, "names no repository"),
+        (("pull", "org/absent"), 3, "no repository 'org/absent'"),
+        (("pull", "org/Spark-GGUF:Q9"), 3, "It offers: Q4_K_M"),
+        (("import", "/nowhere.gguf"), 3, "No such file"),
+        (("link", "/nowhere"), 3, "is not there"),
+        (("remove",), 2, "Which model"),
+        (("remove", "--undo", "../x"), 3, "is not in the trash"),
+    ],
+)
+def test_errors_say_what_to_do_and_show_no_traceback(arguments, code, words, hub, home):
+    result = run_real(home, *arguments)
+    assert result.returncode == code
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_an_unreachable_hub_is_an_environment_error(home, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    result = run_real(home, "search", "x")
+    assert result.returncode == 4
+    assert "127.0.0.1:9 cannot be reached" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("org/name", HubName("org/name")),
+        ("org/name:Q4_K_M", HubName("org/name", "Q4_K_M")),
+        ("org/name/dir/f.gguf", HubName("org/name", file="dir/f.gguf")),
+        ("hf.co/org/name:Q8_0", HubName("org/name", "Q8_0")),
+        ("https://huggingface.co/org/name", HubName("org/name")),
+        ("https://huggingface.co/org/name/tree/dev", HubName("org/name", revision="dev")),
+        (
+            "https://huggingface.co/org/name/resolve/main/a%20b.gguf?download=true",
+            HubName("org/name", file="a b.gguf", revision="main"),
+        ),
+    ],
+)
+def test_what_may_be_written_for_a_model(text, expected):
+    assert parse_hub_name(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "name", "a/b:c:d", "https://huggingface.co", "a b/c"])
+def test_what_names_nothing(text):
+    with pytest.raises(InputFault):
+        parse_hub_name(text)
+
+
+def test_three_starters_are_proposed_and_fit(tessera):
+    assert {s.job for s in starters()} == {"tiny", "chat", "coding", "fim", "embedding", "vision"}
+    assert [p.starter.id for p in propose(64 * GIB)] == [
+        "qwen3-30b-a3b",
+        "qwen3-coder-30b-a3b",
+        "qwen2.5-coder-7b-fim",
+    ]
+    assert propose(8 * GIB)[0].starter.id == "qwen3-8b"
+    for memory in (2, 4, 8, 16, 32, 64, 128):
+        found = propose(memory * GIB)
+        assert len(found) == 3
+        assert len({p.starter.id for p in found}) == 3
+        assert all(p.starter.expected_bytes <= memory * GIB and p.reason for p in found)
+    assert propose(100) == ()
+    assert starter_repo("Qwen3-8B") == "Qwen/Qwen3-8B-GGUF"
+    assert starter_repo("nothing") is None
+    assert len(json.loads(tessera("starters", "--json"))["proposals"]) == 3
+    assert "tessera models pull" in tessera("starters")
+
+
+def test_durations():
+    assert [duration(s) for s in (4, 600, 11_100)] == ["4 s", "10 min", "3 h 5 min"]
