@@ -36,7 +36,7 @@ CREATE INDEX messages_by_parent ON messages(parent_id);
 # A message enters the index when it is no longer being written, so that streaming costs nothing here.
 _SEARCH = """
 CREATE VIRTUAL TABLE messages_index USING fts5(
-  content, content='messages', content_rowid='id', tokenize="unicode61 remove_diacritics 2");
+  content, content='messages', content_rowid='id', prefix='1 2 3 4 5', tokenize="unicode61 remove_diacritics 2");
 CREATE TRIGGER messages_inserted AFTER INSERT ON messages WHEN new.status <> 'streaming' BEGIN
   INSERT INTO messages_index(rowid, content) VALUES (new.id, new.content);
 END;

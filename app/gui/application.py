@@ -18,6 +18,7 @@ from app.gui.crash import CrashReports
 from app.gui.language import install_language
 from app.gui.look import ASSETS, Look
 from app.gui.main_window import MainWindow
+from app.gui.markdown.highlight import warm_up
 from app.gui.pages import page_entries
 from app.gui.server_link import ServerLink
 from app.gui.services import LiveSettings, Models, Services
@@ -41,6 +42,7 @@ class Desktop:
         self.link = link
         self.services = Services(look, self.background, store, link, settings, models)
         self.window = MainWindow(self.services, lambda window: page_entries(self.services, window, link))
+        self.window.server_wanted.connect(self.start_server)
         settings.changed.connect(self._on_setting)
         settings.save_failed.connect(
             lambda reason: self.window.banner.tell(
@@ -56,6 +58,7 @@ class Desktop:
     def start(self) -> None:
         """Show the window, then find or start the server and back up."""
         self.window.show()
+        self.background.run(warm_up)
         now = self.services.settings.now
         if now.flag("server.start_with_window"):
             self.start_server()

@@ -29,6 +29,7 @@ class MainWindow(QMainWindow):
     """Navigation, shortcuts, drag and drop, and what is kept between starts."""
 
     model_dropped = Signal(str)
+    server_wanted = Signal()
 
     def __init__(self, services: Services, pages: Callable[["MainWindow"], list[PageEntry]]) -> None:
         super().__init__()

@@ -1,5 +1,7 @@
 """Which pages there are, in the order of the rail."""
 
+from PySide6.QtWidgets import QWidget
+
 from app.gui.main_window import MainWindow, PageEntry
 from app.gui.server_link import ServerLink
 from app.gui.services import Services
@@ -7,5 +9,20 @@ from app.gui.services import Services
 
 def page_entries(services: Services, window: MainWindow, link: ServerLink) -> list[PageEntry]:
     """The pages beside the chat. Each is imported and built when it is first shown."""
-    del services, window, link
-    return []
+
+    def server() -> QWidget:
+        from app.gui.server_page import ServerPage  # noqa: PLC0415 - when it is first shown
+
+        page = ServerPage(services, link)
+        page.start_pressed.connect(window.server_wanted)
+        return page
+
+    def settings() -> QWidget:
+        from app.gui.settings_page import SettingsPage  # noqa: PLC0415 - when it is first shown
+
+        return SettingsPage(services)
+
+    return [
+        PageEntry("server", "server", window.tr("Server"), server),
+        PageEntry("settings", "settings", window.tr("Settings"), settings),
+    ]

@@ -48,6 +48,11 @@ class MarkdownDocument:
         self._open: _OpenCode | None = None
         self._writer = BlockWriter(QTextCursor(document), formats)
 
+    @property
+    def num_stable_code(self) -> int:
+        """How many code blocks will not move any more."""
+        return self._mark.code_ranges
+
     def set_text(self, text: str) -> None:
         """Replace everything."""
         self._document.clear()

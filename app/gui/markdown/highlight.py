@@ -74,3 +74,9 @@ def fresh_start(code: str, since: int) -> int:
     if len(code) - start > _LONGEST_TAIL:
         start = max(start, code.rfind("\n") + 1)
     return start
+
+
+def warm_up() -> None:
+    """Load the lexers that answers use most; compiling one takes 10 to 100 ms, so not while text streams."""
+    for language in ("python", "bash", "json", "javascript", "c++", "html"):
+        list(pieces("x = 1\n", language))

@@ -1,6 +1,7 @@
 """A message's text: as high as its content, code blocks framed with language and copy button."""
 
 import math
+from bisect import bisect_left
 
 from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt, QTimer, QUrl, Signal
 from PySide6.QtGui import (
@@ -80,8 +81,9 @@ class MarkdownView(QTextBrowser):
         """Lay out for this width, shown or not; returns the height."""
         if self.minimumWidth() != width or self.maximumWidth() != width:
             self.setFixedWidth(width)
-        self._document.setTextWidth(width)
-        self._on_size_changed()
+        if self._document.textWidth() != width:  # setting it lays everything out again
+            self._document.setTextWidth(width)
+            self._on_size_changed()
         return self.height()
 
     def ideal_width(self) -> int:
@@ -91,8 +93,9 @@ class MarkdownView(QTextBrowser):
 
     def append_markdown(self, text: str) -> None:
         """Add streamed text; only the last block is laid out again."""
+        stable = self._content.num_stable_code
         self._content.append(text)
-        self._place_buttons()
+        self._place_buttons(stable)
 
     def loadResource(self, kind: int, name: QUrl | str) -> object:
         """Nothing: text from a model never reads a file or the network."""
@@ -117,10 +120,12 @@ class MarkdownView(QTextBrowser):
         painter = QPainter(self.viewport())
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         tokens = self._look.tokens
-        for code in self._content.code:
+        codes = self._content.code
+        for number in range(self._first_code_at(event.rect().top()), len(codes)):
+            code = codes[number]
             box = self._code_box(code)
-            if not box.intersects(QRectF(event.rect())):
-                continue
+            if box.top() > event.rect().bottom():
+                break
             painter.setPen(QPen(tokens.colour("border"), 1))
             painter.setBrush(tokens.colour("code"))
             painter.drawRoundedRect(box, tokens.radius, tokens.radius)
@@ -128,7 +133,7 @@ class MarkdownView(QTextBrowser):
             painter.setFont(self._look.font("small"))
             header = QRectF(box.left() + 1.5 * tokens.unit, box.top(), box.width(), CODE_HEADER_UNITS * tokens.unit)
             painter.drawText(header, Qt.AlignmentFlag.AlignVCenter, code.language or self.tr("text"))
-        self._paint_quotes(painter)
+        self._paint_quotes(painter, event.rect().top(), event.rect().bottom())
         painter.end()
         super().paintEvent(event)
 
@@ -139,18 +144,23 @@ class MarkdownView(QTextBrowser):
             for button in self._buttons:
                 button.setToolTip(self.tr("Copy code"))
 
-    def _paint_quotes(self, painter: QPainter) -> None:
+    def _first_code_at(self, top: int) -> int:
+        """The first code block that ends below `top`."""
+        return bisect_left(self._content.code, float(top), key=lambda code: self._code_box(code).bottom())
+
+    def _paint_quotes(self, painter: QPainter, top: int, bottom: int) -> None:
         layout = self._document.documentLayout()
         unit = self._look.tokens.unit
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(self._look.tokens.colour("border"))
-        block = self._document.firstBlock()
+        position = layout.hitTest(QPointF(0, top), Qt.HitTestAccuracy.FuzzyHit)
+        block = self._document.findBlock(max(position, 0))
         while block.isValid():
-            depth = block.blockFormat().property(QUOTE)
-            if depth:
-                box = layout.blockBoundingRect(block)
-                for level in range(int(depth)):
-                    painter.drawRect(QRectF(level * 2 * unit, box.top(), 3, box.height() + unit / 2))
+            box = layout.blockBoundingRect(block)
+            if box.top() > bottom:
+                break
+            for level in range(int(block.blockFormat().property(QUOTE) or 0)):
+                painter.drawRect(QRectF(level * 2 * unit, box.top(), 3, box.height() + unit / 2))
             block = block.next()
 
     def _code_box(self, code: CodeRange) -> QRectF:
@@ -163,14 +173,15 @@ class MarkdownView(QTextBrowser):
         bottom = last.bottom() + CODE_PADDING_UNITS * unit
         return QRectF(QPointF(0.5, top + 0.5), QPointF(self.viewport().width() - 0.5, bottom - 0.5))
 
-    def _place_buttons(self) -> None:
+    def _place_buttons(self, first: int = 0) -> None:
+        """Put the copy buttons where the code is, from the code block of this number on."""
         codes = self._content.code
         while len(self._buttons) > len(codes):
             self._buttons.pop().deleteLater()
         while len(self._buttons) < len(codes):
             self._buttons.append(self._copy_button(len(self._buttons)))
         unit = self._look.tokens.unit
-        for button, code in zip(self._buttons, codes, strict=True):
+        for button, code in zip(self._buttons[first:], codes[first:], strict=True):
             box = self._code_box(code)
             side = round(CODE_HEADER_UNITS * unit) - unit // 2
             button.setGeometry(round(box.right()) - side - unit // 4, round(box.top()) + unit // 4, side, side)

@@ -1,0 +1,163 @@
+"""The server page: where programs find the server, and what to paste into them."""
+
+from typing import Any
+
+from PySide6.QtCore import QTimer, Signal
+from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
+from PySide6.QtWidgets import QComboBox, QPlainTextEdit
+
+from app.gui.api import in_words
+from app.gui.server_link import ServerLink, server_log
+from app.gui.services import Services
+from app.gui.snippets import SNIPPETS
+from app.gui.widgets.basics import Banner, IconButton, Page, button, card, label, row, set_kind
+
+_DONE_MS = 1500
+_REFRESH_MS = 2000
+_LOG_BYTES = 16_384
+
+
+class ServerPage(Page):
+    """On and off, address, snippets, log."""
+
+    start_pressed = Signal()
+
+    def __init__(self, services: Services, link: ServerLink) -> None:
+        super().__init__(
+            self.tr("Server"),
+            self.tr("Editors, coding agents and other programs use your models through this address."),
+            width=840,
+        )
+        self._services, self._link = services, link
+        look = services.look
+        self.banner = Banner(look)
+        self.state = label("", "chip")
+        self.address = label("", "strong", selectable=True)
+        self._copy = IconButton(look, "copy", self.tr("Copy the address"), self._copy_address)
+        self.switch = button("", self._toggle)
+        self._where = label("", "small", wrap=True)
+        self.content.addWidget(self.banner)
+        self.content.addWidget(
+            card(row(self.state, self.address, self._copy, 1, self.switch), self._where, spacing=12)
+        )
+        self._build_snippets()
+        self.content.addWidget(label(self.tr("Log"), "strong"))
+        self.log = QPlainTextEdit()
+        self.log.setReadOnly(True)
+        self.log.setFont(look.font("small", mono=True))
+        self.log.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        self.log.setMinimumHeight(200)
+        self.log.setAccessibleName(self.tr("Log of the server"))
+        self.log.setPlaceholderText(self.tr("Requests appear here, without what was said in them."))
+        self.content.addWidget(self.log)
+        self._timer = QTimer(self)
+        self._timer.setInterval(_REFRESH_MS)
+        self._timer.timeout.connect(self._read_log)
+        services.models.reachable_changed.connect(lambda _: self.refresh())
+        services.models.changed.connect(self.refresh)
+        self.refresh()
+
+    def _build_snippets(self) -> None:
+        look = self._services.look
+        self.client = QComboBox()
+        self.client.setAccessibleName(self.tr("Program to connect"))
+        for snippet in SNIPPETS:
+            self.client.addItem(snippet.name)
+        self.client.currentIndexChanged.connect(lambda _: self._show_snippet())
+        self.snippet = QPlainTextEdit()
+        self.snippet.setReadOnly(True)
+        self.snippet.setFont(look.font(mono=True))
+        self.snippet.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        self.snippet.setFixedHeight(200)
+        self.snippet.setAccessibleName(self.tr("What to paste"))
+        self._hint = label("", "small", wrap=True)
+        copy = button(self.tr("Copy"), self._copy_snippet, "primary")
+        self._copy_button = copy
+        self.content.addWidget(label(self.tr("Connect a program"), "strong"))
+        self.content.addWidget(card(row(self.client, 1, copy), self._hint, self.snippet))
+
+    def refresh(self) -> None:
+        """Show what is known now."""
+        running = self._services.models.reachable
+        set_kind(self.state, "chip-ok" if running else "chip-warn")
+        self.state.setText(self.tr("Running") if running else self.tr("Not running"))
+        self.address.setText(f"{self._link.url}/v1" if running else "")
+        self._copy.setVisible(running)
+        owned = self._link.owned
+        self.switch.setText(self.tr("Stop") if running else self.tr("Start"))
+        self.switch.setEnabled(not running or owned)
+        if not running:
+            words = self.tr("Start it to chat here and to let other programs in.")
+        elif owned:
+            words = self.tr("Started by this window; it stops when the window closes.")
+        else:
+            words = self.tr(
+                "Started by another program (for example tessera serve); it goes on without this window."
+            )
+        self._where.setText(words)
+        self._show_snippet()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Follow the log while it is seen."""
+        super().showEvent(event)
+        self._read_log()
+        self._timer.start()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        """Nothing runs for a page that is not seen."""
+        super().hideEvent(event)
+        self._timer.stop()
+
+    def _show_snippet(self) -> None:
+        snippet = SNIPPETS[max(self.client.currentIndex(), 0)]
+        choices = self._services.models.choices
+        model = choices[0].id if choices else "MODEL"
+        now = self._services.settings.now
+        url = self._link.url or f"http://{now.text('server.host')}:{now.integer('server.port')}"
+        self._hint.setText(self.tr(snippet.hint))
+        self.snippet.setPlainText(snippet.text(url, model))
+
+    def _toggle(self) -> None:
+        if not self._services.models.reachable:
+            self.start_pressed.emit()
+            return
+
+        def stopped(_: Any) -> None:
+            self._services.models.refresh()
+
+        self.switch.setEnabled(False)
+        self._services.background.run(self._link.stop, stopped, self._on_error, self)
+
+    def _on_error(self, error: Exception) -> None:
+        self.banner.tell(in_words(error), "bad")
+        self.refresh()
+
+    def _copy_address(self) -> None:
+        QGuiApplication.clipboard().setText(self.address.text())
+        self._copy.set_icon("check", "ok")
+        QTimer.singleShot(_DONE_MS, self._copy, lambda: self._copy.set_icon("copy", "muted"))
+
+    def _copy_snippet(self) -> None:
+        QGuiApplication.clipboard().setText(self.snippet.toPlainText())
+        self._copy_button.setText(self.tr("Copied"))
+        QTimer.singleShot(_DONE_MS, self._copy_button, lambda: self._copy_button.setText(self.tr("Copy")))
+
+    def _read_log(self) -> None:
+        def read() -> str:
+            try:
+                with server_log().open("rb") as file:
+                    file.seek(0, 2)
+                    file.seek(max(0, file.tell() - _LOG_BYTES))
+                    return file.read().decode("utf-8", "replace")
+            except OSError:
+                return ""
+
+        self._services.background.run(read, self._show_log, None, self)
+
+    def _show_log(self, text: str) -> None:
+        if text != self.log.toPlainText():
+            bar = self.log.verticalScrollBar()
+            at_end = bar.value() >= bar.maximum() - 4
+            self.log.setPlainText(text)
+            if at_end:
+                bar.setValue(bar.maximum())
