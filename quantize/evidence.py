@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+T = TypeVar("T")
 MeasureTier = Literal["balanced", "max"]
 
 # stock: ggml's rounding with the importance matrix, byte for byte what llama-quantize writes.
@@ -28,8 +29,19 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     left_s: float | None = None
 
 
+def encode(value: object) -> bytes:
+    """A request as JSON; paths become strings."""
+    return msgspec.json.encode(value, enc_hook=str)
+
+
+def decode(raw: bytes | str, kind: type[T]) -> T:
+    """A request from JSON."""
+    return msgspec.json.decode(raw, type=kind, dec_hook=lambda found, value: found(value))
+
+
 OnProgress = Callable[[Progress], None]
 Cancelled = Callable[[], bool]
+Step = Callable[[float, float, str], None]  # done, total, detail: what a task tells the child's main loop
 
 
 class TensorEvidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,12 +116,14 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 class RoundRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Round the tensors of `types` (tensor name to type) of a source.
 
-    Every rounding but "stock" needs the second moments in `measure`'s cache, and measures again what is gone.
+    "stock" uses the importance matrix in `imatrix`, or none; every other rounding needs the second moments in
+    `measure`'s cache, and measures again what is gone.
     """
 
     measure: MeasureRequest
     types: dict[str, str]
     rounding: Rounding = "craft"
+    imatrix: Path | None = None
 
 
 class PackedTensor(msgspec.Struct, frozen=True, kw_only=True):

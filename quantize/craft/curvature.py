@@ -16,19 +16,29 @@ DAMPING = 0.01
 class Curvature:
     """Damped second moments in rounding order (largest diagonal first).
 
-    `moments` is (k, k); `feedback` is strictly upper triangular: the part of the error of column i that column j
-    takes over (the unit factor of moments = (feedback + I) D (feedback + I)^T).
+    `added` is what damping added to the diagonal. `moments` is (k, k); `feedback` is strictly upper triangular: the
+    part of the error of column i that column j takes over (the unit factor of
+    moments = (feedback + I) D (feedback + I)^T).
     """
 
     order: npt.NDArray[np.intp]
     moments: Floats
+    added: float
     feedback: Floats
 
     @property
-    def diagonal(self) -> Floats:
-        """(k,) damped mean squares in rounding order."""
-        diagonal: Floats = self.moments.diagonal()
-        return diagonal
+    def importance(self) -> Floats:
+        """(k,) mean squares of the inputs in their own order, without the damping."""
+        importance = np.empty(len(self.order), np.float32)
+        importance[self.order] = np.maximum(self.moments.diagonal() - np.float32(self.added), 0)
+        return importance
+
+    def output_error(self, errors: Floats) -> Floats:
+        """Each row's share of tr(E H E^T), damping left out; errors (row_values, rows) in rounding order."""
+        damped = np.einsum("kr,kr->r", errors, self.moments @ errors)
+        added: Floats = np.float32(self.added) * np.einsum("kr,kr->r", errors, errors)
+        shares: Floats = np.maximum(damped - added, 0)
+        return shares
 
 
 def make_curvature(moments: npt.NDArray[np.floating], damping: float = DAMPING) -> Curvature:
@@ -47,9 +57,10 @@ def make_curvature(moments: npt.NDArray[np.floating], damping: float = DAMPING) 
     if mean <= 0:  # nothing was seen: every column counts the same
         damped = np.eye(k)
         mean = 1.0
-    damped[np.diag_indices(k)] += damping * mean
+    added = damping * mean
+    damped[np.diag_indices(k)] += added
     # R R^T = H with R upper triangular, from the Cholesky factor of H read backwards.
     root = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
     feedback = root / root.diagonal()[None, :]
     feedback[np.tril_indices(k)] = 0.0
-    return Curvature(order, damped.astype(np.float32), np.ascontiguousarray(feedback, np.float32))
+    return Curvature(order, damped.astype(np.float32), added, np.ascontiguousarray(feedback, np.float32))

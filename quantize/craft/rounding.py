@@ -64,9 +64,3 @@ def _descend(values: Floats, errors: Floats, grid: Grid, moments: Floats) -> Non
             np.subtract(found, values[i], out=changes[i - start])
             values[i] = found
         errors[start:stop] += changes[: stop - start]
-
-
-def output_error(errors: Floats, moments: Floats) -> Floats:
-    """Each row's share of tr(E H E^T): errors (row_values, rows), moments (k, k) in the same order. (rows,)."""
-    product: Floats = np.einsum("kr,kr->r", errors, moments @ errors)
-    return product

@@ -118,11 +118,18 @@ class ReferenceModel:
         token = int(self._lib.llama_vocab_bos(self._vocab))
         return token if token >= 0 else None
 
-    def run(self, windows: Tokens, keep: npt.NDArray[np.bool_] | None = None, tap: Tap | None = None) -> Logits:
+    def run(
+        self,
+        windows: Tokens,
+        keep: npt.NDArray[np.bool_] | None = None,
+        tap: Tap | None = None,
+        *,
+        drop_logits: bool = False,
+    ) -> Logits:
         """Evaluate windows side by side, each from an empty cache.
 
         Args: windows: (count, window) with count ≤ `batch_windows`. keep: (window,) positions whose logits are
-        wanted; None: none of them (one is computed and dropped).
+        wanted; None: none of them (one is computed and dropped). drop_logits: compute them only for `tap` to see.
         Returns: (count, kept, num_vocab) float32, a copy.
         Raises: LoadFailed: evaluation failed. Whatever `tap` raised.
         """
@@ -163,7 +170,7 @@ class ReferenceModel:
         if status != 0:
             raise LoadFailed(str(self._path), f"evaluate the model (status {status})")
         kept = int(flags.sum())
-        if keep is None:
+        if keep is None or drop_logits:
             return np.empty((count, 0, self.num_vocab), np.float32)
         data = self._lib.llama_get_logits(self._context)
         flat = np.ctypeslib.as_array(data, (count * kept, self.num_vocab))

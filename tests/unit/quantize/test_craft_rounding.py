@@ -8,7 +8,7 @@ import pytest
 from quantize.craft.curvature import make_curvature
 from quantize.craft.grid import make_grid
 from quantize.craft.packing import LAYOUTS, pack
-from quantize.craft.rounding import output_error, round_columns
+from quantize.craft.rounding import round_columns
 from quantize.native.blocks import dequantize_rows, quantize_rows
 
 WIDTH = 512
@@ -61,8 +61,8 @@ def test_crafted_rows_spoil_the_output_far_less_than_plain_ones(weights, moments
 
     values = round_columns(targets, make_grid([(qtype, base)], WIDTH, curvature.order), curvature)
 
-    crafted_error = output_error(values - targets, curvature.moments).sum()
-    assert crafted_error < 0.5 * output_error(plain, curvature.moments).sum()
+    crafted_error = curvature.output_error(values - targets).sum()
+    assert crafted_error < 0.5 * curvature.output_error(plain).sum()
 
 
 def test_types_rounded_together_come_out_as_each_alone(weights, moments):
@@ -85,7 +85,7 @@ def test_sweeps_never_make_the_output_worse(weights, moments):
     grid = make_grid([("Q4_K", quantize_rows(weights, "Q4_K"))], WIDTH, curvature.order)
 
     errors = [
-        output_error(round_columns(targets, grid, curvature, sweeps) - targets, curvature.moments)
+        curvature.output_error(round_columns(targets, grid, curvature, sweeps) - targets)
         for sweeps in range(4)
     ]
 

@@ -1,0 +1,160 @@
+"""Running a measuring task in a child process of its own: native code may die there without taking us along."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from quantize.errors import BadFile, Cancelled, DiskFull, EnvironmentFault, InputFault, QuantizeError
+from quantize.evidence import Cancelled as CancelledCheck
+from quantize.evidence import OnProgress, Progress, encode
+
+_STDERR_LINES: Final = 40
+_POLL_S: Final = 0.1
+
+
+class ChildDied(EnvironmentFault):
+    """The child that did `task` ended without an answer; `exit_code` and its last lines of stderr say why."""
+
+    code = "child_died"
+
+    def __init__(self, task: str, exit_code: int, stderr_tail: tuple[str, ...]) -> None:
+        last = stderr_tail[-1] if stderr_tail else "it said nothing"
+        super().__init__(f"the {task} process ended with code {exit_code}: {last}")
+        self.task = task
+        self.exit_code = exit_code
+        self.stderr_tail = stderr_tail
+
+
+class Child:
+    """One running task. Its environment gives numpy one thread: ggml's own threads spin and would starve it."""
+
+    def __init__(self, task: str, request: Mapping[str, Any] | msgspec.Struct) -> None:
+        self.task = task
+        self.result: Any = None
+        self.error: QuantizeError | None = None
+        self.progress: deque[Progress] = deque(maxlen=64)
+        self._stderr: deque[str] = deque(maxlen=_STDERR_LINES)
+        self._answered = False
+        one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        raw = encode(request).decode() + "\n"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "quantize.worker", task],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **one, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            text=True,
+            encoding="utf-8",
+        )
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it died at once; its exit code tells the rest
+            self._process.stdin.write(raw)
+            self._process.stdin.flush()
+        self._readers = [threading.Thread(target=run) for run in (self._read_events, self._read_stderr)]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def poll(self) -> bool:
+        """Whether it has ended. Raises: the task's own error. ChildDied: it ended without an answer."""
+        if self._process.poll() is None:
+            return False
+        self._close()
+        if self.error is not None:
+            raise self.error
+        if not self._answered:
+            raise ChildDied(self.task, self._process.returncode, tuple(self._stderr))
+        return True
+
+    def kill(self) -> None:
+        """End it now and wait until it is gone."""
+        self._process.kill()
+        self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        for reader in self._readers:
+            reader.join()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None and not pipe.closed:
+                with contextlib.suppress(OSError):  # unsent input of a child that is gone
+                    pipe.close()
+
+    def _read_events(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            event = json.loads(line)
+            if event["kind"] == "progress":
+                self.progress.append(msgspec.convert(event["value"], Progress))
+            elif event["kind"] == "result":
+                self.result, self._answered = event["value"], True
+            else:
+                self.error, self._answered = _rebuild(event["value"]), True
+
+    def _read_stderr(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._stderr.append(line.rstrip())
+
+
+def run_task(
+    task: str, request: Mapping[str, Any] | msgspec.Struct, on_progress: OnProgress, cancelled: CancelledCheck
+) -> Any:
+    """Run one task to its end and return its answer (plain JSON values).
+
+    Raises: Cancelled: `cancelled()` became true; the child is gone. ChildDied. Whatever the task raised.
+    """
+    return run_tasks([(task, request)], lambda _index, progress: on_progress(progress), cancelled)[0]
+
+
+def run_tasks(
+    tasks: list[tuple[str, Mapping[str, Any] | msgspec.Struct]],
+    on_progress: Any,
+    cancelled: CancelledCheck,
+) -> list[Any]:
+    """Run tasks side by side, one child each; `on_progress(index, progress)`. The first error ends them all."""
+    children = [Child(task, request) for task, request in tasks]
+    try:
+        running = set(range(len(children)))
+        while running:
+            if cancelled():
+                raise Cancelled
+            for index in sorted(running):
+                child = children[index]
+                ended = child.poll()
+                while child.progress:
+                    on_progress(index, child.progress.popleft())
+                if ended:
+                    running.discard(index)
+            if running:
+                time.sleep(_POLL_S)
+    finally:
+        for child in children:
+            child.kill()
+    return [child.result for child in children]
+
+
+def _rebuild(fault: dict[str, Any]) -> QuantizeError:
+    """The error that a child met, as this process knows it."""
+    facts = fault["facts"]
+    if fault["code"] == DiskFull.code:
+        return DiskFull(facts["path"], facts["needed_bytes"], facts["free_bytes"])
+    if fault["code"].startswith("bad_") and "reason" in facts:
+        return BadFile(facts["path"], facts["reason"], facts.get("offset"))
+    kind = InputFault if fault["family"] == "input" else EnvironmentFault
+    error = kind(fault["message"])
+    error.code = fault["code"]
+    return error

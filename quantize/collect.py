@@ -1,0 +1,88 @@
+"""Tasks of the measuring child that load the model: finding its groups, collecting second moments."""
+
+import msgspec
+import numpy as np
+
+from quantize.calibration import WINDOW, read_windows
+from quantize.evidence import MeasureRequest, Step
+from quantize.imatrix import Importance, write_imatrix
+from quantize.moments import GroupTap, MomentTap
+from quantize.native.reference import ReferenceModel
+from quantize.source_weights import SourceWeights
+from quantize.work_folder import Group, WorkFolder, write_array, write_json
+
+_BATCH = 4  # windows a batch
+
+
+class MomentsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Collect the second moments of the groups of these names."""
+
+    measure: MeasureRequest
+    groups: tuple[str, ...]
+
+
+def survey(request: MeasureRequest, send: Step) -> int:
+    """Find which weights share an input, into the cache. Returns how many tokens the calibration text gives."""
+    folder = WorkFolder.open(request)
+    source = SourceWeights(request.source)
+    with _load(request) as model:
+        windows = read_windows(model, request.calibration, request.max_tokens)
+        tap = GroupTap()
+        model.run(windows[:1, :32], np.ones(32, np.bool_), tap)
+        write_json(folder.path / "groups.json", tap.groups(source))
+        write_json(folder.path / "tokens.json", int(windows.size))
+    send(1, 1, "")
+    return int(windows.size)
+
+
+def collect_moments(request: MomentsRequest, send: Step) -> int:
+    """Evaluate the calibration text and write the groups' second moments. Returns tokens evaluated."""
+    measure = request.measure
+    folder = WorkFolder.open(measure)
+    groups = [g for g in folder.groups() or () if g.name in request.groups]
+    tap = MomentTap(groups)
+    everywhere = np.ones(WINDOW, np.bool_)
+    with _load(measure) as model:
+        windows = read_windows(model, measure.calibration, measure.max_tokens)
+        for first in range(0, len(windows), _BATCH):
+            send(first, len(windows), f"{first * WINDOW} tokens")
+            model.run(windows[first : first + _BATCH], everywhere, tap, drop_logits=True)
+    for group in groups:
+        means = tap.means(group.name)
+        diagonals = np.ascontiguousarray(means.diagonal(axis1=1, axis2=2))
+        path = folder.part("moments", group.name, ".diagonal.npz")
+        partial = path.with_name(f"{path.stem}.partial.npz")
+        np.savez(partial, mean=diagonals, tokens=tap.tokens[group.name])
+        partial.replace(path)
+        write_array(folder.part("moments", group.name, ".npy"), means)
+    send(len(windows), len(windows), "")
+    return int(windows.size)
+
+
+def write_importance(folder: WorkFolder, groups: tuple[Group, ...], dataset: str) -> None:
+    """The importance matrix of all groups whose diagonals are known, as llama.cpp's GGUF.
+
+    A head that is tied to the embedding table is named as llama.cpp names heads, so that llama-quantize does with
+    the table what it always does.
+    """
+    entries = {}
+    for group in groups:
+        found = folder.diagonals(group)
+        if found is None:
+            continue
+        mean, tokens = found
+        sums = (mean * tokens[:, None]).astype(np.float32)
+        for name in group.members:
+            key = "output.weight" if group.tied else name
+            entries[key] = Importance(sums, tokens.astype(np.float32))
+    write_imatrix(folder.imatrix, entries, dataset, WINDOW)
+
+
+def _load(request: MeasureRequest) -> ReferenceModel:
+    return ReferenceModel(
+        request.source,
+        window=WINDOW,
+        batch_windows=_BATCH,
+        threads=request.threads,
+        gpu_layers=request.gpu_layers,
+    )

@@ -1,0 +1,137 @@
+"""Alpha: how much the model's predictions move for each unit of a tensor's output error, swapped in place."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quantize.calibration import WINDOW, read_windows
+from quantize.divergence import compare
+from quantize.evidence import MeasureRequest, Step
+from quantize.native.blocks import dequantize_rows, quantize_rows
+from quantize.native.reference import Logits, ReferenceModel
+from quantize.rounding_error import load_errors, measured_types
+from quantize.source_weights import SourceWeights
+from quantize.work_folder import Group, WorkFolder, read_json, write_json
+
+# The type a tensor is swapped to. Source: docs/quantization.md, "Alpha" (KLD / e is constant from Q2_K to Q4_K).
+_ANCHORS = ("Q3_K", "Q4_0")
+_PROBE_WINDOWS = 6
+_LOGITS_BYTES = 256 << 20  # of the reference's predictions kept in memory
+_BATCH = 2
+
+
+class AlphaRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Find alpha for every group (tier balanced) or every tensor (tier max)."""
+
+    measure: MeasureRequest
+
+
+def probe_units(groups: tuple[Group, ...], tier: str) -> list[tuple[str, tuple[str, ...], Group]]:
+    """What is swapped together: (name of the unit, tensors, their group)."""
+    if tier == "balanced":
+        return [(g.name, g.members, g) for g in groups]
+    return [(name, (name,), g) for g in groups for name in g.members]
+
+
+def alpha_file(folder: WorkFolder, tier: str) -> Path:
+    """Where the alphas of a tier are kept."""
+    return folder.path / f"alpha-{tier}.json"
+
+
+def measure_alpha(request: AlphaRequest, send: Step) -> int:
+    """Swap, evaluate, restore, unit by unit, into the cache after each. Returns tokens evaluated a probe."""
+    measure = request.measure
+    folder = WorkFolder.open(measure)
+    source = SourceWeights(measure.source)
+    units = probe_units(folder.groups() or (), measure.tier)
+    path = alpha_file(folder, measure.tier)
+    known: dict[str, float] = read_json(path) or {}
+    with ReferenceModel(
+        measure.source, window=WINDOW, batch_windows=_BATCH, threads=measure.threads, gpu_layers=measure.gpu_layers
+    ) as model:
+        windows = read_windows(model, measure.calibration, _PROBE_WINDOWS * WINDOW, spread=True)
+        keep = _kept_positions(model.num_vocab, len(windows))
+        probe = _Probe(model, windows, keep)
+        for index, (unit, names, group) in enumerate(units):
+            send(index, len(units), unit)
+            if unit in known:
+                continue
+            known[unit] = _alpha(probe, folder, source, names, group, measure)
+            write_json(path, known)
+        send(len(units), len(units), "")
+    return int(windows.size)
+
+
+class _Probe:
+    """The reference's predictions on a few windows, and how far others are from them."""
+
+    def __init__(self, model: ReferenceModel, windows: npt.NDArray[np.int32], keep: npt.NDArray[np.bool_]) -> None:
+        self.model = model
+        self._windows = windows
+        self._keep = keep
+        self._reference = [self._logits(part) for part in self._parts()]
+
+    def _parts(self) -> list[npt.NDArray[np.int32]]:
+        return [self._windows[i : i + _BATCH] for i in range(0, len(self._windows), _BATCH)]
+
+    def _logits(self, windows: npt.NDArray[np.int32]) -> Logits:
+        logits: Logits = self.model.run(windows, self._keep).reshape(-1, self.model.num_vocab)
+        return logits
+
+    def kld(self) -> float:
+        """Mean KL divergence of the model as it now is from the model as it was loaded."""
+        parts = [
+            compare(reference, self._logits(windows)).kld
+            for reference, windows in zip(self._reference, self._parts(), strict=True)
+        ]
+        return float(np.concatenate(parts).mean())
+
+
+def _kept_positions(num_vocab: int, windows: int) -> npt.NDArray[np.bool_]:
+    """Every second position, or fewer where the vocabulary is so large that they would not fit."""
+    step = max(2, -(-WINDOW * windows * num_vocab * 4 // _LOGITS_BYTES))
+    keep = np.zeros(WINDOW, np.bool_)
+    keep[step - 1 :: step] = True
+    return keep
+
+
+def _alpha(
+    probe: _Probe,
+    folder: WorkFolder,
+    source: SourceWeights,
+    names: tuple[str, ...],
+    group: Group,
+    measure: MeasureRequest,
+) -> float:
+    anchor = next(a for a in _ANCHORS if a in measured_types(group.width, (*measure.qtypes, *_ANCHORS)))
+    errors = load_errors(folder, group)
+    swaps = {}
+    loaded = set(probe.model.weights)
+    for name in names:
+        if name in loaded:
+            swaps[name] = _spoiled(folder, source, name, group, anchor, measure.threads)
+    error = sum(errors[n]["stock"][anchor] for n in swaps)
+    if not swaps or error <= 0:
+        return 0.0  # nothing in the evaluated graph depends on it
+    with probe.model.swapped(swaps):
+        return probe.kld() / error
+
+
+def _spoiled(
+    folder: WorkFolder, source: SourceWeights, name: str, group: Group, qtype: str, threads: int
+) -> npt.NDArray[np.uint8]:
+    """A tensor's bytes in its own type, after a trip through `qtype`."""
+    matrices, _, width = source.shape(name)
+    seen = folder.diagonals(group)
+    parts = []
+    for matrix in range(matrices):
+        importance = None
+        if seen is not None and not group.tied:
+            importance = seen[0][min(matrix, len(seen[0]) - 1)]
+        weights = source.rows(name, matrix)
+        blocks = quantize_rows(weights, qtype, importance, threads=threads)
+        values = dequantize_rows(blocks, qtype, width, threads=threads)
+        parts.append(quantize_rows(values, source.source_qtype(name), threads=threads))
+    return np.concatenate(parts)

@@ -1,0 +1,22 @@
+"""What a child can be asked to do: the name of each task, its request and its function."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from quantize.collect import MomentsRequest, collect_moments, survey
+from quantize.craft.tensors import TensorsRequest, round_tensors
+from quantize.evidence import MeasureRequest, Step, VerifyRequest
+from quantize.rounding_error import ErrorsRequest, measure_errors
+from quantize.sensitivity import AlphaRequest, measure_alpha
+from quantize.verify import verify_files
+
+TASKS: dict[str, tuple[type[msgspec.Struct], Callable[[Any, Step], Any]]] = {
+    "survey": (MeasureRequest, survey),
+    "moments": (MomentsRequest, collect_moments),
+    "errors": (ErrorsRequest, measure_errors),
+    "round": (TensorsRequest, round_tensors),
+    "verify": (VerifyRequest, verify_files),
+    "alpha": (AlphaRequest, measure_alpha),
+}

@@ -1,0 +1,158 @@
+"""Where a measurement keeps its parts: by content hash, each written whole or not at all."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quantize.errors import DiskFull, Unreadable
+from quantize.evidence import MeasureRequest
+
+_HASH_CHUNK = 1 << 22
+_VERSION = 1  # raised when the meaning of a cached part changes
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Weights that multiply the same input: their second moments are one matrix (one for each expert).
+
+    `name` is the first of them; `tied` marks an embedding table that is the output head too; `seen` is False for a
+    table that is only looked up, which has no input to measure.
+    """
+
+    name: str
+    members: tuple[str, ...]
+    width: int
+    experts: int = 1
+    tied: bool = False
+    seen: bool = True
+
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of its second moments."""
+        return 4 * self.width * self.width * self.experts if self.seen else 0
+
+
+class WorkFolder:
+    """The cache of one source and one calibration text."""
+
+    def __init__(self, path: Path, source_sha256: str, calibration_sha256: str) -> None:
+        self.path = path
+        self.source_sha256 = source_sha256
+        self.calibration_sha256 = calibration_sha256
+
+    @classmethod
+    def open(cls, request: MeasureRequest) -> "WorkFolder":
+        """The folder for a request, made if it is not there. Raises: Unreadable. OSError: it cannot be made."""
+        source, text = file_sha256(request.source, request.cache_dir), file_sha256(request.calibration)
+        key = sha256(f"{_VERSION} {source} {text} {request.max_tokens}".encode()).hexdigest()[:24]
+        path = request.cache_dir / key
+        for part in ("moments", "errors", "packed"):
+            (path / part).mkdir(parents=True, exist_ok=True)
+        return cls(path, source, text)
+
+    def part(self, kind: str, name: str, suffix: str) -> Path:
+        """The file of one part; tensor names become safe file names."""
+        return self.path / kind / f"{quote(name, safe='.')}{suffix}"
+
+    @property
+    def imatrix(self) -> Path:
+        """The importance matrix, in llama.cpp's format."""
+        return self.path / "imatrix.gguf"
+
+    def groups(self) -> tuple[Group, ...] | None:
+        """What the survey found, in the order of the model; None before it ran."""
+        raw = read_json(self.path / "groups.json")
+        return None if raw is None else msgspec.convert(raw, tuple[Group, ...])
+
+    def moments(self, group: Group) -> npt.NDArray[np.float32] | None:
+        """(experts, width, width) mean outer products of the inputs, mapped; None if they are not there."""
+        path = self.part("moments", group.name, ".npy")
+        return np.load(path, mmap_mode="r") if path.exists() else None
+
+    def diagonals(self, group: Group) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]] | None:
+        """(experts, width) mean squares of the inputs and (experts,) tokens they rest on; kept for good."""
+        path = self.part("moments", group.name, ".diagonal.npz")
+        if not path.exists():
+            return None
+        with np.load(path) as stored:
+            return stored["mean"], stored["tokens"]
+
+    def drop_moments(self, group: Group) -> None:
+        """Free the disk they take; they can be measured again."""
+        self.part("moments", group.name, ".npy").unlink(missing_ok=True)
+
+
+def file_sha256(path: Path, cache_dir: Path | None = None) -> str:
+    """SHA-256 of a file; with `cache_dir`, remembered there by path, size and time of change.
+
+    Raises: Unreadable.
+    """
+    try:
+        stat = path.stat()
+        known = None
+        if cache_dir is not None:
+            identity = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
+            known = cache_dir / "hashes" / sha256(identity.encode()).hexdigest()
+            found = read_json(known)
+            if isinstance(found, str):
+                return found
+        digest = sha256()
+        with path.open("rb") as file:
+            while chunk := file.read(_HASH_CHUNK):
+                digest.update(chunk)
+    except OSError as error:
+        raise Unreadable(str(path), error.strerror or str(error)) from error
+    if known is not None:
+        known.parent.mkdir(parents=True, exist_ok=True)
+        write_json(known, digest.hexdigest())
+    return digest.hexdigest()
+
+
+def read_json(path: Path) -> Any:
+    """The value in a file; None if it is not there or not whole."""
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value so that a reader finds all of it or nothing. Raises: DiskFull."""
+    write_whole(path, msgspec.json.encode(value))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write bytes so that a reader finds all of them or nothing. Raises: DiskFull."""
+    with writing_whole(path) as partial:
+        partial.write_bytes(data)
+
+
+def write_array(path: Path, array: npt.NDArray[Any]) -> None:
+    """Write an array as .npy, whole or not at all. Raises: DiskFull."""
+    with writing_whole(path) as partial, partial.open("wb") as file:
+        np.save(file, array)
+
+
+@contextmanager
+def writing_whole(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path` that becomes it if all goes well, and is gone if not. Raises: DiskFull."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            have = partial.stat().st_size if partial.exists() else 0
+            raise DiskFull(str(path), have + 1, shutil.disk_usage(path.parent).free) from error
+        raise
+    finally:
+        partial.unlink(missing_ok=True)
