@@ -35,7 +35,11 @@ class ChildDied(EnvironmentFault):
 
 
 class Child:
-    """One running task. Its environment gives numpy one thread: ggml's own threads spin and would starve it."""
+    """One running task.
+
+    Its environment gives numpy one thread and lets ggml's threads sleep while they wait: they would starve each
+    other and, on a busy machine, take eight times as long (docs/log.md, craft).
+    """
 
     def __init__(self, task: str, request: Mapping[str, Any] | msgspec.Struct) -> None:
         self.task = task
@@ -45,6 +49,7 @@ class Child:
         self._stderr: deque[str] = deque(maxlen=_STDERR_LINES)
         self._answered = False
         one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        one["OMP_WAIT_POLICY"] = "passive"
         raw = encode(request).decode() + "\n"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "quantize.worker", task],
