@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("app.cli.serve", "Serve models to editors, agents and other programs."),
     "models": ("app.cli.models", "Find, fetch and keep models."),
     "devices": ("app.cli.devices", "Show processors, GPUs, NPUs, memory and usable backends."),
+    "fim-bench": ("app.cli.fim_bench", "Measure keystroke-to-suggestion latency."),
 }
 
 

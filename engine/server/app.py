@@ -16,7 +16,7 @@ from engine.errors import EngineError
 from engine.server.auth import Access, Unauthorized
 from engine.server.errors import lookup, openai_body, retry_header
 from engine.server.guard import Guard, refuse
-from engine.server.openai import chat, completions, models
+from engine.server.openai import chat, completions, fim, models
 from engine.server.state import ServerState, server_state
 from engine.version import __version__
 
@@ -55,7 +55,7 @@ def create_app(state: ServerState, hosts: Iterable[str] = (), origins: Iterable[
     app.state.server = state
     app.add_middleware(AccessCheck, access=state.access)
     app.add_middleware(Guard, hosts=tuple(hosts), origins=tuple(origins))
-    for module in (models, chat, completions):
+    for module in (models, chat, completions, fim):
         app.include_router(module.router)
     app.add_exception_handler(EngineError, _engine_error)
     app.add_exception_handler(HTTPException, _http_error)

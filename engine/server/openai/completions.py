@@ -9,10 +9,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from engine.chat.fim import FimGap
+from engine.errors import InputFault
 from engine.pool import LoadedModel
 from engine.server.body import openapi_body, parse
 from engine.server.errors import sse_error
 from engine.server.fanout import merge
+from engine.server.fim import fim_prompt, fim_request
 from engine.server.openai import shapes
 from engine.server.openai.schemas import CompletionRequest
 from engine.server.sse import EventStream, while_connected
@@ -54,7 +57,20 @@ def _requests(body: CompletionRequest) -> list[GenerationRequest]:
 
 async def _start(state: ServerState, body: CompletionRequest) -> tuple[LoadedModel, list[AsyncIterator[Event]]]:
     model = await state.pool.acquire(body.model)
-    return model, [state.pool.generate(model, r) for r in _requests(body)]
+    requests = _requests(body)
+    if body.suffix:
+        requests = [await _filling(model, r, body.suffix) for r in requests]
+    return model, [state.pool.generate(model, r) for r in requests]
+
+
+async def _filling(model: LoadedModel, request: GenerationRequest, suffix: str) -> GenerationRequest:
+    """The request as a gap between its prompt and `suffix`."""
+    if not isinstance(request.prompt, str):
+        raise InputFault("suffix needs a prompt of text, not of token ids.", "suffix")
+    limit = request.max_tokens or DEFAULT_MAX_TOKENS
+    prompt = await fim_prompt(model, FimGap(prefix=request.prompt, suffix=suffix), limit, may_shorten=False)
+    filling = fim_request(prompt, max_tokens=limit, stop=request.stop, sampling=request.sampling)
+    return msgspec.structs.replace(filling, logprobs=request.logprobs, ignore_eos=request.ignore_eos)
 
 
 async def _echoes(model: LoadedModel, body: CompletionRequest) -> list[str]:

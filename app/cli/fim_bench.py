@@ -1,0 +1,43 @@
+"""`tessera fim-bench`: how long a completion takes after a keystroke."""
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command(
+    "fim-bench",
+    help="Measure keystroke-to-suggestion latency of MODEL (default: one that can fill gaps) while typing.",
+)
+@click.argument("model", required=False)
+@click.option("--file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Text to type.")
+@click.option("--keystrokes", type=click.IntRange(10, 10_000), default=120, show_default=True)
+@click.option(
+    "--window",
+    type=click.IntRange(500, 200_000),
+    default=2400,
+    show_default=True,
+    help="Characters around the cursor that are sent.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def command(model: str | None, file: Path | None, keystrokes: int, window: int, as_json: bool) -> None:
+    """Type a file and time the answers."""
+    from app.cli.connection import connected  # noqa: PLC0415 - the command's own imports wait until it runs
+    from app.code.completion import bench, policy  # noqa: PLC0415
+
+    source = file or Path(policy.__file__)
+    text = source.read_text("utf-8", "replace")
+    if len(text) < 2 * keystrokes:
+        raise click.UsageError(f"{source} has {len(text)} characters; {2 * keystrokes} are needed.")
+    with connected() as client:
+        result = bench.run(client, text, source.name, model=model, count=keystrokes, window_chars=window)
+    if as_json:
+        click.echo(json.dumps(result.as_dict()))
+        return
+    click.echo(f"{result.keystrokes} keystrokes, {result.mean_prompt_tokens:.0f} prompt tokens on average")
+    click.echo(
+        f"keystroke to first token: p50 {result.p50_ms:.1f} ms, p90 {result.p90_ms:.1f} ms, "
+        f"p99 {result.p99_ms:.1f} ms (cold {result.cold_ms:.0f} ms)"
+    )
+    click.echo(f"prompt taken from the cache: {result.reuse_frac:.1%}; answered: {result.answered}")

@@ -1,0 +1,120 @@
+"""Fill-in-the-middle requests for a loaded model: which one, its prompt as tokens, and its place in the context."""
+
+from typing import Final
+
+import msgspec
+
+from engine.chat.fim import FimGap, fim_parts, fim_stops, shortened
+from engine.chat.fim_families import FimFamily, family_of
+from engine.errors import ContextOverflow, InputFault, ModelNotFound
+from engine.pool import LoadedModel
+from engine.server.state import ServerState
+from engine.types import GenerationRequest, SamplingParams
+
+# Shares of the room that a shortened prompt gives to each side of the gap and to other files.
+_PREFIX_SHARE: Final = 0.6
+_SUFFIX_SHARE: Final = 0.15
+_EXTRA_SHARE: Final = 0.25
+_SHORTENING_TRIES: Final = 6
+# Room is counted in steps of this many characters: a keystroke must not move the borders of the prompt.
+_ROOM_STEP: Final = 256
+# Tokens of the marks and of an answer's last, unshown token.
+_MARGIN_TOKENS: Final = 4
+
+
+class FimPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt ready to run; `truncated` when not everything that was sent is in it."""
+
+    token_ids: list[int]
+    stops: tuple[str, ...]
+    truncated: bool
+
+
+async def fim_model(state: ServerState, name: str | None) -> LoadedModel:
+    """The model asked for; without a name a loaded one that can fill gaps, else the first known one that can.
+
+    Raises: ModelNotFound and what loading raises.
+    """
+    if name:
+        return await state.pool.acquire(name)
+    for model in state.pool.loaded:
+        if model.facts is not None and family_of(model.facts) is not None:
+            return model
+    for entry in await state.models.entries():
+        if "fim" in entry.capabilities and entry.format == "gguf":
+            return await state.pool.acquire(entry.id)
+    raise ModelNotFound("any model trained to fill gaps")
+
+
+def fim_family(model: LoadedModel) -> FimFamily:
+    """How the model fills gaps.
+
+    Raises: InputFault: it was not trained to.
+    """
+    assert model.facts is not None
+    family = family_of(model.facts)
+    if family is None:
+        raise InputFault(
+            f"{model.id} was not trained to fill gaps: its file names no fill-in-the-middle tokens. "
+            "Use a code model, or send the text without a suffix.",
+            "suffix",
+        )
+    return family
+
+
+async def fim_prompt(model: LoadedModel, gap: FimGap, max_tokens: int, *, may_shorten: bool) -> FimPrompt:
+    """The tokens of a gap's prompt, leaving room for `max_tokens`.
+
+    With `may_shorten` text far from the gap is dropped to make it fit.
+    Raises: InputFault, ContextOverflow.
+    """
+    family = fim_family(model)
+    facts = model.facts
+    assert facts is not None
+    stops = fim_stops(facts, family)
+    limit = facts.n_ctx - max_tokens - _MARGIN_TOKENS
+    token_ids = await _tokenized(model, family, gap)
+    if len(token_ids) <= limit:
+        return FimPrompt(token_ids=token_ids, stops=stops, truncated=False)
+    if not may_shorten or limit <= _MARGIN_TOKENS:
+        raise ContextOverflow(len(token_ids) + max_tokens, facts.n_ctx)
+    num_chars = len(gap.prefix) + len(gap.suffix) + sum(len(f.text) + len(f.path) for f in gap.extra)
+    room = limit * num_chars / len(token_ids)
+    for _ in range(_SHORTENING_TRIES):
+        token_ids = await _tokenized(model, family, _within(gap, int(room) // _ROOM_STEP * _ROOM_STEP))
+        if len(token_ids) <= limit:
+            return FimPrompt(token_ids=token_ids, stops=stops, truncated=True)
+        room *= 0.95 * limit / len(token_ids)
+    raise ContextOverflow(len(token_ids) + max_tokens, facts.n_ctx)
+
+
+def _within(gap: FimGap, room: int) -> FimGap:
+    """Shortened to `room` characters; what one side does not need goes to the prefix, then to other files."""
+    suffix = min(len(gap.suffix), int(room * _SUFFIX_SHARE))
+    extra = min(sum(len(f.text) + len(f.path) for f in gap.extra), int(room * _EXTRA_SHARE))
+    prefix = min(len(gap.prefix), room - suffix - extra)
+    spare = room - prefix - suffix - extra
+    return shortened(gap, keep_prefix=prefix, keep_suffix=suffix + spare, keep_extra=extra + spare // 2)
+
+
+async def _tokenized(model: LoadedModel, family: FimFamily, gap: FimGap) -> list[int]:
+    runner, facts = model.runner, model.facts
+    assert runner is not None
+    assert facts is not None
+    token_ids = await runner.tokenize("", add_special=True) if facts.add_bos else []
+    for part in fim_parts(facts, family, gap):
+        token_ids = token_ids + await runner.tokenize(part.text, add_special=False, parse_special=part.special)
+    return token_ids
+
+
+def fim_request(
+    prompt: FimPrompt, *, max_tokens: int, stop: tuple[str, ...], sampling: SamplingParams
+) -> GenerationRequest:
+    """The request the runner gets: the family's marks end it, shown as text so that they can be found."""
+    return GenerationRequest(
+        prompt=prompt.token_ids,
+        max_tokens=max_tokens,
+        stop=(*stop, *prompt.stops),
+        sampling=sampling,
+        keep_special=True,
+    )

@@ -1,0 +1,132 @@
+"""Filling gaps with the bundled model through a real server, as editors ask for it."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from app.client import ApiError, Client
+from app.code.completion import bench, policy
+from app.server_process import ServerProcess
+
+pytestmark = pytest.mark.e2e
+
+PREFIX = 'def read_lines(path):\n    """Read the lines of a file."""\n    with open(path) as f:\n        '
+SUFFIX = "\n    return lines\n"
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TESSERA_HOME", str(tmp_path_factory.mktemp("fim-home")))
+        server = ServerProcess()
+        client = server.connect()
+    yield client
+    client.close()
+    server.stop()
+
+
+def test_every_door_gives_the_same_completion(client: Client):
+    options = {"max_tokens": 12, "temperature": 0}
+    infill = client.post(
+        "/infill", {"input_prefix": PREFIX, "input_suffix": SUFFIX, "n_predict": 12, "temperature": 0}
+    )
+    model = infill["model"]
+    completion = client.post("/v1/completions", {"model": model, "prompt": PREFIX, "suffix": SUFFIX, **options})
+    mistral = client.post("/v1/fim/completions", {"model": model, "prompt": PREFIX, "suffix": SUFFIX, **options})
+    streamed = "".join(
+        event.get("content", "")
+        for event in client.events(
+            "/infill", {"input_prefix": PREFIX, "input_suffix": SUFFIX, "n_predict": 12, "stream": True}
+        )
+    )
+    chunks = "".join(
+        choice["delta"].get("content", "")
+        for event in client.events(
+            "/v1/fim/completions",
+            {"model": model, "prompt": PREFIX, "suffix": SUFFIX, "stream": True, **options},
+        )
+        for choice in event["choices"]
+    )
+    text = infill["content"]
+    assert text.strip()
+    assert text == completion["choices"][0]["text"] == mistral["choices"][0]["message"]["content"]
+    assert text == streamed == chunks
+    assert infill["tokens_evaluated"] > 12
+    assert infill["tokens_predicted"] <= 12
+
+
+def test_the_suffix_changes_the_answer(client: Client):
+    """A server that dropped the suffix would answer the same both times."""
+    answers = {
+        client.post("/infill", {"input_prefix": "x = [1, 2", "input_suffix": suffix, "n_predict": 8})["content"]
+        for suffix in (")\nprint(x)\n", '"""\n    return total\n', "\n\nclass Foo:\n")
+    }
+    assert len(answers) > 1
+
+
+def test_marks_in_the_code_do_not_end_its_section(client: Client):
+    plain = client.post("/infill", {"input_prefix": "a <|fim_middle|> b", "n_predict": 1})
+    marked = client.post("/infill", {"input_prefix": "a <|fim_niddle|> b", "n_predict": 1})
+    assert plain["tokens_evaluated"] >= marked["tokens_evaluated"] - 2 > 8
+
+
+def test_too_much_text_is_shortened_for_editors_and_refused_for_the_others(client: Client):
+    long = "".join(f"value_{n} = {n}\n" for n in range(3000))
+    body = {"input_prefix": long, "input_suffix": long, "input_extra": [{"filename": "b.py", "text": long}]}
+    answer = client.post("/infill", {**body, "n_predict": 4})
+    assert answer["truncated"] is True
+    assert 700 < answer["tokens_evaluated"] < 1024
+    for path, prompt in (("/v1/completions", long), ("/v1/fim/completions", long)):
+        with pytest.raises(ApiError) as caught:
+            client.post(path, {"model": answer["model"], "prompt": prompt, "suffix": long, "max_tokens": 4})
+        assert caught.value.status == 400
+        assert caught.value.code == "context_length_exceeded"
+        assert caught.value.facts["context_tokens"] == 1024
+    with pytest.raises(ApiError) as caught:
+        client.post("/v1/completions", {"model": answer["model"], "prompt": [1, 2], "suffix": "x"})
+    assert caught.value.param == "suffix"
+
+
+def test_an_editor_gets_the_fields_and_limits_it_asks_for(client: Client):
+    fields = ["content", "timings/prompt_n", "tokens_cached", "no/such"]
+    answer = client.post(
+        "/infill", {"input_prefix": PREFIX, "n_predict": 0, "response_fields": fields, "samplers": ["top_k"]}
+    )
+    assert set(answer) == set(fields) - {"no/such"}
+    assert answer["content"] == ""
+    again = client.post("/infill", {"input_prefix": PREFIX, "n_predict": 0, "response_fields": fields})
+    assert again["timings/prompt_n"] == 1
+    stopped = client.post(
+        "/infill", {"input_prefix": "def f():\n    return", "n_predict": 40, "stop": ["\n"], "ignore_eos": True}
+    )
+    assert "\n" not in stopped["content"]
+
+
+def test_typing_keeps_the_prompt_in_the_cache(client: Client):
+    """At least 95 % of the prompt's tokens, while every keystroke leaves the answer before it."""
+    source = Path(policy.__file__)
+    result = bench.run(client, source.read_text(), source.name, count=40)
+    assert result.answered == 40
+    assert result.mean_prompt_tokens > 400
+    assert result.reuse_frac >= 0.95
+
+
+def active_requests(client: Client) -> float:
+    lines = client._http.get("/metrics").text.splitlines()
+    return next(float(line.split(" ")[1]) for line in lines if line.startswith("tessera_requests_active "))
+
+
+def test_leaving_ends_the_work(client: Client):
+    """A cancelled answer stops long before it would have ended, measured in the time of its own tokens."""
+    short = client.post("/infill", {"input_prefix": PREFIX, "n_predict": 20, "ignore_eos": True})
+    token_s = short["timings"]["predicted_ms"] / 1000 / 20
+    endless = {"input_prefix": PREFIX, "n_predict": 900, "ignore_eos": True, "stream": True}
+    events = client.events("/infill", endless)
+    next(events)
+    assert active_requests(client) == 1
+    events.close()
+    left = time.monotonic()
+    while active_requests(client):
+        assert time.monotonic() - left < max(300 * token_s, 2.0)
+        time.sleep(0.005)
