@@ -90,12 +90,17 @@ class MarkdownDocument:
         self._rewind()
         if not parsed:
             return
-        for block in parsed[:-1]:
+        lines = tail.splitlines(keepends=True)
+        keep = len(parsed) - 1
+        if keep and parsed[keep].line == len(lines) - 1 and not lines[-1].endswith("\n"):
+            keep -= 1  # what a line is shows only at its end: it may yet belong to the block before
+        for block in parsed[:keep]:
             self._write(block)
         self._mark = self._here()
-        lines = tail.splitlines(keepends=True)
-        self._stable += sum(len(line) for line in lines[: parsed[-1].line])
-        self._write_last(parsed[-1])
+        self._stable += sum(len(line) for line in lines[: parsed[keep].line])
+        for block in parsed[keep:-1]:
+            self._write(block)
+        self._write_last(parsed[-1], alone=keep == len(parsed) - 1)
 
     def _write(self, block: Block) -> None:
         token = block.tokens[0]
@@ -110,9 +115,9 @@ class MarkdownDocument:
         else:
             self._writer.write(block.tokens)
 
-    def _write_last(self, block: Block) -> None:
+    def _write_last(self, block: Block, *, alone: bool) -> None:
         tail = self.text[self._stable :]
-        fence = open_fence(tail) if block.tokens[0].type == "fence" else None
+        fence = open_fence(tail) if alone and block.tokens[0].type == "fence" else None
         self._write(block)
         if fence is not None and closing_fence(tail[fence[1] :], fence[0]) is None:
             last = self.code[-1]
@@ -131,6 +136,8 @@ class MarkdownDocument:
         last_line = code[code.rfind("\n") + 1 :]
         if last_line.strip() and not last_line.strip(f" {state.marker[0]}"):
             return True
+        if not last_line.strip():
+            code = code.removesuffix(last_line)
         code = code.removesuffix("\n")
         since = fresh_start(code, state.lexed)
         cursor = self._writer.cursor
