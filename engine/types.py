@@ -47,12 +47,15 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     """Structured output, compiled by llguidance in the runner.
 
     `kind` says what `source` holds. With `trigger` set the constraint starts only after that text was
-    generated (tool calls, the end of a reasoning block); None starts it at the first token.
+    generated, if ever (tool calls). `preamble` holds the two marks of a reasoning block that may come first,
+    or is already open; the constraint starts after it, and the answer cannot end inside it.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "lark", "gbnf"]
     source: str
     trigger: str | None = None
+    preamble: tuple[str, str] | None = None
+    preamble_open: bool = False
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):

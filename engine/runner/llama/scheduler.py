@@ -4,7 +4,9 @@ import time
 from collections import deque
 from typing import Final
 
+from engine.grammar import ConstraintRefused
 from engine.runner.llama.batch import Batch, Logits
+from engine.runner.llama.constrain import ConstraintCompiler
 from engine.runner.llama.kv import KVCache
 from engine.runner.llama.model import LoadedModel
 from engine.runner.llama.sampler import NotFinite, Sampler, token_logprob
@@ -38,6 +40,7 @@ class Scheduler:
     def __init__(self, loaded: LoadedModel, vocabulary: Vocabulary) -> None:
         self._loaded = loaded
         self._vocabulary = vocabulary
+        self._constraints = ConstraintCompiler(vocabulary)
         self._kv = KVCache(loaded)
         self._batch = Batch(loaded)
         self._logits = Logits(loaded)
@@ -98,6 +101,12 @@ class Scheduler:
                 message=f"Token id {bad_bias[0]} is not in this model's vocabulary of {self._vocabulary.size}.",
                 param="logit_bias",
             )
+        constraint = None
+        if request.constraint is not None:
+            try:
+                constraint = self._constraints.compile(request.constraint)
+            except ConstraintRefused as refusal:
+                return Fault(id=request_id, code="invalid_request", message=str(refusal), param="response_format")
         room = n_ctx - len(tokens)
         wanted = room if request.max_tokens is None else min(request.max_tokens, room)
         sampler = Sampler(self._loaded.api, self._loaded.vocab, request.sampling, self._n_ctx_train, tokens)
@@ -109,6 +118,7 @@ class Scheduler:
             len(tokens) + wanted,
             sampler,
             TextStream(request.stop),
+            constraint,
         )
         self._by_id[request_id] = sequence
         if request.priority == "interactive":
@@ -258,6 +268,12 @@ class Scheduler:
                 if sequence.request.ignore_eos:
                     row[list(self._vocabulary.ends)] = float("-inf")
                 token = sequence.sampler.draw(row)
+                if sequence.constraint is not None and not sequence.constraint.allows(token):
+                    sequence.constraint.mask(row)
+                    if sequence.constraint.error:
+                        self._fail(sequence, "constraint_failed", sequence.constraint.error, out)
+                        continue
+                    token = sequence.sampler.draw(row)
             except NotFinite as error:
                 self._fail(sequence, "not_finite", f"The model's output is not a number ({error}).", out)
                 continue
@@ -276,12 +292,16 @@ class Scheduler:
             self._end(sequence, "stop", out)
             return
         sequence.sampler.accept(token)
+        if sequence.constraint is not None:
+            sequence.constraint.accept(token)
         shown = sequence.request.keep_special or token not in self._vocabulary.control
         sequence.pending_text += sequence.text.push(self._vocabulary.pieces[token] if shown else b"")
         sequence.pending_tokens.append(token)
         if logprob is not None:
             sequence.pending_logprobs.append(logprob)
-        if sequence.text.stop is not None:
+        if sequence.constraint is not None and sequence.constraint.error:
+            self._fail(sequence, "constraint_failed", sequence.constraint.error, out)
+        elif sequence.text.stop is not None or (sequence.constraint is not None and sequence.constraint.finished):
             self._end(sequence, "stop", out)
         elif len(sequence.tokens) >= sequence.limit:
             self._end(sequence, "length", out)

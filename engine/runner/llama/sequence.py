@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
+from engine.runner.llama.constrain import TokenConstraint
 from engine.runner.llama.kv import CachedSequence
 from engine.runner.llama.sampler import Sampler
 from engine.runner.llama.text import TextStream
@@ -34,6 +35,7 @@ class Sequence:
     limit: int
     sampler: Sampler
     text: TextStream
+    constraint: TokenConstraint | None = None
     submitted: float = field(default_factory=time.monotonic)
     cache: CachedSequence | None = None
     admitted: float = 0.0
