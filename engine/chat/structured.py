@@ -1,0 +1,144 @@
+"""Structured output: what a client asked for as a constraint that can be honoured, or a refusal that says why."""
+
+import hashlib
+import json
+from collections import OrderedDict
+from typing import Any, Final, Literal
+
+import msgspec
+
+from engine.chat.bounded_child import BoundedChild, ChildFailed
+from engine.chat.constraint_child import Trial, Verdict
+from engine.chat.reasoning import Markers, open_markers
+from engine.errors import InputFault
+from engine.types import Constraint
+
+Kind = Literal["json_schema", "json_object", "regex", "lark", "gbnf"]
+
+# T22 of the fault list. A constraint that is tried out for a second is refused.
+TIME_LIMIT_S: Final = 1.0
+MEMORY_LIMIT_BYTES: Final = 1 << 30
+MAX_SOURCE_BYTES: Final = 1 << 20
+# llguidance's own reader stops at 128 levels; clients' validators earlier.
+MAX_DEPTH: Final = 100
+# Counts beyond any context: 65,536 elements of a list are at least 131,072 tokens.
+MAX_COUNT: Final = 65_536
+_COUNTS: Final = ("minItems", "maxItems", "minLength", "minProperties", "maxProperties")
+_KEPT_VERDICTS: Final = 256
+
+
+class ConstraintImpossible(InputFault):
+    """The requested form of the output cannot be guaranteed; `reason` says why."""
+
+    code = "unsupported_constraint"
+
+    def __init__(self, reason: str, param: str) -> None:
+        super().__init__(f"{param}: this form of output cannot be guaranteed: {reason}", param)
+        self.reason = reason
+
+
+def of_schema(schema: object, param: str) -> Constraint:
+    """The constraint of a JSON schema.
+
+    Raises: ConstraintImpossible: it is too deep, too long, or counts beyond what can be generated.
+    """
+    if not isinstance(schema, dict):
+        raise ConstraintImpossible("a schema is a JSON object", param)
+    try:
+        source = json.dumps(schema, ensure_ascii=False)
+    except (RecursionError, ValueError) as error:
+        raise ConstraintImpossible(f"the schema cannot be read ({error})", param) from None
+    _check_shape(schema, param, 1)
+    return _bounded(Constraint(kind="json_schema" if schema else "json_object", source=source), param)
+
+
+def of_grammar(kind: Kind, source: object, param: str) -> Constraint:
+    """The constraint of a regular expression, a Lark or a GBNF grammar.
+
+    Raises: ConstraintImpossible: it is no text, empty or too long.
+    """
+    if not isinstance(source, str) or not source.strip():
+        raise ConstraintImpossible("a grammar is a text", param)
+    return _bounded(Constraint(kind=kind, source=source), param)
+
+
+def _bounded(constraint: Constraint, param: str) -> Constraint:
+    size = len(constraint.source.encode("utf-8", "replace"))
+    if size > MAX_SOURCE_BYTES:
+        raise ConstraintImpossible(f"it has {size} bytes, {MAX_SOURCE_BYTES} are allowed", param)
+    return constraint
+
+
+def _check_shape(value: Any, param: str, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise ConstraintImpossible(f"it is nested more than {MAX_DEPTH} levels deep", param)
+    if isinstance(value, dict):
+        for key in _COUNTS:
+            count = value.get(key)
+            if isinstance(count, int) and count > MAX_COUNT:
+                raise ConstraintImpossible(f"{key} {count} is beyond {MAX_COUNT}", param)
+        for inner in value.values():
+            _check_shape(inner, param, depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_shape(inner, param, depth + 1)
+
+
+def after_reasoning(constraint: Constraint, own: Markers | None, prefill: str) -> Constraint:
+    """The constraint for an answer that may reason first.
+
+    Where the template opened reasoning the constraint starts at its end; where the model may open it itself
+    the block may come first; where neither holds the constraint starts at once.
+    """
+    opened = open_markers(prefill, own)
+    if opened is not None:
+        return msgspec.structs.replace(constraint, preamble=(opened.start, opened.end), preamble_open=True)
+    if own is None or own.end in prefill:
+        return constraint
+    return msgspec.structs.replace(constraint, preamble=(own.start, own.end))
+
+
+class ConstraintChecker:
+    """One warm child that tries constraints; verdicts are kept, because clients repeat their schemas."""
+
+    def __init__(self, timeout_s: float = TIME_LIMIT_S, memory_bytes: int = MEMORY_LIMIT_BYTES) -> None:
+        self.child = BoundedChild("engine.chat.constraint_child", timeout_s=timeout_s, memory_bytes=memory_bytes)
+        self._timeout_s = timeout_s
+        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+
+    async def check(self, constraint: Constraint, param: str) -> Constraint:
+        """The constraint as the runner takes it.
+
+        Raises: ConstraintImpossible: it is wrong, uses what cannot be enforced, or is too expensive.
+        """
+        key = hashlib.sha256(f"{constraint.kind}\0{constraint.source}".encode("utf-8", "replace")).digest()
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            verdict = await self._try(constraint)
+            self._verdicts[key] = verdict
+            if len(self._verdicts) > _KEPT_VERDICTS:
+                self._verdicts.popitem(last=False)
+        if verdict.problem:
+            raise ConstraintImpossible(verdict.problem, param)
+        if verdict.kind == "lark":
+            return msgspec.structs.replace(constraint, kind="lark", source=verdict.source)
+        return constraint
+
+    async def _try(self, constraint: Constraint) -> Verdict:
+        try:
+            body = msgspec.msgpack.encode(Trial(kind=constraint.kind, source=constraint.source))
+        except UnicodeEncodeError:
+            return Verdict(kind="", source="", problem="it is not valid Unicode")
+        try:
+            return msgspec.msgpack.decode(await self.child.ask(body), type=Verdict)
+        except ChildFailed as failure:
+            why = f"takes more than {self._timeout_s:g} s" if failure.timed_out else "needs too much memory"
+            return Verdict(kind="", source="", problem=f"preparing it {why}")
+
+    def warm(self) -> None:
+        """Start the child in the background."""
+        self.child.warm()
+
+    def close(self) -> None:
+        """End the child."""
+        self.child.close()
