@@ -1,5 +1,6 @@
 """The HTTP application: middleware, error answers and every protocol's routes."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -16,6 +17,8 @@ from engine.errors import EngineError
 from engine.server.auth import Access, Unauthorized
 from engine.server.errors import lookup, openai_body, retry_header
 from engine.server.guard import Guard, refuse
+from engine.server.manage import jobs as manage_jobs
+from engine.server.manage import library as manage_library
 from engine.server.openai import chat, completions, fim, models
 from engine.server.state import ServerState, server_state
 from engine.version import __version__
@@ -48,6 +51,7 @@ def create_app(state: ServerState, hosts: Iterable[str] = (), origins: Iterable[
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         state.renderer.warm()
         yield
+        await asyncio.to_thread(state.jobs.close)
         await state.pool.close()
         state.renderer.close()
 
@@ -55,7 +59,7 @@ def create_app(state: ServerState, hosts: Iterable[str] = (), origins: Iterable[
     app.state.server = state
     app.add_middleware(AccessCheck, access=state.access)
     app.add_middleware(Guard, hosts=tuple(hosts), origins=tuple(origins))
-    for module in (models, chat, completions, fim):
+    for module in (models, chat, completions, fim, manage_library, manage_jobs):
         app.include_router(module.router)
     app.add_exception_handler(EngineError, _engine_error)
     app.add_exception_handler(HTTPException, _http_error)

@@ -12,6 +12,8 @@ from pathlib import Path
 import uvicorn
 
 from engine.errors import EnvironmentFault, InputFault
+from engine.jobs import JobRegistry
+from engine.library import work
 from engine.library.catalogue import Catalogue
 from engine.paths import Paths, user_paths
 from engine.pool import Pool
@@ -143,7 +145,9 @@ def serve(options: ServeOptions) -> None:
     port = listener.getsockname()[1]
     token = new_token()
     models = ServedModels(lambda: Catalogue(options.paths), options.context)
-    state = ServerState(models=models, pool=Pool(models), access=Access(token, options.api_keys))
+    jobs = JobRegistry(None if options.private else options.paths.state / "jobs.json")
+    work.register(jobs, lambda: Catalogue(options.paths, scan=False))
+    state = ServerState(models=models, pool=Pool(models), access=Access(token, options.api_keys), jobs=jobs)
     public = () if is_loopback(options.host) else (options.host, socket.gethostname())
     app = create_app(state, hosts=(*options.hosts, *public), origins=options.origins)
     config = uvicorn.Config(

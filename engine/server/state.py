@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from engine.chat.template import TemplateRenderer
+from engine.jobs import JobRegistry
 from engine.pool import Pool
 from engine.server.auth import Access
 from engine.server.metrics import Metrics
@@ -18,6 +19,7 @@ class ServerState:
     models: ServedModels
     pool: Pool
     access: Access
+    jobs: JobRegistry = field(default_factory=JobRegistry)
     renderer: TemplateRenderer = field(default_factory=TemplateRenderer)
     metrics: Metrics = field(default_factory=Metrics)
 

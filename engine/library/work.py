@@ -1,0 +1,66 @@
+"""The library's long work as jobs: pull, verify, import. Parameters and results are JSON."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.jobs import Control, JobRegistry
+from engine.library.catalogue import Catalogue
+from engine.library.importing import import_copy
+from engine.library.lookup import require
+from engine.library.starters import starter_repo
+from engine.library.types import ModelEntry
+from engine.library.verify import verify
+
+_DOWNLOADS_AT_ONCE = 2
+
+
+def register(registry: JobRegistry, open_catalogue: Callable[[], Catalogue]) -> None:
+    """Teach a registry the kinds `pull`, `verify` and `import`."""
+    registry.register(
+        "pull", lambda params, control: _named(pull(open_catalogue(), params, control)), parallel=_DOWNLOADS_AT_ONCE
+    )
+    registry.register("verify", lambda params, control: _verify(open_catalogue(), params, control))
+    registry.register("import", lambda params, control: _import(open_catalogue(), params, control))
+
+
+def pull(catalogue: Catalogue, params: dict[str, Any], control: Control) -> ModelEntry:
+    """Plan and fetch `model` (see hub.names), `quant` and `revision` if given, without its `vision` half if False.
+
+    Raises: the errors of planning and downloading; Paused and Cancelled from `control`.
+    """
+    # The hub's client takes a quarter of a second to import and is needed by no other work.
+    from engine.library.hub.choose import choose, files_of  # noqa: PLC0415 - see above
+    from engine.library.hub.client import HubClient  # noqa: PLC0415 - see above
+    from engine.library.hub.download import Download, Request  # noqa: PLC0415 - see above
+    from engine.library.hub.names import parse_hub_name  # noqa: PLC0415 - see above
+    from engine.library.hub.plan import plan_repository  # noqa: PLC0415 - see above
+    from engine.library.machine import machine_judge  # noqa: PLC0415 - see above
+
+    wanted = str(params["model"])
+    name = parse_hub_name(starter_repo(wanted) or wanted)
+    name = replace(name, label=params.get("quant") or name.label, revision=params.get("revision") or name.revision)
+    client = HubClient()
+    control.report("planning", 0, 0)
+    plan = plan_repository(client, catalogue.paths, name.repo, revision=name.revision, judge=machine_judge())
+    option = choose(plan, name)
+    files = files_of(plan.repository, option.choice, vision=params.get("vision", True))
+    return Download(client, catalogue, Request(plan.repository, files)).run(control)
+
+
+def _verify(catalogue: Catalogue, params: dict[str, Any], control: Control) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(
+        verify(catalogue, require(catalogue, str(params["model"])), control)
+    )
+    return found
+
+
+def _import(catalogue: Catalogue, params: dict[str, Any], control: Control) -> dict[str, Any]:
+    return _named(import_copy(catalogue, Path(str(params["path"])), control))
+
+
+def _named(entry: ModelEntry) -> dict[str, Any]:
+    return {"model": entry.id, "path": str(entry.path), "size_bytes": entry.size_bytes}

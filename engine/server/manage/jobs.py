@@ -1,0 +1,74 @@
+"""/tessera/v1/jobs: watch, pause, resume and cancel long work."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from engine.jobs import Job, JobRegistry
+from engine.server.errors import sse_error
+from engine.server.sse import EventStream
+from engine.server.state import server_state
+
+router = APIRouter(prefix="/tessera/v1/jobs", tags=["jobs"])
+
+
+@router.get("")
+async def list_jobs(request: Request) -> dict[str, Any]:
+    """Every job, newest first."""
+    return {"jobs": [_told(job) for job in _registry(request).jobs()]}
+
+
+@router.get("/events")
+async def all_events(request: Request) -> Response:
+    """Server-sent events: each job's state now, then every change, until the client leaves."""
+    return EventStream(_events(_registry(request), None), sse_error)
+
+
+@router.get("/{job}")
+async def show_job(request: Request, job: str) -> dict[str, Any]:
+    """One job."""
+    return _told(_registry(request).get(job))
+
+
+@router.get("/{job}/events")
+async def job_events(request: Request, job: str) -> Response:
+    """Server-sent events of one job; the stream ends with the job."""
+    _registry(request).get(job)
+    return EventStream(_events(_registry(request), job), sse_error)
+
+
+@router.post("/{job}/pause")
+async def pause(request: Request, job: str) -> dict[str, Any]:
+    """Ask a job to stop and keep what it has."""
+    return _told(_registry(request).pause(job))
+
+
+@router.post("/{job}/resume")
+async def resume(request: Request, job: str) -> dict[str, Any]:
+    """Go on with a paused or failed job."""
+    return _told(await asyncio.to_thread(_registry(request).resume, job))
+
+
+@router.post("/{job}/cancel")
+async def cancel(request: Request, job: str) -> dict[str, Any]:
+    """Ask a job to stop and drop what it has."""
+    return _told(await asyncio.to_thread(_registry(request).cancel, job))
+
+
+async def _events(registry: JobRegistry, job_id: str | None) -> AsyncGenerator[bytes, None]:
+    with registry.subscribe(job_id) as subscription:
+        async for job in subscription.changes():
+            yield b"event: job\ndata: " + msgspec.json.encode(job) + b"\n\n"
+
+
+def _registry(request: Request) -> JobRegistry:
+    return server_state(request).jobs
+
+
+def _told(job: Job) -> dict[str, Any]:
+    told: dict[str, Any] = msgspec.to_builtins(job)
+    return told

@@ -1,0 +1,178 @@
+"""The library and its jobs over HTTP: a real server on loopback, the fake hub behind it."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+import uvicorn
+
+from engine.jobs import JobRegistry
+from engine.library import work
+from engine.library.catalogue import Catalogue
+from engine.paths import user_paths
+from engine.pool import Pool
+from engine.server.app import create_app
+from engine.server.auth import Access
+from engine.server.models import ServedModels
+from engine.server.state import ServerState
+from tests.fake_hub import FakeHub
+
+SPARK = Path("assets/models/spark-f16.gguf")
+MB = 1024 * 1024
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_TOKEN", "")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    with FakeHub() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.endpoint)
+        running.add("org/Spark-GGUF", {"spark-Q4_K_M.gguf": SPARK.read_bytes()})
+        yield running
+
+
+@pytest.fixture
+def server(hub):
+    paths = user_paths()
+    jobs = JobRegistry(paths.state / "jobs.json")
+    work.register(jobs, lambda: Catalogue(paths, scan=False))
+    models = ServedModels(lambda: Catalogue(paths))
+    app = create_app(ServerState(models=models, pool=Pool(models), access=Access("secret"), jobs=jobs))
+    running = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    while not running.started:
+        time.sleep(0.01)
+    port = running.servers[0].sockets[0].getsockname()[1]
+    headers = {"authorization": "Bearer secret"}
+    with httpx2.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, trust_env=False) as client:
+        yield client
+    running.should_exit = True
+    thread.join()
+
+
+def follow(client, job):
+    """Every state of a job that its event stream shows."""
+    with client.stream("GET", f"/tessera/v1/jobs/{job['id']}/events", timeout=30) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        data = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+    return [json.loads(item) for item in data]
+
+
+def test_the_token_is_needed(server):
+    for path in ("models", "jobs", "jobs/events", "hub/search", "trash"):
+        assert httpx2.get(f"{server.base_url}/tessera/v1/{path}", trust_env=False).status_code == 401
+
+
+def test_pull_with_progress_then_show_verify_remove_restore(server, hub):
+    hub.faults.bytes_per_s = 40 * MB
+    answer = server.post("/tessera/v1/models/pull", json={"model": "org/Spark-GGUF"})
+    assert answer.status_code == 202
+    seen = follow(server, answer.json())
+    assert seen[-1]["state"] == "done"
+    assert seen[-1]["result"]["model"] == "spark-q4_k_m"
+    assert {"downloading"} <= {job["progress"]["phase"] for job in seen}
+    listed = server.get("/tessera/v1/models").json()["models"]
+    assert [m["id"] for m in listed] == ["spark", "spark-q4_k_m"]
+    shown = server.get("/tessera/v1/models/spark-q4_k_m").json()
+    assert shown["origin"]["repo"] == "org/Spark-GGUF"
+    assert "im_start" in shown["details"]["chat_template"]
+    job = server.post("/tessera/v1/models/spark-q4_k_m/verify").json()
+    assert follow(server, job)[-1]["result"]["basis"] == "hub"
+    ticket = server.delete("/tessera/v1/models/spark-q4_k_m").json()["ticket"]
+    assert server.get("/tessera/v1/models/spark-q4_k_m").status_code == 404
+    assert [t["ticket"] for t in server.get("/tessera/v1/trash").json()["trash"]] == [ticket]
+    assert server.post(f"/tessera/v1/trash/{ticket}/restore").json()["id"] == "spark-q4_k_m"
+    server.delete("/tessera/v1/models/spark-q4_k_m")
+    assert server.delete("/tessera/v1/trash").json()["freed_bytes"] == SPARK.stat().st_size
+
+
+def wait_for(client, job, state):
+    while (found := client.get(f"/tessera/v1/jobs/{job['id']}").json())["state"] != state:
+        assert found["state"] in {"queued", "running", "paused"}
+        time.sleep(0.02)
+    return found
+
+
+def test_pause_resume_and_cancel(server, hub):
+    hub.faults.bytes_per_s = 8 * MB
+    job = server.post("/tessera/v1/models/pull", json={"model": "org/Spark-GGUF"}).json()
+    while not server.get(f"/tessera/v1/jobs/{job['id']}").json()["progress"]["done"]:
+        time.sleep(0.02)
+    server.post(f"/tessera/v1/jobs/{job['id']}/pause")
+    kept = wait_for(server, job, "paused")
+    assert 0 < kept["progress"]["done"] < SPARK.stat().st_size
+    assert server.post(f"/tessera/v1/jobs/{job['id']}/pause").status_code == 400
+    hub.faults.bytes_per_s = 0
+    server.post(f"/tessera/v1/jobs/{job['id']}/resume")
+    assert wait_for(server, job, "done")["result"]["model"] == "spark-q4_k_m"
+    assert server.post(f"/tessera/v1/jobs/{job['id']}/resume").status_code == 400
+    hub.add("org/Other-GGUF", {"other-Q4_K_M.gguf": SPARK.read_bytes()})
+    hub.faults.bytes_per_s = 4 * MB
+    job = server.post("/tessera/v1/models/pull", json={"model": "org/Other-GGUF"}).json()
+    while not server.get(f"/tessera/v1/jobs/{job['id']}").json()["progress"]["done"]:
+        time.sleep(0.02)
+    server.post(f"/tessera/v1/jobs/{job['id']}/cancel")
+    while server.get(f"/tessera/v1/jobs/{job['id']}").json()["state"] != "cancelled":
+        time.sleep(0.02)
+    assert [m["id"] for m in server.get("/tessera/v1/models").json()["models"]] == ["spark", "spark-q4_k_m"]
+    assert [j["state"] for j in server.get("/tessera/v1/jobs").json()["jobs"]] == ["cancelled", "done"]
+
+
+def test_hub_routes(server, hub):
+    found = server.get("/tessera/v1/hub/search", params={"text": "spark"}).json()["repositories"]
+    assert [hit["repo"] for hit in found] == ["org/Spark-GGUF"]
+    plan = server.get("/tessera/v1/hub/plan", params={"repo": "org/Spark-GGUF"}).json()
+    assert plan["options"][0]["choice"]["label"] == "Q4_K_M"
+    assert plan["options"][0]["size_bytes"] == SPARK.stat().st_size
+    assert len(server.get("/tessera/v1/hub/starters").json()["proposals"]) == 3
+    assert server.get("/tessera/v1/hub/folders").json() == {"folders": []}
+
+
+def test_link_and_import(server, tmp_path):
+    (tmp_path / "drive").mkdir()
+    (tmp_path / "drive/mine.gguf").write_bytes(SPARK.read_bytes())
+    assert server.post("/tessera/v1/models/link", json={"where": str(tmp_path / "drive")}).json()["added"] == [
+        "mine"
+    ]
+    job = server.post("/tessera/v1/models/import", json={"path": str(tmp_path / "drive/mine.gguf")}).json()
+    assert follow(server, job)[-1]["result"]["model"] == "mine-2"
+    (tmp_path / "drive/new.gguf").write_bytes(SPARK.read_bytes())
+    ids = [m["id"] for m in server.get("/tessera/v1/models", params={"refresh": True}).json()["models"]]
+    assert ids == ["mine", "mine-2", "new", "spark"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "param"),
+    [
+        ("POST", "models/pull", {}, 400, "model"),
+        ("POST", "models/pull", {"model": 7}, 400, "model"),
+        ("POST", "models/link", {"where": "/nowhere"}, 400, "path"),
+        ("GET", "models/nope", None, 404, "model"),
+        ("POST", "models/nope/verify", None, 404, "model"),
+        ("DELETE", "models/nope", None, 404, "model"),
+        ("GET", "jobs/nope", None, 400, "id"),
+        ("GET", "jobs/nope/events", None, 400, "id"),
+        ("POST", "jobs/nope/cancel", None, 400, "id"),
+        ("POST", "trash/..%2f../restore", None, 404, None),
+        ("GET", "hub/plan?repo=org/absent", None, 404, "repo"),
+        ("GET", "hub/plan?repo=../x", None, 400, "repo"),
+    ],
+)
+def test_bad_requests_name_the_field(method, path, body, status, param, server):
+    answer = server.request(method, f"/tessera/v1/{path}", json=body)
+    assert answer.status_code == status
+    assert answer.json()["error"]["param"] == param
+
+
+def test_a_download_that_fails_says_why_in_its_job(server, hub):
+    job = server.post("/tessera/v1/models/pull", json={"model": "org/Spark-GGUF", "quant": "Q9"}).json()
+    last = follow(server, job)[-1]
+    assert last["state"] == "failed"
+    assert last["error"]["code"] == "nothing_to_download"
+    assert last["error"]["facts"]["choices"] == ["Q4_K_M"]
+    assert "It offers: Q4_K_M" in last["error"]["message"]

@@ -1,0 +1,172 @@
+"""The job registry: states, queueing, crashes, persistence, events."""
+
+import asyncio
+import json
+import threading
+
+import pytest
+
+from engine.errors import EnvironmentFault, InputFault
+from engine.jobs import Control, JobRegistry, Paused
+from quantize.errors import BadFile
+from quantize.errors import Cancelled as QuantizeCancelled
+
+
+def until(registry, job_id, state):
+    with registry.subscribe(job_id) as subscription:
+        while True:
+            for job in subscription.take(5):
+                if job.state == state:
+                    return job
+
+
+def steps(params, control):
+    for index in range(params["steps"]):
+        control.check()
+        control.report("working", index + 1, params["steps"], "steps")
+        control.wait(0.01)
+    return {"did": params["steps"]}
+
+
+@pytest.fixture
+def registry(tmp_path):
+    made = JobRegistry(tmp_path / "jobs.json")
+    made.register("steps", steps, parallel=2)
+    yield made
+    made.close()
+
+
+def test_a_job_runs_reports_and_ends(registry):
+    job = registry.start("steps", "three steps", {"steps": 3})
+    done = registry.wait(job.id, 5)
+    assert (done.state, done.result, done.progress.done, done.progress.unit) == ("done", {"did": 3}, 3, "steps")
+    assert registry.jobs() == (done,)
+
+
+def test_only_so_many_of_a_kind_run_at_once(registry):
+    jobs = [registry.start("steps", str(n), {"steps": 10_000}) for n in range(3)]
+    until(registry, jobs[0].id, "running")
+    until(registry, jobs[1].id, "running")
+    assert registry.get(jobs[2].id).state == "queued"
+    registry.pause(jobs[2].id)
+    assert registry.wait(jobs[2].id, 5).state == "paused"
+    registry.resume(jobs[2].id)
+    registry.cancel(jobs[0].id)
+    until(registry, jobs[2].id, "running")
+    assert registry.wait(jobs[0].id, 5).state == "cancelled"
+
+
+def test_errors_become_facts_and_bugs_stay_bugs(registry, caplog):
+    def fail(params, control):
+        raise {
+            "input": InputFault("no", "field"),
+            "environment": EnvironmentFault("full"),
+            "file": BadFile("p", "torn"),
+            "stop": QuantizeCancelled(),
+            "bug": KeyError("x"),
+        }[params["how"]]
+
+    registry.register("fail", fail)
+    found = {}
+    for how in ("input", "environment", "file", "stop", "bug"):
+        job = registry.wait(registry.start("fail", how, {"how": how}).id, 5)
+        found[how] = (job.state, job.error.code if job.error else None)
+    assert found == {
+        "input": ("failed", "invalid_request"),
+        "environment": ("failed", "environment"),
+        "file": ("failed", "bad_file"),
+        "stop": ("cancelled", None),
+        "bug": ("failed", "bug"),
+    }
+    assert "job crashed" in caplog.text
+    registry.register("fail", lambda params, control: {"now": "fine"})
+    failed = next(j for j in registry.jobs() if j.title == "environment")
+    registry.resume(failed.id)
+    assert registry.wait(failed.id, 5).result == {"now": "fine"}
+
+
+def test_what_ran_when_the_process_died_is_paused_and_can_be_resumed(registry, tmp_path):
+    job = registry.start("steps", "x", {"steps": 10_000})
+    until(registry, job.id, "running")
+    copy = tmp_path / "copy.json"
+    copy.write_bytes((tmp_path / "jobs.json").read_bytes())
+    again = JobRegistry(copy)
+    assert again.get(job.id).state == "paused"
+    with pytest.raises(InputFault, match="no kind"):
+        again.resume(job.id)
+    again.register("steps", lambda params, control: {"resumed": params["steps"]})
+    again.resume(job.id)
+    assert again.wait(job.id, 5).result == {"resumed": 10_000}
+
+
+def test_a_paused_job_that_is_cancelled_tidies_up(tmp_path):
+    tidied = threading.Event()
+
+    def work(params, control):
+        try:
+            control.wait(60)
+        except Paused:
+            raise
+        except BaseException:
+            tidied.set()
+            raise
+
+    registry = JobRegistry()
+    registry.register("w", work)
+    job = registry.start("w", "x", {})
+    until(registry, job.id, "running")
+    registry.pause(job.id)
+    until(registry, job.id, "paused")
+    registry.cancel(job.id)
+    assert until(registry, job.id, "cancelled").error is None
+    assert tidied.is_set()
+    for action in (registry.pause, registry.resume, registry.cancel):
+        with pytest.raises(InputFault):
+            action(job.id)
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[1]", b'[{"id": 3}]'])
+def test_a_damaged_list_is_kept_aside(raw, tmp_path):
+    file = tmp_path / "jobs.json"
+    file.write_bytes(raw)
+    assert JobRegistry(file).jobs() == ()
+    assert len(list(tmp_path.glob("*.corrupt-*"))) == 1
+
+
+def test_the_list_stays_bounded(tmp_path):
+    registry = JobRegistry(tmp_path / "jobs.json")
+    registry.register("w", lambda params, control: None, parallel=8)
+    for n in range(230):
+        registry.wait(registry.start("w", str(n), {}).id)
+    assert len(registry.jobs()) <= 201
+    assert len(json.loads((tmp_path / "jobs.json").read_bytes())) <= 201
+    assert registry.jobs()[0].title == "229"
+
+
+def test_events_for_asyncio(registry):
+    async def read():
+        job = registry.start("steps", "x", {"steps": 5})
+        with registry.subscribe(job.id) as subscription:
+            return [change.state async for change in subscription.changes()]
+
+    states = asyncio.run(read())
+    assert states[-1] == "done"
+
+
+def test_an_unknown_kind():
+    with pytest.raises(InputFault, match="no kind"):
+        JobRegistry().start("nope", "x", {})
+
+
+def test_speed_and_time_left(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("engine.jobs.time.monotonic", lambda: now[0])
+    seen = []
+    control = Control(seen.append)
+    for second in range(4):
+        now[0] = 100.0 + second
+        control.report("x", second * 10, 100)
+    assert (seen[-1].speed, seen[-1].eta_s, seen[-1].stalled) == (10.0, 7.0, False)
+    now[0] = 110.0
+    control.report("x", 30, 100)
+    assert (seen[-1].speed, seen[-1].eta_s, seen[-1].stalled) == (0.0, None, True)
