@@ -1,0 +1,113 @@
+"""start.py and its parts, on machines that lack things."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from installers.bootstrap import kernels, system
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def start():
+    spec = importlib.util.spec_from_file_location("start", ROOT / "start.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_own_options_come_first_and_the_rest_is_tesseras(start):
+    own, rest = start.split_arguments(["--no-system", "--wheels", "w", "chat", "--no-gui"])
+    assert own == {"--no-system": "", "--wheels": "w"}
+    assert rest == ["chat", "--no-gui"]
+
+
+def test_an_old_python_is_told_what_to_do(start, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "version_info", (3, 9, 1))
+    assert start.main() == 2
+    assert "3.11" in capsys.readouterr().err
+
+
+def test_start_py_parses_under_an_old_grammar():
+    import ast
+
+    ast.parse((ROOT / "start.py").read_text(), feature_version=(3, 7))
+
+
+def test_a_changed_lock_makes_the_environment_anew(start, monkeypatch, tmp_path):
+    monkeypatch.setattr(start, "MARKER", str(tmp_path / "marker"))
+    assert not start.is_ready("server")
+    (tmp_path / "marker").write_text(f"test {start.fingerprint('test')}\n")
+    assert start.is_ready("server")
+    assert start.is_ready("test")
+    monkeypatch.setattr(start, "fingerprint", lambda kind: "other")
+    assert not start.is_ready("server")
+
+
+def test_a_bare_debian_is_told_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(system.sys, "platform", "linux")
+    monkeypatch.setattr(system.shutil, "which", lambda name: "/usr/bin/apt-get" if name == "apt-get" else None)
+    monkeypatch.setattr(system, "_known_libraries", lambda: "libc.so.6")
+    monkeypatch.setattr(system.os, "geteuid", lambda: 1000)
+    assert system.provide(gui=True, compiler=True, allowed=True) is False
+    said = capsys.readouterr().out
+    assert "sudo apt-get install -y" in said
+    for package in ("g++", "libegl1", "libxcb-cursor0"):
+        assert package in said
+    assert "--no-gui" in said
+
+
+@pytest.mark.parametrize(("manager", "package"), [("dnf", "gcc-c++"), ("pacman", "gcc")])
+def test_other_families_get_their_own_line(monkeypatch, manager, package):
+    monkeypatch.setattr(system.shutil, "which", lambda name: f"/usr/bin/{name}" if name == manager else None)
+    line = system.install_line(system.missing(gui=False, compiler=True))
+    assert line.startswith(manager)
+    assert package in line.split()
+
+
+def test_no_system_forbids_installing_even_as_root(monkeypatch, capsys):
+    monkeypatch.setattr(system.sys, "platform", "linux")
+    monkeypatch.setattr(system.shutil, "which", lambda name: "/usr/bin/apt-get" if name == "apt-get" else None)
+    monkeypatch.setattr(system.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(system.subprocess, "run", lambda *a, **k: pytest.fail("ran a command"))
+    assert system.provide(gui=False, compiler=True, allowed=False) is False
+    assert "apt-get install" in capsys.readouterr().out
+
+
+def test_this_machine_has_what_it_needs():
+    assert system.missing(gui=True, compiler=True) == {}
+
+
+def test_a_given_folder_without_a_wheel_says_so(tmp_path):
+    with pytest.raises(RuntimeError, match="no llama_cpp_python wheel"):
+        kernels.wheel(sys.executable, "unused", str(tmp_path))
+
+
+def test_the_wheel_cache_depends_on_the_processor(monkeypatch):
+    lock = str(ROOT / "installers" / "lock" / "llama.txt")
+    here = kernels._key(lock)
+    monkeypatch.setattr(kernels, "_cpu_features", lambda: "another cpu")
+    assert kernels._key(lock) != here
+
+
+def test_the_server_runs_without_qt(tmp_path):
+    code = (
+        "import sys; sys.modules['PySide6'] = None\n"
+        "import engine.server.run, app.cli.serve, app.cli.chat, app.client\n"
+        "assert not any(m.startswith('PySide6.') for m in sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_help_imports_little():
+    code = (
+        "import sys\nfrom app.cli.main import cli\n"
+        "try:\n    cli.main(['--help'], standalone_mode=True)\nexcept SystemExit:\n    pass\n"
+        "heavy = {'fastapi', 'numpy', 'msgspec', 'httpx2', 'PySide6', 'pydantic'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)

@@ -1,0 +1,59 @@
+"""The checks that every change must pass, as tests, so that one command runs them all."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+PACKAGES = ("app", "devices", "engine", "installers", "quantize")
+
+
+def tool(*command):
+    done = subprocess.run(
+        [str(BIN / command[0]), *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+def sources():
+    return [p for package in PACKAGES for p in (ROOT / package).rglob("*.py")]
+
+
+def test_ruff_finds_nothing():
+    tool("ruff", "check", "--no-cache", ".")
+
+
+def test_the_format_is_the_formatters():
+    tool("ruff", "format", "--no-cache", "--check", ".")
+
+
+def test_imports_point_one_way():
+    tool("lint-imports", "--no-cache")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_types_hold():
+    tool("mypy")
+
+
+def test_nothing_is_left_unfinished():
+    marks = re.compile(r"\b(TODO|FIXME|XXX)\b")
+    found = [
+        f"{p.relative_to(ROOT)}:{i}"
+        for p in sources()
+        for i, x in enumerate(p.read_text().splitlines(), 1)
+        if marks.search(x)
+    ]
+    assert found == []
+
+
+def test_lock_files_hold_hashes_and_no_addresses():
+    for lock in (ROOT / "installers" / "lock").glob("*.txt"):
+        text = lock.read_text()
+        assert "://" not in text, lock.name
+        assert text.count("--hash=sha256:") >= text.count("=="), lock.name
