@@ -1,0 +1,96 @@
+"""The `tessera` command as a person or a script uses it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def tessera(*arguments, stdin=None):
+    return subprocess.run(
+        [sys.executable, "-m", "app", *arguments], cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=90
+    )
+
+
+def test_one_answer_and_its_speed():
+    done = tessera("chat", "--prompt", "What is a token?", "--temperature", "0")
+    assert done.returncode == 0
+    assert "token" in done.stdout
+    assert "tok/s" in done.stderr
+    assert "tok/s" not in done.stdout
+
+
+def test_json_is_one_object():
+    done = tessera("chat", "spark", "-p", "Hi", "--json", "--max-tokens", "5", "-t", "0")
+    answer = json.loads(done.stdout)
+    assert answer["model"] == "spark"
+    assert answer["usage"]["completion_tokens"] == 5
+    assert answer["finish_reason"] == "length"
+    assert answer["timings"]["ttft_s"] > 0
+
+
+def test_the_prompt_can_come_from_standard_input():
+    piped = tessera("chat", "-p", "-", "-t", "0", "--json", stdin="What is a token?")
+    given = tessera("chat", "-p", "What is a token?", "-t", "0", "--json")
+    assert json.loads(piped.stdout)["answer"] == json.loads(given.stdout)["answer"]
+
+
+def test_a_conversation_remembers():
+    done = tessera("chat", "-t", "0", stdin="Hello\n/help\n/new\nHello\n/exit\n")
+    answers = [line for line in done.stdout.splitlines() if line]
+    assert done.returncode == 0
+    assert len(answers) == 2
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("chat", "no-such-model", "-p", "x"), 3, "no-such-model"),
+        (("chat", "--json"), 2, "--prompt"),
+        (("chat", "-p", "word " * 3000), 3, "1024"),
+        (("serve", "--host", "0.0.0.0"), 3, "API key"),
+        (("serve", "--port", "99999"), 2, "99999"),
+        (("nonsense",), 2, "nonsense"),
+    ],
+)
+def test_errors_have_a_code_and_no_traceback(arguments, code, says):
+    done = tessera(*arguments)
+    assert done.returncode == code
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_traceback():
+    assert "Traceback" in tessera("--debug", "chat", "no-such-model", "-p", "x").stderr
+
+
+def test_interrupting_stops_the_answer_and_leaves_no_server():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app", "chat", "-t", "0"],
+        cwd=ROOT,
+        env=dict(os.environ),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        process.stdin.write("Tell me all you know about files and folders and what to do with them.\n")
+        process.stdin.flush()
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        process.stdin.write("Hello\n")
+        process.stdin.close()
+        rest = process.stdout.read()
+        assert process.wait(30) == 0
+        assert "Hello" in rest or "Spark" in rest

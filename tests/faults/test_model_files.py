@@ -1,0 +1,53 @@
+"""Broken files offered as models: a 4xx that names the file, and nothing dies."""
+
+import random
+import shutil
+
+import httpx2
+import pytest
+from servers import RunningServer
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory, bundled_model):
+    home = tmp_path_factory.mktemp("broken")
+    models = home / "models"
+    models.mkdir()
+    data = bundled_model.read_bytes()
+    (models / "cut-in-header.gguf").write_bytes(data[:3000])
+    (models / "cut-in-data.gguf").write_bytes(data[: len(data) // 2])
+    (models / "noise.gguf").write_bytes(random.Random(1).randbytes(100_000))
+    (models / "noise-with-magic.gguf").write_bytes(b"GGUF\x03\x00\x00\x00" + random.Random(2).randbytes(100_000))
+    (models / "empty.gguf").write_bytes(b"")
+    shutil.copy(bundled_model, models / "vanishing.gguf")
+    running = RunningServer(home)
+    yield running
+    running.stop()
+
+
+def ask(server, model):
+    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    return httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+
+
+@pytest.mark.parametrize("name", ["cut-in-header", "cut-in-data", "noise", "noise-with-magic", "empty"])
+def test_a_broken_file_is_named_with_the_reason(served, name):
+    answer = ask(served, f"{name}.gguf")
+    assert answer.status_code in (404, 422)
+    error = answer.json()["error"]
+    assert f"{name}" in error["message"]
+    assert answer.headers["x-should-retry"] == "false"
+    assert ask(served, "spark").status_code == 200
+
+
+def test_a_file_damaged_after_it_was_listed_is_refused(served):
+    path = served.home / "models" / "vanishing.gguf"
+    listed = {m["id"] for m in httpx2.get(f"{served.url}/v1/models").json()["data"]}
+    assert any("vanishing" in m for m in listed)
+    path.write_bytes(path.read_bytes()[:5000])
+    answer = ask(served, "vanishing.gguf")
+    assert answer.status_code == 422
+    assert "vanishing" in answer.json()["error"]["message"]
+    assert ask(served, "spark").status_code == 200
