@@ -1,0 +1,129 @@
+"""Decode speed through HTTP against the kernels' own: the same model, threads and length, taking turns.
+
+    python tests/bench/decode_overhead.py MODEL.gguf [MODEL.gguf ...] [--tokens 96] [--rounds 5] [--threads 2]
+
+The bare side is `llama_decode` on one token at a time in a process of its own, with nothing else: no sampling, no
+text, no client. The served side is a real server and a streaming client. Prints tokens/s and the ratio per round.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import httpx2
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+
+def bare(path: str, threads: int) -> None:
+    """Child: answers each line on stdin (a token count) with the seconds its decode took."""
+    import ctypes
+
+    from engine.runner.llama.binding import start_backends
+
+    api = start_backends()
+    quiet = api.llama_log_callback(lambda *_: None)  # kept: llama.cpp calls it as long as it lives
+    api.llama_log_set(quiet, None)
+    model = api.llama_model_load_from_file(path.encode(), api.llama_model_default_params())
+    params = api.llama_context_default_params()
+    params.n_ctx, params.n_threads, params.n_threads_batch = 1024, threads, threads
+    context = api.llama_init_from_model(model, params)
+    memory = api.llama_get_memory(context)
+    for line in sys.stdin:
+        count = int(line)
+        api.llama_memory_clear(memory, True)
+        tokens = (ctypes.c_int32 * 8)(*range(40, 48))
+        api.llama_decode(context, api.llama_batch_get_one(tokens, 8))
+        one = (ctypes.c_int32 * 1)(50)
+        started = time.perf_counter()
+        for _ in range(count):
+            api.llama_decode(context, api.llama_batch_get_one(one, 1))
+        api.llama_synchronize(context)
+        print(time.perf_counter() - started, flush=True)
+
+
+def served(url: str, model: str, count: int) -> float:
+    """Seconds from the first to the last streamed token."""
+    body = {
+        "model": model,
+        "prompt": list(range(40, 48)),
+        "max_tokens": count + 1,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=600) as response:
+        lines = [line for line in response.iter_lines() if '"usage"' in line]
+    timings = json.loads(lines[-1][6:])["timings"]
+    return float(timings["decode_s"])
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--bare", action="store_true")
+    options = parser.parse_args()
+    if options.bare:
+        bare(options.models[0], options.threads)
+        return
+    from servers import RunningServer
+
+    for path in options.models:
+        with tempfile.TemporaryDirectory() as home:
+            models = Path(home) / "models"
+            models.mkdir()
+            link = models / f"bench-{Path(path).name}"
+            link.symlink_to(Path(path).resolve())
+            server = RunningServer(Path(home))
+            command = [sys.executable, __file__, path, "--bare", "--threads", str(options.threads)]
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
+            try:
+                compare(path, link.name, server.url, child, options)
+            finally:
+                child.kill()
+                child.wait()
+                server.stop()
+
+
+def compare(path, name, url, child, options) -> None:
+    """Take turns and print one row a round."""
+
+    def bare_seconds(count: int) -> float:
+        child.stdin.write(f"{count}\n")
+        child.stdin.flush()
+        return float(child.stdout.readline())
+
+    served(url, name, 8), bare_seconds(8)
+    ratios, rows = [], []
+    for _ in range(options.rounds):
+        b = options.tokens / bare_seconds(options.tokens)
+        s = options.tokens / served(url, name, options.tokens)
+        rows.append((b, s))
+        ratios.append(s / b)
+    bare_speed, served_speed = (statistics.median(r[i] for r in rows) for i in (0, 1))
+    spread = f"{min(ratios):.3f}..{max(ratios):.3f}"
+    print(f"{Path(path).name}: bare {bare_speed:.1f} tok/s, served {served_speed:.1f} tok/s, ", end="")
+    print(f"ratio median {statistics.median(ratios):.3f} ({spread}), {options.rounds} x {options.tokens} tokens")
+
+
+if __name__ == "__main__":
+    main()
