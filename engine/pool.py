@@ -1,6 +1,7 @@
-"""The loaded models: one runner each, loaded on demand, replaced when they die."""
+"""The loaded models: one runner each, loaded on demand, replaced when they die, evicted when others need room."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -8,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from engine.errors import RunnerDied
+from engine.errors import NotEnoughMemory, RunnerDied
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.types import Event, GenerationRequest, ModelFacts
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 # A model that kills its runner this often in this time is not loaded again until the file or settings change.
 MAX_CRASHES: Final = 3
 CRASH_WINDOW_S: Final = 300.0
+# How often idle models are looked at. A model overstays its time to live by at most this.
+REAP_S: Final = 1.0
 
 
 class ModelSource(Protocol):
@@ -28,12 +31,45 @@ class ModelSource(Protocol):
         ...
 
 
+class Admission(Protocol):
+    """Decides whether a model fits beside those that are loaded: the memory ledger, or a stand-in."""
+
+    async def reserve(self, model_id: str, settings: LoadSettings) -> None:
+        """Set memory aside. Raises: NotEnoughMemory."""
+        ...
+
+    def attach(self, model_id: str, pid: int) -> None:
+        """The model lives in this process now."""
+        ...
+
+    def release(self, model_id: str) -> None:
+        """The model's memory is free again."""
+        ...
+
+
+class Unlimited:
+    """Admits every model."""
+
+    async def reserve(self, model_id: str, settings: LoadSettings) -> None:
+        """Nothing is refused."""
+
+    def attach(self, model_id: str, pid: int) -> None:
+        """Nothing is counted."""
+
+    def release(self, model_id: str) -> None:
+        """Nothing was counted."""
+
+
 Starter = Callable[[str, str], Awaitable[RunnerProcess]]
 
 
 @dataclass
 class LoadedModel:
-    """One model that is loaded or being loaded. `progress` runs from 0 to 1."""
+    """One model that is loaded or being loaded.
+
+    `progress` runs from 0 to 1; `waiting` requests wait for its load. It is unloaded after `ttl_s` without a
+    request (None: never), or earlier when another model needs its room, unless it is `pinned`.
+    """
 
     id: str
     engine: str
@@ -41,6 +77,10 @@ class LoadedModel:
     runner: RunnerProcess | None = None
     facts: ModelFacts | None = None
     progress: float = 0.0
+    loading: bool = False
+    waiting: int = 0
+    ttl_s: float | None = None
+    pinned: bool = False
     loaded_at: float = 0.0
     last_used: float = field(default_factory=time.monotonic)
     crashes: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CRASHES))
@@ -51,20 +91,53 @@ class LoadedModel:
         """A live runner serves it."""
         return self.runner is not None and self.runner.alive and self.facts is not None
 
+    @property
+    def idle(self) -> bool:
+        """Loaded, and nobody uses or waits for it."""
+        return self.ready and not self.waiting and self.runner is not None and self.runner.active_requests == 0
+
+    @property
+    def expires_in_s(self) -> float | None:
+        """Seconds until the model is unloaded if no request comes; None: it stays."""
+        if self.pinned or self.ttl_s is None:
+            return None
+        return max(0.0, self.last_used + self.ttl_s - time.monotonic())
+
 
 class Pool:
-    """Hands out live runners by model name."""
+    """Hands out live runners by model name.
 
-    def __init__(self, source: ModelSource, start: Starter = RunnerProcess.start) -> None:
+    `ttl_s` is the time to live of models that were not given one; `max_models` how many may be loaded at once
+    (None: as many as `admission` finds room for).
+    """
+
+    def __init__(
+        self,
+        source: ModelSource,
+        start: Starter = RunnerProcess.start,
+        admission: Admission | None = None,
+        ttl_s: float | None = None,
+        max_models: int | None = None,
+    ) -> None:
         self._source = source
         self._start = start
+        self._admission = admission or Unlimited()
+        self._ttl_s = ttl_s
+        self._max_models = max_models
         self._models: dict[str, LoadedModel] = {}
         self._ids: dict[str, str] = {}
+        self._admitting = asyncio.Lock()
+        self._reaper: asyncio.Task[None] | None = None
 
     @property
     def loaded(self) -> list[LoadedModel]:
         """Models with a live runner."""
         return [m for m in self._models.values() if m.ready]
+
+    @property
+    def known(self) -> list[LoadedModel]:
+        """Models that are loaded, being loaded or have died."""
+        return list(self._models.values())
 
     def get(self, model_id: str) -> LoadedModel | None:
         """The model with this id if it was ever asked for."""
@@ -77,17 +150,29 @@ class Pool:
         """
         known = self._models.get(self._ids.get(name, ""))
         if known is not None and known.ready:
+            known.last_used = time.monotonic()
             return known
         model_id, engine, settings = await self._source.resolve(name)
         self._ids[name] = model_id
         model = self._models.get(model_id)
         if model is None:
-            model = self._models[model_id] = LoadedModel(model_id, engine, settings)
-        async with model.lock:
-            if not model.ready:
-                model.settings = settings
-                await self._load(model, on_progress)
+            model = self._models[model_id] = LoadedModel(model_id, engine, settings, ttl_s=self._ttl_s)
+        if self._reaper is None:
+            self._reaper = asyncio.create_task(self._reap())
+        model.waiting += 1
+        try:
+            async with model.lock:
+                if not model.ready:
+                    model.settings = settings
+                    await self._load(model, on_progress)
+                model.last_used = time.monotonic()
+        finally:
+            model.waiting -= 1
         return model
+
+    def forget_names(self) -> None:
+        """What a name means may have changed: look it up again."""
+        self._ids.clear()
 
     async def _load(self, model: LoadedModel, on_progress: Callable[[float], None] | None) -> None:
         now = time.monotonic()
@@ -108,18 +193,63 @@ class Pool:
             if on_progress is not None:
                 on_progress(fraction)
 
-        runner = await self._start(model.engine, model.settings.path)
-        model.runner = runner
+        model.loading = True
         try:
-            model.facts = await runner.load(model.settings, progress)
+            await self._admit(model)
+            runner = model.runner = await self._start(model.engine, model.settings.path)
+            try:
+                model.facts = await runner.load(model.settings, progress)
+            except BaseException:
+                runner.kill()
+                raise
+            self._admission.attach(model.id, runner.pid)
         except BaseException:
-            runner.kill()
+            self._admission.release(model.id)
             raise
+        finally:
+            model.loading = False
         model.loaded_at = time.monotonic()
         log.info("loaded model=%s pid=%d ms=%d", model.id, runner.pid, (model.loaded_at - now) * 1000)
 
+    async def _admit(self, model: LoadedModel) -> None:
+        """Make room, evicting idle models that were not used for longest.
+
+        Raises: NotEnoughMemory: even without them it does not fit.
+        """
+        async with self._admitting:
+            while self._max_models is not None and len(self.loaded) >= self._max_models:
+                if not await self._evict():
+                    break
+            while True:
+                try:
+                    await self._admission.reserve(model.id, model.settings)
+                except NotEnoughMemory:
+                    if not await self._evict():
+                        raise
+                else:
+                    return
+
+    async def _evict(self) -> bool:
+        """Unload the idle, unpinned model that was used longest ago; False when there is none."""
+        idle = [m for m in self._models.values() if m.idle and not m.pinned]
+        if not idle:
+            return False
+        chosen = min(idle, key=lambda m: m.last_used)
+        log.info("evicting model=%s idle_s=%.0f", chosen.id, time.monotonic() - chosen.last_used)
+        return await self.unload(chosen.id)
+
+    async def _reap(self) -> None:
+        while True:
+            await asyncio.sleep(REAP_S)
+            for model in self.known:
+                if model.idle and model.expires_in_s == 0:
+                    log.info("unloading model=%s idle for its time to live", model.id)
+                    await self.unload(model.id)
+
     async def generate(self, model: LoadedModel, request: GenerationRequest) -> AsyncIterator[Event]:
         """Run a request on a loaded model."""
+        if not model.ready and model.id not in self._models:  # evicted since it was acquired
+            model = await self.acquire(model.id)
         assert model.runner is not None
         model.last_used = time.monotonic()
         async for event in model.runner.generate(request):
@@ -133,8 +263,14 @@ class Pool:
             return False
         async with model.lock:
             await model.runner.stop()
+        self._admission.release(model_id)
         return True
 
     async def close(self) -> None:
         """Stop every runner."""
+        if self._reaper is not None:
+            self._reaper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reaper
+            self._reaper = None
         await asyncio.gather(*(self.unload(model_id) for model_id in list(self._models)))

@@ -184,9 +184,19 @@ class RunnerProcess:
         reply = await self._ask(protocol.Detokenize(id=self._new_id(), token_ids=token_ids, special=special))
         return list(reply.pieces)
 
-    async def embed(self, inputs: list[str | list[int]], *, normalize: bool = True) -> protocol.Embedded:
-        """Embeddings (or rerank scores) of the inputs."""
-        reply = await self._ask(protocol.Embed(id=self._new_id(), inputs=inputs, normalize=normalize))
+    async def embed(
+        self, inputs: list[str | list[int]], *, normalize: bool = True, query: str | None = None
+    ) -> protocol.Embedded:
+        """Embeddings of the inputs, or their rerank scores for `query`. Cancelling stops the work.
+
+        Raises: InputFault, ContextOverflow, RequestFailed, RunnerDied.
+        """
+        message = protocol.Embed(id=self._new_id(), inputs=inputs, normalize=normalize, query=query)
+        try:
+            reply = await self._ask(message)
+        except asyncio.CancelledError:
+            self._post(protocol.Cancel(id=message.id))
+            raise
         assert isinstance(reply, protocol.Embedded)
         return reply
 

@@ -132,11 +132,12 @@ class Pieces(msgspec.Struct, frozen=True, kw_only=True, tag="pieces"):
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
-    """Embed each input, or score it when the model is a reranker; answered by `Embedded`."""
+    """Embed each input, or score it against `query` when the model is a reranker; answered by `Embedded`."""
 
     id: int
     inputs: list[str | list[int]]
     normalize: bool = True
+    query: str | None = None
 
 
 class Embedded(msgspec.Struct, frozen=True, kw_only=True, tag="embedded"):

@@ -35,6 +35,13 @@ async def parse(request: Request, model: type[M]) -> M:
         raise InputFault("The JSON is nested too deeply.") from None
 
 
+async def parse_or(request: Request, model: type[M]) -> M:
+    """The request's body as `model`, or its defaults when there is none. Raises: as `parse`."""
+    if not await request.body():
+        return model()
+    return await parse(request, model)
+
+
 def fault(error: ValidationError) -> InputFault:
     """The first problem of a validation error, with the field it is in."""
     first = error.errors(include_url=False)[0]
@@ -56,9 +63,9 @@ def _path(location: tuple[int | str, ...]) -> str:
     return path
 
 
-def openapi_body(model: type[BaseModel]) -> dict[str, Any]:
+def openapi_body(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
     """The `openapi_extra` of a route whose body is parsed by `parse`."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _inline(model)}}}}
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": _inline(model)}}}}
 
 
 def _inline(model: type[BaseModel]) -> dict[str, Any]:

@@ -39,6 +39,10 @@ class Metrics:
             registry=self.registry,
         )
 
+    def embedded(self, model: str, tokens: int) -> None:
+        """Count the tokens of one embedding or rerank request."""
+        self.prompt_tokens.labels(model).inc(tokens)
+
     def finished(self, model: str, done: Done) -> None:
         """Count one finished generation."""
         self.prompt_tokens.labels(model).inc(done.usage.prompt_tokens)

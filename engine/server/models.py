@@ -11,6 +11,7 @@ from engine.errors import BadModelFile, InputFault, ModelNotFound
 from engine.library.catalogue import Catalogue
 from engine.library.types import ModelEntry
 from engine.runner.protocol import LoadSettings
+from engine.server.aliases import Aliases
 
 # Without a wish, long-context models get this much: enough for a long chat, small next to the weights.
 DEFAULT_CONTEXT: Final = 8192
@@ -25,7 +26,13 @@ ONE_THREAD_BYTES: Final = 64 << 20
 class ServedModels:
     """The catalogue as the pool and the routes see it. Opened on first use, off the event loop."""
 
-    def __init__(self, open_catalogue: Callable[[], Catalogue], context: int | None = None) -> None:
+    def __init__(
+        self,
+        open_catalogue: Callable[[], Catalogue],
+        context: int | None = None,
+        aliases: Aliases | None = None,
+    ) -> None:
+        self.aliases = aliases or Aliases()
         self._open = open_catalogue
         self._context = context
         self._catalogue: Catalogue | None = None
@@ -44,12 +51,12 @@ class ServedModels:
         return await asyncio.to_thread(catalogue.entries)
 
     async def entry(self, name: str) -> ModelEntry:
-        """The model of that name, known to be on disk and sound.
+        """The model of that name or alias, known to be on disk and sound.
 
         Raises: ModelNotFound, BadModelFile.
         """
         catalogue = await self.catalogue()
-        entry = await asyncio.to_thread(catalogue.get, name)
+        entry = await asyncio.to_thread(catalogue.get, self.aliases.resolve(name))
         if entry is None:
             known = tuple(e.id for e in await asyncio.to_thread(catalogue.entries))
             raise ModelNotFound(name, known[:8])
@@ -73,6 +80,7 @@ class ServedModels:
         """How the model is loaded."""
         trained = entry.context_train or DEFAULT_CONTEXT
         n_ctx = min(self._context or DEFAULT_CONTEXT, trained)
+        embeds = bool({"embedding", "rerank"} & set(entry.capabilities))
         small = 0 < entry.details.n_params < SMALL_PARAMETERS
         threads = 1 if entry.size_bytes < ONE_THREAD_BYTES else usable_cores()
         return LoadSettings(
@@ -80,6 +88,7 @@ class ServedModels:
             n_ctx=n_ctx,
             kv_cells=n_ctx * DEFAULT_PARALLEL if small else n_ctx,
             n_parallel=DEFAULT_PARALLEL,
+            embeddings=embeds,
             n_threads=threads,
             n_threads_batch=threads,
         )

@@ -69,6 +69,13 @@ class Batch:
         self.outputs += 1
         return self.outputs - 1
 
+    def add_embedded(self, tokens: list[int], position: int, seq_id: int) -> None:
+        """Add tokens that all count as outputs, as pooled embeddings need them."""
+        i, n = self.size, len(tokens)
+        self.add_prompt(tokens, position, seq_id, last=False)
+        self._logits[i : i + n] = 1
+        self.outputs += n
+
     def rows(self) -> tuple[list[int], list[int]]:
         """Tokens and sequence ids of the batch's rows."""
         return self._tokens[: self.size].tolist(), self._seq[: self.size].tolist()

@@ -24,6 +24,8 @@ KV_TYPES: Final = {
 FLASH_ATTN: Final = {"auto": -1, "off": 0, "on": 1}
 # Hard limit of llama.cpp (LLAMA_MAX_SEQ).
 MAX_SEQUENCES: Final = 256
+# llama.cpp rounds every context up to this.
+MIN_CELLS: Final = 256
 # Longest draft that is verified in one step; llama.cpp sizes its output buffer by it.
 MAX_DRAFT: Final = 16
 
@@ -123,7 +125,8 @@ def load(api: Any, settings: LoadSettings, on_progress: Callable[[float], bool])
         raise LoadFailed("llama.cpp could not load the file (its log, on stderr, says why)")
     recurrent = api.llama_model_is_recurrent(model)
     hybrid = api.llama_model_is_hybrid(model)
-    kv_cells = max(settings.kv_cells, settings.n_ctx)
+    # An embedding model generates nothing: its own context (embed.py) is the one that needs room.
+    kv_cells = MIN_CELLS if settings.embeddings else max(settings.kv_cells, settings.n_ctx)
     # Recurrent state is paid per sequence, so such models get no idle sequences beside the parallel ones.
     n_seq_max = settings.n_parallel if recurrent or hybrid else min(2 * settings.n_parallel + 8, MAX_SEQUENCES)
     max_outputs = settings.n_parallel + 2 * MAX_DRAFT

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 
+import msgspec
 import psutil
 
 from engine.runner import protocol
@@ -13,8 +14,10 @@ from engine.runner.channel import Channel
 from engine.runner.llama import model as llama_model
 from engine.runner.llama.abort import AbortSwitch
 from engine.runner.llama.binding import KernelsMissing, start_backends
+from engine.runner.llama.embed import CannotEmbed, Embedder
 from engine.runner.llama.scheduler import EngineBroken, Output, Scheduler
 from engine.runner.llama.vocabulary import Vocabulary
+from engine.types import ModelFacts
 
 
 class LlamaRunner:
@@ -27,6 +30,8 @@ class LlamaRunner:
         self._scheduler: Scheduler | None = None
         self._abort: AbortSwitch | None = None
         self._loaded: llama_model.LoadedModel | None = None
+        self._facts: ModelFacts | None = None
+        self._embedder: Embedder | None = None
 
     def run(self) -> int:
         """Serve; returns the exit code."""
@@ -96,6 +101,15 @@ class LlamaRunner:
         self._scheduler = Scheduler(loaded, vocabulary)
         self._vocabulary = vocabulary
         facts = llama_model.facts(loaded, vocabulary.pieces, ",".join(settings.devices) or "cpu")
+        self._facts = facts
+        if settings.embeddings:
+            try:
+                self._embedder = Embedder(loaded, vocabulary, facts.metadata)
+            except CannotEmbed as error:
+                self._channel.send(protocol.Fault(code="load_failed", message=str(error), param="model"))
+                return False
+            kind = "rerank" if self._embedder.ranks else "embedding"
+            facts = msgspec.structs.replace(facts, n_ctx=self._embedder.limit, capabilities=(kind,))
         self._channel.send(protocol.Loaded(facts=facts, load_s=time.monotonic() - started))
         return True
 
@@ -104,7 +118,8 @@ class LlamaRunner:
         assert scheduler is not None
         assert abort is not None
         while True:
-            message = None if scheduler.busy and self._inbox.empty() else self._inbox.get()
+            busy = scheduler.busy or (self._embedder is not None and self._embedder.busy)
+            message = None if busy and self._inbox.empty() else self._inbox.get()
             while message is not None:
                 if isinstance(message, protocol.Shutdown):
                     return 0
@@ -116,12 +131,20 @@ class LlamaRunner:
             except EngineBroken as error:
                 self._channel.send(protocol.Fault(code="engine_broken", message=str(error)))
                 return 5
+            if self._embedder is not None and self._embedder.busy:
+                answer = self._embedder.step()
+                if answer is not None:
+                    self._channel.send(answer)
 
     def _control(self, message: protocol.ToRunner, scheduler: Scheduler) -> None:
         if isinstance(message, protocol.Submit):
             self._submit(message, scheduler)
         elif isinstance(message, protocol.Cancel):
             scheduler.cancel(message.id)
+            if self._embedder is not None:
+                self._embedder.cancel(message.id)
+        elif isinstance(message, protocol.Embed):
+            self._embed(message)
         elif isinstance(message, protocol.Credit):
             scheduler.credit(message.id, message.count)
         elif isinstance(message, protocol.StatsQuery):
@@ -138,6 +161,11 @@ class LlamaRunner:
     def _submit(self, message: protocol.Submit, scheduler: Scheduler) -> None:
         request = message.request
         assert self._vocabulary is not None
+        assert self._loaded is not None
+        if self._loaded.settings.embeddings:
+            text = "This model embeds or ranks text and generates none."
+            self._channel.send(protocol.Fault(id=message.id, code="invalid_request", message=text, param="model"))
+            return
         if isinstance(request.prompt, str):
             tokens = self._vocabulary.tokenize(
                 request.prompt, add_special=request.add_special, parse_special=request.parse_special
@@ -145,6 +173,20 @@ class LlamaRunner:
         else:
             tokens = request.prompt
         fault = scheduler.add(message.id, request, tokens)
+        if fault is not None:
+            self._channel.send(fault)
+
+    def _embed(self, message: protocol.Embed) -> None:
+        assert self._loaded is not None
+        assert self._vocabulary is not None
+        assert self._facts is not None
+        try:
+            if self._embedder is None:
+                self._embedder = Embedder(self._loaded, self._vocabulary, self._facts.metadata)
+        except CannotEmbed as error:
+            self._channel.send(protocol.Fault(id=message.id, code="not_supported", message=str(error)))
+            return
+        fault = self._embedder.add(message)
         if fault is not None:
             self._channel.send(fault)
 

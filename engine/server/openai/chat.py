@@ -31,7 +31,7 @@ async def chat_completions(request: Request) -> Response:
     body = await parse(request, ChatRequest)
     if body.top_logprobs is not None and not body.logprobs:
         raise InputFault("top_logprobs needs logprobs: true.", "top_logprobs")
-    headers = {"x-tessera-ignored": ", ".join(body.ignored())} if body.ignored() else {}
+    headers = shapes.ignored_header(body)
     if body.stream:
         return EventStream(_stream(state, body), sse_error, headers=headers)
     answer = await while_connected(request, _complete(state, body))

@@ -33,7 +33,7 @@ async def completions(request: Request) -> Response:
     """Complete one or several prompts."""
     state = server_state(request)
     body = await parse(request, CompletionRequest)
-    headers = {"x-tessera-ignored": ", ".join(body.ignored())} if body.ignored() else {}
+    headers = shapes.ignored_header(body)
     if body.stream:
         return EventStream(_stream(state, body), sse_error, headers=headers)
     answer = await while_connected(request, _complete(state, body))

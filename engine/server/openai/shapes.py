@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from engine.server.body import Body
 from engine.types import Done, TokenLogprob, Usage
 
 _encode = msgspec.json.encode
@@ -15,6 +16,17 @@ _encode = msgspec.json.encode
 def new_id(prefix: str) -> str:
     """An id such as `chatcmpl-…`."""
     return f"{prefix}-{secrets.token_hex(12)}"
+
+
+def ignored_header(body: Body) -> dict[str, str]:
+    """The header that names fields of a request that this server does not know."""
+    return {"x-tessera-ignored": header_list(body.ignored())} if body.ignored() else {}
+
+
+def header_list(names: list[str]) -> str:
+    """Names that a client chose, safe in a header."""
+    shown = (name[:64].encode("ascii", "replace").decode() for name in names[:20])
+    return ", ".join("".join(c if c.isprintable() else "?" for c in name) for name in shown)
 
 
 def usage_body(usages: list[Usage]) -> dict[str, Any]:

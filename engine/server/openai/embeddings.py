@@ -1,0 +1,159 @@
+"""POST /v1/embeddings and /v1/rerank."""
+
+import base64
+import math
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+from starlette.responses import Response
+
+from engine.errors import InputFault
+from engine.pool import LoadedModel
+from engine.runner.protocol import Embedded
+from engine.server.body import Body, openapi_body, parse
+from engine.server.openai.shapes import ignored_header, new_id
+from engine.server.sse import while_connected
+from engine.server.state import ServerState, server_state
+
+router = APIRouter()
+
+# OpenAI's documented limit of inputs in one request.
+MAX_INPUTS = 2048
+
+
+class EmbeddingRequest(Body):
+    """POST /v1/embeddings."""
+
+    model: str
+    input: (
+        str
+        | Annotated[list[int], Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
+        | Annotated[list[list[int]], Field(min_length=1, max_length=MAX_INPUTS)]
+    )
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    user: str | None = None
+
+    def inputs(self) -> list[str | list[int]]:
+        """The inputs as a list."""
+        if isinstance(self.input, str):
+            return [self.input]
+        if isinstance(self.input[0], int):
+            return [[t for t in self.input if isinstance(t, int)]]
+        return [item for item in self.input if isinstance(item, str | list)]
+
+
+class RerankRequest(Body):
+    """POST /v1/rerank, as Jina and Cohere have it."""
+
+    model: str
+    query: Annotated[str, Field(min_length=1)]
+    documents: Annotated[list[str | dict[str, Any]], Field(min_length=1, max_length=MAX_INPUTS)]
+    top_n: Annotated[int, Field(ge=1, le=1 << 31)] | None = None
+    return_documents: bool | None = None
+
+    def texts(self) -> list[str]:
+        """The documents' texts."""
+        texts = []
+        for index, document in enumerate(self.documents):
+            text = document if isinstance(document, str) else document.get("text")
+            if not isinstance(text, str):
+                raise InputFault(f"documents[{index}].text must be a string.", f"documents[{index}].text")
+            texts.append(text)
+        return texts
+
+
+async def embed(
+    state: ServerState, name: str, inputs: list[str | list[int]], dimensions: int | None = None
+) -> tuple[LoadedModel, list[Any], Embedded]:
+    """Unit vectors of the inputs, float32 of (dimensions,), and what the runner said of them.
+
+    Cut vectors are scaled to unit length again, which is what models trained for that expect.
+    """
+    model = await state.pool.acquire(name)
+    assert model.runner is not None
+    answer = await model.runner.embed(inputs)
+    vectors = [np.frombuffer(vector, "<f4") for vector in answer.vectors]
+    if dimensions is not None:
+        if dimensions > answer.width:
+            raise InputFault(f"{model.id} gives {answer.width} dimensions, not {dimensions}.", "dimensions")
+        cut = [vector[:dimensions] for vector in vectors]
+        vectors = [(vector / (np.linalg.norm(vector) or 1.0)).astype("<f4") for vector in cut]
+    state.metrics.embedded(model.id, sum(answer.token_counts))
+    return model, vectors, answer
+
+
+@router.post("/v1/embeddings", openapi_extra=openapi_body(EmbeddingRequest))
+async def embeddings(request: Request) -> Response:
+    """Embed one or several texts. A chat model embeds too, by the mean over its last layer."""
+    state = server_state(request)
+    body = await parse(request, EmbeddingRequest)
+    _, vectors, answer = await while_connected(
+        request, embed(state, body.model, body.inputs(), body.dimensions)
+    )
+    base64_wanted = body.encoding_format == "base64"
+    tokens = sum(answer.token_counts)
+    return JSONResponse(
+        {
+            "object": "list",
+            "model": body.model,
+            "data": [
+                {
+                    "object": "embedding",
+                    "index": i,
+                    "embedding": base64.b64encode(v.tobytes()).decode() if base64_wanted else v.tolist(),
+                }
+                for i, v in enumerate(vectors)
+            ],
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        },
+        headers=ignored_header(body),
+    )
+
+
+@router.post("/v1/rerank", openapi_extra=openapi_body(RerankRequest))
+@router.post("/rerank", openapi_extra=openapi_body(RerankRequest), include_in_schema=False)
+async def rerank(request: Request) -> Response:
+    """Order documents by their relevance to a query, with a reranking model."""
+    state = server_state(request)
+    body = await parse(request, RerankRequest)
+    texts = body.texts()
+    answer = await while_connected(request, _rank(state, body, texts))
+    rows = [np.frombuffer(row, "<f4") for row in answer.vectors]
+    scored = sorted(((_relevance(row), float(row[0]), i) for i, row in enumerate(rows)), reverse=True)
+    tokens = sum(answer.token_counts)
+    results = []
+    for relevance, score, index in scored[: body.top_n]:
+        result: dict[str, Any] = {"index": index, "relevance_score": relevance, "score": score}
+        if body.return_documents:
+            result["document"] = {"text": texts[index]}
+        results.append(result)
+    return JSONResponse(
+        {
+            "id": new_id("rerank"),
+            "object": "list",
+            "model": body.model,
+            "results": results,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        },
+        headers=ignored_header(body),
+    )
+
+
+async def _rank(state: ServerState, body: RerankRequest, texts: list[str]) -> Embedded:
+    model = await state.pool.acquire(body.model)
+    assert model.runner is not None
+    inputs: list[str | list[int]] = list(texts)
+    answer = await model.runner.embed(inputs, query=body.query)
+    state.metrics.embedded(model.id, sum(answer.token_counts))
+    return answer
+
+
+def _relevance(row: Any) -> float:
+    """A score between 0 and 1: several classes are probabilities already, a single one is a logit."""
+    value = float(row[0])
+    return value if len(row) > 1 else 1 / (1 + math.exp(-max(-60.0, min(60.0, value))))

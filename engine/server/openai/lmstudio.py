@@ -1,0 +1,47 @@
+"""GET /api/v0/models: LM Studio's list, from which coding agents learn the context a model really has."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from engine.library.types import ModelEntry
+from engine.server.state import ServerState, server_state
+
+router = APIRouter()
+
+
+@router.get("/api/v0/models")
+async def list_models(request: Request) -> dict[str, Any]:
+    """Every model with its state and context."""
+    state = server_state(request)
+    data = [describe(e, state) for e in await state.models.entries() if e.format == "gguf" and e.state == "online"]
+    return {"object": "list", "data": data}
+
+
+@router.get("/api/v0/models/{model:path}")
+async def show_model(request: Request, model: str) -> dict[str, Any]:
+    """One model."""
+    state = server_state(request)
+    return describe(await state.models.entry(model), state)
+
+
+def describe(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
+    """LM Studio's fields of a model."""
+    loaded = state.pool.get(entry.id)
+    ready = loaded is not None and loaded.ready
+    kind = "embeddings" if {"embedding", "rerank"} & set(entry.capabilities) else "llm"
+    answer: dict[str, Any] = {
+        "id": entry.id,
+        "object": "model",
+        "type": "vlm" if kind == "llm" and "vision" in entry.capabilities else kind,
+        "publisher": (entry.origin.repo or "local").partition("/")[0],
+        "arch": entry.architecture,
+        "compatibility_type": entry.format,
+        "quantization": entry.details.quantization,
+        "state": "loaded" if ready else "not-loaded",
+        "max_context_length": entry.context_train or state.models.settings(entry).n_ctx,
+        "capabilities": ["tool_use"] if "tools" in entry.capabilities else [],
+    }
+    if ready and loaded is not None and loaded.facts is not None:
+        answer["loaded_context_length"] = loaded.facts.n_ctx
+    return answer

@@ -1,0 +1,84 @@
+"""POST /tokenize and /detokenize, in llama-server's form and, with `prompt`, vLLM's."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from engine.errors import InputFault
+from engine.pool import LoadedModel
+from engine.server.body import Body, openapi_body, parse
+from engine.server.state import ServerState, server_state
+
+router = APIRouter()
+
+
+class TokenizeRequest(Body):
+    """POST /tokenize. Without `model`: the one used last."""
+
+    model: str | None = None
+    content: str | None = None
+    prompt: str | None = None
+    add_special: bool | None = None
+    add_special_tokens: bool | None = None
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeRequest(Body):
+    """POST /detokenize. Without `model`: the one used last."""
+
+    model: str | None = None
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=1 << 22)]
+
+
+async def chosen_model(state: ServerState, name: str | None) -> LoadedModel:
+    """The named model; without a name the loaded one that was used last, else the first that can be served."""
+    if name is not None:
+        return await state.pool.acquire(name)
+    loaded = sorted(state.pool.loaded, key=lambda m: m.last_used)
+    if loaded:
+        return loaded[-1]
+    served = [e.id for e in await state.models.entries() if e.format == "gguf" and e.state == "online"]
+    if not served:
+        raise InputFault("There is no model here; get one with `tessera pull`.", "model")
+    return await state.pool.acquire(served[0])
+
+
+@router.post("/tokenize", openapi_extra=openapi_body(TokenizeRequest))
+async def tokenize(request: Request) -> dict[str, Any]:
+    """Text to token ids."""
+    body = await parse(request, TokenizeRequest)
+    text = body.content if body.content is not None else body.prompt
+    if text is None:
+        raise InputFault("content: the text to tokenize is missing.", "content")
+    model = await chosen_model(server_state(request), body.model)
+    assert model.runner is not None
+    assert model.facts is not None
+    # llama-server adds no BOS unless asked to, vLLM does unless asked not to.
+    special = body.add_special if body.add_special is not None else body.add_special_tokens
+    special = special if special is not None else body.prompt is not None
+    tokens = await model.runner.tokenize(text, add_special=special, parse_special=body.parse_special)
+    answer: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": model.facts.n_ctx}
+    if body.with_pieces:
+        pieces = await model.runner.detokenize(tokens)
+        answer["tokens"] = [{"id": t, "piece": _piece(p)} for t, p in zip(tokens, pieces, strict=True)]
+    return answer
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    """Text, or the byte values of what is no whole UTF-8 character."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+@router.post("/detokenize", openapi_extra=openapi_body(DetokenizeRequest))
+async def detokenize(request: Request) -> dict[str, str]:
+    """Token ids to text."""
+    body = await parse(request, DetokenizeRequest)
+    model = await chosen_model(server_state(request), body.model)
+    assert model.runner is not None
+    text = b"".join(await model.runner.detokenize(body.tokens)).decode("utf-8", "replace")
+    return {"content": text, "prompt": text}
