@@ -10,6 +10,8 @@ import click
 @click.option("--allow-host", "hosts", multiple=True, help="Further host name this server answers to.")
 @click.option("--allow-origin", "origins", multiple=True, help="Web page origin that may use this server.")
 @click.option("--ctx", "context", type=click.IntRange(16, 1 << 24), help="Context in tokens for loaded models.")
+@click.option("--ttl", "ttl_s", default=3600.0, show_default=True, help="Seconds an idle model stays; 0: for good.")
+@click.option("--max-models", type=click.IntRange(1, 1000), help="Models loaded at once; idle ones make room.")
 @click.option("--private", "parent", type=int, hidden=True, help="Serve only the process with this id.")
 @click.pass_context
 def command(
@@ -20,6 +22,8 @@ def command(
     hosts: tuple[str, ...],
     origins: tuple[str, ...],
     context: int | None,
+    ttl_s: float,
+    max_models: int | None,
     parent: int | None,
 ) -> None:
     """Serve until interrupted."""
@@ -40,6 +44,8 @@ def command(
             hosts=hosts,
             origins=origins,
             context=context,
+            ttl_s=ttl_s or None,
+            max_models=max_models,
             private=parent is not None,
         )
     )

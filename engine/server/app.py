@@ -19,7 +19,8 @@ from engine.server.errors import lookup, openai_body, retry_header
 from engine.server.guard import Guard, refuse
 from engine.server.manage import jobs as manage_jobs
 from engine.server.manage import library as manage_library
-from engine.server.openai import chat, completions, fim, models
+from engine.server.manage import models as manage_models
+from engine.server.openai import chat, completions, embeddings, fim, lmstudio, models, tokens
 from engine.server.state import ServerState, server_state
 from engine.version import __version__
 
@@ -59,8 +60,10 @@ def create_app(state: ServerState, hosts: Iterable[str] = (), origins: Iterable[
     app.state.server = state
     app.add_middleware(AccessCheck, access=state.access)
     app.add_middleware(Guard, hosts=tuple(hosts), origins=tuple(origins))
-    for module in (models, chat, completions, fim, manage_library, manage_jobs):
+    for module in (models, chat, completions, fim, embeddings, tokens, lmstudio):
         app.include_router(module.router)
+    for managed in (manage_models, manage_library, manage_jobs):
+        app.include_router(managed.router)
     app.add_exception_handler(EngineError, _engine_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _bug)

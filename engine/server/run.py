@@ -17,6 +17,7 @@ from engine.library import work
 from engine.library.catalogue import Catalogue
 from engine.paths import Paths, user_paths
 from engine.pool import Pool
+from engine.server.aliases import Aliases
 from engine.server.app import create_app
 from engine.server.auth import Access, new_token, remove_server_file, write_server_file
 from engine.server.models import ServedModels
@@ -47,6 +48,7 @@ class ServeOptions:
 
     `context` is the tokens a model is loaded with unless it was trained for less. A `private` server belongs to
     the process that started it: it tells its address on standard output instead of to all of this user's programs.
+    A model is unloaded after `ttl_s` without a request (None: never).
     """
 
     host: str = DEFAULT_HOST
@@ -56,6 +58,8 @@ class ServeOptions:
     origins: tuple[str, ...] = ()
     context: int | None = None
     private: bool = False
+    ttl_s: float | None = 3600.0
+    max_models: int | None = None
     paths: Paths = field(default_factory=user_paths)
 
 
@@ -144,10 +148,12 @@ def serve(options: ServeOptions) -> None:
     listener = bind(options.host, options.port)
     port = listener.getsockname()[1]
     token = new_token()
-    models = ServedModels(lambda: Catalogue(options.paths), options.context)
+    aliases = Aliases(options.paths.config / "aliases.json")
+    models = ServedModels(lambda: Catalogue(options.paths), options.context, aliases)
+    pool = Pool(models, ttl_s=options.ttl_s, max_models=options.max_models)
     jobs = JobRegistry(None if options.private else options.paths.state / "jobs.json")
     work.register(jobs, lambda: Catalogue(options.paths, scan=False))
-    state = ServerState(models=models, pool=Pool(models), access=Access(token, options.api_keys), jobs=jobs)
+    state = ServerState(models=models, pool=pool, access=Access(token, options.api_keys), jobs=jobs)
     public = () if is_loopback(options.host) else (options.host, socket.gethostname())
     app = create_app(state, hosts=(*options.hosts, *public), origins=options.origins)
     config = uvicorn.Config(

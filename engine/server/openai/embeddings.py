@@ -92,9 +92,7 @@ async def embeddings(request: Request) -> Response:
     """Embed one or several texts. A chat model embeds too, by the mean over its last layer."""
     state = server_state(request)
     body = await parse(request, EmbeddingRequest)
-    _, vectors, answer = await while_connected(
-        request, embed(state, body.model, body.inputs(), body.dimensions)
-    )
+    _, vectors, answer = await while_connected(request, embed(state, body.model, body.inputs(), body.dimensions))
     base64_wanted = body.encoding_format == "base64"
     tokens = sum(answer.token_counts)
     return JSONResponse(

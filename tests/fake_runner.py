@@ -1,0 +1,143 @@
+"""A runner that says what it is told: it speaks the runner protocol as a real child process, without a model.
+
+`python fake_runner.py FOLDER`: each request takes the next line of FOLDER/script.jsonl, a reply such as
+`{"pieces": ["Hel", "lo"], "delay_s": 0.01, "finish": "stop"}`, and is recorded in FOLDER/requests.jsonl. Without a
+line left it repeats "fake " `max_tokens` times (FAKE_TOK_S tokens a second, when set).
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from engine.runner import protocol
+from engine.runner.channel import Channel, claim_stdio
+from engine.runner.orphans import die_with_parent
+from engine.types import Delta, Done, ModelFacts, Started, Timings, Usage
+
+
+class FakeRunner:
+    def __init__(self, channel: Channel, folder: Path) -> None:
+        self.channel = channel
+        self.folder = folder
+        self.used = 0
+        self.tasks: dict[int, asyncio.Task[None]] = {}
+        self.tok_s = float(os.environ.get("FAKE_TOK_S", "0"))
+        self.outbox: list[tuple[int, object]] = []
+
+    def reply(self) -> dict[str, object] | None:
+        try:
+            lines = (self.folder / "script.jsonl").read_text("utf-8").splitlines()
+        except FileNotFoundError:
+            return None
+        if self.used >= len(lines):
+            return None
+        self.used += 1
+        return json.loads(lines[self.used - 1])
+
+    async def run(self) -> None:
+        self.channel.send(protocol.Hello(version=protocol.VERSION, engine="fake", pid=os.getpid()))
+        loop = asyncio.get_running_loop()
+        while True:
+            message = await loop.run_in_executor(None, self.channel.receive)
+            if message is None or isinstance(message, protocol.Shutdown):
+                return
+            self.handle(message)
+
+    def handle(self, message: protocol.ToRunner) -> None:
+        if isinstance(message, protocol.Load):
+            self.load(message.settings)
+        elif isinstance(message, protocol.Submit):
+            self.tasks[message.id] = asyncio.get_running_loop().create_task(self.answer(message))
+        elif isinstance(message, protocol.Cancel):
+            task = self.tasks.pop(message.id, None)
+            if task is not None:
+                task.cancel()
+        elif isinstance(message, protocol.Tokenize):
+            self.channel.send(protocol.Tokens(id=message.id, token_ids=list(message.text.encode())))
+        elif isinstance(message, protocol.Detokenize):
+            self.channel.send(protocol.Pieces(id=message.id, pieces=[bytes([t % 256]) for t in message.token_ids]))
+        elif isinstance(message, protocol.Embed):
+            self.embed(message)
+        elif isinstance(message, protocol.StatsQuery):
+            self.channel.send(
+                protocol.Stats(
+                    id=message.id, steps=0, prompt_tokens=0, generated_tokens=0, cached_tokens=0,
+                    active=len(self.tasks), waiting=0, kv_cells_used=0, kv_cells_total=1, rss_bytes=1,
+                )
+            )  # fmt: skip
+
+    def load(self, settings: protocol.LoadSettings) -> None:
+        time.sleep(float(os.environ.get("FAKE_LOAD_S", "0")))
+        template = self.folder / "template.jinja"
+        self.channel.send(protocol.Progress(phase="weights", fraction=1.0))
+        facts = ModelFacts(
+            architecture="fake", description="fake", n_params=1, size_bytes=1, n_vocab=256, n_ctx=settings.n_ctx,
+            n_ctx_train=settings.n_ctx, n_parallel=settings.n_parallel, n_embd=4, bos="", eos="",
+            chat_template=template.read_text("utf-8") if template.exists() else None, add_bos=False, fim={},
+            metadata={}, backend="fake",
+        )  # fmt: skip
+        self.channel.send(protocol.Loaded(facts=facts, load_s=0.0))
+
+    def embed(self, message: protocol.Embed) -> None:
+        rows = []
+        for item in message.inputs:
+            size = len(item)
+            row = [size / 10] if message.query is not None else [1.0, size, 0.0, 0.0]
+            rows.append(np.asarray(row, "<f4").tobytes())
+        width = 1 if message.query is not None else 4
+        counts = [len(i) for i in message.inputs]
+        self.channel.send(protocol.Embedded(id=message.id, width=width, vectors=rows, token_counts=counts))
+
+    async def answer(self, message: protocol.Submit) -> None:
+        request = message.request
+        with (self.folder / "requests.jsonl").open("a") as file:
+            file.write(msgspec.json.encode(request).decode() + "\n")
+        prompt_tokens = len(request.prompt)
+        if prompt_tokens >= 1 << 20:
+            facts = {"prompt_tokens": prompt_tokens, "context_tokens": 1 << 20}
+            self.channel.send(
+                protocol.Fault(id=message.id, code="context_length_exceeded", message="", facts=facts)
+            )
+            return
+        self.emit(message.id, Started(prompt_tokens=prompt_tokens, cached_tokens=0))
+        reply = self.reply() or {"pieces": ["fake "] * (request.max_tokens or 4), "finish": "length"}
+        if reply.get("die"):
+            os._exit(int(reply["die"]))
+        delay = float(reply.get("delay_s", 1 / self.tok_s if self.tok_s else 0))
+        sent, finish = 0, str(reply.get("finish", "stop"))
+        due = time.monotonic()
+        for piece in reply["pieces"]:
+            if delay:
+                due += delay
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+            self.emit(message.id, Delta(text=piece, token_ids=(sent,)))
+            sent += 1
+        usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=sent)
+        self.emit(
+            message.id, Done(finish_reason=finish, usage=usage, timings=Timings(ttft_s=0.001, decode_s=0.001))
+        )
+        self.tasks.pop(message.id, None)
+
+    def emit(self, request_id: int, event: object) -> None:
+        """Everything of one turn of the loop travels in one frame, as a step of the real engine does."""
+        if not self.outbox:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self.outbox.append((request_id, event))
+
+    def flush(self) -> None:
+        items, self.outbox = self.outbox, []
+        self.channel.send(protocol.Events(items=items))
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[2]))
+    asyncio.run(FakeRunner(claim_stdio(), Path(sys.argv[1])).run())
+    os._exit(0)

@@ -1,0 +1,151 @@
+"""Models as they are named: aliases, loading and unloading by hand, time to live, pins."""
+
+import asyncio
+import threading
+import time
+
+import httpx2
+import pytest
+from scripted import TOKEN, starter
+
+from engine.errors import InputFault, NotEnoughMemory
+from engine.pool import Pool
+from engine.runner.protocol import LoadSettings
+from engine.server.aliases import Aliases
+
+MANAGE = {"authorization": f"Bearer {TOKEN}"}
+
+
+def chat(server, model):
+    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}]}
+    return httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=30)
+
+
+def test_aliases_and_patterns_stand_for_a_model(scripted):
+    put = httpx2.put(f"{scripted.url}/tessera/v1/aliases/claude-*", json={"model": "spark"}, headers=MANAGE)
+    assert put.json() == {"alias": "claude-*", "model": "spark"}
+    answer = chat(scripted, "claude-opus-9")
+    assert (answer.status_code, answer.json()["model"]) == (200, "claude-opus-9")
+    gone = httpx2.delete(f"{scripted.url}/tessera/v1/aliases/claude-*", headers=MANAGE)
+    assert gone.status_code == 204
+    assert chat(scripted, "claude-opus-9").status_code == 404
+    assert httpx2.delete(f"{scripted.url}/tessera/v1/aliases/claude-*", headers=MANAGE).status_code == 404
+
+
+def test_an_alias_of_nothing_is_refused(scripted):
+    put = httpx2.put(f"{scripted.url}/tessera/v1/aliases/a", json={"model": "no-such"}, headers=MANAGE)
+    assert put.status_code == 404
+
+
+def test_aliases_survive_and_follow_the_file(tmp_path):
+    path = tmp_path / "config" / "aliases.json"
+    one, other = Aliases(path), Aliases(path)
+    one.set("GPT-4o", "spark")
+    one.set("gpt-*", "other")
+    assert other.resolve("gpt-4o") == "spark"
+    assert other.resolve("gpt-5-mini") == "other"
+    assert other.resolve("llama") == "llama"
+    other.remove("gpt-4o")
+    path.write_text("{ damaged")
+    assert Aliases(path).all() == {}
+    with pytest.raises(InputFault):
+        one.set(" ", "spark")
+
+
+def test_load_and_unload_by_hand(scripted):
+    url = f"{scripted.url}/tessera/v1/models"
+    loaded = httpx2.post(f"{url}/spark/load", json={"pinned": True, "ttl_s": 5}, headers=MANAGE).json()
+    assert loaded["state"] == "loaded"
+    assert loaded["pinned"]
+    assert loaded["expires_in_s"] is None
+    assert [m["id"] for m in httpx2.get(url, headers=MANAGE).json()["models"]] == ["spark"]
+    assert httpx2.post(f"{url}/spark/unload", headers=MANAGE).json() == {"id": "spark", "unloaded": True}
+    assert httpx2.post(f"{url}/spark/unload", headers=MANAGE).json()["unloaded"] is False
+    assert httpx2.post(f"{url}/nothing/load", headers=MANAGE).status_code == 404
+    assert httpx2.post(f"{url}/spark/load", json={"ttl_s": -1}, headers=MANAGE).status_code == 400
+
+
+class Source:
+    async def resolve(self, model):
+        return model, "fake", LoadSettings(path=model)
+
+
+class OneFits:
+    """Room for one model."""
+
+    def __init__(self):
+        self.held = []
+
+    async def reserve(self, model_id, settings):
+        if self.held:
+            raise NotEnoughMemory(2, 1, "cpu")
+        self.held.append(model_id)
+
+    def attach(self, model_id, pid):
+        assert model_id in self.held
+
+    def release(self, model_id):
+        if model_id in self.held:
+            self.held.remove(model_id)
+
+
+def run(coroutine):
+    """In a thread of its own, so that no loop of another test is met."""
+    result = []
+    thread = threading.Thread(target=lambda: result.append(asyncio.run(coroutine)))
+    thread.start()
+    thread.join()
+    return result
+
+
+def test_the_idle_model_used_longest_ago_makes_room(tmp_path):
+    async def scenario():
+        pool = Pool(Source(), starter(tmp_path), admission=OneFits())
+        try:
+            first = await pool.acquire("a")
+            await pool.acquire("b")
+            assert [m.id for m in pool.loaded] == ["b"]
+            pool.get("b").pinned = True
+            with pytest.raises(NotEnoughMemory):
+                await pool.acquire("a")
+            assert [m.id for m in pool.loaded] == ["b"]
+            return first.ready
+        finally:
+            await pool.close()
+
+    assert run(scenario()) == [False]
+
+
+def test_max_models_evicts_and_a_dead_lease_is_renewed(tmp_path):
+    async def scenario():
+        from engine.types import Delta, GenerationRequest
+
+        pool = Pool(Source(), starter(tmp_path), max_models=1)
+        try:
+            a = await pool.acquire("a")
+            await pool.acquire("b")
+            events = [e async for e in pool.generate(a, GenerationRequest(prompt="x", max_tokens=2))]
+            assert [m.id for m in pool.loaded] == ["a"]
+            return "".join(e.text for e in events if isinstance(e, Delta))
+        finally:
+            await pool.close()
+
+    assert run(scenario()) == ["fake fake "]
+
+
+def test_an_idle_model_leaves_after_its_time_to_live(tmp_path):
+    async def scenario():
+        pool = Pool(Source(), starter(tmp_path), ttl_s=0.2)
+        try:
+            await pool.acquire("a")
+            kept = await pool.acquire("b")
+            kept.pinned = True
+            deadline = time.monotonic() + 10
+            while pool.get("a") is not None:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+            return [m.id for m in pool.loaded]
+        finally:
+            await pool.close()
+
+    assert run(scenario()) == [["b"]]

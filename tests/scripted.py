@@ -1,0 +1,94 @@
+"""The whole HTTP server over a scripted runner: what the model says is what the test says."""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import uvicorn
+
+from engine.library.catalogue import Catalogue
+from engine.paths import Paths
+from engine.pool import Pool
+from engine.runner.process import RunnerProcess, runner_environment
+from engine.server.aliases import Aliases
+from engine.server.app import create_app
+from engine.server.auth import Access
+from engine.server.models import ServedModels
+from engine.server.state import ServerState
+
+TOKEN = "management-token"
+HERE = Path(__file__).resolve().parent
+
+
+def home_paths(home: Path) -> Paths:
+    return Paths(home / "config", home / "models", home / "state", home / "cache", home / "logs")
+
+
+def starter(folder: Path):
+    """A Starter of the pool that spawns fake runners, which take their replies from `folder`."""
+
+    async def start(engine: str, path: str) -> RunnerProcess:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, str(HERE / "fake_runner.py"), str(folder), str(os.getpid()),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            env=runner_environment(),
+        )  # fmt: skip
+        runner = RunnerProcess(process, path)
+        await runner._hello
+        return runner
+
+    return start
+
+
+class ScriptedServer:
+    """Serves the bundled model's entry on a free port of loopback; the runner is the fake one."""
+
+    def __init__(self, home: Path, access: Access | None = None, template: str | None = None, **app) -> None:
+        self.folder = home / "script"
+        self.folder.mkdir(parents=True)
+        self.replies = 0
+        if template is not None:
+            (self.folder / "template.jinja").write_text(template, "utf-8")
+        paths = home_paths(home)
+        models = ServedModels(lambda: Catalogue(paths), aliases=Aliases(paths.config / "aliases.json"))
+        self.state = ServerState(
+            models=models, pool=Pool(models, starter(self.folder)), access=access or Access(TOKEN)
+        )
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(256)
+        self.port = listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        config = uvicorn.Config(create_app(self.state, **app), log_config=None, access_log=False, lifespan="on")
+        config.timeout_graceful_shutdown = 2
+        self._server = uvicorn.Server(config)
+        self._server.install_signal_handlers = lambda: None
+        self._thread = threading.Thread(target=self._run, args=(listener,), name="scripted-server")
+        self._thread.start()
+
+    def _run(self, listener: socket.socket) -> None:
+        asyncio.run(self._server.serve(sockets=[listener]))
+        listener.close()
+
+    def say(self, *pieces: str, **reply) -> None:
+        """The model's next answer, token by token."""
+        with (self.folder / "script.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"pieces": list(pieces), **reply}) + "\n")
+
+    def asked(self) -> list[dict]:
+        """The requests that reached the runner."""
+        path = self.folder / "requests.jsonl"
+        return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+
+    def prompts(self) -> list[str]:
+        return [request["prompt"] for request in self.asked()]
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive()
