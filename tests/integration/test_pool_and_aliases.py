@@ -58,7 +58,9 @@ def test_load_and_unload_by_hand(scripted):
     assert loaded["state"] == "loaded"
     assert loaded["pinned"]
     assert loaded["expires_in_s"] is None
-    assert [m["id"] for m in httpx2.get(url, headers=MANAGE).json()["models"]] == ["spark"]
+    assert [m["id"] for m in httpx2.get(f"{scripted.url}/tessera/v1/loaded", headers=MANAGE).json()["models"]] == [
+        "spark"
+    ]
     assert httpx2.post(f"{url}/spark/unload", headers=MANAGE).json() == {"id": "spark", "unloaded": True}
     assert httpx2.post(f"{url}/spark/unload", headers=MANAGE).json()["unloaded"] is False
     assert httpx2.post(f"{url}/nothing/load", headers=MANAGE).status_code == 404

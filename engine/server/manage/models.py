@@ -1,4 +1,4 @@
-"""/tessera/v1/models: what is loaded, loading and unloading by hand, pins and aliases."""
+"""/tessera/v1/loaded and models/{id}/load: what is loaded, loading and unloading by hand, pins and aliases."""
 
 import time
 from typing import Annotated, Any
@@ -51,7 +51,7 @@ def describe(model: LoadedModel) -> dict[str, Any]:
     }
 
 
-@router.get("/models")
+@router.get("/loaded")
 async def loaded_models(request: Request) -> dict[str, Any]:
     """Models that are loaded, loading, or whose runner died."""
     return {"models": [describe(m) for m in server_state(request).pool.known]}
