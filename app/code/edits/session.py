@@ -146,6 +146,15 @@ class EditSession:
             raise
         return tuple(file.path for file, _ in plans)
 
+    def warning(self, path: str) -> str | None:
+        """What a person should know before a file is written, if anything."""
+        if path in self._unsaved():
+            return "The file has unsaved changes in the editor; it cannot be written."
+        sha = self._sha_now(path)
+        if sha is None or path not in self._uncommitted() or self._journal.wrote(path, sha):
+            return None
+        return "The file has uncommitted changes that are not from here."
+
     def undo(self) -> tuple[str, ...]:
         """Take back the newest applied group; returns its paths.
 

@@ -1,0 +1,104 @@
+"""Run one command without a shell, in the project folder, with bounds on time and output."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# Output beyond this is dropped from the middle: what a command says first and last matters most.
+_HEAD_BYTES = 8_000
+_TAIL_BYTES = 12_000
+_DRAIN_S = 2.0
+# Variables that hold secrets, or that would change what a command means.
+_SECRET_PARTS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "APIKEY", "CREDENTIAL", "PRIVATE_KEY")
+_DROPPED = frozenset(("LD_PRELOAD", "PYTHONSTARTUP", "BASH_ENV", "ENV", "PROMPT_COMMAND", "TESSERA_HOME"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandResult:
+    """How a command ended. `exit_code` None: it was stopped for its time."""
+
+    output: str
+    exit_code: int | None
+    elapsed_s: float
+
+
+def run_command(argv: Sequence[str], folder: Path, timeout_s: float) -> CommandResult:
+    """Run `argv` in `folder`; stdout and stderr come together.
+
+    Raises: OSError: it cannot be started. ValueError: a word holds a NUL byte.
+    """
+    begun = time.monotonic()
+    child = subprocess.Popen(
+        list(argv),
+        cwd=folder,
+        env=_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=sys.platform != "win32",
+    )
+    kept = _Kept()
+    reader = threading.Thread(target=kept.drain, args=(child,), name="agent-command", daemon=True)
+    reader.start()
+    exit_code: int | None = None
+    try:
+        exit_code = child.wait(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        # Whatever the command left behind in its group ends with it.
+        _end(child)
+        # A process that left the group may keep the pipe open; what it writes is not waited for.
+        reader.join(_DRAIN_S)
+    return CommandResult(output=kept.text(), exit_code=exit_code, elapsed_s=time.monotonic() - begun)
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    with contextlib.suppress(OSError):
+        if sys.platform == "win32":
+            child.kill()
+        else:
+            os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _environment() -> dict[str, str]:
+    return {
+        key: value
+        for key, value in os.environ.items()
+        if key not in _DROPPED and not any(part in key.upper() for part in _SECRET_PARTS)
+    }
+
+
+class _Kept:
+    """The first and the last bytes of a stream of any length."""
+
+    def __init__(self) -> None:
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._dropped = 0
+
+    def drain(self, child: "subprocess.Popen[bytes]") -> None:
+        assert child.stdout is not None
+        with child.stdout as stream:
+            while piece := stream.read1(65536):  # type: ignore[attr-defined]  # a BufferedReader
+                room = _HEAD_BYTES - len(self._head)
+                self._head += piece[:room]
+                self._tail += piece[room:] if room > 0 else piece
+                if len(self._tail) > 2 * _TAIL_BYTES:
+                    self._dropped += len(self._tail) - _TAIL_BYTES
+                    del self._tail[:-_TAIL_BYTES]
+
+    def text(self) -> str:
+        if len(self._tail) > _TAIL_BYTES:
+            self._dropped += len(self._tail) - _TAIL_BYTES
+            del self._tail[:-_TAIL_BYTES]
+        gap = f"\n[... {self._dropped} bytes left out ...]\n" if self._dropped else ""
+        return self._head.decode("utf-8", "replace") + gap + self._tail.decode("utf-8", "replace")

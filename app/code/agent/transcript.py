@@ -1,0 +1,60 @@
+"""A session as lines of JSON: written while it happens, read for display, played again for a check."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from app.code.agent.types import AgentEvent, Called, Thought
+
+_MAX_LINE_BYTES = 8 << 20
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(AgentEvent)
+
+
+class Transcript:
+    """Appends events to a file, each flushed, so that a crash loses nothing that was shown."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: IO[bytes] = path.open("ab")
+
+    def add(self, event: AgentEvent) -> None:
+        """Write one event."""
+        self._file.write(_encoder.encode(event) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_transcript(path: Path) -> Iterator[AgentEvent]:
+    """The events of a session; an incomplete last line, left by a crash, is skipped."""
+    with path.open("rb") as file:
+        while line := file.readline(_MAX_LINE_BYTES):
+            try:
+                yield _decoder.decode(line)
+            except msgspec.DecodeError:
+                if line.endswith(b"\n"):
+                    raise
+                return
+
+
+def turns_of(events: Iterator[AgentEvent]) -> list[tuple[str, list[Called]]]:
+    """The model's side of a session, turn by turn: (text, calls)."""
+    turns: list[tuple[str, list[Called]]] = []
+    open_turn = False
+    for event in events:
+        if isinstance(event, Thought):
+            turns.append((event.text, []))
+            open_turn = True
+        elif isinstance(event, Called):
+            if not open_turn:
+                turns.append(("", []))
+                open_turn = True
+            turns[-1][1].append(event)
+        else:
+            open_turn = False
+    return turns
