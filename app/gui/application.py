@@ -15,6 +15,7 @@ from app.db.store import Store, open_or_memory
 from app.gui.api import in_words
 from app.gui.background import Background
 from app.gui.crash import CrashReports
+from app.gui.jobs import Jobs
 from app.gui.language import install_language
 from app.gui.look import ASSETS, Look
 from app.gui.main_window import MainWindow
@@ -41,7 +42,10 @@ class Desktop:
         models = Models(link, self.background, app)
         self.link = link
         self.services = Services(look, self.background, store, link, settings, models)
-        self.window = MainWindow(self.services, lambda window: page_entries(self.services, window, link))
+        self.jobs = Jobs(link, self.background, models, app)
+        self.window = MainWindow(
+            self.services, lambda window: page_entries(self.services, self.jobs, window, link)
+        )
         self.window.server_wanted.connect(self.start_server)
         settings.changed.connect(self._on_setting)
         settings.save_failed.connect(
@@ -107,6 +111,7 @@ class Desktop:
     def close(self) -> None:
         """Join every thread, stop the server this window started, close the store."""
         self.services.models.stop()
+        self.jobs.stop()
         self.background.close()
         self.link.stop()
         self.services.store.close()

@@ -2,13 +2,26 @@
 
 from PySide6.QtWidgets import QWidget
 
+from app.gui.jobs import Jobs
 from app.gui.main_window import MainWindow, PageEntry
 from app.gui.server_link import ServerLink
 from app.gui.services import Services
 
 
-def page_entries(services: Services, window: MainWindow, link: ServerLink) -> list[PageEntry]:
+def page_entries(services: Services, jobs: Jobs, window: MainWindow, link: ServerLink) -> list[PageEntry]:
     """The pages beside the chat. Each is imported and built when it is first shown."""
+
+    def chat_with(model: str) -> None:
+        window.show_page("chat")
+        window.chat.use_model(model)
+
+    def library() -> QWidget:
+        from app.gui.library.page import LibraryPage  # noqa: PLC0415 - when it is first shown
+
+        page = LibraryPage(services, jobs)
+        page.chat_wanted.connect(chat_with)
+        window.model_dropped.connect(lambda path: (window.show_page("library"), page.offer(path)))
+        return page
 
     def server() -> QWidget:
         from app.gui.server_page import ServerPage  # noqa: PLC0415 - when it is first shown
@@ -23,6 +36,7 @@ def page_entries(services: Services, window: MainWindow, link: ServerLink) -> li
         return SettingsPage(services)
 
     return [
+        PageEntry("library", "library", window.tr("Library"), library),
         PageEntry("server", "server", window.tr("Server"), server),
         PageEntry("settings", "settings", window.tr("Settings"), settings),
     ]

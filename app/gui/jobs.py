@@ -1,0 +1,87 @@
+"""Long work of the server (downloads, quantizing, verifying) as the window follows it."""
+
+import logging
+from typing import Any
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from app.gui.api import Api
+from app.gui.background import Background, StreamJob
+from app.gui.services import Models
+
+log = logging.getLogger(__name__)
+ENDED = frozenset({"failed", "cancelled", "done"})
+_AGAIN_MS = 3000
+
+
+class Jobs(QObject):
+    """Every job by id, kept up to date by the server's events while the server is there."""
+
+    changed = Signal(dict)
+    finished = Signal(dict)
+    failed = Signal(str)
+
+    def __init__(self, api: Api, background: Background, models: Models, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._api, self._background = api, background
+        self._models = models
+        self._stream: StreamJob | None = None
+        self.by_id: dict[str, dict[str, Any]] = {}
+        self._again = QTimer(self)
+        self._again.setSingleShot(True)
+        self._again.setInterval(_AGAIN_MS)
+        self._again.timeout.connect(self.follow)
+        models.reachable_changed.connect(self._on_reachable)
+        if models.reachable:
+            self.follow()
+
+    def follow(self) -> None:
+        """Listen to the server's events."""
+        if self._stream is None and self._models.reachable:
+            self._stream = self._background.stream(
+                lambda: self._api.stream("/tessera/v1/jobs/events"),
+                self._on_jobs,
+                lambda _: self._on_end(),
+                self._on_end,
+                self,
+            )
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self._again.stop()
+        if self._stream is not None:
+            self._stream.cancel()
+            self._stream = None
+
+    def do(self, job_id: str, action: str) -> None:
+        """Pause, resume or cancel a job."""
+        self._background.run(
+            lambda: self._api.post(f"/tessera/v1/jobs/{job_id}/{action}"),
+            lambda job: self._on_jobs([job]),
+            lambda error: self.failed.emit(str(error)),
+            self,
+        )
+
+    def started(self, job: dict[str, Any]) -> None:
+        """A job that was just begun."""
+        self._on_jobs([job])
+
+    def _on_jobs(self, jobs: list[dict[str, Any]]) -> None:
+        for job in {job["id"]: job for job in jobs}.values():
+            before = self.by_id.get(job["id"])
+            self.by_id[job["id"]] = job
+            self.changed.emit(job)
+            if job["state"] in ENDED and before is not None and before["state"] not in ENDED:
+                self.finished.emit(job)
+                if job["state"] == "done":
+                    self._models.refresh()
+
+    def _on_end(self, error: Exception | None = None) -> None:
+        if error is not None:
+            log.debug("job events ended: %s", error)
+        self._stream = None
+        self._again.start()
+
+    def _on_reachable(self, reachable: bool) -> None:
+        if reachable:
+            self.follow()

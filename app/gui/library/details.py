@@ -1,0 +1,74 @@
+"""Everything about one model: its mosaic, facts, files, chat template."""
+
+from typing import Any
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QDialog, QGridLayout, QPlainTextEdit, QWidget
+
+from app.gui import words
+from app.gui.library.model_card import facts_of
+from app.gui.look import Look
+from app.gui.widgets.basics import button, label, row, stack
+from app.gui.widgets.mosaic import Mosaic, PrecisionLegend, tiles_of_types
+
+_TILES = 240
+
+
+class DetailsDialog(QDialog):
+    """Closes with Esc."""
+
+    def __init__(self, look: Look, model: dict[str, Any], parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle(model["name"])
+        self.resize(640, 560)
+        details = model.get("details") or {}
+        mosaic = Mosaic(look, height=120)
+        mosaic.show_tiles(tiles_of_types(details.get("type_bytes") or {}, _TILES))
+        grid = QGridLayout()
+        grid.setColumnStretch(1, 1)
+        grid.setVerticalSpacing(8)
+        grid.setHorizontalSpacing(16)
+        for number, (name, value) in enumerate(_rows(model)):
+            grid.addWidget(label(name, "small"), number, 0, Qt.AlignmentFlag.AlignTop)
+            grid.addWidget(label(value, "", wrap=True, selectable=True), number, 1)
+        layout = stack(
+            label(model["name"], "title"),
+            label(facts_of(model), "muted", wrap=True),
+            mosaic,
+            PrecisionLegend(look),
+            grid,
+            spacing=12,
+            margins=(24, 24, 24, 24),
+        )
+        template = details.get("chat_template")
+        if template:
+            area = QPlainTextEdit(template)
+            area.setReadOnly(True)
+            area.setFont(look.font("small", mono=True))
+            area.setAccessibleName(self.tr("Chat template"))
+            layout.addWidget(label(self.tr("Chat template"), "strong"))
+            layout.addWidget(area, 1)
+        else:
+            layout.addStretch(1)
+        layout.addLayout(row(1, button(self.tr("Close"), self.close)))
+        self.setLayout(layout)
+
+
+def _rows(model: dict[str, Any]) -> list[tuple[str, str]]:
+    details, origin = model.get("details") or {}, model.get("origin") or {}
+    rows = [
+        ("Name for programs", model["id"]),
+        ("File", str(model.get("path", ""))),
+        ("From", str(origin.get("repo") or origin.get("app") or origin.get("kind") or "")),
+        ("License", str(details.get("license") or "not stated")),
+        ("Can do", ", ".join(model.get("capabilities") or ())),
+    ]
+    types = details.get("type_bytes") or {}
+    if types:
+        ordered = sorted(types.items(), key=lambda item: -item[1])
+        rows.append(("Tensors", ", ".join(f"{name} {words.size(size)}" for name, size in ordered)))
+    sums = [file.get("sha256") for file in model.get("files") or () if file.get("sha256")]
+    if sums:
+        rows.append(("SHA-256", "\n".join(sums)))
+    return rows
