@@ -80,6 +80,14 @@ class Client:
         """JSON of a GET."""
         return self._json("GET", path, params=params)
 
+    def text(self, path: str) -> str:
+        """Text of a GET."""
+        with self._errors():
+            response = self._http.get(path)
+        if response.status_code >= httpx2.codes.BAD_REQUEST:
+            raise _api_error(response)
+        return response.text
+
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """JSON of a POST."""
         return self._json("POST", path, json=body or {})

@@ -33,6 +33,9 @@ class Api(Protocol):
     def get(self, path: str) -> Any:
         """A JSON answer."""
 
+    def text(self, path: str) -> str:
+        """A plain answer."""
+
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """A JSON answer to a JSON body."""
 

@@ -43,9 +43,7 @@ class Desktop:
         self.link = link
         self.services = Services(look, self.background, store, link, settings, models)
         self.jobs = Jobs(link, self.background, models, app)
-        self.window = MainWindow(
-            self.services, lambda window: page_entries(self.services, self.jobs, window, link)
-        )
+        self.window = MainWindow(self.services, lambda window: page_entries(self.services, self.jobs, window, link))
         self.window.server_wanted.connect(self.start_server)
         settings.changed.connect(self._on_setting)
         settings.save_failed.connect(

@@ -1,6 +1,7 @@
 """Long work of the server (downloads, quantizing, verifying) as the window follows it."""
 
 import logging
+import time
 from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
@@ -27,6 +28,7 @@ class Jobs(QObject):
         self._models = models
         self._stream: StreamJob | None = None
         self.by_id: dict[str, dict[str, Any]] = {}
+        self._since = time.time()  # jobs that ended before are history
         self._again = QTimer(self)
         self._again.setSingleShot(True)
         self._again.setInterval(_AGAIN_MS)
@@ -69,9 +71,13 @@ class Jobs(QObject):
     def _on_jobs(self, jobs: list[dict[str, Any]]) -> None:
         for job in {job["id"]: job for job in jobs}.values():
             before = self.by_id.get(job["id"])
+            # The answer to a request may arrive after the events of what it began.
+            if before is not None and before["updated_at"] > job["updated_at"]:
+                continue
             self.by_id[job["id"]] = job
             self.changed.emit(job)
-            if job["state"] in ENDED and before is not None and before["state"] not in ENDED:
+            is_new = job["updated_at"] >= self._since if before is None else before["state"] not in ENDED
+            if job["state"] in ENDED and is_new:
                 self.finished.emit(job)
                 if job["state"] == "done":
                     self._models.refresh()

@@ -20,7 +20,12 @@ def page_entries(services: Services, jobs: Jobs, window: MainWindow, link: Serve
 
         page = LibraryPage(services, jobs)
         page.chat_wanted.connect(chat_with)
-        window.model_dropped.connect(lambda path: (window.show_page("library"), page.offer(path)))
+
+        def take(path: str) -> None:
+            window.show_page("library")
+            page.offer(path)
+
+        window.model_dropped.connect(take)
         return page
 
     def server() -> QWidget:

@@ -103,6 +103,11 @@ class ServerLink:
         with _errors():
             return self._connected().get(path)
 
+    def text(self, path: str) -> str:
+        """Text of a GET."""
+        with _errors():
+            return self._connected().text(path)
+
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """JSON of a POST."""
         with _errors():

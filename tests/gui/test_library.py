@@ -1,0 +1,214 @@
+"""The library page against a server on loopback."""
+
+import time
+
+import pytest
+from PySide6.QtWidgets import QPushButton
+
+from app.gui.jobs import Jobs
+from app.gui.library.details import DetailsDialog
+from app.gui.library.job_card import JobCard
+from app.gui.library.page import LibraryPage
+from tests.gui.fake_server import Events
+
+MODEL = {
+    "id": "spark",
+    "name": "Spark (demo)",
+    "format": "gguf",
+    "state": "online",
+    "origin": {"kind": "file"},
+    "size_bytes": 17_000_000,
+    "bits_per_weight": 16.0,
+    "capabilities": ["chat", "vision"],
+    "files": [{"path": "/x", "sha256": "ab" * 32}],
+    "details": {
+        "architecture": "llama",
+        "n_params": 8_390_000,
+        "context_train": 1024,
+        "quantization": "F16",
+        "type_bytes": {"F16": 16_000_000, "F32": 17_000},
+        "chat_template": "{{ x }}",
+    },
+}
+
+
+def job(state="running", kind="pull", **changes):
+    made = {
+        "id": f"{kind}-1",
+        "kind": kind,
+        "title": "org/model",
+        "params": {},
+        "state": state,
+        "created_at": time.time(),
+        "updated_at": time.time(),
+        "progress": {"phase": "downloading", "done": 5 << 20, "total": 10 << 20, "unit": "bytes", "speed": 1 << 20,
+                     "eta_s": 5.0, "stalled": False, "note": ""},
+        "result": None,
+        "error": None,
+    }  # fmt: skip
+    return {**made, **changes}
+
+
+@pytest.fixture
+def library(qtbot, services, server, qapp):
+    server.routes["GET", "/tessera/v1/models"] = {"models": [MODEL, {**MODEL, "id": "other", "name": "Other"}]}
+    server.routes["GET", "/tessera/v1/models/spark"] = MODEL
+    server.routes["GET", "/tessera/v1/jobs/events"] = Events([])
+    server.routes["GET", "/tessera/v1/hub/starters"] = {
+        "proposals": [
+            {"starter": {"id": "s1", "repo": "org/small", "job": "chat", "parameters": 8e9, "license": "mit"},
+             "expected_bytes": 5 << 30, "reason": "It fits."}
+        ]
+    }  # fmt: skip
+    services.models.start()
+    jobs = Jobs(server.api, services.background, services.models, qapp)
+    page = LibraryPage(services, jobs)
+    qtbot.addWidget(page)
+    page.resize(1000, 700)
+    page.show()
+    qtbot.waitUntil(lambda: len(page.cards) == 2)
+    yield page
+    jobs.stop()
+    page.close()
+    jobs.deleteLater()
+
+
+def press(widget, text):
+    next(b for b in widget.findChildren(QPushButton) if b.text() == text and b.isVisible()).click()
+
+
+def texts(widget):
+    from PySide6.QtWidgets import QLabel
+
+    return " | ".join(made.text() for made in widget.findChildren(QLabel) if made.isVisible())
+
+
+def test_models_are_listed_with_their_facts(qtbot, library):
+    qtbot.waitUntil(lambda: "Spark (demo)" in texts(library.cards[0]))
+    shown = texts(library.cards[0])
+    for part in ("Spark (demo)", "8.39 M parameters", "16.00 bits", "context", "vision"):
+        assert part in shown
+
+
+def test_chat_and_fit_name_the_model(qtbot, library):
+    with qtbot.waitSignal(library.chat_wanted) as chat:
+        press(library.cards[1], "Chat")
+    assert chat.args == ["other"]
+    with qtbot.waitSignal(library.fit_wanted) as fit:
+        press(library.cards[0], "Make it fit")
+    assert fit.args == ["spark"]
+
+
+def test_an_offline_or_broken_model_says_why_and_cannot_be_used(qtbot, library, server):
+    server.routes["GET", "/tessera/v1/models"] = {
+        "models": [{**MODEL, "state": "offline"}, {**MODEL, "state": "broken", "problem": "cut short"}]
+    }
+    library.refresh()
+    qtbot.waitUntil(lambda: "Offline" in texts(library.cards[0]))
+    assert "cut short" in texts(library.cards[1])
+    assert not next(b for b in library.cards[0].findChildren(QPushButton) if b.text() == "Chat").isEnabled()
+
+
+def test_a_download_shows_progress_and_can_be_paused_and_resumed(qtbot, library, server):
+    server.routes["POST", "/tessera/v1/models/pull"] = lambda body: (202, job())
+    server.routes["POST", "/tessera/v1/jobs/pull-1/pause"] = lambda body: job("paused")
+    server.routes["POST", "/tessera/v1/jobs/pull-1/resume"] = lambda body: job("running")
+    library.pull("org/model", "Q4_K_M")
+    qtbot.waitUntil(lambda: bool(library.findChildren(JobCard)))
+    (card,) = library.findChildren(JobCard)
+    assert "5.0 MiB of 10.0 MiB" in texts(card)
+    assert "5 s left" in texts(card)
+    card._pause.click()
+    qtbot.waitUntil(lambda: "Paused" in texts(card))
+    card._pause.click()
+    qtbot.waitUntil(lambda: "Paused" not in texts(card))
+    body = next(body for method, path, body in server.requests if path == "/tessera/v1/models/pull")
+    assert body == {"model": "org/model", "quant": "Q4_K_M"}
+
+
+def test_a_failed_download_says_why_and_can_be_resumed(qtbot, library):
+    library._jobs.started(job())
+    library._jobs._on_jobs([job("failed", error={"code": "disk_full", "message": "Needs 9 GB, 2 GB are free."})])
+    assert "Needs 9 GB" in library.banner.text
+    (card,) = library.findChildren(JobCard)
+    assert card._pause.toolTip() == "Resume"
+
+
+def test_a_late_answer_does_not_bring_back_a_finished_job(qtbot, library):
+    late = job("queued")
+    library._jobs._on_jobs([job("done", updated_at=time.time() + 1)])
+    library._jobs.started(late)
+    assert library._jobs.by_id["pull-1"]["state"] == "done"
+    assert "is ready" in library.banner.text
+
+
+def test_removing_asks_and_can_be_undone(qtbot, library, server):
+    server.routes["DELETE", "/tessera/v1/models/spark"] = {"ticket": "t1", "model": "spark", "name": "Spark"}
+    server.routes["POST", "/tessera/v1/trash/t1/restore"] = MODEL
+    library._ask_remove("spark", "Spark (demo)")
+    assert not any(method == "DELETE" for method, *_ in server.requests)
+    press(library.banner, "Remove")
+    qtbot.waitUntil(lambda: "was removed" in library.banner.text)
+    press(library.banner, "Undo")
+    qtbot.waitUntil(lambda: ("POST", "/tessera/v1/trash/t1/restore", {}) in server.requests)
+
+
+def test_suggestions_and_search_and_what_fits(qtbot, library, server):
+    server.routes["GET", "/tessera/v1/hub/search"] = {"repositories": [{"repo": "org/found", "downloads": 12345}]}
+    server.routes["GET", "/tessera/v1/hub/plan"] = {
+        "repository": {"repo": "org/found"},
+        "options": [
+            {"choice": {"label": "Q4_K_M"}, "size_bytes": 4 << 30, "best": True,
+             "verdict": {"fits": True, "needed_bytes": 5 << 30, "available_bytes": 16 << 30, "decode_tok_s": 22}},
+            {"choice": {"label": "F16"}, "size_bytes": 40 << 30, "verdict": {"fits": False, "needed_bytes": 9}},
+        ],
+    }  # fmt: skip
+    library.tabs.setCurrentIndex(1)
+    qtbot.waitUntil(lambda: "It fits." in texts(library.hub))
+    library.hub.search.setText("found")
+    library.hub._search()
+    qtbot.waitUntil(lambda: "org/found" in texts(library.hub))
+    press(library.hub, "What fits?")
+    qtbot.waitUntil(lambda: "Best for this computer" in texts(library.hub))
+    assert "Does not fit" in texts(library.hub)
+    assert "about 22 tokens/s" in texts(library.hub)
+    with qtbot.waitSignal(library.hub.pull_pressed) as pulled:
+        press(library.hub, "Download")
+    assert pulled.args == ["org/found", "Q4_K_M"]
+
+
+def test_offline_asks_nothing_of_the_network(qtbot, library, server):
+    library._services.settings.set("network.offline", True)
+    library.hub.search.setText("anything")
+    library.hub._search()
+    library.pull("org/model")
+    qtbot.wait(50)
+    assert "offline" in library.banner.text
+    assert not any("hub" in path or "pull" in path for _, path, _ in server.requests)
+
+
+def test_a_dropped_model_is_offered_both_ways(qtbot, library, server):
+    server.routes["POST", "/tessera/v1/models/link"] = {"added": ["x"]}
+    library.offer("/some/where/model.gguf")
+    press(library.banner, "Use it where it is")
+    qtbot.waitUntil(
+        lambda: ("POST", "/tessera/v1/models/link", {"where": "/some/where/model.gguf"}) in server.requests
+    )
+
+
+def test_details_show_the_mosaic_and_close(qtbot, library):
+    library._show_details("spark")
+    qtbot.waitUntil(lambda: library.findChild(DetailsDialog) is not None)
+    dialog = library.findChild(DetailsDialog)
+    qtbot.waitUntil(dialog.isVisible)
+    assert "ab" * 32 in texts(dialog)
+    dialog.close()
+
+
+def test_a_server_error_is_shown_in_its_own_words(qtbot, library, server):
+    server.routes["GET", "/tessera/v1/models"] = (
+        503,
+        {"error": {"message": "The catalogue is locked.", "code": "x"}},
+    )
+    library.refresh()
+    qtbot.waitUntil(lambda: library.banner.text == "The catalogue is locked.")
