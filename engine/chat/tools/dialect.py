@@ -14,9 +14,14 @@ ARGUMENT_KEYS = frozenset({"arguments", "parameters", "args", "input", "params",
 
 @dataclass(frozen=True)
 class JsonCalls:
-    """`{"name": …, "arguments": {…}}`, alone or listed. `name_is_key`: `{"get_weather": {…}}`."""
+    """`{"name": …, "arguments": {…}}`, alone or listed. `name_is_key`: `{"get_weather": {…}}`.
+
+    `keys` and `listed` say how the family itself writes it; other keys and lists are read as well.
+    """
 
     name_is_key: bool = False
+    keys: tuple[str, str] = ("name", "arguments")
+    listed: bool = False
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,8 @@ class NamedCalls:
 
     The header is everything from `start` to the first brace; `header` finds the group `name` in it. `ends`
     are dropped after the arguments. `quote`: the string delimiter where it is not a quotation mark.
-    `strict`: a name that is no tool of the request means that this was text.
+    `strict`: a name that is no tool of the request means that this was text. `spelling` is the header as the
+    family writes it, for grammars; `{id}` and `{index}` stand for what the model makes up.
     """
 
     start: str
@@ -34,6 +40,7 @@ class NamedCalls:
     quote: str | None = None
     loose: bool = False
     strict: bool = False
+    spelling: str = "{name}"
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,9 @@ class TaggedCalls:
     `start` NAME `name_end`, then any number of `key_open` KEY `key_close` [`value_open`] VALUE `value_close`,
     then `end`. Where name and key are attributes, `name` and `key` find them (group `name`, `key`, and
     `kind`: the value's type). `{key}` in `value_close` stands for the key. `newlines`: one line break on
-    each side of a value is layout. `loose`: the call may stand outside its section.
+    each side of a value is layout. `loose`: the call may stand outside its section. `nested`: what stands
+    before the tags of lists and objects inside a value. The spellings are what the family writes for name
+    and key, for grammars.
     """
 
     start: str
@@ -58,6 +67,8 @@ class TaggedCalls:
     newlines: bool = False
     loose: bool = False
     nested: str = ""
+    name_spelling: str = "{name}"
+    key_spelling: str = "{key}"
 
 
 @dataclass(frozen=True)
@@ -70,10 +81,15 @@ Form = JsonCalls | NamedCalls | TaggedCalls | PythonCalls
 
 @dataclass(frozen=True)
 class Section:
-    """Where calls stand. No `ends`: it is over when something other than a call follows."""
+    """Where calls stand. No `ends`: it is over when something other than a call follows.
+
+    `gap` is the layout that the family puts inside both marks; `single`: each call has a section of its own.
+    """
 
     start: str
     ends: tuple[str, ...] = ()
+    gap: str = ""
+    single: bool = True
 
 
 @dataclass(frozen=True)
@@ -97,8 +113,9 @@ class Dialect:
 
     `needs`: substrings that its templates all have; `lacks`: that none has; the first dialect that fits is
     taken. `seeds`: ends of the prefill that belong to the answer. `bare_json`: a call may stand at the start
-    of the answer without any marker. `breaks_reasoning`: a call ends reasoning that was not closed.
-    `example`: how to write a call, for prompts and histories (see `spell`).
+    of the answer without any marker; `bare_first`: that is how the family does it. `content_opening` must
+    stand before visible text. `call_preamble`: the marks of what may come before a call, where that is not
+    simply reasoning. `breaks_reasoning`: a call ends reasoning that was not closed.
     """
 
     name: str
@@ -111,6 +128,9 @@ class Dialect:
     drops: tuple[str, ...] = ()
     seeds: tuple[str, ...] = ()
     bare_json: bool = False
+    bare_first: bool = False
+    content_opening: str = ""
+    call_preamble: tuple[str, str] | None = None
     breaks_reasoning: bool = False
     reasoning_anywhere: bool = False
     id_style: IdStyle = "call"

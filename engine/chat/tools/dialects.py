@@ -36,6 +36,8 @@ def _invoke(prefix: str) -> TaggedCalls:
         value_close=f"</{prefix}parameter>",
         end=f"</{prefix}invoke>",
         loose=True,
+        name_spelling='name="{name}"',
+        key_spelling='name="{key}" string="{is_text}"' if "DSML" in prefix else 'name="{key}"',
     )
 
 
@@ -66,21 +68,25 @@ def _arg_tags(suffix: str = "") -> TaggedCalls:
     )
 
 
-_TOOL_CALL: Final = Section("<tool_call>", ("</tool_call>",))
+_TOOL_CALL: Final = Section("<tool_call>", ("</tool_call>",), gap="\n")
 _KIMI: Final = NamedCalls(
     start="<|tool_call_begin|>",
     header=re.compile(r"^\s*(?:functions\.)?(?P<name>[^:\s<]+)(?::\d+)?"),
     ends=("<|tool_call_end|>",),
     loose=True,
+    spelling="functions.{name}:{index}<|tool_call_argument_begin|>",
 )
 _MISTRAL: Final = NamedCalls(
-    start="", header=re.compile(r"^\s*(?P<name>[^\[\s{]+)\s*(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*$")
+    start="",
+    header=re.compile(r"^\s*(?P<name>[^\[\s{]+)\s*(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*$"),
+    spelling="{name}[ARGS]",
 )
 _DEEPSEEK: Final = NamedCalls(
     start="<｜tool▁call▁begin｜>",
     header=re.compile(r"^\s*(?:function\s*<｜tool▁sep｜>)?\s*(?P<name>[^\s<{]+)\s*(?:<｜tool▁sep｜>)?"),
     ends=("<｜tool▁call▁end｜>",),
     loose=True,
+    spelling="{name}<｜tool▁sep｜>",
 )
 _COHERE_ACTION: Final = Section("<|START_ACTION|>", ("<|END_ACTION|>",))
 
@@ -118,12 +124,14 @@ DIALECTS: Final = (
             call=re.compile(r"to=(?:functions\.)?(?P<name>[^\s<]+)"),
         ),
         drops=("<|end|>", "<|return|>", "<|call|>"),
+        content_opening="<|channel|>final<|message|>",
+        call_preamble=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
         seeds=("<|start|>assistant",),
     ),
     Dialect(
         name="muse",
         needs=("<atem:function_calls>", "<|eom|>"),
-        sections=(Section("<atem:function_calls>", ("</atem:function_calls>",)),),
+        sections=(Section("<atem:function_calls>", ("</atem:function_calls>",), single=False),),
         forms=(_invoke("atem:"),),
         headers=Headers(
             starts=("<|start|>",), end="<|message|>", reasoning=("to=self",), body_ends=("<|eom|>", "<|eot|>")
@@ -135,7 +143,7 @@ DIALECTS: Final = (
         name="functionary-v3.2",
         needs=(">>>all",),
         sections=(Section(">>>"),),
-        forms=(NamedCalls(start="", header=re.compile(r"^(?P<name>[^\n{]+)\n"), strict=True),),
+        forms=(NamedCalls(start="", header=re.compile(r"^(?P<name>[^\n{]+)\n"), strict=True, spelling="{name}\n"),),
         drops=(">>>all\n",),
         seeds=(">>>",),
     ),
@@ -143,7 +151,7 @@ DIALECTS: Final = (
         name="kimi-k3",
         needs=("<|open|>", "<|close|>", "<|end_of_msg|>"),
         reasoning=Markers("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
-        sections=(Section("<|open|>tools<|sep|>", ("<|close|>tools<|sep|>",)),),
+        sections=(Section("<|open|>tools<|sep|>", ("<|close|>tools<|sep|>",), single=False),),
         forms=(
             TaggedCalls(
                 start="<|open|>call ",
@@ -155,6 +163,8 @@ DIALECTS: Final = (
                 value_close="<|close|>argument<|sep|>",
                 end="<|close|>call<|sep|>",
                 loose=True,
+                name_spelling='tool="{name}" index="{index}"',
+                key_spelling='key="{key}" type="{type}"',
             ),
         ),
         drops=(
@@ -163,13 +173,14 @@ DIALECTS: Final = (
             "<|close|>message<|sep|>",
             "<|end_of_msg|>",
         ),
+        content_opening="<|open|>response<|sep|>",
         breaks_reasoning=True,
     ),
     Dialect(
         name="kimi-k2",
         needs=("<|tool_calls_section_begin|>",),
         reasoning=_THINK,
-        sections=(Section("<|tool_calls_section_begin|>", ("<|tool_calls_section_end|>",)),),
+        sections=(Section("<|tool_calls_section_begin|>", ("<|tool_calls_section_end|>",), single=False),),
         forms=(_KIMI,),
         breaks_reasoning=True,
         id_style="indexed",
@@ -185,10 +196,12 @@ DIALECTS: Final = (
                 header=re.compile(r"<\|tool_call:name\|>\s*(?P<name>[^\s<{]+)"),
                 ends=("<|tool_call:end|>",),
                 loose=True,
+                spelling="{id}<|tool_call:name|>{name}<|tool_call:args|>",
             ),
         ),
         drops=("<|begin|>assistant", "<|content|>", "<|tool_calls|>", "<|calls|>", "<|flush|>", "<|end|>"),
         seeds=("<|begin|>assistant",),
+        content_opening="<|content|>",
         breaks_reasoning=True,
     ),
     Dialect(
@@ -197,6 +210,7 @@ DIALECTS: Final = (
         reasoning=Markers("<|START_THINKING|>", "<|END_THINKING|>"),
         reasoning_anywhere=True,
         sections=(_COHERE_ACTION,),
+        forms=(JsonCalls(keys=("tool_name", "parameters"), listed=True),),
         drops=(
             "<|START_RESPONSE|>",
             "<|END_RESPONSE|>",
@@ -209,13 +223,14 @@ DIALECTS: Final = (
     Dialect(
         name="command-r-plus",
         needs=("Action:", "```json", "directly-answer"),
-        sections=(Section("Action:\n```json", ("```",)), Section("Action: ```json", ("```",))),
+        sections=(Section("Action:\n```json", ("```",), gap="\n"), Section("Action: ```json", ("```",))),
+        forms=(JsonCalls(keys=("tool_name", "parameters"), listed=True),),
     ),
     Dialect(
         name="minimax-m3",
         needs=("]<]minimax[>[", "<invoke name="),
         reasoning=Markers("<mm:think>", "</mm:think>"),
-        sections=(Section("]<]minimax[>[<tool_call>", ("]<]minimax[>[</tool_call>",)),),
+        sections=(Section("]<]minimax[>[<tool_call>", ("]<]minimax[>[</tool_call>",), single=False),),
         forms=(
             TaggedCalls(
                 start="]<]minimax[>[<invoke ",
@@ -227,6 +242,7 @@ DIALECTS: Final = (
                 end="]<]minimax[>[</invoke>",
                 loose=True,
                 nested="]<]minimax[>[",
+                name_spelling='name="{name}"',
             ),
         ),
         breaks_reasoning=True,
@@ -235,7 +251,7 @@ DIALECTS: Final = (
         name="minimax-m2",
         needs=("<minimax:tool_call>",),
         reasoning=_THINK,
-        sections=(Section("<minimax:tool_call>", ("</minimax:tool_call>",)),),
+        sections=(Section("<minimax:tool_call>", ("</minimax:tool_call>",), single=False),),
         forms=(_invoke(""),),
         breaks_reasoning=True,
     ),
@@ -244,8 +260,8 @@ DIALECTS: Final = (
         needs=("DSML",),
         reasoning=_THINK,
         sections=(
-            Section("<｜DSML｜function_calls>", ("</｜DSML｜function_calls>",)),
-            Section("<｜DSML｜tool_calls>", ("</｜DSML｜tool_calls>",)),
+            Section("<｜DSML｜function_calls>", ("</｜DSML｜function_calls>",), single=False),
+            Section("<｜DSML｜tool_calls>", ("</｜DSML｜tool_calls>",), single=False),
         ),
         forms=(_invoke("｜DSML｜"),),
         breaks_reasoning=True,
@@ -255,8 +271,8 @@ DIALECTS: Final = (
         needs=("<｜tool▁calls▁begin｜>",),
         reasoning=_THINK,
         sections=(
-            Section("<｜tool▁calls▁begin｜>", ("<｜tool▁calls▁end｜>",)),
-            Section("<｜tool_calls_begin｜>", ("<｜tool▁calls▁end｜>",)),
+            Section("<｜tool▁calls▁begin｜>", ("<｜tool▁calls▁end｜>",), single=False),
+            Section("<｜tool_calls_begin｜>", ("<｜tool▁calls▁end｜>",), single=False),
             _TOOL_CALL,
         ),
         forms=(_DEEPSEEK, JsonCalls()),
@@ -295,6 +311,8 @@ DIALECTS: Final = (
                 value_close="</param>",
                 end="</function>",
                 loose=True,
+                name_spelling='name="{name}"',
+                key_spelling='name="{key}"',
             ),
         ),
         breaks_reasoning=True,
@@ -313,7 +331,7 @@ DIALECTS: Final = (
         needs=("<arg_key>", "<arg_value>"),
         reasoning=_THINK,
         sections=(_TOOL_CALL,),
-        forms=(JsonCalls(), _arg_tags()),
+        forms=(_arg_tags(), JsonCalls()),
         drops=("<|observation|>",),
         breaks_reasoning=True,
     ),
@@ -331,17 +349,29 @@ DIALECTS: Final = (
         needs=("<function=", "</function>"),
         forms=(
             NamedCalls(
-                start="<function=", header=re.compile(r"^(?P<name>[^>]+)>"), ends=("</function>",), loose=True
+                start="<function=",
+                header=re.compile(r"^(?P<name>[^>]+)>"),
+                ends=("</function>",),
+                loose=True,
+                spelling="{name}>",
             ),
         ),
-        sections=(Section("<|python_tag|>"),),
     ),
     Dialect(
         name="mistral",
+        needs=("[TOOL_CALLS]", "[ARGS]"),
+        reasoning=Markers("[THINK]", "[/THINK]"),
+        sections=(Section("[TOOL_CALLS]"),),
+        forms=(_MISTRAL, JsonCalls(listed=True)),
+        breaks_reasoning=True,
+        id_style="nine",
+    ),
+    Dialect(
+        name="mistral-nemo",
         needs=("[TOOL_CALLS]",),
         reasoning=Markers("[THINK]", "[/THINK]"),
         sections=(Section("[TOOL_CALLS]"),),
-        forms=(JsonCalls(), _MISTRAL),
+        forms=(JsonCalls(listed=True), _MISTRAL),
         breaks_reasoning=True,
         id_style="nine",
     ),
@@ -350,7 +380,7 @@ DIALECTS: Final = (
         needs=("<|tool_call_start|>",),
         reasoning=_THINK,
         sections=(Section("<|tool_call_start|>", ("<|tool_call_end|>",)), _TOOL_CALL),
-        forms=(JsonCalls(), PythonCalls()),
+        forms=(JsonCalls(listed=True), PythonCalls()),
         breaks_reasoning=True,
     ),
     Dialect(
@@ -358,7 +388,7 @@ DIALECTS: Final = (
         needs=("List of tools: ",),
         reasoning=_THINK,
         sections=(Section("<|tool_call_start|>", ("<|tool_call_end|>",)), _TOOL_CALL),
-        forms=(JsonCalls(), PythonCalls()),
+        forms=(JsonCalls(listed=True), PythonCalls()),
         breaks_reasoning=True,
     ),
     Dialect(
@@ -366,7 +396,7 @@ DIALECTS: Final = (
         needs=("<|tools_prefix|>",),
         reasoning=Markers("<|inner_prefix|>", "<|inner_suffix|>"),
         sections=(Section("<|tools_prefix|>", ("<|tools_suffix|>",)),),
-        forms=(JsonCalls(name_is_key=True),),
+        forms=(JsonCalls(name_is_key=True, listed=True),),
         breaks_reasoning=True,
     ),
     Dialect(
@@ -376,6 +406,7 @@ DIALECTS: Final = (
         sections=(Section("<tool_calls>", ("</tool_calls>",)),),
         drops=("<|end|>",),
         breaks_reasoning=True,
+        forms=(JsonCalls(listed=True),),
     ),
     Dialect(
         name="tool-calls-list",
@@ -383,6 +414,7 @@ DIALECTS: Final = (
         reasoning=_THINK,
         sections=(Section("<tool_calls>", ("</tool_calls>",)),),
         breaks_reasoning=True,
+        forms=(JsonCalls(listed=True),),
     ),
     Dialect(
         name="nemotron",
@@ -390,6 +422,7 @@ DIALECTS: Final = (
         reasoning=_THINK,
         sections=(Section("<TOOLCALL>", ("</TOOLCALL>",)),),
         breaks_reasoning=True,
+        forms=(JsonCalls(listed=True),),
     ),
     Dialect(
         name="gigachat-3.1",
@@ -403,7 +436,13 @@ DIALECTS: Final = (
         sections=(Section("function call<|role_sep|>", ("<|message_sep|>",)),),
         drops=("<|message_sep|>",),
     ),
-    Dialect(name="firefunction", needs=("functools",), sections=(Section("functools"),), bare_json=True),
+    Dialect(
+        name="firefunction",
+        needs=("functools",),
+        forms=(JsonCalls(listed=True),),
+        sections=(Section("functools"),),
+        bare_json=True,
+    ),
     Dialect(
         name="granite",
         needs=("<|tool_call|>", "start_of_role"),
@@ -411,6 +450,7 @@ DIALECTS: Final = (
         sections=(Section("<|tool_call|>"), Section("<tool_call>", ("</tool_call>",))),
         lacks=("</tool_call>",),
         bare_json=True,
+        forms=(JsonCalls(listed=True),),
     ),
     Dialect(
         name="phi",
@@ -418,6 +458,7 @@ DIALECTS: Final = (
         reasoning=_THINK,
         sections=(Section("<|tool_call|>", ("<|/tool_call|>",)), Section("functools")),
         bare_json=True,
+        forms=(JsonCalls(listed=True),),
     ),
     HERMES,
     Dialect(
@@ -425,13 +466,18 @@ DIALECTS: Final = (
         needs=("<|start_header_id|>", '"parameters"'),
         sections=(Section("<|python_tag|>"),),
         forms=(
-            JsonCalls(),
+            JsonCalls(keys=("name", "parameters")),
             NamedCalls(
-                start="<function=", header=re.compile(r"^(?P<name>[^>]+)>"), ends=("</function>",), loose=True
+                start="<function=",
+                header=re.compile(r"^(?P<name>[^>]+)>"),
+                ends=("</function>",),
+                loose=True,
+                spelling="{name}>",
             ),
             PythonCalls(),
         ),
         drops=("<|eom_id|>",),
+        bare_first=True,
         bare_json=True,
     ),
 )

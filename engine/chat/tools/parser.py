@@ -71,6 +71,11 @@ class AnswerParser:
         """Complete calls so far."""
         return self._sink.count
 
+    @property
+    def speaking(self) -> bool:
+        """What comes now is visible text, as far as is known."""
+        return self._mode in {_Mode.TEXT, _Mode.BARE}
+
     def feed(self, text: str) -> list[AnswerEvent]:
         """The events that this much more text makes certain."""
         self._buffer += text
@@ -282,7 +287,7 @@ class AnswerParser:
         self._junk = ""
         self._block_over()
 
-    def _between_calls(self) -> bool:  # noqa: PLR0911 - one exit for each thing that may stand here
+    def _between_calls(self) -> bool:  # noqa: C901, PLR0911 - one exit for each thing that may stand here
         if not self._junk:
             self._buffer = self._buffer.lstrip()
         if not self._buffer:
@@ -297,7 +302,10 @@ class AnswerParser:
         if self._buffer[0] in _FILLER:
             self._buffer = self._buffer[1:]
             return True
-        for form in self._dialect.forms:
+        forms = self._dialect.forms
+        if self._buffer[0] == "{":
+            forms = tuple(sorted(forms, key=lambda form: not isinstance(form, JsonCalls)))
+        for form in forms:
             payload = self._open(form)
             if payload is not None:
                 self._payload = payload

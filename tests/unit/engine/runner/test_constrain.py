@@ -20,7 +20,7 @@ EOS, CONTROL = 256, 257
 class BytesAndWords:
     """A vocabulary of all bytes, two special tokens and pieces that cross JSON's boundaries."""
 
-    def __init__(self):
+    def __init__(self, *more):
         words = [
             '{"',
             '":',
@@ -40,6 +40,7 @@ class BytesAndWords:
             "<th",
             "ink>",
         ]
+        words += more
         self.pieces = [bytes([b]) for b in range(256)] + [b"<eos>", b"<|call|>"] + [w.encode() for w in words]
         self.size = len(self.pieces)
         self.ends = frozenset({EOS})
@@ -53,17 +54,19 @@ VOCABULARY = BytesAndWords()
 COMPILER = ConstraintCompiler(VOCABULARY)
 
 
-def generate(constraint, rng, limit=600, wish=""):
+def generate(constraint, rng, limit=600, wish="", compiler=COMPILER):
     """Draw from random logits, as the scheduler does; None: not complete within the limit.
 
     `wish` is text the model would like to say first.
     """
-    state = COMPILER.compile(constraint)
+    state = compiler.compile(constraint)
+    vocabulary = compiler._vocabulary
     out = b""
     for _ in range(limit):
-        row = rng.standard_normal(VOCABULARY.size).astype(np.float32) * 3
+        row = rng.standard_normal(vocabulary.size).astype(np.float32) * 3
         row[[ord(c) for c in '"}]']] += 6  # so that strings and lists end
         row[EOS] += 3
+        row[VOCABULARY.size :] += 6
         if len(out) < len(wish):
             row[wish.encode()[len(out)]] += 100
         token = int(row.argmax())
@@ -76,7 +79,7 @@ def generate(constraint, rng, limit=600, wish=""):
             return out.decode()
         state.accept(token)
         assert state.error == ""
-        out += VOCABULARY.pieces[token]
+        out += vocabulary.pieces[token]
         if state.finished:
             return out.decode()
     return None

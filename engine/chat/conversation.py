@@ -1,0 +1,337 @@
+"""From a protocol's request to a prompt and from generated text to an answer's events: one road for all protocols.
+
+`Conversations.prepare` renders the prompt, chooses the dialect, and turns tools, tool choice and output format
+into one constraint. `Answer` (one for each choice) turns the runner's events into chat events.
+"""
+
+import re
+from collections.abc import AsyncIterator
+from typing import Any, Final, Literal
+
+import msgspec
+
+from engine.chat.events import AnswerEvent, CallArguments, CallEnded, CallMalformed, CallStarted
+from engine.chat.structured import ConstraintChecker, ConstraintImpossible, after_reasoning
+from engine.chat.template import TemplateRenderer
+from engine.chat.tools.dialect import Dialect
+from engine.chat.tools.dialects import GENERIC, choose
+from engine.chat.tools.grammar import tool_grammar
+from engine.chat.tools.parser import AnswerParser
+from engine.chat.types import ChatTemplate, Message, NamedTool, Rendered, ToolChoice, ToolDefinition
+from engine.errors import InputFault
+from engine.types import (
+    Constraint,
+    Delta,
+    Done,
+    Event,
+    GenerationRequest,
+    Image,
+    ModelFacts,
+    Priority,
+    SamplingParams,
+    Started,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+
+FinishReason = Literal["stop", "length", "tool_calls", "cancelled", "error"]
+# What a call's name may be without breaking a grammar or a template; OpenAI allows 64 of [A-Za-z0-9_-].
+_NAME: Final = re.compile(r"[^\s\"'<>{}\[\]()\\]{1,128}")
+# Words for `reasoning_effort` that mean: do not reason.
+_NO_EFFORT: Final = frozenset({"none", "minimal", "off"})
+
+
+class ChatQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation to be answered, as every protocol hands it over.
+
+    `output` constrains the visible answer (made by `structured.of_schema` or `of_grammar`); the `_param` names
+    are the client's own words for refusals. `thinking` None leaves reasoning to the template's default.
+    `continue_final`: the last message is the beginning of the answer.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolDefinition, ...] = ()
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    output: Constraint | None = None
+    output_param: str = "response_format"
+    tools_param: str = "tools"
+    thinking: bool | None = None
+    reasoning_effort: str | None = None
+    template_variables: dict[str, Any] = {}
+    continue_final: bool = False
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    sampling: SamplingParams = SamplingParams()
+    logprobs: int | None = None
+    priority: Priority = "interactive"
+    ignore_eos: bool = False
+
+
+class AnswerStarted(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompt is being worked on."""
+
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class AnswerLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log probabilities of tokens of the visible answer; they come before the text they belong to."""
+
+    entries: tuple[TokenLogprob, ...]
+
+
+class AnswerFinished(msgspec.Struct, frozen=True, kw_only=True):
+    """The end. `malformed` are attempts at calls that nothing could be made of: report them, never drop them."""
+
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+    stop: str | None = None
+    malformed: tuple[str, ...] = ()
+
+
+ChatEvent = AnswerEvent | AnswerStarted | AnswerLogprobs | AnswerFinished
+
+
+class PreparedChat(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for the runner, and what its answer is read with. `notes` say what was changed on the way."""
+
+    request: GenerationRequest
+    rendered: Rendered
+    dialect: Dialect
+    query: ChatQuery
+    notes: tuple[str, ...] = ()
+
+    def answer(self) -> "Answer":
+        """A reader for one choice."""
+        return Answer(self)
+
+
+class Conversations:
+    """Prepares chats. One for each server; safe for many requests at once."""
+
+    def __init__(self, renderer: TemplateRenderer, checker: ConstraintChecker) -> None:
+        self.renderer = renderer
+        self.checker = checker
+
+    async def prepare(self, facts: ModelFacts, query: ChatQuery) -> PreparedChat:
+        """Render the prompt and settle what the answer must look like.
+
+        Raises: InputFault: unknown tool choice, bad tool names, BadTemplate, ConstraintImpossible.
+        """
+        check_tools(query)
+        source = template_source(facts, with_tools=bool(query.tools))
+        template = ChatTemplate(source=source, bos=facts.bos, eos=facts.eos)
+        dialect = choose(source)
+        shown = () if query.tool_choice == "none" else query.tools
+        rendered = await self.renderer.render(
+            template,
+            query.messages,
+            shown,
+            continue_final=query.continue_final,
+            **_variables(query),
+        )
+        constraint = await self._constraint(query, dialect, rendered)
+        special = bool(query.tools) or dialect is not GENERIC
+        request = GenerationRequest(
+            prompt=rendered.prompt,
+            add_special=rendered.add_special,
+            max_tokens=query.max_tokens,
+            stop=query.stop,
+            sampling=query.sampling,
+            logprobs=query.logprobs,
+            constraint=constraint,
+            priority=query.priority,
+            images=tuple(Image(data=image.data) for image in rendered.images),
+            keep_special=special,
+            ignore_eos=query.ignore_eos,
+        )
+        notes = (*rendered.repairs, *_switch_notes(query, source))
+        return PreparedChat(request=request, rendered=rendered, dialect=dialect, query=query, notes=notes)
+
+    async def _constraint(self, query: ChatQuery, dialect: Dialect, rendered: Rendered) -> Constraint | None:
+        """One constraint for calls and output format together; None where the answer is free."""
+        output = None if query.output is None else await self.checker.check(query.output, query.output_param)
+        choice = query.tool_choice
+        if isinstance(choice, NamedTool) or choice == "required":
+            called = [t for t in query.tools if not isinstance(choice, NamedTool) or t.name == choice.name]
+            parallel = query.parallel_tool_calls and not isinstance(choice, NamedTool)
+            whole = Constraint(kind="lark", source=tool_grammar(dialect, called, parallel=parallel).whole)
+            checked = await self.checker.check(whole, query.tools_param)
+            if dialect.call_preamble is not None:
+                return msgspec.structs.replace(checked, preamble=dialect.call_preamble)
+            return after_reasoning(checked, dialect.reasoning, rendered.prefill)
+        offered = query.tools if choice == "auto" else ()
+        if output is not None:
+            return await self._output(query, output, dialect, rendered, offered)
+        if any(tool.strict for tool in offered):
+            grammar = tool_grammar(dialect, offered, parallel=query.parallel_tool_calls)
+            if grammar.opening:
+                rest = Constraint(kind="lark", source=grammar.rest, trigger=grammar.opening)
+                return await self.checker.check(rest, query.tools_param)
+        return None
+
+    async def _output(
+        self,
+        query: ChatQuery,
+        output: Constraint,
+        dialect: Dialect,
+        rendered: Rendered,
+        offered: tuple[ToolDefinition, ...],
+    ) -> Constraint:
+        """The output format, or a call instead of it where tools are offered."""
+        if dialect.content_opening:
+            # The format begins where visible text begins; calls before that are free.
+            return msgspec.structs.replace(output, preamble=("", dialect.content_opening), preamble_open=True)
+        if offered:
+            if output.kind not in {"json_schema", "json_object"}:
+                raise ConstraintImpossible("beside tools only JSON can be required", query.output_param)
+            schema = output.source if output.kind == "json_schema" else '{"type": "object"}'
+            grammar = tool_grammar(dialect, offered, parallel=query.parallel_tool_calls)
+            lines = grammar.whole.split("\n")
+            either = lines[0].replace("start:", "start: output |", 1)
+            source = "\n".join([either, f"output: %json {schema}", *lines[1:]])
+            output = await self.checker.check(Constraint(kind="lark", source=source), query.output_param)
+        return after_reasoning(output, dialect.reasoning, rendered.prefill)
+
+
+def check_tools(query: ChatQuery) -> None:
+    """Names that work, no duplicates, and a choice that names one of them.
+
+    Raises: InputFault: naming the field.
+    """
+    names = [tool.name for tool in query.tools]
+    for index, name in enumerate(names):
+        if not _NAME.fullmatch(name):
+            raise InputFault(f"{query.tools_param}[{index}]: {name!r} cannot be a tool's name.", query.tools_param)
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputFault(f"{query.tools_param}: {twice!r} is defined twice.", query.tools_param)
+    if isinstance(query.tool_choice, NamedTool) and query.tool_choice.name not in names:
+        raise InputFault(f"tool_choice names {query.tool_choice.name!r}, which is not in tools.", "tool_choice")
+    if query.tool_choice == "required" and not names:
+        raise InputFault("tool_choice is required, but there are no tools.", "tool_choice")
+
+
+def template_source(facts: ModelFacts, *, with_tools: bool) -> str | None:
+    """The model's template; a file may carry one of its own for conversations with tools."""
+    if with_tools:
+        own = facts.metadata.get("tokenizer.chat_template.tool_use")
+        if own:
+            return own
+    return facts.chat_template or None
+
+
+def _variables(query: ChatQuery) -> dict[str, Any]:
+    """What the template is told about reasoning; the client's own variables win."""
+    variables: dict[str, Any] = {}
+    thinking = query.thinking
+    if query.reasoning_effort is not None:
+        variables["reasoning_effort"] = query.reasoning_effort
+        if thinking is None and query.reasoning_effort in _NO_EFFORT:
+            thinking = False
+    if thinking is not None:
+        variables |= {"enable_thinking": thinking, "thinking": thinking}
+    return variables | query.template_variables
+
+
+def _switch_notes(query: ChatQuery, source: str | None) -> tuple[str, ...]:
+    """Say when reasoning was switched and the template has no switch."""
+    wanted = query.thinking is not None or query.reasoning_effort is not None
+    switches = ("enable_thinking", "thinking", "reasoning_effort")
+    if not wanted or any(name in (source or "") for name in switches):
+        return ()
+    return ("the template has no switch for reasoning: the request's setting had no effect",)
+
+
+class Answer:
+    """Reads one answer. `feed` every event of the runner, in order; `done` asks to stop the generation."""
+
+    def __init__(self, chat: PreparedChat) -> None:
+        query = chat.query
+        self._parser = AnswerParser(chat.dialect, query.tools, chat.rendered.prefill)
+        self._no_calls = query.tool_choice == "none"
+        self._one_call = not query.parallel_tool_calls
+        self._malformed: list[str] = []
+        self._num_calls = 0
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._completion_tokens = 0
+        self._refused: dict[int, list[str]] = {}
+        self.done = False
+
+    def feed(self, event: Event) -> list[ChatEvent]:
+        """Chat events that this runner event makes certain."""
+        if isinstance(event, Started):
+            self._prompt_tokens, self._cached_tokens = event.prompt_tokens, event.cached_tokens
+            return [AnswerStarted(prompt_tokens=event.prompt_tokens, cached_tokens=event.cached_tokens)]
+        if isinstance(event, Delta):
+            self._completion_tokens += len(event.token_ids)
+            spoken = self._parser.speaking
+            events = self._pass(self._parser.feed(event.text))
+            if event.logprobs and (spoken or self._parser.speaking):
+                return [AnswerLogprobs(entries=event.logprobs), *events]
+            return events
+        events = self._pass(self._parser.finish(cut=event.finish_reason != "stop"))
+        return [*events, self._finished(event)]
+
+    def stopped_early(self) -> AnswerFinished:
+        """The end of an answer whose generation was stopped because it was `done`."""
+        usage = Usage(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            cached_tokens=self._cached_tokens,
+        )
+        return AnswerFinished(
+            finish_reason="tool_calls", usage=usage, timings=Timings(), malformed=tuple(self._malformed)
+        )
+
+    def _finished(self, done: Done) -> AnswerFinished:
+        reason: FinishReason = done.finish_reason
+        if reason == "stop" and self._num_calls:
+            reason = "tool_calls"
+        return AnswerFinished(
+            finish_reason=reason,
+            usage=done.usage,
+            timings=done.timings,
+            stop=done.stop,
+            malformed=tuple(self._malformed),
+        )
+
+    def _pass(self, events: list[AnswerEvent]) -> list[ChatEvent]:
+        out: list[ChatEvent] = []
+        for event in events:
+            if self.done:
+                break
+            if isinstance(event, CallMalformed):
+                self._malformed.append(event.text)
+            elif self._no_calls and isinstance(event, (CallStarted, CallArguments, CallEnded)):
+                self._refuse(event)
+            elif isinstance(event, CallEnded):
+                self._num_calls += 1
+                self.done = self._one_call
+                out.append(event)
+            else:
+                out.append(event)
+        return out
+
+    def _refuse(self, event: CallStarted | CallArguments | CallEnded) -> None:
+        """A call although the client wanted none: told at the end."""
+        if isinstance(event, CallStarted):
+            self._refused[event.index] = [event.name]
+        elif isinstance(event, CallArguments):
+            self._refused[event.index].append(event.delta)
+        else:
+            self._malformed.append("".join(self._refused.pop(event.index)))
+
+
+async def read(answer: Answer, events: AsyncIterator[Event]) -> AsyncIterator[ChatEvent]:
+    """The whole answer; leaves the runner's stream, which cancels it, as soon as the answer is done."""
+    async for event in events:
+        for chat_event in answer.feed(event):
+            yield chat_event
+        if answer.done and not isinstance(event, Done):
+            yield answer.stopped_early()
+            return

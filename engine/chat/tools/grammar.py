@@ -1,0 +1,158 @@
+"""A Lark grammar for the calls of a request, in the words of the model's own dialect.
+
+Names, frames and arguments are all enforced where the dialect's arguments are JSON or tags; where they have a
+notation of their own (Gemma, Python calls, nested tags) the frame and the name are.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from engine.chat.tools.dialect import Dialect, Form, JsonCalls, NamedCalls, PythonCalls, Section, TaggedCalls
+from engine.chat.tools.schema_types import allowed_types, properties
+from engine.chat.types import ToolDefinition
+
+_HARMONY_HEADS: Final = (
+    "<|channel|>commentary json",
+    "<|channel|>commentary <|constrain|>json",
+    " <|constrain|>json",
+)
+_MADE_UP: Final = {"{index}": "/[0-9]{1,3}/", "{id}": "/[A-Za-z0-9]{8,10}/"}
+
+
+class ToolGrammar(NamedTuple):
+    """`opening` begins the calls; `rest` is the grammar of what follows it, `whole` that of both."""
+
+    opening: str
+    rest: str
+
+    @property
+    def whole(self) -> str:
+        """The grammar with the opening."""
+        opening = f"{_text(self.opening)} " if self.opening else ""
+        return self.rest.replace("start: calls", f"start: {opening}calls", 1)
+
+
+def tool_grammar(dialect: Dialect, tools: Sequence[ToolDefinition], *, parallel: bool) -> ToolGrammar:
+    """The grammar of at least one call of one of these tools; of exactly one if not `parallel`."""
+    rules: list[str] = []
+    names = [f"tool_{i}" for i in range(len(tools))]
+    form = dialect.forms[0]
+    section = dialect.sections[0] if dialect.sections and not dialect.bare_first else Section("")
+    if _is_harmony(dialect):
+        opening, between = _harmony(tools, rules), ""
+    else:
+        for index, tool in enumerate(tools):
+            rules.append(f"tool_{index}: {_call(form, tool, index, rules)}")
+        opening, between = _frame(dialect, form, section)
+    rules.append(f"one: {' | '.join(names)}")
+    repeat = f" ({between} one)*" if parallel and between else ""
+    lines = [f"start: calls{_closing(dialect, form, section)}", f"calls: one{repeat}", *rules]
+    return ToolGrammar(opening, "\n".join(lines) + "\n")
+
+
+def _closing(dialect: Dialect, form: Form, section: Section) -> str:
+    if _is_harmony(dialect):
+        return ""
+    bracket = '"]"' if _is_list(form) else ""
+    end = f"{section.gap}{section.ends[0]}" if section.ends else ""
+    return " ".join(filter(None, ("", bracket, _text(end))))
+
+
+def _is_harmony(dialect: Dialect) -> bool:
+    return dialect.headers is not None and dialect.headers.call is not None
+
+
+def _is_list(form: Form) -> bool:
+    return isinstance(form, PythonCalls) or (isinstance(form, JsonCalls) and form.listed)
+
+
+def _frame(dialect: Dialect, form: Form, section: Section) -> tuple[str, str]:
+    """(opening, what stands between two calls)."""
+    start = "" if section.start in dialect.seeds else section.start
+    head = dialect.headers.end if dialect.headers else ""
+    opening = f"{head}{start}{section.gap}"
+    if _is_list(form):
+        return f"{opening}[", '", "'
+    if dialect.bare_first:
+        return "", '"; "'
+    if not section.single or not section.start:
+        return opening, '"\\n"?'
+    end = f"{section.gap}{section.ends[0]}" if section.ends else ""
+    return opening, " ".join(filter(None, (_text(end), '"\\n"?', _text(f"{section.start}{section.gap}"))))
+
+
+def _harmony(tools: Sequence[ToolDefinition], rules: list[str]) -> str:
+    heads = " | ".join(map(_text, _HARMONY_HEADS))
+    rules.append(f"head: {heads}")
+    for index, tool in enumerate(tools):
+        rules.append(f'tool_{index}: {_text(tool.name)} head "<|message|>" %json {_schema(tool)}')
+    return " to=functions."
+
+
+def _call(form: Form, tool: ToolDefinition, index: int, rules: list[str]) -> str:
+    if isinstance(form, JsonCalls):
+        if form.name_is_key:
+            return f'{_text("{" + json.dumps(tool.name) + ": ")} %json {_schema(tool)} "}}"'
+        head = f'{{"{form.keys[0]}": {json.dumps(tool.name, ensure_ascii=False)}, "{form.keys[1]}": '
+        return f'{_text(head)} %json {_schema(tool)} "}}"'
+    if isinstance(form, NamedCalls):
+        header = _spelled(form.start + form.spelling, name=tool.name)
+        ends = form.ends[0] if form.ends else ""
+        if form.quote is not None:
+            quote = _text(form.quote)
+            rules.append(f'own_{index}: (/[^<{{}}]+/ | {quote} /[^<]+/? {quote} | "{{" own_{index} "}}")*')
+            return f'"call:" {_text(tool.name)} "{{" own_{index} "}}"'
+        return " ".join(filter(None, (header, f"%json {_schema(tool)}", _text(ends))))
+    if isinstance(form, PythonCalls):
+        return f"{_text(tool.name + '(')} /[^\\n]*/ {_text(')')}"
+    assert isinstance(form, TaggedCalls)
+    return _tagged(form, tool, index, rules)
+
+
+def _tagged(form: TaggedCalls, tool: ToolDefinition, index: int, rules: list[str]) -> str:
+    gap = "\n" if form.newlines else ""
+    name_end = form.name_end + gap if form.name_end != "\n" else "\n"
+    parts = [_spelled(f"{form.start}{form.name_spelling}{name_end}", name=tool.name)]
+    required = tool.parameters.get("required")
+    wanted = set(required) if isinstance(required, list) else set()
+    for number, (key, schema) in enumerate(properties(tool.parameters).items()):
+        rule = f"arg_{index}_{number}"
+        types = allowed_types(schema, tool.parameters)
+        text = "string" in types
+        spelled = form.key_spelling.replace("{is_text}", "true" if text else "false")
+        spelled = spelled.replace("{type}", "string" if text else next(iter(sorted(types))))
+        opened = f"{form.key_open}{spelled}{form.key_close}{form.value_open}{gap}".replace("{key}", key)
+        close = f"{gap}{form.value_close}".replace("{key}", key)
+        if text or form.nested:
+            rules.append(f"text_{rule}[suffix={_text(close)}]: /(?s:.*)/")
+            rules.append(f'{rule}: {_text(opened)} text_{rule} "\\n"?')
+        else:
+            value = {**schema, "$defs": tool.parameters["$defs"]} if "$defs" in tool.parameters else schema
+            rules.append(f'{rule}: {_text(opened)} %json {json.dumps(value)} {_text(close)} "\\n"?')
+        parts.append(rule if key in wanted else f"{rule}?")
+    return " ".join(filter(None, (*parts, _text(form.end))))
+
+
+def _spelled(layout: str, *, name: str) -> str:
+    """A layout as a sequence of literals, with patterns for what the model makes up."""
+    out: list[str] = []
+    rest = layout.replace("{name}", name)
+    while rest:
+        at, hole = min(((rest.find(h), h) for h in _MADE_UP if h in rest), default=(len(rest), ""))
+        out.append(_text(rest[:at]))
+        if hole:
+            out.append(_MADE_UP[hole])
+        rest = rest[at + len(hole) :]
+    return " ".join(filter(None, out))
+
+
+def _schema(tool: ToolDefinition) -> str:
+    schema: dict[str, Any] = dict(tool.parameters)
+    schema.setdefault("type", "object")
+    return json.dumps(schema, ensure_ascii=False)
+
+
+def _text(text: str) -> str:
+    """A literal, nothing for an empty text."""
+    return json.dumps(text, ensure_ascii=False) if text else ""

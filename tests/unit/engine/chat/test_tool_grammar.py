@@ -1,0 +1,86 @@
+"""A model that may only follow the grammar makes calls that the parser reads and the schema accepts."""
+
+import sys
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "runner"))
+from conversations import collect
+from test_constrain import BytesAndWords, generate
+
+from engine.chat.tools.dialect import NamedCalls, PythonCalls, TaggedCalls
+from engine.chat.tools.dialects import BY_NAME
+from engine.chat.tools.grammar import tool_grammar
+from engine.chat.tools.parser import AnswerParser
+from engine.chat.types import ToolDefinition
+from engine.runner.llama.constrain import ConstraintCompiler
+from engine.types import Constraint
+
+# No texts inside lists: the words that close a tag, which this test says often, would stand in them.
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer", "minimum": 1},
+        "tags": {"type": "array", "items": {"enum": [1, None, True]}},
+    },
+    "required": ["city", "tags"],
+}
+TOOLS = tuple(ToolDefinition(name=name, parameters=PARAMETERS) for name in ("get_weather", "get_time"))
+
+
+def own_notation(dialect):
+    """Only frame and name are enforced where arguments are neither JSON nor tags."""
+    form = dialect.forms[0]
+    return isinstance(form, PythonCalls) or (isinstance(form, NamedCalls) and form.quote is not None)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_forced_calls_are_read_back_and_valid(name, parallel):
+    dialect = BY_NAME[name]
+    grammar = tool_grammar(dialect, TOOLS, parallel=parallel)
+    form = dialect.forms[0]
+    closers = []
+    nested = getattr(form, "nested", "")
+    if isinstance(form, TaggedCalls):
+        closers = [
+            ("\n" if form.newlines else "") + form.value_close.replace("{key}", key)
+            for key in PARAMETERS["properties"]
+        ]
+    compiler = ConstraintCompiler(BytesAndWords(*closers))
+    ended = 0
+    for seed in range(12):
+        text = generate(
+            Constraint(kind="lark", source=grammar.whole),
+            np.random.default_rng(seed),
+            limit=1500,
+            compiler=compiler,
+        )
+        if text is None:
+            continue
+        ended += 1
+        seed_text = next(iter(dialect.seeds), "")
+        parser = AnswerParser(dialect, TOOLS, seed_text)
+        said, _, calls, malformed = collect(parser.feed(text) + parser.finish())
+        assert calls, text
+        assert parallel or len(calls) == 1
+        assert said.strip() == "", text
+        for called, arguments in calls:
+            assert called in {"get_weather", "get_time"}
+            if not own_notation(dialect):
+                assert malformed == []
+                if not nested:
+                    jsonschema.validate(arguments, PARAMETERS)
+    assert ended, "no answer was ever complete"
+
+
+def test_the_rest_follows_the_opening():
+    grammar = tool_grammar(BY_NAME["hermes"], TOOLS, parallel=False)
+    assert grammar.opening == "<tool_call>\n"
+    assert grammar.rest.startswith("start: calls")
+    assert grammar.whole.startswith('start: "<tool_call>\\n" calls')
