@@ -127,3 +127,24 @@ class BadWeights(InputFault):
         self.path = path
         self.tensor = tensor
         self.reason = reason
+
+
+class NotWritable(EnvironmentFault):
+    """Nothing can be written at `path`; `reason` is the system's own word for why."""
+
+    code = "not_writable"
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path} cannot be written: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class SourceChanged(EnvironmentFault):
+    """The source was not the same at the end as at the beginning; nothing was kept."""
+
+    code = "source_changed"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} changed while it was read")
+        self.path = path

@@ -19,9 +19,8 @@ from quantize.convert.vocabulary import (
     put_written,
     read_vocabulary,
 )
-from quantize.errors import BadWeights, Cancelled
-from quantize.evidence import Cancelled as CancelledCheck
-from quantize.evidence import OnProgress, Progress
+from quantize.errors import BadWeights
+from quantize.evidence import Step
 from quantize.ggml_types import GgmlType
 from quantize.gguf_file import ValueType
 from quantize.gguf_write import GgufWriter, TensorSlot, file_bytes, header
@@ -63,18 +62,18 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     file_bytes: int
 
 
-def convert(request: ConvertRequest, on_progress: OnProgress, cancelled: CancelledCheck) -> Converted:
+def convert(request: ConvertRequest, send: Step) -> Converted:
     """Convert a folder.
 
-    Raises: UnsupportedModel, BadWeights (names the tensor), BadFile, IncompleteFile, Cancelled; OSError from
-    writing. The output is left unfinished then; the caller removes it.
+    Raises: UnsupportedModel, BadWeights (names the tensor), BadFile, IncompleteFile; OSError from writing.
+    The output is left unfinished then; the caller removes it.
     """
     source = Checkpoint(request.folder, request.root)
     recipe, pre = _complete_recipe(source)
     qtype = _float_type(source, request.float_type)
     while True:
         try:
-            size = _write(source, recipe, qtype, request.out, on_progress, cancelled)
+            size = _write(source, recipe, qtype, request.out, send)
             break
         except _Overflow as overflow:
             request.out.unlink(missing_ok=True)
@@ -176,14 +175,7 @@ class _Overflow(Exception):
         self.tensor = tensor
 
 
-def _write(
-    source: Checkpoint,
-    recipe: Recipe,
-    qtype: GgmlType,
-    out: Path,
-    on_progress: OnProgress,
-    cancelled: CancelledCheck,
-) -> int:
+def _write(source: Checkpoint, recipe: Recipe, qtype: GgmlType, out: Path, send: Step) -> int:
     recipe.metadata.put("general.file_type", _FILE_TYPES[qtype])
     slots = [_slot(t, qtype) for t in recipe.tensors]
     total = float(sum(s.num_bytes for s in slots))
@@ -191,20 +183,14 @@ def _write(
     writer = GgufWriter(out, recipe.metadata, slots)
     try:
         for tensor, slot in zip(recipe.tensors, slots, strict=True):
-            _stop_if(cancelled)
-            on_progress(Progress(phase="convert", done=done, total=total, detail=tensor.name))
+            send(done, total, tensor.name)
             done += writer.write(tensor.name, _encoded(source, tensor, slot.qtype))
         writer.close()
     except BaseException:
         writer.abandon()
         raise
-    on_progress(Progress(phase="convert", done=total, total=total))
+    send(total, total, "")
     return file_bytes(writer.header_bytes, slots)
-
-
-def _stop_if(cancelled: CancelledCheck) -> None:
-    if cancelled():
-        raise Cancelled
 
 
 def _encoded(source: Checkpoint, tensor: OutTensor, qtype: GgmlType) -> Iterator[Array]:

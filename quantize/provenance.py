@@ -1,0 +1,51 @@
+"""What a quantized file says about its own making, in a metadata value whose length never changes."""
+
+import msgspec
+
+KEY = "tessera.quantization"
+# Room for the JSON below; the rest is filled with spaces, so that measurements can be written in afterwards.
+_BYTES = 768
+
+
+class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Hashes, figures and choices; KL divergences in nats a token on held-out text."""
+
+    version: int = 1
+    tool: str = ""
+    tier: str = ""
+    rounding: str = ""
+    goal: str = ""
+    source_sha256: str = ""
+    imatrix_sha256: str = ""
+    evidence_sha256: str = ""
+    plan_sha256: str = ""
+    predicted_kld: float | None = None
+    kld_mean: float | None = None
+    kld_p99: float | None = None
+    stock_mix: str = ""
+    stock_kld_mean: float | None = None
+
+    def encode(self) -> bytes:
+        """JSON padded to the fixed length. Raises: ValueError: it does not fit."""
+        rounded = {
+            field: float(f"{value:.5g}")
+            for field in ("predicted_kld", "kld_mean", "kld_p99", "stock_kld_mean")
+            if (value := getattr(self, field)) is not None
+        }
+        raw = msgspec.json.encode(msgspec.structs.replace(self, **rounded))
+        if len(raw) > _BYTES:
+            raise ValueError(f"{len(raw)} bytes of provenance; there is room for {_BYTES}")
+        return raw.ljust(_BYTES)
+
+
+def blank() -> bytes:
+    """The place before anything is known."""
+    return b"{}".ljust(_BYTES)
+
+
+def read_provenance(text: str) -> Provenance | None:
+    """What a file says; None if it is no such text."""
+    try:
+        return msgspec.json.decode(text.encode(), type=Provenance)
+    except msgspec.DecodeError:
+        return None
