@@ -7,6 +7,7 @@ from app.client import ApiError, ServerUnreachable
 from app.format import size
 from engine.errors import Cancelled, EngineError, EnvironmentFault, InputFault
 from engine.library.errors import HashMismatch, NotEnoughDisk
+from quantize import errors as quantizer
 
 EXIT_INPUT: Final = 3
 EXIT_ENVIRONMENT: Final = 4
@@ -18,6 +19,10 @@ _CODES: dict[type[BaseException], int] = {
     EnvironmentFault: EXIT_ENVIRONMENT,
     Cancelled: EXIT_INTERRUPTED,
     EngineError: EXIT_ENVIRONMENT,
+    quantizer.InputFault: EXIT_INPUT,
+    quantizer.EnvironmentFault: EXIT_ENVIRONMENT,
+    quantizer.Cancelled: EXIT_INTERRUPTED,
+    quantizer.QuantizeError: EXIT_ENVIRONMENT,
     ServerUnreachable: EXIT_ENVIRONMENT,
     KeyboardInterrupt: EXIT_INTERRUPTED,
 }
@@ -38,8 +43,26 @@ def _hash_mismatch(error: Any) -> str:
     )
 
 
+def _budget_too_small(error: Any) -> str:
+    return (
+        f"{error.limit_bytes:,} bytes are too few: the smallest possible mix takes {error.smallest_bytes:,} bytes. "
+        f"Ask for at least that, or choose a smaller model."
+    )
+
+
+def _unsupported_model(error: Any) -> str:
+    known = f" Supported: {', '.join(error.supported)}." if error.supported else ""
+    return (
+        f"{error.path}: {error.reason}.{known} A GGUF file of the model, or llama.cpp's own converter, may help: "
+        f"see docs/convert.md."
+    )
+
+
 _WORDS: Final[dict[type[BaseException], Callable[[Any], str]]] = {
     NotEnoughDisk: _not_enough_disk,
+    quantizer.DiskFull: _not_enough_disk,
+    quantizer.BudgetTooSmall: _budget_too_small,
+    quantizer.UnsupportedModel: _unsupported_model,
     HashMismatch: _hash_mismatch,
 }
 

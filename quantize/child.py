@@ -8,12 +8,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
-from quantize.errors import BadFile, Cancelled, DiskFull, EnvironmentFault, InputFault, QuantizeError
+from quantize.errors import Cancelled, EnvironmentFault, InputFault, QuantizeError
 from quantize.evidence import Cancelled as CancelledCheck
 from quantize.evidence import OnProgress, Progress, encode
 
@@ -153,13 +153,18 @@ def run_tasks(
 
 
 def _rebuild(fault: dict[str, Any]) -> QuantizeError:
-    """The error that a child met, as this process knows it."""
-    facts = fault["facts"]
-    if fault["code"] == DiskFull.code:
-        return DiskFull(facts["path"], facts["needed_bytes"], facts["free_bytes"])
-    if fault["code"].startswith("bad_") and "reason" in facts:
-        return BadFile(facts["path"], facts["reason"], facts.get("offset"))
-    kind = InputFault if fault["family"] == "input" else EnvironmentFault
-    error = kind(fault["message"])
-    error.code = fault["code"]
+    """The error that a child met, as this process knows it: of the same class where that is loaded here."""
+    family = InputFault if fault["family"] == "input" else EnvironmentFault
+    kind = next((k for k in _descendants(QuantizeError) if k.__dict__.get("code") == fault["code"]), family)
+    error = kind.__new__(kind)
+    error.args = (fault["message"],)
+    vars(error).update(fault["facts"])
+    if kind is family:
+        error.code = fault["code"]
     return error
+
+
+def _descendants(kind: type[QuantizeError]) -> Iterator[type[QuantizeError]]:
+    for child in kind.__subclasses__():
+        yield child
+        yield from _descendants(child)

@@ -55,6 +55,8 @@ def quantize(request: QuantizeRequest, on_progress: OnProgress, cancelled: Cance
     Raises: BudgetTooSmall, BadWish, BadFile and its kin, BadWeights, UnsupportedModel: the request or the source.
     DiskFull, NotWritable, SourceChanged, ChildDied: the surroundings. Cancelled. No file is left behind then.
     """
+    if request.out.resolve() == request.source.resolve():
+        raise BadWish("OUT", "it is the SOURCE itself, which is never written to")
     with Output(request.out, overwrite=request.overwrite or request.plan_only) as output:
         return _Job(request, output, on_progress, cancelled).run()
 

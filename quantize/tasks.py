@@ -6,11 +6,13 @@ from typing import Any
 import msgspec
 
 from quantize.collect import MomentsRequest, collect_moments, survey
+from quantize.convert.folder import ConvertRequest, convert
 from quantize.craft.tensors import TensorsRequest, round_tensors
 from quantize.evidence import MeasureRequest, Step, VerifyRequest
 from quantize.rounding_error import ErrorsRequest, measure_errors
 from quantize.sensitivity import AlphaRequest, measure_alpha
 from quantize.verify import verify_files
+from quantize.write_model import WriteRequest, write_model
 
 TASKS: dict[str, tuple[type[msgspec.Struct], Callable[[Any, Step], Any]]] = {
     "survey": (MeasureRequest, survey),
@@ -19,4 +21,6 @@ TASKS: dict[str, tuple[type[msgspec.Struct], Callable[[Any, Step], Any]]] = {
     "round": (TensorsRequest, round_tensors),
     "verify": (VerifyRequest, verify_files),
     "alpha": (AlphaRequest, measure_alpha),
+    "convert": (ConvertRequest, convert),
+    "write": (WriteRequest, write_model),
 }

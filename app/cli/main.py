@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "window": ("app.cli.window", "Open the window (also: tessera without a command)."),
     "chat": ("app.cli.chat", "Chat with a model in the terminal."),
     "serve": ("app.cli.serve", "Serve models to editors, agents and other programs."),
+    "quantize": ("app.cli.quantize", "Make the best file of an open model for this machine."),
     "models": ("app.cli.models", "Find, fetch and keep models."),
     "devices": ("app.cli.devices", "Show processors, GPUs, NPUs, memory and usable backends."),
     "fim-bench": ("app.cli.fim_bench", "Measure keystroke-to-suggestion latency."),

@@ -1,0 +1,167 @@
+"""`tessera quantize`: the best file of an open model for a number of bytes."""
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from app.cli.quantize_options import LockOption, Size, default_out
+
+if TYPE_CHECKING:
+    from quantize.evidence import Progress
+    from quantize.job import QuantizeReport, QuantizeRequest
+    from quantize.types import Goal
+
+
+@click.command(
+    help="Make the best file of SOURCE (a GGUF file, a Hugging Face folder or a model of the library) for a number "
+    "of bytes. Each tensor gets the precision at which this model loses least; the result is compared with "
+    "llama.cpp's own mix of the same size on text it was not fitted to, and ships only if it is better."
+)
+@click.argument("source")
+@click.argument("out", required=False, type=click.Path(path_type=Path))
+@click.option("--budget", type=Size(), help="Largest size of the whole file: 4.5GB, 4200MiB, 5000000B.")
+@click.option("--bpw", type=click.FloatRange(0.5, 32), help="Bits a weight on average.")
+@click.option("--type", "mix", help="A stock mix or one type instead: Q4_K_M, IQ4_XS, Q8_0.")
+@click.option(
+    "--tier",
+    type=click.Choice(["instant", "balanced", "max"]),
+    default="balanced",
+    show_default=True,
+    help="instant measures nothing; balanced measures groups of tensors; max each tensor, and takes longest.",
+)
+@click.option(
+    "--rounding",
+    type=click.Choice(["stock", "rows", "craft", "sequential"]),
+    help="How weights are rounded; the default depends on the tier.",
+)
+@click.option("--lock", "locks", multiple=True, type=LockOption(), help="PATTERN=TYPE or PATTERN>=TYPE.")
+@click.option(
+    "--calibration",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Text like what the model will be used for.",
+)
+@click.option(
+    "--imatrix",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="An importance matrix of llama.cpp.",
+)
+@click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", help="What it will run on.")
+@click.option("--threads", type=click.IntRange(1), help="Default: the processor's cores.")
+@click.option("--verify/--no-verify", default=None, help="Compare with the stock mix on held-out text.")
+@click.option("--plan-only", is_flag=True, help="Show the plan and what it would take; write nothing.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@click.option("--force", is_flag=True, help="Also from a source already quantized below Q8_0.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
+    """Build the request, run the job, tell what came out."""
+    from quantize.execute import quantize  # noqa: PLC0415 - the command's own imports wait until it runs
+
+    request = _request(_source(source), out, given)
+    stop = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: stop.set())
+    shown = _Line(enabled=not as_json and sys.stderr.isatty())
+    try:
+        report = quantize(request, shown.update, stop.is_set)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        shown.clear()
+    _print(report, as_json=as_json)
+
+
+def _source(text: str) -> Path:
+    """A path, or the file of a model in the library."""
+    path = Path(text).expanduser()
+    if path.exists():
+        return path
+    from app.cli.quantize_source import library_path  # noqa: PLC0415 - most sources are paths
+
+    return library_path(text)
+
+
+def _request(source: Path, out: Path | None, given: dict[str, Any]) -> "QuantizeRequest":
+    import psutil  # noqa: PLC0415
+
+    from engine.paths import user_paths  # noqa: PLC0415
+    from quantize.job import QuantizeRequest  # noqa: PLC0415
+    from quantize.texts import CALIBRATION, HELD_OUT  # noqa: PLC0415
+    from quantize.types import Lock  # noqa: PLC0415
+
+    goal, words, kv = _goal(given)
+    return QuantizeRequest(
+        source=source,
+        out=out or default_out(source, words),
+        goal=goal,
+        calibration=given["calibration"] or CALIBRATION,
+        held_out=HELD_OUT,
+        cache_dir=user_paths().cache / "quantize",
+        tier=given["tier"],
+        rounding=given["rounding"],
+        imatrix=given["imatrix"],
+        locks=tuple(Lock(pattern, qtype, least) for pattern, qtype, least in given["locks"]),
+        kv=kv,
+        device=given["device"],
+        threads=given["threads"] or psutil.cpu_count(logical=False) or os.cpu_count() or 1,
+        verify=given["verify"],
+        plan_only=given["plan_only"],
+        overwrite=given["overwrite"],
+        force=given["force"],
+    )
+
+
+def _goal(given: dict[str, Any]) -> tuple["Goal", str, tuple[Any, ...]]:
+    """The goal, a few words for the file's name, and the KV options of --fit."""
+    from quantize.types import Goal  # noqa: PLC0415
+
+    wishes = [k for k in ("budget", "bpw", "mix") if given[k]]
+    if len(wishes) != 1:
+        raise click.UsageError("Say what is wanted: one of --budget, --bpw or --type.")
+    if given["budget"]:
+        return Goal(kind="budget", limit_bytes=given["budget"]), f"{given['budget'] / 1e9:.3g}GB", ()
+    if given["bpw"]:
+        return Goal(kind="bpw", bpw=given["bpw"]), f"{given['bpw']:g}bpw", ()
+    return Goal(kind="mix", mix=given["mix"].upper()), given["mix"].upper(), ()
+
+
+def _print(report: "QuantizeReport", *, as_json: bool) -> None:
+    import msgspec  # noqa: PLC0415
+
+    from quantize.report import report_path, summary  # noqa: PLC0415
+
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(report)))
+        return
+    if report.out:
+        click.echo(report.out)
+    for line in summary(report):
+        click.echo(f"  {line}")
+    if report.out:
+        click.echo(f"  report: {report_path(Path(report.out))}")
+
+
+class _Line:
+    """One line of progress on a terminal, redrawn in place."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+
+    def update(self, progress: "Progress") -> None:
+        """Phase, share done, tensor, time left."""
+        if not self._enabled:
+            return
+        share = progress.done / progress.total if progress.total else 0.0
+        left = "" if progress.left_s is None else f", {progress.left_s:.0f} s left"
+        text = f"{progress.phase} {share:4.0%} {progress.detail}{left}"
+        sys.stderr.write(f"\r\x1b[2K{text[:100]}")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Leave an empty line."""
+        if self._enabled:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()

@@ -1,0 +1,64 @@
+"""Turning what was typed after `tessera quantize` into a request."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+_UNITS = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "kib": 2**10,
+    "m": 10**6, "mb": 10**6, "mib": 2**20,
+    "g": 10**9, "gb": 10**9, "gib": 2**30,
+    "t": 10**12, "tb": 10**12, "tib": 2**40,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+class Size(click.ParamType[int]):
+    """Bytes: 4.5GB, 4200MiB, 5000000B or 5000000."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes, rounded down."""
+        if isinstance(value, int):
+            return value
+        match = _SIZE.fullmatch(str(value))
+        if match is None or match[2].lower() not in _UNITS:
+            self.fail(f"{value!r} is no size; write 4.5GB, 4200MiB or 5000000B", param, ctx)
+        result = int(float(match[1]) * _UNITS[match[2].lower()])
+        if result <= 0:
+            self.fail("the size must be above 0", param, ctx)
+        return result
+
+
+class LockOption(click.ParamType[tuple[str, str, bool]]):
+    """PATTERN=TYPE fixes a type, PATTERN>=TYPE sets the least: `attn_v=Q8_0`, `ffn_down>=Q5_K`."""
+
+    name = "lock"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str, bool]:
+        """(pattern, type, whether it is a minimum)."""
+        from quantize.ggml_types import GgmlType  # noqa: PLC0415 - --help needs no table of types
+
+        if isinstance(value, tuple):
+            return value
+        pattern, equals, qtype = str(value).rpartition("=")
+        least = pattern.endswith(">")
+        pattern, qtype = pattern.removesuffix(">"), qtype.strip().upper()
+        if not equals or not pattern:
+            self.fail(f"{value!r} is not PATTERN=TYPE or PATTERN>=TYPE", param, ctx)
+        if qtype not in GgmlType.__members__:
+            self.fail(f"there is no type {qtype!r}", param, ctx)
+        return pattern, qtype, least
+
+
+def default_out(source: Path, goal_words: str) -> Path:
+    """Beside the source: its name, and what was asked for."""
+    name = source.name if source.is_dir() else source.stem
+    name = re.sub(r"[-.](f16|bf16|f32|fp16|q8_0)$", "", name, flags=re.IGNORECASE)
+    return source.absolute().parent / f"{name}-{goal_words}.gguf"

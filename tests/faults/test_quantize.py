@@ -1,0 +1,339 @@
+"""Everything that can go wrong while a file is made: the source stays as it is, and nothing unfinished remains."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from quantize import output_file
+from quantize.errors import (
+    BadFile,
+    BadWeights,
+    BadWish,
+    BudgetTooSmall,
+    Cancelled,
+    DiskFull,
+    IncompleteFile,
+    NotWritable,
+)
+from quantize.evidence import encode
+from quantize.execute import quantize
+from quantize.gguf_file import read_gguf
+from quantize.job import QuantizeRequest
+from quantize.provenance import KEY, read_provenance
+from quantize.report import read_report, report_path
+from quantize.texts import CALIBRATION, HELD_OUT
+from quantize.types import Goal, Lock
+
+SPARK = Path("assets/models/spark-f16.gguf")
+SPARK_HF = Path("tests/data/spark-hf")
+BUDGET = Goal(kind="budget", limit_bytes=5_000_000)
+QUICK = Goal(kind="mix", mix="Q8_0")  # rounds in no time
+
+
+def request(tmp_path: Path, **changes) -> QuantizeRequest:
+    facts = {
+        "source": SPARK,
+        "out": tmp_path / "out.gguf",
+        "goal": QUICK,
+        "calibration": CALIBRATION,
+        "held_out": HELD_OUT,
+        "cache_dir": tmp_path / "cache",
+        "tier": "instant",
+    }
+    return QuantizeRequest(**(facts | changes))
+
+
+def run(tmp_path: Path, **changes):
+    return quantize(request(tmp_path, **changes), lambda _p: None, lambda: False)
+
+
+def left(folder: Path) -> set[str]:
+    """Files in the folder that a job made, the cache apart."""
+    return {p.name for p in folder.iterdir() if p.name not in {"cache", "source.gguf", "source"}}
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return Path(shutil.copy(SPARK, tmp_path / "source.gguf"))
+
+
+def test_a_file_within_the_budget_that_explains_itself(tmp_path, source):
+    before = digest(source)
+    seen = []
+    report = quantize(request(tmp_path, source=source, goal=BUDGET), seen.append, lambda: False)
+    out = tmp_path / "out.gguf"
+    assert out.stat().st_size == report.file_bytes <= 5_000_000
+    file = read_gguf(out)
+    assert {t.name: t.ggml_type.name for t in file.tensors} == report.plan.types
+    said = read_provenance(str(file.metadata[KEY]))
+    assert said is not None
+    assert (said.source_sha256, said.tier) == (before, "instant")
+    assert read_report(report_path(out)) == report
+    assert left(tmp_path) == {"out.gguf", "out.tessera.json"}
+    assert digest(source) == before
+    assert {"hash", "plan", "write"} <= {p.phase for p in seen}
+    assert any(p.detail == "blk.3.ffn_up.weight" for p in seen)
+
+
+def test_a_hugging_face_folder_in_one_go(tmp_path):
+    report = run(tmp_path, source=SPARK_HF)
+    assert report.plan.types["blk.0.attn_q.weight"] == "Q8_0"
+    assert left(tmp_path) == {"out.gguf", "out.tessera.json"}
+
+
+def test_a_plan_alone_writes_nothing(tmp_path):
+    report = run(tmp_path, plan_only=True)
+    assert report.shipped == "nothing"
+    assert report.forecast.seconds > 0
+    assert left(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"goal": Goal(kind="budget", limit_bytes=1_000_000)}, BudgetTooSmall, "smallest"),
+        ({"goal": Goal(kind="mix", mix="Q9_K")}, BadWish, "Q9_K"),
+        ({"goal": Goal(kind="mix", mix="IQ2_XS")}, BadWish, "importance matrix"),
+        ({"locks": (Lock("nothing_like_it", "Q8_0"),)}, BadWish, "nothing_like_it"),
+        ({"rounding": "craft"}, BadWish, "measures nothing"),
+    ],
+)
+def test_wishes_that_cannot_be(tmp_path, changes, error, words):
+    with pytest.raises(error, match=words):
+        run(tmp_path, **changes)
+    assert left(tmp_path) == set()
+
+
+def test_a_truncated_source(tmp_path, source):
+    source.write_bytes(source.read_bytes()[:-5000])
+    with pytest.raises(IncompleteFile):
+        run(tmp_path, source=source)
+    assert left(tmp_path) == set()
+
+
+def poison(source: Path, name: str, value: bytes) -> None:
+    tensor = next(t for t in read_gguf(source).tensors if t.name == name)
+    with source.open("r+b") as file:
+        file.seek(tensor.offset + 64)
+        file.write(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("blk.2.ffn_up.weight", b"\x00\x7e"),  # NaN in F16
+        ("blk.2.ffn_up.weight", b"\x00\x7c"),  # infinity
+        ("output_norm.weight", b"\x00\x00\xc0\x7f"),  # NaN in a tensor that is only copied
+    ],
+)
+def test_values_that_are_not_finite_name_the_tensor(tmp_path, source, name, value):
+    poison(source, name, value)
+    before = digest(source)
+    with pytest.raises((BadFile, BadWeights), match=name):
+        run(tmp_path, source=source)
+    assert left(tmp_path) == set()
+    assert digest(source) == before
+
+
+def test_a_folder_without_a_tokenizer(tmp_path):
+    folder = Path(shutil.copytree(SPARK_HF, tmp_path / "source"))
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(BadFile, match="tokenizer"):
+        run(tmp_path, source=folder)
+    assert left(tmp_path) == set()
+
+
+def test_a_quantized_source_is_refused_below_q8(tmp_path):
+    run(tmp_path, goal=Goal(kind="mix", mix="Q4_0"))
+    small = (tmp_path / "out.gguf").rename(tmp_path / "source.gguf")
+    (tmp_path / "out.tessera.json").unlink()
+    goal = Goal(kind="mix", mix="Q2_K")
+    with pytest.raises(BadWish, match="already quantized"):
+        run(tmp_path, source=small, goal=goal)
+    assert left(tmp_path) == set()
+    report = run(tmp_path, source=small, goal=goal, force=True)
+    assert "already quantized" in report.warnings[0]
+
+
+def test_an_existing_file_is_never_replaced_unasked(tmp_path):
+    out = tmp_path / "out.gguf"
+    out.write_text("precious")
+    with pytest.raises(BadWish, match="exists"):
+        run(tmp_path)
+    assert out.read_text() == "precious"
+    run(tmp_path, overwrite=True)
+    assert out.stat().st_size > 1_000_000
+
+
+def test_the_source_is_not_overwritten_by_its_own_result(tmp_path, source):
+    before = digest(source)
+    with pytest.raises(BadWish, match="SOURCE"):
+        run(tmp_path, source=source, out=source, overwrite=True)
+    assert digest(source) == before
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root writes everywhere")
+def test_a_read_only_target(tmp_path):
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    locked.chmod(0o500)
+    try:
+        with pytest.raises(NotWritable):
+            run(tmp_path, out=locked / "out.gguf")
+    finally:
+        locked.chmod(0o700)
+
+
+def test_targets_that_cannot_be_written(tmp_path):
+    with pytest.raises(NotWritable, match="no such folder"):
+        run(tmp_path, out=tmp_path / "missing" / "out.gguf")
+    with pytest.raises(NotWritable):
+        run(tmp_path, out=Path("/proc/out.gguf"))
+
+
+def test_a_disk_too_small_is_noticed_before_writing(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(output_file.shutil, "disk_usage", lambda _p: usage._replace(free=3_000_000))
+    with pytest.raises(DiskFull) as caught:
+        run(tmp_path)
+    assert caught.value.free_bytes == 3_000_000
+    assert caught.value.needed_bytes > 8_900_000
+    assert left(tmp_path) == set()
+
+
+def test_a_disk_that_fills_up_while_writing(tmp_path, monkeypatch):
+    small = tmp_path / "small"
+    small.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(small)], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip("no right to mount a small disk here")
+    try:
+        monkeypatch.setattr(output_file.Output, "require_room", lambda *_: None)
+        with pytest.raises(DiskFull):
+            run(tmp_path, out=small / "out.gguf")
+        assert left(small) == set()
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_cancelling_leaves_nothing(tmp_path, source):
+    stop = []
+    with pytest.raises(Cancelled):
+        quantize(
+            request(tmp_path, source=source, goal=BUDGET),
+            lambda p: stop.append(p) if p.phase == "write" and p.done > 0 else None,
+            lambda: bool(stop),
+        )
+    assert left(tmp_path) == set()
+
+
+JOB = """
+import sys
+from pathlib import Path
+from quantize.evidence import decode
+from quantize.execute import quantize
+from quantize.job import QuantizeRequest
+def tell(progress):
+    print(progress.phase, progress.detail, flush=True)
+quantize(decode(sys.argv[1], QuantizeRequest), tell, lambda: False)
+"""
+
+
+def start(job: QuantizeRequest) -> subprocess.Popen:
+    command = [sys.executable, "-c", JOB, encode(job).decode()]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(process: subprocess.Popen, phase: str) -> None:
+    for line in process.stdout:
+        if line.startswith(phase):
+            return
+    raise AssertionError(process.stderr.read())
+
+
+def gone(pids: list[int]) -> bool:
+    return not any(psutil.pid_exists(pid) for pid in pids)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.parametrize("phase", ["convert", "hash", "write"])
+def test_kill_9_of_the_job_leaves_no_file_and_no_process(tmp_path, phase):
+    source = Path(shutil.copytree(SPARK_HF, tmp_path / "source"))
+    before = digest(source / "model.safetensors")
+    process = start(request(tmp_path, source=source, goal=BUDGET))
+    wait_for(process, phase)
+    children = [c.pid for c in psutil.Process(process.pid).children(recursive=True)]
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not gone(children):
+        time.sleep(0.05)
+    assert gone(children)
+    assert left(tmp_path) == set()
+    assert digest(source / "model.safetensors") == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_kill_9_of_a_child_is_told_and_tidied(tmp_path):
+    process = start(request(tmp_path, goal=BUDGET))
+    wait_for(process, "write")
+    while not (found := [c for c in psutil.Process(process.pid).children() if "write" in c.cmdline()]):
+        time.sleep(0.02)
+    found[0].kill()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "ChildDied" in errors
+    assert left(tmp_path) == set()
+
+
+def test_files_of_dead_jobs_are_swept(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    old = tmp_path / f".other.gguf.{dead.pid}.ours.partial"
+    old.write_bytes(b"x")
+    kept = tmp_path / f".other.gguf.{os.getppid()}.ours.partial"
+    kept.write_bytes(b"x")
+    run(tmp_path, plan_only=True)
+    assert left(tmp_path) == {kept.name}
+
+
+def test_two_jobs_on_one_source_and_one_target(tmp_path, source):
+    before = digest(source)
+    jobs = [start(request(tmp_path, source=source, cache_dir=tmp_path / "cache")) for _ in range(2)]
+    outcomes = [job.communicate(timeout=110) for job in jobs]
+    codes = sorted(job.returncode for job in jobs)
+    assert codes in ([0, 0], [0, 1]), outcomes
+    if codes == [0, 1]:
+        assert any("BadWish" in errors for _, errors in outcomes)
+    assert left(tmp_path) == {"out.gguf", "out.tessera.json"}
+    assert read_report(tmp_path / "out.tessera.json").file_bytes == (tmp_path / "out.gguf").stat().st_size
+    assert digest(source) == before
+
+
+def test_the_command_prints_the_report_as_json(tmp_path):
+    out = tmp_path / "cli.gguf"
+    command = [sys.executable, "-m", "app", "quantize", str(SPARK), str(out)]
+    options = ["--budget", "5000000B", "--tier", "instant", "--threads", "1", "--json"]
+    env = os.environ | {"TESSERA_HOME": str(tmp_path / "home")}
+    done = subprocess.run(command + options, capture_output=True, text=True, timeout=110, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["file_bytes"] == out.stat().st_size <= 5_000_000
+    again = subprocess.run(command + options, capture_output=True, text=True, timeout=60, env=env, check=False)
+    assert again.returncode == 3
+    assert "exists" in again.stderr
