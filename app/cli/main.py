@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("app.cli.models", "Find, fetch and keep models."),
     "devices": ("app.cli.devices", "Show processors, GPUs, NPUs, memory and usable backends."),
     "fim-bench": ("app.cli.fim_bench", "Measure keystroke-to-suggestion latency."),
+    "launch": ("app.cli.launch", "Start a coding agent on a local model, or connect an editor."),
 }
 
 

@@ -1,0 +1,125 @@
+"""`tessera launch`: start an editor or coding agent on a local model, or write its configuration."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from app.code.connect.store import ConnectStore
+    from app.code.connect.types import Endpoint, FileEdit, Integration, Launch
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True},
+    help="Start the coding agent NAME on a local model, or --connect an editor to it. Without NAME: list them.",
+)
+@click.argument("name", required=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option("--model", "-m", help="Model to use (default: a loaded one, else the best for tools).")
+@click.option("--connect", "do", flag_value="connect", help="Write its configuration, with a backup.")
+@click.option("--remove", "do", flag_value="remove", help="Take its configuration back.")
+@click.option("--dry-run", is_flag=True, help="Show what would be written or started, and stop.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask before writing.")
+def command(
+    name: str | None, arguments: tuple[str, ...], model: str | None, do: str | None, dry_run: bool, yes: bool
+) -> None:
+    """Connect, remove, or start."""
+    from app.cli.connection import connected  # noqa: PLC0415 - the command's own imports wait until it runs
+    from app.client import ApiError, ServerUnreachable  # noqa: PLC0415
+    from app.code.connect.endpoint import endpoint_of  # noqa: PLC0415
+    from app.code.connect.registry import INTEGRATIONS  # noqa: PLC0415
+    from app.code.connect.store import ConnectStore  # noqa: PLC0415
+    from app.code.errors import CodeError  # noqa: PLC0415
+    from engine.paths import user_paths  # noqa: PLC0415
+
+    store = ConnectStore(user_paths().state)
+    if name is None:
+        for known in INTEGRATIONS.values():
+            mark = "connected" if store.connected(known.name) else ""
+            click.echo(f"{known.name:14} {known.title:30} {known.kind:7} {mark}".rstrip())
+        return
+    if name not in INTEGRATIONS:
+        raise click.UsageError(f"{name!r} is not known. Known: {', '.join(INTEGRATIONS)}.")
+    integration = INTEGRATIONS[name]
+    try:
+        if do == "remove":
+            _write(store, integration, store.planned_removal(integration), dry_run, yes, removing=True)
+            return
+        with connected() as client:
+            endpoint = endpoint_of(client, model)
+            _say_limits(endpoint, integration)
+            if do == "connect" or integration.launch is None:
+                _connect(store, integration, endpoint, dry_run, yes)
+                return
+            folder = user_paths().state / "launch" / integration.name
+            sys.exit(_start(integration.launch(endpoint, folder), folder, arguments, integration, dry_run))
+    except (CodeError, ApiError, ServerUnreachable) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _say_limits(endpoint: "Endpoint", integration: "Integration") -> None:
+    from app.code.connect.endpoint import AGENT_CONTEXT  # noqa: PLC0415 - with the command's own imports
+
+    click.echo(
+        f"{integration.title} on {endpoint.model}, context {endpoint.context} tokens, {endpoint.url}", err=True
+    )
+    if integration.kind == "agent" and endpoint.context < AGENT_CONTEXT:
+        click.echo(
+            f"Warning: coding agents need about {AGENT_CONTEXT} tokens of context; this model has "
+            f"{endpoint.context} here. Choose another with --model, or serve it with a larger --ctx.",
+            err=True,
+        )
+
+
+def _connect(
+    store: "ConnectStore", integration: "Integration", endpoint: "Endpoint", dry_run: bool, yes: bool
+) -> None:
+    _write(store, integration, store.planned(integration, Path.home(), endpoint), dry_run, yes, removing=False)
+    if integration.steps is not None:
+        click.echo(integration.steps(endpoint))
+
+
+def _write(
+    store: "ConnectStore",
+    integration: "Integration",
+    edits: "list[FileEdit]",
+    dry_run: bool,
+    yes: bool,
+    *,
+    removing: bool,
+) -> None:
+    for edit in edits:
+        click.echo(edit.diff(), nl=False)
+    if dry_run or (not edits and not removing):
+        return
+    if edits and not yes and not click.confirm("Write this?"):
+        raise click.Abort
+    backups = store.remove(integration, edits) if removing else store.connect(integration, edits)
+    for backup in backups:
+        click.echo(f"Backup: {backup}")
+    click.echo(f"{integration.title}: {'removed' if removing else 'connected'}.")
+
+
+def _start(
+    launch: "Launch", folder: Path, arguments: tuple[str, ...], integration: "Integration", dry_run: bool
+) -> int:
+    from app.code.agent.consent import shown_argv  # noqa: PLC0415 - with the command's own imports
+    from app.code.connect.store import write_private  # noqa: PLC0415
+
+    argv = [*launch.argv, *arguments]
+    if dry_run:
+        for key, value in launch.env.items():
+            click.echo(f"{key}={value}")
+        click.echo(shown_argv(argv))
+        return 0
+    program = shutil.which(argv[0])
+    if program is None:
+        raise click.ClickException(f"{argv[0]} is not installed. Install it with: {integration.install}")
+    for file_name, text in launch.files.items():
+        write_private(folder / file_name, text)
+    return subprocess.run([program, *argv[1:]], env={**os.environ, **launch.env}, check=False).returncode

@@ -1,0 +1,47 @@
+"""Which model a client should use, and what the server truly gives it."""
+
+from app.client import Client
+from app.code.connect.types import PLACEHOLDER_KEY, Endpoint
+from app.code.errors import InputFault
+
+# Coding agents open with system prompts of this size; below it they cannot even begin.
+AGENT_CONTEXT = 16_384
+
+
+class NoModel(InputFault):
+    """The server knows no model that could serve."""
+
+    code = "no_model"
+
+    def __init__(self) -> None:
+        super().__init__("The server knows no model that can chat. Get one first: tessera pull NAME.")
+
+
+def endpoint_of(client: Client, model: str | None = None) -> Endpoint:
+    """The endpoint for a model: the named one, else a loaded one, else one made for tools, else any for chat.
+
+    Raises: NoModel, ApiError.
+    """
+    models = client.models()
+    if model is not None:
+        entry = next((m for m in models if m["id"] == model), None) or client.get(f"/v1/models/{model}")
+    else:
+        able = [m for m in models if "chat" in m.get("capabilities", ())]
+        if not able:
+            raise NoModel
+        entry = max(
+            able,
+            key=lambda m: (m.get("state") == "loaded", "tools" in m["capabilities"], m.get("context_length") or 0),
+        )
+    return Endpoint(
+        url=client.url.rstrip("/"),
+        model=str(entry["id"]),
+        context=int(entry.get("context_length") or 0),
+        key=client.token if client.token and _needs_key(client) else PLACEHOLDER_KEY,
+        fim="fim" in entry.get("capabilities", ()),
+    )
+
+
+def _needs_key(client: Client) -> bool:
+    """Only a server beyond loopback asks clients for a key."""
+    return not any(host in client.url for host in ("127.0.0.1", "[::1]", "localhost"))
