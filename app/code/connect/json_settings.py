@@ -9,6 +9,8 @@ from typing import Any
 from app.code.connect.types import NeedsHand
 
 Settings = Mapping[tuple[str, ...], Any]
+# Tells a key that is not there from one that is null.
+_MISSING: Any = object()
 
 _TOKEN = re.compile(
     r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/|,(?=\s*(?:(?://[^\n]*\n|/\*.*?\*/)\s*)*[}\]])', re.DOTALL
@@ -64,7 +66,7 @@ def without_settings(text: str, settings: Settings, before: str | None) -> str:
     for keys, value in settings.items():
         if _get(known, keys) == value:
             old = _get(earlier, keys)
-            if old is None:
+            if old is _MISSING:
                 _remove(known, keys, earlier)
             else:
                 _put(known, keys, old)
@@ -80,8 +82,10 @@ def _changes(before: Any, after: Any, keys: tuple[str, ...] = ()) -> Iterator[tu
     """The leaves that differ."""
     if isinstance(after, dict) and (after or keys == ()):
         for key, value in after.items():
-            yield from _changes(before.get(key) if isinstance(before, dict) else None, value, (*keys, key))
-    elif before != after:
+            yield from _changes(
+                before.get(key, _MISSING) if isinstance(before, dict) else _MISSING, value, (*keys, key)
+            )
+    elif before is _MISSING or before != after:
         yield keys, after
 
 
@@ -143,7 +147,7 @@ def _put(target: dict[str, Any], keys: tuple[str, ...], value: Any) -> bool:
 def _get(target: Any, keys: tuple[str, ...]) -> Any:
     for key in keys:
         if not isinstance(target, dict) or key not in target:
-            return None
+            return _MISSING
         target = target[key]
     return target
 
@@ -153,5 +157,5 @@ def _remove(target: dict[str, Any], keys: tuple[str, ...], earlier: Any) -> None
     parent = _get(target, keys[:-1]) if len(keys) > 1 else target
     if isinstance(parent, dict):
         parent.pop(keys[-1], None)
-        if not parent and len(keys) > 1 and _get(earlier, keys[:-1]) is None:
+        if not parent and len(keys) > 1 and _get(earlier, keys[:-1]) is _MISSING:
             _remove(target, keys[:-1], earlier)
