@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from quantize.child import run_tasks
+from quantize.child import run_task, run_tasks
+from quantize.craft.sequential import SequentialRequest
 from quantize.craft.tensors import TensorsRequest, packed_path
 from quantize.evidence import Cancelled, OnProgress, PackedTensor, Progress, RoundRequest
 from quantize.measure import ensure_moments, joined, keeps_moments, share_out
@@ -27,7 +28,9 @@ def round_plan(request: RoundRequest, on_progress: OnProgress, cancelled: Cancel
     source = SourceWeights(request.measure.source)
     names = [n for n in source.names if n in request.types]
     pending = [n for n in names if not packed_path(folder, request, n).exists()]
-    if request.rounding == "stock":
+    if request.rounding == "sequential":
+        _round_sequentially(request, folder, pending, on_progress, cancelled)
+    elif request.rounding == "stock":
         _round(request, source, pending, float(len(pending)), on_progress, cancelled)
     else:
         _round_by_subset(request, folder, source, pending, on_progress, cancelled)
@@ -36,6 +39,21 @@ def round_plan(request: RoundRequest, on_progress: OnProgress, cancelled: Cancel
         matrices, rows, _ = source.shape(name)
         blocks = np.memmap(packed_path(folder, request, name), np.uint8, "r").reshape(matrices * rows, -1)
         yield PackedTensor(name=name, qtype=qtype, blocks=blocks)
+
+
+def _round_sequentially(
+    request: RoundRequest,
+    folder: WorkFolder,
+    pending: list[str],
+    on_progress: OnProgress,
+    cancelled: Cancelled,
+) -> None:
+    if not pending:
+        return
+    # What cannot follow the rounded model is crafted on the reference's inputs.
+    apart = [g for g in folder.groups() or () if g.tied or g.experts > 1]
+    ensure_moments(request.measure, folder, apart, on_progress, cancelled)
+    run_task("sequential", SequentialRequest(round=request), on_progress, cancelled)
 
 
 def _round_by_subset(

@@ -7,6 +7,7 @@ import msgspec
 
 from quantize.collect import MomentsRequest, collect_moments, survey
 from quantize.convert.folder import ConvertRequest, convert
+from quantize.craft.sequential import SequentialRequest, round_in_order
 from quantize.craft.tensors import TensorsRequest, round_tensors
 from quantize.evidence import MeasureRequest, Step, VerifyRequest
 from quantize.rounding_error import ErrorsRequest, measure_errors
@@ -19,6 +20,7 @@ TASKS: dict[str, tuple[type[msgspec.Struct], Callable[[Any, Step], Any]]] = {
     "moments": (MomentsRequest, collect_moments),
     "errors": (ErrorsRequest, measure_errors),
     "round": (TensorsRequest, round_tensors),
+    "sequential": (SequentialRequest, round_in_order),
     "verify": (VerifyRequest, verify_files),
     "alpha": (AlphaRequest, measure_alpha),
     "convert": (ConvertRequest, convert),

@@ -1,6 +1,7 @@
 """The task that rounds whole tensors into the cache, one file each: a killed run loses one tensor at most."""
 
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -30,6 +31,8 @@ class TensorsRequest(msgspec.Struct, frozen=True, kw_only=True):
 def packed_path(folder: WorkFolder, request: RoundRequest, name: str) -> Path:
     """Where a finished tensor lies; anything that changes its bytes is in the name."""
     how: str = request.rounding
+    if request.rounding == "sequential":  # each tensor is rounded to make up for all before it
+        how += "-" + sha256(repr(sorted(request.types.items())).encode()).hexdigest()[:16]
     if request.rounding == "stock":
         how += "-" + (file_sha256(request.imatrix)[:16] if request.imatrix else "none")
     return folder.part("packed", f"{name}.{request.types[name]}.{how}", ".bin")
@@ -42,7 +45,7 @@ def round_tensors(request: TensorsRequest, send: Step) -> int:
     source = SourceWeights(wanted.measure.source)
     groups = {name: g for g in folder.groups() or () for name in g.members}
     stock = read_imatrix(wanted.imatrix) if wanted.imatrix and wanted.rounding == "stock" else {}
-    rounder = _Rounder(folder, source, wanted, groups, stock)
+    rounder = Rounder(folder, source, wanted, groups, stock)
     sizes = {n: source.info(n).num_values for n in request.names}
     total, passed, done = float(sum(sizes.values())), 0.0, 0
     for name in request.names:
@@ -58,7 +61,7 @@ def round_tensors(request: TensorsRequest, send: Step) -> int:
     return done
 
 
-class _Rounder:
+class Rounder:
     """Rounds the chunks of one tensor after the other, keeping the last curvature: neighbours share it."""
 
     def __init__(

@@ -57,6 +57,12 @@ def tensor_at(address: int) -> GgmlTensor:
     return GgmlTensor.from_address(address)
 
 
+def name_of(tensor: GgmlTensor) -> str:
+    """The tensor's name; llama.cpp names weights as their file does."""
+    raw: bytes = tensor.name
+    return raw.decode(errors="replace")
+
+
 def num_bytes(tensor: GgmlTensor) -> int:
     """Bytes the tensor's data spans, views and padding between rows included."""
     nbytes = ggml_base().ggml_nbytes

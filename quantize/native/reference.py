@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from quantize.native.graph import GgmlTensor, op_id, read_bytes, tensor_at, write_bytes
+from quantize.native.graph import GgmlTensor, name_of, op_id, read_bytes, tensor_at, write_bytes
 from quantize.native.libraries import llama
 
 Tokens = npt.NDArray[np.int32]
@@ -26,8 +26,20 @@ class LoadFailed(Exception):
         self.step = step
 
 
-class Tap:
-    """What to do with the multiplications of a running graph. Subclass, and pass to `ReferenceModel.run`."""
+class NodeTap:
+    """What to do with the nodes of a running graph. Subclass, and pass to `ReferenceModel.run`."""
+
+    def asks(self, address: int, node: GgmlTensor) -> bool:
+        """Whether the values of a node are needed. Called for every node, before it is computed."""
+        raise NotImplementedError
+
+    def takes(self, address: int, node: GgmlTensor) -> bool:
+        """Read a node that was asked for, just computed. False ends this graph here."""
+        raise NotImplementedError
+
+
+class Tap(NodeTap):
+    """Watches the inputs of multiplications with named weights."""
 
     def wants(self, weight: str, node: GgmlTensor) -> bool:
         """Whether the values of this multiplication's input are needed. Called before it is computed."""
@@ -36,6 +48,27 @@ class Tap:
     def take(self, weight: str, node: GgmlTensor) -> None:
         """Read the input of a wanted multiplication. Called after it was computed."""
         raise NotImplementedError
+
+    def asks(self, address: int, node: GgmlTensor) -> bool:
+        """Pass multiplications on to `wants`."""
+        del address
+        weight = multiplied_weight(node)
+        return weight is not None and self.wants(weight, node)
+
+    def takes(self, address: int, node: GgmlTensor) -> bool:
+        """Pass multiplications on to `take`."""
+        del address
+        weight = multiplied_weight(node)
+        assert weight is not None
+        self.take(weight, node)
+        return True
+
+
+def multiplied_weight(node: GgmlTensor) -> str | None:
+    """The name of the weight a node multiplies by; None if it is no multiplication."""
+    if node.op not in (op_id("MUL_MAT"), op_id("MUL_MAT_ID")) or not node.src[0]:
+        return None
+    return name_of(tensor_at(node.src[0]))
 
 
 class ReferenceModel:
@@ -52,7 +85,7 @@ class ReferenceModel:
         self.batch_windows = batch_windows
         self._lib = llama()
         self._path = path
-        self._tap: Tap | None = None
+        self._tap: NodeTap | None = None
         self._tap_error: BaseException | None = None
         self._weights: dict[str, int] = {}
         params = self._lib.llama_model_default_params()
@@ -122,7 +155,7 @@ class ReferenceModel:
         self,
         windows: Tokens,
         keep: npt.NDArray[np.bool_] | None = None,
-        tap: Tap | None = None,
+        tap: NodeTap | None = None,
         *,
         drop_logits: bool = False,
     ) -> Logits:
@@ -218,26 +251,16 @@ class ReferenceModel:
             if self._tap is None or self._tap_error is not None:
                 return not ask
             node = tensor_at(address)
-            if node.op not in _multiplications() or not node.src[0]:
-                return not ask
-            weight = tensor_at(node.src[0]).name.decode(errors="replace")
-            if ask:
-                return self._tap.wants(weight, node)
-            self._tap.take(weight, node)
+            return self._tap.asks(address, node) if ask else self._tap.takes(address, node)
         except BaseException as error:  # noqa: BLE001  raised again by `run`; C code cannot carry it
             self._tap_error = error
             return not ask
-        return True
 
     def _learn(self, address: int) -> bool:
         node = tensor_at(address)
-        if node.op in (*_multiplications(), op_id("GET_ROWS")) and node.src[0]:
+        if node.op in (op_id("MUL_MAT"), op_id("MUL_MAT_ID"), op_id("GET_ROWS")) and node.src[0]:
             source = tensor_at(node.src[0])
             name = source.name.decode(errors="replace")
             if name.endswith(".weight"):
                 self._weights.setdefault(name, int(node.src[0]))
         return False
-
-
-def _multiplications() -> tuple[int, int]:
-    return op_id("MUL_MAT"), op_id("MUL_MAT_ID")
