@@ -4,18 +4,20 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from engine.errors import EngineError
+from engine.errors import EngineError, InputFault
+from engine.server.anthropic import messages as anthropic_messages
 from engine.server.auth import Access, Unauthorized
-from engine.server.errors import lookup, openai_body, retry_header
+from engine.server.error_shape import error_body, refusal_body
+from engine.server.errors import lookup, retry_header
 from engine.server.guard import Guard, refuse
 from engine.server.manage import jobs as manage_jobs
 from engine.server.manage import library as manage_library
@@ -40,7 +42,7 @@ class AccessCheck:
             try:
                 self._access.check(scope["path"], headers)
             except Unauthorized as error:
-                await refuse(send, 401, error.code, str(error))
+                await refuse(scope, send, 401, error.code, str(error))
                 return
         await self._app(scope, receive, send)
 
@@ -60,12 +62,13 @@ def create_app(state: ServerState, hosts: Iterable[str] = (), origins: Iterable[
     app.state.server = state
     app.add_middleware(AccessCheck, access=state.access)
     app.add_middleware(Guard, hosts=tuple(hosts), origins=tuple(origins))
-    for module in (models, chat, completions, fim, embeddings, tokens, lmstudio):
+    for module in (models, chat, completions, fim, embeddings, tokens, lmstudio, anthropic_messages):
         app.include_router(module.router)
     for managed in (manage_models, manage_library, manage_jobs):
         app.include_router(managed.router)
     app.add_exception_handler(EngineError, _engine_error)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(Exception, _bug)
     app.add_api_route("/health", _health, methods=["GET"])
     app.add_api_route("/metrics", _metrics, methods=["GET"], response_class=PlainTextResponse)
@@ -89,21 +92,29 @@ async def _metrics(request: Request) -> Response:
     return PlainTextResponse(generate_latest(state.metrics.registry), media_type="text/plain; version=0.0.4")
 
 
-async def _engine_error(_: Request, error: Exception) -> Response:
-    return JSONResponse(openai_body(error), status_code=lookup(error)[0], headers=retry_header(error))
+async def _engine_error(request: Request, error: Exception) -> Response:
+    return JSONResponse(
+        error_body(request.url.path, error), status_code=lookup(error)[0], headers=retry_header(error)
+    )
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    body: dict[str, Any] = {
-        "message": f"{request.method} {request.url.path}: {error.detail}",
-        "type": "invalid_request_error",
-        "param": None,
-        "code": "not_found" if error.status_code == 404 else "http_error",  # noqa: PLR2004 - HTTP
-    }
-    return JSONResponse({"error": body}, status_code=error.status_code, headers={"x-should-retry": "false"})
+    path = request.url.path
+    code = "not_found" if error.status_code == 404 else "http_error"  # noqa: PLR2004 - HTTP
+    body = refusal_body(path, error.status_code, code, f"{request.method} {path}: {error.detail}")
+    return JSONResponse(body, status_code=error.status_code, headers={"x-should-retry": "false"})
 
 
-async def _bug(_: Request, error: Exception) -> Response:
+async def _invalid(request: Request, error: Exception) -> Response:
+    """Parameters of path and query, which FastAPI checks itself."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    named = ".".join(str(part) for part in first["loc"][1:])
+    return await _engine_error(request, InputFault(f"{named}: {first['msg']}.", named))
+
+
+async def _bug(request: Request, error: Exception) -> Response:
     log.error("unexpected error", exc_info=error)
-    return JSONResponse(openai_body(error), status_code=500, headers={"x-should-retry": "false"})
+    body = error_body(request.url.path, error)
+    return JSONResponse(body, status_code=500, headers={"x-should-retry": "false"})

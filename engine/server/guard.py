@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.server.error_shape import refusal_body
+
 # Enough for a 1 M token prompt or a few pictures; larger bodies are refused before they are read into memory.
 MAX_BODY_BYTES: Final = 64 << 20
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -48,17 +50,17 @@ class Guard:
             scope = {**scope, "path": "/" + "/".join(part for part in scope["path"].split("/") if part)}
         if _name(headers.get("host", "")) not in self._hosts:
             await refuse(
-                send, 403, "forbidden_host", f"This server does not answer to {headers.get('host', '')!r}."
+                scope, send, 403, "forbidden_host", f"This server does not answer to {headers.get('host', '')!r}."
             )
             return
         origin = headers.get("origin")
         if origin is not None and not self._allowed(origin):
-            await refuse(send, 403, "forbidden_origin", f"Pages from {origin!r} may not use this server.")
+            await refuse(scope, send, 403, "forbidden_origin", f"Pages from {origin!r} may not use this server.")
             return
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > MAX_BODY_BYTES:
             await refuse(
-                send, 413, "body_too_large", f"The body has {length} bytes; the limit is {MAX_BODY_BYTES}."
+                scope, send, 413, "body_too_large", f"The body has {length} bytes; the limit is {MAX_BODY_BYTES}."
             )
             return
         await self._limited(scope, receive, send, origin)
@@ -95,14 +97,12 @@ class Guard:
             await self._app(scope, counted, watched)
         except BodyTooLarge:
             if not started:
-                await refuse(send, 413, "body_too_large", f"The body is larger than {MAX_BODY_BYTES} bytes.")
+                await refuse(scope, send, 413, "body_too_large", f"The body is larger than {MAX_BODY_BYTES} bytes.")
 
 
-async def refuse(send: Send, status: int, code: str, message: str) -> None:
-    """Answer with an error in OpenAI's shape, without reaching any route."""
-    body = json.dumps(
-        {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
-    ).encode()
+async def refuse(scope: Scope, send: Send, status: int, code: str, message: str) -> None:
+    """Answer with an error in the shape of the path's protocol, without reaching any route."""
+    body = json.dumps(refusal_body(scope["path"], status, code, message)).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

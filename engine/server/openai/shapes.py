@@ -13,9 +13,9 @@ from engine.types import Done, TokenLogprob, Usage
 _encode = msgspec.json.encode
 
 
-def new_id(prefix: str) -> str:
+def new_id(prefix: str, separator: str = "-") -> str:
     """An id such as `chatcmpl-…`."""
-    return f"{prefix}-{secrets.token_hex(12)}"
+    return f"{prefix}{separator}{secrets.token_hex(12)}"
 
 
 def ignored_header(body: Body) -> dict[str, str]:

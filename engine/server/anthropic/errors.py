@@ -1,0 +1,39 @@
+"""Errors in Anthropic's shape."""
+
+import json
+from typing import Any
+
+from engine.errors import ContextOverflow, EngineError
+from engine.server.errors import lookup
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def body_for(status: int, message: str) -> dict[str, Any]:
+    """The error object for an HTTP status."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")  # noqa: PLR2004 - HTTP
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def anthropic_body(error: Exception) -> dict[str, Any]:
+    """The error object of an exception."""
+    if isinstance(error, ContextOverflow):  # clients shorten the conversation on exactly these words
+        message = f"prompt is too long: {error.prompt_tokens} tokens > {error.context_tokens} maximum"
+    elif isinstance(error, EngineError):
+        message = str(error)
+    else:
+        message = "An internal error; the server's log has the details."
+    return body_for(lookup(error)[0], message)
+
+
+def anthropic_event(error: Exception) -> bytes:
+    """The error as an event of a stream that has begun."""
+    return b"event: error\ndata: " + json.dumps(anthropic_body(error)).encode() + b"\n\n"

@@ -1,0 +1,138 @@
+"""Answers in Anthropic's form: content blocks, whole or as named server-sent events."""
+
+import json
+from typing import Any
+
+import msgspec
+
+from engine.chat.events import (
+    CallArguments,
+    CallEnded,
+    CallMalformed,
+    CallStarted,
+    ReasoningDelta,
+    TextDelta,
+)
+from engine.server.conversation import Finished, TurnEvent
+from engine.server.openai.shapes import new_id
+from engine.types import Started, Usage
+
+_encode = msgspec.json.encode
+
+
+def event(name: str, body: dict[str, Any]) -> bytes:
+    """One named event. Clients drop events without a name."""
+    return b"event: " + name.encode() + b"\ndata: " + _encode({"type": name, **body}) + b"\n\n"
+
+
+def usage(counts: Usage) -> dict[str, int]:
+    """Usage: what came from the prefix cache is not input."""
+    return {
+        "input_tokens": counts.prompt_tokens - counts.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": counts.cached_tokens,
+        "output_tokens": counts.completion_tokens,
+    }
+
+
+def stop_reason(end: Finished) -> str:
+    """Why the answer ended, in Anthropic's words."""
+    if end.reason == "tool_calls":
+        return "tool_use"
+    if end.reason == "length":
+        return "max_tokens"
+    return "stop_sequence" if end.done.stop is not None else "end_turn"
+
+
+class BlockStream:
+    """Turns a turn's events into Anthropic's. `blocks` holds the answer so far, for the whole form."""
+
+    def __init__(self, message_id: str, model: str) -> None:
+        self._id = message_id
+        self._model = model
+        self._kind = ""
+        self.blocks: list[dict[str, Any]] = []
+        self.malformed: list[str] = []
+
+    def message(self, counts: Usage) -> dict[str, Any]:
+        """The message around its blocks."""
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage(counts),
+        }
+
+    def feed(self, item: TurnEvent) -> bytes:
+        """The events that this one becomes."""
+        if isinstance(item, TextDelta):
+            return self._grow("text", "text", "text_delta", item.text)
+        if isinstance(item, ReasoningDelta):
+            return self._grow("thinking", "thinking", "thinking_delta", item.text)
+        if isinstance(item, CallArguments):
+            self.blocks[-1]["input"] += item.delta
+            return self._delta({"type": "input_json_delta", "partial_json": item.delta})
+        if isinstance(item, CallStarted):
+            # Ids of some dialects repeat from turn to turn; templates that need theirs make them from the name.
+            block = {"type": "tool_use", "id": new_id("toolu", "_"), "name": item.name, "input": {}}
+            return self._close() + self._open("tool_use", block, {**block, "input": ""})
+        if isinstance(item, CallEnded):
+            return self._close()
+        if isinstance(item, CallMalformed):
+            self.malformed.append(item.text)
+            return b""
+        if isinstance(item, Started):
+            counts = Usage(prompt_tokens=item.prompt_tokens, cached_tokens=item.cached_tokens)
+            return event("message_start", {"message": self.message(counts)})
+        return self._close() + self._end(item)
+
+    def whole(self, end: Finished) -> dict[str, Any]:
+        """The answer as one object."""
+        content = []
+        for block in self.blocks:
+            made = dict(block)
+            if made["type"] == "tool_use":
+                made["input"] = json.loads(made["input"] or "{}")
+            content.append(made)
+        return {**self.message(end.done.usage), "content": content, **self._stopped(end)}
+
+    def _stopped(self, end: Finished) -> dict[str, Any]:
+        stopped: dict[str, Any] = {"stop_reason": stop_reason(end), "stop_sequence": end.done.stop}
+        if self.malformed:  # said, never shown as the answer's text
+            stopped["tessera_malformed_tool_calls"] = self.malformed
+        return stopped
+
+    def _grow(self, kind: str, field: str, delta: str, text: str) -> bytes:
+        out = b""
+        if self._kind != kind:
+            block = {"type": kind, field: ""}
+            if kind == "thinking":
+                block["signature"] = ""
+            out = self._close() + self._open(kind, block, dict(block))
+        self.blocks[-1][field] += text
+        return out + self._delta({"type": delta, field: text})
+
+    def _open(self, kind: str, shown: dict[str, Any], kept: dict[str, Any]) -> bytes:
+        self._kind = kind
+        self.blocks.append(kept)
+        return event("content_block_start", {"index": len(self.blocks) - 1, "content_block": shown})
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return event("content_block_delta", {"index": len(self.blocks) - 1, "delta": delta})
+
+    def _close(self) -> bytes:
+        if not self._kind:
+            return b""
+        kind, self._kind = self._kind, ""
+        out = b""
+        if kind == "thinking":
+            out = self._delta({"type": "signature_delta", "signature": ""})
+        return out + event("content_block_stop", {"index": len(self.blocks) - 1})
+
+    def _end(self, end: Finished) -> bytes:
+        delta = self._stopped(end)
+        return event("message_delta", {"delta": delta, "usage": usage(end.done.usage)}) + event("message_stop", {})
