@@ -5,9 +5,11 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
+
+import msgspec
 
 from engine.errors import NotEnoughMemory, RunnerDied
 from engine.runner.process import RunnerProcess
@@ -92,6 +94,11 @@ class LoadedModel:
         return self.runner is not None and self.runner.alive and self.facts is not None
 
     @property
+    def trained_ctx(self) -> int:
+        """The longest context the model was trained for, once that is known; else what its settings give."""
+        return self.facts.n_ctx_train if self.facts is not None else 0
+
+    @property
     def idle(self) -> bool:
         """Loaded, and nobody uses or waits for it."""
         return self.ready and not self.waiting and self.runner is not None and self.runner.active_requests == 0
@@ -143,13 +150,18 @@ class Pool:
         """The model with this id if it was ever asked for."""
         return self._models.get(model_id)
 
-    async def acquire(self, name: str, on_progress: Callable[[float], None] | None = None) -> LoadedModel:
+    async def acquire(
+        self, name: str, on_progress: Callable[[float], None] | None = None, min_ctx: int = 0
+    ) -> LoadedModel:
         """A loaded model, loading it first if need be.
+
+        A model with less context than `min_ctx` tokens is loaded again if it was trained for more and nobody
+        uses it; otherwise it serves as it is, and `facts.n_ctx` tells.
 
         Raises: ModelNotFound, BadModelFile, NotEnoughMemory, RunnerDied.
         """
         known = self._models.get(self._ids.get(name, ""))
-        if known is not None and known.ready:
+        if known is not None and known.ready and not self._should_grow(known, min_ctx):
             known.last_used = time.monotonic()
             return known
         model_id, engine, settings = await self._source.resolve(name)
@@ -162,13 +174,23 @@ class Pool:
         model.waiting += 1
         try:
             async with model.lock:
+                if self._should_grow(model, min_ctx) and model.runner is not None:
+                    await model.runner.stop()
+                    model.runner = None
                 if not model.ready:
-                    model.settings = settings
+                    model.settings = with_context(settings, min_ctx, model.trained_ctx)
                     await self._load(model, on_progress)
                 model.last_used = time.monotonic()
         finally:
             model.waiting -= 1
         return model
+
+    @staticmethod
+    def _should_grow(model: LoadedModel, min_ctx: int) -> bool:
+        """The loaded model should be replaced by one with more context."""
+        if not model.ready or model.facts is None or model.runner is None or model.runner.active_requests:
+            return False
+        return min(min_ctx, model.trained_ctx) > model.facts.n_ctx
 
     def forget_names(self) -> None:
         """What a name means may have changed: look it up again."""
@@ -246,7 +268,7 @@ class Pool:
                     log.info("unloading model=%s idle for its time to live", model.id)
                     await self.unload(model.id)
 
-    async def generate(self, model: LoadedModel, request: GenerationRequest) -> AsyncIterator[Event]:
+    async def generate(self, model: LoadedModel, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """Run a request on a loaded model."""
         if not model.ready and model.id not in self._models:  # evicted since it was acquired
             model = await self.acquire(model.id)
@@ -274,3 +296,11 @@ class Pool:
                 await self._reaper
             self._reaper = None
         await asyncio.gather(*(self.unload(model_id) for model_id in list(self._models)))
+
+
+def with_context(settings: LoadSettings, min_ctx: int, trained_ctx: int) -> LoadSettings:
+    """The settings with room for `min_ctx` tokens; before the first load the trained context is not known."""
+    if min_ctx <= settings.n_ctx or not trained_ctx:
+        return settings
+    n_ctx = min(min_ctx, trained_ctx)
+    return msgspec.structs.replace(settings, n_ctx=n_ctx, kv_cells=max(settings.kv_cells, n_ctx))

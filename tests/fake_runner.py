@@ -1,6 +1,6 @@
 """A runner that says what it is told: it speaks the runner protocol as a real child process, without a model.
 
-`python fake_runner.py FOLDER`: each request takes the next line of FOLDER/script.jsonl, a reply such as
+`python fake_runner.py FOLDER`: each request takes the next line of the newest FOLDER/script*.jsonl, a reply such as
 `{"pieces": ["Hel", "lo"], "delay_s": 0.01, "finish": "stop"}`, and is recorded in FOLDER/requests.jsonl. Without a
 line left it repeats "fake " `max_tokens` times (FAKE_TOK_S tokens a second, when set).
 """
@@ -28,15 +28,20 @@ class FakeRunner:
         self.channel = channel
         self.folder = folder
         self.used = 0
+        self.script = ""
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.tok_s = float(os.environ.get("FAKE_TOK_S", "0"))
         self.outbox: list[tuple[int, object]] = []
 
     def reply(self) -> dict[str, object] | None:
         try:
-            lines = (self.folder / "script.jsonl").read_text("utf-8").splitlines()
-        except FileNotFoundError:
+            script = max(self.folder.glob("script*.jsonl"))
+            lines = script.read_text("utf-8").splitlines()
+        except ValueError:
             return None
+        died = script.with_suffix(".used")  # an earlier runner was told to die
+        if script.name != self.script:
+            self.script, self.used = script.name, int(died.read_text()) if died.exists() else 0
         if self.used >= len(lines):
             return None
         self.used += 1
@@ -110,6 +115,7 @@ class FakeRunner:
         self.emit(message.id, Started(prompt_tokens=prompt_tokens, cached_tokens=0))
         reply = self.reply() or {"pieces": ["fake "] * (request.max_tokens or 4), "finish": "length"}
         if reply.get("die"):
+            (self.folder / self.script).with_suffix(".used").write_text(str(self.used))
             os._exit(int(reply["die"]))
         delay = float(reply.get("delay_s", 1 / self.tok_s if self.tok_s else 0))
         sent, finish = 0, str(reply.get("finish", "stop"))

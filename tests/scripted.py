@@ -50,7 +50,7 @@ class ScriptedServer:
     def __init__(self, home: Path, access: Access | None = None, template: str | None = None, **app) -> None:
         self.folder = home / "script"
         self.folder.mkdir(parents=True)
-        self.replies = 0
+        self.scripts = 0
         if template is not None:
             (self.folder / "template.jinja").write_text(template, "utf-8")
         paths = home_paths(home)
@@ -77,8 +77,18 @@ class ScriptedServer:
 
     def say(self, *pieces: str, **reply) -> None:
         """The model's next answer, token by token."""
-        with (self.folder / "script.jsonl").open("a", encoding="utf-8") as file:
+        with self._script.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"pieces": list(pieces), **reply}) + "\n")
+
+    def forget(self) -> None:
+        """Start over: no replies, no recorded requests."""
+        self.scripts += 1
+        self._script.touch()
+        (self.folder / "requests.jsonl").unlink(missing_ok=True)
+
+    @property
+    def _script(self) -> Path:
+        return self.folder / f"script{self.scripts:04}.jsonl"
 
     def asked(self) -> list[dict]:
         """The requests that reached the runner."""

@@ -53,10 +53,12 @@ def create_app(state: ServerState, hosts: Iterable[str] = (), origins: Iterable[
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         state.renderer.warm()
+        state.checker.warm()
         yield
         await asyncio.to_thread(state.jobs.close)
         await state.pool.close()
         state.renderer.close()
+        state.checker.close()
 
     app = FastAPI(title="Tessera", version=__version__, lifespan=lifespan)
     app.state.server = state

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from engine.chat.conversation import Conversations
+from engine.chat.structured import ConstraintChecker
 from engine.chat.template import TemplateRenderer
 from engine.jobs import JobRegistry
 from engine.pool import Pool
@@ -21,7 +23,12 @@ class ServerState:
     access: Access
     jobs: JobRegistry = field(default_factory=JobRegistry)
     renderer: TemplateRenderer = field(default_factory=TemplateRenderer)
+    checker: ConstraintChecker = field(default_factory=ConstraintChecker)
     metrics: Metrics = field(default_factory=Metrics)
+    conversations: Conversations = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.conversations = Conversations(self.renderer, self.checker)
 
 
 def server_state(request: Request) -> ServerState:

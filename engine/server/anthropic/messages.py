@@ -1,23 +1,25 @@
 """POST /v1/messages and /v1/messages/count_tokens."""
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from engine.chat.conversation import AnswerFinished, ChatQuery
 from engine.server.anthropic.errors import anthropic_body, anthropic_event
 from engine.server.anthropic.schemas import CountRequest, MessagesRequest
 from engine.server.anthropic.stream import BlockStream
-from engine.server.anthropic.translate import to_ask
+from engine.server.anthropic.translate import to_query
 from engine.server.body import openapi_body, parse
-from engine.server.conversation import Ask, Finished, prepare
 from engine.server.openai.shapes import ignored_header, new_id
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
+from engine.server.turn import prepare_turn
 
-router = APIRouter()
+router = APIRouter(tags=["anthropic"])
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
@@ -27,40 +29,40 @@ async def messages(request: Request) -> Response:
     """Answer a conversation."""
     state = server_state(request)
     body = await parse(request, MessagesRequest)
-    ask = to_ask(body)
+    query = to_query(body)
     headers = ignored_header(body)
     if body.stream:
-        chunks = _stream(state, ask)
+        chunks = _stream(state, body.model, query)
         return EventStream(chunks, anthropic_event, anthropic_body, ping=PING, headers=headers)
-    return JSONResponse(await while_connected(request, _whole(state, ask)), headers=headers)
+    return JSONResponse(await while_connected(request, _whole(state, body.model, query)), headers=headers)
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=openapi_body(CountRequest))
 async def count_tokens(request: Request) -> dict[str, Any]:
     """Tokens that a conversation's prompt has, exactly as it would run."""
     body = await parse(request, CountRequest)
-    turn = await prepare(server_state(request), to_ask(body))
-    assert turn.model.runner is not None
-    tokens = await turn.model.runner.tokenize(turn.rendered.prompt, add_special=turn.rendered.add_special)
-    return {"input_tokens": len(tokens)}
+    turn = await prepare_turn(server_state(request), body.model, to_query(body))
+    return {"input_tokens": await turn.prompt_tokens()}
 
 
-async def _stream(state: ServerState, ask: Ask) -> AsyncGenerator[bytes, None]:
-    turn = await prepare(state, ask)
-    blocks = BlockStream(new_id("msg", "_"), ask.model)
-    async for item in turn.events():
-        out = blocks.feed(item)
-        if out:
-            yield out
+async def _stream(state: ServerState, model: str, query: ChatQuery) -> AsyncGenerator[bytes, None]:
+    turn = await prepare_turn(state, model, query)
+    blocks = BlockStream(new_id("msg", "_"), model)
+    async with aclosing(turn.events()) as events:
+        async for item in events:
+            out = blocks.feed(item)
+            if out:
+                yield out
 
 
-async def _whole(state: ServerState, ask: Ask) -> dict[str, Any]:
-    turn = await prepare(state, ask)
-    blocks = BlockStream(new_id("msg", "_"), ask.model)
-    end: Finished | None = None
-    async for item in turn.events():
-        blocks.feed(item)
-        if isinstance(item, Finished):
-            end = item
+async def _whole(state: ServerState, model: str, query: ChatQuery) -> dict[str, Any]:
+    turn = await prepare_turn(state, model, query)
+    blocks = BlockStream(new_id("msg", "_"), model)
+    end: AnswerFinished | None = None
+    async with aclosing(turn.events()) as events:
+        async for item in events:
+            blocks.feed(item)
+            if isinstance(item, AnswerFinished):
+                end = item
     assert end is not None
     return blocks.whole(end)

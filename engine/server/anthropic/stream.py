@@ -5,17 +5,16 @@ from typing import Any
 
 import msgspec
 
+from engine.chat.conversation import AnswerFinished, AnswerStarted, ChatEvent
 from engine.chat.events import (
     CallArguments,
     CallEnded,
-    CallMalformed,
     CallStarted,
     ReasoningDelta,
     TextDelta,
 )
-from engine.server.conversation import Finished, TurnEvent
 from engine.server.openai.shapes import new_id
-from engine.types import Started, Usage
+from engine.types import Usage
 
 _encode = msgspec.json.encode
 
@@ -35,13 +34,13 @@ def usage(counts: Usage) -> dict[str, int]:
     }
 
 
-def stop_reason(end: Finished) -> str:
+def stop_reason(end: AnswerFinished) -> str:
     """Why the answer ended, in Anthropic's words."""
-    if end.reason == "tool_calls":
+    if end.finish_reason == "tool_calls":
         return "tool_use"
-    if end.reason == "length":
+    if end.finish_reason == "length":
         return "max_tokens"
-    return "stop_sequence" if end.done.stop is not None else "end_turn"
+    return "stop_sequence" if end.stop is not None else "end_turn"
 
 
 class BlockStream:
@@ -52,7 +51,6 @@ class BlockStream:
         self._model = model
         self._kind = ""
         self.blocks: list[dict[str, Any]] = []
-        self.malformed: list[str] = []
 
     def message(self, counts: Usage) -> dict[str, Any]:
         """The message around its blocks."""
@@ -67,7 +65,7 @@ class BlockStream:
             "usage": usage(counts),
         }
 
-    def feed(self, item: TurnEvent) -> bytes:
+    def feed(self, item: ChatEvent) -> bytes:  # noqa: PLR0911 - one return for each kind of event
         """The events that this one becomes."""
         if isinstance(item, TextDelta):
             return self._grow("text", "text", "text_delta", item.text)
@@ -82,15 +80,12 @@ class BlockStream:
             return self._close() + self._open("tool_use", block, {**block, "input": ""})
         if isinstance(item, CallEnded):
             return self._close()
-        if isinstance(item, CallMalformed):
-            self.malformed.append(item.text)
-            return b""
-        if isinstance(item, Started):
+        if isinstance(item, AnswerStarted):
             counts = Usage(prompt_tokens=item.prompt_tokens, cached_tokens=item.cached_tokens)
             return event("message_start", {"message": self.message(counts)})
-        return self._close() + self._end(item)
+        return self._close() + self._end(item) if isinstance(item, AnswerFinished) else b""
 
-    def whole(self, end: Finished) -> dict[str, Any]:
+    def whole(self, end: AnswerFinished) -> dict[str, Any]:
         """The answer as one object."""
         content = []
         for block in self.blocks:
@@ -98,12 +93,12 @@ class BlockStream:
             if made["type"] == "tool_use":
                 made["input"] = json.loads(made["input"] or "{}")
             content.append(made)
-        return {**self.message(end.done.usage), "content": content, **self._stopped(end)}
+        return {**self.message(end.usage), "content": content, **self._stopped(end)}
 
-    def _stopped(self, end: Finished) -> dict[str, Any]:
-        stopped: dict[str, Any] = {"stop_reason": stop_reason(end), "stop_sequence": end.done.stop}
-        if self.malformed:  # said, never shown as the answer's text
-            stopped["tessera_malformed_tool_calls"] = self.malformed
+    def _stopped(self, end: AnswerFinished) -> dict[str, Any]:
+        stopped: dict[str, Any] = {"stop_reason": stop_reason(end), "stop_sequence": end.stop}
+        if end.malformed:  # said, never shown as the answer's text
+            stopped["malformed_tool_calls"] = list(end.malformed)
         return stopped
 
     def _grow(self, kind: str, field: str, delta: str, text: str) -> bytes:
@@ -133,6 +128,6 @@ class BlockStream:
             out = self._delta({"type": "signature_delta", "signature": ""})
         return out + event("content_block_stop", {"index": len(self.blocks) - 1})
 
-    def _end(self, end: Finished) -> bytes:
+    def _end(self, end: AnswerFinished) -> bytes:
         delta = self._stopped(end)
-        return event("message_delta", {"delta": delta, "usage": usage(end.done.usage)}) + event("message_stop", {})
+        return event("message_delta", {"delta": delta, "usage": usage(end.usage)}) + event("message_stop", {})

@@ -6,11 +6,13 @@ import json
 import re
 from typing import Any, Final
 
+import msgspec
+
 from engine.chat import structured
+from engine.chat.conversation import ChatQuery
 from engine.chat.types import ImagePart, Message, NamedTool, Part, TextPart, ToolCall, ToolChoice, ToolDefinition
 from engine.errors import InputFault
 from engine.server.anthropic.schemas import Choice, CountRequest, InputMessage, MessagesRequest, Tool
-from engine.server.conversation import Ask
 from engine.server.openai.messages import MAX_IMAGE_BYTES
 from engine.types import Constraint, SamplingParams
 
@@ -19,7 +21,7 @@ from engine.types import Constraint, SamplingParams
 _BILLING: Final = re.compile(r"^x-anthropic-billing-header:[^\n]*\n?", re.MULTILINE)
 
 
-def to_ask(body: CountRequest) -> Ask:
+def to_query(body: CountRequest) -> ChatQuery:
     """The turn that a request asks for.
 
     Raises: InputFault: a block, tool or field that cannot be honoured.
@@ -29,29 +31,23 @@ def to_ask(body: CountRequest) -> Ask:
         messages.extend(_messages(message, f"messages[{index}]"))
     if not any(m.content or m.tool_calls for m in messages):
         raise InputFault("messages: every message is empty; say something.", "messages")
-    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ()))
-    config = body.output_config or {}
+    effort = (body.output_config or {}).get("effort")
     form, param = _form(body)
-    ask = Ask(
-        model=body.model,
-        messages=messages,
-        tools=tools,
+    query = ChatQuery(
+        messages=tuple(messages),
+        tools=tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())),
         tool_choice=_choice(body.tool_choice),
-        parallel_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
-        form=form,
-        form_param=param,
+        parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
+        output=form,
+        output_param=param,
         thinking=body.thinking is not None and body.thinking.type != "disabled",
-        effort=config.get("effort") if isinstance(config.get("effort"), str) else None,
+        reasoning_effort=effort if isinstance(effort, str) else None,
     )
     if not isinstance(body, MessagesRequest):
-        return ask
-    given = {k: getattr(body, k) for k in ("temperature", "top_p", "top_k") if getattr(body, k) is not None}
-    return Ask(
-        **{
-            name: getattr(ask, name)
-            for name in ask.__struct_fields__
-            if name not in ("sampling", "max_tokens", "stop")
-        },
+        return query
+    given = {k: v for k in ("temperature", "top_p", "top_k") if (v := getattr(body, k)) is not None}
+    return msgspec.structs.replace(
+        query,
         sampling=SamplingParams(**given),
         max_tokens=body.max_tokens,
         stop=tuple(s for s in body.stop_sequences or () if s),

@@ -1,5 +1,6 @@
 """GET /v1/models."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -15,7 +16,11 @@ async def list_models(request: Request) -> dict[str, Any]:
     """Every model this server can load."""
     state = server_state(request)
     data = [_describe(e, state) for e in await state.models.entries() if e.format == "gguf" and e.state == "online"]
-    return {"object": "list", "data": data}
+    answer: dict[str, Any] = {"object": "list", "data": data}
+    if "anthropic-version" in request.headers:
+        ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
+        answer |= {"has_more": False, **ends}
+    return answer
 
 
 @router.get("/v1/models/{model:path}")
@@ -36,6 +41,9 @@ def _describe(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
         "created": int(entry.added_at),
         "owned_by": entry.origin.repo or "local",
         "name": entry.name,
+        "type": "model",  # this and the next two are what Anthropic's clients read
+        "display_name": entry.name,
+        "created_at": datetime.fromtimestamp(entry.added_at, UTC).isoformat().replace("+00:00", "Z"),
         "context_length": context,
         "max_model_len": context,
         "state": "loaded" if ready else "not-loaded",

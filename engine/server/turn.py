@@ -1,0 +1,50 @@
+"""One turn of a conversation on a loaded model, whatever protocol asked for it."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from engine.chat.conversation import ChatEvent, ChatQuery, PreparedChat
+from engine.pool import LoadedModel
+from engine.server.state import ServerState
+from engine.types import Done
+
+
+class Turn:
+    """A turn that is ready to run. `model` serves it, `chat` is its prompt, `n_ctx` its context in tokens."""
+
+    def __init__(self, state: ServerState, model: LoadedModel, chat: PreparedChat) -> None:
+        self._state = state
+        self.model = model
+        self.chat = chat
+        assert model.facts is not None
+        self.n_ctx = model.facts.n_ctx
+
+    async def events(self) -> AsyncGenerator[ChatEvent, None]:
+        """The answer as it comes; leaving early cancels it."""
+        answer = self.chat.answer()
+        metrics = self._state.metrics
+        async with aclosing(self._state.pool.generate(self.model, self.chat.request)) as generation:
+            async for event in generation:
+                for chat_event in answer.feed(event):
+                    yield chat_event
+                if isinstance(event, Done):
+                    metrics.finished(self.model.id, event)
+                elif answer.done:
+                    yield answer.stopped_early()
+                    return
+
+    async def prompt_tokens(self) -> int:
+        """Tokens of the prompt, exactly as it would run."""
+        assert self.model.runner is not None
+        prompt, special = self.chat.rendered.prompt, self.chat.rendered.add_special
+        return len(await self.model.runner.tokenize(prompt, add_special=special))
+
+
+async def prepare_turn(state: ServerState, model: str, query: ChatQuery, min_ctx: int = 0) -> Turn:
+    """Load the model (with at least `min_ctx` tokens of context where it can) and make the prompt.
+
+    Raises: what the pool raises; BadTemplate, InputFault: the conversation cannot be put.
+    """
+    loaded = await state.pool.acquire(model, min_ctx=min_ctx)
+    assert loaded.facts is not None
+    return Turn(state, loaded, await state.conversations.prepare(loaded.facts, query))
