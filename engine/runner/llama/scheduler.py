@@ -12,6 +12,7 @@ from engine.runner.llama.model import LoadedModel
 from engine.runner.llama.sampler import NotFinite, Sampler, token_logprob
 from engine.runner.llama.sequence import Sequence
 from engine.runner.llama.text import TextStream
+from engine.runner.llama.threads import BatchThreads
 from engine.runner.llama.vocabulary import Vocabulary
 from engine.runner.protocol import Fault
 from engine.types import Event, FinishReason, GenerationRequest, TokenLogprob
@@ -49,6 +50,8 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._by_id: dict[int, Sequence] = {}
         self._prefill_tok_s = 0.0
+        self._threads_set = int(loaded.api.llama_n_threads_batch(loaded.context))
+        self._threads = BatchThreads(self._threads_set)
         self.steps = 0
         self.prompt_tokens = 0
         self.generated_tokens = 0
@@ -156,13 +159,15 @@ class Scheduler:
         self._fill_batch()
         if self._batch.size == 0:
             return out
+        self._set_threads()
         started = time.monotonic()
         code = self._batch.decode()
         self._loaded.api.llama_synchronize(self._loaded.context)
-        elapsed = time.monotonic() - started
+        now = time.monotonic()
         if code == 0:
             self.steps += 1
-            self._note_speed(elapsed)
+            self._note_speed(now - started)
+            self._threads.note(self._batch.size, now - started, now)
             self._commit_batch()
             self._sample(out)
         else:
@@ -239,6 +244,13 @@ class Scheduler:
         if prompt_rows >= MIN_CHUNK and elapsed > 0:
             speed = self._batch.size / elapsed
             self._prefill_tok_s = speed if not self._prefill_tok_s else 0.7 * self._prefill_tok_s + 0.3 * speed
+
+    def _set_threads(self) -> None:
+        """Use as many threads as pay at this moment, while other programs come and go."""
+        wanted = self._threads.threads(self._batch.size)
+        if wanted != self._threads_set:
+            self._threads_set = wanted
+            self._loaded.api.llama_set_n_threads(self._loaded.context, wanted, wanted)
 
     def _commit_batch(self) -> None:
         tokens, seq_ids = self._batch.rows()
