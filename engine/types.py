@@ -70,7 +70,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     `prompt` is text (special tokens in it are parsed when `parse_special`) or token ids. `max_tokens` None
     runs to the end of the context. `logprobs` None: none; 0: the chosen token's; n: also the n best.
     `images` replace, in order, the media markers in the prompt. `keep_special` renders control tokens as text
-    (parsers of tool calls and reasoning need them); otherwise they are generated but not shown.
+    (parsers of tool calls and reasoning need them); otherwise they are generated but not shown. `speculate` lets
+    the runner guess ahead; the text stays the same.
     """
 
     prompt: str | list[int]
@@ -85,6 +86,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     images: tuple[Image, ...] = ()
     keep_special: bool = False
     ignore_eos: bool = False
+    speculate: bool = True
     context_shift: bool = False
     lora: tuple[tuple[str, float], ...] = ()
 

@@ -2,14 +2,17 @@
 
 import time
 from collections import deque
-from typing import Final
+from typing import Any, Final
 
 from engine.grammar import ConstraintRefused
+from engine.runner.llama.admission import refusal
 from engine.runner.llama.batch import Batch, Logits
 from engine.runner.llama.constrain import ConstraintCompiler
-from engine.runner.llama.kv import KVCache
-from engine.runner.llama.model import LoadedModel
-from engine.runner.llama.sampler import NotFinite, Sampler, token_logprob
+from engine.runner.llama.drafting import StepCost
+from engine.runner.llama.draw import DrawFailed, draw
+from engine.runner.llama.kv import CachedSequence, KVCache
+from engine.runner.llama.model import MAX_DRAFT, LoadedModel
+from engine.runner.llama.sampler import Sampler
 from engine.runner.llama.sequence import Sequence
 from engine.runner.llama.text import TextStream
 from engine.runner.llama.threads import BatchThreads
@@ -23,6 +26,8 @@ ANSWER_RESERVE: Final = 512
 # Longest step wanted while others are generating; prompts are cut to what fits into it.
 TARGET_STEP_S: Final = 0.1
 MIN_CHUNK: Final = 32
+# With more sequences than this a step is full of real tokens, and guesses would only slow it.
+MAX_DRAFTING: Final = 2
 # Answers of llama_decode, see llama.h.
 _NO_ROOM: Final = 1
 _ABORTED: Final = 2
@@ -52,6 +57,7 @@ class Scheduler:
         self._prefill_tok_s = 0.0
         self._threads_set = int(loaded.api.llama_n_threads_batch(loaded.context))
         self._threads = BatchThreads(self._threads_set)
+        self._cost = StepCost()
         self.steps = 0
         self.prompt_tokens = 0
         self.generated_tokens = 0
@@ -80,36 +86,15 @@ class Scheduler:
     def add(self, request_id: int, request: GenerationRequest, tokens: list[int]) -> Fault | None:
         """Queue a tokenized request; a Fault says why it cannot run."""
         n_ctx = self._loaded.n_ctx
-        if not tokens:
-            return Fault(id=request_id, code="invalid_request", message="The prompt is empty.", param="prompt")
-        if len(tokens) >= n_ctx:
-            return Fault(
-                id=request_id,
-                code="context_length_exceeded",
-                message="",
-                facts={"prompt_tokens": len(tokens), "context_tokens": n_ctx},
-            )
-        if min(tokens) < 0 or max(tokens) >= self._vocabulary.size:
-            return Fault(
-                id=request_id,
-                code="invalid_request",
-                message=f"Token ids must be between 0 and {self._vocabulary.size - 1}.",
-                param="prompt",
-            )
-        bad_bias = [t for t in request.sampling.logit_bias if not 0 <= t < self._vocabulary.size]
-        if bad_bias:
-            return Fault(
-                id=request_id,
-                code="invalid_request",
-                message=f"Token id {bad_bias[0]} is not in this model's vocabulary of {self._vocabulary.size}.",
-                param="logit_bias",
-            )
+        fault = refusal(request_id, request, tokens, n_ctx, self._vocabulary.size)
+        if fault is not None:
+            return fault
         constraint = None
         if request.constraint is not None:
             try:
                 constraint = self._constraints.compile(request.constraint)
-            except ConstraintRefused as refusal:
-                return Fault(id=request_id, code="invalid_request", message=str(refusal), param="response_format")
+            except ConstraintRefused as error:
+                return Fault(id=request_id, code="invalid_request", message=str(error), param="response_format")
         room = n_ctx - len(tokens)
         wanted = room if request.max_tokens is None else min(request.max_tokens, room)
         sampler = Sampler(self._loaded.api, self._loaded.vocab, request.sampling, self._n_ctx_train, tokens)
@@ -123,6 +108,7 @@ class Scheduler:
             TextStream(request.stop),
             constraint,
         )
+        sequence.drafter.observe(tokens)
         self._by_id[request_id] = sequence
         if request.priority == "interactive":
             behind = next((i for i, s in enumerate(self._waiting) if s.request.priority != "interactive"), None)
@@ -168,6 +154,8 @@ class Scheduler:
             self.steps += 1
             self._note_speed(now - started)
             self._threads.note(self._batch.size, now - started, now)
+            if self._batch.outputs == self._batch.size:
+                self._cost.note(self._batch.size, now - started)
             self._commit_batch()
             self._sample(out)
         else:
@@ -212,6 +200,7 @@ class Scheduler:
         for sequence in generating:
             assert sequence.cache is not None
             sequence.row = batch.add(sequence.tokens[-1], len(sequence.tokens) - 1, sequence.cache.seq_id)
+            self._add_draft(sequence, sequence.cache, len(generating))
         budget = self._prefill_budget(others=bool(generating))
         for i, sequence in enumerate(prefilling):
             assert sequence.cache is not None
@@ -230,6 +219,18 @@ class Scheduler:
             first = prefilling[0]
             self._running.remove(first)
             self._running.append(first)
+
+    def _add_draft(self, sequence: Sequence, cache: CachedSequence, generating: int) -> None:
+        """Append guessed tokens behind the newest one, while few sequences run and wider steps pay."""
+        if generating > MAX_DRAFTING or not self._loaded.keeps_partial or not sequence.request.speculate:
+            return
+        drafter = sequence.drafter
+        draft = drafter.propose(min(sequence.limit - len(sequence.tokens) - 1, MAX_DRAFT, self._batch.room))
+        if not draft or not self._cost.pays(generating, len(draft), drafter.share * len(draft)):
+            return
+        for i, token in enumerate(draft):
+            self._batch.add(token, len(sequence.tokens) + i, cache.seq_id)
+        sequence.draft = draft
 
     def _prefill_budget(self, *, others: bool) -> int:
         if not others:
@@ -266,31 +267,38 @@ class Scheduler:
         rows = None
         now = 0.0
         for sequence in list(self._running):
-            if sequence.row < 0 or sequence.n_missing != 0:
+            if sequence.row < 0:
                 continue
             if rows is None:
                 rows = self._logits.rows(self._batch.outputs)
                 now = time.monotonic()
-            row = rows[sequence.row]
-            sequence.row = -1
-            wanted = sequence.request.logprobs
-            raw = row.copy() if wanted is not None else None
+            self._sample_sequence(sequence, rows, now, out)
+
+    def _sample_sequence(self, sequence: Sequence, rows: Any, now: float, out: list[Output]) -> None:
+        """Draw from the sequence's rows for as long as what is drawn is what was guessed."""
+        first, sequence.row = sequence.row, -1
+        draft, sequence.draft = sequence.draft, []
+        before = len(sequence.tokens)
+        for i in range(len(draft) + 1):
             try:
-                sequence.sampler.adjust(row)
-                if sequence.request.ignore_eos:
-                    row[list(self._vocabulary.ends)] = float("-inf")
-                token = sequence.sampler.draw(row)
-                if sequence.constraint is not None and not sequence.constraint.allows(token):
-                    sequence.constraint.mask(row)
-                    if sequence.constraint.error:
-                        self._fail(sequence, "constraint_failed", sequence.constraint.error, out)
-                        continue
-                    token = sequence.sampler.draw(row)
-            except NotFinite as error:
-                self._fail(sequence, "not_finite", f"The model's output is not a number ({error}).", out)
-                continue
-            logprob = None if raw is None else token_logprob(raw, token, wanted or 0, self._vocabulary.pieces)
+                token, logprob = draw(sequence, rows[first + i], self._vocabulary)
+            except DrawFailed as error:
+                self._fail(sequence, error.code, str(error), out)
+                break
             self._take(sequence, token, logprob, now, out)
+            if sequence.id not in self._by_id or i == len(draft) or token != draft[i]:
+                break
+        new = sequence.tokens[before:]
+        if draft:
+            sequence.drafter.judge(len(draft), max(len(new) - 1, 0))
+        sequence.drafter.observe(new)
+        if draft and sequence.cache is not None:
+            self._forget_rejected(sequence, sequence.cache)
+
+    def _forget_rejected(self, sequence: Sequence, cache: CachedSequence) -> None:
+        """Remove the guesses that were not taken from the cache; all but the newest token stay computed."""
+        if not self._kv.truncate(cache, len(sequence.tokens) - 1):
+            self._kv.drop(cache)
 
     def _take(
         self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, out: list[Output]
@@ -338,6 +346,7 @@ class Scheduler:
     def _forget(self, sequence: Sequence) -> None:
         del self._by_id[sequence.id]
         if sequence.cache is not None:
+            self._forget_rejected(sequence, sequence.cache)
             self._kv.release(sequence.cache)
             sequence.cache = None
             self._running.remove(sequence)

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from engine.runner.llama.constrain import TokenConstraint
+from engine.runner.llama.drafting import NgramDrafter
 from engine.runner.llama.kv import CachedSequence
 from engine.runner.llama.sampler import Sampler
 from engine.runner.llama.text import TextStream
@@ -46,6 +47,8 @@ class Sequence:
     cancelled: bool = False
     credit: int = INITIAL_CREDIT
     row: int = -1
+    drafter: NgramDrafter = field(default_factory=NgramDrafter)
+    draft: list[int] = field(default_factory=list)
     pending_text: str = ""
     pending_tokens: list[int] = field(default_factory=list)
     pending_logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -107,6 +110,8 @@ class Sequence:
                     prefill_s=first - begun if first else 0.0,
                     ttft_s=first - self.submitted if first else 0.0,
                     decode_s=self.last_token - first if first else 0.0,
+                    draft_tokens=self.drafter.proposed,
+                    draft_accepted=self.drafter.accepted,
                 ),
                 stop=self.text.stop,
             )

@@ -1,0 +1,213 @@
+"""The llama.cpp runner as a real process: sharing, guessing, preempting, cancelling."""
+
+import asyncio
+
+import pytest
+
+from engine.errors import BadModelFile, ContextOverflow, InputFault, RunnerDied
+from engine.runner.process import RunnerProcess
+from engine.runner.protocol import LoadSettings
+from engine.types import Delta, Done, GenerationRequest, SamplingParams, Started
+
+CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+GREEDY = SamplingParams(temperature=0)
+
+
+def with_runner(path, work, **settings):
+    """Run `work(runner)` on a runner that loaded `path`."""
+
+    async def main():
+        runner = await RunnerProcess.start("llama", str(path))
+        try:
+            await runner.load(LoadSettings(path=str(path), n_threads=1, **{"n_ctx": 1024, **settings}))
+            return await work(runner)
+        finally:
+            await runner.stop()
+
+    return asyncio.run(main())
+
+
+async def collect(runner, prompt, **options):
+    request = GenerationRequest(prompt=prompt, **{"sampling": GREEDY, "max_tokens": 40, **options})
+    text, ids, done = "", [], None
+    async for event in runner.generate(request):
+        if isinstance(event, Delta):
+            text += event.text
+            ids += event.token_ids
+        elif isinstance(event, Done):
+            done = event
+    return text, ids, done
+
+
+def test_guessing_ahead_changes_nothing_but_the_speed(bundled_model):
+    prompts = ["import os\nimport sys\nimport os\nimport sys\n", CHAT.format("Tell me a story."), "a b c " * 50]
+
+    async def work(runner):
+        pairs = []
+        for prompt in prompts:
+            options = {"max_tokens": 150, "ignore_eos": True}
+            pairs.append(
+                (
+                    await collect(runner, prompt, speculate=False, **options),
+                    await collect(runner, prompt, speculate=True, **options),
+                )
+            )
+        return pairs
+
+    pairs = with_runner(bundled_model, work)
+    for plain, guessed in pairs:
+        assert guessed[0] == plain[0]
+        assert guessed[1] == plain[1]
+        assert guessed[2].usage.completion_tokens == 150
+    assert sum(g[2].timings.draft_accepted for _, g in pairs) > 50
+
+
+def test_guessing_keeps_a_seeded_sample(bundled_model):
+    async def work(runner):
+        options = {"max_tokens": 120, "sampling": SamplingParams(temperature=0.7, top_k=5, seed=4)}
+        prompt = "import os\nimport sys\n" * 6
+        await collect(runner, prompt, **options)
+        return [await collect(runner, prompt, speculate=s, **options) for s in (False, True)]
+
+    plain, guessed = with_runner(bundled_model, work)
+    assert guessed[0] == plain[0]
+
+
+def test_a_rejected_guess_leaves_no_trace_in_the_cache(bundled_model):
+    async def work(runner):
+        prompt = "x = 1\ny = 2\nx = 1\ny = "
+        first = await collect(runner, prompt, max_tokens=60, ignore_eos=True)
+        longer = prompt + first[0] + "\nprint("
+        reused = await collect(runner, longer, max_tokens=30)
+        return longer, reused
+
+    longer, reused = with_runner(bundled_model, work)
+    fresh = with_runner(bundled_model, lambda r: collect(r, longer, max_tokens=30))
+    assert reused[2].usage.cached_tokens > 30
+    assert reused[0] == fresh[0]
+
+
+def test_a_small_cache_preempts_and_loses_nothing(bundled_model):
+    """Four answers of 400 tokens in 1024 cells: someone must wait, and all texts must be as if alone."""
+    prompts = [CHAT.format(q) for q in ("Tell me a story.", "What is a token?", "Hello", "List files.")]
+
+    async def work(runner):
+        options = {"max_tokens": 400, "ignore_eos": True}
+        return await asyncio.gather(*(collect(runner, p, **options) for p in prompts))
+
+    together = with_runner(bundled_model, work, kv_cells=1024)
+    for prompt, (text, ids, done) in zip(prompts, together, strict=True):
+        assert done.finish_reason == "length", prompt
+        assert len(ids) == 400
+        assert text
+
+
+def test_a_shared_prefix_is_copied_from_a_running_sequence(bundled_model):
+    prefix = "You are a careful assistant. " * 20
+
+    async def work(runner):
+        first = runner.generate(GenerationRequest(prompt=prefix + "One", max_tokens=500, ignore_eos=True))
+        async for event in first:
+            if isinstance(event, Delta):
+                break
+        async for event in runner.generate(GenerationRequest(prompt=prefix + "Two", max_tokens=2)):
+            if isinstance(event, Started):
+                started = event
+        await first.aclose()
+        return started
+
+    started = with_runner(bundled_model, work, kv_cells=4096)
+    assert started.cached_tokens > 0.9 * started.prompt_tokens - 2
+
+
+def test_cancelling_a_long_prefill_returns_at_once_and_the_runner_goes_on(bundled_model):
+    async def work(runner):
+        long = list(range(300, 8000)) * 8
+        generation = runner.generate(GenerationRequest(prompt=long, max_tokens=1))
+        first = await anext(generation)
+        assert isinstance(first, Started)
+        await generation.aclose()
+        after = await asyncio.wait_for(collect(runner, CHAT.format("Hi"), max_tokens=5), 20)
+        stats = await runner.stats()
+        return after, stats
+
+    after, stats = with_runner(bundled_model, work, n_ctx=70_000, n_parallel=2)
+    assert after[2].usage.completion_tokens > 0
+    assert stats.active == 0
+
+
+def test_control_tokens_are_hidden_unless_wanted(bundled_model):
+    async def work(runner):
+        prompt = "<|im_start|>user\nHi<|im_end|>\n"
+        bias = SamplingParams(temperature=0, logit_bias={1: 100.0})
+        hidden = await collect(runner, prompt, max_tokens=3, sampling=bias)
+        shown = await collect(runner, prompt, max_tokens=3, sampling=bias, keep_special=True)
+        return hidden, shown
+
+    hidden, shown = with_runner(bundled_model, work)
+    assert hidden[1] == shown[1]
+    assert "<|im_start|>" not in hidden[0]
+    assert "<|im_start|>" in shown[0]
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (GenerationRequest(prompt=[]), InputFault),
+        (GenerationRequest(prompt=[-1]), InputFault),
+        (GenerationRequest(prompt=[10**6]), InputFault),
+        (GenerationRequest(prompt=[1], sampling=SamplingParams(logit_bias={10**6: 1.0})), InputFault),
+        (GenerationRequest(prompt=[5] * 1024), ContextOverflow),
+    ],
+)
+def test_what_would_end_the_process_is_refused_before(bundled_model, request_, error):
+    async def work(runner):
+        with pytest.raises(error):
+            async for _ in runner.generate(request_):
+                pass
+        return await collect(runner, "x", max_tokens=2)
+
+    assert with_runner(bundled_model, work)[2].finish_reason in ("length", "stop")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"type_k": "q3"},
+        {"type_v": "q8_0", "flash_attn": "off"},
+        {"n_parallel": 0},
+        {"n_ubatch": 4096},
+        {"n_ctx": 0},
+        {"devices": ("Vulkan7",)},
+    ],
+)
+def test_settings_that_cannot_work_are_refused(bundled_model, settings):
+    with pytest.raises(BadModelFile):
+        with_runner(bundled_model, lambda r: collect(r, "x"), **settings)
+
+
+def test_a_quantized_cache_works(bundled_model):
+    plain = with_runner(bundled_model, lambda r: collect(r, CHAT.format("What is a token?")))
+    small = with_runner(
+        bundled_model, lambda r: collect(r, CHAT.format("What is a token?")), type_k="q8_0", type_v="q8_0"
+    )
+    assert small[0][:20] == plain[0][:20]
+
+
+def test_a_file_that_is_no_model_is_refused_and_the_reason_known(tmp_path):
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF" + b"\x00" * 100)
+    with pytest.raises((BadModelFile, RunnerDied)):
+        with_runner(bad, lambda r: collect(r, "x"))
+
+
+def test_tokens_and_pieces_round_trip(bundled_model):
+    text = "Grüße, 世界! <|im_end|> <tool_call>"
+
+    async def work(runner):
+        ids = await runner.tokenize(text, add_special=False)
+        return ids, b"".join(await runner.detokenize(ids))
+
+    ids, raw = with_runner(bundled_model, work)
+    assert raw.decode() == text
+    assert 2 in ids

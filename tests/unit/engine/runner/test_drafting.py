@@ -1,0 +1,56 @@
+from engine.runner.llama.drafting import FIRST_LENGTH, KEY_TOKENS, MAX_DRAFT, PATIENCE, NgramDrafter, StepCost
+
+
+def repeating(times=3, length=40):
+    drafter = NgramDrafter()
+    drafter.observe(list(range(length)) * times)
+    return drafter
+
+
+def test_what_followed_last_time_is_proposed():
+    drafter = NgramDrafter()
+    drafter.observe([1, 2, 3, 4, 5, 6, 7, 9, 1, 2, 3, 4])
+    assert drafter.propose(8)[:FIRST_LENGTH] == [5, 6, 7, 9][:FIRST_LENGTH]
+
+
+def test_a_new_text_gets_no_guess():
+    drafter = NgramDrafter()
+    drafter.observe(list(range(100)))
+    assert drafter.propose(8) == []
+
+
+def test_the_room_is_respected():
+    assert len(repeating().propose(2)) == 2
+    assert repeating().propose(0) == []
+
+
+def test_success_makes_drafts_longer_up_to_the_limit():
+    drafter = repeating()
+    for _ in range(6):
+        drafter.judge(4, 4)
+    assert len(drafter.propose(64)) == MAX_DRAFT
+
+
+def test_failures_silence_it_for_a_while():
+    drafter = repeating()
+    for _ in range(PATIENCE):
+        assert drafter.propose(8)
+        drafter.judge(4, 0)
+    assert drafter.propose(8) == []
+    drafter.observe(list(range(40)))
+    assert drafter.propose(8)
+
+
+def test_a_key_needs_all_its_tokens():
+    drafter = NgramDrafter()
+    drafter.observe([1] * (KEY_TOKENS - 1))
+    assert drafter.propose(4) == []
+
+
+def test_wider_steps_must_pay():
+    cost = StepCost()
+    assert cost.pays(1, 4, 2.0)  # unknown: try
+    cost.note(1, 0.010)
+    cost.note(5, 0.025)
+    assert cost.pays(1, 4, 2.0)
+    assert not cost.pays(1, 4, 1.0)
