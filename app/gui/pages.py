@@ -1,5 +1,7 @@
 """Which pages there are, in the order of the rail."""
 
+from typing import Any
+
 from PySide6.QtWidgets import QWidget
 
 from app.gui.jobs import Jobs
@@ -20,6 +22,7 @@ def page_entries(services: Services, jobs: Jobs, window: MainWindow, link: Serve
 
         page = LibraryPage(services, jobs)
         page.chat_wanted.connect(chat_with)
+        page.fit_wanted.connect(fit_model)
 
         def take(path: str) -> None:
             window.show_page("library")
@@ -27,6 +30,28 @@ def page_entries(services: Services, jobs: Jobs, window: MainWindow, link: Serve
 
         window.model_dropped.connect(take)
         return page
+
+    def fit() -> QWidget:
+        from app.gui.fit.page import FitPage  # noqa: PLC0415 - when it is first shown
+
+        page = FitPage(services, jobs)
+        page.chat_wanted.connect(chat_with)
+        return page
+
+    def fit_model(model: str) -> None:
+        page: Any = window.page("fit")
+        window.show_page("fit")
+        page.choose(model)
+
+    def devices() -> QWidget:
+        from app.gui.devices.page import DevicesPage  # noqa: PLC0415 - when it is first shown
+
+        return DevicesPage(services)
+
+    def dashboard() -> QWidget:
+        from app.gui.dashboard import DashboardPage  # noqa: PLC0415 - when it is first shown
+
+        return DashboardPage(services)
 
     def server() -> QWidget:
         from app.gui.server_page import ServerPage  # noqa: PLC0415 - when it is first shown
@@ -42,6 +67,9 @@ def page_entries(services: Services, jobs: Jobs, window: MainWindow, link: Serve
 
     return [
         PageEntry("library", "library", window.tr("Library"), library),
+        PageEntry("fit", "fit", window.tr("Make it fit"), fit),
+        PageEntry("devices", "devices", window.tr("Devices"), devices),
+        PageEntry("dashboard", "dashboard", window.tr("Dashboard"), dashboard),
         PageEntry("server", "server", window.tr("Server"), server),
         PageEntry("settings", "settings", window.tr("Settings"), settings),
     ]

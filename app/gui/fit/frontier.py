@@ -1,0 +1,92 @@
+"""The frontier: bytes against loss, our mixes and the stock ones, and where the slider stands."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyqtgraph
+from PySide6.QtCore import Qt
+
+from app.gui import words
+from app.gui.look import Look
+
+_MIB = 1 << 20
+
+
+class FrontierPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannotated
+    """Lower is better: predicted loss over size, on a logarithmic scale."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        self.setMinimumHeight(240)
+        self.setMouseEnabled(x=False, y=False)
+        self.setMenuEnabled(False)
+        self.hideButtons()
+        self.setLogMode(y=True)
+        self.setAccessibleName(self.tr("Loss of quality by size"))
+        self._ours = self.plot([], [], symbol="o", symbolSize=7)
+        self._stock = pyqtgraph.ScatterPlotItem(size=9, symbol="s")
+        self.addItem(self._stock)
+        self._here = pyqtgraph.InfiniteLine(angle=90, movable=False)
+        self.addItem(self._here)
+        self._labels: list[pyqtgraph.TextItem] = []
+        self._stock_rows: Sequence[Mapping[str, Any]] = ()
+        self.legend = self.addLegend(offset=(-8, 8))
+        self.legend.addItem(self._ours, self.tr("Tessera"))
+        self.legend.addItem(self._stock, self.tr("Stock mixes"))
+        self._recolour()
+        look.changed.connect(self._recolour)
+
+    def show_points(self, ours: Mapping[int, float], stock: Sequence[Mapping[str, Any]]) -> None:
+        """Ours: file bytes to predicted loss. Stock: rows with name, file_bytes, damage (None: not known)."""
+        points = sorted((size, loss) for size, loss in ours.items() if loss > 0)
+        self._ours.setData([size / _MIB for size, _ in points], [loss for _, loss in points])
+        self._stock_rows = [row for row in stock if (row.get("damage") or 0) > 0]
+        self._show_stock()
+
+    def show_here(self, num_bytes: int) -> None:
+        """Where the slider stands."""
+        self._here.setValue(num_bytes / _MIB)
+
+    def _show_stock(self) -> None:
+        from math import log10  # noqa: PLC0415 - the scatter item does not follow the logarithmic mode by itself
+
+        self._stock.setData(
+            [row["file_bytes"] / _MIB for row in self._stock_rows],
+            [log10(row["damage"]) for row in self._stock_rows],
+        )
+        for item in self._labels:
+            self.removeItem(item)
+        self._labels = []
+        for row in self._stock_rows:
+            item = pyqtgraph.TextItem(row["name"], color=self._look.tokens.colour("muted"), anchor=(0, 1))
+            item.setFont(self._look.font("small"))
+            item.setPos(row["file_bytes"] / _MIB, log10(row["damage"]))
+            self.addItem(item)
+            self._labels.append(item)
+
+    def _recolour(self) -> None:
+        tokens = self._look.tokens
+        self.setBackground(tokens.colour("raised"))
+        self._ours.setPen(pyqtgraph.mkPen(tokens.ours, width=2))
+        self._ours.setSymbolBrush(tokens.ours)
+        self._ours.setSymbolPen(None)
+        self._stock.setBrush(tokens.stock)
+        self._stock.setPen(None)
+        self._here.setPen(pyqtgraph.mkPen(tokens.colour("accent"), width=1, style=Qt.PenStyle.DashLine))
+        for name, words_ in (
+            ("bottom", self.tr("Size of the file, MiB")),
+            ("left", self.tr("Predicted loss (KLD)")),
+        ):
+            axis = self.getPlotItem().getAxis(name)
+            axis.setPen(pyqtgraph.mkPen(tokens.colour("border")))
+            axis.setTextPen(pyqtgraph.mkPen(tokens.colour("muted")))
+            axis.setStyle(tickFont=self._look.font("small"))
+            axis.setLabel(words_, color=tokens.colours["muted"])
+        self.legend.setLabelTextColor(tokens.colour("text"))
+        self._show_stock()
+
+
+def size_words(num_bytes: int, bpw: float) -> str:
+    """5.5 MiB · 4.9 bits a weight."""
+    return f"{words.size(num_bytes)} · {words.decimal(bpw, 2)} bits" if bpw else words.size(num_bytes)

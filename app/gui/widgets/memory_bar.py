@@ -1,0 +1,134 @@
+"""A pool of memory as one bar: who holds what, and what is free. The colours are those of the whole app."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QPainter, QPainterPath, QPaintEvent
+from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
+
+from app.gui import words
+from app.gui.look import Look
+from app.gui.widgets.basics import label
+from app.gui.widgets.flow import Flow
+
+
+@dataclass(frozen=True)
+class Share:
+    """One holder: `owner` is a name of the memory colours (weights, kv, compute, state, overhead, other)."""
+
+    owner: str
+    name: str
+    num_bytes: int
+
+
+class MemoryBar(QWidget):
+    """The bar alone."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        self._shares: Sequence[Share] = ()
+        self._total = 0
+        self.setFixedHeight(16)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        look.changed.connect(self.update)
+
+    def show_shares(self, shares: Sequence[Share], total: int) -> None:
+        """Show who holds what of `total` bytes."""
+        self._shares, self._total = shares, total
+        text = ", ".join(f"{share.name} {words.size(share.num_bytes)}" for share in shares)
+        free = max(0, total - sum(share.num_bytes for share in shares))
+        self.setToolTip(self.tr("{text}, free {free}").format(text=text, free=words.size(free)))
+        self.setAccessibleName(self.toolTip())
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        """Wide."""
+        return QSize(320, 16)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """Segments in a rounded frame."""
+        del event
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(Qt.PenStyle.NoPen)
+        frame = QPainterPath()
+        frame.addRoundedRect(QRectF(self.rect()), 5, 5)
+        painter.setClipPath(frame)
+        painter.fillRect(self.rect(), self._look.tokens.colour("hover"))
+        left = 0.0
+        for share in self._shares:
+            width = self.width() * share.num_bytes / self._total if self._total else 0
+            painter.fillRect(
+                QRectF(left, 0, max(width - 1, 0.5), self.height()), owner_colour(self._look, share.owner)
+            )
+            left += width
+
+
+class MemoryUse(QWidget):
+    """Bar, total and legend."""
+
+    def __init__(self, look: Look, name: str) -> None:
+        super().__init__()
+        self._look = look
+        self.bar = MemoryBar(look)
+        self._numbers = label("", "small")
+        self._legend = Flow(spacing=12)
+        head = QHBoxLayout()
+        head.addWidget(label(name))
+        head.addStretch(1)
+        head.addWidget(self._numbers)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(6)
+        column.addLayout(head)
+        column.addWidget(self.bar)
+        column.addWidget(self._legend)
+        self._shown: tuple[Share, ...] = ()
+
+    def show_shares(self, shares: Sequence[Share], total: int) -> None:
+        """Show who holds what of `total` bytes."""
+        kept = tuple(share for share in shares if share.num_bytes > 0)
+        self.bar.show_shares(kept, total)
+        free = max(0, total - sum(share.num_bytes for share in kept))
+        self._numbers.setText(
+            self.tr("{free} free of {total}").format(free=words.size(free), total=words.size(total))
+        )
+        if [(s.owner, s.name) for s in kept] != [(s.owner, s.name) for s in self._shown]:
+            self._legend.clear()
+            for share in kept:
+                self._legend.add(_LegendEntry(self._look, share))
+        self._shown = kept
+
+
+class _LegendEntry(QWidget):
+    def __init__(self, look: Look, share: Share) -> None:
+        super().__init__()
+        dot = _Dot(look, share.owner)
+        layout = QHBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(6)
+        layout.addWidget(dot)
+        layout.addWidget(label(f"{share.name} · {words.size(share.num_bytes)}", "small"))
+
+
+class _Dot(QWidget):
+    def __init__(self, look: Look, owner: str) -> None:
+        super().__init__()
+        self._look, self._owner = look, owner
+        self.setFixedSize(10, 10)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """One dot."""
+        del event
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(owner_colour(self._look, self._owner))
+        painter.drawRoundedRect(QRectF(0, 0, 10, 10), 3, 3)
+
+
+def owner_colour(look: Look, owner: str) -> QColor:
+    """The colour of a holder of memory."""
+    return QColor(look.tokens.memory.get(owner, look.tokens.memory["other"]))
