@@ -13,7 +13,7 @@ import msgspec
 
 from devices.as_json import backend_reports, to_json
 from devices.backends import libraries
-from devices.backends.child import Outcome, run_child
+from devices.backends.child import Outcome, child_command, run_child
 from devices.types import BackendDevice, BackendReport, Machine
 
 # Source: Ollama gives a library 30 s, 90 s on Windows, where antivirus reads it first; drivers answer within 5.
@@ -34,13 +34,13 @@ class Trial:
 
 def planned(folder: Path | None, *, onnx: bool) -> tuple[Trial, ...]:
     """The trials for the libraries that are installed."""
-    python = (sys.executable, "-m")
+    ggml = (*child_command("devices.backends.ggml_child"), str(folder))
     trials = [
-        Trial(name, paths[0].name, (*python, "devices.backends.ggml_child", str(folder), *map(str, paths)), paths)
+        Trial(name, paths[0].name, (*ggml, *map(str, paths)), paths)
         for name, paths in libraries.built_libraries(folder).items()
     ]
     if onnx:
-        trials.append(Trial("onnx", "onnxruntime", (*python, "devices.backends.onnx_child")))
+        trials.append(Trial("onnx", "onnxruntime", child_command("devices.backends.onnx_child")))
     return tuple(trials)
 
 
@@ -76,7 +76,7 @@ def try_backends(
 
 def _report(trial: Trial, outcome: Outcome) -> BackendReport:
     if outcome.answer is None:
-        fix = f"Run `{' '.join(trial.argv[:3])} ...` by hand to see its messages; update the driver it needs."
+        fix = f"Run `{' '.join(trial.argv)}` by hand to see its messages; update the driver it needs."
         return BackendReport(trial.backend, trial.library, "failed", outcome.reason, fix, seconds=outcome.seconds)
     answer = outcome.answer
     try:

@@ -6,24 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from engine.runner.llama.limits import KV_TYPES, MAX_SEQUENCES, sequences
 from engine.runner.protocol import LoadSettings
 from engine.types import ModelFacts
 
-# llama.cpp's own names, `ggml_type` values of the cache types it accepts.
-KV_TYPES: Final = {
-    "f32": 0,
-    "f16": 1,
-    "bf16": 30,
-    "q8_0": 8,
-    "q5_1": 7,
-    "q5_0": 6,
-    "q4_1": 3,
-    "q4_0": 2,
-    "iq4_nl": 20,
-}
 FLASH_ATTN: Final = {"auto": -1, "off": 0, "on": 1}
-# Hard limit of llama.cpp (LLAMA_MAX_SEQ).
-MAX_SEQUENCES: Final = 256
 # llama.cpp rounds every context up to this.
 MIN_CELLS: Final = 256
 # Longest draft that is verified in one step; llama.cpp sizes its output buffer by it.
@@ -112,13 +99,26 @@ def _check(settings: LoadSettings) -> None:
         raise LoadFailed(f"n_ctx {settings.n_ctx} is out of range")
 
 
-def load(api: Any, settings: LoadSettings, on_progress: Callable[[float], bool]) -> LoadedModel:
+def load(
+    api: Any,
+    settings: LoadSettings,
+    on_progress: Callable[[float], bool],
+    *,
+    dry_run: bool = False,
+    spare_outputs: int = 2 * MAX_DRAFT,
+) -> LoadedModel:
     """Load the file and make its context. `on_progress` gets 0 to 1 and may return False to stop.
+
+    `dry_run` reads the header only and allocates neither weights nor caches: sizes are logged, nothing can run.
+    `spare_outputs` are rows of logits beyond one a sequence, for drafts.
 
     Raises: LoadFailed: refused settings, an unreadable file, or no memory for the context.
     """
     _check(settings)
     params, keep = _model_params(api, settings, on_progress)
+    if dry_run:
+        params.no_alloc = True
+        params.load_mode = api.LLAMA_LOAD_MODE_NONE
     model = api.llama_model_load_from_file(settings.path.encode(), params)
     del keep
     if not model:
@@ -127,9 +127,8 @@ def load(api: Any, settings: LoadSettings, on_progress: Callable[[float], bool])
     hybrid = api.llama_model_is_hybrid(model)
     # An embedding model generates nothing: its own context (embed.py) is the one that needs room.
     kv_cells = MIN_CELLS if settings.embeddings else max(settings.kv_cells, settings.n_ctx)
-    # Recurrent state is paid per sequence, so such models get no idle sequences beside the parallel ones.
-    n_seq_max = settings.n_parallel if recurrent or hybrid else min(2 * settings.n_parallel + 8, MAX_SEQUENCES)
-    max_outputs = settings.n_parallel + 2 * MAX_DRAFT
+    n_seq_max = sequences(settings, keeps_state=recurrent or hybrid)
+    max_outputs = max(settings.n_parallel + spare_outputs, n_seq_max)  # fewer than sequences aborts
     context_params = api.llama_context_default_params()
     context_params.n_ctx = kv_cells
     context_params.n_batch = settings.n_batch

@@ -1,0 +1,99 @@
+"""Predictions beside measurements: kept, shown, and used to correct the next prediction of the same kind."""
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+KEPT = 500
+# One load moves the correction by this share of its error, so that a single odd measurement cannot spoil it.
+WEIGHT = 0.5
+# A correction outside this range is a bug in the prediction, not a property of the machine.
+SMALLEST, LARGEST = 0.9, 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """One load: bytes predicted and measured, backend buffers by name, seconds since the epoch."""
+
+    owner: str
+    key: str
+    predicted_bytes: int
+    measured_bytes: int
+    at: float
+    buffers: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def error_frac(self) -> float:
+        """How far the prediction was off, as a share of what was measured; positive: predicted too much."""
+        return (self.predicted_bytes - self.measured_bytes) / self.measured_bytes if self.measured_bytes else 0.0
+
+
+class AuditLog:
+    """The last audits, in `path` as JSON lines (None: in memory only). A damaged line is skipped."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._audits = _read(path)[-KEPT:] if path else []
+
+    def all(self) -> tuple[Audit, ...]:
+        """Oldest first."""
+        with self._lock:
+            return tuple(self._audits)
+
+    def correction(self, key: str) -> float:
+        """What to multiply a prediction of this kind by; 1 when nothing was measured yet."""
+        factor = 1.0
+        with self._lock:
+            ratios = [
+                a.measured_bytes / a.predicted_bytes for a in self._audits if a.key == key and a.predicted_bytes
+            ]
+        for ratio in ratios:  # predictions were corrected by the factor of their time, so ratios multiply up
+            factor *= 1 + WEIGHT * (ratio - 1)
+            factor = min(LARGEST, max(SMALLEST, factor))
+        return factor
+
+    def add(
+        self, owner: str, key: str, predicted_bytes: int, measured_bytes: int, buffers: Mapping[str, int]
+    ) -> Audit:
+        """Store one load."""
+        audit = Audit(owner, key, predicted_bytes, measured_bytes, time.time(), dict(buffers))
+        with self._lock:
+            self._audits = [*self._audits, audit][-KEPT:]
+            if self._path is not None:
+                with contextlib.suppress(OSError):  # a full disk must not fail a load that has succeeded
+                    _write(self._path, self._audits)
+        return audit
+
+
+def _read(path: Path) -> list[Audit]:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines[-KEPT:]:
+        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+            found.append(_audit(json.loads(line)))
+    return found
+
+
+def _audit(item: Any) -> Audit:
+    predicted, measured = item["predicted_bytes"], item["measured_bytes"]
+    if not (type(predicted) is int and type(measured) is int and predicted > 0 and measured > 0):
+        raise ValueError(item)
+    buffers = {str(name): int(size) for name, size in item.get("buffers", {}).items()}
+    return Audit(str(item["owner"]), str(item["key"]), predicted, measured, float(item["at"]), buffers)
+
+
+def _write(path: Path, audits: list[Audit]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.tmp")
+    partial.write_text("".join(json.dumps(asdict(audit)) + "\n" for audit in audits), encoding="utf-8")
+    partial.replace(path)

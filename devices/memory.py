@@ -1,0 +1,199 @@
+"""The ledger: every byte a runner is going to take or has taken, against the pools that physically exist.
+
+A load is reserved before it begins and refused if a pool would be overdrawn; after it, the measured bytes stand
+beside the predicted ones and correct the next prediction. Thread-safe; one per server.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from devices.audit import Audit, AuditLog
+from devices.errors import Overdrawn
+from devices.pools import RAM, Pool, pool_of, pools
+from devices.process_memory import ProcessMemory, process_memory
+from devices.types import Device, Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Bytes on one device. `mapped` file pages can be dropped and read again, but then every token waits."""
+
+    anonymous_bytes: int
+    mapped_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Both kinds."""
+        return self.anonymous_bytes + self.mapped_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What one runner was granted, by device id, and what it was then seen to hold."""
+
+    owner: str
+    key: str
+    amounts: Mapping[str, Amount]
+    drawn: Mapping[str, int]
+    pid: int | None = None
+    measured: ProcessMemory | None = None
+    buffers: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def predicted_bytes(self) -> int:
+        """Over all devices."""
+        return sum(amount.total_bytes for amount in self.amounts.values())
+
+
+class Ledger:
+    """Reservations over the machine's pools. `read_machine` is asked for free memory at every decision."""
+
+    def __init__(
+        self,
+        read_machine: Callable[[], Machine],
+        audits: AuditLog | None = None,
+        measure: Callable[[int], ProcessMemory | None] = process_memory,
+    ) -> None:
+        self._read_machine = read_machine
+        self._measure = measure
+        self.audits = audits or AuditLog(None)
+        self._held: dict[str, Reservation] = {}
+        self._lock = threading.Lock()
+
+    def reserve(self, owner: str, amounts: Mapping[str, Amount], key: str = "") -> Reservation:
+        """Set memory aside for `owner` (replacing what it held). `key` groups loads whose errors are alike.
+
+        Raises: Overdrawn: a pool is too small now; nothing was changed.
+        """
+        machine = self._read_machine()
+        with self._lock:
+            drawn = self._draw(machine, amounts, exclude=owner)
+            reservation = Reservation(owner, key, dict(amounts), drawn)
+            self._held[owner] = reservation
+        return reservation
+
+    def check(self, amounts: Mapping[str, Amount], exclude: str = "") -> None:
+        """Raise Overdrawn if these bytes cannot be had now; set nothing aside."""
+        machine = self._read_machine()
+        with self._lock:
+            self._draw(machine, amounts, exclude)
+
+    def attach(self, owner: str, pid: int) -> None:
+        """Tell which process draws on a reservation, so that a load in progress is not counted twice."""
+        with self._lock:
+            if owner in self._held:
+                self._held[owner] = replace(self._held[owner], pid=pid)
+
+    def record_measured(
+        self, owner: str, measured: ProcessMemory | None = None, buffers: Mapping[str, int] | None = None
+    ) -> Audit | None:
+        """After a load: what the process holds (measured here by its pid if not given) and its backend's buffers.
+
+        Returns the audit, which is stored and corrects later predictions of the same key; None if unknown.
+        """
+        with self._lock:
+            reservation = self._held.get(owner)
+        if reservation is None:
+            return None
+        if measured is None and reservation.pid is not None:
+            measured = self._measure(reservation.pid)
+        if measured is None:
+            return None
+        with self._lock:
+            self._held[owner] = replace(reservation, measured=measured, buffers=dict(buffers or {}))
+        on_gpu = sum((buffers or {}).get(device, 0) for device in reservation.amounts if device != "cpu")
+        return self.audits.add(
+            owner, reservation.key, reservation.predicted_bytes, measured.pss_bytes + on_gpu, buffers or {}
+        )
+
+    def release(self, owner: str) -> None:
+        """The runner is gone."""
+        with self._lock:
+            self._held.pop(owner, None)
+
+    def available(self, device_id: str, machine: Machine | None = None, exclude: str = "") -> int:
+        """Bytes a new load may take on one device now: free, less the reserve, less what is promised."""
+        machine = machine or self._read_machine()
+        device = machine.device(device_id)
+        if device is None:
+            return 0
+        with self._lock:
+            free = self._free(machine, exclude)
+        return (
+            sum(free.get(pool, 0) for pool in _drawn_pools(device))
+            if device.kind != "igpu"
+            else _igpu(device, free)
+        )
+
+    def reservations(self) -> tuple[Reservation, ...]:
+        """What is held now, with fresh measurements where the process is known."""
+        with self._lock:
+            held = tuple(self._held.values())
+        return tuple(replace(r, measured=self._measure(r.pid) or r.measured) if r.pid else r for r in held)
+
+    def pools(self, machine: Machine | None = None) -> tuple[Pool, ...]:
+        """The machine's pools as they are now."""
+        return pools(machine or self._read_machine())
+
+    def _free(self, machine: Machine, exclude: str) -> dict[str, int]:
+        """Pool id → bytes a new load may take."""
+        free = {pool.id: pool.free_bytes - pool.reserve_bytes for pool in pools(machine)}
+        for reservation in self._held.values():
+            if reservation.owner == exclude:
+                continue
+            held = reservation.measured or (self._measure(reservation.pid) if reservation.pid else None)
+            for pool, drawn in reservation.drawn.items():
+                if pool == RAM:
+                    free[RAM] = free.get(RAM, 0) - _outstanding(reservation, drawn, held)
+                elif reservation.measured is None:  # a GPU's free figure already shows a finished load
+                    free[pool] = free.get(pool, 0) - drawn
+        return {pool: max(0, left) for pool, left in free.items()}
+
+    def _draw(self, machine: Machine, amounts: Mapping[str, Amount], exclude: str) -> dict[str, int]:
+        free = self._free(machine, exclude)
+        drawn: dict[str, int] = {}
+        for device_id, amount in amounts.items():
+            device = machine.device(device_id)
+            needed = amount.total_bytes
+            if device is None:
+                raise Overdrawn(device_id, needed, 0, {})
+            room = (
+                _igpu(device, free) if device.kind == "igpu" else sum(free.get(p, 0) for p in _drawn_pools(device))
+            )
+            if needed > room:
+                raise Overdrawn(device_id, needed, room, {r.owner: r.predicted_bytes for r in self._held.values()})
+            for pool in _drawn_pools(device):
+                part = min(needed, free.get(pool, 0))
+                free[pool] = free.get(pool, 0) - part
+                drawn[pool] = drawn.get(pool, 0) + part
+                needed -= part
+        return drawn
+
+
+def _drawn_pools(device: Device) -> tuple[str, ...]:
+    """Pools a device draws on, first choice first."""
+    if device.kind == "dgpu":
+        return (pool_of(device),)
+    return (pool_of(device), RAM) if device.kind == "igpu" else (RAM,)
+
+
+def _igpu(device: Device, free: Mapping[str, int]) -> int:
+    """Room on a unified GPU: its carve-out, and RAM up to the driver's ceiling."""
+    memory = device.memory
+    ceiling = free.get(RAM, 0)
+    if memory.shared_limit_bytes is not None:
+        ceiling = min(ceiling, max(0, memory.shared_limit_bytes - (memory.shared_used_bytes or 0)))
+    return free.get(pool_of(device), 0) + ceiling
+
+
+def _outstanding(reservation: Reservation, drawn: int, held: ProcessMemory | None) -> int:
+    """RAM promised but not yet missing from the system's free figure.
+
+    A system counts mapped file pages as available, for it may drop them; a model that is in use needs them.
+    """
+    if held is None:
+        return drawn
+    mapped = sum(amount.mapped_bytes for amount in reservation.amounts.values())
+    anonymous = max(0, drawn - mapped)
+    return max(0, anonymous - held.anonymous_bytes) + min(mapped, drawn)

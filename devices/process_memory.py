@@ -1,0 +1,50 @@
+"""What one process really holds, as the ledger audits it."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+KIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """Bytes of one process. `anonymous` is its own; `mapped` are file pages it has in memory, shares divided.
+
+    `pss` counts shared pages in proportion; where a system has no such figure it is the resident set.
+    """
+
+    rss_bytes: int
+    pss_bytes: int
+    anonymous_bytes: int
+    mapped_bytes: int
+
+
+def process_memory(pid: int) -> ProcessMemory | None:
+    """Memory of a process and of swap it was pushed to; None when it is gone or may not be looked at."""
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return _portable(pid)
+    found = {name: int(kib) * KIB for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", rollup, re.MULTILINE)}
+    if "Pss" not in found:
+        return _portable(pid)
+    anonymous = found.get("Pss_Anon", found.get("Anonymous", 0)) + found.get("SwapPss", 0)
+    return ProcessMemory(
+        rss_bytes=found.get("Rss", 0),
+        pss_bytes=found["Pss"] + found.get("SwapPss", 0),
+        anonymous_bytes=anonymous,
+        mapped_bytes=max(0, found["Pss"] - found.get("Pss_Anon", found.get("Anonymous", 0))),
+    )
+
+
+def _portable(pid: int) -> ProcessMemory | None:
+    try:
+        process = psutil.Process(pid)
+        rss = process.memory_info().rss
+        own = getattr(process.memory_full_info(), "uss", rss)
+    except psutil.Error:
+        return None
+    return ProcessMemory(rss, rss, own, max(0, rss - own))

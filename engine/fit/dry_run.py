@@ -1,0 +1,96 @@
+"""Ask llama.cpp itself, in a child that allocates nothing, and remember the answer."""
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from devices.backends.child import child_command, run_child
+from devices.backends.libraries import library_folder
+from engine.fit.types import DryRun
+from engine.runner.protocol import LoadSettings
+
+log = logging.getLogger(__name__)
+# A header with 250,000 tokens takes a second; a cold disk and antivirus take the rest.
+TIMEOUT_S = 30.0
+KEPT = 400
+# Settings that change what a load takes; threads, priorities and cache folders do not.
+RELEVANT = (
+    "n_ctx", "kv_cells", "n_parallel", "n_batch", "n_ubatch", "n_gpu_layers", "devices", "type_k", "type_v",
+    "flash_attn", "repack", "embeddings",
+)  # fmt: skip
+
+
+class DryRunFailed(Exception):
+    """llama.cpp refused the file or the settings, died or hung; the message says which."""
+
+
+def dry_run(settings: LoadSettings, cache: Path | None = None, timeout_s: float = TIMEOUT_S) -> DryRun:
+    """What llama.cpp would take for these settings. Answers are kept in `cache` by file, settings and build.
+
+    Raises: DryRunFailed.
+    """
+    key = _key(settings)
+    stored = _read(cache) if cache else {}
+    if key in stored:
+        return stored[key]
+    argv = [*child_command("engine.runner.llama.memory_probe"), msgspec.json.encode(settings).decode()]
+    outcome = run_child(argv, timeout_s)
+    if outcome.answer is None:
+        raise DryRunFailed(outcome.reason)
+    try:
+        found = msgspec.convert(outcome.answer, DryRun)
+    except msgspec.ValidationError as error:
+        raise DryRunFailed(f"its answer could not be read: {error}") from error
+    if cache is not None:
+        _write(cache, {**stored, key: found})
+    return found
+
+
+def dry_run_header(header: bytes, file_bytes: int, settings: LoadSettings) -> DryRun:
+    """The same for a file of which only the header is here: the rest of a sparse file stands in for the weights.
+
+    Raises: DryRunFailed: as above, or the disk refused the sparse file.
+    """
+    try:
+        with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+            file.write(header)
+            file.truncate(max(file_bytes, len(header)))
+            file.flush()
+            return dry_run(msgspec.structs.replace(settings, path=file.name))
+    except OSError as error:
+        raise DryRunFailed(f"no room for a stand-in file: {error.strerror}") from error
+
+
+def _key(settings: LoadSettings) -> str:
+    facts: list[object] = [(name, getattr(settings, name)) for name in RELEVANT]
+    folder = library_folder()
+    for path in (Path(settings.path), *(sorted(folder.glob("*llama*")) if folder else ())):
+        try:
+            status = path.stat()
+            facts.append((str(path), status.st_size, status.st_mtime_ns))
+        except OSError:
+            facts.append(str(path))
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def _read(cache: Path) -> dict[str, DryRun]:
+    try:
+        return msgspec.json.decode(cache.read_bytes(), type=dict[str, DryRun])
+    except (OSError, msgspec.DecodeError, ValueError):
+        return {}
+
+
+def _write(cache: Path, entries: dict[str, DryRun]) -> None:
+    kept = dict(list(entries.items())[-KEPT:])
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        partial = cache.with_suffix(f".{os.getpid()}.tmp")
+        partial.write_text(json.dumps(msgspec.to_builtins(kept)), encoding="utf-8")
+        partial.replace(cache)
+    except OSError as error:
+        log.info("dry runs are not kept: %s", error)

@@ -1,0 +1,194 @@
+"""From a model's shape and load settings to bytes."""
+
+from collections.abc import Mapping
+
+from engine.fit.repack import is_repacked
+from engine.fit.shape import BLOCK, ModelShape
+from engine.fit.types import Basis, DryRun, Need, Part, PartName
+from engine.runner.llama.limits import KV_TYPES, sequences
+from engine.runner.protocol import LoadSettings
+from quantize.ggml_types import BLOCK_SIZES, GgmlType
+
+CPU = "cpu"
+CELL_PADDING = 256
+# Process, interpreter and libraries of a runner, and what a token of vocabulary adds (text, trie, piece table).
+# Measured: docs/log.md, memory (40-44 MiB and 190-200 bytes); used only where no dry run can tell.
+PROCESS_BYTES = 43 << 20
+VOCABULARY_TOKEN_BYTES = 200
+
+
+def padded(cells: int) -> int:
+    """Cells llama.cpp makes of a context size. Source: llama-context.cpp, GGML_PAD(n_ctx, 256)."""
+    return -(-cells // CELL_PADDING) * CELL_PADDING
+
+
+def kv_layer_bytes(shape: ModelShape, settings: LoadSettings) -> tuple[int, ...]:
+    """Bytes of each layer's cache. A sliding layer keeps its window for every sequence and one ubatch more."""
+    cells = padded(max(settings.kv_cells, settings.n_ctx))
+    count = sequences(settings, keeps_state=shape.recurrent)
+    window = padded(min(cells, shape.sliding_window * count + settings.n_ubatch))
+    found = []
+    for layer in shape.layers:
+        size = window if layer.sliding else cells
+        found.append(
+            size * (_row_bytes(layer.key_values, settings.type_k) + _row_bytes(layer.value_values, settings.type_v))
+        )
+    return tuple(found)
+
+
+def _row_bytes(values: int, kv_type: str) -> int:
+    block, width = BLOCK_SIZES[GgmlType(KV_TYPES[kv_type])]
+    return -(-values // block) * width
+
+
+def gpu_layer_start(shape: ModelShape, n_gpu_layers: int) -> int:
+    """First layer on the GPU: llama.cpp offloads the last ones. -1 is all of them and the output."""
+    if n_gpu_layers < 0:
+        return 0
+    return max(0, len(shape.layers) + 1 - n_gpu_layers) if n_gpu_layers else len(shape.layers) + 1
+
+
+def estimate(
+    shape: ModelShape,
+    settings: LoadSettings,
+    isa: frozenset[str],
+    *,
+    gpu: str | None = None,
+    dry_run: DryRun | None = None,
+    projector_bytes: int = 0,
+    correction: float = 1.0,
+) -> Need:
+    """Bytes a load needs.
+
+    `gpu` is the device that `n_gpu_layers` layers go to; without one everything is on the CPU. `dry_run` replaces
+    formulas by what llama.cpp said. `correction` is what earlier loads of this kind were measured to need more.
+    """
+    layers_from = gpu_layer_start(shape, settings.n_gpu_layers) if gpu else len(shape.layers) + 1
+    kv = kv_layer_bytes(shape, settings)
+    count = sequences(settings, keeps_state=shape.recurrent)
+    weights, stale = _weights(shape, settings, isa, gpu, layers_from)
+    parts = [
+        *weights,
+        *_caches(shape, kv, count, gpu, layers_from, dry_run),
+    ]
+    parts += _compute(shape, settings, gpu, layers_from, dry_run)
+    output = dry_run.output_bytes if dry_run else 4 * shape.vocabulary * count
+    parts.append(_part("output", CPU, output, dry_run))
+    if projector_bytes:
+        # Measured on CLIP-like projectors: the graph takes about a fifth of the file again.
+        parts.append(Part(name="projector", device=gpu or CPU, num_bytes=projector_bytes * 6 // 5, basis="prior"))
+    overhead = dry_run.overhead_bytes if dry_run else PROCESS_BYTES + VOCABULARY_TOKEN_BYTES * shape.vocabulary
+    parts.append(_part("overhead", CPU, overhead, dry_run))
+    if correction != 1.0:
+        extra = round(sum(p.num_bytes for p in parts) * (correction - 1))
+        parts.append(Part(name="correction", device=gpu or CPU, num_bytes=extra, basis="probe"))
+    on_gpu = sum(p.num_bytes for p in parts if p.device != CPU)
+    untouched = dry_run.untouched_bytes if dry_run else 4 * shape.vocabulary * max(0, count - settings.n_parallel)
+    return Need(
+        n_ctx=settings.n_ctx,
+        kv_cells=padded(max(settings.kv_cells, settings.n_ctx)),
+        n_sequences=count,
+        type_k=settings.type_k,
+        type_v=settings.type_v,
+        n_gpu_layers=settings.n_gpu_layers if gpu else 0,
+        parts=tuple(p for p in parts if p.num_bytes),
+        resident_bytes=sum(p.num_bytes for p in parts) - on_gpu - untouched + stale,
+        kv_layer_bytes=kv,
+    )
+
+
+def _part(name: PartName, device: str, num_bytes: int, dry_run: DryRun | None) -> Part:
+    return Part(name=name, device=device, num_bytes=num_bytes, basis="probe" if dry_run else "prior")
+
+
+def _weights(
+    shape: ModelShape, settings: LoadSettings, isa: frozenset[str], gpu: str | None, layers_from: int
+) -> tuple[list[Part], int]:
+    """Weights by device, and bytes of file pages that stay behind though nobody needs them.
+
+    On the CPU, repacked weights are its own memory, the rest are pages of the mapped file.
+    """
+    on_gpu = mapped = own = 0
+    trunk, stale = len(shape.layers), 0
+    for tensor in shape.tensors:
+        match = BLOCK.match(tensor.name)
+        layer = int(match[1]) if match else None
+        if layer is not None and layer >= trunk:
+            continue  # draft layers are not loaded
+        head = layer is None and tensor.name.startswith("output")
+        if gpu and ((layer is not None and layer >= layers_from) or (head and layers_from <= trunk)):
+            on_gpu += tensor.nbytes
+        elif settings.repack and is_repacked(tensor, isa):
+            own += tensor.nbytes
+            stale += tensor.nbytes if settings.use_mmap else 0
+        elif settings.use_mmap:
+            mapped += tensor.nbytes
+        else:
+            own += tensor.nbytes
+    if shape.tied:
+        embedding = next((t for t in shape.tensors if t.name == "token_embd.weight"), None)
+        if embedding is not None:  # the head is the embedding once more, unless both uses can share it
+            if gpu and layers_from <= trunk:
+                on_gpu += embedding.nbytes
+            elif settings.repack and is_repacked(embedding, isa, as_head=True):
+                own += embedding.nbytes
+    parts = [Part(name="weights", device=CPU, num_bytes=mapped + own, mapped_bytes=mapped)]
+    return ([*parts, Part(name="weights", device=gpu, num_bytes=on_gpu)] if gpu else parts), stale
+
+
+def _caches(
+    shape: ModelShape, kv: tuple[int, ...], count: int, gpu: str | None, layers_from: int, dry_run: DryRun | None
+) -> list[Part]:
+    states = tuple(layer.state_bytes * count for layer in shape.layers)
+    parts = []
+    caches: tuple[tuple[PartName, tuple[int, ...], int | None], ...] = (
+        ("kv", kv, dry_run.kv_bytes if dry_run else None),
+        ("recurrent", states, dry_run.recurrent_bytes if dry_run else None),
+    )
+    basis: Basis = "probe" if dry_run else "formula"
+    for name, layers, told in caches:
+        total = sum(layers)
+        on_gpu = sum(layers[layers_from:]) if gpu else 0
+        if told is not None:  # llama.cpp's own total, split as the formula splits
+            on_gpu = on_gpu * told // total if total else 0
+            total = told
+        parts.append(Part(name=name, device=CPU, num_bytes=total - on_gpu, basis=basis))
+        if gpu:
+            parts.append(Part(name=name, device=gpu, num_bytes=on_gpu, basis=basis))
+    return parts
+
+
+def _compute(
+    shape: ModelShape, settings: LoadSettings, gpu: str | None, layers_from: int, dry_run: DryRun | None
+) -> list[Part]:
+    if dry_run is not None:
+        host = sum(size for name, size in dry_run.compute_bytes.items() if is_host(name))
+        rest = sum(size for name, size in dry_run.compute_bytes.items() if not is_host(name))
+        parts = [Part(name="compute", device=CPU, num_bytes=host, basis="probe")]
+        return [*parts, Part(name="compute", device=gpu or CPU, num_bytes=rest, basis="probe")]
+    device = gpu if gpu and layers_from <= len(shape.layers) else CPU
+    return [Part(name="compute", device=device, num_bytes=compute_prior(shape, settings), basis="prior")]
+
+
+def is_host(buffer: str) -> bool:
+    """Whether a buffer lies in system memory: the CPU's own, and pinned memory such as `Vulkan_Host`."""
+    return buffer.upper().startswith("CPU") or buffer.endswith("_Host")
+
+
+def compute_prior(shape: ModelShape, settings: LoadSettings) -> int:
+    """Scratch memory of one ubatch where no dry run can tell: activations, attention mask, logits of its outputs.
+
+    Measured: 10-60 % above llama.cpp's own figure on the shapes of docs/log.md; never below it.
+    """
+    tokens = settings.n_ubatch
+    cells = padded(max(settings.kv_cells, settings.n_ctx))
+    widest = max(2 * shape.feed_forward, 0) + 6 * shape.embedding
+    if shape.experts:
+        widest += 4 * shape.embedding
+    logits = 4 * shape.vocabulary * min(tokens, settings.n_parallel + 32)
+    return 4 * tokens * widest + 6 * tokens * cells // 2 + logits
+
+
+def amounts(need: Need) -> Mapping[str, tuple[int, int]]:
+    """Device → (own bytes, mapped bytes), as the ledger reserves them."""
+    return {d: (need.device_bytes(d) - need.mapped_bytes(d), need.mapped_bytes(d)) for d in need.devices}

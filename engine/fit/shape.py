@@ -1,0 +1,177 @@
+"""The facts of a GGUF header that decide memory, layer by layer, for any architecture."""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from quantize.gguf_file import GgufFile, LazyArray, TensorInfo
+from quantize.gguf_split import GgufModel
+
+BLOCK = re.compile(r"^blk\.(\d{1,5})\.")
+# Tensors that mean a layer keeps a state of fixed size, or a cache that grows with the context.
+RECURRENT = ("ssm_", "shortconv", "time_mix", "kda")
+CACHED = ("attn_k.", "attn_qkv.", "attn_kv_a_mqa.", "attn_kv.", "attn_k_b.")
+
+# architecture: one full-attention layer in so many; source: load_swa_pattern in llama.cpp's models/*.cpp.
+SWA_EVERY = {
+    "gemma2": 2, "gpt-oss": 2, "modern-bert": 3, "afmoe": 4, "cohere2": 4, "cohere2moe": 4, "exaone4": 4,
+    "exaone-moe": 4, "laguna": 4, "llama4": 4, "mellum": 4, "muse-glimmer": 4, "olmo2": 4, "smallthinker": 4,
+    "gemma3n": 5, "gemma3": 6, "gemma-embedding": 6, "plamo3": 8,
+}  # fmt: skip
+# In these the first layer of each group is the full one, in the others the last.
+DENSE_FIRST = frozenset({"cohere2moe", "laguna", "modern-bert", "smallthinker"})
+# gemma3n caches its first 20 layers only; gemma4 says so itself. Source: models/gemma3n.cpp.
+CACHED_LAYERS = {"gemma3n": 20}
+DEFAULT_FULL_ATTENTION_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
+
+
+class Layer(msgspec.Struct, frozen=True, kw_only=True):
+    """One block: values it adds to K and to V for a token, and bytes of state it keeps for a sequence."""
+
+    key_values: int = 0
+    value_values: int = 0
+    sliding: bool = False
+    state_bytes: int = 0
+    weight_bytes: int = 0
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+    """What memory depends on. `tensors` are all of the file's, `draft_layers` trailing layers that are skipped."""
+
+    architecture: str
+    layers: tuple[Layer, ...]
+    embedding: int
+    heads: int
+    feed_forward: int
+    vocabulary: int
+    context_train: int
+    sliding_window: int
+    experts: int
+    file_bytes: int
+    tensors: tuple[TensorInfo, ...]
+    skipped_bytes: int = 0
+    tied: bool = False
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether some layer keeps a state of fixed size for each sequence."""
+        return any(layer.state_bytes for layer in self.layers)
+
+
+def model_shape(model: GgufModel) -> ModelShape:
+    """The shape of a model from its checked header. Unknown architectures get llama's rules for what is absent."""
+    return shape_of(model.parts[0], [tensor for _, tensor in model.tensors()], model.file_bytes)
+
+
+def shape_of(head: GgufFile, tensors: Sequence[TensorInfo], file_bytes: int) -> ModelShape:
+    """The same from a header alone, before the file is here."""
+    blocks: defaultdict[int, list[TensorInfo]] = defaultdict(list)
+    for tensor in tensors:
+        match = BLOCK.match(tensor.name)
+        if match:
+            blocks[int(match[1])].append(tensor)
+    total = head.arch_int("block_count") or 0
+    trunk = max(0, total - (head.arch_int("nextn_predict_layers") or 0))
+    names = {tensor.name for tensor in tensors}
+    window = head.arch_int("attention.sliding_window") or 0
+    layers = tuple(_layer(head, i, blocks.get(i, []), window, trunk) for i in range(min(trunk, 4096)))
+    skipped = [t for i, block in blocks.items() if i >= trunk > 0 for t in block]
+    return ModelShape(
+        architecture=head.architecture,
+        layers=layers,
+        embedding=head.arch_int("embedding_length") or 0,
+        heads=head.arch_int("attention.head_count") or 1,
+        feed_forward=head.arch_int("feed_forward_length") or head.arch_int("expert_feed_forward_length") or 0,
+        vocabulary=_vocabulary(head, tensors),
+        context_train=head.arch_int("context_length") or 0,
+        sliding_window=window,
+        experts=head.arch_int("expert_count") or 0,
+        file_bytes=file_bytes,
+        tensors=tuple(tensors),
+        skipped_bytes=sum(t.nbytes for t in skipped),
+        tied="output.weight" not in names,
+    )
+
+
+def _vocabulary(head: GgufFile, tensors: Sequence[TensorInfo]) -> int:
+    embedding = next((t for t in tensors if t.name == "token_embd.weight"), None)
+    if embedding is not None and len(embedding.shape) > 1:
+        return embedding.shape[1]
+    return head.arch_int("vocab_size") or 0
+
+
+def _per_layer(head: GgufFile, key: str, layer: int) -> int | None:
+    """A value that may be given once or for each layer."""
+    value = head.arch_value(key)
+    if isinstance(value, LazyArray):
+        return int(value.numbers()[layer]) if layer < value.count else None
+    if isinstance(value, tuple):
+        value = value[layer] if layer < len(value) else None
+    return int(value) if isinstance(value, int) else None
+
+
+def _layer(head: GgufFile, index: int, tensors: list[TensorInfo], window: int, total: int) -> Layer:
+    names = [t.name.partition(".")[2].partition(".")[2] for t in tensors]
+    recurrent = any(name.startswith(RECURRENT) for name in names)
+    cached = any(name.startswith(CACHED) for name in names) or (not names and not recurrent)
+    sliding = bool(window) and _is_sliding(head, index)
+    keys, values = _widths(head, index, sliding=sliding) if cached and _has_cache(head, index, total) else (0, 0)
+    return Layer(
+        key_values=keys,
+        value_values=values,
+        sliding=sliding,
+        state_bytes=_state_bytes(head) if recurrent else 0,
+        weight_bytes=sum(t.nbytes for t in tensors),
+    )
+
+
+def _has_cache(head: GgufFile, index: int, total: int) -> bool:
+    shared = head.arch_int("attention.shared_kv_layers") or 0
+    limit = min(CACHED_LAYERS.get(head.architecture, total), total - shared)
+    interval = head.arch_int("full_attention_interval") or DEFAULT_FULL_ATTENTION_INTERVAL.get(head.architecture)
+    return index < limit and (not interval or (index + 1) % interval == 0)
+
+
+def _is_sliding(head: GgufFile, index: int) -> bool:
+    pattern = head.arch_value("attention.sliding_window_pattern")
+    if isinstance(pattern, tuple | LazyArray):
+        return bool(_per_layer(head, "attention.sliding_window_pattern", index))
+    every = pattern if isinstance(pattern, int) and pattern > 0 else SWA_EVERY.get(head.architecture, 0)
+    if not every:
+        return False
+    return index % every != 0 if head.architecture in DENSE_FIRST else index % every < every - 1
+
+
+def _widths(head: GgufFile, index: int, *, sliding: bool) -> tuple[int, int]:
+    """Values a token adds to K and V. Compressed attention (MLA) keeps one latent row as K and no V."""
+    heads = _per_layer(head, "attention.head_count", index) or head.arch_int("attention.head_count") or 1
+    kv_heads = _per_layer(head, "attention.head_count_kv", index)
+    kv_heads = heads if kv_heads is None else kv_heads
+    default = (head.arch_int("embedding_length") or 0) // max(1, head.arch_int("attention.head_count") or 1)
+    suffix = "_swa" if sliding else ""
+    key = head.arch_int(f"attention.key_length{suffix}") or head.arch_int("attention.key_length") or default
+    value = head.arch_int(f"attention.value_length{suffix}") or head.arch_int("attention.value_length") or default
+    if head.arch_int("attention.kv_lora_rank") and head.arch_int("attention.key_length_mla"):
+        return key * kv_heads, 0
+    return key * kv_heads, value * kv_heads
+
+
+def _state_bytes(head: GgufFile) -> int:
+    """State of one recurrent layer for one sequence, float32. Source: llama-hparams.cpp, n_embd_r and n_embd_s."""
+    width = head.arch_int("embedding_length") or 0
+    wkv = head.arch_int("wkv.head_size") or 0
+    if wkv:
+        shift = head.arch_int("token_shift_count") or 2
+        return 4 * width * (shift + wkv)
+    conv = head.arch_int("shortconv.l_cache") or 0
+    if conv:
+        return 4 * width * (conv - 1)
+    kernel = head.arch_int("ssm.conv_kernel") or 0
+    heads, kda = head.arch_int("attention.head_count") or 0, head.arch_int("kda.head_dim") or 0
+    if kda:
+        return 4 * (3 * (kernel - 1 if kernel else 3) * heads * kda + kda * kda * heads)
+    inner, state = head.arch_int("ssm.inner_size") or 0, head.arch_int("ssm.state_size") or 0
+    groups = head.arch_int("ssm.group_count") or 0
+    return 4 * (max(0, kernel - 1) * (inner + 2 * groups * state) + state * inner)

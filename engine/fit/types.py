@@ -1,0 +1,97 @@
+"""What a load needs, part by part, and what each number is based on."""
+
+from typing import Literal
+
+import msgspec
+
+Basis = Literal["formula", "probe", "prior"]
+PartName = Literal["weights", "kv", "recurrent", "compute", "output", "projector", "overhead", "correction"]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of one kind on one device. `mapped` of them are pages of the file, which others may share."""
+
+    name: PartName
+    device: str
+    num_bytes: int
+    mapped_bytes: int = 0
+    basis: Basis = "formula"
+
+
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything one load takes. `kv_layer_bytes` has the cache of each layer, whatever device holds it.
+
+    `resident_bytes` is what the system will show of the runner's process in full use: less scratch memory that is
+    never written, plus pages of the file that stay in memory although the weights in them were rewritten.
+    """
+
+    n_ctx: int
+    kv_cells: int
+    n_sequences: int
+    type_k: str
+    type_v: str
+    n_gpu_layers: int
+    parts: tuple[Part, ...]
+    resident_bytes: int = 0
+    kv_layer_bytes: tuple[int, ...] = ()
+
+    @property
+    def total_bytes(self) -> int:
+        """Over all devices."""
+        return sum(part.num_bytes for part in self.parts)
+
+    def device_bytes(self, device: str) -> int:
+        """On one device."""
+        return sum(part.num_bytes for part in self.parts if part.device == device)
+
+    def mapped_bytes(self, device: str) -> int:
+        """File pages among them."""
+        return sum(part.mapped_bytes for part in self.parts if part.device == device)
+
+    def part_bytes(self, name: PartName) -> int:
+        """One kind over all devices."""
+        return sum(part.num_bytes for part in self.parts if part.name == name)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices in the order they first appear."""
+        return tuple(dict.fromkeys(part.device for part in self.parts))
+
+
+class DryRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What llama.cpp itself said in a load that allocated nothing.
+
+    `compute_bytes` by backend device name; `overhead_bytes` is the process with its libraries and vocabulary;
+    `untouched_bytes` is scratch memory set aside for drafts and idle sequences that ordinary use never writes.
+    """
+
+    kv_bytes: int
+    recurrent_bytes: int
+    output_bytes: int
+    compute_bytes: dict[str, int]
+    overhead_bytes: int
+    untouched_bytes: int = 0
+    seconds: float = 0.0
+
+
+class GiveUp(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to need less: what is given up, the flags that ask for it, and what it then needs."""
+
+    kind: Literal["kv", "context", "parallel", "quantization", "offload", "unload", "combined"]
+    text: str
+    flags: str
+    needed_bytes: int
+    saved_bytes: int
+    cost: float
+
+
+class FitReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to "does it fit": per device needed and available, and what to do if not."""
+
+    model: str
+    fits: bool
+    need: Need
+    available_bytes: dict[str, int]
+    largest_context: int
+    give_ups: tuple[GiveUp, ...] = ()
+    notes: tuple[str, ...] = ()

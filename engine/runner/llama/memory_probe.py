@@ -1,0 +1,86 @@
+"""Child process: a load that allocates nothing, to learn what a real one would take. Prints one JSON line.
+
+Usage: python -m engine.runner.llama.memory_probe SETTINGS_JSON
+"""
+
+import ctypes
+import json
+import os
+import re
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from devices.process_memory import process_memory
+from engine.runner.llama import model as llama_model
+from engine.runner.llama import service
+from engine.runner.llama.binding import KernelsMissing, start_backends
+from engine.runner.llama.vocabulary import Vocabulary
+from engine.runner.protocol import LoadSettings
+
+MIB = 1 << 20
+CACHE = re.compile(r"(llama_kv_cache\w*|llama_memory_recurrent): size = +([0-9.]+) MiB")
+BUFFER = re.compile(r"([A-Za-z0-9_]+) +(compute|output) buffer size = +([0-9.]+) MiB")
+
+
+def sizes(log: str) -> dict[str, Any]:
+    """Cache, output and compute sizes in llama.cpp's log, in bytes.
+
+    With nothing allocated its lines about buffers read 0 for weights and caches, but the summary line of each
+    cache, the output buffer and the graph's compute buffers are real. Of repeated reservations the last counts.
+    """
+    found: dict[str, Any] = {"kv_bytes": 0, "recurrent_bytes": 0, "output_bytes": 0, "compute_bytes": {}}
+    for kind, mib in CACHE.findall(log):
+        key = "recurrent_bytes" if "recurrent" in kind else "kv_bytes"
+        found[key] += round(float(mib) * MIB)
+    for device, kind, mib in BUFFER.findall(log):
+        if kind == "compute":
+            found["compute_bytes"][device] = round(float(mib) * MIB)
+        else:
+            found["output_bytes"] = round(float(mib) * MIB)
+    return found
+
+
+def dry_run(settings: LoadSettings) -> dict[str, Any]:
+    """Load without allocating, and report what llama.cpp would have taken.
+
+    A second context without room for drafts tells how much of the scratch memory ordinary use never touches.
+    """
+    started = time.monotonic()
+    api = start_backends()
+    lines: list[str] = []
+    callback = api.llama_log_callback(lambda _level, text, _data: lines.append(text.decode("utf-8", "replace")))
+    api.llama_log_set(callback, ctypes.c_void_p(None))
+    loaded = llama_model.load(api, settings, lambda _fraction: True, dry_run=True)
+    report = sizes("".join(lines))
+    vocabulary = Vocabulary(api, loaded.vocab)
+    held = process_memory(os.getpid())
+    loaded.close()
+    lines.clear()
+    plain = llama_model.load(api, settings, lambda _fraction: True, dry_run=True, spare_outputs=0)
+    plain.close()
+    saved = sum(report["compute_bytes"].values()) - sum(sizes("".join(lines))["compute_bytes"].values())
+    row_bytes = max(0, saved) / max(1, loaded.max_outputs - plain.max_outputs)
+    unused_rows = loaded.max_outputs - settings.n_parallel
+    unused_logits = 4 * vocabulary.size * max(0, loaded.n_seq_max - settings.n_parallel)
+    report["untouched_bytes"] = round(row_bytes * unused_rows) + unused_logits
+    report["overhead_bytes"] = held.rss_bytes if held else 0
+    report["seconds"] = time.monotonic() - started
+    return report
+
+
+def main() -> int:
+    """Print the report, or why there is none."""
+    assert service is not None  # imported so that this process weighs what a runner weighs
+    try:
+        report = dry_run(msgspec.json.decode(sys.argv[1].encode(), type=LoadSettings))
+    except (KernelsMissing, llama_model.LoadFailed, msgspec.DecodeError) as error:
+        report = {"error": str(error)}
+    print(json.dumps(report), flush=True)  # noqa: T201 - the parent reads it
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
