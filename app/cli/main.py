@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("app.cli.serve", "Serve models to editors, agents and other programs."),
     "quantize": ("app.cli.quantize", "Make the best file of an open model for this machine."),
     "models": ("app.cli.models", "Find, fetch and keep models."),
+    "fit": ("app.cli.fit", "Show the memory a model needs here, before it is loaded or fetched."),
     "devices": ("app.cli.devices", "Show processors, GPUs, NPUs, memory and usable backends."),
     "fim-bench": ("app.cli.fim_bench", "Measure keystroke-to-suggestion latency."),
     "launch": ("app.cli.launch", "Start a coding agent on a local model, or connect an editor."),

@@ -11,6 +11,9 @@ from quantize.ggml_types import BLOCK_SIZES, GgmlType
 
 CPU = "cpu"
 CELL_PADDING = 256
+# What serving adds to a loaded runner: samplers, token lists and the prefix trie of a full context.
+# Measured: docs/log.md, memory (2 MiB, and about 150 bytes a token of context).
+SERVING_BYTES, SERVING_TOKEN_BYTES = 2 << 20, 150
 # Process, interpreter and libraries of a runner, and what a token of vocabulary adds (text, trie, piece table).
 # Measured: docs/log.md, memory (40-44 MiB and 190-200 bytes); used only where no dry run can tell.
 PROCESS_BYTES = 43 << 20
@@ -78,6 +81,7 @@ def estimate(
         # Measured on CLIP-like projectors: the graph takes about a fifth of the file again.
         parts.append(Part(name="projector", device=gpu or CPU, num_bytes=projector_bytes * 6 // 5, basis="prior"))
     overhead = dry_run.overhead_bytes if dry_run else PROCESS_BYTES + VOCABULARY_TOKEN_BYTES * shape.vocabulary
+    overhead += SERVING_BYTES + SERVING_TOKEN_BYTES * max(settings.kv_cells, settings.n_ctx)
     parts.append(_part("overhead", CPU, overhead, dry_run))
     if correction != 1.0:
         extra = round(sum(p.num_bytes for p in parts) * (correction - 1))
@@ -178,15 +182,18 @@ def is_host(buffer: str) -> bool:
 def compute_prior(shape: ModelShape, settings: LoadSettings) -> int:
     """Scratch memory of one ubatch where no dry run can tell: activations, attention mask, logits of its outputs.
 
-    Measured: 10-60 % above llama.cpp's own figure on the shapes of docs/log.md; never below it.
+    Measured: 0-60 % above llama.cpp's own figure on the shapes of docs/log.md; 2 bytes a cell and token of mask.
     """
     tokens = settings.n_ubatch
     cells = padded(max(settings.kv_cells, settings.n_ctx))
-    widest = max(2 * shape.feed_forward, 0) + 6 * shape.embedding
-    if shape.experts:
-        widest += 4 * shape.embedding
+    window = shape.sliding_window * sequences(settings, keeps_state=shape.recurrent) + tokens
+    masks = 2 * tokens * (cells + (min(cells, window) if shape.sliding_window else 0))
+    wide = max(shape.embedding, shape.attention)
+    widest = 2 * shape.feed_forward + (10 if shape.experts else 6) * wide
+    if shape.recurrent:
+        widest += 8 * shape.embedding
     logits = 4 * shape.vocabulary * min(tokens, settings.n_parallel + 32)
-    return 4 * tokens * widest + 6 * tokens * cells // 2 + logits
+    return int(4.6 * tokens * widest) + masks + logits
 
 
 def amounts(need: Need) -> Mapping[str, tuple[int, int]]:

@@ -44,11 +44,13 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[Layer, ...]
     embedding: int
     heads: int
+    attention: int
     feed_forward: int
     vocabulary: int
     context_train: int
     sliding_window: int
     experts: int
+    experts_used: int
     file_bytes: int
     tensors: tuple[TensorInfo, ...]
     skipped_bytes: int = 0
@@ -83,11 +85,13 @@ def shape_of(head: GgufFile, tensors: Sequence[TensorInfo], file_bytes: int) -> 
         layers=layers,
         embedding=head.arch_int("embedding_length") or 0,
         heads=head.arch_int("attention.head_count") or 1,
+        attention=max((_query_width(head, i) for i in range(min(trunk, 4096))), default=0),
         feed_forward=head.arch_int("feed_forward_length") or head.arch_int("expert_feed_forward_length") or 0,
         vocabulary=_vocabulary(head, tensors),
         context_train=head.arch_int("context_length") or 0,
         sliding_window=window,
         experts=head.arch_int("expert_count") or 0,
+        experts_used=head.arch_int("expert_used_count") or 0,
         file_bytes=file_bytes,
         tensors=tuple(tensors),
         skipped_bytes=sum(t.nbytes for t in skipped),
@@ -156,6 +160,12 @@ def _widths(head: GgufFile, index: int, *, sliding: bool) -> tuple[int, int]:
     if head.arch_int("attention.kv_lora_rank") and head.arch_int("attention.key_length_mla"):
         return key * kv_heads, 0
     return key * kv_heads, value * kv_heads
+
+
+def _query_width(head: GgufFile, index: int) -> int:
+    """Values of all query heads of a layer together."""
+    heads = _per_layer(head, "attention.head_count", index) or 0
+    return heads * (head.arch_int("attention.key_length_mla") or head.arch_int("attention.key_length") or 0)
 
 
 def _state_bytes(head: GgufFile) -> int:

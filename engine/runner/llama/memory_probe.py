@@ -62,10 +62,8 @@ def dry_run(settings: LoadSettings) -> dict[str, Any]:
     plain = llama_model.load(api, settings, lambda _fraction: True, dry_run=True, spare_outputs=0)
     plain.close()
     saved = sum(report["compute_bytes"].values()) - sum(sizes("".join(lines))["compute_bytes"].values())
-    row_bytes = max(0, saved) / max(1, loaded.max_outputs - plain.max_outputs)
-    unused_rows = loaded.max_outputs - settings.n_parallel
     unused_logits = 4 * vocabulary.size * max(0, loaded.n_seq_max - settings.n_parallel)
-    report["untouched_bytes"] = round(row_bytes * unused_rows) + unused_logits
+    report["untouched_bytes"] = max(0, saved) + unused_logits
     report["overhead_bytes"] = held.rss_bytes if held else 0
     report["seconds"] = time.monotonic() - started
     return report

@@ -1,0 +1,139 @@
+"""`tessera fit`: what a model needs on this machine, before it is loaded or even fetched."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from engine.dispatch.placer import Placer
+    from engine.dispatch.types import Placement
+    from engine.fit.shape import ModelShape
+    from engine.fit.types import FitReport
+    from engine.runner.protocol import LoadSettings
+
+KV_CHOICES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+
+
+@click.command("fit")
+@click.argument("model")
+@click.option("--ctx", type=click.IntRange(1, 1 << 24), help="Context in tokens.")
+@click.option("--parallel", type=click.IntRange(1, 128), help="Requests answered at the same time.")
+@click.option("--kv", type=click.Choice(KV_CHOICES), help="Type the context is kept in.")
+@click.option("--device", help="Pin a device id, a kind (cpu, igpu, dgpu) or a backend.")
+@click.option("--layers", type=click.IntRange(0, 10000), help="Layers on the GPU.")
+@click.option(
+    "--from", "replay", type=click.Path(path_type=Path, dir_okay=False), help="Judge for a recorded machine."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def command(
+    model: str,
+    ctx: int | None,
+    parallel: int | None,
+    kv: str | None,
+    device: str | None,
+    layers: int | None,
+    replay: Path | None,
+    as_json: bool,
+) -> None:
+    """Show the memory MODEL needs (a name, a file, or owner/name[:quant] on the hub) and where it would run."""
+    from devices.errors import BadRecording  # noqa: PLC0415 - keeps `tessera --help` fast
+    from engine.dispatch.types import Wish  # noqa: PLC0415 - see above
+
+    wish = Wish(n_ctx=ctx, n_parallel=parallel, kv_type=kv, device=device, n_gpu_layers=layers)
+    try:
+        placer = _placer(replay)
+    except BadRecording as error:
+        raise click.ClickException(f"{error}. Make one with `tessera devices --record FILE`.") from error
+    shape, settings = find(model)
+    placement = placer.judge_shape(
+        model, shape, settings, wish, exact=Path(settings.path).is_file() and replay is None
+    )
+    report = placer.report(model, placement, shape)
+    if as_json:
+        click.echo(json.dumps(_as_json(report, placement), indent=2))
+    else:
+        _print(report, placement)
+    raise SystemExit(0 if report.fits else 1)
+
+
+def _placer(replay: Path | None) -> "Placer":
+    from devices.recording import load_recording  # noqa: PLC0415 - see command
+    from engine.dispatch.machine_state import MachineState  # noqa: PLC0415 - see command
+    from engine.dispatch.placer import Placer  # noqa: PLC0415 - see command
+    from engine.paths import user_paths  # noqa: PLC0415 - see command
+
+    return Placer(user_paths(), MachineState(load_recording(replay)) if replay else None)
+
+
+def find(model: str) -> tuple["ModelShape", "LoadSettings"]:
+    """Shape and settings of a file, a model of the catalogue, or one on the hub (its headers only)."""
+    from engine.dispatch.placer import read_shape  # noqa: PLC0415 - see command
+    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see command
+    from engine.library.lookup import require  # noqa: PLC0415 - see command
+    from engine.runner.protocol import LoadSettings  # noqa: PLC0415 - see command
+    from engine.server.models import ServedModels  # noqa: PLC0415 - see command
+
+    if Path(model).is_file():
+        shape = read_shape(model)
+        return shape, LoadSettings(path=model, n_ctx=min(8192, shape.context_train or 8192))
+    catalogue = Catalogue()
+    entry = catalogue.get(model)
+    if entry is None and "/" in model:
+        return _on_hub(model, catalogue)
+    entry = entry or require(catalogue, model)
+    settings = ServedModels(lambda: catalogue).settings(entry)
+    return read_shape(settings.path), settings
+
+
+def _on_hub(model: str, catalogue: object) -> tuple["ModelShape", "LoadSettings"]:
+    from engine.fit.remote import hub_shape  # noqa: PLC0415 - see command
+    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see command
+    from engine.runner.protocol import LoadSettings  # noqa: PLC0415 - see command
+
+    assert isinstance(catalogue, Catalogue)
+    return hub_shape(model, catalogue.paths), LoadSettings(path=model, n_ctx=8192)
+
+
+def _as_json(report: "FitReport", placement: "Placement") -> dict[str, object]:
+    import msgspec  # noqa: PLC0415 - see command
+
+    built: dict[str, object] = msgspec.to_builtins(report)
+    built["needed_bytes"] = {d: report.need.device_bytes(d) for d in report.need.devices}
+    built["placement"] = msgspec.to_builtins(placement)
+    return built
+
+
+def _print(report: "FitReport", placement: "Placement") -> None:
+    from rich.console import Console  # noqa: PLC0415 - see command
+    from rich.markup import escape  # noqa: PLC0415 - see command
+    from rich.table import Table  # noqa: PLC0415 - see command
+
+    from app.format import size  # noqa: PLC0415 - see command
+
+    console = Console(highlight=False)
+    need = report.need
+    verdict = "fits" if report.fits else "does not fit"
+    speed = f", about {placement.decode_tok_s:.0f} tok/s ({placement.basis})" if placement.decode_tok_s else ""
+    console.print(f"[bold]{escape(report.model)}[/bold] {verdict} on {escape(placement.device_name)}{speed}")
+    console.print(f"context {need.n_ctx} tokens, {need.n_sequences} sequences, cache {need.type_k}/{need.type_v}\n")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("part", "device", "bytes", "based on"):
+        table.add_column(column, justify="right" if column == "bytes" else "left")
+    for part in need.parts:
+        mapped = f" ({size(part.mapped_bytes)} mapped)" if part.mapped_bytes else ""
+        table.add_row(part.name, part.device, size(part.num_bytes) + mapped, part.basis)
+    console.print(table)
+    for device in need.devices:
+        free = size(report.available_bytes.get(device))
+        console.print(f"\n{device}: {size(need.device_bytes(device))} needed, {free} available")
+    console.print(f"Largest context that fits: {report.largest_context} tokens" if report.largest_context else "")
+    for reason in placement.reasons:
+        console.print(f"- {escape(reason)}")
+    for way in report.give_ups[:3]:
+        console.print(f"To make it fit: {escape(way.text)}: {size(way.needed_bytes)} ({escape(way.flags)})")
+    if not report.fits and not report.give_ups:
+        console.print("Nothing that can be given up here makes it fit: it needs a machine with more memory.")
+    for note in report.notes:
+        console.print(f"Note: {escape(note)}")

@@ -1,0 +1,282 @@
+"""Choose device, backend, offload and settings for one model: what fits, then the pin, then speed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from devices.memory import Ledger
+from devices.types import Device, Machine, Runtime
+from engine.dispatch.memory import DispatchMemory
+from engine.dispatch.priors import BACKENDS, CPU_EFFICIENCY, NPU_LARGEST_PARAMETERS, bandwidth_gbs, effective_gbs
+from engine.dispatch.types import Alternative, Placement, Wish
+from engine.fit.context import need_at
+from engine.fit.report import machine_isa, overdraft
+from engine.fit.shape import ModelShape
+from engine.fit.types import DryRun, Need
+from engine.runner.protocol import LoadSettings
+
+DryRunner = Callable[[LoadSettings], DryRun | None]
+# A GPU that is not at least this much faster than the CPU is not worth its driver's risks.
+WORTHWHILE_GAIN = 1.1
+QUIET_SHARE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    device: Device
+    runtime: Runtime | None
+    settings: LoadSettings
+    need: Need
+    fits: bool
+    decode_tok_s: float
+    measured: bool
+
+    @property
+    def backend(self) -> str:
+        return self.runtime.backend if self.runtime else "cpu"
+
+
+def place(
+    shape: ModelShape,
+    base: LoadSettings,
+    wish: Wish,
+    machine: Machine,
+    ledger: Ledger,
+    memory: DispatchMemory,
+    dry_run: DryRunner = lambda _settings: None,
+    owner: str = "",
+) -> Placement:
+    """Where the model runs. `base` has the path and what the server would use without an opinion of ours.
+
+    A user's pin beats a stored measurement, which beats a prior; what does not fit loses to what does. `dry_run`
+    may return None, then formulas are used.
+    """
+    wished = wished_settings(base, wish)
+    candidates = [_cpu(shape, wished, wish, machine, ledger, memory, dry_run, owner)]
+    candidates += [
+        _gpu(shape, wished, wish, device, runtime, machine, ledger, memory, owner)
+        for device in machine.devices
+        for runtime in device.runtimes
+        if device.kind in {"igpu", "dgpu"} and runtime.state == "usable" and runtime.backend in BACKENDS
+    ]
+    pinned = [c for c in candidates if _is_pinned(c, wish.device)]
+    chosen = _best(pinned or candidates, candidates[0])
+    reasons = _reasons(chosen, wish, machine, shape, bool(pinned))
+    if wish.device and not pinned:
+        reasons = (f"{wish.device} is not usable here, so another device was chosen", *reasons)
+    others = tuple(_alternative(c, chosen, wish) for c in candidates if c is not chosen)
+    return Placement(
+        device=chosen.device.id,
+        device_name=chosen.device.name,
+        backend=chosen.backend,
+        n_layers=len(shape.layers),
+        settings=chosen.settings,
+        need=chosen.need,
+        fits=chosen.fits,
+        decode_tok_s=round(chosen.decode_tok_s, 1) or None,
+        basis="measured" if chosen.measured else "prior",
+        reasons=reasons,
+        alternatives=(*others, *_npus(machine, shape)),
+    )
+
+
+def wished_settings(base: LoadSettings, wish: Wish) -> LoadSettings:
+    """`base` with what the user asked for; a shared cache follows context and parallel requests."""
+    n_ctx, parallel = wish.n_ctx or base.n_ctx, wish.n_parallel or base.n_parallel
+    cells = base.kv_cells
+    if wish.n_ctx or wish.n_parallel:
+        per_sequence = base.kv_cells > base.n_ctx
+        cells = n_ctx * parallel if per_sequence else 0
+    settings = msgspec.structs.replace(base, n_ctx=n_ctx, n_parallel=parallel, kv_cells=cells)
+    if wish.kv_type and wish.kv_type != "f16":
+        return msgspec.structs.replace(settings, type_k=wish.kv_type, type_v=wish.kv_type, flash_attn="on")
+    return msgspec.structs.replace(settings, type_k=wish.kv_type or base.type_k, type_v=wish.kv_type or base.type_v)
+
+
+def threads(machine: Machine, wish: Wish, base: LoadSettings) -> int:
+    """One thread a performance core within affinity and quota; half of them when quiet. A smaller `base` stays."""
+    cpu = machine.device("cpu")
+    count = cpu.cores.threads if cpu and cpu.cores else 1
+    if wish.mode == "quiet" or wish.on_battery:
+        count = max(1, count // QUIET_SHARE)
+    return min(count, base.n_threads) if base.n_threads else count
+
+
+def bytes_per_token(shape: ModelShape, used_experts_frac: float) -> int:
+    """Weights read for one token: of experts only the used ones, of the embedding one row."""
+    read = 0.0
+    for tensor in shape.tensors:
+        if tensor.name.startswith("token_embd") and not shape.tied:
+            continue
+        read += tensor.nbytes * (used_experts_frac if "_exps" in tensor.name else 1.0)
+    return int(read)
+
+
+def _expert_frac(shape: ModelShape) -> float:
+    return min(1.0, shape.experts_used / shape.experts) if shape.experts and shape.experts_used else 1.0
+
+
+def _speed(
+    shape: ModelShape, device: Device, backend: str, memory: DispatchMemory, share: float, cpu: Device | None
+) -> tuple[float, bool]:
+    """Expected tokens a second with `share` of the weights on the device, and whether that was measured."""
+    measured = memory.speed_gbs(device.id, backend)
+    gbs = measured or effective_gbs(device, backend)
+    total = bytes_per_token(shape, _expert_frac(shape)) / 1e9
+    seconds = share * total / gbs
+    if share < 1 and cpu is not None:
+        slow = memory.speed_gbs("cpu", "cpu") or bandwidth_gbs(cpu)[0] * CPU_EFFICIENCY
+        seconds += (1 - share) * total / slow
+    return (1 / seconds if seconds else 0.0), measured is not None
+
+
+def _cpu(
+    shape: ModelShape,
+    base: LoadSettings,
+    wish: Wish,
+    machine: Machine,
+    ledger: Ledger,
+    memory: DispatchMemory,
+    dry_run: DryRunner,
+    owner: str,
+) -> _Candidate:
+    count = threads(machine, wish, base)
+    settings = msgspec.structs.replace(base, n_gpu_layers=0, devices=(), n_threads=count, n_threads_batch=count)
+    cpu = machine.devices[0]
+    run = dry_run(settings)
+    correction = ledger.audits.correction(audit_key(shape, "cpu"))
+    need = need_at(shape, settings, machine_isa(machine), None, (settings, run) if run else None, correction)
+    tok_s, measured = _speed(shape, cpu, "cpu", memory, 1.0, None)
+    fits = overdraft(ledger, need, owner) is None
+    return _Candidate(cpu, None, settings, need, fits, tok_s, measured)
+
+
+def audit_key(shape: ModelShape, backend: str) -> str:
+    """Loads whose predictions err alike."""
+    return f"{shape.architecture}|{backend}"
+
+
+def _gpu(
+    shape: ModelShape,
+    base: LoadSettings,
+    wish: Wish,
+    device: Device,
+    runtime: Runtime,
+    machine: Machine,
+    ledger: Ledger,
+    memory: DispatchMemory,
+    owner: str,
+) -> _Candidate:
+    """As many layers on the GPU as fit: all of them, or the largest number, or none."""
+    count = threads(machine, wish, base)
+    prior = BACKENDS[runtime.backend]
+    settings = msgspec.structs.replace(
+        base,
+        devices=(runtime.device_name,),
+        n_threads=count,
+        n_threads_batch=count,
+        n_ubatch=min(prior.n_ubatch, base.n_batch),
+        use_mmap=base.use_mmap and device.kind != "igpu",
+        flash_attn="on" if base.flash_attn != "off" else "off",
+    )
+    isa = machine_isa(machine)
+    correction = ledger.audits.correction(audit_key(shape, runtime.backend))
+
+    def at(layers: int) -> tuple[LoadSettings, Need]:
+        tried = msgspec.structs.replace(settings, n_gpu_layers=layers)
+        return tried, need_at(shape, tried, isa, device.id, None, correction)
+
+    low, high = 0, len(shape.layers) + 1
+    if wish.n_gpu_layers is not None:
+        low = high = min(high, wish.n_gpu_layers) if wish.n_gpu_layers >= 0 else high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if overdraft(ledger, at(middle)[1], owner) is None:
+            low = middle
+        else:
+            high = middle - 1
+    chosen, need = at(low)
+    share = need.device_bytes(device.id) / max(1, need.total_bytes) if low <= len(shape.layers) else 1.0
+    tok_s, measured = _speed(shape, device, runtime.backend, memory, share, machine.device("cpu"))
+    fits = overdraft(ledger, need, owner) is None
+    return _Candidate(device, runtime, chosen, need, fits, tok_s if low else 0.0, measured)
+
+
+def _is_pinned(candidate: _Candidate, pin: str | None) -> bool:
+    if pin is None:
+        return False
+    names = {candidate.device.id.lower(), candidate.device.kind, candidate.backend}
+    if candidate.runtime:
+        names.add(candidate.runtime.device_name.lower())
+    return pin.lower() in names
+
+
+def _best(candidates: list[_Candidate], cpu: _Candidate) -> _Candidate:
+    fitting = [c for c in candidates if c.fits] or candidates
+    best = max(fitting, key=lambda c: c.decode_tok_s)
+    if best.device.kind != "cpu" and cpu in fitting and best.decode_tok_s < WORTHWHILE_GAIN * cpu.decode_tok_s:
+        return cpu
+    return best
+
+
+def _reasons(chosen: _Candidate, wish: Wish, machine: Machine, shape: ModelShape, pinned: bool) -> tuple[str, ...]:
+    reasons = []
+    if pinned:
+        reasons.append(f"you pinned {wish.device}")
+    gpus = [d for d in machine.devices if d.kind in {"igpu", "dgpu"}]
+    if chosen.device.kind == "cpu":
+        usable = [d for d in gpus if d.state == "usable"]
+        if not gpus:
+            reasons.append("this machine has no GPU")
+        elif not usable:
+            reasons.append(f"no GPU is usable ({gpus[0].name}: {gpus[0].reason or gpus[0].state})")
+        elif not pinned:
+            reasons.append("no GPU here is expected to be faster than the processor")
+        reasons.append(f"{chosen.settings.n_threads} threads: one a fast core this process may use")
+    else:
+        layers = len(shape.layers)
+        on_gpu = min(chosen.settings.n_gpu_layers, layers)
+        where = "all layers fit" if on_gpu == layers else f"{on_gpu} of {layers} layers fit"
+        reasons += [f"{where} on {chosen.device.name}", f"{chosen.backend}: {BACKENDS[chosen.backend].why}"]
+        if chosen.device.kind == "igpu":
+            reasons.append("the file is read, not mapped: mapped weights would be held twice in shared memory")
+    if chosen.measured:
+        reasons.append("the speed was measured on this machine")
+    if wish.mode == "quiet" or wish.on_battery:
+        reasons.append("half the cores stay free: " + ("quiet" if wish.mode == "quiet" else "on battery"))
+    if not chosen.fits:
+        reasons.append("it does not fit the memory that is free now")
+    return tuple(reasons)
+
+
+def _alternative(candidate: _Candidate, chosen: _Candidate, wish: Wish) -> Alternative:
+    if not candidate.fits:
+        reason = "it does not fit there"
+    elif candidate.device.kind != "cpu" and candidate.settings.n_gpu_layers == 0:
+        reason = "not one layer fits there"
+    elif wish.device and _is_pinned(chosen, wish.device):
+        reason = "you pinned another device"
+    else:
+        reason = f"expected to be slower ({candidate.decode_tok_s:.1f} tok/s)"
+    return Alternative(
+        device=candidate.device.id,
+        backend=candidate.backend,
+        n_gpu_layers=candidate.settings.n_gpu_layers,
+        decode_tok_s=round(candidate.decode_tok_s, 1) or None,
+        reason=reason,
+    )
+
+
+def _npus(machine: Machine, shape: ModelShape) -> list[Alternative]:
+    """NPUs are named with their reason: GGUF files do not run there."""
+    parameters = sum(t.num_values for t in shape.tensors)
+    small = parameters <= NPU_LARGEST_PARAMETERS
+    reason = "it runs ONNX models only; " + (
+        "worth it for this size on battery or beside a busy GPU" if small else "too slow for a model of this size"
+    )
+    return [
+        Alternative(device=d.id, backend="onnx", n_gpu_layers=0, decode_tok_s=None, reason=reason)
+        for d in machine.devices
+        if d.kind == "npu"
+    ]

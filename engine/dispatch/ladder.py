@@ -1,0 +1,52 @@
+"""What to try next when a load fails or the first token crashes: one change at a time, each told to the user."""
+
+import msgspec
+
+from devices.types import Machine
+from engine.dispatch.types import Rung
+from engine.runner.protocol import LoadSettings
+
+SMALLEST_UBATCH = 128
+
+
+def next_rung(settings: LoadSettings, machine: Machine, tried: tuple[LoadSettings, ...]) -> Rung | None:
+    """The next settings to try; None when nothing is left.
+
+    In order: another backend of the same device, a smaller ubatch, the plain f16 cache, the CPU, the CPU without
+    rewritten weights, then without mapping the file.
+    """
+    return next((rung for rung in _rungs(settings, machine) if rung.settings not in tried), None)
+
+
+def _rungs(settings: LoadSettings, machine: Machine) -> list[Rung]:
+    replace = msgspec.structs.replace
+    rungs = []
+    if settings.devices:
+        for name, backend in other_backends(settings.devices[0], machine):
+            rungs.append(
+                Rung(settings=replace(settings, devices=(name,)), change=f"use {backend} instead ({name})")
+            )
+    smaller = settings.n_ubatch // 2
+    if smaller >= SMALLEST_UBATCH:
+        reduced = replace(settings, n_ubatch=smaller, n_batch=min(settings.n_batch, 4 * smaller))
+        rungs.append(Rung(settings=reduced, change=f"read prompts in pieces of {smaller} tokens"))
+    if (settings.type_k, settings.type_v) != ("f16", "f16"):
+        plain = replace(settings, type_k="f16", type_v="f16", flash_attn="auto")
+        rungs.append(Rung(settings=plain, change="keep the context in f16"))
+    if settings.n_gpu_layers or settings.devices:
+        rungs.append(Rung(settings=replace(settings, n_gpu_layers=0, devices=()), change="run on the processor"))
+    if settings.repack:
+        rungs.append(Rung(settings=replace(settings, repack=False), change="use the weights as the file has them"))
+    if settings.use_mmap:
+        rungs.append(Rung(settings=replace(settings, use_mmap=False), change="read the file instead of mapping it"))
+    return rungs
+
+
+def other_backends(device_name: str, machine: Machine) -> list[tuple[str, str]]:
+    """(backend device name, backend) of the same device through other backends, best prior first."""
+    owner = next((d for d in machine.devices if any(r.device_name == device_name for r in d.runtimes)), None)
+    if owner is None:
+        return []
+    return [
+        (r.device_name, r.backend) for r in owner.runtimes if r.device_name != device_name and r.backend != "onnx"
+    ]

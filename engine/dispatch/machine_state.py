@@ -1,0 +1,45 @@
+"""The machine as the server sees it: backends tried once, free memory read again at every question."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from devices.detect import detailed, inventory
+from devices.host import Host
+from devices.host_real import RealHost
+from devices.merge import merged
+from devices.recording import RecordedHost
+from devices.report import live_report, recorded_report
+from devices.types import Machine
+
+
+class MachineState:
+    """Reads one host. The first full look takes under a second, later ones a few milliseconds. Thread-safe."""
+
+    def __init__(self, host: Host | None = None, backend_cache: Path | None = None) -> None:
+        self._host = host or RealHost()
+        self._cache = backend_cache
+        self._known: Machine | None = None
+        self._lock = threading.Lock()
+
+    def full(self, *, fresh: bool = False) -> Machine:
+        """With every backend tried; `fresh` tries them again."""
+        with self._lock:
+            if self._known is None or fresh:
+                if isinstance(self._host, RecordedHost):
+                    self._known = recorded_report(self._host)
+                else:
+                    self._known = live_report(self._host, self._cache, fresh=fresh)
+        return self.now()
+
+    def now(self) -> Machine:
+        """Free memory of this moment, with what is known of backends. Wakes and loads nothing.
+
+        A GPU that only its vendor's command can measure keeps the figure of the last full look.
+        """
+        known = self._known
+        if known is None:
+            return inventory(self._host)
+        if any(d.kind == "dgpu" and d.vendor == "NVIDIA" for d in known.devices):
+            return merged(replace(detailed(self._host), backends=known.backends))
+        return merged(replace(inventory(self._host), backends=known.backends))

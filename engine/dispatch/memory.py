@@ -1,0 +1,80 @@
+"""What was learnt on this machine: measured decode speeds, and settings that worked after others failed."""
+
+import contextlib
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+KEPT = 500
+
+
+class DispatchMemory:
+    """A small JSON file: `speeds` (device|backend → GB/s read while decoding) and `ladders` (model → settings).
+
+    Keys carry what the value depends on, so an update of a driver or a file simply asks anew.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._speeds, self._ladders = _read(path)
+
+    def speed_gbs(self, device: str, backend: str) -> float | None:
+        """Measured bytes a second read while decoding, in GB/s."""
+        return self._speeds.get(f"{device}|{backend}")
+
+    def record_speed(self, device: str, backend: str, bytes_per_token: int, tok_s: float) -> None:
+        """Keep a measurement; a repeated one moves the stored value half way."""
+        if not (bytes_per_token > 0 and 0 < tok_s < 1e6):  # noqa: PLR2004 - a clock that stood still
+            return
+        measured, key = bytes_per_token * tok_s / 1e9, f"{device}|{backend}"
+        with self._lock:
+            before = self._speeds.get(key)
+            self._speeds[key] = measured if before is None else (before + measured) / 2
+            self._save()
+
+    def remembered(self, model: str) -> dict[str, Any]:
+        """Load settings that replaced failing ones for this model; empty when none were needed."""
+        return dict(self._ladders.get(model, {}))
+
+    def remember(self, model: str, changes: dict[str, Any]) -> None:
+        """Keep the settings of the rung that worked; empty changes forget it."""
+        with self._lock:
+            if changes:
+                self._ladders[model] = changes
+            else:
+                self._ladders.pop(model, None)
+            self._save()
+
+    def _save(self) -> None:
+        if self._path is None:
+            return
+        speeds = dict(list(self._speeds.items())[-KEPT:])
+        ladders = dict(list(self._ladders.items())[-KEPT:])
+        with contextlib.suppress(OSError):  # forgetting costs a slower first choice, nothing else
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            partial = self._path.with_suffix(f".{os.getpid()}.tmp")
+            partial.write_text(json.dumps({"speeds": speeds, "ladders": ladders}), encoding="utf-8")
+            partial.replace(self._path)
+
+
+def _read(path: Path | None) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
+    if path is None:
+        return {}, {}
+    try:
+        stored = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}, {}
+    if not isinstance(stored, dict):
+        return {}, {}
+    speeds, ladders = stored.get("speeds"), stored.get("ladders")
+    return (
+        {k: float(v) for k, v in speeds.items() if type(v) in {int, float} and v > 0}
+        if isinstance(speeds, dict)
+        else {},
+        {k: v for k, v in ladders.items() if isinstance(v, dict)} if isinstance(ladders, dict) else {},
+    )

@@ -1,0 +1,56 @@
+"""How fast a device is before anything was measured on this machine."""
+
+from dataclasses import dataclass
+
+from devices.types import Device
+
+# Share of the memory bandwidth that decoding reaches. Source: Strix Halo, llama-2-7B Q4_0: 213 of 256 GB/s on the
+# GPU, 118 GB/s CPU read (lhl/strix-halo-testing); other machines are taken to be alike.
+GPU_EFFICIENCY, CPU_EFFICIENCY = 0.85, 0.46
+# Where no bandwidth is known: dual-channel DDR4-3200 and a mid-range card's GDDR6.
+UNKNOWN_CPU_GBS, UNKNOWN_IGPU_GBS, UNKNOWN_DGPU_GBS = 51.2, 51.2, 256.0
+
+
+@dataclass(frozen=True, slots=True)
+class BackendPrior:
+    """`decode` scales the expected speed against the best backend; `n_ubatch` suits the backend's kernels."""
+
+    decode: float
+    n_ubatch: int
+    why: str
+
+
+# Source: kyuz0/amd-strix-halo-toolboxes logs (May and August 2026): RADV decodes 0-17 % faster than ROCm, ROCm
+# prefills -5 to +43 %; ubatch from lhl/strix-halo-testing.
+BACKENDS: dict[str, BackendPrior] = {
+    "cuda": BackendPrior(1.0, 512, "NVIDIA's own kernels"),
+    "metal": BackendPrior(1.0, 512, "Apple's own kernels"),
+    "vulkan": BackendPrior(0.98, 1024, "decodes fastest on AMD's integrated GPUs"),
+    "rocm": BackendPrior(0.92, 2048, "reads long prompts fastest on AMD, decodes a little slower"),
+    "sycl": BackendPrior(0.9, 512, "Intel's own kernels"),
+    "opencl": BackendPrior(0.7, 512, "the only kernels for Adreno"),
+    "cpu": BackendPrior(1.0, 512, "always there"),
+}
+# Two backends on one NVIDIA or Intel GPU: the vendor's own wins.
+GENERIC_ON_NVIDIA = 0.9
+NPU_LARGEST_PARAMETERS = 4_000_000_000
+
+
+def bandwidth_gbs(device: Device) -> tuple[float, bool]:
+    """Bytes a second the device can read, in GB/s, and whether that is known or guessed."""
+    known = device.memory.bandwidth_gbs
+    if known:
+        return known, True
+    guesses = {"cpu": UNKNOWN_CPU_GBS, "igpu": UNKNOWN_IGPU_GBS, "dgpu": UNKNOWN_DGPU_GBS}
+    return guesses.get(device.kind, UNKNOWN_CPU_GBS), False
+
+
+def effective_gbs(device: Device, backend: str) -> float:
+    """What decoding is expected to read a second on this device through this backend."""
+    gbs, _ = bandwidth_gbs(device)
+    factor = CPU_EFFICIENCY if device.kind == "cpu" else GPU_EFFICIENCY
+    if backend == "vulkan" and device.vendor == "NVIDIA":
+        factor *= GENERIC_ON_NVIDIA
+    if device.vendor == "software":
+        return UNKNOWN_CPU_GBS * CPU_EFFICIENCY / 10  # a renderer on the CPU, without its kernels
+    return gbs * factor * BACKENDS.get(backend, BACKENDS["cpu"]).decode

@@ -1,0 +1,64 @@
+"""A wish, a placement, and the alternatives that lost."""
+
+from typing import Literal
+
+import msgspec
+
+from engine.fit.types import Need
+from engine.runner.protocol import LoadSettings
+
+Mode = Literal["quiet", "balanced", "fast"]
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asked for. None leaves a choice to the dispatcher.
+
+    `device` pins a device id, a kind (cpu, igpu, dgpu) or a backend (vulkan); `on_battery` prefers little power.
+    """
+
+    n_ctx: int | None = None
+    n_parallel: int | None = None
+    kv_type: str | None = None
+    device: str | None = None
+    n_gpu_layers: int | None = None
+    mode: Mode = "balanced"
+    on_battery: bool = False
+
+
+NO_WISH = Wish()
+
+
+class Alternative(msgspec.Struct, frozen=True, kw_only=True):
+    """A choice that lost: how fast it was expected to be, and why it lost."""
+
+    device: str
+    backend: str
+    n_gpu_layers: int
+    decode_tok_s: float | None
+    reason: str
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a model runs and how. `settings` is what the runner gets; speeds are predictions, None if unknown.
+
+    `basis` says what the speed rests on: a measurement on this machine or a prior.
+    """
+
+    device: str
+    device_name: str
+    backend: str
+    n_layers: int
+    settings: LoadSettings
+    need: Need
+    fits: bool
+    decode_tok_s: float | None = None
+    basis: Literal["measured", "prior", "unknown"] = "unknown"
+    reasons: tuple[str, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+
+
+class Rung(msgspec.Struct, frozen=True, kw_only=True):
+    """One step down the ladder after a failure: what changes, in words for the user."""
+
+    settings: LoadSettings
+    change: str

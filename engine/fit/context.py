@@ -1,0 +1,59 @@
+"""Needs at other settings than the dry run's, and the largest context that fits."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from engine.fit.need import compute_prior, estimate, kv_layer_bytes
+from engine.fit.shape import ModelShape
+from engine.fit.types import DryRun, Need
+from engine.runner.protocol import LoadSettings
+
+STEP = 256
+SMALLEST = 512
+
+
+def rescaled(shape: ModelShape, dry_run: DryRun, before: LoadSettings, after: LoadSettings) -> DryRun:
+    """What a dry run at `after` would say: caches scale as the formula does, scratch memory by its own rule.
+
+    Exact for the caches of every architecture whose formula agrees with llama.cpp at `before`.
+    """
+    old, new = sum(kv_layer_bytes(shape, before)), sum(kv_layer_bytes(shape, after))
+    kv = dry_run.kv_bytes * new // old if old else 0
+    change = compute_prior(shape, after) - compute_prior(shape, before)
+    compute = dict(dry_run.compute_bytes)
+    if compute:
+        largest = max(compute, key=lambda name: compute[name])
+        compute[largest] = max(0, compute[largest] + change)
+    return msgspec.structs.replace(dry_run, kv_bytes=kv, compute_bytes=compute)
+
+
+def need_at(
+    shape: ModelShape,
+    settings: LoadSettings,
+    isa: frozenset[str],
+    gpu: str | None,
+    measured: tuple[LoadSettings, DryRun] | None,
+    correction: float = 1.0,
+) -> Need:
+    """The need at `settings`, from a dry run made at other settings where there is one."""
+    run = rescaled(shape, measured[1], measured[0], settings) if measured else None
+    return estimate(shape, settings, isa, gpu=gpu, dry_run=run, correction=correction)
+
+
+def largest_context(settings: LoadSettings, limit: int, fits: Callable[[LoadSettings], bool]) -> int:
+    """The largest context, in steps of 256, that `fits`; 0 when not even 512 tokens do."""
+    low, high = 0, max(limit, SMALLEST) // STEP
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(with_context(settings, middle * STEP)):
+            low = middle
+        else:
+            high = middle - 1
+    return low * STEP if low * STEP >= SMALLEST else 0
+
+
+def with_context(settings: LoadSettings, n_ctx: int) -> LoadSettings:
+    """The same load at another context; a cache shared by several sequences shrinks or grows along."""
+    shared = settings.kv_cells * n_ctx // settings.n_ctx if settings.kv_cells else 0
+    return msgspec.structs.replace(settings, n_ctx=n_ctx, kv_cells=shared)

@@ -1,0 +1,200 @@
+"""What to give up when a model does not fit, cheapest first, each with its bytes."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import msgspec
+
+from engine.fit.context import largest_context, with_context
+from engine.fit.shape import ModelShape
+from engine.fit.types import GiveUp, Need
+from engine.runner.protocol import LoadSettings
+from quantize.errors import QuantizeError
+from quantize.ggml_types import BLOCK_SIZES
+from quantize.stock import stock_types
+from quantize.types import ModelSpec, TensorSpec
+
+GIB = 1 << 30
+# mix: how much is lost, on a scale where an 8-bit cache costs 0.5 and halving the context 2.
+# Source: ordering of the KL divergences in docs/log.md, quantize; only the order matters here.
+MIX_COSTS: Mapping[str, float] = {
+    "Q8_0": 0.3,
+    "Q6_K": 0.8,
+    "Q5_K_M": 1.5,
+    "Q4_K_M": 2.5,
+    "Q3_K_M": 6.0,
+    "Q2_K": 12.0,
+}
+KV_COSTS = {"q8_0": 0.5, "q4_0": 3.5}
+PARALLEL_COST, UNLOAD_COST, CONTEXT_COST = 0.7, 1.0, 1.0
+SHORTEST, WORTHWHILE_CONTEXT = 512, 2048
+
+Judge = Callable[[Need], bool]
+Estimate = Callable[[LoadSettings], Need]
+
+
+def give_ups(
+    shape: ModelShape,
+    settings: LoadSettings,
+    estimate: Estimate,
+    fits: Judge,
+    held: Mapping[str, int],
+) -> tuple[GiveUp, ...]:
+    """Ways that make the load fit. `held` are other loaded models and their bytes.
+
+    `estimate` gives the need at other settings, `fits` judges it. Single steps first; two of them together only
+    where a single one does not do.
+    """
+    needed = estimate(settings).total_bytes
+    found = [
+        *_caches(settings, estimate, fits, needed),
+        *_parallel(settings, estimate, fits, needed),
+        *_contexts(settings, estimate, fits, needed),
+        *_mixes(shape, settings, estimate, fits),
+        *_unloads(estimate(settings), held),
+    ]
+    return tuple(sorted(found, key=lambda way: way.cost))
+
+
+def _caches(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: int) -> list[GiveUp]:
+    found = []
+    for kv_type, cost in KV_COSTS.items():
+        if settings.type_k in {kv_type, "q4_0"}:
+            continue
+        need = estimate(msgspec.structs.replace(settings, type_k=kv_type, type_v=kv_type, flash_attn="on"))
+        if fits(need):
+            text = f"keep the context in {kv_type} instead of {settings.type_k}"
+            found.append(_way("kv", text, f"--kv {kv_type}", need, needed, cost))
+    return found
+
+
+def _parallel(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: int) -> list[GiveUp]:
+    if settings.n_parallel == 1:
+        return []
+    single = msgspec.structs.replace(settings, n_parallel=1, kv_cells=0)
+    need = estimate(single)
+    if not fits(need):
+        return []
+    return [_way("parallel", "answer one request at a time", "--parallel 1", need, needed, PARALLEL_COST)]
+
+
+def _contexts(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: int) -> list[GiveUp]:
+    """A shorter context alone, and with an 8-bit cache where that allows a longer one."""
+    found: list[GiveUp] = []
+    eight_bit = {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on", "n_parallel": 1, "kv_cells": 0}
+    compact = msgspec.structs.replace(settings, **eight_bit)
+    longest = 0
+    for base, extra, cost in ((settings, "", 0.0), (compact, " --kv q8_0 --parallel 1", 1.2)):
+        n_ctx = largest_context(base, settings.n_ctx, lambda s: fits(estimate(s)))
+        if not SHORTEST <= n_ctx < settings.n_ctx or n_ctx <= longest:
+            continue
+        longest = n_ctx
+        need = estimate(with_context(base, n_ctx))
+        loss = CONTEXT_COST + math.log2(settings.n_ctx / n_ctx) + (2.0 if n_ctx < WORTHWHILE_CONTEXT else 0.0)
+        text = f"use a context of {n_ctx} tokens instead of {settings.n_ctx}"
+        text += ", 8-bit, one request at a time" if extra else ""
+        found.append(
+            GiveUp(
+                kind="combined" if extra else "context",
+                text=text,
+                flags=f"--ctx {n_ctx}{extra}",
+                needed_bytes=need.total_bytes,
+                saved_bytes=needed - need.total_bytes,
+                cost=cost + loss,
+            )
+        )
+    return found
+
+
+def _mixes(shape: ModelShape, settings: LoadSettings, estimate: Estimate, fits: Judge) -> list[GiveUp]:
+    """Stock mixes of this model, sized tensor by tensor with llama.cpp's own fallbacks."""
+    need = estimate(settings)
+    found = []
+    for mix, saved in mix_savings(shape).items():
+        smaller = _with_weights(need, saved)
+        if saved > 0 and fits(smaller):
+            text = f"quantize it to {mix}, or let Tessera choose a mix of that size"
+            flags = f"tessera quantize MODEL --budget {smaller.part_bytes('weights') / GIB:.2f}GiB"
+            found.append(
+                GiveUp(
+                    kind="quantization",
+                    text=text,
+                    flags=flags,
+                    needed_bytes=smaller.total_bytes,
+                    saved_bytes=saved,
+                    cost=1.0 + MIX_COSTS[mix],
+                )
+            )
+            break  # the best one that fits; worse ones save memory nobody needs
+    return found
+
+
+def mix_savings(shape: ModelShape) -> dict[str, int]:
+    """Bytes each stock mix is smaller than the file, best quality first; negative when the file is smaller."""
+    spec = ModelSpec(
+        architecture=shape.architecture,
+        num_layers=len(shape.layers),
+        num_heads=shape.heads,
+        num_kv_heads=shape.heads,
+        num_experts=shape.experts,
+        tensors=tuple(TensorSpec(t.name, t.shape, t.ggml_type.name) for t in shape.tensors),
+    )
+    current = sum(t.nbytes for t in shape.tensors)
+    found = {}
+    for mix in MIX_COSTS:
+        try:
+            types = stock_types(spec, mix, has_imatrix=False)
+        except (QuantizeError, KeyError, ValueError):
+            continue
+        size = 0
+        for tensor in shape.tensors:
+            kept = types.get(tensor.name, tensor.ggml_type)
+            block, width = BLOCK_SIZES[kept]
+            size += tensor.num_values // block * width
+        found[mix] = current - size
+    return found
+
+
+def _with_weights(need: Need, saved: int) -> Need:
+    """The same need with smaller weights, taken off each device in proportion."""
+    total = need.part_bytes("weights")
+    if not total:
+        return need
+    parts = tuple(
+        msgspec.structs.replace(
+            p,
+            num_bytes=p.num_bytes - saved * p.num_bytes // total,
+            mapped_bytes=p.mapped_bytes - saved * p.mapped_bytes // total,
+        )
+        if p.name == "weights"
+        else p
+        for p in need.parts
+    )
+    return msgspec.structs.replace(need, parts=parts)
+
+
+def _unloads(need: Need, held: Mapping[str, int]) -> list[GiveUp]:
+    """Stopping a loaded model gives its bytes back; whether that is enough shows when it is gone."""
+    return [
+        GiveUp(
+            kind="unload",
+            text=f"stop {owner}, which holds {size / GIB:.1f} GiB",
+            flags=f"tessera unload {owner}",
+            needed_bytes=need.total_bytes,
+            saved_bytes=size,
+            cost=UNLOAD_COST,
+        )
+        for owner, size in held.items()
+    ]
+
+
+def _way(kind: Literal["kv", "parallel"], text: str, flags: str, need: Need, needed: int, cost: float) -> GiveUp:
+    return GiveUp(
+        kind=kind,
+        text=text,
+        flags=flags,
+        needed_bytes=need.total_bytes,
+        saved_bytes=needed - need.total_bytes,
+        cost=cost,
+    )

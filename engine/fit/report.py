@@ -1,0 +1,96 @@
+"""Does it fit this machine: the whole answer for one model and one placement."""
+
+from collections.abc import Mapping
+
+from devices.errors import Overdrawn
+from devices.memory import Amount, Ledger
+from devices.types import Machine
+from engine.errors import NotEnoughMemory
+from engine.fit.context import largest_context, need_at
+from engine.fit.give_up import give_ups
+from engine.fit.need import amounts
+from engine.fit.shape import ModelShape
+from engine.fit.types import DryRun, FitReport, Need
+from engine.runner.protocol import LoadSettings
+
+NUM_OPTIONS = 3
+
+
+def ledger_amounts(need: Need) -> dict[str, Amount]:
+    """A need as the ledger reserves it."""
+    return {device: Amount(own, mapped) for device, (own, mapped) in amounts(need).items()}
+
+
+def machine_isa(machine: Machine) -> frozenset[str]:
+    """Instruction sets of the machine's processor."""
+    cpu = machine.device("cpu")
+    return cpu.isa if cpu else frozenset()
+
+
+def fit_report(
+    name: str,
+    shape: ModelShape,
+    settings: LoadSettings,
+    machine: Machine,
+    ledger: Ledger | None = None,
+    *,
+    gpu: str | None = None,
+    measured: tuple[LoadSettings, DryRun] | None = None,
+    correction: float = 1.0,
+) -> FitReport:
+    """Judge a load against the free memory of `machine` and what `ledger` has promised to others.
+
+    `measured` is a dry run and the settings it was made at.
+    """
+    ledger = ledger or Ledger(lambda: machine)
+    isa = machine_isa(machine)
+
+    def estimate(at: LoadSettings) -> Need:
+        return need_at(shape, at, isa, gpu, measured, correction)
+
+    def fits(need: Need) -> bool:
+        return overdraft(ledger, need, name) is None
+
+    need = estimate(settings)
+    held = {r.owner: r.predicted_bytes for r in ledger.reservations() if r.owner != name}
+    fit = fits(need)
+    limit = shape.context_train or max(settings.n_ctx, 1 << 17)
+    return FitReport(
+        model=name,
+        fits=fit,
+        need=need,
+        available_bytes={d: ledger.available(d, machine, exclude=name) for d in need.devices},
+        largest_context=largest_context(settings, limit, lambda at: fits(estimate(at))),
+        give_ups=() if fit else give_ups(shape, settings, estimate, fits, held),
+        notes=_notes(shape, settings),
+    )
+
+
+def overdraft(ledger: Ledger, need: Need, owner: str = "") -> Overdrawn | None:
+    """Why the ledger would refuse this need now; None when it would not."""
+    try:
+        ledger.check(ledger_amounts(need), exclude=owner)
+    except Overdrawn as error:
+        return error
+    return None
+
+
+def refusal(report: FitReport, device_names: Mapping[str, str]) -> NotEnoughMemory:
+    """The error a load that does not fit is refused with: needed, available and the cheapest ways out."""
+    device = max(report.need.devices, key=lambda d: report.need.device_bytes(d) - report.available_bytes.get(d, 0))
+    options = tuple(f"{way.text} ({way.flags})" for way in report.give_ups[:NUM_OPTIONS])
+    return NotEnoughMemory(
+        report.need.device_bytes(device),
+        report.available_bytes.get(device, 0),
+        device_names.get(device, device),
+        options,
+    )
+
+
+def _notes(shape: ModelShape, settings: LoadSettings) -> tuple[str, ...]:
+    notes = []
+    if shape.context_train and settings.n_ctx > shape.context_train:
+        notes.append(f"The model was trained for {shape.context_train} tokens; beyond that its answers degrade.")
+    if not shape.layers:
+        notes.append("The header names no layers: the cache could not be predicted.")
+    return tuple(notes)

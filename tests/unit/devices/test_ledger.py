@@ -1,0 +1,199 @@
+"""The ledger: nothing counted twice, nothing promised twice, predictions corrected by measurements."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devices.audit import AuditLog
+from devices.errors import Overdrawn
+from devices.memory import Amount, Ledger
+from devices.pools import pools
+from devices.process_memory import ProcessMemory, process_memory
+from devices.recording import RecordedHost
+from devices.report import recorded_report
+from tests.machines import machines
+
+GIB = 1 << 30
+MACHINES = {name: recorded_report(RecordedHost(recording)) for name, recording in machines().items()}
+HALO = MACHINES["sh-flow-z13-linux-gtt96"]
+IGPU = "0000:c3:00.0"
+HYBRID = MACHINES["nv-hybrid-addw4"]
+
+
+def ledger(machine, **kwargs):
+    return Ledger(lambda: machine, **kwargs)
+
+
+def held(anonymous=0, mapped=0):
+    return ProcessMemory(anonymous + mapped, anonymous + mapped, anonymous, mapped)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_pools_never_exceed_what_is_installed(name):
+    machine = MACHINES[name]
+    found = pools(machine)
+    vram = sum(p.capacity_bytes for p in found if p.kind == "vram")
+    assert sum(p.capacity_bytes for p in found) <= (machine.memory.installed_bytes or 0) + vram
+    assert all(0 <= p.free_bytes <= p.capacity_bytes for p in found)
+
+
+def test_unified_memory_is_one_pool():
+    """The GPU of a unified machine takes what the processor could have had."""
+    book = ledger(HALO)
+    before = book.available("cpu")
+    book.reserve("model", {IGPU: Amount(40 * GIB)})
+    carve_out = 4 * GIB - (128 << 20)
+    assert before - book.available("cpu") == 40 * GIB - carve_out
+
+
+def test_a_carve_out_is_used_before_system_memory():
+    book = ledger(HALO)
+    before = book.available("cpu")
+    book.reserve("small", {IGPU: Amount(3 * GIB)})
+    assert book.available("cpu") == before
+
+
+def test_dedicated_memory_is_a_pool_of_its_own():
+    book = ledger(HYBRID)
+    before = book.available("cpu")
+    book.reserve("model", {"0000:01:00.0": Amount(4 * GIB)})
+    assert book.available("cpu") == before
+    with pytest.raises(Overdrawn) as refused:
+        book.reserve("second", {"0000:01:00.0": Amount(4 * GIB)})
+    assert refused.value.held == {"model": 4 * GIB}
+    assert refused.value.available_bytes < 2 * GIB
+
+
+def test_a_refused_load_changes_nothing():
+    book = ledger(HYBRID)
+    before = book.available("cpu")
+    with pytest.raises(Overdrawn):
+        book.reserve("huge", {"cpu": Amount(500 * GIB)})
+    assert book.available("cpu") == before
+    assert book.reservations() == ()
+
+
+def test_one_load_over_two_devices_is_refused_as_a_whole():
+    book = ledger(HYBRID)
+    with pytest.raises(Overdrawn):
+        book.reserve("split", {"cpu": Amount(GIB), "0000:01:00.0": Amount(50 * GIB)})
+    assert book.reservations() == ()
+
+
+def test_the_gpu_cannot_take_more_than_its_drivers_ceiling():
+    machine = MACHINES["sh-linux-halved"]
+    igpu = next(d for d in machine.devices if d.kind == "igpu")
+    lowered = replace(igpu, memory=replace(igpu.memory, shared_limit_bytes=8 * GIB, shared_used_bytes=0))
+    machine = replace(machine, devices=tuple(lowered if d is igpu else d for d in machine.devices))
+    book = ledger(machine)
+    assert book.available(igpu.id) < 9 * GIB
+    with pytest.raises(Overdrawn):
+        book.reserve("model", {igpu.id: Amount(10 * GIB)})
+
+
+def test_a_replaced_reservation_is_not_counted_twice():
+    book = ledger(HYBRID)
+    book.reserve("model", {"cpu": Amount(10 * GIB)})
+    once = book.available("cpu")
+    book.reserve("model", {"cpu": Amount(10 * GIB)})
+    assert book.available("cpu") == once
+
+
+def test_what_a_runner_already_holds_is_not_subtracted_again():
+    holding = {"bytes": 0}
+    machine = [HYBRID]
+    book = Ledger(lambda: machine[0], measure=lambda pid: held(anonymous=holding["bytes"]))
+    before = book.available("cpu")
+    book.reserve("model", {"cpu": Amount(6 * GIB)})
+    book.attach("model", 4242)
+    assert before - book.available("cpu") == 6 * GIB
+    holding["bytes"] = 6 * GIB  # loaded: the system's own figure has fallen by now
+    memory = replace(HYBRID.memory, available_bytes=HYBRID.memory.available_bytes - 6 * GIB)
+    machine[0] = replace(HYBRID, memory=memory)
+    assert before - book.available("cpu") == 6 * GIB
+
+
+def test_mapped_weights_stay_counted_although_the_system_calls_them_available():
+    book = ledger(HYBRID, measure=lambda pid: held(anonymous=GIB, mapped=5 * GIB))
+    before = book.available("cpu")
+    book.reserve("model", {"cpu": Amount(GIB, mapped_bytes=5 * GIB)})
+    book.attach("model", 4242)
+    book.record_measured("model")
+    assert before - book.available("cpu") == 5 * GIB
+
+
+def test_release_gives_everything_back():
+    book = ledger(HALO)
+    before = book.available(IGPU)
+    book.reserve("model", {IGPU: Amount(20 * GIB), "cpu": Amount(GIB)})
+    book.release("model")
+    assert book.available(IGPU) == before
+
+
+def test_an_unknown_device_has_no_memory():
+    book = ledger(HYBRID)
+    assert book.available("0000:99:00.0") == 0
+    with pytest.raises(Overdrawn):
+        book.reserve("model", {"0000:99:00.0": Amount(1)})
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(0, 80), st.booleans()), max_size=12))
+def test_promises_never_exceed_the_machine(steps):
+    book = ledger(HALO)
+    capacity = sum(p.capacity_bytes for p in book.pools())
+    for owner, gib, on_gpu in steps:
+        try:
+            book.reserve(owner, {IGPU if on_gpu else "cpu": Amount(gib * GIB)})
+        except Overdrawn:
+            continue
+        assert sum(r.predicted_bytes for r in book.reservations()) <= capacity
+
+
+def test_measurements_correct_the_next_prediction():
+    book = ledger(HYBRID, audits=AuditLog(None))
+    for _ in range(8):
+        predicted = round(10 * GIB * book.audits.correction("llama|cpu"))
+        book.reserve("model", {"cpu": Amount(predicted)}, key="llama|cpu")
+        audit = book.record_measured("model", held(anonymous=11 * GIB))
+    assert abs(audit.error_frac) < 0.01
+    assert abs(book.audits.correction("llama|cpu") - 1.1) < 0.01
+    assert book.audits.correction("gemma3|cpu") == 1
+
+
+def test_one_absurd_measurement_does_not_spoil_the_correction():
+    log = AuditLog(None)
+    log.add("model", "k", GIB, 100 * GIB, {})
+    assert log.correction("k") <= 1.25
+    log.add("model", "k", GIB, 1, {})
+    assert log.correction("k") >= 0.9
+
+
+def test_audits_survive_a_restart_and_a_damaged_line(tmp_path):
+    path = tmp_path / "state" / "audits.jsonl"
+    log = AuditLog(path)
+    for i in range(20):
+        log.add(f"model-{i}", "k", 100, 110, {"CPU": 90})
+    with path.open("ab") as file:
+        file.write(
+            b'{"owner": 3\n\xff\xfe\n{"owner":"x","key":"k","predicted_bytes":0,"measured_bytes":1,"at":0}\n[]\n'
+        )
+    again = AuditLog(path)
+    assert again.all()[-1].owner == "model-19"
+    assert again.all()[-1].buffers == {"CPU": 90}
+    assert again.correction("k") > 1
+
+
+def test_a_read_only_home_does_not_fail_a_load(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    AuditLog(blocked / "audits.jsonl").add("model", "k", 1, 1, {})
+
+
+def test_memory_of_this_process_and_of_a_dead_one():
+    import os
+
+    own = process_memory(os.getpid())
+    assert own.rss_bytes > own.anonymous_bytes > 0
+    assert process_memory(2**22 - 7) is None
