@@ -11,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from engine.runner.llama.batch import Batch
-from engine.runner.llama.model import KV_TYPES, LoadedModel
+from engine.runner.llama.limits import KV_TYPES
+from engine.runner.llama.model import LoadedModel
 from engine.runner.llama.vocabulary import Vocabulary
 from engine.runner.protocol import Embed, Embedded, Fault
 
