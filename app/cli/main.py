@@ -20,6 +20,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "devices": ("app.cli.devices", "Show processors, GPUs, NPUs, memory and usable backends."),
     "fim-bench": ("app.cli.fim_bench", "Measure keystroke-to-suggestion latency."),
     "launch": ("app.cli.launch", "Start a coding agent on a local model, or connect an editor."),
+    "code": ("app.cli.code", "Ask about and edit a project with a local model."),
+    "certify": ("app.cli.certify", "Measure how well a model calls tools."),
 }
 
 

@@ -1,0 +1,64 @@
+"""`tessera code`: ask about a project, see its edits, apply and undo them, or let an agent work."""
+
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command(help="Ask about and edit the project in FOLDER (default: here) with a local model.")
+@click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--model", "-m", help="Model to use (default: a loaded one, else the best for tools).")
+@click.option("--prompt", "-p", help="Ask this once and leave; '-' reads standard input.")
+@click.option("--agent", "as_agent", is_flag=True, help="Let the model work with tools; every action is asked.")
+@click.option("--apply", "apply_edits", is_flag=True, help="With --prompt: apply the edits that have a place.")
+@click.option("--steps", type=click.IntRange(1, 500), default=30, show_default=True, help="Step limit of an agent.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer, in tokens.")
+@click.option("--temperature", "-t", type=click.FloatRange(0, 5), default=0.2, show_default=True)
+@click.option(
+    "--mcp",
+    "mcp_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help='With --agent: a file {"mcpServers": ...} of further tools.',
+)
+def command(
+    folder: Path | None,
+    model: str | None,
+    prompt: str | None,
+    as_agent: bool,
+    apply_edits: bool,
+    steps: int,
+    max_tokens: int | None,
+    temperature: float,
+    mcp_file: Path | None,
+) -> None:
+    """Open the project, connect, and talk."""
+    from app.cli.code_session import CodeSession  # noqa: PLC0415 - the command's own imports wait until it runs
+    from app.cli.connection import connected  # noqa: PLC0415
+    from app.client import ApiError, ServerUnreachable  # noqa: PLC0415
+    from app.code.assistant import Assistant  # noqa: PLC0415
+    from app.code.connect.endpoint import endpoint_of  # noqa: PLC0415
+    from app.code.errors import CodeError  # noqa: PLC0415
+    from app.code.project import Project  # noqa: PLC0415
+
+    if prompt == "-":
+        prompt = sys.stdin.read()
+    options: dict[str, object] = {"temperature": temperature}
+    if max_tokens is not None:
+        options["max_tokens"] = max_tokens
+    try:
+        with Project(folder or Path.cwd()) as project, connected() as client:
+            endpoint = endpoint_of(client, model)
+            assistant = Assistant(project, client, endpoint.model, endpoint.context, options)
+            session = CodeSession(assistant, max_steps=steps, mcp_file=mcp_file)
+            session.index()
+            if as_agent and prompt is not None:
+                sys.exit(0 if session.agent(prompt) else 1)
+            if prompt is not None:
+                session.ask(prompt)
+                if apply_edits and not session.apply(()):
+                    sys.exit(1)
+                return
+            session.talk(as_agent=as_agent)
+    except (CodeError, ApiError, ServerUnreachable) as error:
+        raise click.ClickException(str(error)) from error

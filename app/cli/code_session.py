@@ -1,0 +1,236 @@
+"""The conversation of `tessera code` in a terminal."""
+
+import contextlib
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+
+from app.code.agent.consent import Consent, ConsentRequest, Decision, shown_text
+from app.code.agent.loop import Agent
+from app.code.agent.mcp_tools import McpTools, read_mcp_config
+from app.code.agent.models import ServerModel
+from app.code.agent.tools import Toolbox
+from app.code.agent.transcript import Transcript
+from app.code.agent.types import AgentEvent, Called, Ended, Planned, Returned, Thought, ToolRefused
+from app.code.assistant import Assistant
+from app.code.context.pieces import Context
+from app.code.edits.session import Proposal
+from app.code.edits.types import Applied
+from app.code.errors import CodeError
+from app.code.prompts import repair_request
+from app.code.review import file_diff
+
+HELP = """Ask anything; point at parts with @file, @folder, @symbol:name, @diff (@src/a.py#10-40 for lines).
+/context  what went in        /drop N   leave that piece out, ask again
+/diff     the proposed edits  /apply [N ...]  apply all, or these    /undo  take the last back
+/retry    send back the edits that have no place       /commit  suggest a commit message
+/agent TASK  let the model work with tools             /new  start over    /quit"""
+
+_MARKS = {"open": "[ ]", "doing": "[>]", "done": "[x]"}
+
+
+class CodeSession:
+    """Reads lines, prints answers. Nothing is written or run without being shown first."""
+
+    def __init__(self, assistant: Assistant, max_steps: int = 30, mcp_file: Path | None = None) -> None:
+        self._assistant = assistant
+        self._project = assistant.project
+        self._max_steps = max_steps
+        self._mcp_file = mcp_file
+        self._context: Context | None = None
+        self._question = ""
+        self._excluded: frozenset[str] = frozenset()
+        self._proposal: Proposal | None = None
+
+    def index(self) -> None:
+        """Bring the index up to date, saying so when it takes long."""
+        begun = time.monotonic()
+        done = self._project.index.refresh()
+        if done.num_parsed:
+            seconds = time.monotonic() - begun
+            click.echo(f"{done.num_files} files, {done.num_parsed} indexed in {seconds:.1f} s", err=True)
+
+    def ask(self, question: str, excluded: frozenset[str] = frozenset()) -> None:
+        """Answer a question and show what it would change."""
+        self._question, self._excluded = question, excluded
+        self._context = self._assistant.context_for(question, excluded=excluded)
+        for left in self._context.left_out:
+            if left.what.startswith("@"):
+                click.echo(f"left out: {left.what}: {left.reason}", err=True)
+        used, limit = self._context.used_tokens, self._context.budget_tokens
+        click.echo(f"context: {len(self._context.pieces)} pieces, about {used} of {limit} tokens", err=True)
+        self._stream(self._assistant.ask(question, self._context))
+        self._proposal = self._assistant.proposal()
+        self._show_proposal(self._proposal)
+
+    def _stream(self, answers: Iterator[object]) -> None:
+        try:
+            for answer in answers:
+                click.echo(shown_text(getattr(answer, "text", "")), nl=False)
+        except KeyboardInterrupt:
+            click.echo(" [stopped]", nl=False)
+        click.echo()
+
+    def _show_proposal(self, proposal: Proposal) -> None:
+        if proposal.applicable:
+            click.echo(f"{len(proposal.applicable)} edits have a place: /diff shows, /apply writes them.", err=True)
+        for refused in proposal.refused:
+            click.echo(f"refused: {shown_text(refused.hunk.path)}: {refused.reason}", err=True)
+        for malformed in proposal.malformed:
+            click.echo(f"not readable: {shown_text(malformed.path or 'an edit')}: {malformed.reason}", err=True)
+
+    def diff(self) -> None:
+        """Show the proposed edits, numbered."""
+        if self._proposal is None:
+            return
+        for file in self._proposal.files:
+            for hunk_id, outcome in zip(file.hunk_ids, file.result.outcomes, strict=True):
+                if isinstance(outcome, Applied):
+                    note = "" if outcome.match == "exact" else f"  (differs from the file in {outcome.match})"
+                    click.secho(f"[{hunk_id + 1}] {shown_text(file.path)}{note}", bold=True)
+                    for line in file_diff(file, (hunk_id,)).splitlines()[2:]:
+                        colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
+                        click.secho(shown_text(line), fg=colour)
+
+    def apply(self, numbers: tuple[int, ...]) -> bool:
+        """Apply all edits that have a place, or the numbered ones; False when some could not be."""
+        if self._proposal is None or not self._proposal.applicable:
+            click.echo("There is nothing to apply.", err=True)
+            return self._proposal is not None and not (self._proposal.refused or self._proposal.malformed)
+        chosen = [number - 1 for number in numbers] or None
+        try:
+            paths = self._project.edits.apply(self._proposal, chosen, label=self._question[:80])
+        except CodeError as error:
+            click.echo(str(error), err=True)
+            return False
+        self._project.index.update(paths)
+        click.echo(f"written: {', '.join(paths)}  (/undo takes it back)", err=True)
+        return not (self._proposal.refused or self._proposal.malformed)
+
+    def agent(self, task: str) -> bool:
+        """Let the model work on a task; True when it answered by itself."""
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        transcript = Transcript(self._project.state / "transcripts" / f"{stamp}.jsonl")
+
+        def on_event(event: AgentEvent) -> None:
+            transcript.add(event)
+            _show_event(event)
+
+        consent = Consent(_ask_person)
+        toolbox = Toolbox(self._project.index, self._project.edits, consent, on_event)
+        assistant = self._assistant
+        model = ServerModel(assistant.client, assistant.model, assistant.options)
+        servers = []
+        try:
+            for config in read_mcp_config(self._mcp_file) if self._mcp_file else ():
+                server = McpTools(config, self._project.workspace.root, consent)
+                with contextlib.suppress(ToolRefused):
+                    server.start()
+                servers.append(server)
+            agent = Agent(model, [toolbox, *servers], on_event, max_steps=self._max_steps)
+            try:
+                return agent.work(task).reason == "answered"
+            except KeyboardInterrupt:
+                on_event(Ended("cancelled"))
+                return False
+        finally:
+            for server in servers:
+                server.stop()
+            transcript.close()
+
+    def talk(self, *, as_agent: bool = False) -> None:
+        """Read lines until the end of input."""
+        click.echo(f"{self._project.workspace.root} with {self._assistant.model}. /help shows the commands.")
+        while True:
+            try:
+                line = input("> ").strip()
+            except (EOFError, KeyboardInterrupt):
+                click.echo()
+                return
+            if line == "/quit":
+                return
+            try:
+                if line.startswith("/"):
+                    self._command(line)
+                elif line:
+                    self.agent(line) if as_agent else self.ask(line)
+            except CodeError as error:
+                click.echo(str(error), err=True)
+
+    def _command(self, line: str) -> None:
+        name, _, rest = line[1:].partition(" ")
+        commands: dict[str, Callable[[str], object]] = {
+            "help": lambda _: click.echo(HELP),
+            "context": lambda _: self._show_context(),
+            "drop": self._drop,
+            "diff": lambda _: self.diff(),
+            "apply": lambda text: self.apply(tuple(int(n) for n in shlex.split(text) if n.isdecimal())),
+            "undo": lambda _: self._undo(),
+            "retry": lambda _: self._retry(),
+            "commit": lambda _: self._stream(self._assistant.commit_message()),
+            "agent": self.agent,
+            "new": lambda _: self._new(),
+        }
+        if name in commands:
+            commands[name](rest.strip())
+        else:
+            click.echo(HELP)
+
+    def _show_context(self) -> None:
+        for number, piece in enumerate(self._context.pieces if self._context else (), 1):
+            part = ", part of it" if piece.partial else ""
+            click.echo(f"{number:3} {piece.num_tokens:6} tokens  {shown_text(piece.title)}  ({piece.reason}{part})")
+        for left in self._context.left_out if self._context else ():
+            click.echo(f"  - {shown_text(left.what)}: {left.reason}")
+
+    def _drop(self, text: str) -> None:
+        pieces = self._context.pieces if self._context else ()
+        if text.isdecimal() and 0 < int(text) <= len(pieces):
+            del self._assistant.messages[-2:]
+            self.ask(self._question, self._excluded | {pieces[int(text) - 1].key})
+        else:
+            click.echo("Which one? /context numbers them.", err=True)
+
+    def _retry(self) -> None:
+        if self._proposal is not None and (self._proposal.refused or self._proposal.malformed):
+            self.ask(repair_request(self._proposal))
+        else:
+            click.echo("Every edit has a place.", err=True)
+
+    def _undo(self) -> None:
+        paths = self._project.edits.undo()
+        self._project.index.update(paths)
+        click.echo(f"taken back: {', '.join(paths)}", err=True)
+
+    def _new(self) -> None:
+        del self._assistant.messages[1:]
+        self._context = self._proposal = None
+
+
+def _ask_person(request: ConsentRequest) -> Decision:
+    click.secho(f"\n{request.title}", bold=True)
+    click.echo(request.detail)
+    if request.warning:
+        click.secho(request.warning, fg="yellow")
+    try:
+        answer = click.prompt("Allow? [y]es, [s]ession, [N]o", default="n", show_default=False).strip().lower()
+    except (click.Abort, EOFError):
+        return "no"
+    return "once" if answer in {"y", "yes"} else "session" if answer in {"s", "session"} else "no"
+
+
+def _show_event(event: AgentEvent) -> None:
+    if isinstance(event, Thought) and event.text:
+        click.echo(shown_text(event.text))
+    elif isinstance(event, Called):
+        click.secho(f"· {event.tool} {shown_text(event.arguments)[:160]}", fg="cyan")
+    elif isinstance(event, Returned) and not event.ok:
+        click.secho(f"  {shown_text(event.text)[:300]}", fg="red")
+    elif isinstance(event, Planned):
+        for item in event.items:
+            click.echo(f"  {_MARKS[item.state]} {shown_text(item.text)}")
+    elif isinstance(event, Ended) and event.reason != "answered":
+        click.secho(f"stopped: {event.reason}. {event.detail}", fg="yellow")

@@ -1,0 +1,121 @@
+"""The calls a tool-call certificate asks for: what is said, which tools there are, what a right answer is."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Category = Literal["single", "choice", "parallel", "nested", "refusal", "long context", "schema", "follow-up"]
+
+# (name, arguments) of the calls a model made, in order.
+Calls = Sequence[tuple[str, Mapping[str, Any]]]
+# A check gives the reason why an answer is wrong, or None.
+Check = Callable[[str, Calls], str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One request. `messages` may hold earlier calls and their results."""
+
+    name: str
+    category: Category
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...]
+    check: Check
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def tool(name: str, description: str, required: Sequence[str] = (), **properties: Any) -> dict[str, Any]:
+    """A function tool."""
+    schema = {"type": "object", "properties": properties, "required": list(required or properties)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
+WEATHER = tool("get_weather", "Current weather of a city.", city=STRING)
+UNITS = tool(
+    "get_weather",
+    "Current weather of a city.",
+    ["city"],
+    city=STRING,
+    unit={"type": "string", "enum": ["celsius", "fahrenheit"]},
+)
+ADD = tool("add", "Add two integers.", a=INTEGER, b=INTEGER)
+READ = tool("read_file", "Read a text file of the project.", path=STRING)
+SEARCH = tool("search", "Search the project for a text.", text=STRING)
+MAIL = tool("send_mail", "Send a mail.", to=STRING, subject=STRING, body=STRING)
+TIMER = tool("set_timer", "Set a timer.", minutes=INTEGER)
+RUN = tool("run", "Run a command without a shell.", argv={"type": "array", "items": STRING})
+CONVERT = tool("convert", "Convert an amount of money.", amount=NUMBER, source=STRING, target=STRING)
+EVENT = tool(
+    "create_event",
+    "Create a calendar event.",
+    title=STRING,
+    start={"type": "string", "description": "ISO 8601 local time"},
+    attendees={"type": "array", "items": {"type": "object", "properties": {"name": STRING, "mail": STRING}}},
+)
+ORDER = tool(
+    "place_order",
+    "Place an order.",
+    customer={"type": "object", "properties": {"name": STRING, "address": {"type": "object"}}},
+    items={
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {"sku": STRING, "quantity": INTEGER},
+            "required": ["sku", "quantity"],
+        },
+    },
+)
+EDIT = tool("edit", "Replace a text in a file.", path=STRING, search=STRING, replace=STRING)
+ALL = (WEATHER, ADD, READ, SEARCH, MAIL, TIMER, RUN, CONVERT)
+
+
+def user(text: str) -> tuple[dict[str, Any], ...]:
+    """A conversation of one question."""
+    return ({"role": "user", "content": text},)
+
+
+def same(given: Any, wanted: Any) -> bool:
+    """Equal but for case and outer space of texts, 3 for 3.0, and a longer text where `wanted` is a fragment."""
+    if isinstance(wanted, str):
+        return isinstance(given, str) and wanted.strip().casefold() in given.strip().casefold()
+    if isinstance(wanted, Mapping):
+        return isinstance(given, Mapping) and all(k in given and same(given[k], v) for k, v in wanted.items())
+    if isinstance(wanted, list):
+        return (
+            isinstance(given, list)
+            and len(given) == len(wanted)
+            and all(same(a, b) for a, b in zip(given, wanted, strict=True))
+        )
+    return not isinstance(given, bool) and bool(given == wanted)
+
+
+def calls(*wanted: tuple[str, Mapping[str, Any]]) -> Check:
+    """Exactly these calls, in any order."""
+
+    def check(text: str, made: Calls) -> str | None:
+        del text
+        left = list(made)
+        for name, arguments in wanted:
+            found = next((c for c in left if c[0] == name and same(c[1], arguments)), None)
+            if found is None:
+                return f"no call {name}({dict(arguments)}); made: {[(n, dict(a)) for n, a in made]}"
+            left.remove(found)
+        return f"needless calls: {[(n, dict(a)) for n, a in left]}" if left else None
+
+    return check
+
+
+def no_call(*words: str) -> Check:
+    """An answer in words, without any call, that holds one of `words` if some are given."""
+
+    def check(text: str, made: Calls) -> str | None:
+        if made:
+            return f"called {[name for name, _ in made]} where none was needed"
+        if not text.strip():
+            return "the answer is empty"
+        if words and not any(word.casefold() in text.casefold() for word in words):
+            return f"the answer says none of {words}: {text[:120]!r}"
+        return None
+
+    return check

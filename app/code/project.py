@@ -1,0 +1,48 @@
+"""An opened project: its files, index, history of edits and git, with the folders they are kept in."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from app.code.edits.journal import Journal
+from app.code.edits.session import EditSession
+from app.code.errors import GitFailed
+from app.code.git import Git
+from app.code.index.project import ProjectIndex
+from app.code.workspace import Workspace
+from engine.paths import Paths, user_paths
+
+
+class Project:
+    """Everything coding assistance needs of one folder. Close it, or use it in a `with` block."""
+
+    def __init__(
+        self, folder: Path, paths: Paths | None = None, unsaved: Callable[[], frozenset[str]] = frozenset
+    ) -> None:
+        paths = paths or user_paths()
+        self.workspace = Workspace(folder)
+        self.index = ProjectIndex(self.workspace, paths.cache)
+        digest = hashlib.sha256(str(self.workspace.root).encode("utf-8", "surrogateescape")).hexdigest()
+        self.state = paths.state / "code" / digest[:24]
+        self.journal = Journal(self.state / "edits.db")
+        git = Git(self.workspace.root)
+        self.git = git if git.available() else None
+        self.edits = EditSession(self.workspace, self.journal, unsaved=unsaved, uncommitted=self._uncommitted)
+
+    def _uncommitted(self) -> frozenset[str]:
+        try:
+            return self.git.uncommitted() if self.git is not None else frozenset()
+        except GitFailed:
+            return frozenset()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the parsers and close the databases."""
+        self.index.close()
+        self.journal.close()

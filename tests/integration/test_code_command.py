@@ -1,0 +1,157 @@
+"""`tessera code`, `launch` and `certify` against a whole server whose model says what the test says."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from scripted import TOKEN, ScriptedServer
+
+from app.cli.main import cli
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+
+ANSWER = """I would greet louder.
+
+greet.py
+<<<<<<< SEARCH
+    return "hello " + name
+=======
+    return "HELLO " + name.upper()
+>>>>>>> REPLACE
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "greet.py").write_text('def greet(name):\n    return "hello " + name\n')
+    (root / "other.py").write_text("def unrelated():\n    return 1\n")
+    return root
+
+
+@pytest.fixture
+def server(tmp_path, tessera_home):
+    server = ScriptedServer(tmp_path / "server", template=TEMPLATE)
+    state = tessera_home / "state"
+    state.mkdir()
+    (state / "server.json").write_text(json.dumps({"url": server.url, "token": TOKEN}))
+    yield server
+    server.stop()
+
+
+def run(*arguments, **options):
+    return CliRunner().invoke(cli, [str(a) for a in arguments], catch_exceptions=False, **options)
+
+
+def test_a_question_is_answered_with_context_and_its_edit_applied(server, project):
+    server.say(*ANSWER.splitlines(keepends=True))
+    done = run("code", project, "-p", "Make greet() in @greet.py louder", "--apply")
+    assert done.exit_code == 0, done.output
+    assert 'return "HELLO " + name.upper()' in (project / "greet.py").read_text()
+    (prompt,) = server.prompts()
+    assert 'return "hello " + name' in prompt
+    assert "SEARCH" in prompt
+
+
+def test_a_session_shows_drops_applies_and_undoes(server, project):
+    before = (project / "greet.py").read_text()
+    server.say(ANSWER)
+    server.say(ANSWER)
+    lines = [
+        "make @greet.py and @other.py louder", "/context", "/drop 2", "/diff", "/apply", "/undo", "/undo",
+        "/nonsense", "/quit",
+    ]  # fmt: skip
+    done = run("code", project, input="\n".join(lines) + "\n")
+    assert done.exit_code == 0, done.output
+    assert '+    return "HELLO " + name.upper()' in done.output
+    assert "written: greet.py" in done.output
+    assert "taken back: greet.py" in done.output
+    assert "no applied edit left" in done.output
+    assert (project / "greet.py").read_text() == before
+    first, second = server.prompts()
+    assert "unrelated" in first
+    assert "unrelated" not in second
+
+
+def test_edits_without_a_place_fail_the_command_and_are_sent_back(server, project):
+    server.say(ANSWER.replace('"hello " + name', '"hullo " + name'))
+    done = run("code", project, "-p", "louder", "--apply")
+    assert done.exit_code == 1
+    assert "refused: greet.py" in done.output
+    server.say(ANSWER.replace('"hello " + name', '"hullo " + name'))
+    server.say(ANSWER)
+    done = run("code", project, input="louder\n/retry\n/apply\n")
+    assert "written: greet.py" in done.output
+    assert "could not be applied" in server.prompts()[-1]
+
+
+def test_a_commit_message_is_suggested_and_nothing_committed(server, project):
+    for command in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=T", "-c", "user.email=t@x.org", "commit", "-qm", "Start"],
+    ):
+        subprocess.run(["git", *command], cwd=project, check=True)
+    (project / "other.py").write_text("def unrelated():\n    return 2\n")
+    server.say("Return two")
+    done = run("code", project, input="/commit\n")
+    assert "Return two" in done.output
+    assert "+    return 2" in server.prompts()[0]
+    assert "- Start" in server.prompts()[0]
+    log = subprocess.run(["git", "log", "--format=%s"], cwd=project, check=True, capture_output=True, text=True)
+    assert log.stdout.split() == ["Start"]
+
+
+def test_an_editor_is_connected_and_taken_back(server, tmp_path, monkeypatch):
+    home = tmp_path / "user"
+    home.mkdir()
+    monkeypatch.setattr(Path, "home", lambda: home)
+    dry = run("launch", "codex", "--connect", "--dry-run")
+    assert "model_providers.tessera" in dry.output
+    assert not (home / ".codex").exists()
+    assert run("launch", "codex", "--connect", input="n\n").exit_code == 1
+    assert not (home / ".codex").exists()
+    done = run("launch", "codex", "--connect", "--yes")
+    assert server.url in (home / ".codex" / "config.toml").read_text()
+    assert "codex --profile tessera" in done.output
+    assert "connected" in run("launch").output
+    run("launch", "codex", "--remove", "--yes")
+    assert not (home / ".codex" / "config.toml").exists()
+    assert "not connected" in run("launch", "codex", "--remove", "--yes").output
+    assert "http" in run("launch", "cline").output
+    assert run("launch", "nothing-known").exit_code == 2
+
+
+def test_an_agent_is_started_with_what_it_needs(server, tmp_path, monkeypatch):
+    tool = tmp_path / "bin" / "claude"
+    tool.parent.mkdir()
+    seen_path = tmp_path / "seen"
+    tool.write_text(
+        f"#!{sys.executable}\nimport os, sys\n"
+        f"open({str(seen_path)!r}, 'w').write(repr([dict(os.environ), sys.argv[1:]]))\nsys.exit(3)\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
+    done = run("launch", "claude", "--print", "hi there")
+    assert done.exit_code == 3, done.output
+    seen = seen_path.read_text()
+    assert server.url in seen
+    assert "['--print', 'hi there']" in seen
+    assert "Warning: coding agents need" in done.output
+    monkeypatch.setenv("PATH", str(tmp_path))
+    missing = run("launch", "opencode")
+    assert "npm install -g opencode-ai" in missing.output
+
+
+def test_the_certificate_of_a_model_without_tools_is_honest(server):
+    done = run("certify", "spark", "--json")
+    assert done.exit_code == 0, done.output
+    (certificate,) = json.loads(done.output)
+    assert certificate["model"] == "spark"
+    assert len(certificate["results"]) >= 30
+    assert all(result["passed"] or result["reason"] for result in certificate["results"])
+    assert not any(r["passed"] for r in certificate["results"] if r["category"] in {"single", "parallel", "nested"})
