@@ -1,7 +1,6 @@
 """What the routes share: the models, the template renderer, access and counters."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from starlette.requests import Request
 
@@ -30,11 +29,6 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.conversations = Conversations(self.renderer, self.checker)
-
-    @cached_property
-    def conversations(self) -> Conversations:
-        """Turns every protocol's chats into prompts and answers."""
-        return Conversations(self.renderer, self.checker)
 
 
 def server_state(request: Request) -> ServerState:
