@@ -9,7 +9,7 @@ from typing import Protocol, Self
 
 from quantize.errors import BadFile, IncompleteFile, Unreadable
 
-_FIRST_CHUNK_BYTES = 64 * 1024
+_CHUNK_BYTES = 64 * 1024
 _MAX_CHUNK_BYTES = 2 * 1024 * 1024
 # Longer than any array a header has held; a length near 2^63 is an attack, not a file cut short.
 _MAX_SKIP_BYTES = 1 << 32
@@ -94,12 +94,12 @@ class Window:
     to 2 MiB: few requests over a network, flat memory) and start small again after a skip.
     """
 
-    def __init__(self, source: ByteSource, max_fetched_bytes: int, start: int = 0) -> None:
+    def __init__(self, source: ByteSource, max_fetched_bytes: int, first_chunk_bytes: int = _CHUNK_BYTES) -> None:
         self.source = source
         self.buffer = b""
         self.index = 0
-        self._base = start
-        self._chunk = _FIRST_CHUNK_BYTES
+        self._base = 0
+        self._chunk = first_chunk_bytes
         self._allowance = max_fetched_bytes
 
     def tell(self) -> int:
@@ -138,9 +138,11 @@ class Window:
         if self.tell() + count > self.source.size:
             raise IncompleteFile(self.source.name, self.source.size, self.tell() + count)
         self.index += count
-        if self.index > len(self.buffer):
+        beyond = self.index - len(self.buffer)
+        if beyond > 0:
             self._base, self.buffer, self.index = self._base + self.index, b"", 0
-            self._chunk = _FIRST_CHUNK_BYTES
+            if beyond > _CHUNK_BYTES:  # a jump, not a string that crosses the border of two chunks
+                self._chunk = _CHUNK_BYTES
 
     def u32(self) -> int:
         """The next four bytes, little-endian."""

@@ -9,188 +9,35 @@ import math
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Any
-
-import numpy as np
+from dataclasses import dataclass
 
 from quantize.byte_source import ByteSource, FileSource, Window
 from quantize.errors import BadFile, IncompleteFile
 from quantize.ggml_types import BLOCK_SIZES, GgmlType
+from quantize.gguf_types import LIMITS, SCALARS, Entry, GgufFile, LazyArray, Limits, TensorInfo, Value, ValueType
+
+__all__ = [
+    "Entry",
+    "GgufFile",
+    "LazyArray",
+    "Limits",
+    "TensorInfo",
+    "Value",
+    "ValueType",
+    "read_gguf",
+    "read_gguf_source",
+]
 
 _MAGIC = b"GGUF"
 _DEFAULT_ALIGNMENT = 32
+_FIRST_BYTES = 64 * 1024
+_FIRST_GUESS_BYTES = 16 * 1024  # up to the vocabulary, where the file is known to be skipped
 _MAX_DIMS = 4  # GGML_MAX_DIMS
 _MAX_NAME_BYTES = 63  # GGML_MAX_NAME - 1
 _MAX_KEY_BYTES = 65535  # the format's own limit
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How much a header may ask for. Real files: about 60 keys, 3,000 tensors, 600,000 strings, 20 MB.
-
-    Measured: with every limit used up at once a header takes under 1 s and 100 MB (docs/log.md, library).
-    """
-
-    keys: int = 8192
-    tensors: int = 40_000
-    strings: int = 1_500_000
-    text_bytes: int = 8 * 1024 * 1024
-    small_array: int = 1024
-    fetched_bytes: int = 128 * 1024 * 1024
-
-
-class ValueType(IntEnum):
-    """Type ids of metadata values. Source: gguf.h, enum gguf_type."""
-
-    UINT8 = 0
-    INT8 = 1
-    UINT16 = 2
-    INT16 = 3
-    UINT32 = 4
-    INT32 = 5
-    FLOAT32 = 6
-    BOOL = 7
-    STRING = 8
-    ARRAY = 9
-    UINT64 = 10
-    INT64 = 11
-    FLOAT64 = 12
-
-
-_SCALARS: dict[int, struct.Struct] = {
-    ValueType.UINT8: struct.Struct("<B"),
-    ValueType.INT8: struct.Struct("<b"),
-    ValueType.UINT16: struct.Struct("<H"),
-    ValueType.INT16: struct.Struct("<h"),
-    ValueType.UINT32: struct.Struct("<I"),
-    ValueType.INT32: struct.Struct("<i"),
-    ValueType.FLOAT32: struct.Struct("<f"),
-    ValueType.BOOL: struct.Struct("<?"),
-    ValueType.UINT64: struct.Struct("<Q"),
-    ValueType.INT64: struct.Struct("<q"),
-    ValueType.FLOAT64: struct.Struct("<d"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class LazyArray:
-    """An array left in the file: `count` elements in `nbytes` bytes from absolute `offset`."""
-
-    element_type: ValueType
-    count: int
-    offset: int
-    nbytes: int
-    source: ByteSource = field(repr=False, compare=False)
-
-    def __len__(self) -> int:
-        return self.count
-
-    def strings(self) -> list[bytes]:
-        """Decode an array of strings, as raw bytes (vocabularies are not always UTF-8).
-
-        Raises: BadFile: it holds something else, or the file changed. Unreadable.
-        """
-        if self.element_type is not ValueType.STRING:
-            raise BadFile(self.source.name, f"expected strings, found {self.element_type.name}", self.offset)
-        raw = self.source.read_at(self.offset, self.nbytes)
-        result = []
-        index = 0
-        try:
-            for _ in range(self.count):
-                (length,) = struct.unpack_from("<Q", raw, index)
-                result.append(raw[index + 8 : index + 8 + length])
-                index += 8 + length
-        except (struct.error, OverflowError) as error:
-            raise BadFile(self.source.name, "the file changed while it was read", self.offset) from error
-        if index != len(raw):
-            raise BadFile(self.source.name, "the file changed while it was read", self.offset)
-        return result
-
-    def numbers(self) -> np.ndarray[Any, Any]:
-        """The array as numpy, shape (count,). Raises: BadFile: it holds strings, or the file changed."""
-        if self.element_type is ValueType.STRING:
-            raise BadFile(self.source.name, "expected numbers, found STRING", self.offset)
-        raw = self.source.read_at(self.offset, self.nbytes)
-        if len(raw) != self.nbytes:
-            raise BadFile(self.source.name, "the file changed while it was read", self.offset)
-        return np.frombuffer(raw, dtype=np.dtype(_SCALARS[self.element_type].format))
-
-
-Value = bool | int | float | str | tuple[bool | int | float | str, ...] | LazyArray
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Where one metadata value lies and how it is typed; `element_type` is None unless it is an array."""
-
-    value_type: ValueType
-    element_type: ValueType | None
-    count: int
-    offset: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """One tensor: `shape` as GGUF stores it (row length first), `offset` absolute in the file."""
-
-    name: str
-    shape: tuple[int, ...]
-    ggml_type: GgmlType
-    offset: int
-    nbytes: int
-
-    @property
-    def num_values(self) -> int:
-        """Product of the shape."""
-        return math.prod(self.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class GgufFile:
-    """A checked header. Tensor data begins at `data_offset`; the last tensor's ends at `end`."""
-
-    name: str
-    file_bytes: int
-    version: int
-    alignment: int
-    metadata: Mapping[str, Value] = field(repr=False)
-    entries: Mapping[str, Entry] = field(repr=False)
-    tensors: tuple[TensorInfo, ...] = field(repr=False)
-    data_offset: int
-    end: int
-
-    @property
-    def architecture(self) -> str:
-        """`general.architecture`, or an empty string."""
-        value = self.metadata.get("general.architecture")
-        return value if isinstance(value, str) else ""
-
-    def arch_value(self, key: str, default: Value | None = None) -> Value | None:
-        """The value of `<architecture>.<key>`."""
-        return self.metadata.get(f"{self.architecture}.{key}", default)
-
-    def arch_int(self, key: str) -> int | None:
-        """`<architecture>.<key>` if it is a whole number; the largest of an array of them (one a layer)."""
-        value = self.arch_value(key)
-        if isinstance(value, tuple):
-            numbers = [v for v in value if isinstance(v, int) and not isinstance(v, bool)]
-            return max(numbers, default=None)
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-    def tensor_bytes(self, tensor: TensorInfo) -> np.ndarray[Any, Any]:
-        """The data as a read-only map, shape (nbytes,) uint8.
-
-        Only for child processes: a file that shrinks while mapped kills the process that touches it.
-        """
-        if tensor.nbytes == 0:
-            return np.empty(0, np.uint8)
-        return np.memmap(self.name, np.uint8, "r", tensor.offset, (tensor.nbytes,))
-
-
-def read_gguf(path: str | os.PathLike[str], limits: Limits = Limits()) -> GgufFile:
+def read_gguf(path: str | os.PathLike[str], limits: Limits = LIMITS) -> GgufFile:
     """Read and check the header of a local file; arrays stay lazy and reopen it.
 
     Raises: Unreadable. BadFile: it breaks the format or a limit. IncompleteFile: data is missing at the end.
@@ -217,7 +64,7 @@ class ReopenedFile:
 
 def read_gguf_source(
     source: ByteSource,
-    limits: Limits = Limits(),
+    limits: Limits = LIMITS,
     *,
     lazy_source: ByteSource | None = None,
     known_arrays: Mapping[str, Entry] | None = None,
@@ -225,10 +72,11 @@ def read_gguf_source(
     """Read and check a header from any source.
 
     `known_arrays` are entries of a file believed to share its vocabulary (another quantization in the same
-    repository): an array of strings of the same key and count is passed over without fetching it. The rest
-    must then still parse and account for the whole file, or BadFile is raised: read again without the hint.
+    repository): where an array of strings has the same key and count, it and the large arrays that followed it
+    there are passed over at once, without fetching them. The rest must then still parse and account for the
+    whole file, or BadFile is raised: read again without the hint.
     """
-    window = Window(source, limits.fetched_bytes)
+    window = Window(source, limits.fetched_bytes, _FIRST_GUESS_BYTES if known_arrays else _FIRST_BYTES)
     if window.take(4) != _MAGIC:
         raise BadFile(source.name, "not a GGUF file (it does not begin with GGUF)", 0)
     version = window.u32()
@@ -243,7 +91,7 @@ def read_gguf_source(
     if num_keys > limits.keys:
         raise BadFile(source.name, f"{num_keys} metadata keys; at most {limits.keys} are read", 16)
     reader = _MetadataReader(window, limits, lazy_source or source, known_arrays or {})
-    for _ in range(num_keys):
+    while len(reader.metadata) < num_keys:
         reader.read_pair()
     alignment = _alignment(reader, source.name)
     layout = _read_tensors(window, num_tensors, alignment, source.name)
@@ -291,8 +139,8 @@ class _MetadataReader:
         value: Value
         if type_id == ValueType.STRING:
             value = self._text()
-        elif type_id in _SCALARS:
-            scalar = _SCALARS[type_id]
+        elif type_id in SCALARS:
+            scalar = SCALARS[type_id]
             (value,) = scalar.unpack(window.take(scalar.size))
         else:
             raise BadFile(window.source.name, f"key {key!r} has the unknown value type {type_id}", at)
@@ -339,13 +187,14 @@ class _MetadataReader:
         value: Value
         if element == ValueType.STRING:
             value = self._string_array(key, count, start)
-        elif element in _SCALARS:
+        elif element in SCALARS:
             value = self._number_array(ValueType(element), count, start)
         else:
             kind = "nested arrays" if element == ValueType.ARRAY else f"the unknown element type {element}"
             raise BadFile(window.source.name, f"key {key!r} has {kind}", at)
         self.metadata[key] = value
-        self.entries[key] = Entry(ValueType.ARRAY, ValueType(element), count, start, window.tell() - start)
+        nbytes = value.nbytes if isinstance(value, LazyArray) else window.tell() - start
+        self.entries[key] = Entry(ValueType.ARRAY, ValueType(element), count, start, nbytes)
 
     def _string_array(self, key: str, count: int, start: int) -> Value:
         window = self._window
@@ -355,14 +204,33 @@ class _MetadataReader:
         known = self._known.get(key)
         if known is not None and known.element_type is ValueType.STRING and known.count == count:
             window.skip(known.nbytes)
-            self.skipped_unread = True
-        else:
-            window.skip_strings(count)
+            self._skip_run(known, window.tell() - known.offset - known.nbytes)
+            return LazyArray(ValueType.STRING, count, start, known.nbytes, self._lazy_source)
+        window.skip_strings(count)
         return LazyArray(ValueType.STRING, count, start, window.tell() - start, self._lazy_source)
+
+    def _skip_run(self, last: Entry, shift: int) -> None:
+        """Pass over the large arrays that follow `last` in the known file, with their keys, in one step.
+
+        In this file everything lies `shift` bytes further on.
+        """
+        self.skipped_unread = True
+        end = last.offset + last.nbytes
+        for key, entry in self._known.items():
+            # Key length, key, array type, element type and count precede the elements.
+            starts = entry.offset - (8 + len(key.encode()) + 4 + 4 + 8)
+            large = entry.element_type is not None and entry.count > self._limits.small_array
+            if starts == end and large and key not in self.metadata:
+                kind, end = entry.element_type, entry.offset + entry.nbytes
+                assert kind is not None
+                at = entry.offset + shift
+                self.metadata[key] = LazyArray(kind, entry.count, at, entry.nbytes, self._lazy_source)
+                self.entries[key] = Entry(ValueType.ARRAY, kind, entry.count, at, entry.nbytes)
+        self._window.skip(end - last.offset - last.nbytes)
 
     def _number_array(self, element: ValueType, count: int, start: int) -> Value:
         window = self._window
-        scalar = _SCALARS[element]
+        scalar = SCALARS[element]
         nbytes = count * scalar.size
         if count <= self._limits.small_array:
             self._spend_text(count * 8)

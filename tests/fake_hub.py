@@ -130,7 +130,8 @@ class FakeHub:
         if not self.faults.bytes_per_s:
             return
         with self._lock:
-            begin = max(self._link_free_at, time.monotonic())
+            # A late wake-up of this process is made up for, as the buffers of a real link would.
+            begin = max(self._link_free_at, time.monotonic() - 0.05)
             self._link_free_at = begin + count / self.faults.bytes_per_s
             until = self._link_free_at
         self.stopping.wait(max(0.0, until - time.monotonic()))

@@ -31,7 +31,7 @@ def read_note(folder: Path) -> DownloadNote | None:
         if path.stat().st_size > _MAX_NOTE_BYTES:
             return None
         return msgspec.json.decode(path.read_bytes(), type=DownloadNote)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, msgspec.DecodeError) as error:
         _log.warning("unreadable download note path=%s error=%s", path, error)

@@ -2,20 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import TypeVar
 
-T = TypeVar("T")
+from engine.types import Event
 
 
-async def merge(generations: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T], None]:
+async def merge(generations: Sequence[AsyncIterator[Event]]) -> AsyncGenerator[tuple[int, Event], None]:
     """Events with the index of the generation they belong to, as they come. Leaving early cancels all."""
     if len(generations) == 1:
         async for event in generations[0]:
             yield 0, event
         return
-    queue: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, Event] | Exception | None] = asyncio.Queue()
 
-    async def drain(index: int, generation: AsyncIterator[T]) -> None:
+    async def drain(index: int, generation: AsyncIterator[Event]) -> None:
         try:
             async for event in generation:
                 queue.put_nowait((index, event))

@@ -21,7 +21,7 @@ from quantize.errors import BadFile, QuantizeError
 from quantize.gguf_file import Entry, GgufFile, TensorInfo, read_gguf_source
 
 _log = logging.getLogger(__name__)
-_AT_ONCE = 8
+_AT_ONCE = 12
 # Answers of the hub about a repository are taken as they were for this long; a refresh asks again.
 _LISTING_S = 600.0
 _ENOUGH_BITS = 7.0  # Q6_K has 6.6

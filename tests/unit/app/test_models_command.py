@@ -1,7 +1,6 @@
 """`tessera models` as a person and as a script use it, against the fake hub and a library of its own."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -102,15 +101,19 @@ def test_a_broken_model_is_shown_with_the_reason_and_fails_verification(tessera,
     assert "not what was promised" in tessera("verify", "good", code=3)
 
 
-def run_real(home, *arguments):
-    environment = {**__import__("os").environ, "TESSERA_HOME": str(home)}
-    return subprocess.run(
-        [sys.executable, "-m", "app", "models", *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
+@pytest.fixture
+def fails(monkeypatch, capsys):
+    def run(*arguments):
+        """Exit code and standard error of the whole command, entry point included."""
+        monkeypatch.setattr(sys, "argv", ["tessera", "models", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            cli_main.main()
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert "Traceback" not in shown.err
+        return caught.value.code, shown.err
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -126,19 +129,17 @@ def run_real(home, *arguments):
         (("remove", "--undo", "../x"), 3, "is not in the trash"),
     ],
 )
-def test_errors_say_what_to_do_and_show_no_traceback(arguments, code, words, hub, home):
-    result = run_real(home, *arguments)
-    assert result.returncode == code
-    assert words in result.stderr
-    assert "Traceback" not in result.stderr
-    assert result.stdout == ""
+def test_errors_say_what_to_do_and_show_no_traceback(arguments, code, words, hub, fails):
+    found, shown = fails(*arguments)
+    assert found == code
+    assert words in shown
 
 
-def test_an_unreachable_hub_is_an_environment_error(home, monkeypatch):
+def test_an_unreachable_hub_is_an_environment_error(home, fails, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    result = run_real(home, "search", "x")
-    assert result.returncode == 4
-    assert "127.0.0.1:9 cannot be reached" in result.stderr
+    code, shown = fails("search", "x")
+    assert code == 4
+    assert "127.0.0.1:9 cannot be reached" in shown
 
 
 @pytest.mark.parametrize(

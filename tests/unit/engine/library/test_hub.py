@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -20,7 +21,9 @@ from engine.library.hub.download import Download, Request
 from engine.library.hub.plan import Verdict, plan_repository
 from engine.library.hub.repository import is_safe_name
 from engine.library.hub.transfer import Patience
+from quantize.ggml_types import GgmlType
 from tests.fake_hub import FakeFile, FakeHub
+from tests.fake_models import Zeros, remote_gguf, repository_of_twenty
 
 SPARK = Path("assets/models/spark-f16.gguf")
 QUICK = Patience(streams=3, segment_bytes=2 * 1024 * 1024, give_up_s=5.0, first_backoff_s=0.05)
@@ -441,3 +444,33 @@ def test_a_plan_reads_headers_only_and_a_second_look_reads_nothing(hub, client, 
 def judge_size(limit, parts):
     size = sum(p.file_bytes for p in parts)
     return Verdict(fits=size < limit, needed_bytes=size, available_bytes=limit)
+
+
+def test_twenty_quantizations_cost_one_vocabulary(hub, client, catalogue):
+    repo = hub.add("org/Big-GGUF", repository_of_twenty())
+    plan = plan_repository(client, catalogue.paths, "org/Big-GGUF")
+    assert len(plan.options) == 20
+    assert [o.problem for o in plan.options] == [None] * 20
+    assert {o.details.n_params for o in plan.options} == {8_174_862_336}
+    assert [o.choice.label for o in plan.options][:2] == ["IQ1_S", "IQ2_XXS"]
+    assert plan.option("Q4_K_M").bits_per_weight == pytest.approx(4.5, abs=0.01)
+    vocabulary = len(repo.files["Big-8B-Q8_0.gguf"].data.head)
+    assert 4 * MB < vocabulary < plan.fetched_bytes < vocabulary + 3 * MB
+    hub.settle()
+    again = plan_repository(client, catalogue.paths, "org/Big-GGUF")
+    assert hub.requests == []
+    assert again.fetched_bytes == 0
+    assert [o.details for o in again.options] == [o.details for o in plan.options]
+
+
+def test_a_sibling_with_another_vocabulary_is_read_in_full_and_right(hub, client, catalogue):
+    odd = remote_gguf(GgmlType.Q8_0, 7, tokens=3000)
+    raw = bytearray(odd.data.head)
+    at = raw.index(b"tok000010")
+    raw[at - 8 : at + 9] = struct.pack("<Q", 41) + b"x" * 41  # one longer token, in place of one of nine letters
+    odd.data = Zeros(bytes(raw), odd.data.size + 32)
+    odd.__post_init__()
+    hub.add("org/Odd-GGUF", {"odd-Q4_K_M.gguf": remote_gguf(GgmlType.Q4_K, 15, tokens=3000), "odd-Q8_0.gguf": odd})
+    plan = plan_repository(client, catalogue.paths, "org/Odd-GGUF")
+    assert [(o.choice.label, o.problem) for o in plan.options] == [("Q4_K_M", None), ("Q8_0", None)]
+    assert plan.option("Q8_0").bits_per_weight == pytest.approx(8.5, abs=0.01)

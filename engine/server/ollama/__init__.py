@@ -1,1 +1,0 @@
-"""Ollama's protocol: /api/chat, generate, embed and the management of models."""
