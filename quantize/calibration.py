@@ -41,7 +41,7 @@ def read_windows(
     if count < _MIN_WINDOWS:
         raise TextTooShort(str(text), len(tokens), _MIN_WINDOWS * window)
     windows = tokens[: count * window].reshape(count, window)
-    allowed = max(_MIN_WINDOWS, max_tokens // window)
+    allowed = max(1, max_tokens // window)
     if count > allowed:
         picked = np.linspace(0, count - 1, allowed).round().astype(int) if spread else np.arange(allowed)
         windows = windows[picked]

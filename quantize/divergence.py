@@ -33,7 +33,7 @@ def compare(reference: Floats, other: Floats, following: npt.NDArray[np.int32] |
     step = max(1, _CHUNK_VALUES // num_vocab)
     for first in range(0, positions, step):
         part = slice(first, min(positions, first + step))
-        p, q = _log_softmax(reference[part]), _log_softmax(other[part])
+        p, q = log_softmax(reference[part]), log_softmax(other[part])
         kld[part] = np.einsum("pv,pv->p", np.exp(p), p - q, dtype=np.float64)
         same[part] = p.argmax(axis=1) == q.argmax(axis=1)
         if following is not None:
@@ -43,12 +43,21 @@ def compare(reference: Floats, other: Floats, following: npt.NDArray[np.int32] |
     return Comparison(np.maximum(kld, 0), same, nll, reference_nll)
 
 
-def mean_kld(reference: Floats, other: Floats) -> float:
-    """Mean KL divergence in nats over positions."""
-    return float(compare(reference, other).kld.mean())
+def kld_from(reference: Floats, logits: Floats) -> npt.NDArray[np.float64]:
+    """KL divergence in nats of each position, from log-probabilities of a reference and logits of another."""
+    found = np.empty(len(reference))
+    step = max(1, _CHUNK_VALUES // reference.shape[1])
+    for first in range(0, len(reference), step):
+        p, z = reference[first : first + step], logits[first : first + step]
+        highest = z.max(axis=1)
+        log_total = highest + np.log(np.exp(z - highest[:, None]).sum(axis=1, dtype=np.float64))
+        # sum of p (log p - z) + log_total, as p adds up to 1.
+        found[first : first + step] = np.einsum("pv,pv->p", np.exp(p), p - z, dtype=np.float64) + log_total
+    return np.maximum(found, 0)
 
 
-def _log_softmax(logits: Floats) -> Floats:
+def log_softmax(logits: Floats) -> Floats:
+    """Log-probabilities of logits (positions, num_vocab)."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     result: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True, dtype=np.float64)).astype(
         np.float32

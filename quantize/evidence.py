@@ -91,7 +91,8 @@ class MeasureRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to measure. `source` is a GGUF file (F32, F16, BF16 or Q8_0); `calibration` a UTF-8 text.
 
     `cache_dir` keeps everything by content hash: a second run, or one after a kill, goes on where it was.
-    `max_tokens` bounds the calibration text; `memory_bytes` the second moments held at a time.
+    `max_tokens` bounds the calibration text, `probe_tokens` what each swap is judged on, `memory_bytes` the second
+    moments held at a time.
     """
 
     source: Path
@@ -102,6 +103,7 @@ class MeasureRequest(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     gpu_layers: int = 0
     max_tokens: int = 131_072
+    probe_tokens: int = 3072
     memory_bytes: int = 2 << 30
 
 

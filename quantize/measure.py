@@ -27,7 +27,7 @@ def measure(request: MeasureRequest, on_progress: OnProgress, cancelled: Cancell
     DiskFull.
     """
     folder = WorkFolder.open(request)
-    key = sha256(msgspec.json.encode((request.tier, sorted(request.qtypes)))).hexdigest()[:16]
+    key = sha256(msgspec.json.encode((request.tier, request.probe_tokens, sorted(request.qtypes)))).hexdigest()[:16]
     path = folder.path / f"evidence-{key}.json"
     known = read_json(path)
     if known is not None and folder.imatrix.exists():
@@ -113,7 +113,7 @@ def _measure_errors(
 def _assemble(
     request: MeasureRequest, folder: WorkFolder, groups: tuple[Group, ...], probe_tokens: int
 ) -> Evidence:
-    alphas = read_json(alpha_file(folder, request.tier))
+    alphas = read_json(alpha_file(folder, request.tier, request.probe_tokens))
     unit_of = {name: unit for unit, names, _ in probe_units(groups, request.tier) for name in names}
     tensors = []
     for group in groups:

@@ -17,6 +17,9 @@ SAMPLED_EXPERTS = 4
 # What a tied table's second moments get on top, as a share of their mean: its rows are inputs too, and there every
 # column counts alike. Source: docs/quantization.md, "Tied heads".
 TIED_SHARE = 0.1
+# The types a tensor is swapped to for its alpha: the first that its rows can have.
+# Source: docs/quantization.md, "Alpha".
+ANCHORS = ("Q3_K", "Q4_0")
 # What llama.cpp falls back to where rows are no multiple of 256; measured in place of what cannot be.
 _FALLBACK_TYPES = ("Q4_0", "IQ4_NL", "Q5_0", "Q5_1", "Q8_0")
 
@@ -41,9 +44,10 @@ def group_curvature(group: Group, moments: npt.NDArray[np.float32] | None, exper
 
 
 def measured_types(row_values: int, qtypes: tuple[str, ...]) -> tuple[str, ...]:
-    """The wanted types that rows of this length can have, and the fallbacks of the others."""
-    fitting = [q for q in qtypes if row_values % type_traits(q).block_values == 0]
-    if len(fitting) < len(qtypes):
+    """The wanted types that rows of this length can have, what alpha needs, and the fallbacks of the others."""
+    wanted = (*qtypes, *ANCHORS)
+    fitting = [q for q in wanted if row_values % type_traits(q).block_values == 0]
+    if len(fitting) < len(wanted):
         fitting += [q for q in _FALLBACK_TYPES if row_values % type_traits(q).block_values == 0]
     return tuple(dict.fromkeys(fitting))
 

@@ -7,17 +7,14 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.calibration import WINDOW, read_windows
-from quantize.divergence import compare
+from quantize.divergence import kld_from, log_softmax
 from quantize.evidence import MeasureRequest, Step
 from quantize.native.blocks import dequantize_rows, quantize_rows
 from quantize.native.reference import Logits, ReferenceModel
-from quantize.rounding_error import load_errors, measured_types
+from quantize.rounding_error import ANCHORS, load_errors, measured_types
 from quantize.source_weights import SourceWeights
 from quantize.work_folder import Group, WorkFolder, read_json, write_json
 
-# The type a tensor is swapped to. Source: docs/quantization.md, "Alpha" (KLD / e is constant from Q2_K to Q4_K).
-_ANCHORS = ("Q3_K", "Q4_0")
-_PROBE_WINDOWS = 6
 _LOGITS_BYTES = 256 << 20  # of the reference's predictions kept in memory
 _BATCH = 2
 
@@ -35,9 +32,9 @@ def probe_units(groups: tuple[Group, ...], tier: str) -> list[tuple[str, tuple[s
     return [(name, (name,), g) for g in groups for name in g.members]
 
 
-def alpha_file(folder: WorkFolder, tier: str) -> Path:
+def alpha_file(folder: WorkFolder, tier: str, probe_tokens: int) -> Path:
     """Where the alphas of a tier are kept."""
-    return folder.path / f"alpha-{tier}.json"
+    return folder.path / f"alpha-{tier}-{probe_tokens}.json"
 
 
 def measure_alpha(request: AlphaRequest, send: Step) -> int:
@@ -46,12 +43,12 @@ def measure_alpha(request: AlphaRequest, send: Step) -> int:
     folder = WorkFolder.open(measure)
     source = SourceWeights(measure.source)
     units = probe_units(folder.groups() or (), measure.tier)
-    path = alpha_file(folder, measure.tier)
+    path = alpha_file(folder, measure.tier, measure.probe_tokens)
     known: dict[str, float] = read_json(path) or {}
     with ReferenceModel(
         measure.source, window=WINDOW, batch_windows=_BATCH, threads=measure.threads, gpu_layers=measure.gpu_layers
     ) as model:
-        windows = read_windows(model, measure.calibration, _PROBE_WINDOWS * WINDOW, spread=True)
+        windows = read_windows(model, measure.calibration, measure.probe_tokens, spread=True)
         keep = _kept_positions(model.num_vocab, len(windows))
         probe = _Probe(model, windows, keep)
         for index, (unit, names, group) in enumerate(units):
@@ -71,7 +68,7 @@ class _Probe:
         self.model = model
         self._windows = windows
         self._keep = keep
-        self._reference = [self._logits(part) for part in self._parts()]
+        self._reference = [log_softmax(self._logits(part)) for part in self._parts()]
 
     def _parts(self) -> list[npt.NDArray[np.int32]]:
         return [self._windows[i : i + _BATCH] for i in range(0, len(self._windows), _BATCH)]
@@ -83,7 +80,7 @@ class _Probe:
     def kld(self) -> float:
         """Mean KL divergence of the model as it now is from the model as it was loaded."""
         parts = [
-            compare(reference, self._logits(windows)).kld
+            kld_from(reference, self._logits(windows))
             for reference, windows in zip(self._reference, self._parts(), strict=True)
         ]
         return float(np.concatenate(parts).mean())
@@ -105,7 +102,7 @@ def _alpha(
     group: Group,
     measure: MeasureRequest,
 ) -> float:
-    anchor = next(a for a in _ANCHORS if a in measured_types(group.width, (*measure.qtypes, *_ANCHORS)))
+    anchor = next(a for a in ANCHORS if a in measured_types(group.width, measure.qtypes))
     errors = load_errors(folder, group)
     swaps = {}
     loaded = set(probe.model.weights)

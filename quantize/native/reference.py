@@ -134,11 +134,11 @@ class ReferenceModel:
         self.close()
 
     def tokenize(self, text: str) -> Tokens:
-        """Token ids of a text; special tokens in it are taken as plain text, a model's own BOS is not added."""
+        """Token ids of a text; special tokens written in it are taken as such, a model's own BOS is not added."""
         raw = text.encode()
         size = len(raw) + 8
         out = (ctypes.c_int32 * size)()
-        count = self._lib.llama_tokenize(self._vocab, raw, len(raw), out, size, False, False)
+        count = self._lib.llama_tokenize(self._vocab, raw, len(raw), out, size, False, True)
         if count < 0:
             raise LoadFailed(str(self._path), "tokenize the text")
         return np.array(out[:count], np.int32)

@@ -1,0 +1,26 @@
+"""One measurement of the bundled model, shared by all tests of measuring."""
+
+import pytest
+from measured_model import CALIBRATION, SOURCE, TYPES, ignore, never
+
+from quantize.evidence import MeasureRequest
+from quantize.measure import measure
+
+
+@pytest.fixture(scope="session")
+def request_for(tmp_path_factory):
+    """A small measurement: a fifth of the text, so that the whole takes half a minute."""
+    return MeasureRequest(
+        source=SOURCE,
+        calibration=CALIBRATION,
+        cache_dir=tmp_path_factory.mktemp("measured"),
+        qtypes=TYPES,
+        threads=2,
+        max_tokens=24_576,
+        probe_tokens=1536,
+    )
+
+
+@pytest.fixture(scope="session")
+def measured(request_for):
+    return measure(request_for, ignore, never)
