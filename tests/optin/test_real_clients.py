@@ -1,0 +1,176 @@
+"""Real coding agents, installed from their registries, complete a scripted change of two files through the server.
+
+    python -m pytest tests/optin/test_real_clients.py -o addopts= -q
+
+Not run in CI: they download about 300 MB. TESSERA_CLIENTS names a folder that keeps the installations.
+"""
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scripted import ScriptedServer
+
+from app.code.connect.registry import INTEGRATIONS
+from app.code.connect.store import write_private
+from app.code.connect.types import Endpoint
+
+pytestmark = pytest.mark.timeout(900)
+ROOT = Path(__file__).resolve().parents[2]
+HERMES = ROOT / "tests" / "data" / "templates" / "Qwen-Qwen3-0.6B.jinja"
+
+
+@pytest.fixture(scope="module")
+def clients(tmp_path_factory):
+    folder = Path(os.environ.get("TESSERA_CLIENTS") or tmp_path_factory.mktemp("clients"))
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path):
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "one.py").write_text("ONE = 1\n")
+    (root / "two.py").write_text("TWO = 2\n")
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    return root
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = ScriptedServer(tmp_path / "server", template=HERMES.read_text("utf-8"))
+    yield server
+    server.stop()
+
+
+def launch(name, server, project, tmp_path, program, *arguments):
+    """Start the client as `tessera launch` would, in a home of its own."""
+    integration = INTEGRATIONS[name]
+    endpoint = Endpoint(url=server.url, model="spark", context=65536)
+    folder = tmp_path / "launch"
+    start = integration.launch(endpoint, folder)
+    for file, text in start.files.items():
+        write_private(folder / file, text)
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "OPENCODE_DISABLE_AUTOUPDATE": "1",
+        "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        **start.env,
+    }
+    return subprocess.run(
+        [str(program), *start.argv[1:], *arguments],
+        cwd=project,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+
+
+def tool_calls(*calls):
+    return "\n".join(
+        f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+        for name, arguments in calls
+    )
+
+
+def npm_program(clients, package, program):
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    folder = clients / "npm"
+    folder.mkdir(exist_ok=True)
+    found = folder / "node_modules" / ".bin" / program
+    if not found.exists():
+        subprocess.run(["npm", "install", "--no-audit", "--no-fund", package], cwd=folder, check=True, timeout=600)
+    return found
+
+
+def test_aider_changes_two_files(clients, server, project, tmp_path):
+    program = clients / "aider" / "bin" / "aider"
+    if not program.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(clients / "aider")], check=True)
+        subprocess.run([str(program.parent / "pip"), "install", "-q", "aider-chat"], check=True, timeout=800)
+    answer = "".join(
+        f"{path}\n```python\n<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE\n```\n\n"
+        for path, old, new in (("one.py", "ONE = 1", "ONE = 10"), ("two.py", "TWO = 2", "TWO = 20"))
+    )
+    server.say(*answer.splitlines(keepends=True))
+    done = launch(
+        "aider", server, project, tmp_path, program, "--edit-format", "diff", "--yes-always", "--no-auto-commits",
+        "--no-check-update", "--no-analytics", "--no-show-release-notes", "--map-tokens", "0",
+        "--message", "Multiply the numbers by ten.", "one.py", "two.py",
+    )  # fmt: skip
+    assert (project / "one.py").read_text() == "ONE = 10\n", done.stdout + done.stderr
+    assert (project / "two.py").read_text() == "TWO = 20\n"
+    assert "ONE = 1" in server.prompts()[0]
+
+
+def test_opencode_changes_two_files(clients, server, project, tmp_path):
+    program = npm_program(clients, "opencode-ai", "opencode")
+    one, two = str(project / "one.py"), str(project / "two.py")
+    server.say(tool_calls(("read", {"filePath": one}), ("read", {"filePath": two})))
+    server.say(
+        tool_calls(
+            ("edit", {"filePath": one, "oldString": "ONE = 1", "newString": "ONE = 10"}),
+            ("edit", {"filePath": two, "oldString": "TWO = 2", "newString": "TWO = 20"}),
+        )
+    )
+    server.say("Both numbers are ten times as large.")
+    done = launch(
+        "opencode", server, project, tmp_path, program, "run", "--title", "t", "Multiply the numbers by ten."
+    )
+    assert (project / "one.py").read_text() == "ONE = 10\n", done.stdout + done.stderr
+    assert (project / "two.py").read_text() == "TWO = 20\n"
+    assert "ten times" in done.stdout
+    # The results of the calls went back to the model.
+    assert "ONE = 1" in server.prompts()[1]
+
+
+def test_codex_changes_two_files(clients, server, project, tmp_path):
+    program = npm_program(clients, "@openai/codex", "codex")
+    script = "sed -i 's/ = \\([0-9]\\)/ = \\10/' one.py two.py"
+    server.say(tool_calls(("exec_command", {"cmd": script})))
+    server.say(tool_calls(("shell", {"command": ["bash", "-lc", script]})))
+    server.say("Done.")
+    done = launch(
+        "codex", server, project, tmp_path, program, "exec", "--dangerously-bypass-approvals-and-sandbox",
+        "--skip-git-repo-check", "Multiply the numbers by ten.",
+    )  # fmt: skip
+    assert (project / "one.py").read_text().startswith("ONE = 10"), done.stdout + done.stderr
+    assert (project / "two.py").read_text().startswith("TWO = 20")
+
+
+def test_claude_code_changes_two_files(clients, server, project, tmp_path):
+    program = npm_program(clients, "@anthropic-ai/claude-code", "claude")
+    one, two = str(project / "one.py"), str(project / "two.py")
+    server.say(tool_calls(("Read", {"file_path": one}), ("Read", {"file_path": two})))
+    server.say(
+        tool_calls(
+            ("Edit", {"file_path": one, "old_string": "ONE = 1", "new_string": "ONE = 10"}),
+            ("Edit", {"file_path": two, "old_string": "TWO = 2", "new_string": "TWO = 20"}),
+        )
+    )
+    server.say("Both numbers are ten times as large.")
+    done = launch(
+        "claude", server, project, tmp_path, program, "--print", "--permission-mode", "acceptEdits",
+        "Multiply the numbers by ten.",
+    )  # fmt: skip
+    assert (project / "one.py").read_text() == "ONE = 10\n", done.stdout + done.stderr
+    assert (project / "two.py").read_text() == "TWO = 20\n"
+    # Turn by turn the prompt only grows: what was computed for one turn serves the next.
+    prompts = [p for p in server.prompts() if "Multiply the numbers" in p]
+    assert len(prompts) >= 3
+    for earlier, later in itertools.pairwise(prompts):
+        shared = next((i for i, (a, b) in enumerate(zip(earlier, later, strict=False)) if a != b), len(earlier))
+        assert shared >= 0.95 * len(earlier)
