@@ -7,8 +7,9 @@ from typing import Any, Final
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
-# Models without a feeling for JSON draw white space for ever if they may. Deep indentation fits.
-WHITESPACE: Final = r"[\x20\n\r\t]{0,64}"
+# Weak models write white space for ever if they may. One blank or one line break with indentation is all that
+# formatted JSON needs.
+WHITESPACE: Final = r"(\x20|\r?\n[\x20\t]{0,48})?"
 _STRING_LITERAL: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 _matcher: Any = llguidance.LLMatcher
 

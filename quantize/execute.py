@@ -10,7 +10,7 @@ import msgspec
 
 from quantize import errors
 from quantize.child import run_task
-from quantize.convert.folder import Converted, ConvertRequest
+from quantize.convert.folder import Converted, ConvertRequest, Prepared
 from quantize.errors import BadWish, SourceChanged, Unreadable
 from quantize.evidence import (
     Cancelled,
@@ -29,12 +29,12 @@ from quantize.ggml_types import GgmlType, bits_per_weight
 from quantize.gguf_split import GgufModel, read_gguf_model
 from quantize.gguf_write import header
 from quantize.job import QuantizeReport, QuantizeRequest, Shipped
-from quantize.measure import measure
+from quantize.measure import measure, measured_before
 from quantize.model_spec import model_spec
 from quantize.output_file import Output
 from quantize.plan import Question, make_plan, stock_plans
 from quantize.priors import prior_damage
-from quantize.provenance import Provenance
+from quantize.provenance import Provenance, provenance_bytes
 from quantize.report import report_path, write_report
 from quantize.rounding import round_plan
 from quantize.stock_rules import MIXES
@@ -46,6 +46,7 @@ from quantize.write_model import WriteRequest, output_metadata, output_slots, st
 
 _TOOL = "tessera"
 _TIER_ROUNDING: dict[str, Rounding] = {"instant": "stock", "balanced": "craft", "max": "sequential"}
+_EXPECTED = "nothing was measured yet: the mix and its figures are expectations, and will change"
 _DEFAULT_FILE_TYPE = MIXES["Q4_K_M"].ftype
 
 
@@ -84,6 +85,8 @@ class _Job:
         """Every phase in turn."""
         request = self.request
         self.identity = _identity(request.source)
+        if request.plan_only and request.source.is_dir():
+            return self._previewed_folder()
         source = self._converted() if request.source.is_dir() else request.source
         with self._phase("read"):
             model = read_gguf_model(source)
@@ -92,21 +95,26 @@ class _Job:
         with self._phase("hash"):
             source_hash = file_sha256(source, request.cache_dir)
         measured = self._measured(source)
-        question = self._question(model, spec, measured)
+        question = self._question(spec, _header_bytes(model, spec), measured)
+        report = self._planned(question, source_hash, model.file_bytes)
+        return report if request.plan_only else self._made(source, question, measured, report)
+
+    def _planned(self, question: Question, source_hash: str, source_bytes: int) -> QuantizeReport:
+        """The plan and what it will take, as a report of which the rest is still open."""
         with self._phase("plan"):
-            plan = make_plan(question, request.goal)
+            plan = make_plan(question, self.request.goal)
         expected = forecast(
-            spec,
+            question.model,
             plan,
-            tier=request.tier,
+            tier=self.request.tier,
             rounding=self.rounding,
-            threads=request.threads,
+            threads=self.request.threads,
             verified=self.verifies,
         )
-        report = QuantizeReport(
-            source=str(request.source),
+        return QuantizeReport(
+            source=str(self.request.source),
             source_sha256=source_hash,
-            source_bytes=model.file_bytes,
+            source_bytes=source_bytes,
             out=None,
             file_bytes=None,
             shipped="nothing",
@@ -117,9 +125,15 @@ class _Job:
             warnings=tuple(self.warnings),
             tool=_TOOL,
         )
-        if request.plan_only:
-            return report
-        return self._made(source, question, measured, report)
+
+    def _previewed_folder(self) -> QuantizeReport:
+        """The plan for a folder that was never converted."""
+        task = ConvertRequest(folder=self.request.source, out=self.output.path)
+        with self._phase("prepare"):
+            found = msgspec.convert(run_task("prepare", task, self.on_progress, self.cancelled), Prepared)
+        self.warnings.append(_EXPECTED)
+        head = found.header_bytes + provenance_bytes()
+        return self._planned(self._question(found.spec, head, None), "", found.file_bytes)
 
     def _made(
         self, source: Path, question: Question, measured: Measured | None, report: QuantizeReport
@@ -188,6 +202,11 @@ class _Job:
     def _measured(self, source: Path) -> Measured | None:
         if self.request.tier == "instant":
             return None
+        if self.request.plan_only:
+            known = measured_before(self._measure_request(source, self.request.tier))
+            if known is None:
+                self.warnings.append(_EXPECTED)
+            return known
         with self._phase("measure"):
             task = self._measure_request(source, self.request.tier)
             return measure(task, self.on_progress, self.cancelled)
@@ -202,26 +221,24 @@ class _Job:
             gpu_layers=self.request.gpu_layers,
         )
 
-    def _question(self, model: GgufModel, spec: ModelSpec, measured: Measured | None) -> Question:
+    def _question(self, spec: ModelSpec, header_bytes: int, measured: Measured | None) -> Question:
         request = self.request
         imatrix = self._imatrix(measured)
         reference = EvidenceRef(
             tier=request.tier,
-            has_imatrix=imatrix is not None,
+            # A plan before measuring counts on the importance matrix that measuring will give.
+            has_imatrix=imatrix is not None or request.tier != "instant",
             imatrix_sha256=file_sha256(imatrix) if imatrix else "",
             sensitivity_sha256=measured.evidence.sha256 if measured else "",
             crafted=self.rounding in {"craft", "sequential"},
         )
-        names = {t.name: t.qtype for t in spec.tensors}
-        slots = output_slots(model.tensors(), names)
-        metadata = output_metadata(model.parts[0], _DEFAULT_FILE_TYPE, provenance=True)
         evidence = measured.evidence if measured else None
         return Question(
             model=spec,
             damage=evidence.damage(self.rounding) if evidence else prior_damage(spec),
             stock_damage=evidence.damage("stock") if evidence else None,
             evidence=reference,
-            header_bytes=len(header(metadata, slots)),
+            header_bytes=header_bytes,
             kv=request.kv,
             locks=request.locks,
             device=request.device,
@@ -330,6 +347,12 @@ def _spec(model: GgufModel) -> ModelSpec:
     spec = model_spec(model.parts[0])
     tensors = tuple(TensorSpec(t.name, t.shape, t.ggml_type.name) for _, t in model.tensors())
     return msgspec.structs.replace(spec, tensors=tensors)
+
+
+def _header_bytes(model: GgufModel, spec: ModelSpec) -> int:
+    """Bytes of the output before its first tensor, whatever types are chosen."""
+    metadata = output_metadata(model.parts[0], _DEFAULT_FILE_TYPE, provenance=True)
+    return len(header(metadata, output_slots(model.tensors(), {t.name: t.qtype for t in spec.tensors})))
 
 
 def _file_type(mix: str | None) -> int:

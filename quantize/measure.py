@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from hashlib import sha256
+from pathlib import Path
 
 import msgspec
 
@@ -26,13 +27,10 @@ def measure(request: MeasureRequest, on_progress: OnProgress, cancelled: Cancell
     Raises: Cancelled. BadFile, BadActivations, TextTooShort, Unreadable: the input. ChildDied: native code died.
     DiskFull.
     """
+    known = measured_before(request)
+    if known is not None:
+        return known
     folder = WorkFolder.open(request)
-    key = sha256(msgspec.json.encode((request.tier, request.probe_tokens, sorted(request.qtypes)))).hexdigest()[:16]
-    path = folder.path / f"evidence-{key}.json"
-    known = read_json(path)
-    if known is not None and folder.imatrix.exists():
-        evidence = msgspec.convert(known, Evidence)
-        return Measured(evidence=evidence, imatrix=folder.imatrix, folder=folder.path)
     if folder.groups() is None:
         run_task("survey", request, on_progress, cancelled)
     groups = folder.groups()
@@ -41,8 +39,22 @@ def measure(request: MeasureRequest, on_progress: OnProgress, cancelled: Cancell
     write_importance(folder, groups, request.calibration.name)
     tokens = run_task("alpha", AlphaRequest(measure=request), on_progress, cancelled)
     evidence = _assemble(request, folder, groups, tokens)
-    write_json(path, evidence)
+    write_json(_evidence_file(request, folder), evidence)
     return Measured(evidence=evidence, imatrix=folder.imatrix, folder=folder.path)
+
+
+def measured_before(request: MeasureRequest) -> Measured | None:
+    """What the cache knows of a model, if everything was measured; measures nothing. Raises: Unreadable."""
+    folder = WorkFolder.open(request)
+    known = read_json(_evidence_file(request, folder))
+    if known is None or not folder.imatrix.exists():
+        return None
+    return Measured(evidence=msgspec.convert(known, Evidence), imatrix=folder.imatrix, folder=folder.path)
+
+
+def _evidence_file(request: MeasureRequest, folder: WorkFolder) -> Path:
+    key = sha256(msgspec.json.encode((request.tier, request.probe_tokens, sorted(request.qtypes)))).hexdigest()[:16]
+    return folder.path / f"evidence-{key}.json"
 
 
 def ensure_moments(

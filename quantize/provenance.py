@@ -49,3 +49,8 @@ def read_provenance(text: str) -> Provenance | None:
         return msgspec.json.decode(text.encode(), type=Provenance)
     except msgspec.DecodeError:
         return None
+
+
+def provenance_bytes() -> int:
+    """At most what the entry adds to a header, with its key, type, length and alignment."""
+    return _BYTES + len(KEY) + 8 + 4 + 8 + 32

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from quantize.collect import MomentsRequest, collect_moments, survey
-from quantize.convert.folder import ConvertRequest, convert
+from quantize.convert.folder import ConvertRequest, convert, prepare
 from quantize.craft.sequential import SequentialRequest, round_in_order
 from quantize.craft.tensors import TensorsRequest, round_tensors
 from quantize.evidence import MeasureRequest, Step, VerifyRequest
@@ -24,5 +24,6 @@ TASKS: dict[str, tuple[type[msgspec.Struct], Callable[[Any, Step], Any]]] = {
     "verify": (VerifyRequest, verify_files),
     "alpha": (AlphaRequest, measure_alpha),
     "convert": (ConvertRequest, convert),
+    "prepare": (ConvertRequest, prepare),
     "write": (WriteRequest, write_model),
 }

@@ -5,12 +5,13 @@ into one constraint. `Answer` (one for each choice) turns the runner's events in
 """
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Final, Literal
 
 import msgspec
 
 from engine.chat.events import AnswerEvent, CallArguments, CallEnded, CallMalformed, CallStarted
+from engine.chat.reasoning import Markers
 from engine.chat.structured import ConstraintChecker, ConstraintImpossible, after_reasoning
 from engine.chat.template import TemplateRenderer
 from engine.chat.tools.dialect import Dialect
@@ -131,9 +132,9 @@ class Conversations:
             query.messages,
             shown,
             continue_final=query.continue_final,
-            **_variables(query),
+            variables=_variables(query),
         )
-        constraint = await self._constraint(query, dialect, rendered)
+        constraint = await self._constraint(query, dialect, rendered, source or "")
         special = bool(query.tools) or dialect is not GENERIC
         request = GenerationRequest(
             prompt=rendered.prompt,
@@ -151,7 +152,9 @@ class Conversations:
         notes = (*rendered.repairs, *_switch_notes(query, source))
         return PreparedChat(request=request, rendered=rendered, dialect=dialect, query=query, notes=notes)
 
-    async def _constraint(self, query: ChatQuery, dialect: Dialect, rendered: Rendered) -> Constraint | None:
+    async def _constraint(
+        self, query: ChatQuery, dialect: Dialect, rendered: Rendered, source: str
+    ) -> Constraint | None:
         """One constraint for calls and output format together; None where the answer is free."""
         output = None if query.output is None else await self.checker.check(query.output, query.output_param)
         choice = query.tool_choice
@@ -162,10 +165,10 @@ class Conversations:
             checked = await self.checker.check(whole, query.tools_param)
             if dialect.call_preamble is not None:
                 return msgspec.structs.replace(checked, preamble=dialect.call_preamble)
-            return after_reasoning(checked, dialect.reasoning, rendered.prefill)
+            return after_reasoning(checked, _reasoning(dialect, rendered, source), rendered.prefill)
         offered = query.tools if choice == "auto" else ()
         if output is not None:
-            return await self._output(query, output, dialect, rendered, offered)
+            return await self._output(query, output, dialect, rendered, offered, source)
         if any(tool.strict for tool in offered):
             grammar = tool_grammar(dialect, offered, parallel=query.parallel_tool_calls)
             if grammar.opening:
@@ -180,6 +183,7 @@ class Conversations:
         dialect: Dialect,
         rendered: Rendered,
         offered: tuple[ToolDefinition, ...],
+        source: str,
     ) -> Constraint:
         """The output format, or a call instead of it where tools are offered."""
         if dialect.content_opening:
@@ -194,7 +198,15 @@ class Conversations:
             either = lines[0].replace("start:", "start: output |", 1)
             source = "\n".join([either, f"output: %json {schema}", *lines[1:]])
             output = await self.checker.check(Constraint(kind="lark", source=source), query.output_param)
-        return after_reasoning(output, dialect.reasoning, rendered.prefill)
+        return after_reasoning(output, _reasoning(dialect, rendered, source), rendered.prefill)
+
+
+def _reasoning(dialect: Dialect, rendered: Rendered, source: str) -> Markers | None:
+    """The dialect's reasoning marks if this very model can be expected to use them."""
+    marks = dialect.reasoning
+    if marks is not None and (rendered.traits.reasoning or marks.end in source):
+        return marks
+    return None
 
 
 def check_tools(query: ChatQuery) -> None:
@@ -329,9 +341,13 @@ class Answer:
 
 async def read(answer: Answer, events: AsyncIterator[Event]) -> AsyncIterator[ChatEvent]:
     """The whole answer; leaves the runner's stream, which cancels it, as soon as the answer is done."""
-    async for event in events:
-        for chat_event in answer.feed(event):
-            yield chat_event
-        if answer.done and not isinstance(event, Done):
-            yield answer.stopped_early()
-            return
+    try:
+        async for event in events:
+            for chat_event in answer.feed(event):
+                yield chat_event
+            if answer.done and not isinstance(event, Done):
+                yield answer.stopped_early()
+                return
+    finally:
+        if isinstance(events, AsyncGenerator):
+            await events.aclose()

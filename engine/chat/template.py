@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from engine.chat.bounded_child import BoundedChild, ChildFailed
@@ -63,7 +63,7 @@ class TemplateRenderer:
         *,
         add_generation_prompt: bool = True,
         continue_final: bool = False,
-        **variables: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> Rendered:
         """Make the prompt. `variables` go to the template as they are (`enable_thinking`, …).
 
@@ -76,7 +76,7 @@ class TemplateRenderer:
             tools=tuple(tools),
             add_generation_prompt=add_generation_prompt,
             continue_final=continue_final,
-            variables=_checked(variables),
+            variables=_checked(dict(variables or {})),
         )
         _check_markers(job.messages)
         key = hashlib.sha256((template.source or "").encode("utf-8", "surrogatepass")).digest()

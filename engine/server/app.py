@@ -22,6 +22,8 @@ from engine.server.guard import Guard, refuse
 from engine.server.manage import jobs as manage_jobs
 from engine.server.manage import library as manage_library
 from engine.server.manage import models as manage_models
+from engine.server.ollama import models as ollama_models
+from engine.server.ollama import run as ollama_run
 from engine.server.openai import chat, completions, embeddings, fim, lmstudio, models, tokens
 from engine.server.state import ServerState, server_state
 from engine.version import __version__
@@ -64,7 +66,9 @@ def create_app(state: ServerState, hosts: Iterable[str] = (), origins: Iterable[
     app.state.server = state
     app.add_middleware(AccessCheck, access=state.access)
     app.add_middleware(Guard, hosts=tuple(hosts), origins=tuple(origins))
-    for module in (models, chat, completions, fim, embeddings, tokens, lmstudio, anthropic_messages):
+    for module in (models, chat, completions, fim, embeddings, tokens, lmstudio):
+        app.include_router(module.router)
+    for module in (anthropic_messages, ollama_run, ollama_models):
         app.include_router(module.router)
     for managed in (manage_models, manage_library, manage_jobs):
         app.include_router(managed.router)

@@ -11,6 +11,8 @@ from typing import Final
 from engine.errors import EngineError
 
 MANAGEMENT_PREFIX: Final = "/tessera/"
+# Routes of other protocols that change what is on the disk.
+MANAGEMENT_PATHS: Final = frozenset({"/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"})
 
 
 class Unauthorized(EngineError):
@@ -43,7 +45,7 @@ class Access:
         keys = presented_keys(headers)
         if any(_same(key, self.token) for key in keys):
             return
-        if path.startswith(MANAGEMENT_PREFIX):
+        if path.startswith(MANAGEMENT_PREFIX) or path.rstrip("/") in MANAGEMENT_PATHS:
             raise Unauthorized("This route needs the local management token.")
         if self._api_keys and not any(_same(key, valid) for key in keys for valid in self._api_keys):
             raise Unauthorized("This server needs an API key.")

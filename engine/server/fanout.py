@@ -2,19 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import TypeVar
 
-from engine.types import Event
+T = TypeVar("T")
 
 
-async def merge(generations: Sequence[AsyncIterator[Event]]) -> AsyncGenerator[tuple[int, Event], None]:
+async def merge(generations: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T], None]:
     """Events with the index of the generation they belong to, as they come. Leaving early cancels all."""
     if len(generations) == 1:
         async for event in generations[0]:
             yield 0, event
         return
-    queue: asyncio.Queue[tuple[int, Event] | Exception | None] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
 
-    async def drain(index: int, generation: AsyncIterator[Event]) -> None:
+    async def drain(index: int, generation: AsyncIterator[T]) -> None:
         try:
             async for event in generation:
                 queue.put_nowait((index, event))

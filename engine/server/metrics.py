@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from engine.chat.conversation import AnswerFinished
 from engine.types import Done
 
 _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -43,7 +44,7 @@ class Metrics:
         """Count the tokens of one embedding or rerank request."""
         self.prompt_tokens.labels(model).inc(tokens)
 
-    def finished(self, model: str, done: Done) -> None:
+    def finished(self, model: str, done: Done | AnswerFinished) -> None:
         """Count one finished generation."""
         self.prompt_tokens.labels(model).inc(done.usage.prompt_tokens)
         self.cached_tokens.labels(model).inc(done.usage.cached_tokens)

@@ -149,7 +149,7 @@ def serve(options: ServeOptions) -> None:
     port = listener.getsockname()[1]
     token = new_token()
     aliases = Aliases(options.paths.config / "aliases.json")
-    models = ServedModels(lambda: Catalogue(options.paths), options.context, aliases)
+    models = ServedModels(lambda: Catalogue(options.paths), options.context, aliases, options.paths.cache)
     pool = Pool(models, ttl_s=options.ttl_s, max_models=options.max_models)
     jobs = JobRegistry(None if options.private else options.paths.state / "jobs.json")
     work.register(jobs, lambda: Catalogue(options.paths, scan=False))

@@ -24,6 +24,7 @@ from quantize.evidence import Step
 from quantize.ggml_types import GgmlType
 from quantize.gguf_file import ValueType
 from quantize.gguf_write import GgufWriter, TensorSlot, file_bytes, header
+from quantize.types import ModelSpec, TensorSpec
 
 FloatType = Literal["auto", "F16", "BF16", "F32"]
 # llama.cpp's numbers for files that are mostly of one float type.
@@ -55,11 +56,12 @@ class Converted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """How large the converted file will be, without converting."""
+    """What a converted file would be: its size, and all that a plan needs to know."""
 
-    architecture: str
     float_type: str
     file_bytes: int
+    header_bytes: int
+    spec: ModelSpec
 
 
 def convert(request: ConvertRequest, send: Step) -> Converted:
@@ -92,15 +94,27 @@ def convert(request: ConvertRequest, send: Step) -> Converted:
     )
 
 
-def prepare(folder: Path, root: Path | None = None) -> Prepared:
-    """What `convert` would write. Raises: as `convert`."""
-    source = Checkpoint(folder, root)
+def prepare(request: ConvertRequest, send: Step) -> Prepared:
+    """What `convert` would write, without writing it. Raises: as `convert`."""
+    send(0.0, 1.0, "")
+    source = Checkpoint(request.folder, request.root)
     recipe, _ = _complete_recipe(source)
-    qtype = _float_type(source, "auto")
+    qtype = _float_type(source, request.float_type)
     slots = [_slot(t, qtype) for t in recipe.tensors]
     recipe.metadata.put("general.file_type", _FILE_TYPES[qtype])
-    size = file_bytes(len(header(recipe.metadata, slots)), slots)
-    return Prepared(architecture=recipe.metadata.architecture, float_type=qtype.name, file_bytes=size)
+    head = len(header(recipe.metadata, slots))
+    config = text_config(source.config)
+    heads = int(config["num_attention_heads"])
+    experts = next((s.shape[2] for s in slots if "_exps." in s.name), 0)
+    spec = ModelSpec(
+        architecture=recipe.metadata.architecture,
+        num_layers=int(config["num_hidden_layers"]),
+        num_heads=heads,
+        num_kv_heads=int(config.get("num_key_value_heads") or heads),
+        num_experts=experts,
+        tensors=tuple(TensorSpec(s.name, s.shape, s.qtype.name) for s in slots),
+    )
+    return Prepared(float_type=qtype.name, file_bytes=file_bytes(head, slots), header_bytes=head, spec=spec)
 
 
 def _complete_recipe(source: Checkpoint) -> tuple[Recipe, str]:

@@ -7,9 +7,11 @@ from quantize.convert.decoder import (
     Rules,
     common_metadata,
     decoder_tensors,
+    head_dim,
     head_metadata,
 )
 from quantize.convert.recipe import Metadata, Recipe
+from quantize.errors import UnsupportedModel
 
 ARCHITECTURES = ("Gemma2ForCausalLM",)
 GGUF_ARCHITECTURE = "gemma2"
@@ -21,9 +23,24 @@ LAYER_NAMES = {
 }
 
 
+def check_attention_scale(source: Checkpoint, config: Config, default: float, large_layers: int) -> None:
+    """Raises: UnsupportedModel: attention is scaled in a way the runtime has no setting for.
+
+    llama.cpp divides by the root of the head's length, in the largest model of a generation (by its number of
+    layers) by that of width over heads. Source: src/models/gemma2.cpp, gemma3.cpp.
+    """
+    wanted = float(config.get("query_pre_attn_scalar", default))
+    large = int(config["num_hidden_layers"]) == large_layers
+    applied = config["hidden_size"] / config["num_attention_heads"] if large else float(head_dim(config))
+    if wanted != applied:
+        reason = f"query_pre_attn_scalar is {wanted:g}, the runtime would use {applied:g}"
+        raise UnsupportedModel(str(source.folder), reason)
+
+
 def recipe(source: Checkpoint, config: Config) -> Recipe:
     """How a checkpoint of this family becomes a GGUF file. The head is always the embedding."""
     config = {**config, "tie_word_embeddings": True}
+    check_attention_scale(source, config, 256.0, large_layers=46)
     tensors, notes = decoder_tensors(source, config, Rules(layer_names=LAYER_NAMES, shifted_norms=True))
     meta = Metadata(GGUF_ARCHITECTURE)
     common_metadata(meta, config)

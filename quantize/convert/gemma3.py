@@ -4,7 +4,7 @@ from typing import Any
 
 from quantize.convert.checkpoint import Checkpoint
 from quantize.convert.decoder import Config, Rules, common_metadata, decoder_tensors, head_metadata, rope_metadata
-from quantize.convert.gemma2 import LAYER_NAMES
+from quantize.convert.gemma2 import LAYER_NAMES, check_attention_scale
 from quantize.convert.recipe import Metadata, Recipe
 from quantize.convert.vocabulary import vocabulary_size
 
@@ -29,6 +29,7 @@ _DEFAULTS: dict[str, Any] = {
 def recipe(source: Checkpoint, config: Config) -> Recipe:
     """How a checkpoint of this family becomes a GGUF file; rows beyond the vocabulary are dropped."""
     config = {**_DEFAULTS, **config, "tie_word_embeddings": True}
+    check_attention_scale(source, config, 256.0, large_layers=62)
     rules = Rules(
         layer_names=LAYER_NAMES, shifted_norms=True, vocab_rows=vocabulary_size(source, int(config["vocab_size"]))
     )

@@ -37,7 +37,8 @@ def recipe(source: Checkpoint, config: Config) -> Recipe:
     tensors, notes = decoder_tensors(source, config, rules)
     meta = Metadata(GGUF_ARCHITECTURE)
     common_metadata(meta, config)
-    head_metadata(meta, config)
+    if config.get("head_dim") or not num_experts:
+        head_metadata(meta, config)
     rope_metadata(meta, config)
     meta.put(".vocab_size", int(config["vocab_size"]))
     meta.put(".rope.dimension_count", head_dim(config))
@@ -52,21 +53,22 @@ def recipe(source: Checkpoint, config: Config) -> Recipe:
 def _rope_factors(config: Config) -> OutTensor:
     """What each frequency is divided by in Llama 3.1 and later: one for short waves, `factor` for long ones."""
     params, dim = rope(config), head_dim(config)
-    base, factor = float(params.get("rope_theta", 10_000.0)), float(params.get("factor", 8.0))
-    low, high = float(params.get("low_freq_factor", 1.0)), float(params.get("high_freq_factor", 4.0))
-    context = float(params.get("original_max_position_embeddings", 8192))
-    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    frequencies = np.float32(1.0) / np.power(np.float32(base), exponents)
+    # In single precision throughout, as the reference computes them.
+    one = np.float32(1.0)
+    base, factor = np.float32(params.get("rope_theta", 10_000.0)), np.float32(params.get("factor", 8.0))
+    low, high = np.float32(params.get("low_freq_factor", 1.0)), np.float32(params.get("high_freq_factor", 4.0))
+    context = np.float32(params.get("original_max_position_embeddings", 8192))
+    frequencies = one / np.power(base, np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim))
     factors = []
     for frequency in frequencies:
-        wavelength = 2 * math.pi / float(frequency)
+        wavelength = np.float32(2 * math.pi) / frequency
         if wavelength < context / high:
-            factors.append(1.0)
+            factors.append(one)
         elif wavelength > context / low:
             factors.append(factor)
         else:
             smooth = (context / wavelength - low) / (high - low)
-            factors.append(1 / ((1 - smooth) / factor + smooth))
+            factors.append(one / ((one - smooth) / factor + smooth))
     values = np.asarray(factors, np.float32)[None, :]
 
     def pieces() -> Iterator[Array]:

@@ -109,7 +109,8 @@ def _from_sentencepiece(source: Checkpoint, path: Path, vocab_size: int, *, phi:
     vocab = _padded("llama", vocab_size)
     for number, (text, score, kind) in enumerate(read_pieces(path)):
         if number < vocab_size:
-            vocab.set(number, text, kind, score)
+            # llama.cpp's converter takes only what the folder's JSON adds as the user's own.
+            vocab.set(number, text, TokenType.NORMAL if kind is TokenType.USER_DEFINED else kind, score)
     for name, number in source.optional_json("added_tokens.json").items():
         if isinstance(number, int) and 0 <= number < vocab_size:
             vocab.set(number, name.encode(), TokenType.USER_DEFINED, _ADDED_SCORE)

@@ -52,7 +52,7 @@ def renderer():
 
 
 def render(renderer, source, **variables):
-    return asyncio.run(renderer.render(ChatTemplate(source=source), HELLO, **variables))
+    return asyncio.run(renderer.render(ChatTemplate(source=source), HELLO, variables=variables))
 
 
 @pytest.mark.parametrize("source", ESCAPES)
@@ -110,9 +110,9 @@ def test_a_refusal_is_quoted(renderer):
         render(renderer, "{{ raise_exception('only on Sundays') }}")
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "template"])
-def test_reserved_variables_are_refused_or_impossible(renderer, name):
-    with pytest.raises((InputFault, TypeError)):
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+def test_reserved_variables_are_refused(renderer, name):
+    with pytest.raises(InputFault, match="may not set"):
         render(renderer, None, **{name: "x"})
 
 

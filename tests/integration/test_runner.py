@@ -211,3 +211,55 @@ def test_tokens_and_pieces_round_trip(bundled_model):
     ids, raw = with_runner(bundled_model, work)
     assert raw.decode() == text
     assert 2 in ids
+
+
+def test_a_conversation_survives_the_restart_of_its_runner(bundled_model, tmp_path):
+    store = {"cache_dir": str(tmp_path), "cache_disk_bytes": 1 << 30}
+    prompt = CHAT.format("Explain what a file is. " * 15)
+    first = with_runner(bundled_model, lambda r: collect(r, prompt), **store)
+    assert list(tmp_path.glob("*/*.kv"))
+    second = with_runner(bundled_model, lambda r: collect(r, prompt), **store)
+    assert second[2].usage.cached_tokens >= second[2].usage.prompt_tokens - 1
+    assert second[0] == first[0]
+
+
+def test_a_damaged_stored_prefix_is_computed_again(bundled_model, tmp_path):
+    store = {"cache_dir": str(tmp_path), "cache_disk_bytes": 1 << 30}
+    prompt = CHAT.format("Explain what a file is. " * 15)
+    first = with_runner(bundled_model, lambda r: collect(r, prompt), **store)
+    for file in tmp_path.glob("*/*.kv"):
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 255
+        file.write_bytes(data)
+    second = with_runner(bundled_model, lambda r: collect(r, prompt), **store)
+    assert second[2].usage.cached_tokens == 0
+    assert second[0] == first[0]
+
+
+def test_what_was_evicted_comes_back_from_memory(bundled_model):
+    """A cache for one prompt only: the first must be spilled for the second, and return for the third."""
+    one, two = (CHAT.format(f"{word} " * 500) for word in ("red", "blue"))
+
+    async def work(runner):
+        first = await collect(runner, one, max_tokens=8)
+        await collect(runner, two, max_tokens=8)
+        again = await collect(runner, one, max_tokens=8)
+        return first, again, await runner.stats()
+
+    first, again, stats = with_runner(bundled_model, work, cache_ram_bytes=1 << 28, n_parallel=1)
+    assert again[2].usage.cached_tokens >= again[2].usage.prompt_tokens - 1
+    assert again[0] == first[0]
+    assert stats.cache_ram_bytes > 0
+
+
+def test_background_requests_do_not_evict_the_chat(bundled_model):
+    chat = CHAT.format("Explain what a file is. " * 15)
+
+    async def work(runner):
+        await collect(runner, chat, max_tokens=4)
+        for i in range(20):
+            await collect(runner, CHAT.format(f"Title {i}? " * 20), max_tokens=2, priority="background")
+        return await collect(runner, chat, max_tokens=4)
+
+    back = with_runner(bundled_model, work, n_parallel=1)
+    assert back[2].usage.cached_tokens >= back[2].usage.prompt_tokens - 1

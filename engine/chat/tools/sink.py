@@ -75,7 +75,7 @@ class CallSink:
     def malformed(self, text: str) -> None:
         """Something that was meant to be a call."""
         if text.strip():
-            self._emit(CallMalformed(text))
+            self._emit(CallMalformed(text.strip()))
 
     def as_object(self, name: str, arguments: object) -> str:
         """Arguments of any kind as the JSON text of an object."""

@@ -82,6 +82,7 @@ class TokenConstraint:
         self._may_end = False
         self._opening: bytes = b""
         self._opened = b""
+        self._first_length = 1
         if constraint.trigger is not None:
             self._awaited = constraint.trigger.encode()
             self._may_end = True
@@ -92,6 +93,9 @@ class TokenConstraint:
                 self._awaited = end
             else:
                 self._opening = start
+                # A stray `<` is no wish to reason: the block opens with the tokens it always opens with.
+                path = vocabulary.tokenize(constraint.preamble[0], add_special=False, parse_special=True)
+                self._first_length = len(vocabulary.pieces[path[0]]) if path else 1
         self._seen = b""
         self.error = ""
 
@@ -174,8 +178,11 @@ class TokenConstraint:
     def _continues_opening(self, token: int) -> bool:
         if not self._opening:
             return False
-        text = self._opened + self._vocabulary.pieces[token]
-        return len(text) > len(self._opened) and (self._opening.startswith(text) or text.startswith(self._opening))
+        piece = self._vocabulary.pieces[token]
+        text = self._opened + piece
+        return len(piece) >= (1 if self._opened else self._first_length) and (
+            self._opening.startswith(text) or text.startswith(self._opening)
+        )
 
     def _opening_tokens(self) -> Any:
         return np.fromiter((t for t in range(self._vocabulary.size) if self._continues_opening(t)), np.int64)

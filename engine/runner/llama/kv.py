@@ -5,12 +5,14 @@ A unified cache lets one cell belong to several sequences, so a new request take
 prefixes until their id or their cells are needed.
 """
 
+import ctypes
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from engine.runner.llama.model import LoadedModel
+from engine.runner.llama.prefix_store import Key, PrefixStore
 
 
 @dataclass
@@ -22,17 +24,26 @@ class CachedSequence:
     """
 
     seq_id: int
-    key: tuple[tuple[str, float], ...] = ()
+    key: Key = ()
     tokens: list[int] = field(default_factory=list)
     shared: int = 0
     in_use: bool = False
     last_used: int = 0
 
 
-class KVCache:
-    """Allocates sequences and remembers what is in them. All calls from the scheduler's thread."""
+# A prefix shorter than this is computed faster than it is copied out, looked up and copied in again.
+MIN_STORED_TOKENS: Final = 64
 
-    def __init__(self, loaded: LoadedModel) -> None:
+
+class KVCache:
+    """Allocates sequences and remembers what is in them. All calls from the scheduler's thread.
+
+    What is evicted goes to the `store`, and comes back when a prompt begins with it.
+    """
+
+    def __init__(self, loaded: LoadedModel, store: PrefixStore) -> None:
+        self._context = loaded.context
+        self._store = store
         self._api = loaded.api
         self._memory = loaded.memory
         self._keeps_partial = loaded.keeps_partial
@@ -51,9 +62,7 @@ class KVCache:
         """Cells that eviction could free."""
         return sum(len(s.tokens) - s.shared for s in self._sequences if not s.in_use)
 
-    def best_prefix(
-        self, tokens: list[int], key: tuple[tuple[str, float], ...]
-    ) -> tuple[CachedSequence | None, int]:
+    def best_prefix(self, tokens: list[int], key: Key) -> tuple[CachedSequence | None, int]:
         """The cached sequence that shares the longest usable prefix with `tokens`, and its length."""
         best, best_length = None, 0
         for candidate in self._sequences:
@@ -76,9 +85,12 @@ class KVCache:
             return 0 <= oldest <= max(0, length - self._n_swa)
         return True
 
-    def acquire(self, tokens: list[int], key: tuple[tuple[str, float], ...]) -> CachedSequence | None:
+    def acquire(self, tokens: list[int], key: Key) -> CachedSequence | None:
         """A sequence for `tokens` that already holds its longest cached prefix; None when all are in use."""
         source, length = self.best_prefix(tokens, key)
+        restored = self._restore(tokens, key, length)
+        if restored is not None:
+            return restored
         if source is not None and not source.in_use and length == len(source.tokens):
             source.in_use = True
             return source
@@ -105,14 +117,70 @@ class KVCache:
         if not idle:
             return None
         chosen = min(idle, key=lambda s: (bool(s.tokens), s.last_used))
+        self._spill(chosen)
         self.drop(chosen)
         return chosen
 
-    def release(self, sequence: CachedSequence) -> None:
-        """The request ended: keep its tokens as an idle prefix."""
+    def release(self, sequence: CachedSequence, *, keep: bool = True) -> None:
+        """The request ended: its tokens stay as an idle prefix, the first to go unless `keep`."""
         self._clock += 1
         sequence.in_use = False
-        sequence.last_used = self._clock
+        sequence.last_used = self._clock if keep else 0
+
+    def stored_prefix(self, tokens: list[int], key: Key) -> int:
+        """How many tokens of a prompt the store could bring back."""
+        if not self._store.enabled:
+            return 0
+        _, length = self._store.best(np.asarray(tokens[:-1], np.int32), key, whole_only=not self._cuts)
+        return length
+
+    @property
+    def _cuts(self) -> bool:
+        """A state can be cut to a shorter prefix."""
+        return self._keeps_partial and self._n_swa == 0
+
+    def _spill(self, sequence: CachedSequence, *, to_disk: bool = False) -> None:
+        """Copy an idle sequence's state to the store."""
+        if not self._store.enabled or len(sequence.tokens) < MIN_STORED_TOKENS or sequence.last_used == 0:
+            return
+        tokens = np.asarray(sequence.tokens, np.int32)
+        if self._store.covers(tokens, sequence.key):
+            return
+        size = self._api.llama_state_seq_get_size(self._context, sequence.seq_id)
+        data = np.empty(size, np.uint8)
+        pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        if self._api.llama_state_seq_get_data(self._context, pointer, size, sequence.seq_id) == size:
+            self._store.put(sequence.key, tokens, data, to_disk=to_disk)
+
+    def persist(self) -> None:
+        """Write idle prefixes to disk, so that they survive this process."""
+        for sequence in self._sequences:
+            if not sequence.in_use and sequence.tokens:
+                self._spill(sequence, to_disk=True)
+
+    def _restore(self, tokens: list[int], key: Key, live: int) -> CachedSequence | None:
+        """Bring a stored prefix back if it saves clearly more than the live one of `live` tokens."""
+        if not self._store.enabled:
+            return None
+        wanted = np.asarray(tokens[:-1], np.int32)
+        entry, length = self._store.best(wanted, key, whole_only=not self._cuts)
+        if entry is None or length < live + MIN_STORED_TOKENS:
+            return None
+        target = self._free_sequence(keep=None)
+        if target is None or not self.make_room(len(entry.tokens), spare=target):
+            return None
+        data = self._store.load(entry)
+        if data is None:
+            return None
+        pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        if not self._api.llama_state_seq_set_data(self._context, pointer, len(data), target.seq_id):
+            self.drop(target)
+            return None
+        target.tokens = entry.tokens.tolist()
+        target.shared, target.key, target.in_use = 0, key, True
+        if not self.truncate(target, length):
+            self.drop(target)
+        return target
 
     def drop(self, sequence: CachedSequence) -> None:
         """Forget a sequence; its unshared cells become free."""
@@ -142,13 +210,15 @@ class KVCache:
         sequence.shared = min(sequence.shared, length)
         return True
 
-    def make_room(self, cells: int) -> bool:
+    def make_room(self, cells: int, spare: CachedSequence | None = None) -> bool:
         """Evict idle prefixes, oldest first, until `cells` are free; False when that is not enough."""
         while self.cells - self.used_cells < cells:
-            idle = [s for s in self._sequences if not s.in_use and s.tokens]
+            idle = [s for s in self._sequences if not s.in_use and s.tokens and s is not spare]
             if not idle:
                 return False
-            self.drop(min(idle, key=lambda s: s.last_used))
+            oldest = min(idle, key=lambda s: s.last_used)
+            self._spill(oldest)
+            self.drop(oldest)
         return True
 
 

@@ -12,6 +12,7 @@ from engine.runner.llama.drafting import StepCost
 from engine.runner.llama.draw import DrawFailed, draw
 from engine.runner.llama.kv import CachedSequence, KVCache
 from engine.runner.llama.model import MAX_DRAFT, LoadedModel
+from engine.runner.llama.prefix_store import PrefixStore
 from engine.runner.llama.sampler import Sampler
 from engine.runner.llama.sequence import Sequence
 from engine.runner.llama.text import TextStream
@@ -43,11 +44,11 @@ class EngineBroken(Exception):
 class Scheduler:
     """Owns the context. `step` is the whole engine; everything else prepares or answers for it."""
 
-    def __init__(self, loaded: LoadedModel, vocabulary: Vocabulary) -> None:
+    def __init__(self, loaded: LoadedModel, vocabulary: Vocabulary, store: PrefixStore) -> None:
         self._loaded = loaded
         self._vocabulary = vocabulary
         self._constraints = ConstraintCompiler(vocabulary)
-        self._kv = KVCache(loaded)
+        self._kv = KVCache(loaded, store)
         self._batch = Batch(loaded)
         self._logits = Logits(loaded)
         self._n_ctx_train = int(loaded.api.llama_model_n_ctx_train(loaded.model))
@@ -170,8 +171,7 @@ class Scheduler:
     def _admit(self, out: list[Output]) -> None:
         while self._waiting and len(self._running) < self._loaded.settings.n_parallel:
             sequence = self._waiting[0]
-            source, shared = self._kv.best_prefix(sequence.tokens, sequence.request.lora)
-            del source
+            _, shared = self._kv.best_prefix(sequence.tokens, sequence.request.lora)
             need = min(sequence.limit, len(sequence.tokens) + ANSWER_RESERVE) - shared
             promised = sum(
                 min(s.limit, len(s.tokens) + ANSWER_RESERVE) - len(s.tokens) + s.n_missing for s in self._running
@@ -347,7 +347,7 @@ class Scheduler:
         del self._by_id[sequence.id]
         if sequence.cache is not None:
             self._forget_rejected(sequence, sequence.cache)
-            self._kv.release(sequence.cache)
+            self._kv.release(sequence.cache, keep=sequence.request.priority != "background")
             sequence.cache = None
             self._running.remove(sequence)
         else:

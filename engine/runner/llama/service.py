@@ -5,6 +5,8 @@ import queue
 import sys
 import threading
 import time
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 import psutil
@@ -15,9 +17,23 @@ from engine.runner.llama import model as llama_model
 from engine.runner.llama.abort import AbortSwitch
 from engine.runner.llama.binding import KernelsMissing, start_backends
 from engine.runner.llama.embed import CannotEmbed, Embedder
+from engine.runner.llama.prefix_store import PrefixStore, model_fingerprint
 from engine.runner.llama.scheduler import EngineBroken, Output, Scheduler
 from engine.runner.llama.vocabulary import Vocabulary
 from engine.types import ModelFacts
+
+# A conversation rests this long between turns at least; its state is written to disk then.
+PERSIST_AFTER_S: Final = 1.0
+
+
+def _prefix_store(api: Any, settings: protocol.LoadSettings) -> PrefixStore:
+    """The store for this model's prefixes: only states of the same file, cache types and build fit."""
+    path = Path(settings.path)
+    build = api.llama_version().decode()
+    shape = (settings.type_k, settings.type_v, settings.flash_attn, build, protocol.VERSION)
+    folder = Path(settings.cache_dir) if settings.cache_dir else None
+    fingerprint = model_fingerprint(path, *shape)
+    return PrefixStore(settings.cache_ram_bytes, settings.cache_disk_bytes, folder, fingerprint)
 
 
 class LlamaRunner:
@@ -28,6 +44,7 @@ class LlamaRunner:
         self._inbox: queue.SimpleQueue[protocol.ToRunner] = queue.SimpleQueue()
         self._vocabulary: Vocabulary | None = None
         self._scheduler: Scheduler | None = None
+        self._store: PrefixStore | None = None
         self._abort: AbortSwitch | None = None
         self._loaded: llama_model.LoadedModel | None = None
         self._facts: ModelFacts | None = None
@@ -98,7 +115,8 @@ class LlamaRunner:
             return False
         self._loaded = loaded
         self._abort = AbortSwitch(api, loaded.context)
-        self._scheduler = Scheduler(loaded, vocabulary)
+        self._store = _prefix_store(api, settings)
+        self._scheduler = Scheduler(loaded, vocabulary, self._store)
         self._vocabulary = vocabulary
         facts = llama_model.facts(loaded, vocabulary.pieces, ",".join(settings.devices) or "cpu")
         self._facts = facts
@@ -119,9 +137,10 @@ class LlamaRunner:
         assert abort is not None
         while True:
             busy = scheduler.busy or (self._embedder is not None and self._embedder.busy)
-            message = None if busy and self._inbox.empty() else self._inbox.get()
+            message = None if busy and self._inbox.empty() else self._wait(scheduler)
             while message is not None:
                 if isinstance(message, protocol.Shutdown):
+                    self._keep_prefixes(scheduler)
                     return 0
                 self._control(message, scheduler)
                 message = None if self._inbox.empty() else self._inbox.get()
@@ -135,6 +154,19 @@ class LlamaRunner:
                 answer = self._embedder.step()
                 if answer is not None:
                     self._channel.send(answer)
+
+    def _wait(self, scheduler: Scheduler) -> protocol.ToRunner:
+        """The next message; a pause is used to write idle prefixes to disk."""
+        try:
+            return self._inbox.get(timeout=PERSIST_AFTER_S)
+        except queue.Empty:
+            scheduler.kv.persist()
+            return self._inbox.get()
+
+    def _keep_prefixes(self, scheduler: Scheduler) -> None:
+        scheduler.kv.persist()
+        if self._store is not None:
+            self._store.close()
 
     def _control(self, message: protocol.ToRunner, scheduler: Scheduler) -> None:
         if isinstance(message, protocol.Submit):
@@ -210,4 +242,6 @@ class LlamaRunner:
             kv_cells_used=scheduler.kv.used_cells,
             kv_cells_total=scheduler.kv.cells,
             rss_bytes=psutil.Process().memory_info().rss,
+            cache_ram_bytes=self._store.ram_bytes if self._store else 0,
+            cache_disk_bytes=self._store.disk_bytes if self._store else 0,
         )

@@ -4,22 +4,30 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from engine.chat.types import ChatTemplate
+from engine.chat.conversation import (
+    AnswerFinished,
+    AnswerLogprobs,
+    ChatEvent,
+    PreparedChat,
+    read,
+)
+from engine.chat.events import CallArguments, CallStarted, ReasoningDelta, TextDelta
 from engine.errors import InputFault
 from engine.pool import LoadedModel
 from engine.server.body import openapi_body, parse
 from engine.server.errors import sse_error
 from engine.server.fanout import merge
 from engine.server.openai import shapes
-from engine.server.openai.messages import to_messages
+from engine.server.openai.query import to_query
 from engine.server.openai.schemas import ChatRequest
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
-from engine.types import Delta, Done, Event, GenerationRequest, Image, TokenLogprob
+from engine.types import TokenLogprob
 
 router = APIRouter()
 
@@ -38,57 +46,86 @@ async def chat_completions(request: Request) -> Response:
     return JSONResponse(answer, headers=headers)
 
 
-async def _start(state: ServerState, body: ChatRequest) -> tuple[LoadedModel, list[AsyncIterator[Event]]]:
-    messages = to_messages(body.messages)
+async def _start(
+    state: ServerState, body: ChatRequest
+) -> tuple[LoadedModel, PreparedChat, list[AsyncIterator[ChatEvent]]]:
+    query = to_query(body)
     model = await state.pool.acquire(body.model)
     assert model.facts is not None
-    template = ChatTemplate(source=model.facts.chat_template, bos=model.facts.bos, eos=model.facts.eos)
-    rendered = await state.renderer.render(template, messages, **(body.chat_template_kwargs or {}))
-    requests = [
-        GenerationRequest(
-            prompt=rendered.prompt,
-            add_special=rendered.add_special,
-            max_tokens=body.answer_limit,
-            stop=body.stops(),
-            sampling=body.sampling(choice),
-            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            images=tuple(Image(data=i.data) for i in rendered.images),
-            ignore_eos=bool(body.ignore_eos),
-        )
-        for choice in range(body.n or 1)
-    ]
-    return model, [state.pool.generate(model, r) for r in requests]
+    chat = await state.conversations.prepare(model.facts, query)
+    answers = []
+    for choice in range(body.n or 1):
+        request = msgspec.structs.replace(chat.request, sampling=body.sampling(choice))
+        answers.append(read(chat.answer(), state.pool.generate(model, request)))
+    return model, chat, answers
+
+
+class _Choice:
+    """One choice of an answer that is sent as a whole."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+        self._logprobs: list[TokenLogprob] = []
+        self.end: AnswerFinished | None = None
+
+    def take(self, event: ChatEvent) -> None:
+        """Collect one event."""
+        if isinstance(event, TextDelta):
+            self._text.append(event.text)
+        elif isinstance(event, ReasoningDelta):
+            self._reasoning.append(event.text)
+        elif isinstance(event, CallStarted):
+            function = {"name": event.name, "arguments": ""}
+            self._calls.append({"id": event.id, "type": "function", "function": function})
+        elif isinstance(event, CallArguments):
+            self._calls[event.index]["function"]["arguments"] += event.delta
+        elif isinstance(event, AnswerLogprobs):
+            self._logprobs.extend(event.entries)
+        elif isinstance(event, AnswerFinished):
+            self.end = event
+
+    def body(self, index: int, *, logprobs: bool) -> dict[str, Any]:
+        """The choice as OpenAI writes it; reasoning as `reasoning_content`, the name that clients read."""
+        assert self.end is not None
+        text = "".join(self._text)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if self._calls and not text else text,
+            "refusal": None,
+        }
+        if self._reasoning:
+            message["reasoning_content"] = "".join(self._reasoning)
+        if self._calls:
+            message["tool_calls"] = self._calls
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": _logprobs(self._logprobs) if logprobs else None,
+            "finish_reason": self.end.finish_reason,
+        }
 
 
 async def _complete(state: ServerState, body: ChatRequest) -> dict[str, Any]:
-    model, generations = await _start(state, body)
-    texts = [""] * len(generations)
-    logprobs: list[list[TokenLogprob]] = [[] for _ in generations]
-    ends: dict[int, Done] = {}
-    async for index, event in merge(generations):
-        if isinstance(event, Delta):
-            texts[index] += event.text
-            logprobs[index].extend(event.logprobs)
-        elif isinstance(event, Done):
-            ends[index] = event
+    model, chat, answers = await _start(state, body)
+    choices = [_Choice() for _ in answers]
+    async for index, event in merge(answers):
+        choices[index].take(event)
+        if isinstance(event, AnswerFinished):
             state.metrics.finished(model.id, event)
-    return {
+    ends = [choice.end for choice in choices if choice.end is not None]
+    whole = {
         "id": shapes.new_id("chatcmpl"),
         "object": "chat.completion",
         "created": int(time.time()),
         "model": body.model,
-        "choices": [
-            {
-                "index": i,
-                "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": _logprobs(logprobs[i]) if body.logprobs else None,
-                "finish_reason": ends[i].finish_reason,
-            }
-            for i, text in enumerate(texts)
-        ],
-        "usage": shapes.usage_body([ends[i].usage for i in sorted(ends)]),
+        "choices": [choice.body(i, logprobs=bool(body.logprobs)) for i, choice in enumerate(choices)],
+        "usage": shapes.usage_body([end.usage for end in ends]),
         "timings": shapes.timings_body(ends[0]),
     }
+    report = shapes.report(chat.notes, {i: end.malformed for i, end in enumerate(ends)})
+    return {**whole, "tessera": report} if report else whole
 
 
 def _logprobs(entries: list[TokenLogprob]) -> dict[str, Any]:
@@ -96,21 +133,29 @@ def _logprobs(entries: list[TokenLogprob]) -> dict[str, Any]:
 
 
 async def _stream(state: ServerState, body: ChatRequest) -> AsyncGenerator[bytes, None]:
-    model, generations = await _start(state, body)
+    model, chat, answers = await _start(state, body)
     writer = shapes.ChunkWriter("chat.completion.chunk", shapes.new_id("chatcmpl"), body.model)
-    ends: dict[int, Done] = {}
+    ends: dict[int, AnswerFinished] = {}
     greeted: set[int] = set()
-    async for index, event in merge(generations):
+    held: dict[int, list[TokenLogprob]] = {}
+    async for index, event in merge(answers):
         if index not in greeted:
             greeted.add(index)
             yield writer.chunk(index, shapes.ROLE_DELTA)
-        if isinstance(event, Delta):
-            probabilities = _logprobs(list(event.logprobs)) if body.logprobs else None
-            yield writer.chunk(index, shapes.delta(event.text), None, probabilities)
-        elif isinstance(event, Done):
+        if isinstance(event, AnswerLogprobs):
+            held.setdefault(index, []).extend(event.entries)
+        elif isinstance(event, AnswerFinished):
             ends[index] = event
             state.metrics.finished(model.id, event)
-            yield writer.chunk(index, shapes.EMPTY_DELTA, event.finish_reason)
+            if entries := held.pop(index, None):
+                yield writer.chunk(index, shapes.EMPTY_DELTA, None, _logprobs(entries))
+            report = shapes.report(chat.notes, {index: event.malformed})
+            yield writer.chunk(index, shapes.EMPTY_DELTA, event.finish_reason, extra=report)
+        else:
+            inner = shapes.chat_delta(event)
+            if inner:
+                entries = held.pop(index, [])
+                yield writer.chunk(index, inner, None, _logprobs(entries) if body.logprobs else None)
     if body.wants_usage:
         yield writer.usage([ends[i].usage for i in sorted(ends)], shapes.timings_body(ends[0]))
     yield shapes.DONE

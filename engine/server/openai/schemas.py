@@ -107,6 +107,8 @@ class ChatRequest(SamplingBody):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

@@ -3,10 +3,13 @@
 import json
 import secrets
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from engine.chat.conversation import AnswerFinished, ChatEvent
+from engine.chat.events import CallArguments, CallStarted, ReasoningDelta, TextDelta
 from engine.server.body import Body
 from engine.types import Done, TokenLogprob, Usage
 
@@ -41,7 +44,7 @@ def usage_body(usages: list[Usage]) -> dict[str, Any]:
     }
 
 
-def timings_body(done: Done) -> dict[str, float]:
+def timings_body(done: Done | AnswerFinished) -> dict[str, float]:
     """Tessera's extra field: where the time of a request went, in seconds, and its speed."""
     t = done.timings
     gaps = max(done.usage.completion_tokens - 1, 0)
@@ -73,16 +76,24 @@ class ChunkWriter:
         head = {"id": response_id, "object": kind, "created": int(time.time()), "model": model}
         self._open = b"data: " + json.dumps(head).encode()[:-1] + b', "choices": ['
 
-    def chunk(self, index: int, inner: bytes, finish_reason: str | None = None, logprobs: object = None) -> bytes:
-        """One choice; `inner` is its encoded content, such as `"delta":{...}`."""
+    def chunk(
+        self,
+        index: int,
+        inner: bytes,
+        finish_reason: str | None = None,
+        logprobs: object = None,
+        extra: dict[str, Any] | None = None,
+    ) -> bytes:
+        """One choice; `inner` is its encoded content, such as `"delta":{...}`; `extra` is Tessera's report."""
         reason = b"null" if finish_reason is None else b'"' + finish_reason.encode() + b'"'
         probabilities = b"null" if logprobs is None else _encode(logprobs)
-        return b'%s{"index":%d,%s,"logprobs":%s,"finish_reason":%s}]}\n\n' % (
+        return b'%s{"index":%d,%s,"logprobs":%s,"finish_reason":%s}]%s}\n\n' % (
             self._open,
             index,
             inner,
             probabilities,
             reason,
+            b',"tessera":' + _encode(extra) if extra else b"",
         )
 
     def usage(self, usages: list[Usage], timings: dict[str, float]) -> bytes:
@@ -94,6 +105,39 @@ class ChunkWriter:
 def delta(text: str) -> bytes:
     """A content delta of a chat chunk."""
     return b'"delta":{"content":' + _encode(text) + b"}"
+
+
+def chat_delta(event: ChatEvent) -> bytes:
+    """The delta of one chat event; nothing for those that have none."""
+    if isinstance(event, TextDelta):
+        return delta(event.text)
+    if isinstance(event, ReasoningDelta):
+        return b'"delta":{"reasoning_content":' + _encode(event.text) + b"}"
+    if isinstance(event, CallArguments):
+        return b'"delta":{"tool_calls":[{"index":%d,"function":{"arguments":%s}}]}' % (
+            event.index,
+            _encode(event.delta),
+        )
+    if isinstance(event, CallStarted):
+        call = {
+            "index": event.index,
+            "id": event.id,
+            "type": "function",
+            "function": {"name": event.name, "arguments": ""},
+        }
+        return b'"delta":{"tool_calls":[' + _encode(call) + b"]}"
+    return b""
+
+
+def report(notes: Sequence[str], malformed: Mapping[int, Sequence[str]]) -> dict[str, Any]:
+    """What was changed on the way in, and the attempts at calls that nothing could be made of, by choice."""
+    body: dict[str, Any] = {}
+    if notes:
+        body["notes"] = list(notes)
+    broken = [{"choice": index, "text": text} for index, texts in malformed.items() for text in texts]
+    if broken:
+        body["malformed_tool_calls"] = broken
+    return body
 
 
 ROLE_DELTA = b'"delta":{"role":"assistant","content":""}'

@@ -28,6 +28,8 @@ def renderer():
 
 
 def render(renderer, source, messages, tools=(), bos="", **options):
+    if "enable_thinking" in options:
+        options["variables"] = {"enable_thinking": options.pop("enable_thinking")}
     return asyncio.run(renderer.render(ChatTemplate(source=source, bos=bos), messages, tools, **options))
 
 

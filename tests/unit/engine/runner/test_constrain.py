@@ -242,3 +242,19 @@ def test_any_soup_of_tokens_is_survived():
             token = rng.randrange(VOCABULARY.size)
             state.allows(token)
             state.accept(token)
+
+
+@pytest.mark.parametrize("indent", [None, 2, 8])
+def test_compact_and_indented_json_both_pass(indent):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": {"type": "integer"}}},
+        "required": ["a"],
+    }
+    for separators in ((",", ":"), (", ", ": ")) if indent is None else ((",", ": "),):
+        text = json.dumps({"a": [1, 2]}, indent=indent, separators=separators)
+        state = COMPILER.compile(Constraint(kind="json_schema", source=json.dumps(schema)))
+        for byte in text.encode():
+            assert state.allows(byte), (text, chr(byte))
+            state.accept(byte)
+        assert state.complete

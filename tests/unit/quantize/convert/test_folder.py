@@ -10,6 +10,7 @@ import pytest
 from quantize.convert.folder import ConvertRequest, convert, prepare
 from quantize.errors import BadFile, BadWeights, IncompleteFile, UnsupportedModel
 from quantize.gguf_file import read_gguf
+from quantize.model_spec import model_spec
 
 SPARK_HF = Path("tests/data/spark-hf")
 SPARK = Path("assets/models/spark-f16.gguf")
@@ -60,7 +61,9 @@ def test_the_bundled_model_comes_out_as_its_own_gguf(tmp_path):
     out = tmp_path / "spark.gguf"
     done = run(SPARK_HF, out)
     assert done.pretokenizer == "gpt-2"  # found though its hash is in no list
-    assert done.file_bytes == out.stat().st_size == prepare(SPARK_HF).file_bytes
+    prepared = prepare(ConvertRequest(folder=SPARK_HF, out=out), lambda *_: None)
+    assert done.file_bytes == out.stat().st_size == prepared.file_bytes
+    assert prepared.spec == model_spec(read_gguf(out))
     ours, theirs = read_gguf(out), read_gguf(SPARK)
     tensors = {t.name: t for t in ours.tensors}
     assert set(tensors) == {t.name for t in theirs.tensors}

@@ -1,0 +1,1 @@
+"""Ollama's protocol: /api/chat, generate, embed and the management of models."""

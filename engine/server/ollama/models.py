@@ -1,0 +1,252 @@
+"""Ollama's routes about models: lists, details, names, downloads and embeddings."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from engine.errors import InputFault, ModelNotFound
+from engine.jobs import Job
+from engine.library.trash import Trash
+from engine.library.types import ModelEntry
+from engine.server.body import openapi_body, parse
+from engine.server.error_shape import ollama_body
+from engine.server.ollama.names import keep, plain
+from engine.server.ollama.schemas import CopyBody, CreateBody, EmbedBody, Named, OldEmbedBody
+from engine.server.ollama.stream import NDJSON, error_line
+from engine.server.openai.embeddings import embed as embed_inputs
+from engine.server.sse import EventStream, while_connected
+from engine.server.state import ServerState, server_state
+
+router = APIRouter(prefix="/api", tags=["ollama"])
+
+# Clients ask which features a server of this version has; the protocol spoken here is of that one.
+OLLAMA_VERSION = "0.12.6"
+_CAPABILITIES = {"reasoning": "thinking", "fim": "insert", "chat": "completion", "rerank": "embedding"}
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """The version of Ollama whose protocol this is."""
+    return {"version": OLLAMA_VERSION}
+
+
+def _digest(entry: ModelEntry) -> str:
+    known = entry.files[0].sha256
+    return known or hashlib.sha256(f"{entry.path}:{entry.size_bytes}".encode()).hexdigest()
+
+
+def _details(entry: ModelEntry) -> dict[str, Any]:
+    billions = entry.details.n_params / 1e9
+    size = f"{billions:.1f}B" if billions >= 1 else f"{entry.details.n_params / 1e6:.1f}M"
+    return {
+        "parent_model": "",
+        "format": entry.format,
+        "family": entry.architecture,
+        "families": [entry.architecture],
+        "parameter_size": size,
+        "quantization_level": entry.details.quantization,
+    }
+
+
+def _tag(name: str, entry: ModelEntry) -> dict[str, Any]:
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": datetime.fromtimestamp(entry.added_at, UTC).isoformat(),
+        "size": entry.size_bytes,
+        "digest": _digest(entry),
+        "details": _details(entry),
+    }
+
+
+@router.get("/tags")
+async def tags(request: Request) -> dict[str, Any]:
+    """Every model, and every alias that is no pattern."""
+    state = server_state(request)
+    entries = [e for e in await state.models.entries() if e.format == "gguf" and e.state == "online"]
+    by_id = {e.id: e for e in entries}
+    named = [
+        (alias, by_id[model])
+        for alias, model in state.models.aliases.all().items()
+        if model in by_id and not set(alias) & set("*?[")
+    ]
+    return {"models": [_tag(f"{name}:latest", e) for name, e in [*((e.id, e) for e in entries), *named]]}
+
+
+@router.get("/ps")
+async def loaded(request: Request) -> dict[str, Any]:
+    """Models in memory, and when they leave."""
+    state = server_state(request)
+    found = []
+    for model in state.pool.loaded:
+        entry = await state.models.entry(model.id)
+        left = model.expires_in_s
+        expires = datetime.now(UTC) + timedelta(seconds=left if left is not None else 100 * 365 * 86400)
+        assert model.facts is not None
+        on_device = sum(n for device, n in model.facts.memory_bytes.items() if device != "cpu")
+        more = {"expires_at": expires.isoformat(), "size_vram": on_device, "context_length": model.facts.n_ctx}
+        found.append({**_tag(f"{entry.id}:latest", entry), **more})
+    return {"models": found}
+
+
+@router.post("/show", openapi_extra=openapi_body(Named))
+async def show(request: Request) -> dict[str, Any]:
+    """What is known about a model. `context_length` is what it really gets here."""
+    state = server_state(request)
+    body = await parse(request, Named)
+    entry = await state.models.entry(plain(body.wanted))
+    running = state.pool.get(entry.id)
+    n_ctx = running.facts.n_ctx if running and running.facts else state.models.settings(entry).n_ctx
+    capabilities = dict.fromkeys(_CAPABILITIES.get(name, name) for name in entry.capabilities)
+    template = entry.chat_template or ""
+    if "fim" in entry.capabilities:  # clients look for this before they send a suffix
+        template += "{{- /* .Suffix */ -}}"
+    return {
+        "license": entry.details.license or "",
+        "modelfile": f"FROM {entry.id}\n",
+        "parameters": f"num_ctx {n_ctx}",
+        "template": template,
+        "details": _details(entry),
+        "model_info": {
+            "general.architecture": entry.architecture,
+            "general.basename": entry.name,
+            "general.parameter_count": entry.details.n_params,
+            f"{entry.architecture}.context_length": entry.context_train,
+        },
+        "capabilities": list(capabilities),
+        "modified_at": datetime.fromtimestamp(entry.added_at, UTC).isoformat(),
+        "context_length": n_ctx,
+    }
+
+
+@router.post("/embed", openapi_extra=openapi_body(EmbedBody))
+async def embed(request: Request) -> dict[str, Any]:
+    """Embed one or several texts. An input beyond the context is an error, never cut."""
+    state = server_state(request)
+    body = await parse(request, EmbedBody)
+    inputs: list[str | list[int]] = [body.input] if isinstance(body.input, str) else list(body.input)
+    if not inputs:
+        return {"model": body.model, "embeddings": [], "prompt_eval_count": 0}
+    work = embed_inputs(state, plain(body.model), inputs, body.dimensions)
+    model, vectors, answer = await while_connected(request, work)
+    if keep(model, body.keep_alive) and model.idle:
+        await state.pool.unload(model.id)
+    return {
+        "model": body.model,
+        "embeddings": [vector.tolist() for vector in vectors],
+        "total_duration": 0,
+        "load_duration": 0,
+        "prompt_eval_count": sum(answer.token_counts),
+    }
+
+
+@router.post("/embeddings", openapi_extra=openapi_body(OldEmbedBody))
+async def embeddings(request: Request) -> dict[str, Any]:
+    """Embed one text, in the older form."""
+    state = server_state(request)
+    body = await parse(request, OldEmbedBody)
+    if not body.prompt:
+        return {"embedding": []}
+    model, vectors, _ = await while_connected(request, embed_inputs(state, plain(body.model), [body.prompt]))
+    if keep(model, body.keep_alive) and model.idle:
+        await state.pool.unload(model.id)
+    return {"embedding": vectors[0].tolist()}
+
+
+@router.post("/copy", openapi_extra=openapi_body(CopyBody), response_class=Response)
+async def copy(request: Request) -> Response:
+    """Give a model a second name."""
+    state = server_state(request)
+    body = await parse(request, CopyBody)
+    await _name(state, plain(body.source), plain(body.destination))
+    return Response()
+
+
+@router.post("/create", openapi_extra=openapi_body(CreateBody))
+async def create(request: Request) -> Response:
+    """A new name for a model. Anything else a Modelfile can say is refused, not ignored."""
+    state = server_state(request)
+    body = await parse(request, CreateBody)
+    if body.from_ is None:
+        raise InputFault("from: only a new name for an existing model can be created here.", "from")
+    refused = [*body.ignored(), *(["quantize"] if body.quantize else [])]
+    if refused:
+        raise InputFault(
+            f"{refused[0]} cannot be set here. Send system prompts and parameters with each request; "
+            f"quantize with `tessera quantize {body.from_}`.",
+            refused[0],
+        )
+    await _name(state, plain(body.from_), plain(body.wanted))
+    done = {"status": "success"}
+    if body.stream is False:
+        return JSONResponse(done)
+    return Response(json.dumps(done) + "\n", media_type=NDJSON.decode())
+
+
+async def _name(state: ServerState, model: str, name: str) -> None:
+    entry = await state.models.entry(model)
+    catalogue = await state.models.catalogue()
+    if await asyncio.to_thread(catalogue.get, name) is not None:
+        raise InputFault(f"There is already a model named {name!r}.", "destination")
+    state.models.aliases.set(name, entry.id)
+    state.pool.forget_names()
+
+
+@router.delete("/delete", openapi_extra=openapi_body(Named), response_class=Response)
+async def delete(request: Request) -> Response:
+    """Forget a second name, or put a model into the trash, from which it can be restored."""
+    state = server_state(request)
+    body = await parse(request, Named)
+    name = plain(body.wanted)
+    if state.models.aliases.remove(name):
+        state.pool.forget_names()
+        return Response()
+    catalogue = await state.models.catalogue()
+    entry = await asyncio.to_thread(catalogue.get, name)
+    if entry is None:
+        raise ModelNotFound(name)
+    await state.pool.unload(entry.id)
+    await asyncio.to_thread(Trash(catalogue).remove, entry)
+    return Response()
+
+
+@router.post("/pull", openapi_extra=openapi_body(Named))
+async def pull(request: Request) -> Response:
+    """Download a model; the lines tell its progress. The job goes on when the client leaves."""
+    state = server_state(request)
+    body = await parse(request, Named)
+    name = plain(body.wanted)
+    params = {"model": name, "quant": None, "revision": None, "vision": True}
+    job = state.jobs.start("pull", name, params)
+    if body.stream is False:
+        last = await while_connected(request, asyncio.to_thread(state.jobs.wait, job.id))
+        if last.state != "done":
+            raise InputFault(f"{name} was not fetched: {_why(last)}", "model")
+        return JSONResponse({"status": "success"})
+    return EventStream(_progress(state, job.id), error_line, ollama_body, ping=b"", media_type=NDJSON)
+
+
+def _why(job: Job) -> str:
+    return job.error.message if job.error else f"the job is {job.state}"
+
+
+async def _progress(state: ServerState, job_id: str) -> AsyncGenerator[bytes, None]:
+    with state.jobs.subscribe(job_id) as subscription:
+        async for job in subscription.changes():
+            if job.state == "done":
+                yield b'{"status":"success"}\n'
+            elif job.ended or job.state == "paused":
+                yield json.dumps({"error": f"{job.title} was not fetched: {_why(job)}"}).encode() + b"\n"
+                return
+            else:
+                told: dict[str, Any] = {"status": job.progress.phase or job.state}
+                if job.progress.total:
+                    told |= {"total": job.progress.total, "completed": job.progress.done, "digest": job.title}
+                yield json.dumps(told).encode() + b"\n"

@@ -1,0 +1,161 @@
+"""POST /api/chat and /api/generate."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from engine.chat.conversation import AnswerFinished, ChatEvent, ChatQuery
+from engine.chat.events import TextDelta
+from engine.chat.fim import FimGap
+from engine.errors import InputFault
+from engine.pool import LoadedModel
+from engine.server.body import openapi_body, parse
+from engine.server.error_shape import ollama_body
+from engine.server.fim import fim_prompt, fim_request
+from engine.server.ollama.names import keep, plain
+from engine.server.ollama.schemas import ChatBody, GenerateBody, Running
+from engine.server.ollama.stream import NDJSON, Lines, error_line, now
+from engine.server.ollama.translate import chat_query, generate_query, output
+from engine.server.openai.shapes import header_list
+from engine.server.sse import EventStream, while_connected
+from engine.server.state import ServerState, server_state
+from engine.server.turn import Turn
+from engine.types import Delta, Done, GenerationRequest
+
+router = APIRouter(tags=["ollama"])
+
+# Room for a completion between prompt and suffix when the client names no limit.
+FIM_TOKENS = 256
+
+
+@router.post("/api/chat", openapi_extra=openapi_body(ChatBody))
+async def chat(request: Request) -> Response:
+    """Answer a conversation; without messages, load the model or (keep_alive 0) unload it."""
+    body = await parse(request, ChatBody)
+    if not body.messages:
+        return await _only_load(request, body, {"message": {"role": "assistant", "content": ""}})
+    return await _answer(request, body, chat_query(body), chat=True)
+
+
+@router.post("/api/generate", openapi_extra=openapi_body(GenerateBody))
+async def generate(request: Request) -> Response:
+    """Complete a prompt: in the chat template, raw, or around a gap when there is a suffix."""
+    body = await parse(request, GenerateBody)
+    if body.template:
+        raise InputFault(
+            "template: another template than the model's own is not applied here; use raw.", "template"
+        )
+    if not body.prompt and not body.suffix and not body.images:
+        return await _only_load(request, body, {"response": ""})
+    if body.raw or body.suffix:
+        return await _answer(request, body, body, chat=False)
+    return await _answer(request, body, generate_query(body), chat=False)
+
+
+async def _only_load(request: Request, body: Running, told: dict[str, Any]) -> Response:
+    state = server_state(request)
+    answer = {"model": body.model, "created_at": now(), **told, "done": True}
+    if body.keep_alive is not None and body.keep_alive in (0, "0"):
+        entry = await state.models.entry(plain(body.model))
+        await state.pool.unload(entry.id)
+        return JSONResponse({**answer, "done_reason": "unload"})
+    model = await while_connected(
+        request, state.pool.acquire(plain(body.model), min_ctx=body.settings.num_ctx or 0)
+    )
+    keep(model, body.keep_alive)
+    return JSONResponse({**answer, "done_reason": "load"})
+
+
+async def _answer(request: Request, body: Running, asked: ChatQuery | GenerateBody, *, chat: bool) -> Response:
+    state = server_state(request)
+    unknown = body.unknown()
+    headers = {"x-tessera-ignored": header_list(unknown)} if unknown else {}
+    if body.stream is not False:
+        chunks = _lines(state, body, asked, chat=chat)
+        ping = Lines(body.model, 0, 0.0, chat=chat).line()
+        return EventStream(chunks, error_line, ollama_body, ping=ping, media_type=NDJSON, headers=headers)
+    return JSONResponse(await while_connected(request, _whole(state, body, asked, chat=chat)), headers=headers)
+
+
+async def _acquire(state: ServerState, body: Running) -> tuple[LoadedModel, float]:
+    begun = time.monotonic()
+    model = await state.pool.acquire(plain(body.model), min_ctx=body.settings.num_ctx or 0)
+    return model, time.monotonic() - begun
+
+
+async def _lines(
+    state: ServerState, body: Running, asked: ChatQuery | GenerateBody, *, chat: bool
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(_events(state, body, asked, chat=chat)) as events:
+        async for lines, item in events:
+            out = lines.feed(item)
+            if out:
+                yield out
+
+
+async def _whole(
+    state: ServerState, body: Running, asked: ChatQuery | GenerateBody, *, chat: bool
+) -> dict[str, Any]:
+    answer: dict[str, Any] = {}
+    async with aclosing(_events(state, body, asked, chat=chat)) as events:
+        async for lines, item in events:
+            lines.feed(item)
+            if isinstance(item, AnswerFinished):
+                answer = lines.whole(item)
+    return answer
+
+
+async def _events(
+    state: ServerState, body: Running, asked: ChatQuery | GenerateBody, *, chat: bool
+) -> AsyncGenerator[tuple[Lines, ChatEvent], None]:
+    """The answer's events with the lines they belong to; afterwards the model leaves if it was asked to."""
+    model, load_s = await _acquire(state, body)
+    leaves = keep(model, body.keep_alive)
+    assert model.facts is not None
+    lines = Lines(body.model, model.facts.n_ctx, load_s, chat=chat)
+    try:
+        if isinstance(asked, ChatQuery):
+            turn = Turn(state, model, await state.conversations.prepare(model.facts, asked))
+            async with aclosing(turn.events()) as events:
+                async for item in events:
+                    yield lines, item
+            return
+        raw = await _raw_request(state, model, asked)
+        async with aclosing(state.pool.generate(model, raw)) as generation:
+            async for event in generation:
+                if isinstance(event, Delta):
+                    yield lines, TextDelta(event.text)
+                elif isinstance(event, Done):
+                    state.metrics.finished(model.id, event)
+                    yield (
+                        lines,
+                        AnswerFinished(finish_reason=event.finish_reason, usage=event.usage, timings=event.timings),
+                    )
+    finally:
+        if leaves and model.idle:
+            await state.pool.unload(model.id)
+
+
+async def _raw_request(state: ServerState, model: LoadedModel, body: GenerateBody) -> GenerationRequest:
+    options = body.settings
+    form = output(body.format)
+    constraint = None if form is None else await state.checker.check(form, "format")
+    if body.suffix:
+        max_tokens = options.max_tokens or FIM_TOKENS
+        gap = FimGap(prefix=body.prompt, suffix=body.suffix)
+        made = await fim_prompt(model, gap, max_tokens, may_shorten=False)
+        filled = fim_request(made, max_tokens=max_tokens, stop=options.stops(), sampling=options.sampling())
+        return msgspec.structs.replace(filled, constraint=constraint)
+    return GenerationRequest(
+        prompt=body.prompt,
+        stop=options.stops(),
+        max_tokens=options.max_tokens,
+        sampling=options.sampling(),
+        constraint=constraint,
+    )

@@ -1,0 +1,169 @@
+"""Request bodies of Ollama's protocol."""
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from engine.errors import InputFault
+from engine.server.body import Body
+from engine.types import SamplingParams
+
+# Ollama's names for the engine's sampling fields.
+_SAMPLING: Final = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "repeat_penalty": "repeat_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "mirostat": "mirostat",
+    "mirostat_tau": "mirostat_tau",
+    "mirostat_eta": "mirostat_eta",
+}
+
+
+class Options(Body):
+    """Model parameters of one request. What is not listed here is reported as ignored."""
+
+    num_ctx: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    num_predict: Annotated[int, Field(ge=-2, lt=1 << 31)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=5)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    mirostat: Literal[0, 1, 2] | None = None
+    mirostat_tau: Annotated[float, Field(gt=0, le=100)] | None = None
+    mirostat_eta: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    def sampling(self) -> SamplingParams:
+        """Ollama's defaults: temperature 0.8, the 40 likeliest, nucleus 0.9, repetition 1.1."""
+        given: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repeat_penalty": 1.1}
+        given |= {ours: v for theirs, ours in _SAMPLING.items() if (v := getattr(self, theirs)) is not None}
+        if self.repeat_last_n is not None and self.repeat_last_n >= 0:
+            given["repeat_last_n"] = self.repeat_last_n
+        elif self.repeat_last_n is not None:
+            given["repeat_last_n"] = 1 << 20
+        if self.seed is not None:
+            given["seed"] = self.seed % (1 << 32)
+        return SamplingParams(**given)
+
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings as a tuple."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(s for s in stop if s)
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Tokens of the answer; -1 and -2 mean to the end of the context."""
+        return self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
+
+
+class Running(Body):
+    """Fields of every request that runs a model."""
+
+    model: Annotated[str, Field(min_length=1, max_length=500)]
+    options: Options | None = None
+    stream: bool | None = None
+    format: str | dict[str, Any] | None = None
+    keep_alive: str | float | int | None = None
+    think: bool | str | None = None
+
+    @property
+    def settings(self) -> Options:
+        """The options, or all defaults."""
+        return self.options or Options()
+
+    def unknown(self) -> list[str]:
+        """Fields and options that this server does not know."""
+        return self.ignored() + [f"options.{name}" for name in self.settings.ignored()]
+
+
+class ChatMessage(Body):
+    """One message; pictures are base64 without a header."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: Annotated[list[str], Field(max_length=64)] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class ChatBody(Running):
+    """POST /api/chat."""
+
+    messages: Annotated[list[ChatMessage], Field(default_factory=list, max_length=100_000)]
+    tools: Annotated[list[dict[str, Any]], Field(max_length=512)] | None = None
+
+
+class GenerateBody(Running):
+    """POST /api/generate."""
+
+    prompt: str = ""
+    suffix: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    images: Annotated[list[str], Field(max_length=64)] | None = None
+    template: str | None = None
+
+
+class EmbedBody(Body):
+    """POST /api/embed."""
+
+    model: Annotated[str, Field(min_length=1, max_length=500)]
+    input: str | Annotated[list[str], Field(max_length=2048)]
+    truncate: bool | None = None
+    dimensions: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    options: Options | None = None
+    keep_alive: str | float | int | None = None
+
+
+class OldEmbedBody(Body):
+    """POST /api/embeddings, the older form."""
+
+    model: Annotated[str, Field(min_length=1, max_length=500)]
+    prompt: str
+    options: Options | None = None
+    keep_alive: str | float | int | None = None
+
+
+class Named(Body):
+    """A request about one model; older clients say `name`."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None
+    stream: bool | None = None
+
+    @property
+    def wanted(self) -> str:
+        """The model's name. Raises: InputFault: it is missing."""
+        found = self.model or self.name
+        if not found:
+            raise InputFault("model is required.", "model")
+        return found
+
+
+class CopyBody(Body):
+    """POST /api/copy: a second name."""
+
+    source: Annotated[str, Field(min_length=1, max_length=500)]
+    destination: Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class CreateBody(Named):
+    """POST /api/create. Only a new name for a model can be made here."""
+
+    from_: Annotated[str | None, Field(alias="from")] = None
+    quantize: str | None = None

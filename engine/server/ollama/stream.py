@@ -1,0 +1,98 @@
+"""Answers in Ollama's form: one JSON object a line."""
+
+import json
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from engine.chat.conversation import AnswerFinished, ChatEvent
+from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
+from engine.server.error_shape import ollama_body
+from engine.server.ollama.names import NANO
+
+_encode = msgspec.json.encode
+NDJSON = b"application/x-ndjson"
+
+
+def now() -> str:
+    """The time as Ollama writes it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def error_line(error: Exception) -> bytes:
+    """The error as a line of a stream that has begun."""
+    return json.dumps(ollama_body(error)).encode() + b"\n"
+
+
+class Lines:
+    """The lines of one answer. `chat`: messages; otherwise a `response`. Collects the whole answer beside."""
+
+    def __init__(self, model: str, n_ctx: int, load_s: float, *, chat: bool) -> None:
+        self._model = model
+        self._n_ctx = n_ctx
+        self._begun = time.monotonic()
+        self._load_s = load_s
+        self._chat = chat
+        self._name = ""
+        self._arguments = ""
+        self.text = ""
+        self.thinking = ""
+        self.calls: list[dict[str, Any]] = []
+
+    def line(self, content: str = "", thinking: str = "", calls: list[dict[str, Any]] | None = None) -> bytes:
+        """One piece of the answer; without arguments an empty one, which keeps the connection alive."""
+        return _encode({**self._head(), **self._body(content, thinking, calls), "done": False}) + b"\n"
+
+    def _head(self) -> dict[str, Any]:
+        return {"model": self._model, "created_at": now()}
+
+    def _body(self, content: str, thinking: str, calls: list[dict[str, Any]] | None) -> dict[str, Any]:
+        told: dict[str, Any] = {"content": content} if self._chat else {"response": content}
+        if thinking:
+            told["thinking"] = thinking
+        if calls:
+            told["tool_calls"] = calls
+        return {"message": {"role": "assistant", **told}} if self._chat else told
+
+    def feed(self, item: ChatEvent) -> bytes:
+        """The line that an event becomes, or nothing. Calls are sent whole."""
+        if isinstance(item, TextDelta):
+            self.text += item.text
+            return self.line(item.text)
+        if isinstance(item, ReasoningDelta):
+            self.thinking += item.text
+            return self.line(thinking=item.text)
+        if isinstance(item, CallStarted):
+            self._name, self._arguments = item.name, ""
+        elif isinstance(item, CallArguments):
+            self._arguments += item.delta
+        elif isinstance(item, CallEnded):
+            call = {"function": {"index": item.index, "name": self._name, "arguments": json.loads(self._arguments)}}
+            self.calls.append(call)
+            return self.line(calls=[call])
+        elif isinstance(item, AnswerFinished):
+            return _encode({**self._head(), **self._body("", "", None), **self.end(item)}) + b"\n"
+        return b""
+
+    def whole(self, end: AnswerFinished) -> dict[str, Any]:
+        """The answer as one object."""
+        return {**self._head(), **self._body(self.text, self.thinking, self.calls), **self.end(end)}
+
+    def end(self, item: AnswerFinished) -> dict[str, Any]:
+        """The fields of the last line. Durations are in nanoseconds."""
+        told: dict[str, Any] = {
+            "done": True,
+            "done_reason": "length" if item.finish_reason == "length" else "stop",
+            "total_duration": int((time.monotonic() - self._begun + self._load_s) * NANO),
+            "load_duration": int(self._load_s * NANO),
+            "prompt_eval_count": item.usage.prompt_tokens,
+            "prompt_eval_duration": int(item.timings.prefill_s * NANO),
+            "eval_count": item.usage.completion_tokens,
+            "eval_duration": int(item.timings.decode_s * NANO),
+            "context_length": self._n_ctx,
+        }
+        if item.malformed:
+            told["malformed_tool_calls"] = list(item.malformed)
+        return told

@@ -1,0 +1,139 @@
+import os
+
+import numpy as np
+import pytest
+
+from engine.runner.llama.prefix_store import PrefixStore, model_fingerprint, shared_length
+
+KEY = ()
+
+
+def tokens(*values):
+    return np.asarray(values, np.int32)
+
+
+def state(size=1000, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+
+
+def disk_store(folder, limit=10_000, fingerprint="f" * 64, ram=0):
+    return PrefixStore(ram, limit, folder, fingerprint)
+
+
+def test_the_longest_shared_prefix_is_found():
+    store = PrefixStore(10_000, 0, None, "f")
+    store.put(KEY, tokens(1, 2, 3), state())
+    store.put(KEY, tokens(1, 2, 9, 9), state())
+    entry, length = store.best(tokens(1, 2, 9, 4), KEY, whole_only=False)
+    assert (list(entry.tokens), length) == ([1, 2, 9, 9], 3)
+    entry, length = store.best(tokens(1, 2, 3, 4), KEY, whole_only=True)
+    assert (list(entry.tokens), length) == ([1, 2, 3], 3)
+    assert store.best(tokens(7), KEY, whole_only=False) == (None, 0)
+
+
+def test_adapters_do_not_mix():
+    store = PrefixStore(10_000, 0, None, "f")
+    store.put((("lora", 1.0),), tokens(1, 2, 3), state())
+    assert store.best(tokens(1, 2, 3), KEY, whole_only=False) == (None, 0)
+
+
+def test_a_longer_prefix_replaces_a_shorter_one_of_the_same_text():
+    store = PrefixStore(10_000, 0, None, "f")
+    store.put(KEY, tokens(1, 2), state())
+    store.put(KEY, tokens(1, 2, 3), state())
+    assert store.ram_bytes == 1000
+    store.put(KEY, tokens(1), state())
+    assert store.ram_bytes == 1000
+
+
+def test_memory_is_bounded_and_the_oldest_goes():
+    store = PrefixStore(2500, 0, None, "f")
+    for i in range(4):
+        store.put(KEY, tokens(i, i), state())
+    assert store.ram_bytes <= 2500
+    assert store.best(tokens(0, 0), KEY, whole_only=False)[1] == 0
+    assert store.best(tokens(3, 3), KEY, whole_only=False)[1] == 2
+
+
+def test_what_is_on_disk_survives_a_restart(tmp_path):
+    store = disk_store(tmp_path)
+    store.put(KEY, tokens(1, 2, 3), state(seed=5), to_disk=True)
+    store.close()
+    again = disk_store(tmp_path)
+    entry, length = again.best(tokens(1, 2, 3, 4), KEY, whole_only=True)
+    assert length == 3
+    assert np.array_equal(again.load(entry), state(seed=5))
+
+
+def test_files_are_for_this_user_only(tmp_path):
+    store = disk_store(tmp_path)
+    store.put(KEY, tokens(1, 2, 3), state(), to_disk=True)
+    store.close()
+    (file,) = tmp_path.glob("*/*.kv")
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_another_model_never_sees_it(tmp_path):
+    store = disk_store(tmp_path)
+    store.put(KEY, tokens(1, 2, 3), state(), to_disk=True)
+    store.close()
+    other = disk_store(tmp_path, fingerprint="e" * 64)
+    assert other.best(tokens(1, 2, 3), KEY, whole_only=False) == (None, 0)
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "empty", "noise", "gone"])
+def test_a_damaged_file_is_forgotten_not_used(tmp_path, harm):
+    store = disk_store(tmp_path)
+    store.put(KEY, tokens(1, 2, 3), state(), to_disk=True)
+    store.close()
+    (file,) = tmp_path.glob("*/*.kv")
+    again = disk_store(tmp_path)
+    data = bytearray(file.read_bytes())
+    if harm == "flip":
+        data[-10] ^= 1
+        file.write_bytes(data)
+    elif harm == "cut":
+        file.write_bytes(data[:-100])
+    elif harm == "empty":
+        file.write_bytes(b"")
+    elif harm == "noise":
+        file.write_bytes(os.urandom(2000))
+    else:
+        file.unlink()
+    entry, _ = again.best(tokens(1, 2, 3), KEY, whole_only=False)
+    assert again.load(entry) is None
+    assert again.best(tokens(1, 2, 3), KEY, whole_only=False) == (None, 0)
+    assert disk_store(tmp_path).best(tokens(1, 2, 3), KEY, whole_only=False) == (None, 0)
+
+
+def test_disk_is_bounded_over_all_models(tmp_path):
+    for i in range(4):
+        store = disk_store(tmp_path, limit=2500, fingerprint=str(i) * 64)
+        store.put(KEY, tokens(i, 2, 3), state(), to_disk=True)
+        store.close()
+    disk_store(tmp_path, limit=2500, fingerprint="9" * 64)
+    assert sum(p.stat().st_size for p in tmp_path.glob("*/*.kv")) <= 2500
+
+
+def test_a_disk_that_cannot_be_written_harms_nothing(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    store = disk_store(blocked, ram=10_000)
+    store.put(KEY, tokens(1, 2, 3), state(), to_disk=True)
+    store.close()
+    entry, _ = store.best(tokens(1, 2, 3), KEY, whole_only=False)
+    assert np.array_equal(store.load(entry), state())
+
+
+def test_the_fingerprint_follows_content_and_settings(tmp_path):
+    a, b = tmp_path / "a", tmp_path / "b"
+    a.write_bytes(b"x" * 5000)
+    b.write_bytes(b"x" * 4999 + b"y")
+    assert model_fingerprint(a, "f16") != model_fingerprint(b, "f16")
+    assert model_fingerprint(a, "f16") != model_fingerprint(a, "q8_0")
+
+
+def test_shared_length():
+    assert shared_length(tokens(1, 2, 3), tokens(1, 2)) == 2
+    assert shared_length(tokens(5), tokens(6)) == 0
+    assert shared_length(tokens(), tokens(6)) == 0
