@@ -25,6 +25,7 @@ from engine.server.manage import models as manage_models
 from engine.server.ollama import models as ollama_models
 from engine.server.ollama import run as ollama_run
 from engine.server.openai import chat, completions, embeddings, fim, lmstudio, models, tokens
+from engine.server.responses import routes as responses
 from engine.server.state import ServerState, server_state
 from engine.version import __version__
 
@@ -68,7 +69,7 @@ def create_app(state: ServerState, hosts: Iterable[str] = (), origins: Iterable[
     app.add_middleware(Guard, hosts=tuple(hosts), origins=tuple(origins))
     for module in (models, chat, completions, fim, embeddings, tokens, lmstudio):
         app.include_router(module.router)
-    for module in (anthropic_messages, ollama_run, ollama_models):
+    for module in (responses, anthropic_messages, ollama_run, ollama_models):
         app.include_router(module.router)
     for managed in (manage_models, manage_library, manage_jobs):
         app.include_router(managed.router)

@@ -37,7 +37,7 @@ class EventStream(Response):
         chunks: AsyncGenerator[bytes, None],
         error_event: Callable[[Exception], bytes],
         error_body: Callable[[Exception], dict[str, Any]] = openai_body,
-        ping: bytes = b": ping\n\n",
+        ping: bytes | Callable[[], bytes] = b": ping\n\n",
         media_type: bytes = b"text/event-stream; charset=utf-8",
         headers: dict[str, str] | None = None,
     ) -> None:
@@ -105,7 +105,8 @@ class EventStream(Response):
         while True:
             await asyncio.sleep(PING_S)
             if time.monotonic() - self._last_sent >= PING_S:
-                await send({"type": "http.response.body", "body": self._ping, "more_body": True})
+                ping = self._ping if isinstance(self._ping, bytes) else self._ping()
+                await send({"type": "http.response.body", "body": ping, "more_body": True})
 
 
 async def _disconnected(receive: Receive) -> None:

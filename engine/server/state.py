@@ -12,6 +12,7 @@ from engine.pool import Pool
 from engine.server.auth import Access
 from engine.server.metrics import Metrics
 from engine.server.models import ServedModels
+from engine.server.responses.store import ResponseStore
 
 
 @dataclass
@@ -25,6 +26,7 @@ class ServerState:
     renderer: TemplateRenderer = field(default_factory=TemplateRenderer)
     checker: ConstraintChecker = field(default_factory=ConstraintChecker)
     metrics: Metrics = field(default_factory=Metrics)
+    responses: ResponseStore = field(default_factory=ResponseStore)
     conversations: Conversations = field(init=False)
 
     def __post_init__(self) -> None:

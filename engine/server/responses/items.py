@@ -1,0 +1,132 @@
+"""Input items as messages: neighbouring items of the assistant belong to one turn."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.chat.types import ImagePart, Message, Part, TextPart, ToolCall
+from engine.errors import InputFault
+from engine.server.openai.messages import decode_data_url
+from engine.server.responses.tools import TEXT_PARAMETER, Toolbox
+
+_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "developer"}
+
+
+@dataclass
+class _Assistant:
+    """What the assistant said since the last other item."""
+
+    reasoning: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def message(self) -> Message | None:
+        if not (self.reasoning or self.texts or self.calls):
+            return None
+        return Message(
+            role="assistant",
+            content="".join(self.texts),
+            reasoning="\n".join(self.reasoning) or None,
+            tool_calls=tuple(self.calls),
+        )
+
+
+def to_messages(items: str | list[dict[str, Any]], box: Toolbox) -> list[Message]:
+    """The conversation in a request's input.
+
+    Raises: InputFault: an item that is not understood; `param` names it.
+    """
+    if isinstance(items, str):
+        return [Message(role="user", content=items)]
+    out: list[Message] = []
+    said = _Assistant()
+
+    def flush() -> None:
+        nonlocal said
+        message = said.message()
+        if message is not None:
+            out.append(message)
+        said = _Assistant()
+
+    for index, item in enumerate(items):
+        param = f"input[{index}]"
+        kind = item.get("type", "message")
+        if kind == "reasoning":
+            if said.texts or said.calls:
+                flush()
+            said.reasoning.append(_reasoning(item))
+        elif kind in ("function_call", "custom_tool_call"):
+            said.calls.append(_call(item, kind == "custom_tool_call", box, param))
+        elif kind == "message" and item.get("role") == "assistant":
+            if said.calls:
+                flush()
+            content = _content(item.get("content"), f"{param}.content")
+            said.texts.append(content if isinstance(content, str) else "".join(_texts(content)))
+        else:
+            flush()
+            out.append(_other(item, kind, param))
+    flush()
+    return [m for m in out if m.content or m.tool_calls or m.role == "tool"]
+
+
+def _texts(parts: tuple[Part, ...]) -> list[str]:
+    return [part.text for part in parts if isinstance(part, TextPart)]
+
+
+def _other(item: dict[str, Any], kind: object, param: str) -> Message:
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        output = item.get("output")
+        content = _content(output if isinstance(output, str | list) else json.dumps(output), f"{param}.output")
+        return Message(role="tool", content=content, tool_call_id=_text(item, "call_id", param))
+    role = _ROLES.get(str(item.get("role")))
+    if kind != "message" or role is None:
+        raise InputFault(f"{param}: an item of type {kind!r} is not understood here.", f"{param}.type")
+    message = Message(role="user", content=_content(item.get("content"), f"{param}.content"))
+    if role == "user":
+        return message
+    return Message(role="developer" if role == "developer" else "system", content=message.content)
+
+
+def _text(item: dict[str, Any], name: str, param: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise InputFault(f"{param}.{name} must be a string.", f"{param}.{name}")
+    return value
+
+
+def _reasoning(item: dict[str, Any]) -> str:
+    parts = item.get("content") or item.get("summary") or ()
+    return "\n".join(str(p.get("text", "")) for p in parts if isinstance(p, dict))
+
+
+def _call(item: dict[str, Any], custom: bool, box: Toolbox, param: str) -> ToolCall:
+    name = _text(item, "name", param)
+    if custom:
+        arguments = json.dumps({TEXT_PARAMETER: _text(item, "input", param)}, ensure_ascii=False)
+    else:
+        arguments = _text(item, "arguments", param)
+        namespace = item.get("namespace")
+        name = box.flat_name(name, namespace if isinstance(namespace, str) else None)
+    return ToolCall(id=_text(item, "call_id", param), name=name, arguments=arguments)
+
+
+def _content(content: object, param: str) -> str | tuple[Part, ...]:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise InputFault(f"{param} must be text or a list of parts.", param)
+    parts = tuple(_part(part, f"{param}[{i}]") for i, part in enumerate(content))
+    if any(isinstance(part, ImagePart) for part in parts):
+        return parts
+    return "".join(_texts(parts))
+
+
+def _part(part: object, param: str) -> Part:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(part, dict) and kind in ("input_text", "output_text", "text", "refusal", "summary_text"):
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if isinstance(text, str):
+            return TextPart(text=text)
+    if isinstance(part, dict) and kind == "input_image":
+        return decode_data_url(part.get("image_url"), f"{param}.image_url")
+    raise InputFault(f"{param}: a part of type {kind!r} is not understood here.", param)

@@ -1,0 +1,62 @@
+"""Answers kept for `previous_response_id`, in memory only: what people said is not written to the disk unasked."""
+
+from collections import OrderedDict
+from typing import Any, Final
+
+import msgspec
+
+from engine.chat.types import Message
+from engine.errors import InputFault
+
+MAX_RESPONSES: Final = 512
+MAX_BYTES: Final = 64 << 20
+
+
+class ResponseNotFound(InputFault):
+    """No stored response has this id; they are forgotten when the server ends, and the oldest before."""
+
+    code = "response_not_found"
+
+    def __init__(self, response_id: str, param: str | None) -> None:
+        super().__init__(f"There is no stored response {response_id!r}.", param)
+        self.response_id = response_id
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer: as it was sent, the items that asked for it, and the conversation up to and including it."""
+
+    response: dict[str, Any]
+    input_items: list[dict[str, Any]]
+    messages: tuple[Message, ...]
+    size_bytes: int
+
+
+class ResponseStore:
+    """The newest answers, as many as fit the limits."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Stored] = OrderedDict()
+        self._bytes = 0
+
+    def put(
+        self, response: dict[str, Any], input_items: list[dict[str, Any]], messages: tuple[Message, ...]
+    ) -> None:
+        """Keep an answer, forgetting the oldest beyond the limits."""
+        size = len(msgspec.msgpack.encode((response, input_items, messages)))
+        stored = Stored(response=response, input_items=input_items, messages=messages, size_bytes=size)
+        self._kept[str(response["id"])] = stored
+        self._bytes += size
+        while len(self._kept) > MAX_RESPONSES or (self._bytes > MAX_BYTES and len(self._kept) > 1):
+            self._bytes -= self._kept.popitem(last=False)[1].size_bytes
+
+    def get(self, response_id: str, param: str | None = None) -> Stored:
+        """Raises: ResponseNotFound."""
+        found = self._kept.get(response_id)
+        if found is None:
+            raise ResponseNotFound(response_id, param)
+        return found
+
+    def remove(self, response_id: str) -> None:
+        """Raises: ResponseNotFound."""
+        self._bytes -= self.get(response_id).size_bytes
+        del self._kept[response_id]

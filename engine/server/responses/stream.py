@@ -1,0 +1,183 @@
+"""A turn's events as output items and as server-sent events, in the order that clients check."""
+
+import time
+from typing import Any
+
+import msgspec
+
+from engine.chat.conversation import AnswerFinished, ChatEvent
+from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
+from engine.chat.types import Message, ToolCall
+from engine.errors import ContextOverflow, EngineError, InputFault
+from engine.server.openai.shapes import new_id
+from engine.server.responses.tools import Toolbox, custom_input
+from engine.types import Usage
+
+_encode = msgspec.json.encode
+
+
+def usage_body(usage: Usage) -> dict[str, Any]:
+    """Usage in this protocol's names. Reasoning is not counted apart."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def error_code(error: Exception) -> str:
+    """The code of a failed response."""
+    if isinstance(error, ContextOverflow):
+        return "context_length_exceeded"
+    if isinstance(error, InputFault):
+        return "invalid_prompt" if error.code == "invalid_request" else error.code
+    return "server_error"
+
+
+class ItemStream:
+    """One response. `feed` gives the encoded events and keeps the items for the whole form."""
+
+    def __init__(self, response: dict[str, Any], box: Toolbox) -> None:
+        self.response = response
+        self.output: list[dict[str, Any]] = []
+        self._box = box
+        self._sequence = 0
+        self._kind = ""
+        self._item: dict[str, Any] = {}
+        self._arguments = self._call_id = self._call_name = ""
+        self._calls: list[ToolCall] = []
+
+    def begin(self) -> bytes:
+        """The first two events."""
+        return self._event("response.created", response=self.snapshot()) + self.still_here()
+
+    def still_here(self) -> bytes:
+        """What keeps the connection alive while nothing else is to tell: clients count events, not comments."""
+        return self._event("response.in_progress", response=self.snapshot())
+
+    def snapshot(self) -> dict[str, Any]:
+        """The response as it stands."""
+        return {**self.response, "output": list(self.output)}
+
+    def feed(self, item: ChatEvent) -> bytes:
+        """The events that this one becomes."""
+        if isinstance(item, TextDelta):
+            return self._grow("message", "output_text", item.text)
+        if isinstance(item, ReasoningDelta):
+            return self._grow("reasoning", "reasoning_text", item.text)
+        if isinstance(item, CallStarted):
+            return self._close() + self._open_call(item)
+        if isinstance(item, CallArguments):
+            return self._more_arguments(item.delta)
+        if isinstance(item, CallEnded | AnswerFinished):
+            return self._close() + (self._finish(item) if isinstance(item, AnswerFinished) else b"")
+        return b""
+
+    def fail(self, error: Exception) -> bytes:
+        """The end of a response that went wrong."""
+        known = isinstance(error, EngineError)
+        message = str(error) if known else "An internal error; the server's log has the details."
+        self.response |= {"status": "failed", "error": {"code": error_code(error), "message": message}}
+        return self._event("response.failed", response=self.snapshot())
+
+    def said(self) -> Message:
+        """The answer as the conversation goes on from it."""
+        texts = [p["text"] for i in self.output if i["type"] == "message" for p in i["content"]]
+        thoughts = [p["text"] for i in self.output if i["type"] == "reasoning" for p in i["content"]]
+        return Message(
+            role="assistant",
+            content="".join(texts),
+            reasoning="".join(thoughts) or None,
+            tool_calls=tuple(self._calls),
+        )
+
+    # ------------------------------------------------------------------ items
+
+    def _event(self, kind: str, **body: Any) -> bytes:
+        told = {"type": kind, "sequence_number": self._sequence, **body}
+        self._sequence += 1
+        return b"event: " + kind.encode() + b"\ndata: " + _encode(told) + b"\n\n"
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._item["id"], "output_index": len(self.output)}
+
+    def _open(self, item: dict[str, Any], kind: str) -> bytes:
+        self._kind, self._item = kind, item
+        return self._event("response.output_item.added", output_index=len(self.output), item=item)
+
+    def _grow(self, kind: str, part: str, text: str) -> bytes:
+        out = b""
+        if self._kind != kind:
+            out = self._close() + self._open_text(kind, part)
+        self._item["content"][0]["text"] += text
+        extra: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        return out + self._event(f"response.{part}.delta", **self._place(), content_index=0, delta=text, **extra)
+
+    def _open_text(self, kind: str, part: str) -> bytes:
+        item: dict[str, Any]
+        if kind == "message":
+            item = {"id": new_id("msg", "_"), "type": "message", "role": "assistant", "status": "in_progress"}
+        else:
+            item = {"id": new_id("rs", "_"), "type": "reasoning", "summary": [], "status": "in_progress"}
+        empty: dict[str, Any] = {"type": part, "text": ""}
+        if kind == "message":
+            empty |= {"annotations": [], "logprobs": []}
+        out = self._open({**item, "content": []}, kind)
+        self._item["content"].append(dict(empty))
+        return out + self._event("response.content_part.added", **self._place(), content_index=0, part=empty)
+
+    def _open_call(self, call: CallStarted) -> bytes:
+        item_id, call_id = new_id("fc", "_"), new_id("call", "_")
+        self._arguments, self._call_id, self._call_name = "", call_id, call.name
+        item = self._box.item(item_id, call_id, call.name)
+        return self._open(item, str(item["type"]))
+
+    def _more_arguments(self, delta: str) -> bytes:
+        self._arguments += delta
+        if self._kind != "function_call":
+            return b""  # free text is known once the JSON around it is complete
+        return self._event("response.function_call_arguments.delta", **self._place(), delta=delta)
+
+    def _close(self) -> bytes:
+        if not self._kind:
+            return b""
+        kind, self._kind = self._kind, ""
+        out = self._close_call(kind) if kind.endswith("_call") else self._close_text(kind)
+        self._item["status"] = "completed"
+        out += self._event("response.output_item.done", output_index=len(self.output), item=self._item)
+        self.output.append(self._item)
+        return out
+
+    def _close_text(self, kind: str) -> bytes:
+        part = self._item["content"][0]
+        extra: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        place = {**self._place(), "content_index": 0}
+        return self._event(f"response.{part['type']}.done", **place, text=part["text"], **extra) + self._event(
+            "response.content_part.done", **place, part=part
+        )
+
+    def _close_call(self, kind: str) -> bytes:
+        self._calls.append(ToolCall(id=self._call_id, name=self._call_name, arguments=self._arguments))
+        if kind == "custom_tool_call":
+            text = self._item["input"] = custom_input(self._arguments)
+            return self._event("response.custom_tool_call_input.delta", **self._place(), delta=text) + self._event(
+                "response.custom_tool_call_input.done", **self._place(), input=text
+            )
+        self._item["arguments"] = self._arguments
+        done = {"arguments": self._arguments, "name": self._item["name"]}
+        return self._event("response.function_call_arguments.done", **self._place(), **done)
+
+    def _finish(self, end: AnswerFinished) -> bytes:
+        cut = end.finish_reason == "length"
+        self.response |= {"status": "incomplete" if cut else "completed", "usage": usage_body(end.usage)}
+        self.response["completed_at"] = int(time.time())
+        if cut:
+            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+            if self.output:
+                self.output[-1]["status"] = "incomplete"
+        if end.malformed:
+            self.response["malformed_tool_calls"] = list(end.malformed)
+        kind = "response.incomplete" if cut else "response.completed"
+        return self._event(kind, response=self.snapshot())

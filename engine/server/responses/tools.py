@@ -1,0 +1,127 @@
+"""The tools of a Responses request as plain functions, and calls of them as the items a client expects."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from engine.chat import structured
+from engine.chat.types import NamedTool, ToolChoice, ToolDefinition
+from engine.errors import InputFault
+
+# A tool that takes free text: the model writes it as the one argument of a function.
+TEXT_PARAMETER: Final = "input"
+# Agents offer it everywhere; without it the answer is the same kind of answer.
+_SKIPPED: Final = ("web_search", "tool_search", "image_generation")
+
+
+@dataclass
+class Toolbox:
+    """`definitions` are offered to the model; `custom` and `namespaced` say what a call of one becomes."""
+
+    definitions: list[ToolDefinition] = field(default_factory=list)
+    custom: set[str] = field(default_factory=set)
+    namespaced: dict[str, tuple[str, str]] = field(default_factory=dict)
+    without_effect: list[str] = field(default_factory=list)
+
+    def flat_name(self, name: str, namespace: str | None) -> str:
+        """The name the model sees."""
+        return name if namespace is None else _joined(namespace, name)
+
+    def item(self, item_id: str, call_id: str, name: str) -> dict[str, Any]:
+        """The output item of a call that begins."""
+        base = {"id": item_id, "call_id": call_id, "status": "in_progress"}
+        if name in self.custom:
+            return {"type": "custom_tool_call", **base, "name": name, "input": ""}
+        namespace, own = self.namespaced.get(name, (None, name))
+        made = {"type": "function_call", **base, "name": own, "arguments": ""}
+        return made if namespace is None else {**made, "namespace": namespace}
+
+
+def toolbox(tools: list[dict[str, Any]]) -> Toolbox:
+    """Read the tools.
+
+    Raises: InputFault: a tool without a name, or one that only another server could run.
+    """
+    box = Toolbox()
+    for index, tool in enumerate(tools):
+        _add(box, tool, f"tools[{index}]")
+    return box
+
+
+def _add(box: Toolbox, tool: dict[str, Any], param: str) -> None:
+    kind = tool.get("type")
+    if kind == "function":
+        box.definitions.append(_function(tool, param))
+    elif kind == "custom":
+        name = _name(tool, param)
+        box.custom.add(name)
+        box.definitions.append(_custom(tool, name))
+        if (tool.get("format") or {}).get("type") == "grammar":
+            box.without_effect.append(f"{param}.format")
+    elif kind == "namespace":
+        namespace = _name(tool, param)
+        for index, inner in enumerate(tool.get("tools") or ()):
+            where = f"{param}.tools[{index}]"
+            if not isinstance(inner, dict) or inner.get("type", "function") != "function":
+                raise InputFault(f"{where} must be a function.", where)
+            definition = _function(inner, where, _joined(namespace, _name(inner, where)))
+            box.namespaced[definition.name] = (namespace, str(inner["name"]))
+            box.definitions.append(definition)
+    elif isinstance(kind, str) and kind.startswith(_SKIPPED):
+        box.without_effect.append(f"{param} ({kind})")
+    else:
+        raise InputFault(f"{param}.type {kind!r} cannot be run here.", f"{param}.type")
+
+
+def _joined(namespace: str, name: str) -> str:
+    return f"{namespace}{name}" if namespace.endswith("_") else f"{namespace}__{name}"
+
+
+def _name(tool: dict[str, Any], param: str) -> str:
+    name = tool.get("name")
+    if not isinstance(name, str) or not name:
+        raise InputFault(f"{param}.name is missing.", f"{param}.name")
+    return name
+
+
+def _function(tool: dict[str, Any], param: str, name: str | None = None) -> ToolDefinition:
+    parameters = tool.get("parameters") or {"type": "object", "properties": {}}
+    structured.of_schema(parameters, f"{param}.parameters")
+    return ToolDefinition(
+        name=name or _name(tool, param),
+        description=str(tool.get("description") or ""),
+        parameters=parameters,
+        strict=tool.get("strict") is True,
+    )
+
+
+def _custom(tool: dict[str, Any], name: str) -> ToolDefinition:
+    description = str(tool.get("description") or "")
+    form = tool.get("format") or {}
+    if form.get("type") == "grammar":
+        description += f"\n\nThe input must follow this {form.get('syntax')} grammar:\n{form.get('definition')}"
+    schema = {"type": "object", "properties": {TEXT_PARAMETER: {"type": "string"}}, "required": [TEXT_PARAMETER]}
+    return ToolDefinition(name=name, description=description, parameters=schema)
+
+
+def custom_input(arguments: str) -> str:
+    """The free text in a call's arguments; whatever else the model wrote, as it is."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    text = value.get(TEXT_PARAMETER) if isinstance(value, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+def tool_choice(choice: str | dict[str, Any] | None, box: Toolbox) -> ToolChoice:
+    """Raises: InputFault: not none, auto, required or the name of a tool."""
+    if choice in (None, "auto"):
+        return "auto"
+    if choice == "none":
+        return "none"
+    if choice == "required":
+        return "required"
+    if isinstance(choice, dict) and isinstance(choice.get("name"), str):
+        return NamedTool(name=box.flat_name(choice["name"], choice.get("namespace")))
+    raise InputFault("tool_choice must be none, auto, required or name a tool.", "tool_choice")

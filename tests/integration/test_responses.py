@@ -1,0 +1,247 @@
+"""The official client's strict stream over scripted answers, and what coding agents send."""
+
+import json
+
+import httpx2
+import openai
+import pytest
+from openai.types.responses import Response
+
+CALL = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Weather of a city",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "strict": False,
+}
+PATCH = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edit files",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'},
+}
+MCP = {"type": "namespace", "name": "mcp__files__", "description": "Files", "tools": [{**WEATHER, "name": "read"}]}
+
+
+@pytest.fixture
+def client(qwen):
+    with openai.OpenAI(base_url=f"{qwen.url}/v1", api_key="unused", max_retries=0) as made:
+        yield made
+
+
+def pieces(text):
+    return [text[i : i + 5] for i in range(0, len(text), 5)]
+
+
+def events(server, body):
+    with httpx2.stream("POST", f"{server.url}/v1/responses", json={"stream": True, **body}) as answer:
+        assert answer.status_code == 200
+        lines = list(answer.iter_lines())
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+
+
+def test_a_plain_answer(qwen, client):
+    qwen.say("Hello", " there")
+    answer = client.responses.create(model="spark", input="Hi", instructions="Be brief.")
+    assert answer.output_text == "Hello there"
+    assert answer.status == "completed"
+    assert answer.usage.total_tokens == answer.usage.input_tokens + 2
+    assert "Be brief." in qwen.prompts()[0]
+    Response.model_validate(answer.model_dump())
+
+
+def test_the_strict_stream_with_reasoning_text_and_a_call(qwen, client):
+    call = CALL % ("get_weather", '{"city": "Paris"}')
+    qwen.say(*pieces(f"<think>\nLook it up.\n</think>\n\nLet me see.\n{call}"))
+    with client.responses.stream(model="spark", input="Weather?", tools=[WEATHER]) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert [item.type for item in final.output] == ["reasoning", "message", "function_call"]
+    assert final.output[0].content[0].text == "Look it up."
+    assert final.output_text == "Let me see."
+    assert json.loads(final.output[2].arguments) == {"city": "Paris"}
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.completed"
+
+
+def test_every_event_is_numbered_and_in_order(qwen):
+    qwen.say(*pieces("<think>\nA.\n</think>\n\nB.\n" + CALL % ("get_weather", "{}")))
+    told = events(qwen, {"model": "spark", "input": "x", "tools": [WEATHER]})
+    assert [e["sequence_number"] for e in told] == list(range(len(told)))
+    added = [e for e in told if e["type"] == "response.output_item.added"]
+    done = [e for e in told if e["type"] == "response.output_item.done"]
+    assert [e["output_index"] for e in added] == [e["output_index"] for e in done] == [0, 1, 2]
+    assert [e["item"]["id"] for e in added] == [e["item"]["id"] for e in done]
+    assert [i["id"] for i in told[-1]["response"]["output"]] == [e["item"]["id"] for e in done]
+    assert len({e["response"]["id"] for e in told if "response" in e}) == 1
+    for delta, total in (
+        ("output_text.delta", "output_text.done"),
+        ("reasoning_text.delta", "reasoning_text.done"),
+    ):
+        parts = "".join(e["delta"] for e in told if e["type"] == f"response.{delta}")
+        [whole] = [e["text"] for e in told if e["type"] == f"response.{total}"]
+        assert parts == whole
+
+
+def test_custom_tools_take_raw_text(qwen, client):
+    patch = '*** Begin Patch\n+ "quoted" line\n*** End Patch'
+    qwen.say(*pieces(CALL % ("apply_patch", json.dumps({"input": patch}))))
+    raw = client.responses.with_raw_response.create(model="spark", input="Fix it", tools=[PATCH])
+    [item] = raw.parse().output
+    assert (item.type, item.name, item.input) == ("custom_tool_call", "apply_patch", patch)
+    assert "tools[0].format" in raw.headers["x-tessera-ignored"]
+    qwen.say("Done.")
+    client.responses.create(
+        model="spark",
+        tools=[PATCH],
+        input=[
+            {"role": "user", "content": "Fix it"},
+            {"type": "custom_tool_call", "call_id": item.call_id, "name": "apply_patch", "input": patch},
+            {"type": "custom_tool_call_output", "call_id": item.call_id, "output": "patched"},
+        ],
+    )
+    assert "patched" in qwen.prompts()[-1]
+
+
+def test_namespaces_are_flattened_and_told_apart_again(qwen, client):
+    qwen.say(CALL % ("mcp__files__read", '{"city": "x"}'))
+    [item] = client.responses.create(model="spark", input="Read", tools=[MCP]).output
+    assert (item.name, item.namespace) == ("read", "mcp__files__")
+    assert '"mcp__files__read"' in qwen.prompts()[0]
+
+
+def test_parallel_calls_go_back_in_one_turn(qwen, client):
+    two = CALL % ("get_weather", '{"city": "Paris"}') + "\n" + CALL % ("get_weather", '{"city": "Rome"}')
+    qwen.say(*pieces(two))
+    first = client.responses.create(model="spark", input="Both?", tools=[WEATHER])
+    assert [i.type for i in first.output] == ["function_call", "function_call"]
+    assert len({i.call_id for i in first.output}) == 2
+    qwen.say("Both sunny.")
+    outputs = [{"type": "function_call_output", "call_id": i.call_id, "output": "sunny"} for i in first.output]
+    second = client.responses.create(model="spark", previous_response_id=first.id, input=outputs, tools=[WEATHER])
+    assert second.output_text == "Both sunny."
+    prompt = qwen.prompts()[-1]
+    assert prompt.index("Both?") < prompt.index("Rome") < prompt.index("sunny")
+
+
+def test_stateless_history_reaches_the_template(qwen, client):
+    qwen.say("ok")
+    client.responses.create(
+        model="spark",
+        store=False,
+        tools=[WEATHER],
+        include=["reasoning.encrypted_content"],
+        prompt_cache_key="abc",
+        input=[
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
+            {
+                "type": "reasoning",
+                "id": "rs_1",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": "Hm"}],
+            },
+            {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": '{"city": "Oslo"}'},
+            {"type": "function_call_output", "call_id": "c1", "output": "snow"},
+            {"type": "message", "role": "developer", "content": "Be polite."},
+            {"type": "message", "role": "user", "content": "So?"},
+        ],
+    )
+    [prompt] = qwen.prompts()
+    for part in ("Weather?", "Oslo", "snow", "Be polite.", "So?"):
+        assert part in prompt
+
+
+def test_stored_answers_and_forgetting_them(qwen, client):
+    qwen.say("My name is Tess.")
+    first = client.responses.create(model="spark", input="Who are you?", instructions="Old rule.")
+    assert client.responses.retrieve(first.id).output_text == "My name is Tess."
+    [item] = client.responses.input_items.list(first.id).data
+    assert item.content[0].text == "Who are you?"
+    qwen.say("Tess.")
+    client.responses.create(model="spark", input="Again?", previous_response_id=first.id)
+    prompt = qwen.prompts()[-1]
+    assert "My name is Tess." in prompt
+    assert "Old rule." not in prompt  # instructions belong to one request
+    client.responses.delete(first.id)
+    with pytest.raises(openai.BadRequestError, match="no stored response"):
+        client.responses.create(model="spark", input="x", previous_response_id=first.id)
+    qwen.say("x")
+    unstored = client.responses.create(model="spark", input="x", store=False)
+    with pytest.raises(openai.BadRequestError):
+        client.responses.retrieve(unstored.id)
+
+
+def test_structured_text(qwen, client):
+    from pydantic import BaseModel
+
+    class City(BaseModel):
+        name: str
+
+    qwen.say('{"name": "Paris"}')
+    parsed = client.responses.parse(model="spark", input="City?", text_format=City)
+    assert parsed.output_parsed == City(name="Paris")
+    assert qwen.asked()[0]["constraint"]["kind"] == "json_schema"
+
+
+def test_the_length_limit_is_incomplete(qwen, client):
+    qwen.say("a", "b", finish="length")
+    answer = client.responses.create(model="spark", input="x", max_output_tokens=2)
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    qwen.say("a", "b", finish="length")
+    assert (
+        events(qwen, {"model": "spark", "input": "x", "max_output_tokens": 2})[-1]["type"] == "response.incomplete"
+    )
+
+
+def test_overflow_is_a_failed_response_or_a_400(qwen, client):
+    big = "x" * (1 << 20)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="spark", input=big)
+    assert caught.value.code == "context_length_exceeded"
+    last = events(qwen, {"model": "spark", "input": big})[-1]
+    assert last["type"] == "response.failed"
+    assert last["response"]["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_dead_runner_fails_the_response(qwen):
+    qwen.say("x", die=9)
+    last = events(qwen, {"model": "spark", "input": "x"})[-1]
+    assert last["response"]["error"]["code"] == "server_error"
+    assert "runner ended" in last["response"]["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x/y.png"}]}]},
+         "input[0].content[0].image_url"),
+        ({"input": [{"type": "function_call", "call_id": "c", "arguments": "{}"}]}, "input[0].name"),
+        ({"tools": [{"type": "code_interpreter"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"model": "nothing"}, "model"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_honoured_is_refused_before_a_stream_begins(qwen, change, param):
+    body = {"model": "spark", "input": "x", "stream": True, **change}
+    answer = httpx2.post(f"{qwen.url}/v1/responses", json=body)
+    assert answer.status_code == (404 if param == "model" else 400)
+    assert answer.json()["error"]["param"] == param
+
+
+def test_web_search_is_reported_not_run(qwen):
+    qwen.say("ok")
+    body = {"model": "spark", "input": "x", "tools": [{"type": "web_search"}, WEATHER], "truncation": "auto"}
+    answer = httpx2.post(f"{qwen.url}/v1/responses", json=body)
+    assert answer.headers["x-tessera-ignored"] == "truncation, tools[0] (web_search)"
+    assert answer.json()["truncation"] == "disabled"
