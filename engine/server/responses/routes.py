@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from engine.chat import structured
-from engine.chat.conversation import ChatQuery
+from engine.chat.conversation import ChatQuery, check_tools
 from engine.chat.types import Message
 from engine.errors import EngineError, InputFault
 from engine.server.body import openapi_body, parse
@@ -48,6 +48,10 @@ async def create_response(request: Request) -> Response:
     state = server_state(request)
     body = await parse(request, ResponsesRequest)
     asked = _understand(state, body)
+    # A stream tells its beginning at once; what can be refused with a status is refused before.
+    check_tools(asked.query)
+    if asked.query.output is not None:
+        await state.checker.check(asked.query.output, asked.query.output_param)
     await state.models.entry(body.model)
     silent = body.without_effect() + asked.box.without_effect
     headers = {"x-tessera-ignored": header_list(silent)} if silent else {}
