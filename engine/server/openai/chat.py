@@ -52,7 +52,6 @@ async def _start(
     query = to_query(body)
     model = await state.pool.acquire(body.model)
     assert model.facts is not None
-<<<<<<< HEAD
     chat = await state.conversations.prepare(model.facts, query)
     answers = []
     for choice in range(body.n or 1):
@@ -106,25 +105,6 @@ class _Choice:
             "logprobs": _logprobs(self._logprobs) if logprobs else None,
             "finish_reason": self.end.finish_reason,
         }
-=======
-    template = ChatTemplate(source=model.facts.chat_template, bos=model.facts.bos, eos=model.facts.eos)
-    rendered = await state.renderer.render(template, messages, **(body.chat_template_kwargs or {}))
-    requests = [
-        GenerationRequest(
-            prompt=rendered.prompt,
-            add_special=rendered.add_special,
-            max_tokens=body.answer_limit,
-            stop=body.stops(),
-            sampling=body.sampling(choice),
-            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            images=tuple(Image(data=i.data) for i in rendered.images),
-            ignore_eos=bool(body.ignore_eos),
-            speculate=body.speculate is not False,
-        )
-        for choice in range(body.n or 1)
-    ]
-    return model, [state.pool.generate(model, r) for r in requests]
->>>>>>> 03ca96e (Compare the engine with llama-server and llama-bench; let a request switch guessing off)
 
 
 async def _complete(state: ServerState, body: ChatRequest) -> dict[str, Any]:
