@@ -39,6 +39,8 @@ from engine.types import (
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 # What a call's name may be without breaking a grammar or a template; OpenAI allows 64 of [A-Za-z0-9_-].
 _NAME: Final = re.compile(r"[^\s\"'<>{}\[\]()\\]{1,128}")
+# The name of the built-in template in requests.
+BUILT_IN: Final = "chatml"
 # Words for `reasoning_effort` that mean: do not reason.
 _NO_EFFORT: Final = frozenset({"none", "minimal", "off"})
 
@@ -47,7 +49,8 @@ class ChatQuery(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation to be answered, as every protocol hands it over.
 
     `output` constrains the visible answer (made by `structured.of_schema` or `of_grammar`); the `_param` names
-    are the client's own words for refusals. `thinking` None leaves reasoning to the template's default.
+    are the client's own words for refusals. `template` replaces the model's: `chatml` for the built-in one, or
+    Jinja text, which is as untrusted as a file's. `thinking` None leaves reasoning to the template's default.
     `continue_final`: the last message is the beginning of the answer.
     """
 
@@ -60,6 +63,7 @@ class ChatQuery(msgspec.Struct, frozen=True, kw_only=True):
     tools_param: str = "tools"
     thinking: bool | None = None
     reasoning_effort: str | None = None
+    template: str | None = None
     template_variables: dict[str, Any] = {}
     continue_final: bool = False
     max_tokens: int | None = None
@@ -68,7 +72,6 @@ class ChatQuery(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     priority: Priority = "interactive"
     ignore_eos: bool = False
-    speculate: bool = True
 
 
 class AnswerStarted(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,7 +127,7 @@ class Conversations:
         Raises: InputFault: unknown tool choice, bad tool names, BadTemplate, ConstraintImpossible.
         """
         check_tools(query)
-        source = template_source(facts, with_tools=bool(query.tools))
+        source = template_source(facts, query)
         template = ChatTemplate(source=source, bos=facts.bos, eos=facts.eos)
         dialect = choose(source)
         shown = () if query.tool_choice == "none" else query.tools
@@ -149,7 +152,6 @@ class Conversations:
             images=tuple(Image(data=image.data) for image in rendered.images),
             keep_special=special,
             ignore_eos=query.ignore_eos,
-            speculate=query.speculate,
         )
         notes = (*rendered.repairs, *_switch_notes(query, source))
         return PreparedChat(request=request, rendered=rendered, dialect=dialect, query=query, notes=notes)
@@ -229,9 +231,11 @@ def check_tools(query: ChatQuery) -> None:
         raise InputFault("tool_choice is required, but there are no tools.", "tool_choice")
 
 
-def template_source(facts: ModelFacts, *, with_tools: bool) -> str | None:
-    """The model's template; a file may carry one of its own for conversations with tools."""
-    if with_tools:
+def template_source(facts: ModelFacts, query: ChatQuery) -> str | None:
+    """The request's template or the model's; a file may carry one of its own for conversations with tools."""
+    if query.template is not None:
+        return None if query.template == BUILT_IN else query.template
+    if query.tools:
         own = facts.metadata.get("tokenizer.chat_template.tool_use")
         if own:
             return own

@@ -5,10 +5,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from engine.chat.adapt import images
 from engine.chat.bounded_child import BoundedChild, ChildFailed
 from engine.chat.builtin import MEDIA_MARKER
 from engine.chat.render_protocol import RenderJob, RenderRefused, decode_answer, encode
-from engine.chat.types import ChatTemplate, ImagePart, Message, Rendered, ToolDefinition
+from engine.chat.types import ChatTemplate, Message, Rendered, ToolDefinition
 from engine.errors import EnvironmentFault, InputFault
 
 # T19 of the fault list: a template has two seconds. Real ones take 0.2 to 5 ms.
@@ -20,7 +21,7 @@ _KILLS_ALLOWED: Final = 2
 _PAUSE_S: Final = 60.0
 _RESERVED: Final = frozenset({"messages", "tools", "add_generation_prompt"})
 
-_OFFER = "Choose the built-in template for this model (chat template `chatml`) or mend the file's own."
+_OFFER = 'Send "chat_template": "chatml" to use the built-in template instead, or mend the file\'s own.'
 
 
 class BadTemplate(InputFault):
@@ -129,7 +130,7 @@ def _checked(variables: dict[str, Any]) -> dict[str, Any]:
 
 def _check_markers(messages: Sequence[Message]) -> None:
     """With pictures in the conversation, text may not contain what stands for a picture."""
-    if not any(isinstance(part, ImagePart) for m in messages for part in m.content):
+    if not images(messages):
         return
     if any(MEDIA_MARKER in m.text() for m in messages):
         raise InputFault(f"A message with pictures may not contain the text {MEDIA_MARKER}.", "messages")

@@ -251,3 +251,34 @@ def test_gpt_oss_over_the_wire(tmp_path):
         assert message.content is None
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{{ i }}{% endfor %}{% endfor %}",
+        "{{ 'A' * 1000000000 }}",
+    ],
+)
+def test_a_hostile_template_is_a_400_that_offers_the_built_in_one(tmp_path, template):
+    server = ScriptedServer(tmp_path / "home", template=template)
+    try:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
+            with pytest.raises(openai.BadRequestError, match='"chat_template": "chatml"') as caught:
+                chat(client)
+            assert caught.value.code == "chat_template_failed"
+            server.say("Hello.")
+            answer = chat(client, extra_body={"chat_template": "chatml"})
+            assert answer.choices[0].message.content == "Hello."
+            assert server.prompts()[-1].startswith("<|im_start|>user")
+    finally:
+        server.stop()
+
+
+def test_the_last_answer_is_continued(qwen, client):
+    qwen.say(" 42.")
+    messages = [*ASK, {"role": "assistant", "content": "The answer is"}]
+    answer = chat(client, messages, extra_body={"continue_final_message": True})
+    assert answer.choices[0].message.content == " 42."
+    assert qwen.prompts()[-1].endswith("<|im_start|>assistant\nThe answer is")

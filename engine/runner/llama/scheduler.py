@@ -48,6 +48,7 @@ class Scheduler:
         self._loaded = loaded
         self._vocabulary = vocabulary
         self._constraints = ConstraintCompiler(vocabulary)
+        self._constraints.warm()
         self._kv = KVCache(loaded, store)
         self._batch = Batch(loaded)
         self._logits = Logits(loaded)

@@ -27,13 +27,14 @@ def to_query(body: ChatRequest) -> ChatQuery:
         output=output,
         output_param=param,
         reasoning_effort=body.reasoning_effort,
+        template=body.chat_template,
+        continue_final=bool(body.continue_final_message),
         template_variables=body.chat_template_kwargs or {},
         max_tokens=body.answer_limit,
         stop=body.stops(),
         sampling=body.sampling(),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         ignore_eos=bool(body.ignore_eos),
-        speculate=body.speculate is not False,
     )
 
 

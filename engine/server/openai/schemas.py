@@ -50,7 +50,6 @@ class SamplingBody(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
-    speculate: bool | None = None
     user: str | None = None
 
     def sampling(self, choice: int = 0) -> SamplingParams:
@@ -111,7 +110,9 @@ class ChatRequest(SamplingBody):
     json_schema: dict[str, Any] | None = None
     grammar: str | None = None
     reasoning_effort: str | None = None
+    chat_template: Annotated[str, Field(max_length=1 << 20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
 
     @property
     def answer_limit(self) -> int | None:
