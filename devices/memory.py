@@ -39,6 +39,7 @@ class Reservation:
     pid: int | None = None
     measured: ProcessMemory | None = None
     buffers: Mapping[str, int] = field(default_factory=dict)
+    expected_bytes: int | None = None
 
     @property
     def predicted_bytes(self) -> int:
@@ -104,8 +105,27 @@ class Ledger:
             self._held[owner] = replace(reservation, measured=measured, buffers=dict(buffers or {}))
         on_gpu = sum((buffers or {}).get(device, 0) for device in reservation.amounts if device != "cpu")
         return self.audits.add(
-            owner, reservation.key, reservation.predicted_bytes, measured.pss_bytes + on_gpu, buffers or {}
+            owner,
+            reservation.key,
+            reservation.expected_bytes or reservation.predicted_bytes,
+            measured.pss_bytes + on_gpu,
+            buffers or {},
         )
+
+    def refine(self, owner: str, amounts: Mapping[str, Amount], expected_bytes: int) -> None:
+        """Better numbers for a load that was already admitted. `expected_bytes` is what its process should show."""
+        machine = self._read_machine()
+        with self._lock:
+            reservation = self._held.get(owner)
+            if reservation is None:
+                return
+            try:
+                drawn = self._draw(machine, amounts, exclude=owner)
+            except Overdrawn:  # it is loaded, so it holds them all the same
+                drawn = dict(reservation.drawn)
+            self._held[owner] = replace(
+                reservation, amounts=dict(amounts), drawn=drawn, expected_bytes=expected_bytes
+            )
 
     def release(self, owner: str) -> None:
         """The runner is gone."""

@@ -11,7 +11,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from engine.errors import NotEnoughMemory, RunnerDied
+from engine.dispatch.types import Rung
+from engine.errors import BadModelFile, EngineError, NotEnoughMemory, RunnerDied
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.types import Event, GenerationRequest, ModelFacts
@@ -40,6 +41,10 @@ class Admission(Protocol):
         """Set memory aside. Raises: NotEnoughMemory."""
         ...
 
+    async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Rung | None:
+        """Other settings to try after a load failed with `error`; None: give up."""
+        ...
+
     def attach(self, model_id: str, pid: int) -> None:
         """The model lives in this process now."""
         ...
@@ -54,6 +59,9 @@ class Unlimited:
 
     async def reserve(self, model_id: str, settings: LoadSettings) -> None:
         """Nothing is refused."""
+
+    async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Rung | None:
+        """Nothing else is tried."""
 
     def attach(self, model_id: str, pid: int) -> None:
         """Nothing is counted."""
@@ -70,7 +78,8 @@ class LoadedModel:
     """One model that is loaded or being loaded.
 
     `progress` runs from 0 to 1; `waiting` requests wait for its load. It is unloaded after `ttl_s` without a
-    request (None: never), or earlier when another model needs its room, unless it is `pinned`.
+    request (None: never), or earlier when another model needs its room, unless it is `pinned`. `notes` tell what
+    was changed because the first settings failed.
     """
 
     id: str
@@ -83,6 +92,7 @@ class LoadedModel:
     waiting: int = 0
     ttl_s: float | None = None
     pinned: bool = False
+    notes: list[str] = field(default_factory=list)
     loaded_at: float = 0.0
     last_used: float = field(default_factory=time.monotonic)
     crashes: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CRASHES))
@@ -217,13 +227,7 @@ class Pool:
 
         model.loading = True
         try:
-            await self._admit(model)
-            runner = model.runner = await self._start(model.engine, model.settings.path)
-            try:
-                model.facts = await runner.load(model.settings, progress)
-            except BaseException:
-                runner.kill()
-                raise
+            runner = await self._start_loaded(model, progress)
             self._admission.attach(model.id, runner.pid)
         except BaseException:
             self._admission.release(model.id)
@@ -232,6 +236,29 @@ class Pool:
             model.loading = False
         model.loaded_at = time.monotonic()
         log.info("loaded model=%s pid=%d ms=%d", model.id, runner.pid, (model.loaded_at - now) * 1000)
+
+    async def _start_loaded(self, model: LoadedModel, progress: Callable[[str, float], None]) -> RunnerProcess:
+        """A runner with the model in it; when that fails, with other settings as long as there are any to try."""
+        model.notes.clear()
+        while True:
+            await self._admit(model)
+            try:
+                runner = model.runner = await self._start(model.engine, model.settings.path)
+                try:
+                    model.facts = await runner.load(model.settings, progress)
+                except BaseException:
+                    runner.kill()
+                    raise
+            except (RunnerDied, BadModelFile) as error:
+                self._admission.release(model.id)
+                rung = await self._admission.retry(model.id, model.settings, error)
+                if rung is None:
+                    raise
+                log.warning("model=%s could not be loaded (%s); trying: %s", model.id, error, rung.change)
+                model.notes.append(f"It failed to load ({error}), so it was tried again: {rung.change}.")
+                model.settings = rung.settings
+            else:
+                return runner
 
     async def _admit(self, model: LoadedModel) -> None:
         """Make room, evicting idle models that were not used for longest.

@@ -241,6 +241,7 @@ class _Job:
             header_bytes=header_bytes,
             kv=request.kv,
             locks=request.locks,
+            doubled_head_types=frozenset(request.doubled_head_types),
             device=request.device,
             speeds=request.speeds or None,
         )

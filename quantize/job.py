@@ -17,7 +17,8 @@ class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `source` is a GGUF file or a Hugging Face folder. `rounding` None takes the tier's own (instant: stock,
     balanced: craft, max: sequential; a stock mix asked for by name: stock). `imatrix` replaces the importance
-    matrix that would be measured. `kv` are the ways to store the cache, for goals of kind "fit". `cache_dir`
+    matrix that would be measured. `kv` are the ways to store the cache and
+    `doubled_head_types` the types in which a tied head is held twice, for goals of kind "fit". `cache_dir`
     keeps measurements. `force` allows sources that are already quantized below Q8_0. `speeds` are measured
     decoding times by type.
     """
@@ -33,6 +34,7 @@ class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     imatrix: Path | None = None
     locks: tuple[Lock, ...] = ()
     kv: tuple[KvOption, ...] = ()
+    doubled_head_types: tuple[str, ...] = ()
     device: DeviceKind = "cpu"
     speeds: dict[str, float] = {}
     threads: int = 1

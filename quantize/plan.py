@@ -45,6 +45,7 @@ class Question:
     `damage` maps tensor and type to expected KL divergence; `stock_damage` is the same without craft (None:
     the same figures). `header_bytes` is what the file holds beside tensor data. `kv` are the ways to store
     the cache at the promised context (for goals of kind "fit"). `speeds` are times a weight by type name.
+    `doubled_head_types` are types in which a tied embedding is held in memory twice.
     """
 
     model: ModelSpec
@@ -57,6 +58,7 @@ class Question:
     device: DeviceKind = "cpu"
     speeds: Mapping[str, float] | None = None
     speed_price: float = _SPEED_PRICE
+    doubled_head_types: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,11 @@ def make_plan(question: Question, goal: Goal) -> QuantPlan:
         return _fixed_plan(question, goal)
     options = _all_options(question)
     limit = _limit(question, goal)
-    items = [([padded(o.num_bytes) for o in row], [o.cost for o in row]) for row in options]
     in_memory = goal.kind == "fit"
+    items = [
+        ([_held(question, tensor, o) if in_memory else padded(o.num_bytes) for o in row], [o.cost for o in row])
+        for tensor, row in zip(question.model.tensors, options, strict=True)
+    ]
     if in_memory and question.kv:
         items.append(([k.num_bytes for k in question.kv], [k.damage for k in question.kv]))
     overhead = 0 if in_memory else question.header_bytes
@@ -91,6 +96,12 @@ def make_plan(question: Question, goal: Goal) -> QuantPlan:
     kv = question.kv[chosen.options[-1]] if in_memory and question.kv else None
     weights_limit = limit - (kv.num_bytes if kv else 0) + (question.header_bytes if in_memory else 0)
     return _assemble(question, goal, _Outcome(picks, options, weights_limit, kv, chosen.gap))
+
+
+def _held(question: Question, tensor: TensorSpec, option: _Option) -> int:
+    """Bytes of a tensor in the memory of a runner."""
+    twice = tensor.name == "token_embd.weight" and option.qtype.name in question.doubled_head_types
+    return padded(option.num_bytes) * (2 if twice else 1)
 
 
 def stock_plans(question: Question) -> tuple[StockPlan, ...]:

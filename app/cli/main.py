@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "quantize": ("app.cli.quantize", "Make the best file of an open model for this machine."),
     "models": ("app.cli.models", "Find, fetch and keep models."),
     "fit": ("app.cli.fit", "Show the memory a model needs here, before it is loaded or fetched."),
+    "doctor": ("app.cli.doctor", "Find what keeps models from running well here, and how to mend it."),
     "devices": ("app.cli.devices", "Show processors, GPUs, NPUs, memory and usable backends."),
     "fim-bench": ("app.cli.fim_bench", "Measure keystroke-to-suggestion latency."),
     "launch": ("app.cli.launch", "Start a coding agent on a local model, or connect an editor."),

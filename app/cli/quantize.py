@@ -13,6 +13,7 @@ import click
 from app.cli.quantize_options import LockOption, Size, default_out
 
 if TYPE_CHECKING:
+    from engine.quantize_fit import FitGoal
     from quantize.evidence import Progress
     from quantize.job import QuantizeReport, QuantizeRequest
     from quantize.types import Goal
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 @click.argument("source")
 @click.argument("out", required=False, type=click.Path(path_type=Path))
 @click.option("--budget", type=Size(), help="Largest size of the whole file: 4.5GB, 4200MiB, 5000000B.")
+@click.option("--fit", is_flag=True, help="As large as fits the memory of this machine, with the KV cache.")
+@click.option("--memory", type=Size(), help="With --fit: this much memory instead of what is free.")
+@click.option(
+    "--ctx", type=click.IntRange(256), default=8192, help="With --fit: tokens of context to leave room for."
+)
+@click.option("--parallel", type=click.IntRange(1), default=1, help="With --fit: sequences at a time.")
 @click.option("--bpw", type=click.FloatRange(0.5, 32), help="Bits a weight on average.")
 @click.option("--type", "mix", help="A stock mix or one type instead: Q4_K_M, IQ4_XS, Q8_0.")
 @click.option(
@@ -92,7 +99,7 @@ def _request(source: Path, out: Path | None, given: dict[str, Any]) -> "Quantize
     from quantize.texts import CALIBRATION, HELD_OUT  # noqa: PLC0415
     from quantize.types import Lock  # noqa: PLC0415
 
-    goal, words, kv = _goal(given)
+    goal, words, fitted = _goal(source, given)
     return QuantizeRequest(
         source=source,
         out=out or default_out(source, words),
@@ -104,7 +111,8 @@ def _request(source: Path, out: Path | None, given: dict[str, Any]) -> "Quantize
         rounding=given["rounding"],
         imatrix=given["imatrix"],
         locks=tuple(Lock(pattern, qtype, least) for pattern, qtype, least in given["locks"]),
-        kv=kv,
+        kv=fitted.kv if fitted else (),
+        doubled_head_types=fitted.doubled_head_types if fitted else (),
         device=given["device"],
         threads=given["threads"] or psutil.cpu_count(logical=False) or os.cpu_count() or 1,
         verify=given["verify"],
@@ -114,18 +122,23 @@ def _request(source: Path, out: Path | None, given: dict[str, Any]) -> "Quantize
     )
 
 
-def _goal(given: dict[str, Any]) -> tuple["Goal", str, tuple[Any, ...]]:
-    """The goal, a few words for the file's name, and the KV options of --fit."""
+def _goal(source: Path, given: dict[str, Any]) -> tuple["Goal", str, "FitGoal | None"]:
+    """The goal, a few words for the file's name, and what else --fit found out."""
     from quantize.types import Goal  # noqa: PLC0415
 
-    wishes = [k for k in ("budget", "bpw", "mix") if given[k]]
+    wishes = [k for k in ("budget", "fit", "bpw", "mix") if given[k]]
     if len(wishes) != 1:
-        raise click.UsageError("Say what is wanted: one of --budget, --bpw or --type.")
+        raise click.UsageError("Say what is wanted: one of --budget, --fit, --bpw or --type.")
     if given["budget"]:
-        return Goal(kind="budget", limit_bytes=given["budget"]), f"{given['budget'] / 1e9:.3g}GB", ()
+        return Goal(kind="budget", limit_bytes=given["budget"]), f"{given['budget'] / 1e9:.3g}GB", None
     if given["bpw"]:
-        return Goal(kind="bpw", bpw=given["bpw"]), f"{given['bpw']:g}bpw", ()
-    return Goal(kind="mix", mix=given["mix"].upper()), given["mix"].upper(), ()
+        return Goal(kind="bpw", bpw=given["bpw"]), f"{given['bpw']:g}bpw", None
+    if given["mix"]:
+        return Goal(kind="mix", mix=given["mix"].upper()), given["mix"].upper(), None
+    from app.cli.quantize_source import machine_fit  # noqa: PLC0415
+
+    fitted = machine_fit(source, given["memory"], given["ctx"], given["parallel"])
+    return fitted.goal, f"fit-{given['ctx']}", fitted
 
 
 def _print(report: "QuantizeReport", *, as_json: bool) -> None:

@@ -72,6 +72,7 @@ class ChatQuery(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     priority: Priority = "interactive"
     ignore_eos: bool = False
+    speculate: bool = True
 
 
 class AnswerStarted(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +153,7 @@ class Conversations:
             images=tuple(Image(data=image.data) for image in rendered.images),
             keep_special=special,
             ignore_eos=query.ignore_eos,
+            speculate=query.speculate,
         )
         notes = (*rendered.repairs, *_switch_notes(query, source))
         return PreparedChat(request=request, rendered=rendered, dialect=dialect, query=query, notes=notes)

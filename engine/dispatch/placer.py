@@ -4,26 +4,45 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from devices.audit import AuditLog
+from devices.backends.libraries import built_libraries, library_folder
 from devices.errors import Overdrawn
 from devices.memory import Ledger
 from devices.process_memory import process_memory
+from devices.types import Machine
 from engine.dispatch.choose import audit_key, place
 from engine.dispatch.ladder import next_rung
 from engine.dispatch.machine_state import MachineState
 from engine.dispatch.memory import DispatchMemory
 from engine.dispatch.types import NO_WISH, Placement, Rung, Wish
 from engine.errors import BadModelFile
+from engine.fit.context import need_at
 from engine.fit.dry_run import DryRunFailed, dry_run
-from engine.fit.report import fit_report, ledger_amounts, refusal
+from engine.fit.report import fit_report, ledger_amounts, machine_isa, refusal
 from engine.fit.shape import ModelShape, model_shape
-from engine.fit.types import DryRun, FitReport
+from engine.fit.types import DryRun, FitReport, Need
 from engine.paths import Paths
 from engine.runner.protocol import LoadSettings
 from quantize.errors import QuantizeError
 from quantize.gguf_split import read_gguf_model
 
 log = logging.getLogger(__name__)
+# Below this share of the free memory a load is admitted by formulas: they are within a tenth.
+PLENTY_FRAC = 0.5
+# What the ladder may change and what is therefore remembered.
+LADDER_FIELDS = (
+    "devices",
+    "n_gpu_layers",
+    "n_ubatch",
+    "n_batch",
+    "type_k",
+    "type_v",
+    "flash_attn",
+    "repack",
+    "use_mmap",
+)
 
 
 class Placer:
@@ -35,6 +54,7 @@ class Placer:
         self.ledger = Ledger(self.machine.now, AuditLog(paths.state / "memory_audits.jsonl"))
         self.memory = DispatchMemory(paths.state / "dispatch.json")
         self._placements: dict[str, Placement] = {}
+        self._needs: dict[str, Need] = {}
 
     def placement(
         self, model_id: str, settings: LoadSettings, wish: Wish = NO_WISH, *, exact: bool = True
@@ -50,7 +70,7 @@ class Placer:
         self, model_id: str, shape: ModelShape, settings: LoadSettings, wish: Wish = NO_WISH, *, exact: bool = False
     ) -> Placement:
         """The same for a header that was read before, perhaps of a file that is not here."""
-        machine = self.machine.full()
+        machine = self._machine()
 
         def ask(at: LoadSettings) -> DryRun | None:
             return self._dry_run(at) if exact else None
@@ -73,21 +93,75 @@ class Placer:
             correction=self.ledger.audits.correction(audit_key(shape, placement.backend)),
         )
 
-    def admit(self, model_id: str, settings: LoadSettings, wish: Wish = NO_WISH) -> LoadSettings:
-        """Reserve what a load needs and return its settings.
+    def choose_settings(self, model_id: str, settings: LoadSettings, wish: Wish = NO_WISH) -> LoadSettings:
+        """The settings a load gets: dispatched, or those that worked after others had failed.
 
+        Raises: BadModelFile.
+        """
+        remembered = self.memory.remembered(model_id)
+        placement = self.placement(model_id, settings, wish, exact=False)
+        self._placements[model_id] = placement
+        known = {k: tuple(v) if k == "devices" else v for k, v in remembered.items() if k in LADDER_FIELDS}
+        return msgspec.structs.replace(placement.settings, **known)
+
+    def admit(self, model_id: str, settings: LoadSettings) -> None:
+        """Reserve what a load with these settings needs.
+
+        Where memory is plentiful the formulas decide at once; where it is not, llama.cpp is asked first.
         Raises: NotEnoughMemory: with needed, available and the three cheapest ways out. BadModelFile.
         """
         shape = read_shape(settings.path)
-        placement = self.judge_shape(model_id, shape, settings, wish, exact=True)
+        machine = self._machine()
+        gpu, backend = offload_target(settings, machine)
+        key = audit_key(shape, backend)
+        need = self._need(shape, settings, machine, gpu, key, None)
+        run = None
+        if gpu is None and need.total_bytes > PLENTY_FRAC * self.ledger.available("cpu", machine, exclude=model_id):
+            run = self._dry_run(settings)
+            need = self._need(shape, settings, machine, gpu, key, run)
         try:
-            self.ledger.reserve(model_id, ledger_amounts(placement.need), audit_key(shape, placement.backend))
+            self.ledger.reserve(model_id, ledger_amounts(need), key)
         except Overdrawn as error:
-            names = {d.id: d.name for d in self.machine.now().devices}
-            raise refusal(self.report(model_id, placement, shape), names) from error
-        self._placements[model_id] = placement
-        log.info("admitted model=%s device=%s bytes=%d", model_id, placement.device, placement.need.total_bytes)
-        return placement.settings
+            names = {d.id: d.name for d in machine.devices}
+            measured = (settings, run) if run else None
+            report = fit_report(model_id, shape, settings, machine, self.ledger, gpu=gpu, measured=measured)
+            raise refusal(report, names) from error
+        self._needs[model_id] = need
+        log.info("admitted model=%s device=%s bytes=%d", model_id, gpu or "cpu", need.total_bytes)
+
+    def refine(self, model_id: str, settings: LoadSettings) -> None:
+        """After a load: replace what formulas reserved by what llama.cpp says it takes."""
+        machine = self._machine()
+        gpu, backend = offload_target(settings, machine)
+        run = self._dry_run(settings) if gpu is None else None
+        if run is None:
+            return
+        shape = read_shape(settings.path)
+        need = self._need(shape, settings, machine, gpu, audit_key(shape, backend), run)
+        self._needs[model_id] = need
+        self.ledger.refine(model_id, ledger_amounts(need), need.resident_bytes)
+
+    def _need(
+        self,
+        shape: ModelShape,
+        settings: LoadSettings,
+        machine: Machine,
+        gpu: str | None,
+        key: str,
+        run: DryRun | None,
+    ) -> Need:
+        measured = (settings, run) if run else None
+        correction = self.ledger.audits.correction(key)
+        return need_at(shape, settings, machine_isa(machine), gpu, measured, correction)
+
+    def _machine(self) -> Machine:
+        """With backends tried where one could matter; a machine without a GPU is not worth the second it takes."""
+        machine = self.machine.now()
+        if machine.backends:
+            return machine
+        built = set(built_libraries(library_folder())) - {"cpu", "rpc"}
+        gpus = any(d.kind in {"igpu", "dgpu"} for d in machine.devices)
+        return self.machine.full() if built or gpus else machine
 
     def started(self, model_id: str, pid: int) -> None:
         """A runner process draws on the reservation."""
@@ -95,6 +169,7 @@ class Placer:
 
     def loaded(self, model_id: str, pid: int, buffers: Mapping[str, int]) -> None:
         """The load is done: audit it."""
+        self.ledger.attach(model_id, pid)
         measured = process_memory(pid)
         if measured is not None:
             self.ledger.record_measured(model_id, measured, buffers)
@@ -103,13 +178,26 @@ class Placer:
         """The runner ended: its memory is free again."""
         self.ledger.release(model_id)
 
+    def parts(self, model_id: str) -> dict[str, int]:
+        """Bytes by purpose of a model that was admitted, over all devices."""
+        need = self._needs.get(model_id)
+        return {part.name: need.part_bytes(part.name) for part in need.parts} if need else {}
+
     def placed(self, model_id: str) -> Placement | None:
         """The placement of a model that was admitted."""
         return self._placements.get(model_id)
 
-    def after_failure(self, settings: LoadSettings, tried: tuple[LoadSettings, ...]) -> Rung | None:
-        """The next rung of the ladder."""
-        return next_rung(settings, self.machine.now(), tried)
+    def after_failure(self, model_id: str, settings: LoadSettings, tried: tuple[LoadSettings, ...]) -> Rung | None:
+        """The next rung of the ladder; what it changes is remembered until the model loads without it."""
+        rung = next_rung(settings, self.machine.now(), tried)
+        if rung is not None:
+            log.warning("model=%s failed, next: %s", model_id, rung.change)
+        return rung
+
+    def worked(self, model_id: str, first: LoadSettings, used: LoadSettings) -> None:
+        """A load succeeded after `first` had failed: remember what was different."""
+        changes = {f: getattr(used, f) for f in LADDER_FIELDS if getattr(used, f) != getattr(first, f)}
+        self.memory.remember(model_id, changes)
 
     def _dry_run(self, settings: LoadSettings) -> DryRun | None:
         try:
@@ -117,6 +205,17 @@ class Placer:
         except DryRunFailed as error:
             log.warning("no dry run of %s: %s", settings.path, error)
             return None
+
+
+def offload_target(settings: LoadSettings, machine: Machine) -> tuple[str | None, str]:
+    """Device id and backend that layers go to with these settings; None and `cpu` when nothing is offloaded."""
+    if not settings.devices or settings.n_gpu_layers == 0:
+        return None, "cpu"
+    for device in machine.devices:
+        for runtime in device.runtimes:
+            if runtime.device_name == settings.devices[0] and device.kind != "cpu":
+                return device.id, runtime.backend
+    return None, "cpu"
 
 
 def read_shape(path: str) -> ModelShape:

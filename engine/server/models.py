@@ -36,8 +36,10 @@ class ServedModels:
         context: int | None = None,
         aliases: Aliases | None = None,
         cache: Path | None = None,
+        place: Callable[[str, LoadSettings], LoadSettings] | None = None,
     ) -> None:
         self._cache = cache
+        self._place = place
         self.aliases = aliases or Aliases()
         self._open = open_catalogue
         self._context = context
@@ -73,14 +75,17 @@ class ServedModels:
         return entry
 
     async def resolve(self, model: str) -> tuple[str, str, LoadSettings]:
-        """What the pool needs to load a model."""
+        """What the pool needs to load a model; where it runs is the dispatcher's choice, if there is one."""
         entry = await self.entry(model)
         if entry.format != "gguf":
             raise InputFault(
                 f"{entry.id} is a {entry.format} folder; convert it first with `tessera quantize {entry.id}`.",
                 "model",
             )
-        return entry.id, "llama", self.settings(entry)
+        settings = self.settings(entry)
+        if self._place is not None:
+            settings = await asyncio.to_thread(self._place, entry.id, settings)
+        return entry.id, "llama", settings
 
     def settings(self, entry: ModelEntry) -> LoadSettings:
         """How the model is loaded."""

@@ -7,10 +7,13 @@ import os
 import socket
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import uvicorn
 
+from engine.dispatch.admission import LedgerAdmission
+from engine.dispatch.placer import Placer
 from engine.errors import EnvironmentFault, InputFault
 from engine.jobs import JobRegistry
 from engine.library import work
@@ -149,11 +152,13 @@ def serve(options: ServeOptions) -> None:
     port = listener.getsockname()[1]
     token = new_token()
     aliases = Aliases(options.paths.config / "aliases.json")
-    models = ServedModels(lambda: Catalogue(options.paths), options.context, aliases, options.paths.cache)
-    pool = Pool(models, ttl_s=options.ttl_s, max_models=options.max_models)
+    placer = Placer(options.paths)
+    open_catalogue = partial(Catalogue, options.paths)
+    models = ServedModels(open_catalogue, options.context, aliases, options.paths.cache, placer.choose_settings)
+    pool = Pool(models, admission=LedgerAdmission(placer), ttl_s=options.ttl_s, max_models=options.max_models)
     jobs = JobRegistry(None if options.private else options.paths.state / "jobs.json")
     work.register(jobs, lambda: Catalogue(options.paths, scan=False))
-    state = ServerState(models=models, pool=pool, access=Access(token, options.api_keys), jobs=jobs)
+    state = ServerState(models=models, pool=pool, access=Access(token, options.api_keys), jobs=jobs, placer=placer)
     public = () if is_loopback(options.host) else (options.host, socket.gethostname())
     app = create_app(state, hosts=(*options.hosts, *public), origins=options.origins)
     config = uvicorn.Config(

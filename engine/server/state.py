@@ -7,6 +7,7 @@ from starlette.requests import Request
 from engine.chat.conversation import Conversations
 from engine.chat.structured import ConstraintChecker
 from engine.chat.template import TemplateRenderer
+from engine.dispatch.placer import Placer
 from engine.jobs import JobRegistry
 from engine.pool import Pool
 from engine.server.auth import Access
@@ -25,6 +26,7 @@ class ServerState:
     jobs: JobRegistry = field(default_factory=JobRegistry)
     renderer: TemplateRenderer = field(default_factory=TemplateRenderer)
     checker: ConstraintChecker = field(default_factory=ConstraintChecker)
+    placer: Placer | None = None
     metrics: Metrics = field(default_factory=Metrics)
     responses: ResponseStore = field(default_factory=ResponseStore)
     conversations: Conversations = field(init=False)

@@ -49,7 +49,7 @@ class Rules:
 
     `layer_names` as LAYER. `rotary_heads`: heads of the rows of q and k that are stored in halves and must be
     interleaved (empty: none). `shifted_norms`: one is added to every norm. `expert_names` maps an expert's parts
-    to GGUF names.
+    to GGUF names. `ignores_window`: the runtime has no sliding windows for this architecture.
     """
 
     layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER)
@@ -58,6 +58,7 @@ class Rules:
     expert_names: Mapping[str, str] = field(default_factory=dict)
     num_experts: int = 0
     vocab_rows: int | None = None
+    ignores_window: bool = True
 
 
 def plain_name(name: str) -> str:
@@ -93,8 +94,17 @@ def decoder_tensors(source: Checkpoint, config: Config, rules: Rules) -> tuple[l
     for (layer, part), members in sorted(experts.items()):
         found.append(_stacked(source, layer, part, members, rules))
     notes = [f"{skipped} tensors of other modalities were left out"] if skipped else []
+    if rules.ignores_window and _window(config):
+        notes.append(f"the sliding window of {_window(config)} tokens is not applied: all layers see all tokens")
     _check_layers(source, found, config)
     return sorted(found, key=_order), notes
+
+
+def _window(config: Config) -> int:
+    """Tokens a sliding window covers, 0 where none is used within the context."""
+    window = int(config.get("sliding_window") or 0)
+    within = window < int(config.get("max_position_embeddings") or 0)
+    return window if within and config.get("use_sliding_window", True) else 0
 
 
 def _single(source: Checkpoint, full: str, name: str, rules: Rules) -> OutTensor:

@@ -35,6 +35,7 @@ _QUANTIZATION_VERSION = 2  # Source: ggml.h, GGML_QNT_VERSION
 class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Write the model in `folder` as GGUF to `out`, which must not exist. `root` bounds where links may lead.
 
+    `header_only` is for `prepare`: leave the header at `out`, with a hole where the weights would be.
     `float_type` "auto" keeps BF16 and F16 as they are and makes F16 of F32 (BF16 where F16 would overflow).
     """
 
@@ -42,6 +43,7 @@ class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True):
     out: Path
     float_type: FloatType = "auto"
     root: Path | None = None
+    header_only: bool = False
 
 
 class Converted(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +104,12 @@ def prepare(request: ConvertRequest, send: Step) -> Prepared:
     qtype = _float_type(source, request.float_type)
     slots = [_slot(t, qtype) for t in recipe.tensors]
     recipe.metadata.put("general.file_type", _FILE_TYPES[qtype])
-    head = len(header(recipe.metadata, slots))
+    raw = header(recipe.metadata, slots)
+    head = len(raw)
+    if request.header_only:
+        with request.out.open("xb") as out:
+            out.write(raw)
+            out.truncate(file_bytes(head, slots))
     config = text_config(source.config)
     heads = int(config["num_attention_heads"])
     experts = next((s.shape[2] for s in slots if "_exps." in s.name), 0)

@@ -41,7 +41,9 @@ def recipe(source: Checkpoint, config: Config) -> Recipe:
     """How a checkpoint of this family becomes a GGUF file. The head is always the embedding."""
     config = {**config, "tie_word_embeddings": True}
     check_attention_scale(source, config, 256.0, large_layers=46)
-    tensors, notes = decoder_tensors(source, config, Rules(layer_names=LAYER_NAMES, shifted_norms=True))
+    tensors, notes = decoder_tensors(
+        source, config, Rules(layer_names=LAYER_NAMES, shifted_norms=True, ignores_window=False)
+    )
     meta = Metadata(GGUF_ARCHITECTURE)
     common_metadata(meta, config)
     head_metadata(meta, config)

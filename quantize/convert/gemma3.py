@@ -31,7 +31,10 @@ def recipe(source: Checkpoint, config: Config) -> Recipe:
     config = {**_DEFAULTS, **config, "tie_word_embeddings": True}
     check_attention_scale(source, config, 256.0, large_layers=62)
     rules = Rules(
-        layer_names=LAYER_NAMES, shifted_norms=True, vocab_rows=vocabulary_size(source, int(config["vocab_size"]))
+        layer_names=LAYER_NAMES,
+        ignores_window=False,
+        shifted_norms=True,
+        vocab_rows=vocabulary_size(source, int(config["vocab_size"])),
     )
     tensors, notes = decoder_tensors(source, config, rules)
     meta = Metadata(GGUF_ARCHITECTURE)

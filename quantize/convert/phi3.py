@@ -17,7 +17,7 @@ GGUF_ARCHITECTURE = "phi3"
 def recipe(source: Checkpoint, config: Config) -> Recipe:
     """How a checkpoint of this family becomes a GGUF file."""
     names = {**LAYER, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
-    tensors, notes = decoder_tensors(source, config, Rules(layer_names=names))
+    tensors, notes = decoder_tensors(source, config, Rules(layer_names=names, ignores_window=False))
     params = rope(config)
     partial = float(params.get("partial_rotary_factor", 1.0))
     rotary = int(partial * config["hidden_size"]) // int(config["num_attention_heads"])

@@ -11,6 +11,7 @@ from quantize.convert.decoder import (
     rope_metadata,
 )
 from quantize.convert.recipe import Metadata, Recipe
+from quantize.errors import UnsupportedModel
 
 ARCHITECTURES = ("Qwen3MoeForCausalLM",)
 GGUF_ARCHITECTURE = "qwen3moe"
@@ -18,6 +19,7 @@ GGUF_ARCHITECTURE = "qwen3moe"
 
 def recipe(source: Checkpoint, config: Config) -> Recipe:
     """How a checkpoint of this family becomes a GGUF file."""
+    _check_routing(source, config)
     num_experts = int(config.get("num_experts") or config["num_local_experts"])
     rules = Rules(
         layer_names={**LAYER, "mlp.gate": "ffn_gate_inp"},
@@ -33,3 +35,14 @@ def recipe(source: Checkpoint, config: Config) -> Recipe:
     meta.put(".expert_used_count", int(config["num_experts_per_tok"]))
     meta.put(".expert_feed_forward_length", int(config["moe_intermediate_size"]))
     return Recipe(meta, tensors, notes)
+
+
+def _check_routing(source: Checkpoint, config: Config) -> None:
+    """Raises: UnsupportedModel: experts are used in a way the runtime has no setting for.
+
+    Source: llama.cpp, src/models/qwen3moe.cpp: chosen experts are normalized, every layer has experts.
+    """
+    if not config.get("norm_topk_prob", False):
+        raise UnsupportedModel(str(source.folder), "norm_topk_prob is false; the runtime always normalizes")
+    if config.get("mlp_only_layers") or int(config.get("decoder_sparse_step") or 1) != 1:
+        raise UnsupportedModel(str(source.folder), "some layers have no experts")

@@ -83,6 +83,9 @@ class OneFits:
             raise NotEnoughMemory(2, 1, "cpu")
         self.held.append(model_id)
 
+    async def retry(self, model_id, settings, error):
+        return None
+
     def attach(self, model_id, pid):
         assert model_id in self.held
 

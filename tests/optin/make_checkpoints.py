@@ -131,7 +131,13 @@ def main(root: Path) -> None:
     save(root, "mixtral", t.MixtralConfig(**SMALL, **vocab, **moe), "spm", "bfloat16")
     save(root, "qwen2", t.Qwen2Config(**SMALL, **vocab, rope_parameters=yarn), "qwen2", "bfloat16")
     save(root, "qwen3", t.Qwen3Config(**SMALL, **vocab, head_dim=64), "qwen2", "bfloat16")
-    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "head_dim": 32}
+    experts = {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+        "head_dim": 32,
+        "norm_topk_prob": True,
+    }
     save(root, "qwen3-moe", t.Qwen3MoeConfig(**SMALL, **vocab, **experts), "qwen2", "bfloat16")
     save(
         root,
@@ -148,14 +154,15 @@ def main(root: Path) -> None:
         **SMALL, **vocab, head_dim=32, sliding_window=256, rope_parameters=linear, query_pre_attn_scalar=32
     )
     save(root, "gemma3", gemma3, "spm", "bfloat16")
+    # llama.cpp wants certain tokens where "phi3" is in the name of the model.
     phi = {"pad_token_id": 0, "original_max_position_embeddings": 512, "sliding_window": 300}
-    save(root, "phi3", t.Phi3Config(**SMALL, **vocab, **phi), "spm", "bfloat16")
+    save(root, "phi-small", t.Phi3Config(**SMALL, **vocab, **phi), "spm", "bfloat16")
     halves = SMALL["hidden_size"] // SMALL["num_attention_heads"] // 2
     longrope = {
         "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 512,
         "long_factor": [1.0 + i / 4 for i in range(halves)], "short_factor": [1.0] * halves,
     }  # fmt: skip
-    save(root, "phi3-long", t.Phi3Config(**SMALL, **vocab, **phi, rope_parameters=longrope), "spm", "bfloat16")
+    save(root, "phi-long", t.Phi3Config(**SMALL, **vocab, **phi, rope_parameters=longrope), "spm", "bfloat16")
 
 
 if __name__ == "__main__":

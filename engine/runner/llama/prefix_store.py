@@ -212,7 +212,7 @@ class PrefixStore:
             return None
         header, start = found
         try:
-            data = np.fromfile(entry.path, np.uint8, offset=start)
+            data: Any = np.fromfile(entry.path, np.uint8, offset=start)
         except OSError:
             return None
         sound = len(data) == header.size == entry.size and zlib.crc32(memoryview(data)) == header.checksum

@@ -50,6 +50,7 @@ class SamplingBody(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
+    speculate: bool | None = None
     user: str | None = None
 
     def sampling(self, choice: int = 0) -> SamplingParams:

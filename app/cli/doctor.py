@@ -1,0 +1,52 @@
+"""`tessera doctor`: what is wrong with this machine for local AI, and the command that mends it."""
+
+import json
+from pathlib import Path
+
+import click
+
+MARKS = {"error": "[red]error[/red]", "warning": "[yellow]warning[/yellow]", "advice": "[cyan]advice[/cyan]"}
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@click.option("--from", "replay", type=click.Path(path_type=Path, dir_okay=False), help="Examine a recording.")
+def command(as_json: bool, replay: Path | None) -> None:
+    """Find what keeps models from running well here, worst first. Exits with 1 if something is broken."""
+    from devices.as_json import to_json  # noqa: PLC0415 - keeps `tessera --help` fast
+    from devices.doctor import build_summary, diagnose  # noqa: PLC0415 - see above
+    from devices.errors import BadRecording  # noqa: PLC0415 - see above
+    from devices.host_real import RealHost  # noqa: PLC0415 - see above
+    from devices.recording import load_recording  # noqa: PLC0415 - see above
+    from devices.report import live_report, recorded_report  # noqa: PLC0415 - see above
+    from engine.paths import user_paths  # noqa: PLC0415 - see above
+
+    try:
+        cache = user_paths().cache / "backends.json"
+        machine = recorded_report(load_recording(replay)) if replay else live_report(RealHost(), cache, fresh=True)
+    except BadRecording as error:
+        raise click.ClickException(f"{error}. Make one with `tessera devices --record FILE`.") from error
+    findings = diagnose(machine)
+    if as_json:
+        click.echo(json.dumps({"findings": to_json(list(findings)), "build": build_summary(machine)}, indent=2))
+    else:
+        _print(findings, build_summary(machine))
+    raise SystemExit(1 if any(finding.severity == "error" for finding in findings) else 0)
+
+
+def _print(findings: tuple[object, ...], summary: str) -> None:
+    from rich.console import Console  # noqa: PLC0415 - see command
+    from rich.markup import escape  # noqa: PLC0415 - see command
+
+    from devices.types import Finding  # noqa: PLC0415 - see command
+
+    console = Console(highlight=False)
+    console.print(escape(summary))
+    for finding in findings:
+        assert isinstance(finding, Finding)
+        console.print(f"\n{MARKS[finding.severity]}: {escape(finding.title)}")
+        for line in (finding.detail, finding.fix):
+            if line:
+                console.print(f"  {escape(line)}")
+    if not findings:
+        console.print("\nNothing to mend.")

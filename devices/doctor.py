@@ -1,0 +1,120 @@
+"""Everything wrong with a machine for local AI, worst first, each with the step that mends it. Pure."""
+
+from devices.backends.libraries import BACKENDS
+from devices.isa import ggml_cpu_variant
+from devices.types import BackendReport, Device, Finding, Machine, Severity
+
+ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "advice": 2}
+# Below this a model of a billion parameters at 4 bits has no room beside a desktop.
+LITTLE_RAM_BYTES = 6 << 30
+LITTLE_FREE_BYTES = 2 << 30
+# The instruction set that makes the difference for the best ggml variant of a processor.
+VARIANT_MARKS = {"haswell": "avx2", "zen4": "avx512", "icelake": "avx512", "sapphirerapids": "amx_int8"}
+
+
+def diagnose(machine: Machine) -> tuple[Finding, ...]:
+    """Findings of the machine, its backends and its devices; empty when nothing can be improved."""
+    found = [*machine.findings, *_kernels(machine), *_memory(machine)]
+    for device in machine.devices:
+        finding = _device(device)
+        if finding is not None and not any(f.device == device.id and f.severity != "advice" for f in found):
+            found.append(finding)
+    found += [
+        _backend(report) for report in machine.backends if report.state == "failed" and report.backend != "cpu"
+    ]
+    found += _not_built(machine)
+    return tuple(sorted(found, key=lambda finding: ORDER[finding.severity]))
+
+
+def build_summary(machine: Machine) -> str:
+    """One line on which kernels this installation has."""
+    built = [r.backend for r in machine.backends if r.state in {"usable", "no_device", "failed"}]
+    libraries = {r.backend: r.library for r in machine.backends if r.state == "usable"}
+    cpu = libraries.get("cpu", "no CPU library")
+    gpu = [name for name in built if name in {b.name for b in BACKENDS} - {"cpu", "rpc"}]
+    return f"Kernels: {cpu}; GPU backends built: {', '.join(gpu) if gpu else 'none (CPU only)'}."
+
+
+def _kernels(machine: Machine) -> list[Finding]:
+    cpu = next((r for r in machine.backends if r.backend == "cpu"), None)
+    if not machine.backends:
+        return []
+    if cpu is None or cpu.state != "usable":
+        reason = cpu.reason if cpu else "llama-cpp-python is not installed"
+        fix = "python start.py --rebuild"
+        return [Finding("no_kernels", "error", "No model can run: the CPU kernels do not load", reason, fix, "cpu")]
+    isa = machine.devices[0].isa
+    best = ggml_cpu_variant(isa, machine.arch, machine.system)
+    used = {feature.lower() for feature in cpu.features}
+    wanted = VARIANT_MARKS.get(best or "")
+    if wanted and used and wanted not in used:
+        return [
+            Finding(
+                "slow_kernels",
+                "warning",
+                f"The CPU kernels do not use this processor's {wanted.upper()}",
+                f"{cpu.library} was built for an older processor; {best} would suit this one.",
+                "python start.py --rebuild",
+                "cpu",
+            )
+        ]
+    return []
+
+
+def _memory(machine: Machine) -> list[Finding]:
+    ram = machine.memory
+    found = []
+    if ram.total_bytes is not None and ram.total_bytes < LITTLE_RAM_BYTES:
+        detail = f"{ram.total_bytes >> 20} MiB: models of up to about a billion parameters at 4 bits will do."
+        found.append(
+            Finding("little_ram", "warning", "This machine has little memory", detail, "tessera models starters")
+        )
+    elif ram.available_bytes is not None and ram.available_bytes < LITTLE_FREE_BYTES:
+        detail = f"{ram.available_bytes >> 20} MiB of {(ram.total_bytes or 0) >> 20} MiB are free."
+        found.append(
+            Finding("little_free", "warning", "Other programs hold most of the memory", detail, "close some")
+        )
+    if ram.bandwidth_gbs is not None and "claims" in ram.bandwidth_source:
+        found.append(
+            Finding(
+                "wrong_dmi", "advice", "The firmware reports an impossible memory speed", ram.bandwidth_source, ""
+            )
+        )
+    return found
+
+
+def _device(device: Device) -> Finding | None:
+    if device.state in {"usable", "unknown"} or device.kind == "cpu":
+        return None
+    severity: Severity = "advice" if device.kind == "npu" or device.state == "present" else "warning"
+    title = {
+        "driver_missing": f"{device.name} has no driver",
+        "no_permission": f"This user may not use {device.name}",
+        "failed": f"{device.name} does not work",
+    }.get(device.state, f"{device.name} is not used")
+    return Finding(f"device_{device.state}", severity, title, device.reason, device.fix_hint or "", device.id)
+
+
+def _backend(report: BackendReport) -> Finding:
+    title = f"The {report.backend} backend is installed but does not load"
+    return Finding(f"backend_{report.backend}", "warning", title, report.reason, report.fix_hint or "")
+
+
+def _not_built(machine: Machine) -> list[Finding]:
+    """One advice for the best missing backend of each GPU that has none."""
+    found = []
+    missing = {r.backend: r for r in machine.backends if r.state == "not_built"}
+    for device in machine.devices:
+        if device.kind not in {"igpu", "dgpu"} or device.runtimes:
+            continue
+        for backend in BACKENDS:
+            report = missing.get(backend.name)
+            if (
+                report
+                and device.kind in backend.kinds
+                and (not backend.vendors or device.vendor in backend.vendors)
+            ):
+                title = f"The {backend.name} backend, which could use {device.name}, is not installed"
+                found.append(Finding("backend_not_built", "warning", title, "", report.fix_hint or "", device.id))
+                break
+    return found

@@ -1,0 +1,172 @@
+"""The engine against llama-server and llama-bench of the same llama.cpp commit, one run, turn by turn.
+
+    python tests/bench/against_llama_server.py MODEL.gguf --tools FOLDER [--rounds 5] [--only NAME ...]
+
+FOLDER holds llama-server and llama-bench, built with cmake from the llama-cpp-python source archive. Prints one
+line a comparison: medians of both sides and the median of the ratios of the rounds (above 1: we are faster, except
+where a line says otherwise).
+"""
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "bench")]
+
+from clients import complete, together  # noqa: E402 - after sys.path
+from rival import LlamaServer, llama_bench  # noqa: E402
+from servers import RunningServer  # noqa: E402
+
+CONTEXT = 32768
+
+
+class Sides:
+    """Both servers over one model; `ask(side, …)` speaks to one of them."""
+
+    def __init__(self, model: str, tools: Path, home: Path, threads: int) -> None:
+        self.model, self.tools, self.home, self.threads = model, tools, home, threads
+        models = home / "models"
+        models.mkdir()
+        self.name = f"bench-{Path(model).name}"
+        (models / self.name).symlink_to(Path(model).resolve())
+        self.ours = RunningServer(home, "--ctx", str(CONTEXT // 4))
+        self.rival = LlamaServer(tools, model, threads=threads, context=CONTEXT, parallel=16)
+
+    def ask(self, side: str, prompt, tokens: int, **options):
+        url = self.ours.url if side == "ours" else self.rival.url
+        return complete(url, self.name, prompt, tokens, **options)
+
+    def close(self) -> None:
+        self.ours.stop()
+        self.rival.stop()
+
+
+def fresh(rng: random.Random, count: int) -> list[int]:
+    """A prompt nobody has cached."""
+    return [rng.randrange(300, 4000) for _ in range(count)]
+
+
+def report(name: str, ours: list[float], rival: list[float], unit: str, *, lower: bool = False) -> None:
+    """One line."""
+    ratios = [o / r for o, r in zip(ours, rival, strict=True)]
+    better = "lower is better" if lower else "higher is better"
+    print(
+        f"{name}: ours {statistics.median(ours):.3f} {unit}, theirs {statistics.median(rival):.3f} {unit}, ratio "
+        f"{statistics.median(ratios):.3f} ({min(ratios):.3f}..{max(ratios):.3f}), {better}",
+        flush=True,
+    )
+
+
+def decode(sides: Sides, rounds: int, rng: random.Random) -> None:
+    """One sequence: decode of 64 tokens, prefill of 1,024, against llama-server and llama-bench."""
+    speeds: dict[str, list[float]] = {"ours": [], "rival": [], "bench": []}
+    prefill: dict[str, list[float]] = {"ours": [], "rival": [], "bench": []}
+    for _ in range(rounds):
+        for side in ("ours", "rival"):
+            reply = sides.ask(side, fresh(rng, 16), 65)
+            speeds[side].append(64 / (reply.arrivals[-1] - reply.arrivals[0]))
+            prefill[side].append(1024 / sides.ask(side, fresh(rng, 1024), 1).first)
+        bench = llama_bench(sides.tools, sides.model, threads=sides.threads, prompt=1024, generate=64)
+        speeds["bench"].append(bench["tg"])
+        prefill["bench"].append(bench["pp"])
+    report("decode against llama-server", speeds["ours"], speeds["rival"], "tok/s")
+    report("decode against llama-bench", speeds["ours"], speeds["bench"], "tok/s")
+    report("prefill against llama-server", prefill["ours"], prefill["rival"], "tok/s")
+    report("prefill against llama-bench", prefill["ours"], prefill["bench"], "tok/s")
+
+
+def concurrent(sides: Sides, rounds: int, rng: random.Random) -> None:
+    """4 and 8 requests of mixed length at once: total tokens/s; and gaps while a long prompt arrives."""
+    for count in (4, 8):
+        totals: dict[str, list[float]] = {"ours": [], "rival": []}
+        gaps: dict[str, list[float]] = {"ours": [], "rival": []}
+        for _ in range(rounds):
+            work = [(fresh(rng, rng.randrange(16, 128)), rng.randrange(24, 64)) for _ in range(count)]
+            late = fresh(rng, 1500)
+            for side in ("ours", "rival"):
+                replies, seconds = together([lambda p=p, n=n, s=side: sides.ask(s, p, n) for p, n in work])
+                totals[side].append(sum(n for _, n in work) / seconds)
+                mixed = [lambda p=p, s=side: sides.ask(s, p, 48) for p, _ in work[:3]]
+                mixed.append(lambda s=side, p=late: sides.ask(s, p, 2))
+                replies, _ = together(mixed)
+                found = sorted(g for r in replies[:3] for g in r.gaps)
+                gaps[side].append(found[int(0.95 * (len(found) - 1))])
+        report(f"{count} at once, total", totals["ours"], totals["rival"], "tok/s")
+        report(f"p95 gap while a 1.5k prompt arrives ({count})", gaps["ours"], gaps["rival"], "s", lower=True)
+
+
+def shared(sides: Sides, rounds: int, rng: random.Random) -> None:
+    """Eight requests that share a 1k prefix arrive together: time until the last has its first token."""
+    last: dict[str, list[float]] = {"ours": [], "rival": []}
+    turn: dict[str, list[float]] = {"ours": [], "rival": []}
+    for _ in range(rounds):
+        prefix = fresh(rng, 1024)
+        prompts = [prefix + fresh(rng, 16) for _ in range(8)]
+        chat = fresh(rng, 1500)
+        for side in ("ours", "rival"):
+            replies, _ = together([lambda p=p, s=side: sides.ask(s, p, 4) for p in prompts])
+            last[side].append(max(r.first for r in replies))
+            sides.ask(side, chat, 16)
+            turn[side].append(sides.ask(side, chat + fresh(rng, 24), 2).first)
+    report("eight share 1k: last first token", last["ours"], last["rival"], "s", lower=True)
+    report("second turn of a 1.5k chat: first token", turn["ours"], turn["rival"], "s", lower=True)
+
+
+def restart(sides: Sides, rounds: int, rng: random.Random) -> None:
+    """A known 1.5k prompt after a restart of our runner, against the same prompt cold."""
+    cold, warm = [], []
+    for _ in range(rounds):
+        prompt = fresh(rng, 1500)
+        cold.append(sides.ask("ours", prompt, 2).first)
+        import time
+
+        time.sleep(3)  # the pause in which prefixes are written
+        (runner,) = sides.ours.runners()
+        runner.kill()
+        time.sleep(0.5)
+        sides.ask("ours", fresh(rng, 8), 2)  # the load itself is not what is measured
+        warm.append(sides.ask("ours", prompt, 2).first)
+    report("known prompt after a restart against cold", warm, cold, "s", lower=True)
+
+
+def speculation(sides: Sides, rounds: int, rng: random.Random) -> None:
+    """A text that repeats itself, with and without guessing ahead; and one that does not."""
+    block = fresh(rng, 60)
+    for name, prompt in (("repeating", block * 4), ("not repeating", fresh(rng, 240))):
+        on, off = [], []
+        for _ in range(rounds):
+            for found, flag in ((on, True), (off, False)):
+                reply = sides.ask("ours", prompt, 97, speculate=flag)
+                found.append(96 / (reply.arrivals[-1] - reply.arrivals[0]))
+        report(f"guessing ahead, {name} prompt, on against off", on, off, "tok/s")
+
+
+COMPARISONS = {f.__name__: f for f in (decode, concurrent, shared, restart, speculation)}
+
+
+def main() -> None:
+    """Run the comparisons."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--tools", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", nargs="*", choices=COMPARISONS)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as home:
+        sides = Sides(options.model, options.tools, Path(home), options.threads)
+        try:
+            for side in ("ours", "rival"):
+                sides.ask(side, [300] * 8, 8)
+            for name in options.only or COMPARISONS:
+                COMPARISONS[name](sides, options.rounds, random.Random(1))
+        finally:
+            sides.close()
+
+
+if __name__ == "__main__":
+    main()

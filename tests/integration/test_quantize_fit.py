@@ -1,0 +1,104 @@
+"""Files made to fit: loaded by a real runner at the promised context, filled up, and measured."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from devices.detect import inventory
+from devices.host_real import RealHost
+from devices.process_memory import process_memory
+from engine.fit.report import machine_isa
+from engine.fit.shape import model_shape
+from engine.quantize_fit import fit_goal, promised, source_dry_run
+from engine.runner.process import RunnerProcess
+from engine.types import GenerationRequest
+from quantize.errors import BudgetTooSmall
+from quantize.execute import quantize
+from quantize.gguf_split import read_gguf_model
+from quantize.job import QuantizeRequest
+from quantize.texts import CALIBRATION, HELD_OUT
+
+SPARK = Path("assets/models/spark-f16.gguf")
+CONTEXT = 1024
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """memory → the goal for it; one dry run serves all."""
+    settings = promised(SPARK, CONTEXT, 1)
+    dry = source_dry_run(settings)
+    assert dry is not None
+    shape, isa = model_shape(read_gguf_model(SPARK)), machine_isa(inventory(RealHost()))
+    return lambda memory: fit_goal(shape, memory, settings, isa, dry=dry)
+
+
+def plan(tmp_path: Path, fit, **changes):
+    request = QuantizeRequest(
+        source=SPARK,
+        out=tmp_path / "fit.gguf",
+        goal=fit.goal,
+        kv=fit.kv,
+        doubled_head_types=fit.doubled_head_types,
+        calibration=CALIBRATION,
+        held_out=HELD_OUT,
+        cache_dir=tmp_path / "cache",
+        tier="instant",
+        overwrite=True,
+        threads=2,
+    )
+    import msgspec
+
+    return quantize(msgspec.structs.replace(request, **changes), lambda _p: None, lambda: False)
+
+
+async def used_bytes(settings) -> int:
+    """What a runner holds after it has filled its whole context."""
+    runner = await RunnerProcess.start("llama", settings.path)
+    try:
+        await runner.load(settings)
+        prompt = [5 + i % 4000 for i in range(CONTEXT - 16)]
+        request = GenerationRequest(prompt=prompt, max_tokens=8, ignore_eos=True)
+        async for _event in runner.generate(request):
+            pass
+        held = process_memory(runner.pid)
+        assert held is not None
+        return held.pss_bytes
+    finally:
+        await runner.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spare_mb", [5, 6, 7, 9, 11, 14])
+def test_the_measured_memory_is_within_the_budget(tmp_path, fitted, spare_mb):
+    import msgspec
+
+    memory = fitted(1 << 30).goal.fixed_bytes + spare_mb * 1_000_000
+    report = plan(tmp_path, fitted(memory))
+    kv = report.plan.kv
+    assert kv is not None
+    settings = msgspec.structs.replace(
+        promised(report.out, CONTEXT, 1), type_k=kv.type_k, type_v=kv.type_v, flash_attn="on", use_mmap=False
+    )
+    assert asyncio.run(used_bytes(settings)) <= memory
+
+
+def test_the_cache_gives_way_before_the_weights_do(tmp_path, fitted):
+    fixed = fitted(1 << 30).goal.fixed_bytes
+    chosen = {}
+    for spare_mb in (5, 7, 9, 30):
+        made = plan(tmp_path, fitted(fixed + spare_mb * 1_000_000), plan_only=True).plan
+        chosen[spare_mb] = (made.kv.type_k, made.kv.type_v)
+        assert made.goal.n_ctx == CONTEXT
+    assert chosen[30] == ("f16", "f16")
+    assert chosen[5] == ("q4_0", "q4_0")
+    assert len(set(chosen.values())) >= 3
+
+
+def test_memory_that_cannot_do_names_what_can(tmp_path, fitted):
+    fixed = fitted(1 << 30).goal.fixed_bytes
+    with pytest.raises(BudgetTooSmall) as caught:
+        plan(tmp_path, fitted(fixed + 1_000_000), plan_only=True)
+    smallest = caught.value.smallest_bytes
+    made = plan(tmp_path, fitted(smallest), plan_only=True)
+    assert made.plan.kv.type_k == "q4_0"
