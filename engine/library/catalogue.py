@@ -49,32 +49,35 @@ class Catalogue:
 
     def entries(self) -> tuple[ModelEntry, ...]:
         """Every model in the order of ids, each with its state as the disk shows it now."""
+        return tuple(map(_looked_at, self._known()))
+
+    def _known(self) -> list[ModelEntry]:
+        """Entries as recorded, with the projector that lies beside each."""
         known = self.store.entries().values()
         projectors: dict[Path, str] = {}
         for entry in known:
-            if entry.details.is_projector and (entry.path.parent not in projectors):
-                projectors[entry.path.parent] = str(entry.path)
-        return tuple(
-            msgspec.structs.replace(
-                entry,
-                state=_state(entry),
-                projector=entry.projector
-                or (projectors.get(entry.path.parent) if entry.format == "gguf" else None),
-            )
-            for entry in known
-            if not entry.details.is_projector
-        )
+            if entry.details.is_projector:
+                projectors.setdefault(entry.path.parent, str(entry.path))
+        found = [entry for entry in known if not entry.details.is_projector]
+        if not projectors:
+            return found
+        return [
+            msgspec.structs.replace(entry, projector=projectors[entry.path.parent])
+            if entry.format == "gguf" and not entry.projector and entry.path.parent in projectors
+            else entry
+            for entry in found
+        ]
 
     def get(self, name: str) -> ModelEntry | None:
         """The model of that id, display name, file name, path or `repository:quantization`; None if unknown."""
         wanted = name.strip()
-        entries = self.entries()
-        for entry in entries:
-            if entry.id == wanted:
-                return entry
+        known = self._known()
+        exact = next((entry for entry in known if entry.id == wanted), None)
+        if exact is not None:
+            return _looked_at(exact)
         folded = wanted.casefold()
-        matches = [entry for entry in entries if folded in _names(entry)]
-        return matches[0] if len(matches) == 1 else None
+        matches = [entry for entry in known if folded in _names(entry)]
+        return _looked_at(matches[0]) if len(matches) == 1 else None
 
     def refresh(self) -> Changes:
         """Look for new and changed models in the bundled, own and linked folders."""
@@ -223,6 +226,12 @@ def _beside(path: Path, suffix: str) -> str | None:
 def _same_files(entry: ModelEntry, candidate: Candidate) -> bool:
     stamp = [(f.path, f.size_bytes, f.mtime_ns) for f in entry.files]
     return stamp == [(f.path, f.size_bytes, f.mtime_ns) for f in candidate.files]
+
+
+def _looked_at(entry: ModelEntry) -> ModelEntry:
+    """The entry with its state of this moment."""
+    state = _state(entry)
+    return entry if state == entry.state else msgspec.structs.replace(entry, state=state)
 
 
 def _state(entry: ModelEntry) -> State:

@@ -35,6 +35,8 @@ class Store:
         self._lock = threading.RLock()
         self._decoder = msgspec.json.Decoder(ModelEntry)
         self._encoder = msgspec.json.Encoder()
+        self._decoded: dict[str, ModelEntry] = {}
+        self._decoded_at: tuple[object, int] | None = None
         self._db = self._open()
 
     def _open(self) -> apsw.Connection:
@@ -77,13 +79,26 @@ class Store:
                 yield
             except BaseException:
                 self._db.execute("ROLLBACK")
+                self._decoded_at = None
                 raise
             self._db.execute("COMMIT")
 
     def entries(self) -> dict[str, ModelEntry]:
-        """Every entry by key, in the order of ids. An entry that cannot be decoded is left out and scanned anew."""
+        """Every entry by key, in the order of ids; decoded again only when somebody changed the database.
+
+        An entry that cannot be decoded is left out and scanned anew.
+        """
         with self._lock:
+            # The first counts changes by other connections, the second those by this one.
+            version = (self._db.pragma("data_version"), self._db.total_changes())
+            if version == self._decoded_at:
+                return dict(self._decoded)
             rows: list[Any] = self._db.execute("SELECT key, entry FROM models ORDER BY id").fetchall()
+            self._decoded = self._decode(rows)
+            self._decoded_at = version
+            return dict(self._decoded)
+
+    def _decode(self, rows: list[Any]) -> dict[str, ModelEntry]:
         result = {}
         for key, raw in rows:
             try:
