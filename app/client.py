@@ -1,7 +1,7 @@
 """The local server as the terminal and the window use it. Synchronous; one client per thread that streams."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
@@ -106,18 +106,7 @@ class Client:
 
         Raises: ApiError, ServerUnreachable.
         """
-        body = {"model": model, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
-        finish = None
-        for data in self.events("/v1/chat/completions", {**body, **options}):
-            for choice in data.get("choices", ()):
-                delta = choice.get("delta", {})
-                finish = choice.get("finish_reason") or finish
-                text, reasoning = delta.get("content") or "", delta.get("reasoning_content") or ""
-                calls = tuple(delta.get("tool_calls") or ())
-                if text or reasoning or calls:
-                    yield Answer(text=text, reasoning=reasoning, tool_calls=calls)
-            if data.get("usage"):
-                yield Answer(finish_reason=finish, usage=data["usage"], timings=data.get("timings"))
+        yield from answers(self.events("/v1/chat/completions", chat_body(model, messages, options)))
 
     def events(
         self, path: str, body: dict[str, Any] | None = None, method: str = "POST"
@@ -151,6 +140,27 @@ class Client:
             yield
         except httpx2.HTTPError as error:
             raise ServerUnreachable(self.url, str(error) or type(error).__name__) from error
+
+
+def chat_body(model: str, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The request for a streamed answer with its usage."""
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+    return {"model": model, "messages": messages, **stream, **options}
+
+
+def answers(events: Iterable[dict[str, Any]]) -> Iterator[Answer]:
+    """The pieces of an answer out of the chunks of its stream."""
+    finish = None
+    for data in events:
+        for choice in data.get("choices", ()):
+            delta = choice.get("delta", {})
+            finish = choice.get("finish_reason") or finish
+            text, reasoning = delta.get("content") or "", delta.get("reasoning_content") or ""
+            calls = tuple(delta.get("tool_calls") or ())
+            if text or reasoning or calls:
+                yield Answer(text=text, reasoning=reasoning, tool_calls=calls)
+        if data.get("usage"):
+            yield Answer(finish_reason=finish, usage=data["usage"], timings=data.get("timings"))
 
 
 def _api_error(response: httpx2.Response) -> ApiError:

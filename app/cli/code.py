@@ -36,7 +36,7 @@ def command(
     from app.cli.code_session import CodeSession  # noqa: PLC0415 - the command's own imports wait until it runs
     from app.cli.connection import connected  # noqa: PLC0415
     from app.client import ApiError, ServerUnreachable  # noqa: PLC0415
-    from app.code.assistant import Assistant  # noqa: PLC0415
+    from app.code.assistant import Assistant, Conversation  # noqa: PLC0415
     from app.code.connect.endpoint import endpoint_of  # noqa: PLC0415
     from app.code.errors import CodeError  # noqa: PLC0415
     from app.code.project import Project  # noqa: PLC0415
@@ -49,8 +49,8 @@ def command(
     try:
         with Project(folder or Path.cwd()) as project, connected() as client:
             endpoint = endpoint_of(client, model)
-            assistant = Assistant(project, client, endpoint.model, endpoint.context, options)
-            session = CodeSession(assistant, max_steps=steps, mcp_file=mcp_file)
+            conversation = Conversation(project, endpoint.model, endpoint.context, options)
+            session = CodeSession(Assistant(conversation, client), max_steps=steps, mcp_file=mcp_file)
             session.index()
             if as_agent and prompt is not None:
                 sys.exit(0 if session.agent(prompt) else 1)

@@ -37,7 +37,8 @@ class CodeSession:
 
     def __init__(self, assistant: Assistant, max_steps: int = 30, mcp_file: Path | None = None) -> None:
         self._assistant = assistant
-        self._project = assistant.project
+        self._talk = assistant.conversation
+        self._project = self._talk.project
         self._max_steps = max_steps
         self._mcp_file = mcp_file
         self._context: Context | None = None
@@ -56,14 +57,14 @@ class CodeSession:
     def ask(self, question: str, excluded: frozenset[str] = frozenset()) -> None:
         """Answer a question and show what it would change."""
         self._question, self._excluded = question, excluded
-        self._context = self._assistant.context_for(question, excluded=excluded)
+        self._context = self._talk.context_for(question, excluded=excluded)
         for left in self._context.left_out:
             if left.what.startswith("@"):
                 click.echo(f"left out: {left.what}: {left.reason}", err=True)
         used, limit = self._context.used_tokens, self._context.budget_tokens
         click.echo(f"context: {len(self._context.pieces)} pieces, about {used} of {limit} tokens", err=True)
         self._stream(self._assistant.ask(question, self._context))
-        self._proposal = self._assistant.proposal()
+        self._proposal = self._talk.proposal()
         self._show_proposal(self._proposal)
 
     def _stream(self, answers: Iterator[object]) -> None:
@@ -121,8 +122,7 @@ class CodeSession:
 
         consent = Consent(_ask_person)
         toolbox = Toolbox(self._project.index, self._project.edits, consent, on_event)
-        assistant = self._assistant
-        model = ServerModel(assistant.client, assistant.model, assistant.options)
+        model = ServerModel(self._assistant.client, self._talk.model, self._talk.options)
         servers = []
         try:
             for config in read_mcp_config(self._mcp_file) if self._mcp_file else ():
@@ -143,7 +143,7 @@ class CodeSession:
 
     def talk(self, *, as_agent: bool = False) -> None:
         """Read lines until the end of input."""
-        click.echo(f"{self._project.workspace.root} with {self._assistant.model}. /help shows the commands.")
+        click.echo(f"{self._project.workspace.root} with {self._talk.model}. /help shows the commands.")
         while True:
             try:
                 line = input("> ").strip()
@@ -189,7 +189,7 @@ class CodeSession:
     def _drop(self, text: str) -> None:
         pieces = self._context.pieces if self._context else ()
         if text.isdecimal() and 0 < int(text) <= len(pieces):
-            del self._assistant.messages[-2:]
+            del self._talk.messages[-2:]
             self.ask(self._question, self._excluded | {pieces[int(text) - 1].key})
         else:
             click.echo("Which one? /context numbers them.", err=True)
@@ -206,7 +206,7 @@ class CodeSession:
         click.echo(f"taken back: {', '.join(paths)}", err=True)
 
     def _new(self) -> None:
-        del self._assistant.messages[1:]
+        del self._talk.messages[1:]
         self._context = self._proposal = None
 
 

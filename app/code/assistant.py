@@ -21,11 +21,13 @@ _COMMIT_SHARE = 2
 
 
 @dataclass
-class Assistant:
-    """A conversation about one project. `context_tokens` is what the model really has."""
+class Conversation:
+    """Questions, answers and edits of one project, whoever carries them to the server.
+
+    `context_tokens` is what the model really has.
+    """
 
     project: Project
-    client: Client
     model: str
     context_tokens: int
     options: dict[str, Any] = field(default_factory=dict)
@@ -52,21 +54,17 @@ class Assistant:
             excluded=excluded,
         )
 
-    def ask(self, question: str, context: Context) -> Iterator[Answer]:
-        """Stream the answer; the conversation keeps it when it is complete.
-
-        Raises: ApiError, ServerUnreachable.
-        """
+    def request(self, question: str, context: Context) -> list[dict[str, Any]]:
+        """The messages that ask a question with its context."""
         content = f"{context.rendered()}\n{question}" if context.pieces else question
-        asked = [*self.messages, {"role": "user", "content": content}]
-        text: list[str] = []
-        for answer in self.client.chat(self.model, asked, **self.options):
-            text.append(answer.text)
-            if answer.usage:
-                whole = "".join(str(message["content"]) for message in asked)
-                self.count.learn(whole, int(answer.usage.get("prompt_tokens", 0)))
-            yield answer
-        self.messages = [*asked, {"role": "assistant", "content": "".join(text)}]
+        return [*self.messages, {"role": "user", "content": content}]
+
+    def keep(self, asked: list[dict[str, Any]], text: str, usage: dict[str, Any] | None) -> None:
+        """Take a complete answer into the conversation."""
+        if usage:
+            whole = "".join(str(message["content"]) for message in asked)
+            self.count.learn(whole, int(usage.get("prompt_tokens", 0)))
+        self.messages = [*asked, {"role": "assistant", "content": text}]
 
     @property
     def last_answer(self) -> str:
@@ -76,18 +74,47 @@ class Assistant:
 
     def proposal(self, picked: dict[int, int] | None = None) -> Proposal:
         """The edits of the last answer, placed in the files as they are now."""
-        known = frozenset(self.project.index.database.paths())
+        with self.project.index.lock:
+            known = frozenset(self.project.index.database.paths())
         return self.project.edits.propose(parse_answer(self.last_answer, known), picked)
 
-    def commit_message(self, *, staged: bool = False) -> Iterator[Answer]:
-        """Stream a commit message for the uncommitted (or staged) changes; nothing is committed."""
+    def commit_messages(self, *, staged: bool = False) -> list[dict[str, Any]] | None:
+        """The request for a commit message for the uncommitted (or staged) changes; None: there are none."""
         if self.project.git is None:
-            return
+            return None
         diff = self.project.git.diff(staged=staged).text
         if not diff:
-            return
+            return None
         limit = int(self.context_tokens / _COMMIT_SHARE * self.count.bytes_per_token)
         if len(diff) > limit:
             diff = diff[:limit].rpartition("\n")[0] + "\n[the rest of the change does not fit the context]"
         request = commit_request(diff, self.project.git.recent_subjects())
-        yield from self.client.chat(self.model, [{"role": "user", "content": request}], **self.options)
+        return [{"role": "user", "content": request}]
+
+
+@dataclass
+class Assistant:
+    """A conversation over a client of the server."""
+
+    conversation: Conversation
+    client: Client
+
+    def ask(self, question: str, context: Context) -> Iterator[Answer]:
+        """Stream the answer; the conversation keeps it when it is complete.
+
+        Raises: ApiError, ServerUnreachable.
+        """
+        asked = self.conversation.request(question, context)
+        text: list[str] = []
+        usage: dict[str, Any] | None = None
+        for answer in self.client.chat(self.conversation.model, asked, **self.conversation.options):
+            text.append(answer.text)
+            usage = answer.usage or usage
+            yield answer
+        self.conversation.keep(asked, "".join(text), usage)
+
+    def commit_message(self, *, staged: bool = False) -> Iterator[Answer]:
+        """Stream a commit message; nothing is committed."""
+        messages = self.conversation.commit_messages(staged=staged)
+        if messages is not None:
+            yield from self.client.chat(self.conversation.model, messages, **self.conversation.options)

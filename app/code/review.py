@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from app.code.edits import lines as text_lines
 from app.code.edits.apply import merge
@@ -19,3 +20,53 @@ def file_diff(file: FileProposal, chosen: Collection[int] | None = None, context
     old, new = text_lines.contents(before), text_lines.contents(merge(before, outcomes))
     name = file.path if file.before else "/dev/null"
     return "\n".join(difflib.unified_diff(old, new, name, file.path, n=context, lineterm=""))
+
+
+@dataclass(frozen=True)
+class Side:
+    """One line of one side; `number` is 1-based."""
+
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line as it was beside the line that takes its place; None: nothing stands there."""
+
+    left: Side | None
+    right: Side | None
+    changed: bool
+
+
+def aligned_rows(before: str, after: str, context: int = 3) -> list[Row | None]:
+    """Both texts side by side, changes with `context` lines around them; None marks what is left out."""
+    old, new = text_lines.contents(before), text_lines.contents(after)
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    rows: list[Row | None] = []
+    end = 0
+    for group in matcher.get_grouped_opcodes(context):
+        if group[0][1] > end or rows:
+            rows.append(None)
+        for tag, old_from, old_to, new_from, new_to in group:
+            for step in range(max(old_to - old_from, new_to - new_from)):
+                left = old_from + step if step < old_to - old_from else None
+                right = new_from + step if step < new_to - new_from else None
+                rows.append(
+                    Row(
+                        None if left is None else Side(left + 1, old[left]),
+                        None if right is None else Side(right + 1, new[right]),
+                        tag != "equal",
+                    )
+                )
+        end = group[-1][2]
+    if rows and end < len(old):
+        rows.append(None)
+    return rows
+
+
+def text_with(file: FileProposal, chosen: Collection[int]) -> tuple[str, str]:
+    """(before, after) of a file with the chosen hunks."""
+    before = file.before.text if file.before else ""
+    pairs = zip(file.hunk_ids, file.result.outcomes, strict=True)
+    return before, merge(before, [outcome for hunk_id, outcome in pairs if hunk_id in chosen])

@@ -66,6 +66,7 @@ def page_entries(services: Services, jobs: Jobs, window: MainWindow, link: Serve
         return SettingsPage(services)
 
     return [
+        PageEntry("code", "code", window.tr("Code"), lambda: _code_page(services)),
         PageEntry("library", "library", window.tr("Library"), library),
         PageEntry("fit", "fit", window.tr("Make it fit"), fit),
         PageEntry("devices", "devices", window.tr("Devices"), devices),
@@ -73,3 +74,9 @@ def page_entries(services: Services, jobs: Jobs, window: MainWindow, link: Serve
         PageEntry("server", "server", window.tr("Server"), server),
         PageEntry("settings", "settings", window.tr("Settings"), settings),
     ]
+
+
+def _code_page(services: Services) -> QWidget:
+    from app.gui.code.page import CodePage  # noqa: PLC0415 - when it is first shown
+
+    return CodePage(services)

@@ -1,0 +1,1 @@
+"""The page for coding: ask about a project, review and apply edits."""

@@ -1,0 +1,240 @@
+"""The page's state: an opened project, a conversation, a proposal. Everything slow runs in the background."""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QObject, Signal
+
+from app.client import Answer, answers, chat_body
+from app.code.assistant import Conversation
+from app.code.context.pieces import Context, Piece
+from app.code.edits.session import Proposal
+from app.code.project import Project
+from app.gui.api import ApiError
+from app.gui.background import StreamJob
+from app.gui.services import Services
+
+
+class CodeController(QObject):
+    """One project at a time. Signals carry immutable values."""
+
+    opened = Signal(str, int)
+    context_ready = Signal(object)
+    text_arrived = Signal(str)
+    answered = Signal()
+    proposed = Signal(object)
+    written = Signal(object)
+    taken_back = Signal(object)
+    failed = Signal(object)
+    busy_changed = Signal(bool)
+
+    def __init__(self, services: Services, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._services = services
+        # The project's databases take one caller at a time.
+        self._lock = threading.Lock()
+        self._project: Project | None = None
+        self._talk: Conversation | None = None
+        self._proposal: Proposal | None = None
+        self._stream: StreamJob | None = None
+        self._answer: list[Answer] = []
+        self.question = ""
+        self.context: Context | None = None
+        self._given: tuple[Piece, ...] = ()
+        self._excluded: frozenset[str] = frozenset()
+        self.busy = False
+
+    @property
+    def has_project(self) -> bool:
+        """A folder is open."""
+        return self._project is not None
+
+    def open_folder(self, folder: Path) -> None:
+        """Open a project and bring its index up to date; the one before is closed."""
+        self.stop()
+        old = self._project
+        self._project = self._talk = self._proposal = self.context = None
+
+        def work() -> tuple[Project, int]:
+            with self._lock:
+                if old is not None:
+                    old.close()
+                project = Project(folder)
+                return project, project.index.refresh().num_files
+
+        def done(result: tuple[Project, int]) -> None:
+            self._project, num_files = result
+            self.opened.emit(str(self._project.workspace.root), num_files)
+
+        self._run(work, done)
+
+    def close_project(self) -> None:
+        """Let go of the project; waits for work under way on it."""
+        self.stop()
+        with self._lock:
+            if self._project is not None:
+                self._project.close()
+            self._project = self._talk = self._proposal = None
+
+    def ask(self, question: str, model: str, n_ctx: int, given: Sequence[Piece] = ()) -> None:
+        """Assemble the context, show it, and ask."""
+        if self._project is None or self.busy:
+            return
+        if self._talk is None or self._talk.model != model:
+            self._talk = Conversation(self._project, model, n_ctx)
+        self.question, self._given, self._excluded = question, tuple(given), frozenset()
+        self._assemble()
+
+    def drop(self, key: str) -> None:
+        """Ask the last question again without one piece of its context."""
+        if self._talk is None or self.busy or not self.question:
+            return
+        self._excluded |= {key}
+        if len(self._talk.messages) > 2:  # noqa: PLR2004  # the system prompt, then question and answer
+            del self._talk.messages[-2:]
+        self._assemble()
+
+    def _assemble(self) -> None:
+        talk = self._talk
+        assert talk is not None
+
+        def work() -> Context:
+            with self._lock:
+                return talk.context_for(self.question, self._given, self._excluded)
+
+        self._run(work, self._send)
+
+    def _send(self, context: Context) -> None:
+        talk = self._talk
+        if talk is None:
+            return
+        self.context = context
+        self.context_ready.emit(context)
+        asked = talk.request(self.question, context)
+        body = chat_body(talk.model, asked, talk.options)
+        self._start_stream(body, lambda text, usage: self._on_answered(asked, text, usage))
+
+    def _on_answered(self, asked: list[dict[str, Any]], text: str, usage: dict[str, Any] | None) -> None:
+        talk = self._talk
+        if talk is None:
+            return
+        talk.keep(asked, text, usage)
+        self.answered.emit()
+
+        def work() -> Proposal:
+            with self._lock:
+                return talk.proposal()
+
+        def done(proposal: Proposal) -> None:
+            self._proposal = proposal
+            self.proposed.emit(proposal)
+
+        self._run(work, done)
+
+    def suggest_commit(self, model: str, n_ctx: int) -> None:
+        """Stream a commit message for the uncommitted changes; nothing is committed."""
+        project = self._project
+        if project is None or self.busy:
+            return
+        talk = Conversation(project, model, n_ctx)
+
+        def work() -> list[dict[str, Any]] | None:
+            with self._lock:
+                return talk.commit_messages()
+
+        def done(messages: list[dict[str, Any]] | None) -> None:
+            if messages is None:
+                self.failed.emit(ApiError(1, self.tr("There are no uncommitted changes, or no git repository.")))
+            else:
+                self._start_stream(chat_body(model, messages, {}), lambda _text, _usage: self.answered.emit())
+
+        self._run(work, done)
+
+    def apply(self, chosen: Sequence[int], *, allow_uncommitted: bool = False) -> None:
+        """Write the chosen edits."""
+        project, proposal = self._project, self._proposal
+        if project is None or proposal is None or not chosen:
+            return
+
+        def work() -> tuple[str, ...]:
+            with self._lock:
+                paths = project.edits.apply(
+                    proposal, chosen, label=self.question[:80], allow_uncommitted=allow_uncommitted
+                )
+                project.index.update(paths)
+                return paths
+
+        self._run(work, self.written.emit)
+
+    def undo(self) -> None:
+        """Take the last applied edits back."""
+        project = self._project
+        if project is None:
+            return
+
+        def work() -> tuple[str, ...]:
+            with self._lock:
+                paths = project.edits.undo()
+                project.index.update(paths)
+                return paths
+
+        self._run(work, self.taken_back.emit)
+
+    def stop(self) -> None:
+        """End the answer under way; what came of it is not kept in the conversation."""
+        if self._stream is not None:
+            self._stream.cancel()
+            self._stream.deleteLater()
+            self._stream = None
+            self._set_busy(False)
+            self.answered.emit()
+
+    def _start_stream(self, body: dict[str, Any], on_done: Callable[[str, dict[str, Any] | None], None]) -> None:
+        self._answer = []
+        self._set_busy(True)
+
+        def values(events: list[Any]) -> None:
+            pieces = list(answers(events))
+            self._answer += pieces
+            text = "".join(piece.text for piece in pieces)
+            if text:
+                self.text_arrived.emit(text)
+
+        def done(_: object) -> None:
+            self._stream = None
+            self._set_busy(False)
+            usage = next((piece.usage for piece in self._answer if piece.usage), None)
+            on_done("".join(piece.text for piece in self._answer), usage)
+
+        def error(problem: Exception) -> None:
+            self._stream = None
+            self._set_busy(False)
+            self.answered.emit()
+            self.failed.emit(problem)
+
+        api = self._services.api
+        self._stream = self._services.background.stream(
+            lambda: api.stream("/v1/chat/completions", body), values, done, error, self
+        )
+
+    def _run(self, work: Callable[[], Any], on_done: Callable[[Any], None]) -> None:
+        self._set_busy(True)
+
+        def done(result: Any) -> None:
+            self._set_busy(False)
+            on_done(result)
+
+        def error(problem: Exception) -> None:
+            self._set_busy(False)
+            self.failed.emit(problem)
+
+        self._services.background.run(work, done, error, self)
+
+    def _set_busy(self, busy: bool) -> None:
+        if busy != self.busy:
+            self.busy = busy
+            with suppress(RuntimeError):
+                self.busy_changed.emit(busy)

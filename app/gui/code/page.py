@@ -1,0 +1,235 @@
+"""The Code page: open a folder, ask about it, see what went in, review the edits, apply them one by one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication, QKeySequence, QShortcut
+from PySide6.QtWidgets import QComboBox, QFileDialog, QFrame, QPlainTextEdit, QSplitter, QWidget
+
+from app.code.context.pieces import Context, Piece
+from app.code.edits.session import Proposal
+from app.code.errors import FileChanged
+from app.code.prompts import TASKS
+from app.gui.api import in_words
+from app.gui.code.controller import CodeController
+from app.gui.code.review_panel import ReviewPanel
+from app.gui.code.transcript import Transcript
+from app.gui.services import Services
+from app.gui.widgets.basics import Banner, button, label, row, stack
+from app.gui.widgets.flow import Flow
+
+# What a model has at least when the server does not say.
+_FALLBACK_CONTEXT = 4096
+_MAX_PASTED = 20_000
+
+
+class CodePage(QWidget):
+    """One project, one conversation, one proposal at a time."""
+
+    def __init__(self, services: Services) -> None:
+        super().__init__()
+        self._services = services
+        self.controller = CodeController(services, self)
+        self._given: list[Piece] = []
+        self.banner = Banner(services.look)
+        self.folder = label(self.tr("No folder is open"), "muted")
+        self.model = QComboBox()
+        self.model.setAccessibleName(self.tr("Model"))
+        self.model.setMinimumWidth(200)
+        self.transcript = Transcript(services.look)
+        self.review = ReviewPanel(services)
+        self.review.setEnabled(False)
+        self.chips = Flow()
+        self.used = label("", "small", wrap=True)
+        self.question = QPlainTextEdit()
+        self.question.setPlaceholderText(
+            self.tr("Ask about the project: @file, @folder:path, @symbol:name, @diff. Ctrl+Enter sends.")
+        )
+        self.question.setAccessibleName(self.tr("Question"))
+        self.question.setFixedHeight(96)
+        self.send = button(self.tr("Ask"), self._ask, "primary")
+        self.stop = button(self.tr("Stop"), self.controller.stop)
+        self.commit = button(self.tr("Commit message"), self._commit)
+        self._build()
+        self._connect()
+        self._on_models()
+        self._on_busy(busy=False)
+
+    def _build(self) -> None:
+        top = row(
+            button(self.tr("Open folder"), self._choose_folder),
+            self.folder,
+            1,
+            self.commit,
+            self.model,
+            spacing=8,
+            margins=(16, 12, 16, 4),
+        )
+        tasks: list[QWidget | int] = [
+            button(words, self._task(name))
+            for name, words in (
+                ("explain", self.tr("Explain")),
+                ("fix", self.tr("Fix")),
+                ("document", self.tr("Document")),
+                ("tests", self.tr("Write tests")),
+                ("output", self.tr("Fix pasted output")),
+            )
+        ]
+        below = stack(
+            self.chips,
+            self.used,
+            self.question,
+            row(*tasks, 1, self.stop, self.send),
+            spacing=8,
+            margins=(16, 4, 16, 16),
+        )
+        left = QWidget()
+        column = stack(self.transcript, spacing=0)
+        column.setStretch(0, 1)
+        column.addLayout(below)
+        left.setLayout(column)
+        split = QSplitter(Qt.Orientation.Horizontal)
+        split.addWidget(left)
+        split.addWidget(self.review)
+        split.setStretchFactor(0, 1)
+        split.setStretchFactor(1, 1)
+        rule = QFrame()
+        rule.setFrameShape(QFrame.Shape.HLine)
+        layout = stack(self.banner, top, rule, spacing=0)
+        layout.addWidget(split, 1)
+        self.setLayout(layout)
+        self.setAccessibleName(self.tr("Code"))
+
+    def _connect(self) -> None:
+        control = self.controller
+        control.opened.connect(self._on_opened)
+        control.context_ready.connect(self._show_context)
+        control.text_arrived.connect(self.transcript.append)
+        control.proposed.connect(self._on_proposed)
+        control.written.connect(self._on_written)
+        control.taken_back.connect(self._on_taken_back)
+        control.failed.connect(self._on_failed)
+        control.busy_changed.connect(lambda busy: self._on_busy(busy=busy))
+        self.review.apply_pressed.connect(control.apply)
+        self.review.undo_pressed.connect(control.undo)
+        self._services.models.changed.connect(self._on_models)
+        for keys in ("Ctrl+Return", "Ctrl+Enter"):
+            shortcut = QShortcut(QKeySequence(keys), self.question)
+            shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
+            shortcut.activated.connect(self._ask)
+        self.destroyed.connect(control.close_project)
+
+    def open_folder(self, folder: Path) -> None:
+        """Open a project."""
+        self.folder.setText(self.tr("Reading %1").replace("%1", str(folder)))
+        self.controller.open_folder(folder)
+
+    def _choose_folder(self) -> None:
+        chosen = QFileDialog.getExistingDirectory(self, self.tr("Open folder"))
+        if chosen:
+            self.open_folder(Path(chosen))
+
+    def _on_opened(self, folder: str, num_files: int) -> None:
+        self.folder.setText(f"{folder} · {num_files} {self.tr('files')}")
+        self.transcript.clear()
+        self.review.clear()
+        self.review.setEnabled(True)
+        self._show_context(None)
+        self._on_busy(busy=False)
+        self.question.setFocus()
+
+    def _on_models(self) -> None:
+        wanted = self.model.currentData()
+        choices = self._services.models.choices
+        self.model.clear()
+        for choice in choices:
+            self.model.addItem(choice.title, choice.id)
+        loaded = next((number for number, choice in enumerate(choices) if choice.loaded), 0)
+        position = self.model.findData(wanted) if wanted else -1
+        self.model.setCurrentIndex(position if position >= 0 else loaded)
+        self._on_busy(busy=self.controller.busy)
+
+    def _chosen_model(self) -> tuple[str, int] | None:
+        choice = self._services.models.get(self.model.currentData() or "")
+        return None if choice is None else (choice.id, choice.n_ctx or _FALLBACK_CONTEXT)
+
+    def _ask(self) -> None:
+        question, model = self.question.toPlainText().strip(), self._chosen_model()
+        if question and model is not None and self.controller.has_project and not self.controller.busy:
+            self.banner.hide()
+            self.transcript.begin(question)
+            self.controller.ask(question, *model, given=self._given)
+            self._given = []
+            self.question.clear()
+
+    def _task(self, name: str) -> Callable[[], None]:
+        """A task on what is selected in the answer, else on the clipboard, as a piece of the question."""
+
+        def run() -> None:
+            text = QGuiApplication.clipboard().text()[:_MAX_PASTED]
+            if not text.strip():
+                self.banner.tell(self.tr("Copy the code or the output first; it is taken from the clipboard."))
+                return
+            kind: Any = "output" if name == "output" else "selection"
+            title = self.tr("Output") if name == "output" else self.tr("Selected code")
+            self._given = [Piece(kind=kind, title=title, text=text, reason=self.tr("pasted"))]
+            self.question.setPlainText(TASKS[name])
+            self._ask()
+
+        return run
+
+    def _commit(self) -> None:
+        model = self._chosen_model()
+        if model is not None and not self.controller.busy:
+            self.transcript.begin(self.tr("Commit message"))
+            self.controller.suggest_commit(*model)
+
+    def _show_context(self, context: Context | None) -> None:
+        self.chips.clear()
+        if context is None:
+            self.used.setText("")
+            return
+        for piece in context.pieces:
+            chip = button(f"{piece.title.split(',')[0]} · {piece.num_tokens} ✕", self._dropper(piece.key))
+            chip.setToolTip(f"{piece.title}\n{piece.reason}\n{self.tr('Press to ask again without it')}")
+            chip.setAccessibleName(self.tr("Leave out %1").replace("%1", piece.title))
+            self.chips.add(chip)
+        words = self.tr("About %1 of %2 tokens.")
+        words = words.replace("%1", str(context.used_tokens)).replace("%2", str(context.budget_tokens))
+        asked = [f"{left.what}: {left.reason}" for left in context.left_out if left.what.startswith("@")]
+        self.used.setText(" ".join([words, *asked]))
+
+    def _dropper(self, key: str) -> Callable[[], None]:
+        def run() -> None:
+            if not self.controller.busy:
+                self.transcript.begin(self.controller.question)
+                self.controller.drop(key)
+
+        return run
+
+    def _on_proposed(self, proposal: Proposal) -> None:
+        self.review.show_proposal(proposal)
+
+    def _on_written(self, paths: tuple[str, ...]) -> None:
+        self.review.clear()
+        undo = (self.tr("Undo"), self.controller.undo)
+        self.banner.tell(self.tr("Written: %1").replace("%1", ", ".join(paths)), "ok", undo)
+
+    def _on_taken_back(self, paths: tuple[str, ...]) -> None:
+        self.banner.tell(self.tr("Taken back: %1").replace("%1", ", ".join(paths)), "ok")
+
+    def _on_failed(self, error: Exception) -> None:
+        if isinstance(error, FileChanged) and "uncommitted" in error.what:
+            chosen = self.review.chosen
+            anyway = (self.tr("Write anyway"), lambda: self.controller.apply(chosen, allow_uncommitted=True))
+            self.banner.tell(str(error), "warn", anyway)
+            return
+        self.banner.tell(in_words(error), "bad")
+
+    def _on_busy(self, *, busy: bool) -> None:
+        ready = self.controller.has_project and self.model.count() > 0
+        self.send.setEnabled(ready and not busy)
+        self.commit.setEnabled(ready and not busy)
+        self.stop.setEnabled(busy)

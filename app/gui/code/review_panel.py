@@ -1,0 +1,109 @@
+"""The edits of an answer: each with a mark to apply it, beside the change it makes."""
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QListWidget, QListWidgetItem, QSplitter, QWidget
+
+from app.code.edits.session import FileProposal, Proposal
+from app.code.edits.types import Applied
+from app.code.review import text_with
+from app.gui.code.side_by_side import DiffRow, SideBySide, diff_rows
+from app.gui.services import Services
+from app.gui.widgets.basics import button, label, row, stack
+
+_ID = Qt.ItemDataRole.UserRole
+
+
+class ReviewPanel(QWidget):
+    """Nothing is written before its button is pressed."""
+
+    apply_pressed = Signal(list)
+    undo_pressed = Signal()
+
+    def __init__(self, services: Services) -> None:
+        super().__init__()
+        self._services = services
+        self._files: dict[int, FileProposal] = {}
+        self.hunks = QListWidget()
+        self.hunks.setAccessibleName(self.tr("Edits"))
+        self.hunks.currentItemChanged.connect(lambda *_: self._show_current())
+        self.hunks.itemChanged.connect(lambda _: self._count())
+        self.diff = SideBySide(services.look)
+        self.heading = label(self.tr("No edits yet"), "strong")
+        self.apply = button(self.tr("Apply"), lambda: self.apply_pressed.emit(self.chosen), "primary")
+        self.apply.setEnabled(False)
+        self.undo = button(self.tr("Undo"), self.undo_pressed.emit)
+        split = QSplitter(Qt.Orientation.Vertical)
+        split.addWidget(self.hunks)
+        split.addWidget(self.diff)
+        split.setStretchFactor(1, 3)
+        column = stack(row(self.heading, 1, self.undo, self.apply), spacing=8, margins=(8, 8, 8, 8))
+        column.addWidget(split, 1)
+        self.setLayout(column)
+
+    @property
+    def chosen(self) -> list[int]:
+        """The edits that are marked."""
+        items = (self.hunks.item(number) for number in range(self.hunks.count()))
+        return [
+            item.data(_ID) for item in items if item.checkState() == Qt.CheckState.Checked and item.data(_ID) >= 0
+        ]
+
+    def show_proposal(self, proposal: Proposal) -> None:
+        """Show an answer's edits, all that have a place marked."""
+        self.hunks.clear()
+        self._files = {hunk_id: file for file in proposal.files for hunk_id in file.hunk_ids}
+        for hunk_id, file in sorted(self._files.items()):
+            outcome = file.outcome(hunk_id)
+            if isinstance(outcome, Applied):
+                note = "" if outcome.match == "exact" else self.tr(" (differs in %1)").replace("%1", outcome.match)
+                lines = str(outcome.first) if outcome.last <= outcome.first else f"{outcome.first}–{outcome.last}"  # noqa: RUF001  # a range
+                item = self._item(f"{file.path}  {lines}{note}", hunk_id)
+                item.setFlags(item.flags() | Qt.ItemFlag.ItemIsUserCheckable)
+                item.setCheckState(Qt.CheckState.Checked)
+            else:
+                self._item(f"{file.path}: {self.tr('refused')}: {outcome.reason}", -1)
+        for malformed in proposal.malformed:
+            self._item(f"{malformed.path or self.tr('an edit')}: {malformed.reason}", -1)
+        self._count()
+        if self.hunks.count():
+            self.hunks.setCurrentRow(0)
+        else:
+            self.diff.show_rows([])
+
+    def clear(self) -> None:
+        """Show no edits."""
+        self.show_proposal(Proposal(files=(), malformed=()))
+
+    def _item(self, text: str, hunk_id: int) -> QListWidgetItem:
+        shown = "".join(char if char.isprintable() else "�" for char in text)
+        item = QListWidgetItem(shown, self.hunks)
+        item.setToolTip(shown)
+        item.setData(_ID, hunk_id)
+        if hunk_id < 0:
+            item.setFlags(Qt.ItemFlag.ItemIsEnabled)
+        return item
+
+    def _count(self) -> None:
+        total, chosen = len(self._files), len(self.chosen)
+        words = self.tr("%1 of %2 edits chosen").replace("%1", str(chosen)).replace("%2", str(total))
+        self.heading.setText(words if self.hunks.count() else self.tr("No edits yet"))
+        self.apply.setEnabled(chosen > 0)
+
+    def _show_current(self) -> None:
+        item = self.hunks.currentItem()
+        file = self._files.get(item.data(_ID)) if item is not None else None
+        if file is None:
+            self.diff.show_rows([])
+            return
+        hunk_id = item.data(_ID)
+
+        def work() -> list[DiffRow]:
+            before, after = text_with(file, (hunk_id,))
+            return diff_rows(file.path, before, after)
+
+        def show(rows: list[DiffRow]) -> None:
+            current = self.hunks.currentItem()
+            if current is not None and current.data(_ID) == hunk_id:
+                self.diff.show_rows(rows)
+
+        self._services.background.run(work, show, parent=self)

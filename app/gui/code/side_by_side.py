@@ -1,0 +1,157 @@
+"""Two versions of a file side by side, aligned, coloured, scrolling together."""
+
+from dataclasses import dataclass
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QColor, QTextBlockFormat, QTextCharFormat, QTextCursor
+from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QTextEdit, QWidget
+
+from app.code.review import Row, Side, aligned_rows
+from app.gui.look import Look
+from app.gui.markdown.highlight import pieces
+
+# Colouring a longer text would hold the window up; it is shown plain.
+_MAX_COLOURED_CHARS = 60_000
+_SUFFIX_LANGUAGES = {
+    "py": "python",
+    "js": "javascript",
+    "ts": "typescript",
+    "rs": "rust",
+    "sh": "bash",
+    "md": "markdown",
+}
+
+Coloured = tuple[tuple[str, str | None], ...]
+
+
+@dataclass(frozen=True)
+class DiffRow:
+    """A row ready to be shown; None: nothing on that side. Both None: lines left out."""
+
+    left: Coloured | None
+    right: Coloured | None
+    left_number: int
+    right_number: int
+    changed: bool
+
+
+def diff_rows(path: str, before: str, after: str) -> list[DiffRow]:
+    """Align and colour two texts; pure, for a worker thread."""
+    suffix = path.rsplit(".", 1)[-1].lower()
+    language = _SUFFIX_LANGUAGES.get(suffix, suffix)
+    old, new = _coloured_lines(before, language), _coloured_lines(after, language)
+
+    def shown(side: Side | None, lines: list[Coloured]) -> Coloured | None:
+        if side is None:
+            return None
+        return lines[side.number - 1] if side.number <= len(lines) else ((side.text, None),)
+
+    def row_of(row: Row | None) -> DiffRow:
+        if row is None:
+            return DiffRow(None, None, 0, 0, changed=False)
+        return DiffRow(
+            shown(row.left, old),
+            shown(row.right, new),
+            row.left.number if row.left else 0,
+            row.right.number if row.right else 0,
+            row.changed,
+        )
+
+    return [row_of(row) for row in aligned_rows(before, after)]
+
+
+def _coloured_lines(text: str, language: str) -> list[Coloured]:
+    text = text.replace("\r\n", "\n")
+    if len(text) > _MAX_COLOURED_CHARS:
+        return [((line, None),) for line in text.split("\n")]
+    lines: list[list[tuple[str, str | None]]] = [[]]
+    for piece, colour in pieces(text, language):
+        first, *rest = piece.split("\n")
+        lines[-1].append((first, colour))
+        lines += [[(part, colour)] for part in rest]
+    return [tuple(line) for line in lines]
+
+
+class SideBySide(QWidget):
+    """The widget; `show_rows` replaces what it shows."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        self._rows: list[DiffRow] = []
+        self.left = self._pane(self.tr("As it is"))
+        self.right = self._pane(self.tr("As it would be"))
+        layout = QHBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(8)
+        layout.addWidget(self.left)
+        layout.addWidget(self.right)
+        for one, other in ((self.left, self.right), (self.right, self.left)):
+            one.verticalScrollBar().valueChanged.connect(other.verticalScrollBar().setValue)
+            one.horizontalScrollBar().valueChanged.connect(other.horizontalScrollBar().setValue)
+        look.changed.connect(self._redraw)
+
+    def _pane(self, name: str) -> QPlainTextEdit:
+        pane = QPlainTextEdit()
+        pane.setReadOnly(True)
+        pane.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        pane.setAccessibleName(name)
+        pane.setFont(self._look.font("mono", mono=True))
+        pane.setTextInteractionFlags(
+            Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
+        )
+        return pane
+
+    def show_rows(self, rows: list[DiffRow]) -> None:
+        """Show other texts."""
+        self._rows = rows
+        self._redraw()
+
+    def _redraw(self) -> None:
+        width = len(str(max((max(r.left_number, r.right_number) for r in self._rows), default=0)))
+        for pane, left in ((self.left, True), (self.right, False)):
+            pane.clear()
+            cursor = QTextCursor(pane.document())
+            cursor.beginEditBlock()
+            for position, row in enumerate(self._rows):
+                if position:
+                    cursor.insertBlock(QTextBlockFormat())
+                side, number = (row.left, row.left_number) if left else (row.right, row.right_number)
+                self._write_line(cursor, row, side, number, width)
+            cursor.endEditBlock()
+            pane.setExtraSelections(self._backgrounds(pane, left=left))
+            pane.moveCursor(QTextCursor.MoveOperation.Start)
+
+    def _write_line(
+        self, cursor: QTextCursor, row: DiffRow, side: Coloured | None, number: int, width: int
+    ) -> None:
+        muted = QTextCharFormat()
+        muted.setForeground(self._look.tokens.colour("muted"))
+        if row.left is None and row.right is None:
+            cursor.insertText("⋯", muted)
+            return
+        if side is None:
+            return
+        cursor.insertText(f"{number:>{width}}  ", muted)
+        for text, colour in side:
+            shape = QTextCharFormat()
+            name = self._look.tokens.syntax.get(colour or "")
+            shape.setForeground(QColor(name) if name else self._look.tokens.colour("text"))
+            cursor.insertText(text, shape)
+
+    def _backgrounds(self, pane: QPlainTextEdit, *, left: bool) -> list[QTextEdit.ExtraSelection]:
+        """Full-width colour behind changed lines; what has no counterpart is hatched grey."""
+        found = []
+        for position, row in enumerate(self._rows):
+            if not row.changed:
+                continue
+            side = row.left if left else row.right
+            colour = self._look.tokens.colour("hover" if side is None else "bad" if left else "ok")
+            if side is not None:
+                colour.setAlpha(48)
+            selection = QTextEdit.ExtraSelection()
+            selection.cursor = QTextCursor(pane.document().findBlockByNumber(position))
+            selection.format.setBackground(colour)
+            selection.format.setProperty(QTextCharFormat.Property.FullWidthSelection, True)
+            found.append(selection)
+        return found

@@ -1,0 +1,70 @@
+"""Questions and answers of the page, one below the other."""
+
+from PySide6.QtCore import Qt, QTimer
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QFrame, QScrollArea, QWidget
+
+from app.gui.look import Look
+from app.gui.markdown.view import MarkdownView
+from app.gui.widgets.basics import clear, label, stack
+
+_MARGIN = 16
+
+
+class Transcript(QScrollArea):
+    """Grows at its end and stays there while an answer streams, unless the person scrolled away."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        self._views: list[MarkdownView] = []
+        self._layout = stack(spacing=12, margins=(_MARGIN, _MARGIN, _MARGIN, _MARGIN))
+        self._layout.setAlignment(Qt.AlignmentFlag.AlignTop)
+        inner = QWidget()
+        inner.setLayout(self._layout)
+        self.setWidget(inner)
+        self.setWidgetResizable(True)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setAccessibleName(self.tr("Questions and answers"))
+
+    @property
+    def last_answer(self) -> str:
+        """The text of the newest answer."""
+        return self._views[-1].markdown if self._views else ""
+
+    def begin(self, question: str) -> None:
+        """A new question with an empty answer below it."""
+        self._layout.addWidget(label(question, "strong", wrap=True, selectable=True))
+        view = MarkdownView(self._look)
+        view.fit_width(self._width())
+        self._views.append(view)
+        self._layout.addWidget(view)
+        self._follow()
+
+    def append(self, text: str) -> None:
+        """More of the newest answer."""
+        if self._views:
+            bar = self.verticalScrollBar()
+            at_end = bar.value() >= bar.maximum() - 4
+            self._views[-1].append_markdown(text)
+            if at_end:
+                self._follow()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._views.clear()
+        clear(self._layout)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Answers follow the width."""
+        super().resizeEvent(event)
+        for view in self._views:
+            view.fit_width(self._width())
+
+    def _width(self) -> int:
+        return max(self.viewport().width() - 2 * _MARGIN, 120)
+
+    def _follow(self) -> None:
+        bar = self.verticalScrollBar()
+        QTimer.singleShot(0, self, lambda: bar.setValue(bar.maximum()))

@@ -1,0 +1,197 @@
+"""The Code page over a loopback server: real project, real index, real files."""
+
+import subprocess
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
+
+from app.code.review import aligned_rows
+from app.gui.code.page import CodePage
+from app.gui.code.side_by_side import diff_rows
+
+ANSWER = """Louder it is.
+
+greet.py
+<<<<<<< SEARCH
+    return "hello " + name
+=======
+    return "HELLO " + name
+>>>>>>> REPLACE
+
+other.py
+<<<<<<< SEARCH
+def unrelated():
+=======
+def related():
+>>>>>>> REPLACE
+
+gone.py
+<<<<<<< SEARCH
+nothing
+=======
+something
+>>>>>>> REPLACE
+"""
+GREET = 'def greet(name):\n    return "hello " + name\n'
+OTHER = "def unrelated():\n    return 1\n"
+
+
+@pytest.fixture
+def project(tmp_path):
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "greet.py").write_text(GREET)
+    (root / "other.py").write_text(OTHER)
+    return root
+
+
+@pytest.fixture
+def page(services, server, project, qtbot):
+    services.models.refresh()
+    qtbot.waitUntil(lambda: services.models.choices != ())
+    page = CodePage(services)
+    page.resize(1200, 800)
+    page.show()
+    with qtbot.waitSignal(page.controller.opened, timeout=20_000):
+        page.open_folder(project)
+    yield page
+    page.controller.close_project()
+    page.close()
+    page.deleteLater()
+
+
+def ask(page, qtbot, server, question, answer=ANSWER):
+    server.pieces = [answer[i : i + 40] for i in range(0, len(answer), 40)]
+    page.question.setPlainText(question)
+    with qtbot.waitSignal(page.controller.proposed, timeout=20_000):
+        page._ask()
+
+
+def test_an_answer_is_shown_reviewed_applied_and_undone(page, qtbot, server, project):
+    ask(page, qtbot, server, "Make greet louder @greet.py")
+    assert "Louder it is." in page.transcript.last_answer
+    assert 'return "hello " + name' in server.bodies[0]["messages"][-1]["content"]
+    assert page.review.hunks.count() == 3
+    assert page.review.chosen == [0, 1]
+    assert "refused" in page.review.hunks.item(2).text()
+    qtbot.waitUntil(lambda: "HELLO" in page.review.diff.right.toPlainText())
+    assert "hello" in page.review.diff.left.toPlainText()
+    page.review.hunks.item(1).setCheckState(Qt.CheckState.Unchecked)
+    assert page.review.chosen == [0]
+    with qtbot.waitSignal(page.controller.written):
+        page.review.apply.click()
+    assert (project / "greet.py").read_text() == GREET.replace("hello", "HELLO")
+    assert (project / "other.py").read_text() == OTHER
+    assert "greet.py" in page.banner.text
+    with qtbot.waitSignal(page.controller.taken_back):
+        page.review.undo.click()
+    assert (project / "greet.py").read_text() == GREET
+    with qtbot.waitSignal(page.controller.failed):
+        page.review.undo.click()
+    assert "no applied edit" in page.banner.text
+
+
+def test_what_went_in_is_shown_and_can_be_left_out(page, qtbot, server):
+    ask(page, qtbot, server, "louder @greet.py @other.py @missing.py")
+    assert {p.path for p in page.controller.context.pieces} == {"greet.py", "other.py"}
+    assert "@missing.py" in page.used.text()
+    key = next(p.key for p in page.controller.context.pieces if p.path == "other.py")
+    with qtbot.waitSignal(page.controller.proposed, timeout=20_000):
+        page._dropper(key)()
+    assert [p.path for p in page.controller.context.pieces] == ["greet.py"]
+    last = server.bodies[-1]["messages"]
+    assert "unrelated" not in last[-1]["content"]
+    assert len(last) == 2
+
+
+def test_a_conversation_goes_on_and_the_first_turn_stays_as_it_was(page, qtbot, server):
+    ask(page, qtbot, server, "What does @greet.py do?", "It greets.")
+    ask(page, qtbot, server, "And louder?", "No.")
+    first, second = (body["messages"] for body in server.bodies)
+    assert second[: len(first)] == first
+    assert second[len(first)]["content"] == "It greets."
+
+
+def test_a_file_changed_meanwhile_is_not_written(page, qtbot, server, project):
+    ask(page, qtbot, server, "louder @greet.py")
+    (project / "greet.py").write_text("precious\n")
+    with qtbot.waitSignal(page.controller.failed):
+        page.review.apply.click()
+    assert "changed since" in page.banner.text
+    assert (project / "greet.py").read_text() == "precious\n"
+    assert (project / "other.py").read_text() == OTHER
+
+
+def test_uncommitted_files_need_a_second_word(page, qtbot, server, project, services):
+    for command in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=T", "-c", "user.email=t@x.org", "commit", "-qm", "a"],
+    ):
+        subprocess.run(["git", *command], cwd=project, check=True)
+    (project / "greet.py").write_text(GREET + "# mine\n")
+    with qtbot.waitSignal(page.controller.opened, timeout=20_000):
+        page.open_folder(project)
+    ask(page, qtbot, server, "louder @greet.py")
+    with qtbot.waitSignal(page.controller.failed):
+        page.review.apply.click()
+    assert "uncommitted" in page.banner.text
+    chosen = page.review.chosen
+    with qtbot.waitSignal(page.controller.written):
+        page.controller.apply(chosen, allow_uncommitted=True)
+    assert (project / "greet.py").read_text() == GREET.replace("hello", "HELLO") + "# mine\n"
+
+
+def test_stopping_keeps_the_window_usable(page, qtbot, server):
+    server.pieces = ["word "] * 500
+    server.pause_s = 0.02
+    page.question.setPlainText("talk")
+    page._ask()
+    qtbot.waitUntil(lambda: "word" in page.transcript.last_answer, timeout=10_000)
+    assert page.stop.isEnabled()
+    page.stop.click()
+    assert page.send.isEnabled()
+    assert page.review.hunks.count() == 0
+    server.pause_s = 0.0
+    ask(page, qtbot, server, "again", "fine")
+    assert page.transcript.last_answer == "fine"
+    assert len(server.bodies[-1]["messages"]) == 2
+
+
+def test_a_server_error_is_told_in_words(page, qtbot, server):
+    server.error = {"message": "The prompt has 9000 tokens.", "code": "context_length_exceeded"}
+    page.question.setPlainText("x")
+    with qtbot.waitSignal(page.controller.failed, timeout=10_000):
+        page._ask()
+    assert "9000" in page.banner.text
+    assert page.send.isEnabled()
+
+
+def test_pasted_output_goes_in_first(page, qtbot, server):
+    QGuiApplication.clipboard().setText("Traceback: boom in greet")
+    server.pieces = ["ok"]
+    with qtbot.waitSignal(page.controller.proposed, timeout=20_000):
+        page._task("output")()
+    content = server.bodies[-1]["messages"][-1]["content"]
+    assert content.startswith("Output\n```\nTraceback: boom in greet")
+    assert "Find the cause" in content
+
+
+def test_rows_are_aligned_with_context_and_gaps():
+    before = "".join(f"line {n}\n" for n in range(1, 31))
+    after = before.replace("line 10\n", "line ten\nand more\n").replace("line 25\n", "")
+    rows = aligned_rows(before, after, context=1)
+    shown = [r and (r.left and r.left.number, r.right and r.right.number, r.changed) for r in rows]
+    assert shown == [
+        None, (9, 9, False), (10, 10, True), (None, 11, True), (11, 12, False),
+        None, (24, 25, False), (25, None, True), (26, 26, False), None,
+    ]  # fmt: skip
+    assert aligned_rows("a\n", "a\n") == []
+
+
+def test_coloured_rows_join_to_the_text():
+    rows = diff_rows("a.py", 'def f():\n    """doc\n    more"""\n', 'def g():\n    """doc\n    more"""\n')
+    left = ["".join(text for text, _ in row.left) for row in rows if row.left is not None]
+    assert left == ["def f():", '    """doc', '    more"""']
+    assert any(colour == "string" for row in rows if row.right for _, colour in row.right)
