@@ -17,6 +17,19 @@ def page_entries(services: Services, jobs: Jobs, window: MainWindow, link: Serve
         window.show_page("chat")
         window.chat.use_model(model)
 
+    def pull(model: str) -> None:
+        page: Any = window.page("library")
+        window.show_page("library")
+        page.pull(model)
+
+    def show_library() -> None:
+        page: Any = window.page("library")
+        window.show_page("library")
+        page.tabs.setCurrentIndex(1)
+
+    window.chat.library_wanted.connect(show_library)
+    window.chat.pull_wanted.connect(pull)
+
     def library() -> QWidget:
         from app.gui.library.page import LibraryPage  # noqa: PLC0415 - when it is first shown
 

@@ -182,6 +182,11 @@ class Composer(QFrame):
         """The draft."""
         return self.editor.toPlainText()
 
+    @property
+    def ready(self) -> bool:
+        """Whether there is a model to ask."""
+        return self._ready
+
     def set_text(self, text: str) -> None:
         """Replace the draft."""
         if text != self.text:

@@ -15,8 +15,9 @@ from app.gui.chat.message_widget import MessageWidget
 from app.gui.chat.options import ChatOptions, default_sampling
 from app.gui.chat.request import estimate_message
 from app.gui.chat.sidebar import Sidebar
+from app.gui.chat.welcome import Welcome
 from app.gui.services import Services
-from app.gui.widgets.basics import Banner, Empty, IconButton, label, row, stack
+from app.gui.widgets.basics import Banner, IconButton, label, row, stack
 from app.gui.widgets.column import Column, ColumnItem
 
 _DRAFT_MS = 600
@@ -28,6 +29,7 @@ class ChatPage(QSplitter):
     """Chats with the models of the local server."""
 
     library_wanted = Signal()
+    pull_wanted = Signal(str)
 
     def __init__(self, services: Services) -> None:
         super().__init__(Qt.Orientation.Horizontal)
@@ -44,10 +46,7 @@ class ChatPage(QSplitter):
         self.options.hide()
         self.transcript = Column(self._make_item, self._estimate, width=look.tokens.column)
         self.transcript.setAccessibleName(self.tr("Conversation"))
-        self._welcome = Empty(
-            self.tr("What can I help with?"),
-            self.tr("Everything stays on this computer. Ask below, or drop in a file."),
-        )
+        self._welcome = Welcome(services)
         self._to_end = IconButton(look, "down", self.tr("Go to the end"), self.transcript.scroll_to_end)
         self._to_end.setParent(self.transcript)
         self._to_end.setProperty("kind", "float")
@@ -111,6 +110,9 @@ class ChatPage(QSplitter):
         self.composer.draft_changed.connect(self._on_draft)
         self.composer.failed.connect(lambda text: self.banner.tell(text, "warn"))
         self._draft_timer.timeout.connect(self.save_draft)
+        self._welcome.asked.connect(lambda text: self._on_sent(text, ()) if self.composer.ready else None)
+        self._welcome.library_pressed.connect(self.library_wanted)
+        self._welcome.pull_pressed.connect(self.pull_wanted)
         self.sidebar.chosen.connect(self.open)
         self.sidebar.new_pressed.connect(self.new_chat)
         self.sidebar.trashed.connect(self._on_trashed)

@@ -1,0 +1,126 @@
+"""What an empty chat shows: what this computer can do, models to begin with, and questions to try."""
+
+from typing import Any
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
+
+from app.gui import words
+from app.gui.devices.facts import summary
+from app.gui.services import Services
+from app.gui.widgets.basics import button, card, clear, label, row, stack
+
+_DEMO = "spark"
+_QUESTIONS = ("What is quantization?", "How do I use tar?", "What is Tessera?")
+_SHOWN = 3
+
+
+class Welcome(QScrollArea):
+    """On a new computer it is the first run; later it is one line."""
+
+    asked = Signal(str)
+    pull_pressed = Signal(str)
+    library_pressed = Signal()
+
+    def __init__(self, services: Services) -> None:
+        super().__init__()
+        self._services = services
+        self.setWidgetResizable(True)
+        self.setFrameShape(QScrollArea.Shape.NoFrame)
+        self.viewport().setAutoFillBackground(False)
+        self._machine = label("", "muted", wrap=True)
+        self._machine.setAlignment(Qt.AlignmentFlag.AlignHCenter)
+        self._machine.setMinimumHeight(services.look.tokens.body * 3)
+        self._first = QWidget()
+        self._proposals = QVBoxLayout()
+        self._proposals.setSpacing(8)
+        self._questions = QHBoxLayout()
+        self._questions.addStretch(1)
+        for text in _QUESTIONS:
+            self._questions.addWidget(button(text, lambda text=text: self.asked.emit(text)))
+        self._questions.addStretch(1)
+        self._try = label(self.tr("Try it now with the demo that comes with Tessera"), "strong")
+        self._begin = label(self.tr("Or begin with a model that fits this computer"), "strong")
+        self._begin.hide()
+        more = button(self.tr("All models"), self.library_pressed.emit, "link")
+        self._first.setLayout(
+            stack(
+                _centred(self._try),
+                self._questions,
+                _centred(self._begin),
+                self._proposals,
+                row(1, more, 1),
+                spacing=12,
+            )
+        )
+        heading = label(self.tr("What can I help with?"), "title")
+        column = stack(1, _centred(heading), self._machine, spacing=8)
+        column.addSpacing(16)
+        column.addWidget(self._first)
+        column.addStretch(1)
+        inner = QWidget()
+        inner.setProperty("kind", "page")
+        holder = QWidget()
+        holder.setMaximumWidth(services.look.tokens.column)
+        holder.setLayout(column)
+        outer = row(spacing=0, margins=(24, 24, 24, 24))
+        outer.addStretch(1)
+        outer.addWidget(holder, 100)
+        outer.addStretch(1)
+        inner.setLayout(outer)
+        self.setWidget(inner)
+        self._known = False
+        self._show_kind()
+        services.models.changed.connect(self._show_kind)
+        services.models.reachable_changed.connect(lambda _: self._ask())
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Find out what this computer can do."""
+        super().showEvent(event)
+        self._ask()
+
+    def _show_kind(self) -> None:
+        """The first run lasts until there is a model beside the demo."""
+        own = [choice for choice in self._services.models.choices if choice.id != _DEMO]
+        self._first.setVisible(not own)
+        if own:
+            self._machine.setText(self.tr("Everything stays on this computer. Ask below, or drop in a file."))
+
+    def _ask(self) -> None:
+        if self._known or not self._services.models.reachable or not self.isVisible():
+            return
+        self._known = True
+        run, api = self._services.background.run, self._services.api
+        run(lambda: api.get("/tessera/v1/devices"), self._show_machine, lambda _: None, self)
+        run(lambda: api.get("/tessera/v1/hub/starters"), self._show_proposals, lambda _: None, self)
+
+    def _show_machine(self, answer: dict[str, Any]) -> None:
+        self._machine.setText(summary(answer.get("machine") or answer))
+        self._show_kind()
+
+    def _show_proposals(self, answer: dict[str, Any]) -> None:
+        clear(self._proposals)
+        proposals = (answer.get("proposals") or [])[:_SHOWN]
+        self._begin.setVisible(bool(proposals))
+        for proposal in proposals:
+            starter = proposal.get("starter") or {}
+            facts = self.tr("{job} · {n} parameters · about {size}").format(
+                job=starter.get("job", ""),
+                n=words.count(starter.get("parameters") or 0),
+                size=words.size(proposal.get("expected_bytes") or 0),
+            )
+            name = str(starter.get("repo", "")).rpartition("/")[2]
+            get = button(self.tr("Download"), self._puller(str(starter.get("id"))))
+            get.setAccessibleName(self.tr("Download {name}").format(name=name))
+            line = row(spacing=16)
+            line.addLayout(stack(label(name, "strong"), label(facts, "small"), spacing=2), 1)
+            line.addWidget(get)
+            self._proposals.addWidget(card(line, margin=12))
+
+    def _puller(self, model: str) -> Any:
+        return lambda: self.pull_pressed.emit(model)
+
+
+def _centred(widget: QWidget) -> QHBoxLayout:
+    return row(1, widget, 1)
