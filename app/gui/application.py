@@ -20,7 +20,7 @@ from app.gui.language import install_language
 from app.gui.look import ASSETS, Look
 from app.gui.main_window import MainWindow
 from app.gui.markdown.highlight import warm_up
-from app.gui.pages import page_entries
+from app.gui.pages import Pages
 from app.gui.server_link import ServerLink
 from app.gui.services import LiveSettings, Models, Services
 from app.gui.single_instance import SingleInstance
@@ -43,7 +43,9 @@ class Desktop:
         self.link = link
         self.services = Services(look, self.background, store, link, settings, models)
         self.jobs = Jobs(link, self.background, models, app)
-        self.window = MainWindow(self.services, lambda window: page_entries(self.services, self.jobs, window, link))
+        self.window = MainWindow(
+            self.services, lambda window: Pages(self.services, self.jobs, window, link).entries()
+        )
         self.window.server_wanted.connect(self.start_server)
         settings.changed.connect(self._on_setting)
         settings.save_failed.connect(

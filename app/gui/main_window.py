@@ -169,7 +169,6 @@ class MainWindow(QMainWindow):
         for name in files:
             path = Path(name)
             if path.suffix.lower() == ".gguf" or path.is_dir():
-                self.page("library")
                 self.model_dropped.emit(str(path))
             else:
                 self.show_page("chat")

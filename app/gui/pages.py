@@ -1,4 +1,6 @@
-"""Which pages there are, in the order of the rail."""
+"""Which pages there are, in the order of the rail. Each is imported and built when it is first shown."""
+
+# ruff: noqa: PLC0415 - imports wait until a page is first shown, so that the window is visible sooner
 
 from typing import Any
 
@@ -10,86 +12,86 @@ from app.gui.server_link import ServerLink
 from app.gui.services import Services
 
 
-def page_entries(services: Services, jobs: Jobs, window: MainWindow, link: ServerLink) -> list[PageEntry]:
-    """The pages beside the chat. Each is imported and built when it is first shown."""
+class Pages:
+    """Makes the pages and takes the user from one to the other."""
 
-    def chat_with(model: str) -> None:
-        window.show_page("chat")
-        window.chat.use_model(model)
+    def __init__(self, services: Services, jobs: Jobs, window: MainWindow, link: ServerLink) -> None:
+        self._services, self._jobs, self._window, self._link = services, jobs, window, link
+        window.chat.library_wanted.connect(self._find_models)
+        window.chat.pull_wanted.connect(self._pull)
+        window.model_dropped.connect(self._offer)
 
-    def pull(model: str) -> None:
-        page: Any = window.page("library")
-        window.show_page("library")
-        page.pull(model)
+    def entries(self) -> list[PageEntry]:
+        """The pages beside the chat."""
+        tr = self._window.tr
+        return [
+            PageEntry("code", "code", tr("Code"), self._code),
+            PageEntry("library", "library", tr("Library"), self._library),
+            PageEntry("fit", "fit", tr("Make it fit"), self._fit),
+            PageEntry("devices", "devices", tr("Devices"), self._devices),
+            PageEntry("dashboard", "dashboard", tr("Dashboard"), self._dashboard),
+            PageEntry("server", "server", tr("Server"), self._server),
+            PageEntry("settings", "settings", tr("Settings"), self._settings),
+        ]
 
-    def show_library() -> None:
-        page: Any = window.page("library")
-        window.show_page("library")
-        page.tabs.setCurrentIndex(1)
+    def _code(self) -> QWidget:
+        from app.gui.code.page import CodePage
 
-    window.chat.library_wanted.connect(show_library)
-    window.chat.pull_wanted.connect(pull)
+        return CodePage(self._services)
 
-    def library() -> QWidget:
-        from app.gui.library.page import LibraryPage  # noqa: PLC0415 - when it is first shown
+    def _library(self) -> QWidget:
+        from app.gui.library.page import LibraryPage
 
-        page = LibraryPage(services, jobs)
-        page.chat_wanted.connect(chat_with)
-        page.fit_wanted.connect(fit_model)
-
-        def take(path: str) -> None:
-            window.show_page("library")
-            page.offer(path)
-
-        window.model_dropped.connect(take)
+        page = LibraryPage(self._services, self._jobs)
+        page.chat_wanted.connect(self._chat_with)
+        page.fit_wanted.connect(self._fit_model)
         return page
 
-    def fit() -> QWidget:
-        from app.gui.fit.page import FitPage  # noqa: PLC0415 - when it is first shown
+    def _fit(self) -> QWidget:
+        from app.gui.fit.page import FitPage
 
-        page = FitPage(services, jobs)
-        page.chat_wanted.connect(chat_with)
+        page = FitPage(self._services, self._jobs)
+        page.chat_wanted.connect(self._chat_with)
         return page
 
-    def fit_model(model: str) -> None:
-        page: Any = window.page("fit")
-        window.show_page("fit")
-        page.choose(model)
+    def _devices(self) -> QWidget:
+        from app.gui.devices.page import DevicesPage
 
-    def devices() -> QWidget:
-        from app.gui.devices.page import DevicesPage  # noqa: PLC0415 - when it is first shown
+        return DevicesPage(self._services)
 
-        return DevicesPage(services)
+    def _dashboard(self) -> QWidget:
+        from app.gui.dashboard import DashboardPage
 
-    def dashboard() -> QWidget:
-        from app.gui.dashboard import DashboardPage  # noqa: PLC0415 - when it is first shown
+        return DashboardPage(self._services)
 
-        return DashboardPage(services)
+    def _server(self) -> QWidget:
+        from app.gui.server_page import ServerPage
 
-    def server() -> QWidget:
-        from app.gui.server_page import ServerPage  # noqa: PLC0415 - when it is first shown
-
-        page = ServerPage(services, link)
-        page.start_pressed.connect(window.server_wanted)
+        page = ServerPage(self._services, self._link)
+        page.start_pressed.connect(self._window.server_wanted)
         return page
 
-    def settings() -> QWidget:
-        from app.gui.settings_page import SettingsPage  # noqa: PLC0415 - when it is first shown
+    def _settings(self) -> QWidget:
+        from app.gui.settings_page import SettingsPage
 
-        return SettingsPage(services)
+        return SettingsPage(self._services)
 
-    return [
-        PageEntry("code", "code", window.tr("Code"), lambda: _code_page(services)),
-        PageEntry("library", "library", window.tr("Library"), library),
-        PageEntry("fit", "fit", window.tr("Make it fit"), fit),
-        PageEntry("devices", "devices", window.tr("Devices"), devices),
-        PageEntry("dashboard", "dashboard", window.tr("Dashboard"), dashboard),
-        PageEntry("server", "server", window.tr("Server"), server),
-        PageEntry("settings", "settings", window.tr("Settings"), settings),
-    ]
+    def _show(self, name: str) -> Any:
+        self._window.show_page(name)
+        return self._window.page(name)
 
+    def _chat_with(self, model: str) -> None:
+        self._window.show_page("chat")
+        self._window.chat.use_model(model)
 
-def _code_page(services: Services) -> QWidget:
-    from app.gui.code.page import CodePage  # noqa: PLC0415 - when it is first shown
+    def _fit_model(self, model: str) -> None:
+        self._show("fit").choose(model)
 
-    return CodePage(services)
+    def _find_models(self) -> None:
+        self._show("library").tabs.setCurrentIndex(1)
+
+    def _pull(self, model: str) -> None:
+        self._show("library").pull(model)
+
+    def _offer(self, path: str) -> None:
+        self._show("library").offer(path)

@@ -23,6 +23,7 @@ from engine.server.manage import jobs as manage_jobs
 from engine.server.manage import library as manage_library
 from engine.server.manage import machine as manage_machine
 from engine.server.manage import models as manage_models
+from engine.server.manage import quantizing as manage_quantizing
 from engine.server.ollama import models as ollama_models
 from engine.server.ollama import run as ollama_run
 from engine.server.openai import chat, completions, embeddings, fim, lmstudio, models, tokens
@@ -72,7 +73,7 @@ def create_app(state: ServerState, hosts: Iterable[str] = (), origins: Iterable[
         app.include_router(module.router)
     for module in (responses, anthropic_messages, ollama_run, ollama_models):
         app.include_router(module.router)
-    for managed in (manage_models, manage_machine, manage_library, manage_jobs):
+    for managed in (manage_models, manage_machine, manage_library, manage_jobs, manage_quantizing):
         app.include_router(managed.router)
     app.add_exception_handler(EngineError, _engine_error)
     app.add_exception_handler(HTTPException, _http_error)

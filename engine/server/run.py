@@ -12,6 +12,7 @@ from pathlib import Path
 
 import uvicorn
 
+from engine import quantizing
 from engine.dispatch.admission import LedgerAdmission
 from engine.dispatch.placer import Placer
 from engine.errors import EnvironmentFault, InputFault
@@ -158,6 +159,7 @@ def serve(options: ServeOptions) -> None:
     pool = Pool(models, admission=LedgerAdmission(placer), ttl_s=options.ttl_s, max_models=options.max_models)
     jobs = JobRegistry(None if options.private else options.paths.state / "jobs.json")
     work.register(jobs, lambda: Catalogue(options.paths, scan=False))
+    quantizing.register(jobs, lambda: Catalogue(options.paths, scan=False))
     state = ServerState(models=models, pool=pool, access=Access(token, options.api_keys), jobs=jobs, placer=placer)
     public = () if is_loopback(options.host) else (options.host, socket.gethostname())
     app = create_app(state, hosts=(*options.hosts, *public), origins=options.origins)

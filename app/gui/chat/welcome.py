@@ -1,5 +1,6 @@
 """What an empty chat shows: what this computer can do, models to begin with, and questions to try."""
 
+from functools import partial
 from typing import Any
 
 from PySide6.QtCore import Qt, Signal
@@ -38,7 +39,7 @@ class Welcome(QScrollArea):
         self._questions = QHBoxLayout()
         self._questions.addStretch(1)
         for text in _QUESTIONS:
-            self._questions.addWidget(button(text, lambda text=text: self.asked.emit(text)))
+            self._questions.addWidget(button(text, partial(self.asked.emit, text)))
         self._questions.addStretch(1)
         self._try = label(self.tr("Try it now with the demo that comes with Tessera"), "strong")
         self._begin = label(self.tr("Or begin with a model that fits this computer"), "strong")

@@ -132,6 +132,8 @@ def amount_of(progress: dict[str, Any]) -> str:
     total = progress.get("total") or 0
     if not total:
         return ""
+    if progress.get("unit") == "%":
+        return f"{words.whole(100 * progress['done'] / total)} %"
     if progress.get("unit") != "bytes":
         return tr("{done} of {total} {unit}").format(
             done=words.whole(progress["done"]), total=words.whole(total), unit=progress.get("unit", "")

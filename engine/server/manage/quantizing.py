@@ -1,0 +1,58 @@
+"""/tessera/v1/quantize: what making a model fit would give, and the job that does it."""
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from engine.library.lookup import require
+from engine.quantizing import KIND, Wish, as_json, predict
+from engine.server.body import Body, openapi_body, parse
+from engine.server.state import server_state
+
+router = APIRouter(prefix="/tessera/v1/quantize", tags=["quantize"])
+
+
+class QuantizeBody(Body):
+    """A model of the library and one wish for its size. `tier` as in `tessera quantize`."""
+
+    model: str = Field(min_length=1, max_length=500)
+    tier: Literal["instant", "balanced", "max"] = "balanced"
+    budget_bytes: Annotated[int, Field(ge=1, le=1 << 50)] | None = None
+    bpw: Annotated[float, Field(ge=0.5, le=32)] | None = None
+    mix: Annotated[str, Field(min_length=1, max_length=20)] | None = None
+    force: bool = False
+
+    def wish(self) -> Wish:
+        """The same as the engine's own record."""
+        return Wish(
+            model=self.model,
+            tier=self.tier,
+            budget_bytes=self.budget_bytes,
+            bpw=self.bpw,
+            mix=self.mix,
+            force=self.force,
+        )
+
+
+@router.post("/plan", openapi_extra=openapi_body(QuantizeBody))
+async def plan(request: Request) -> dict[str, Any]:
+    """The likely plan and what the job would take; nothing is measured or written."""
+    body = await parse(request, QuantizeBody)
+    catalogue = await server_state(request).models.catalogue()
+    return as_json(await asyncio.to_thread(predict, catalogue, body.wish()))
+
+
+@router.post("", status_code=202, openapi_extra=openapi_body(QuantizeBody))
+async def start(request: Request) -> dict[str, Any]:
+    """Start the job (see /tessera/v1/jobs); its result names the new model and carries the report."""
+    body = await parse(request, QuantizeBody)
+    state = server_state(request)
+    wish = body.wish()
+    wish.goal()
+    entry = await asyncio.to_thread(require, await state.models.catalogue(), body.model)
+    params: dict[str, Any] = msgspec.to_builtins(wish)
+    job: dict[str, Any] = msgspec.to_builtins(state.jobs.start(KIND, entry.name, params))
+    return job
