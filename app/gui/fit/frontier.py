@@ -10,6 +10,8 @@ from app.gui import words
 from app.gui.look import Look
 
 _MIB = 1 << 20
+# The mixes people know; the others are points without a name, or the names would cover each other.
+_NAMED = frozenset({"Q2_K", "Q3_K_M", "IQ4_XS", "Q4_K_M", "Q5_K_M", "Q6_K"})
 
 
 class FrontierPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannotated
@@ -59,6 +61,8 @@ class FrontierPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is 
             self.removeItem(item)
         self._labels = []
         for row in self._stock_rows:
+            if row["name"] not in _NAMED:
+                continue
             item = pyqtgraph.TextItem(row["name"], color=self._look.tokens.colour("muted"), anchor=(0, 1))
             item.setFont(self._look.font("small"))
             item.setPos(row["file_bytes"] / _MIB, log10(row["damage"]))
@@ -82,6 +86,7 @@ class FrontierPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is 
             axis.setPen(pyqtgraph.mkPen(tokens.colour("border")))
             axis.setTextPen(pyqtgraph.mkPen(tokens.colour("muted")))
             axis.setStyle(tickFont=self._look.font("small"))
+            axis.enableAutoSIPrefix(False)
             axis.setLabel(words_, color=tokens.colours["muted"])
         self.legend.setLabelTextColor(tokens.colour("text"))
         self._show_stock()

@@ -66,6 +66,7 @@ class FitPage(Page):
         self.tier.activated.connect(lambda _: self._forecast())
         self.slider = QSlider(Qt.Orientation.Horizontal)
         self.slider.setRange(0, _STEPS)
+        self.slider.setMinimumHeight(24)
         self.slider.setAccessibleName(self.tr("Size of the file"))
         self.slider.valueChanged.connect(self._on_slider)
         self._delay = QTimer(self)

@@ -24,6 +24,7 @@ def tiles_of_plan(plan: dict[str, Any]) -> list[Tile]:
 def report_card(look: Look, report: dict[str, Any]) -> QFrame:
     """Mosaic, and a table of measures: ours and stock."""
     plan, ours, stock = report.get("plan") or {}, report.get("ours") or {}, report.get("stock") or {}
+    verdict = label(_verdict(report), wrap=True)
     mosaic = Mosaic(look, height=96)
     mosaic.show_tiles(tiles_of_plan(plan))
     grid = QGridLayout()
@@ -34,12 +35,13 @@ def report_card(look: Look, report: dict[str, Any]) -> QFrame:
         heads.append(_tr("Stock {name}").format(name=report.get("stock_mix") or ""))
     for column, text in enumerate(heads):
         grid.addWidget(label(text, "small"), 0, column)
+    if not ours:
+        return card(verdict, mosaic, PrecisionLegend(look), label(_tr("Not measured: Instant does not."), "small"))
     for number, (words_, name, written) in enumerate(_MEASURES, 1):
         grid.addWidget(label(_tr(words_)), number, 0)
         for column, found in enumerate([ours, stock][: len(heads) - 1], 1):
             text = written(found, name) if found else ""
             grid.addWidget(label(text, "strong" if column == 1 else ""), number, column)
-    verdict = label(_verdict(report), wrap=True)
     return card(verdict, mosaic, PrecisionLegend(look), grid, spacing=12)
 
 

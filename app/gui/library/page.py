@@ -119,6 +119,8 @@ class LibraryPage(Page):
         )
 
     def _show(self, models: list[dict[str, Any]]) -> None:
+        if [card.model for card in self.cards] == models and models:
+            return  # nothing moves under the pointer
         clear(self._column)
         self.cards = []
         for model in models:

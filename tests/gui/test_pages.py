@@ -1,0 +1,273 @@
+"""Make it fit, devices, dashboard, server, settings and the first run, against a server on loopback."""
+
+import time
+
+import pytest
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QCheckBox, QComboBox, QLabel, QPlainTextEdit, QPushButton, QSpinBox
+
+from app.gui.chat.welcome import Welcome
+from app.gui.dashboard import DashboardPage, by_model, totals
+from app.gui.devices.facts import pool_shares, summary
+from app.gui.devices.page import DevicesPage
+from app.gui.fit.page import FitPage
+from app.gui.jobs import Jobs
+from app.gui.server_page import ServerPage
+from app.gui.settings_page import SettingsPage
+from app.gui.widgets.mosaic import Mosaic, Tile, bits_of, tiles_of_types
+from app.settings import SETTINGS, load
+from tests.gui.fake_server import Events
+
+
+def texts(widget):
+    return " | ".join(made.text() for made in widget.findChildren(QLabel) if made.isVisible())
+
+
+def press(widget, text):
+    next(b for b in widget.findChildren(QPushButton) if b.text() == text and b.isVisible()).click()
+
+
+@pytest.fixture
+def show(qtbot, services):
+    made = []
+
+    def show(page):
+        qtbot.addWidget(page)
+        page.resize(1000, 700)
+        page.show()
+        made.append(page)
+        return page
+
+    services.models.start()
+    qtbot.waitUntil(lambda: services.models.reachable)
+    yield show
+    for page in made:
+        page.close()
+
+
+def plan(size, damage=0.01):
+    return {
+        "source_bytes": 17_000_000,
+        "forecast": {"seconds": 90, "disk_bytes": 12 << 20, "memory_bytes": 1 << 30, "kld": damage},
+        "plan": {
+            "file_bytes": size, "smallest_bytes": 3_000_000, "damage": damage, "decode_cost": 0.9,
+            "tensors": [{"name": "blk.0.attn_q.weight", "qtype": "Q4_K", "num_bytes": 900, "shape": [256, 256]}],
+            "stock": [{"name": "Q4_K_M", "file_bytes": 5_700_000, "damage": 0.02}],
+        },
+    }  # fmt: skip
+
+
+@pytest.fixture
+def fit(show, services, server, qapp, qtbot):
+    server.routes["GET", "/tessera/v1/models"] = {
+        "models": [{"id": "spark", "name": "Spark", "size_bytes": 17_000_000}]
+    }
+    server.routes["GET", "/tessera/v1/jobs/events"] = Events([])
+    server.routes["POST", "/tessera/v1/quantize/plan"] = lambda body: plan(body["budget_bytes"] or 17_000_000)
+    jobs = Jobs(server.api, services.background, services.models, qapp)
+    page = show(FitPage(services, jobs))
+    qtbot.waitUntil(page.start.isEnabled)
+    yield page
+    jobs.stop()
+    jobs.deleteLater()
+
+
+def test_the_slider_forecasts_live_and_starts_a_job(qtbot, fit, server):
+    server.routes["POST", "/tessera/v1/quantize"] = lambda body: (
+        202,
+        {"id": "quantize-1", "kind": "quantize", "title": "Spark", "state": "running", "params": {},
+         "created_at": time.time(), "updated_at": time.time(), "result": None, "error": None,
+         "progress": {"phase": "measure", "done": 40, "total": 100, "unit": "%"}},
+    )  # fmt: skip
+    fit.slider.setValue(500)
+    qtbot.waitUntil(lambda: "Loss of quality" in texts(fit))
+    budget = fit.budget_bytes
+    qtbot.waitUntil(lambda: any((b or {}).get("budget_bytes") == budget for _, _, b in server.requests))
+    qtbot.waitUntil(fit.start.isEnabled)
+    fit.start.click()
+    qtbot.waitUntil(lambda: "Making Spark fit" in texts(fit))
+    assert "40 %" in texts(fit)
+    body = next(body for method, path, body in server.requests if path == "/tessera/v1/quantize")
+    assert body == {"model": "spark", "budget_bytes": budget, "tier": "balanced"}
+
+
+def test_the_report_is_shown_and_leads_to_a_chat(qtbot, fit):
+    measured = {"kld_mean": {"value": 0.005}, "kld_p99": 0.04, "top1_agreement_frac": {"value": 0.95},
+                "perplexity": {"value": 17.4}}  # fmt: skip
+    report = {"shipped": "ours", "file_bytes": 5_000_000, "stock_mix": "Q4_K_M", "ours": measured,
+              "stock": {**measured, "kld_mean": {"value": 0.010}}, "plan": plan(5_000_000)["plan"]}  # fmt: skip
+    job = {"id": "q", "kind": "quantize", "title": "Spark", "state": "done", "params": {},
+           "created_at": time.time(), "updated_at": time.time() + 1, "progress": {}, "error": None,
+           "result": {"model": "spark-5", "report": report}}  # fmt: skip
+    fit._jobs._on_jobs([job])
+    qtbot.waitUntil(lambda: "loses 50 % of what the stock mix Q4_K_M" in texts(fit))
+    with qtbot.waitSignal(fit.chat_wanted) as wanted:
+        press(fit.banner, "Chat with it")
+    assert wanted.args == ["spark-5"]
+
+
+def test_a_refused_size_says_why_and_cannot_start(qtbot, fit, server):
+    message = "The smallest possible file has 3,039,776 bytes."
+    server.routes["POST", "/tessera/v1/quantize/plan"] = (
+        400,
+        {"error": {"message": message, "code": "budget_too_small"}},
+    )
+    fit._forecast()
+    qtbot.waitUntil(lambda: fit.banner.text == message)
+    assert not fit.start.isEnabled()
+
+
+MACHINE = {
+    "memory": {"total_bytes": 24 << 30},
+    "devices": [
+        {"id": "cpu", "kind": "cpu", "name": "EPYC", "state": "usable", "memory": {"physical_bytes": 24 << 30},
+         "cores": {"physical": 2, "threads": 2}, "isa": ["avx512_vnni"]},
+        {"id": "0000:01", "kind": "dgpu", "name": "RX 9070", "state": "no_permission", "memory": {},
+         "reason": "You are not in the group render.", "fix_hint": "sudo usermod -aG render $USER"},
+    ],
+    "backends": [{"backend": "vulkan", "state": "not_built", "reason": "not part of this build"}],
+    "findings": [{"title": "Memory runs at half speed", "detail": "One channel.", "fix": "Move a module."}],
+}  # fmt: skip
+LEDGER = {
+    "pools": [{"id": "ram", "kind": "ram", "capacity_bytes": 24 << 30, "free_bytes": 10 << 30, "reserve_bytes": 0}],
+    "reservations": [{"owner": "spark", "drawn": {"ram": 4 << 30}, "parts": {"weights": 3 << 30, "kv": 1 << 30}}],
+}
+
+
+def test_devices_show_state_reason_fix_and_who_holds_the_memory(qtbot, show, services, server):
+    server.routes["GET", "/tessera/v1/devices"] = MACHINE
+    server.routes["GET", "/tessera/v1/ledger"] = LEDGER
+    server.routes["GET", "/tessera/v1/loaded"] = {"models": [{"id": "spark", "state": "loaded"}]}
+    server.routes["GET", "/tessera/v1/models/spark/placement"] = {
+        "backend": "cpu", "device": "cpu", "threads": 2, "reasons": ["It is the only device."],
+        "alternatives": [{"backend": "vulkan", "why": "not installed"}],
+    }  # fmt: skip
+    page = show(DevicesPage(services))
+    qtbot.waitUntil(lambda: "RX 9070" in texts(page) and "spark kv" in texts(page))
+    qtbot.waitUntil(lambda: "It is the only device." in texts(page))
+    shown = texts(page)
+    for part in ("No permission", "You are not in the group render.", "sudo usermod", "AVX512-VNNI",
+                 "Memory runs at half speed", "10.0 GiB free of 24.0 GiB", "EPYC"):  # fmt: skip
+        assert part in shown
+
+
+def test_the_machine_in_one_sentence():
+    assert summary(MACHINE) == "EPYC, 24.0 GiB for models: up to about 36.7 B parameters at 4 bits."
+    assert "not known" in summary({})
+
+
+def test_memory_adds_up_to_what_is_used():
+    shares = pool_shares(LEDGER["pools"][0], LEDGER["reservations"])
+    assert sum(share.num_bytes for share in shares) == 14 << 30
+    assert [share.owner for share in shares] == ["weights", "kv", "other"]
+
+
+METRICS = """# HELP tessera_generated_tokens_total Tokens
+tessera_generated_tokens_total{model="spark"} 100.0
+tessera_generated_tokens_total{model="other"} 5.0
+tessera_prompt_tokens_total{model="spark"} 40.0
+tessera_requests_active 2.0
+tessera_bad NaN
+"""
+
+
+def test_the_dashboard_reads_the_counters(qtbot, show, services, server, monkeypatch):
+    assert totals(METRICS)["tessera_generated_tokens_total"] == 105
+    assert by_model(METRICS, "tessera_generated_tokens_total") == {"spark": 100, "other": 5}
+    monkeypatch.setattr(server.api, "text", lambda path: METRICS)
+    page = show(DashboardPage(services))
+    qtbot.waitUntil(lambda: page.table.rowCount() == 2)
+    assert page.plots["active"].value.text() == "2.0"
+    monkeypatch.setattr(server.api, "text", lambda path: METRICS.replace("100.0", "900.0"))
+    page.refresh()
+    qtbot.waitUntil(lambda: page.plots["speed"].value.text() not in {"0", "0.0"})
+
+
+def test_the_server_page_tells_where_and_what_to_paste(qtbot, show, services, server):
+    page = show(ServerPage(services, server.api))
+    assert page.address.text() == f"{server.url}/v1"
+    page.client.setCurrentIndex(page.client.findText("Zed"))
+    assert server.url in page.snippet.toPlainText()
+    assert '"spark"' in page.snippet.toPlainText()
+    press(page, "Copy")
+    assert QGuiApplication.clipboard().text() == page.snippet.toPlainText()
+    assert not page.switch.isEnabled(), "a server that others started is not ours to stop"
+    qtbot.wait(1600)
+
+
+def test_every_setting_has_an_editor_and_a_change_reaches_the_file(qtbot, show, services, home):
+    page = show(SettingsPage(services))
+    assert page.editors.keys() == {row.name for row in SETTINGS}
+    for row in SETTINGS:
+        assert page.editors[row.name].accessibleName() == row.title
+    theme = page.editors["window.theme"]
+    assert isinstance(theme, QComboBox)
+    theme.setCurrentIndex(theme.findData("dark"))
+    theme.activated.emit(theme.currentIndex())
+    port = page.editors["server.port"]
+    assert isinstance(port, QSpinBox)
+    assert port.value() == 7373
+    offline = page.editors["network.offline"]
+    assert isinstance(offline, QCheckBox)
+    offline.click()
+    file = home / "config" / "settings.toml"
+    qtbot.waitUntil(lambda: file.exists() and load(file, {}).flag("network.offline"))
+    assert load(file, {})["window.theme"] == "dark"
+
+
+def test_the_first_run_says_what_fits_and_offers_the_demo(qtbot, show, services, server):
+    server.routes["GET", "/tessera/v1/devices"] = MACHINE
+    server.routes["GET", "/tessera/v1/hub/starters"] = {
+        "proposals": [{"starter": {"id": "s1", "repo": "org/small", "job": "chat", "parameters": 8e9},
+                       "expected_bytes": 5 << 30}]
+    }  # fmt: skip
+    page = show(Welcome(services))
+    qtbot.waitUntil(lambda: "small" in texts(page) and "EPYC" in texts(page))
+    with qtbot.waitSignal(page.asked) as asked:
+        press(page, "What is quantization?")
+    assert asked.args == ["What is quantization?"]
+    with qtbot.waitSignal(page.pull_pressed) as pulled:
+        press(page, "Download")
+    assert pulled.args == ["s1"]
+    server.models.append({"id": "mine", "name": "Mine"})
+    services.models.refresh()
+    qtbot.waitUntil(lambda: "Everything stays on this computer" in texts(page))
+
+
+def test_tiles_follow_the_weights_not_the_bytes(qtbot, look):
+    assert bits_of("Q4_K") == 4.5
+    assert bits_of("NOPE") == 0
+    tiles = tiles_of_types({"Q4_K": 450, "F16": 1600}, 40)
+    assert [tile.bits for tile in tiles].count(4.5) == 20
+    mosaic = Mosaic(look)
+    qtbot.addWidget(mosaic)
+    mosaic.show_tiles([Tile(4.5, "a"), Tile(16, "b")])
+    mosaic.grab()
+    assert "2 tensors" in mosaic.accessibleName()
+
+
+def test_every_control_of_every_page_has_a_name(qtbot, show, services, server, qapp):
+    """What a screen reader says: text, accessible name or tooltip."""
+    from PySide6.QtWidgets import QAbstractButton, QAbstractSpinBox, QLineEdit
+
+    from app.gui.chat.page import ChatPage
+    from app.gui.library.page import LibraryPage
+
+    server.routes["GET", "/tessera/v1/models"] = {"models": []}
+    server.routes["GET", "/tessera/v1/jobs/events"] = Events([])
+    jobs = Jobs(server.api, services.background, services.models, qapp)
+    pages = [ChatPage(services), LibraryPage(services, jobs), FitPage(services, jobs), DevicesPage(services),
+             DashboardPage(services), ServerPage(services, server.api), SettingsPage(services)]  # fmt: skip
+    nameless = []
+    for page in pages:
+        show(page)
+        for kind in (QAbstractButton, QLineEdit, QPlainTextEdit, QComboBox, QAbstractSpinBox):
+            for widget in page.findChildren(kind):
+                inner = widget.objectName().startswith("qt_") or isinstance(widget.parent(), QAbstractSpinBox)
+                words = widget.accessibleName() or (widget.text() if isinstance(widget, QAbstractButton) else "")
+                if not inner and not words and not isinstance(widget.parent(), QComboBox):
+                    nameless.append((type(page).__name__, type(widget).__name__, widget.toolTip()))
+    jobs.stop()
+    jobs.deleteLater()
+    pages[0].save_draft()
+    assert nameless == []
