@@ -14,19 +14,13 @@ from engine.library.catalogue import Catalogue
 from engine.library.errors import CannotWrite
 from engine.library.lookup import require
 from engine.library.types import ModelEntry, Origin
-from quantize.evidence import Progress, Rounding
+from quantize.evidence import Progress
 from quantize.execute import quantize as run_quantize
-from quantize.forecast import forecast
-from quantize.gguf_split import read_gguf_model
 from quantize.job import QuantizeReport, QuantizeRequest
-from quantize.model_spec import model_spec
 from quantize.texts import CALIBRATION, HELD_OUT
-from quantize.types import Goal, TensorSpec, Tier
+from quantize.types import Goal, Tier
 
 KIND = "quantize"
-_ROUNDING: dict[str, Rounding] = {"instant": "stock", "balanced": "craft", "max": "sequential"}
-# The forecast of a folder needs its conversion first, which is minutes of work.
-_FORECAST_FORMATS = frozenset({"gguf"})
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,35 +53,20 @@ def register(registry: JobRegistry, open_catalogue: Callable[[], Catalogue]) -> 
 
 
 def predict(catalogue: Catalogue, wish: Wish) -> QuantizeReport:
-    """The plan that is likely, from what is known about models of this kind; nothing is measured or written.
+    """The likely plan, from what is known about this model so far; nothing is measured or written.
 
-    The forecast of time, disk and memory is that of the wish's own tier. Without any wish for a size the plan
-    is the largest one, whose `smallest_bytes` bounds what can be asked for.
+    Without any wish for a size the plan is the largest one, whose `smallest_bytes` bounds what can be asked for.
 
     Raises: InputFault, EnvironmentFault: the model or the wish.
     """
     entry = _source(catalogue, wish)
-    if entry.format not in _FORECAST_FORMATS:
-        raise InputFault(f"{entry.id} must be converted first; making it fit does so.", "model")
     if wish.budget_bytes is None and wish.bpw is None and wish.mix is None:
         wish = msgspec.structs.replace(wish, budget_bytes=max(entry.size_bytes, 1))
-    quick = msgspec.structs.replace(_request(catalogue, entry, wish), tier="instant", verify=False, plan_only=True)
+    preview = msgspec.structs.replace(_request(catalogue, entry, wish), plan_only=True)
     try:
-        report = run_quantize(quick, lambda _: None, lambda: False)
-        model = read_gguf_model(quick.source)
-        tensors = tuple(TensorSpec(t.name, t.shape, t.ggml_type.name) for _, t in model.tensors())
-        spec = msgspec.structs.replace(model_spec(model.parts[0]), tensors=tensors)
+        return run_quantize(preview, lambda _: None, lambda: False)
     except quantize.errors.QuantizeError as error:
         raise _engine_error(error) from error
-    expected = forecast(
-        spec,
-        report.plan,
-        tier=wish.tier,
-        rounding=_ROUNDING[wish.tier],
-        threads=quick.threads,
-        verified=wish.tier != "instant",
-    )
-    return msgspec.structs.replace(report, forecast=expected)
 
 
 def make(catalogue: Catalogue, wish: Wish, control: Control) -> dict[str, Any]:

@@ -263,10 +263,12 @@ def test_every_control_of_every_page_has_a_name(qtbot, show, services, server, q
         show(page)
         for kind in (QAbstractButton, QLineEdit, QPlainTextEdit, QComboBox, QAbstractSpinBox):
             for widget in page.findChildren(kind):
-                inner = widget.objectName().startswith("qt_") or isinstance(widget.parent(), QAbstractSpinBox)
+                inner = widget.objectName().startswith("qt_") or isinstance(
+                    widget.parent(), QAbstractSpinBox | QLineEdit
+                )
                 words = widget.accessibleName() or (widget.text() if isinstance(widget, QAbstractButton) else "")
                 if not inner and not words and not isinstance(widget.parent(), QComboBox):
-                    nameless.append((type(page).__name__, type(widget).__name__, widget.toolTip()))
+                    nameless.append((type(page).__name__, type(widget).__name__, str(widget.parent())))
     jobs.stop()
     jobs.deleteLater()
     pages[0].save_draft()
