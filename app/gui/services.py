@@ -1,6 +1,7 @@
 """What every page is given: the look, the door to background work, the store, the server, the settings."""
 
 import logging
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,16 +27,19 @@ class LiveSettings(QObject):
         super().__init__(parent)
         self._background = background
         self._path = path
+        self._saving = threading.Lock()
         self.now = table.load(path)
 
     def set(self, name: str, value: table.Value) -> None:
         """Change one setting. Raises SettingsError."""
         self.now = self.now.changed(name, value)
-        snapshot = self.now
-        self._background.run(
-            lambda: table.save(snapshot, self._path), on_error=lambda e: self.save_failed.emit(str(e)), parent=self
-        )
+        self._background.run(self._save, on_error=lambda e: self.save_failed.emit(str(e)), parent=self)
         self.changed.emit(name)
+
+    def _save(self) -> None:
+        """Write the newest state: workers may run out of order."""
+        with self._saving:
+            table.save(self.now, self._path)
 
 
 @dataclass(frozen=True)
