@@ -9,6 +9,9 @@ from devices.types import SystemMemory
 
 # Below this an address-space limit says nothing: RLIMIT_AS of a few MiB would not have let us start.
 MIN_ADDRESS_SPACE = 64 << 20
+# Addresses a runner takes beyond the memory it uses: libraries, thread stacks, allocator arenas.
+# Measured: docs/log.md, memory (VmPeak 428 MiB with 75 MiB resident).
+ADDRESS_SPACE_OVERHEAD = 384 << 20
 
 # CPU name pattern: most that its memory controller can do, GB/s. DMI tables of about one laptop in twenty
 # report a wrong bus width (linuxhw/DMI, 912 dumps of 2023-25: 2-4x too high, some 4x too low).
@@ -167,7 +170,8 @@ def _linux(host: Host, cpu_name: str) -> SystemMemory:
     space = number(host.api("address_space_limit"))
     if space is not None and space >= MIN_ADDRESS_SPACE and (limit_bytes is None or space < limit_bytes):
         limit_bytes, limit_source = space, "ulimit -v"
-        available = min(available, space) if available is not None else space
+        room = max(0, space - ADDRESS_SPACE_OVERHEAD)
+        available = min(available, room) if available is not None else room
     installed = bus.installed_bytes
     if installed is not None and total is not None and not total <= installed <= 4 * total:
         installed = None  # a virtual machine or a wrong table

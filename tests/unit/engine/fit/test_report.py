@@ -111,9 +111,9 @@ def test_a_smaller_mix_is_sized_tensor_by_tensor(path):
 
 
 def test_an_address_space_limit_counts_as_memory(path):
-    limited = RecordedHost({**RECORDING, "api": {**RECORDING["api"], "address_space_limit": 200 * MIB}})
+    limited = RecordedHost({**RECORDING, "api": {**RECORDING["api"], "address_space_limit": 600 * MIB}})
     here = inventory(limited)
-    assert here.memory.available_bytes == 200 * MIB
+    assert here.memory.available_bytes == 216 * MIB
     found = fit_report("m", read_shape(path), LoadSettings(path=path, n_ctx=32768), here)
     assert not found.fits
     roomy = replace(here, memory=replace(here.memory, available_bytes=None))

@@ -1,0 +1,104 @@
+"""Predicted beside measured memory of loaded models, for docs/log.md.
+
+    python tests/bench/memory_prediction.py [--long]
+
+Writes each shape, predicts, loads it in a real runner, fills its context, and prints the system's figure.
+`--long` adds contexts of 32k, which take minutes.
+"""
+
+import argparse
+import asyncio
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from devices.detect import inventory
+from devices.host_real import RealHost
+from devices.process_memory import process_memory
+from engine.dispatch.placer import read_shape
+from engine.fit.dry_run import dry_run
+from engine.fit.need import estimate
+from engine.fit.types import Need
+from engine.runner.process import RunnerProcess
+from engine.runner.protocol import LoadSettings
+from engine.types import GenerationRequest
+from tests.shapes import SHAPES, scaled, write_shape
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 1 << 20
+# Bytes of weights near those of small real models, so that the process itself does not hide the errors.
+LARGER = {"big-vocab": {"embd": 512, "layers": 6}}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One load: the prediction, the resident set after a full context, and the error as a share of it."""
+
+    name: str
+    n_ctx: int
+    kv_type: str
+    need: Need
+    measured_bytes: int
+
+    @property
+    def error_frac(self) -> float:
+        """Positive: too much was predicted."""
+        return (self.need.resident_bytes - self.measured_bytes) / self.measured_bytes
+
+
+def measure(path: str, n_ctx: int, kv_type: str, n_parallel: int = 4) -> Row:
+    """Predict, load, fill the context, compare."""
+    settings = LoadSettings(
+        path=path, n_ctx=n_ctx, n_parallel=n_parallel, type_k=kv_type, type_v=kv_type, flash_attn="on"
+    )
+    isa = inventory(RealHost()).devices[0].isa
+    need = estimate(read_shape(path), settings, isa, dry_run=dry_run(settings))
+    return Row(Path(path).stem, n_ctx, kv_type, need, asyncio.run(_filled(settings)))
+
+
+async def _filled(settings: LoadSettings) -> int:
+    runner = await RunnerProcess.start("llama", settings.path)
+    try:
+        await runner.load(settings, lambda _phase, _fraction: None)
+
+        async def generate(length: int, step: int) -> None:
+            prompt = [(i * step) % 250 for i in range(length)]
+            request = GenerationRequest(prompt=prompt, max_tokens=8, ignore_eos=True)
+            async for _ in runner.generate(request):
+                pass
+
+        spread = min(100, settings.n_ctx // 10)
+        await generate(settings.n_ctx - spread * (settings.n_parallel + 1), 1)
+        await asyncio.gather(*(generate(spread, 3 + 2 * i) for i in range(settings.n_parallel)))
+        held = process_memory(runner.pid)
+        assert held is not None
+        return held.rss_bytes
+    finally:
+        await runner.stop()
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--long", action="store_true")
+    long = parser.parse_args().long
+    cases = [(2048, "f16"), (8192, "q8_0"), *([(32768, "f16")] if long else [])]
+    print("| model | context | cache | weights | kv | state | compute | process | predicted | measured | error |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        files = [str(ROOT / "assets/models/spark-f16.gguf")]
+        for name in SHAPES:
+            shape = scaled(name, **LARGER.get(name, {}))
+            files.append(str(write_shape(Path(folder) / f"{name}.gguf", shape)))
+        for path in files:
+            for n_ctx, kv_type in cases:
+                row = measure(path, n_ctx, kv_type)
+                part = row.need.part_bytes
+                sizes = [part(p) for p in ("weights", "kv", "recurrent", "compute", "overhead")]
+                sizes += [row.need.resident_bytes, row.measured_bytes]
+                cells = " | ".join(f"{size / MIB:.1f}" for size in sizes)
+                print(f"| {row.name} | {n_ctx} | {kv_type} | {cells} | {100 * row.error_frac:+.1f} % |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

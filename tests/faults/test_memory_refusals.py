@@ -1,0 +1,174 @@
+"""A model that does not fit is refused before anything is loaded: by a limit of the shell, by a small machine."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from devices.recording import RecordedHost
+from engine.dispatch.admission import LedgerAdmission
+from engine.dispatch.machine_state import MachineState
+from engine.dispatch.placer import Placer
+from engine.errors import NotEnoughMemory, RunnerDied
+from engine.paths import Paths
+from engine.pool import Pool
+from engine.runner.protocol import LoadSettings
+from tests.machines import machines
+from tests.shapes import scaled, write_shape
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMITED = """
+import json, resource, sys
+resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))
+from pathlib import Path
+from engine.dispatch.placer import Placer
+from engine.errors import NotEnoughMemory
+from engine.paths import user_paths
+from engine.runner.protocol import LoadSettings
+try:
+    Placer(user_paths()).admit("m", LoadSettings(path={path!r}, n_ctx={n_ctx}))
+    print(json.dumps({{"refused": False}}))
+except NotEnoughMemory as error:
+    print(json.dumps({{"refused": True, **error.facts()}}))
+"""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    shape = scaled("llama", vocab=2000, layers=8, kv_heads=8, context=131072)
+    return str(write_shape(tmp_path_factory.mktemp("fit") / "m.gguf", shape))
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return Paths(*(tmp_path / name for name in ("config", "models", "state", "cache", "logs")))
+
+
+def shrunken(available_mib):
+    recording = machines()["vm-firecracker"]
+    free = (available_mib + 2048) * 1024
+    meminfo = f"MemTotal: {8 << 20} kB\nMemAvailable: {free} kB\n"
+    return MachineState(RecordedHost({**recording, "files": {**recording["files"], "/proc/meminfo": meminfo}}))
+
+
+class Source:
+    def __init__(self, path, **settings):
+        self.settings = LoadSettings(path=path, **settings)
+
+    async def resolve(self, model):
+        return model, "llama", self.settings
+
+
+async def never(engine, path):
+    pytest.fail("a runner was started")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="ulimit")
+@pytest.mark.parametrize(("limit_gib", "n_ctx"), [(1, 65536), (2, 131072)])
+def test_under_ulimit_v(path, tmp_path, limit_gib, n_ctx):
+    code = LIMITED.format(limit=limit_gib << 30, path=path, n_ctx=n_ctx)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "TESSERA_HOME": str(tmp_path), "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["refused"]
+    assert told["needed_bytes"] > told["available_bytes"]
+    assert told["available_bytes"] < limit_gib << 30
+
+
+def test_on_a_shrunken_machine_with_three_ways_out(path, paths):
+    admission = LedgerAdmission(Placer(paths, shrunken(600)))
+    pool = Pool(Source(path, n_ctx=32768, n_parallel=4), never, admission)
+    with pytest.raises(NotEnoughMemory) as refused:
+        asyncio.run(_acquire(pool))
+    error = refused.value
+    assert error.needed_bytes > error.available_bytes > 0
+    assert len(error.options) == 3
+    assert "--kv q8_0" in error.options[0]
+
+
+async def _acquire(pool):
+    try:
+        return await pool.acquire("m")
+    finally:
+        await pool.close()
+
+
+def test_what_fits_is_admitted_and_given_back(path, paths):
+    placer = Placer(paths, shrunken(3000))
+    before = placer.ledger.available("cpu")
+    placer.admit("m", LoadSettings(path=path, n_ctx=4096))
+    assert placer.ledger.available("cpu") < before
+    placer.gone("m")
+    assert placer.ledger.available("cpu") == before
+
+
+class Dying:
+    """A runner that crashes for some settings and loads with others."""
+
+    pid = 2**22 - 3
+    alive = True
+    active_requests = 0
+    died = None
+
+    def __init__(self, works, seen):
+        self.works, self.seen = works, seen
+
+    async def load(self, settings, progress):
+        self.seen.append(settings)
+        if not self.works(settings):
+            raise RunnerDied(-11, "the runner was killed by SIGSEGV")
+        return object()
+
+    def kill(self):
+        pass
+
+    async def stop(self):
+        pass
+
+
+def test_the_ladder_is_climbed_down_told_and_remembered(path, paths):
+    seen = []
+
+    async def start(engine, model_path):
+        return Dying(lambda s: not s.repack, seen)
+
+    async def scenario():
+        placer = Placer(paths, shrunken(3000))
+        pool = Pool(Source(path, n_ctx=1024), start, LedgerAdmission(placer))
+        model = await pool.acquire("m")
+        notes = list(model.notes)
+        await asyncio.sleep(0.2)
+        await pool.close()
+        return notes
+
+    notes = asyncio.run(scenario())
+    assert [s.n_ubatch for s in seen[:3]] == [512, 256, 128]
+    assert seen[-1].repack is False
+    assert "SIGSEGV" in notes[0]
+    assert len(notes) == len(seen) - 1
+    again = Placer(paths, shrunken(3000))
+    assert again.choose_settings("m", LoadSettings(path=path, n_ctx=1024)).repack is False
+
+
+def test_when_nothing_helps_the_last_failure_is_raised(path, paths):
+    seen = []
+
+    async def start(engine, model_path):
+        return Dying(lambda s: False, seen)
+
+    pool = Pool(Source(path, n_ctx=1024), start, LedgerAdmission(Placer(paths, shrunken(3000))))
+    with pytest.raises(RunnerDied):
+        asyncio.run(_acquire(pool))
+    assert len(seen) == len({json.dumps([s.n_ubatch, s.repack, s.use_mmap]) for s in seen})
+    assert len(seen) <= 8

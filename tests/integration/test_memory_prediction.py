@@ -1,0 +1,32 @@
+"""Predicted against measured memory of loaded models, in real runners with a filled context."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.bench.memory_prediction import measure
+from tests.shapes import SHAPES, write_shape
+
+ROOT = Path(__file__).resolve().parents[2]
+# Large enough that the process itself (45 MiB, predicted by the dry run too) does not carry the result.
+CASES = [
+    ("llama", {"layers": 10, "embd": 768}, 2048, "f16"),
+    ("gemma3", {}, 2048, "q8_0"),
+    ("lfm2", {"layers": 8, "embd": 768, "heads": 12}, 2048, "f16"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs the kernel's own figures")
+@pytest.mark.parametrize(("name", "changes", "n_ctx", "kv_type"), CASES)
+def test_within_three_per_cent(name, changes, n_ctx, kv_type, tmp_path):
+    path = write_shape(tmp_path / f"{name}.gguf", replace(SHAPES[name], **changes))
+    row = measure(str(path), n_ctx, kv_type)
+    assert abs(row.error_frac) <= 0.03, f"{row.need.resident_bytes} predicted, {row.measured_bytes} measured"
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs the kernel's own figures")
+def test_the_bundled_model_within_three_per_cent():
+    row = measure(str(ROOT / "assets/models/spark-f16.gguf"), 1024, "f16", n_parallel=2)
+    assert abs(row.error_frac) <= 0.03, f"{row.need.resident_bytes} predicted, {row.measured_bytes} measured"

@@ -1,0 +1,84 @@
+"""The doctor: worst first, always with a remedy."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from app.cli.main import cli
+from devices.doctor import build_summary, diagnose
+from devices.recording import RecordedHost
+from devices.report import recorded_report
+from devices.types import BackendReport
+from tests.machines import machines
+
+RECORDINGS = machines()
+RANK = {"error": 0, "warning": 1, "advice": 2}
+
+
+def examined(name, *backends):
+    machine = recorded_report(RecordedHost(RECORDINGS[name]))
+    return diagnose(replace(machine, backends=(*machine.backends, *backends)))
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_findings_are_ordered_distinct_and_mendable(name):
+    found = examined(name)
+    assert [RANK[f.severity] for f in found] == sorted(RANK[f.severity] for f in found)
+    assert len({(f.id, f.device) for f in found}) == len(found)
+    assert all(f.title and f.fix for f in found)
+
+
+def ids(found):
+    return {f.id for f in found}
+
+
+def test_what_is_wrong_with_known_machines():
+    assert "amd_iommu_off" in ids(examined("sh-framework-desktop-linux"))
+    assert "kernel_too_old_for_gfx1151" in ids(examined("sh-linux-overcommit"))
+    assert "device_failed" in ids(examined("sh-linux-driver-failed"))
+    assert "device_driver_missing" in ids(examined("ptl-nuc16-no-driver"))
+    assert "gtt_at_default" in ids(examined("sh-linux-amdvlk-vs-rocm"))
+    assert "memory_limited" in ids(examined("container-capped"))
+
+
+def test_kernels_that_do_not_load_come_first():
+    broken = BackendReport("cpu", "libggml-cpu.so", "failed", "it was killed by SIGILL", "rebuild")
+    found = examined("vm-firecracker", broken)
+    assert found[0].id == "no_kernels"
+    assert "SIGILL" in found[0].detail
+
+
+def test_kernels_built_for_an_older_processor_are_noticed():
+    old = BackendReport("cpu", "libggml-cpu-haswell.so", "usable", features=("AVX", "AVX2", "FMA"))
+    assert "slow_kernels" in ids(examined("vm-firecracker", old))
+    right = BackendReport("cpu", "libggml-cpu-zen4.so", "usable", features=("AVX2", "AVX512"))
+    assert "slow_kernels" not in ids(examined("vm-firecracker", right))
+
+
+def test_a_gpu_without_any_backend_is_told_what_to_build():
+    missing = BackendReport("vulkan", "", "not_built", "not installed", "Install glslc, then rebuild.")
+    cpu = BackendReport("cpu", "libggml-cpu.so", "usable", features=("AVX512",))
+    found = examined("sh-flow-z13-linux-gtt96", missing, cpu)
+    assert any(f.id == "backend_not_built" and "vulkan" in f.title for f in found)
+
+
+def test_the_build_is_named():
+    machine = recorded_report(RecordedHost(RECORDINGS["sh-linux-amdvlk-vs-rocm"]))
+    assert "vulkan, rocm" in build_summary(machine)
+    assert "CPU only" in build_summary(recorded_report(RecordedHost(RECORDINGS["vm-firecracker"])))
+
+
+def test_the_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
+    file = tmp_path / "machine.json"
+    file.write_text(json.dumps(RECORDINGS["sh-linux-driver-failed"]))
+    shown = CliRunner().invoke(cli, ["doctor", "--from", str(file)])
+    assert shown.exit_code == 0
+    assert "linux-firmware" in shown.output
+    told = json.loads(CliRunner().invoke(cli, ["doctor", "--from", str(file), "--json"]).output)
+    assert told["findings"][0]["severity"] in RANK
+    live = CliRunner().invoke(cli, ["doctor"])
+    assert live.exit_code == 0
+    assert live.output.startswith("Kernels:")

@@ -1,0 +1,223 @@
+"""Where a model is placed on recorded machines, and why."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from devices.memory import Ledger
+from devices.recording import RecordedHost
+from devices.report import recorded_report
+from devices.types import CoreCounts, Runtime
+from engine.dispatch.choose import bytes_per_token, place
+from engine.dispatch.ladder import next_rung
+from engine.dispatch.memory import DispatchMemory
+from engine.dispatch.placer import read_shape
+from engine.dispatch.types import NO_WISH, Wish
+from engine.runner.protocol import LoadSettings
+from tests.machines import machines
+from tests.shapes import scaled, write_shape
+
+GIB = 1 << 30
+MACHINES = {name: recorded_report(RecordedHost(recording)) for name, recording in machines().items()}
+HALO = MACHINES["sh-linux-amdvlk-vs-rocm"]
+IGPU = "0000:c3:00.0"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return str(write_shape(tmp_path_factory.mktemp("dispatch") / "m.gguf", scaled("llama", vocab=1000)))
+
+
+@pytest.fixture(scope="module")
+def shape(path):
+    return read_shape(path)
+
+
+def base(path, **changes):
+    return LoadSettings(path=path, n_ctx=4096, n_batch=2048, **changes)
+
+
+def placed(shape, path, machine, wish=NO_WISH, memory=None, settings=None):
+    book = Ledger(lambda: machine)
+    return place(shape, settings or base(path), wish, machine, book, memory or DispatchMemory(None))
+
+
+def with_gpu_memory(machine, device_id, num_bytes):
+    changed = tuple(
+        replace(d, memory=replace(d.memory, shared_limit_bytes=num_bytes, dedicated_bytes=None))
+        if d.id == device_id
+        else d
+        for d in machine.devices
+    )
+    return replace(machine, devices=changed)
+
+
+def test_an_integrated_gpu_gets_everything_through_vulkan(shape, path):
+    placement = placed(shape, path, HALO)
+    assert (placement.device, placement.backend) == (IGPU, "vulkan")
+    assert placement.settings.devices == ("Vulkan0",)
+    assert placement.settings.n_gpu_layers == 7
+    assert placement.settings.n_ubatch == 1024
+    assert placement.settings.flash_attn == "on"
+    assert placement.settings.use_mmap is False
+    assert any("all layers fit" in reason for reason in placement.reasons)
+    losers = {(a.device, a.backend): a.reason for a in placement.alternatives}
+    assert "slower" in losers[(IGPU, "rocm")]
+    assert "slower" in losers[("cpu", "cpu")]
+
+
+def test_a_pin_beats_everything(shape, path):
+    for pin, expected in (
+        ("cpu", "cpu"),
+        ("rocm", "rocm"),
+        ("ROCm0", "rocm"),
+        (IGPU, "vulkan"),
+        ("igpu", "vulkan"),
+    ):
+        placement = placed(shape, path, HALO, Wish(device=pin))
+        assert placement.backend == expected
+        assert placement.reasons[0].startswith("you pinned")
+
+
+def test_a_pin_that_cannot_be_honoured_is_said(shape, path):
+    placement = placed(shape, path, HALO, Wish(device="cuda"))
+    assert "cuda is not usable here" in placement.reasons[0]
+
+
+def test_a_measurement_on_this_machine_beats_the_prior(shape, path):
+    memory = DispatchMemory(None)
+    memory.record_speed(IGPU, "rocm", 10**9, 300)
+    placement = placed(shape, path, HALO, memory=memory)
+    assert placement.backend == "rocm"
+    assert placement.basis == "measured"
+    assert any("measured on this machine" in reason for reason in placement.reasons)
+
+
+def test_layers_are_split_when_not_all_fit(shape, path):
+    whole = placed(shape, path, HALO).need.device_bytes(IGPU)
+    machine = with_gpu_memory(HALO, IGPU, whole * 3 // 4)
+    placement = placed(shape, path, machine, Wish(device="igpu"))
+    assert 0 < placement.settings.n_gpu_layers < 7
+    assert placement.fits
+    assert placement.need.device_bytes(IGPU) <= whole * 3 // 4
+    more = placed(shape, path, machine, Wish(device="igpu", n_gpu_layers=placement.settings.n_gpu_layers + 1))
+    assert not more.fits
+
+
+def test_a_gpu_without_room_leaves_the_processor(shape, path):
+    placement = placed(shape, path, with_gpu_memory(HALO, IGPU, 1 << 20))
+    assert placement.device == "cpu"
+    assert any(a.reason == "not one layer fits there" for a in placement.alternatives)
+
+
+def test_without_a_gpu_the_reason_says_so(shape, path):
+    placement = placed(shape, path, MACHINES["vm-firecracker"])
+    assert placement.device == "cpu"
+    assert placement.reasons[0] == "this machine has no GPU"
+    assert placement.settings.n_threads == 2
+    unusable = placed(shape, path, MACHINES["sh-linux-driver-failed"])
+    assert "refused this GPU" in unusable.reasons[0]
+
+
+def test_npus_are_named_with_their_reason(shape, path):
+    placement = placed(shape, path, MACHINES["sh-flow-z13-linux-gtt96"])
+    (npu,) = [a for a in placement.alternatives if a.backend == "onnx"]
+    assert "ONNX models only" in npu.reason
+
+
+def test_threads_follow_fast_cores_affinity_quota_and_mode(shape, path):
+    hybrid = MACHINES["mtl-zbook-power-g11"]
+    roomy = replace(hybrid, memory=replace(hybrid.memory, available_bytes=20 * GIB))
+    assert placed(shape, path, roomy).settings.n_threads == 6
+    assert placed(shape, path, roomy, Wish(mode="quiet")).settings.n_threads == 3
+    assert placed(shape, path, roomy, settings=base(path, n_threads=1)).settings.n_threads == 1
+    limited = CoreCounts(16, 22, 6, 10, 4, 2, quota_cores=1.5)
+    pinned = replace(roomy, devices=(replace(roomy.devices[0], cores=limited), *roomy.devices[1:]))
+    assert placed(shape, path, pinned).settings.n_threads == 1
+
+
+def test_wishes_reach_the_settings(shape, path):
+    wish = Wish(n_ctx=1024, n_parallel=2, kv_type="q8_0")
+    settings = placed(shape, path, HALO, wish, settings=base(path, kv_cells=16384)).settings
+    assert (settings.n_ctx, settings.n_parallel, settings.kv_cells) == (1024, 2, 2048)
+    assert (settings.type_k, settings.type_v, settings.flash_attn) == ("q8_0", "q8_0", "on")
+
+
+def test_experts_that_are_not_used_are_not_read(tmp_path):
+    shape = read_shape(str(write_shape(tmp_path / "moe.gguf", scaled("qwen3moe", vocab=1000))))
+    experts = sum(t.nbytes for t in shape.tensors if "_exps" in t.name)
+    assert bytes_per_token(shape, 4 / 16) == bytes_per_token(shape, 1.0) - experts * 3 // 4
+
+
+def test_a_placement_travels_as_json(shape, path):
+    placement = placed(shape, path, HALO)
+    assert msgspec.json.decode(msgspec.json.encode(placement), type=type(placement)) == placement
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_recorded_machine_gets_a_placement_that_fits_or_says_not(shape, path, name):
+    placement = placed(shape, path, MACHINES[name])
+    assert placement.reasons
+    assert placement.fits or "it does not fit the memory that is free now" in placement.reasons
+
+
+def test_the_ladder_goes_from_backend_to_processor(path):
+    settings = base(path, devices=("Vulkan0",), n_gpu_layers=7, n_ubatch=512, type_k="q8_0", type_v="q8_0")
+    tried, changes = [settings], []
+    while True:
+        rung = next_rung(tried[-1], HALO, tuple(tried))
+        if rung is None:
+            break
+        tried.append(rung.settings)
+        changes.append(rung.change)
+        assert len(tried) < 40
+    assert changes[0] == "use rocm instead (ROCm0)"
+    assert "read prompts in pieces of 256 tokens" in changes
+    assert "run on the processor" in changes
+    final = tried[-1]
+    assert (final.devices, final.n_gpu_layers, final.repack, final.use_mmap) == ((), 0, False, False)
+    assert len(set(map(repr, tried))) == len(tried)
+
+
+def test_dispatch_memory_survives_restart_and_damage(tmp_path):
+    file = tmp_path / "state" / "dispatch.json"
+    memory = DispatchMemory(file)
+    memory.record_speed("cpu", "cpu", 10**9, 20)
+    memory.record_speed("cpu", "cpu", 10**9, 40)
+    memory.record_speed("cpu", "cpu", 0, 40)
+    memory.record_speed("cpu", "cpu", 10**9, float("inf"))
+    memory.remember("m", {"n_ubatch": 128})
+    again = DispatchMemory(file)
+    assert again.speed_gbs("cpu", "cpu") == pytest.approx(30)
+    assert again.remembered("m") == {"n_ubatch": 128}
+    again.remember("m", {})
+    assert DispatchMemory(file).remembered("m") == {}
+    for damage in (
+        b"",
+        b"[]",
+        b"{",
+        b'{"speeds": [], "ladders": 3}',
+        b'{"speeds": {"a": "x"}, "ladders": {"m": 1}}',
+    ):
+        file.write_bytes(damage)
+        damaged = DispatchMemory(file)
+        assert damaged.speed_gbs("cpu", "cpu") is None
+        assert damaged.remembered("m") == {}
+
+
+def test_a_software_renderer_is_never_preferred(shape, path):
+    cpu_only = MACHINES["vm-firecracker"]
+    cpu = cpu_only.devices[0]
+    renderer = replace(
+        cpu,
+        id="vulkan:vulkan0",
+        kind="igpu",
+        vendor="software",
+        name="llvmpipe",
+        state="usable",
+        runtimes=(Runtime("vulkan", "Vulkan0", 0, 8 * GIB, 8 * GIB, "usable"),),
+    )
+    machine = replace(cpu_only, devices=(cpu, renderer))
+    assert placed(shape, path, machine).device == "cpu"
+    assert placed(shape, path, machine, Wish(device="vulkan")).settings.devices == ("Vulkan0",)
