@@ -131,7 +131,6 @@ def _print_details(entry: "ModelEntry") -> None:
         ("from", _source(entry) + (f" at {entry.origin.revision[:12]}" if entry.origin.revision else "")),
         ("chat template", "yes" if entry.chat_template else "no"),
         ("vision projector", entry.projector or ""),
-        ("plan", entry.plan or ""),
         ("report", entry.report or ""),
     ]
     for label, value in rows:

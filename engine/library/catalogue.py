@@ -189,8 +189,7 @@ class Catalogue:
             added_at=old.added_at if old else time.time(),
             folder=candidate.folder,
             projector=candidate.projector,
-            plan=_beside(path, ".plan.json"),
-            report=_beside(path, ".report.json"),
+            report=origins.report_beside(path),
             problem=problem,
         )
         self.store.put(candidate.key, entry)
@@ -216,11 +215,6 @@ def key_of(entry: ModelEntry) -> str:
 def _display_name(candidate: Candidate) -> str:
     path = Path(candidate.key)
     return candidate.title or (file_title(path) if candidate.folder is None else folder_name(path))
-
-
-def _beside(path: Path, suffix: str) -> str | None:
-    other = path.with_name(stem_of(path.name) + suffix)
-    return str(other) if other.is_file() else None
 
 
 def _same_files(entry: ModelEntry, candidate: Candidate) -> bool:

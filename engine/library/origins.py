@@ -1,13 +1,14 @@
 """Where a model came from: written beside a download, deduced for everything else."""
 
 import logging
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
 from engine.library.types import Origin
 from engine.paths import BUNDLED_MODELS, Paths
 from quantize.gguf_split import parse_split_name
+from quantize.report import report_path as _report_path
 
 _log = logging.getLogger(__name__)
 NOTE_NAME = ".tessera.json"
@@ -38,19 +39,37 @@ def read_note(folder: Path) -> DownloadNote | None:
         return None
 
 
+def report_beside(path: Path) -> str | None:
+    """The report of our own quantization, if this file is one."""
+    report = _report_path(path)
+    return str(report) if path.suffix == ".gguf" and report.is_file() else None
+
+
 def of(path: Path, paths: Paths, app: str | None) -> Origin:
     """The origin of the model at `path` (a file or a folder)."""
     if path.is_relative_to(BUNDLED_MODELS):
         return Origin(kind="bundled")
     if app is not None or not path.is_relative_to(paths.models):
         return Origin(kind="linked", app=app, repo=_cache_repository(path))
-    note = read_note(path.parent) or read_note(path)
+    note = _note_above(path, paths.models)
     if note is None:
-        return Origin(kind="file")
+        return Origin(kind="built" if report_beside(path) else "file")
     split = parse_split_name(path.name)
     names = {path.name} if split is None else {split.part(n) for n in range(1, split.count + 1)}
-    expected = {n: h for n, h in note.sha256.items() if n in names or path.is_dir()}
+    promised = {PurePosixPath(name).name: sha for name, sha in note.sha256.items()}
+    expected = {name: sha for name, sha in promised.items() if name in names or path.is_dir()}
     return Origin(kind="hub", repo=note.repo, revision=note.revision, expected=expected)
+
+
+def _note_above(path: Path, models: Path) -> DownloadNote | None:
+    """The note of the repository a file lies in; quantizations often have folders of their own."""
+    for folder in (path, *path.parents):
+        if folder == models:
+            return None
+        note = read_note(folder)
+        if note is not None:
+            return note
+    return None
 
 
 def _cache_repository(path: Path) -> str | None:

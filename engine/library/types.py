@@ -48,7 +48,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One model of the catalogue.
 
     `id` is short and never changes for a file; `name` is for people. `folder` is set for models that are a folder
-    (safetensors, ONNX). `state` is what a look at the disk said just now; `problem` says why it is broken.
+    (safetensors, ONNX). `report` is the file with plan and measurements of our own quantization. `state` is what
+    a look at the disk said just now; `problem` says why it is broken.
     """
 
     id: str
@@ -60,7 +61,6 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     added_at: float
     folder: str | None = None
     projector: str | None = None
-    plan: str | None = None
     report: str | None = None
     state: State = "online"
     problem: str | None = None

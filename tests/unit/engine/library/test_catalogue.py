@@ -261,3 +261,11 @@ def test_models_with_names_that_say_nothing_are_called_by_their_folder(catalogue
     put("jan-nano/model.gguf", gguf())
     catalogue.refresh()
     assert (catalogue.get("jan-nano").id, catalogue.get("jan-nano").name) == ("jan-nano", "jan-nano")
+
+
+def test_a_file_we_built_says_so_and_where_its_report_is(catalogue, put, gguf):
+    put("local/fitted.gguf", gguf())
+    report = put("local/fitted.tessera.json", b"{}")
+    catalogue.refresh()
+    entry = catalogue.get("fitted")
+    assert (entry.origin.kind, entry.report) == ("built", str(report))

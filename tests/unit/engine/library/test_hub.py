@@ -196,6 +196,21 @@ def test_pull_verifies_places_and_lists(hub, client, catalogue, spark):
     again.close()
 
 
+def test_what_came_from_where_survives_the_loss_of_the_catalogue(hub, client, catalogue):
+    raw = SPARK.read_bytes()
+    hub.add("org/Deep-GGUF", {"Q8_0/deep-Q8_0.gguf": raw, "mmproj-F16.gguf": b"x"})
+    repository = client.repository("org/Deep-GGUF")
+    Download(client, catalogue, Request(repository, repository.choices()[0].files), QUICK).run(Control())
+    before = catalogue.get("org/Deep-GGUF:F16")
+    catalogue.close()
+    for file in catalogue.paths.state.glob("library.db*"):
+        file.unlink()
+    again = Catalogue(catalogue.paths)
+    assert again.get("deep-q8_0").origin == before.origin
+    assert before.origin.expected == {"deep-Q8_0.gguf": hashlib.sha256(raw).hexdigest()}
+    again.close()
+
+
 def test_t3_no_room_is_refused_before_the_first_byte(hub, client, catalogue, spark, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: os_usage(1000))
     with pytest.raises(errors.NotEnoughDisk) as caught:
