@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "window": ("app.cli.window", "Open the window (also: tessera without a command)."),
     "chat": ("app.cli.chat", "Chat with a model in the terminal."),
     "serve": ("app.cli.serve", "Serve models to editors, agents and other programs."),
+    "keys": ("app.cli.keys", "Make, list and revoke API keys."),
     "quantize": ("app.cli.quantize", "Make the best file of an open model for this machine."),
     "models": ("app.cli.models", "Find, fetch and keep models."),
     "fit": ("app.cli.fit", "Show the memory a model needs here, before it is loaded or fetched."),

@@ -1,5 +1,7 @@
 """`tessera serve`."""
 
+from pathlib import Path
+
 import click
 
 
@@ -12,6 +14,8 @@ import click
 @click.option("--ctx", "context", type=click.IntRange(16, 1 << 24), help="Context in tokens for loaded models.")
 @click.option("--ttl", "ttl_s", default=3600.0, show_default=True, help="Seconds an idle model stays; 0: for good.")
 @click.option("--max-models", type=click.IntRange(1, 1000), help="Models loaded at once; idle ones make room.")
+@click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate (PEM); with it only TLS is spoken.")
+@click.option("--tls-key", type=click.Path(path_type=Path), help="The certificate's private key (PEM).")
 @click.option("--private", "parent", type=int, hidden=True, help="Serve only the process with this id.")
 @click.pass_context
 def command(
@@ -24,6 +28,8 @@ def command(
     context: int | None,
     ttl_s: float,
     max_models: int | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
     parent: int | None,
 ) -> None:
     """Serve until interrupted."""
@@ -46,6 +52,8 @@ def command(
             context=context,
             ttl_s=ttl_s or None,
             max_models=max_models,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
             private=parent is not None,
         )
     )

@@ -15,18 +15,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.errors import EngineError, InputFault
 from engine.server.anthropic import messages as anthropic_messages
-from engine.server.auth import Access, Unauthorized
+from engine.server.auth import Access, Forbidden, TooManyFailures, Unauthorized
 from engine.server.error_shape import error_body, refusal_body
 from engine.server.errors import lookup, retry_header
 from engine.server.guard import Guard, refuse
+from engine.server.keys import BadKeyFile
 from engine.server.manage import jobs as manage_jobs
+from engine.server.manage import keys as manage_keys
 from engine.server.manage import library as manage_library
 from engine.server.manage import machine as manage_machine
 from engine.server.manage import models as manage_models
 from engine.server.manage import quantizing as manage_quantizing
+from engine.server.manage import stats as manage_stats
 from engine.server.ollama import models as ollama_models
 from engine.server.ollama import run as ollama_run
 from engine.server.openai import chat, completions, embeddings, fim, lmstudio, models, tokens
+from engine.server.request_log import RequestLog
 from engine.server.responses import routes as responses
 from engine.server.state import ServerState, server_state
 from engine.version import __version__
@@ -45,9 +49,21 @@ class AccessCheck:
         if scope["type"] == "http":
             headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
             try:
-                self._access.check(scope["path"], headers)
+                client = scope.get("client")
+                self._access.check(scope["path"], headers, client[0] if client else "")
             except Unauthorized as error:
                 await refuse(scope, send, 401, error.code, str(error))
+                return
+            except Forbidden as error:
+                await refuse(scope, send, 403, error.code, str(error))
+                return
+            except TooManyFailures as error:
+                wait = (b"retry-after", str(error.retry_after_s).encode())
+                await refuse(scope, send, 429, error.code, str(error), wait)
+                return
+            except BadKeyFile as error:
+                log.error("%s", error)  # noqa: TRY400 - the words say all; a trace would only bury them
+                await refuse(scope, send, 503, error.code, "The server's file of API keys cannot be read.")
                 return
         await self._app(scope, receive, send)
 
@@ -69,12 +85,14 @@ def create_app(state: ServerState, hosts: Iterable[str] = (), origins: Iterable[
     app.state.server = state
     app.add_middleware(AccessCheck, access=state.access)
     app.add_middleware(Guard, hosts=tuple(hosts), origins=tuple(origins))
+    app.add_middleware(RequestLog, metrics=state.metrics)
     for module in (models, chat, completions, fim, embeddings, tokens, lmstudio):
         app.include_router(module.router)
     for module in (responses, anthropic_messages, ollama_run, ollama_models):
         app.include_router(module.router)
-    for managed in (manage_models, manage_machine, manage_library, manage_jobs, manage_quantizing):
+    for managed in (manage_models, manage_keys, manage_stats, manage_machine, manage_library, manage_jobs):
         app.include_router(managed.router)
+    app.include_router(manage_quantizing.router)
     app.add_exception_handler(EngineError, _engine_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -4,15 +4,25 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from engine.errors import EngineError
+from engine.server.keys import KeyStore, Scope
 
 MANAGEMENT_PREFIX: Final = "/tessera/"
 # Routes of other protocols that change what is on the disk.
 MANAGEMENT_PATHS: Final = frozenset({"/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"})
+
+
+# Wrong keys from one address before it has to wait, and for how long. Source: what people mistype, many times over.
+MAX_FAILURES: Final = 10
+FAILURE_WINDOW_S: Final = 60.0
+# Addresses remembered; the oldest is forgotten first.
+MAX_ADDRESSES: Final = 10_000
 
 
 class Unauthorized(EngineError):
@@ -21,38 +31,109 @@ class Unauthorized(EngineError):
     code = "invalid_api_key"
 
 
+class Forbidden(EngineError):
+    """A valid key that does not allow this."""
+
+    code = "insufficient_scope"
+
+
+class TooManyFailures(EngineError):
+    """This address sent too many wrong keys; it may try again after `retry_after_s`."""
+
+    code = "too_many_failures"
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__(f"Too many wrong keys from this address; try again in {retry_after_s} s.")
+        self.retry_after_s = retry_after_s
+
+
 def presented_keys(headers: Mapping[str, str]) -> list[str]:
     """Every key a request carries, in all the header forms clients use."""
     keys = []
     scheme, _, value = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and value:
+    if scheme.lower() == "bearer" and value.strip():
         keys.append(value.strip())
     keys.extend(headers[name] for name in ("x-api-key", "api-key") if headers.get(name))
     return keys
 
 
+def manages(path: str) -> bool:
+    """The route changes what is on the disk or what is loaded, or shows more than a client needs."""
+    return path.startswith(MANAGEMENT_PREFIX) or path.rstrip("/") in MANAGEMENT_PATHS
+
+
+class Failures:
+    """Wrong keys by address, in a sliding window."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._times: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def note(self, address: str) -> None:
+        """One more wrong key."""
+        times = self._times.setdefault(address, deque(maxlen=MAX_FAILURES))
+        times.append(self._clock())
+        self._times.move_to_end(address)
+        if len(self._times) > MAX_ADDRESSES:
+            self._times.popitem(last=False)
+
+    def check(self, address: str) -> None:
+        """Raises: TooManyFailures: the address must wait."""
+        times = self._times.get(address)
+        if times is None or len(times) < MAX_FAILURES:
+            return
+        wait = times[0] + FAILURE_WINDOW_S - self._clock()
+        if wait > 0:
+            raise TooManyFailures(int(wait) + 1)
+
+
 class Access:
-    """Decides by path and keys. Without API keys anyone on loopback may infer; management needs the token."""
+    """Decides by path and keys.
 
-    def __init__(self, token: str, api_keys: Iterable[str] = ()) -> None:
+    Without API keys anyone on loopback may infer; management needs the local token or a key that manages.
+    """
+
+    def __init__(self, token: str, api_keys: Iterable[str] = (), store: KeyStore | None = None) -> None:
         self.token = token
+        self.store = store or KeyStore()
         self._api_keys = tuple(api_keys)
+        self.failures = Failures()
 
-    def check(self, path: str, headers: Mapping[str, str]) -> None:
-        """Pass, or raise Unauthorized. `/health` is open to all."""
+    @property
+    def needs_key(self) -> bool:
+        """Inference is not open to everyone who can connect."""
+        return bool(self._api_keys or self.store.all())
+
+    def check(self, path: str, headers: Mapping[str, str], address: str = "") -> None:
+        """Pass, or raise Unauthorized, Forbidden or TooManyFailures. `/health` and `/` are open to all."""
         if path in ("/health", "/"):
             return
         keys = presented_keys(headers)
+        # The window and the terminal share this address with whatever sends wrong keys; they are never locked out.
         if any(_same(key, self.token) for key in keys):
             return
-        if path.startswith(MANAGEMENT_PREFIX) or path.rstrip("/") in MANAGEMENT_PATHS:
-            raise Unauthorized("This route needs the local management token.")
-        if self._api_keys and not any(_same(key, valid) for key in keys for valid in self._api_keys):
+        self.failures.check(address)
+        scopes = [found for key in keys if (found := self._scopes(key)) is not None]
+        if keys and not scopes and (self.needs_key or manages(path)):
+            self.failures.note(address)
+            raise Unauthorized("This key is not valid here.")
+        if manages(path):
+            if any("manage" in allowed for allowed in scopes):
+                return
+            if scopes:
+                raise Forbidden("This key may run models; this route needs a key with the scope manage.")
+            raise Unauthorized("This route needs the local management token, or a key with the scope manage.")
+        if self.needs_key and not scopes:
             raise Unauthorized("This server needs an API key.")
+
+    def _scopes(self, key: str) -> tuple[Scope, ...] | None:
+        if any(_same(key, valid) for valid in self._api_keys):
+            return ("chat",)
+        return self.store.scopes(key)
 
 
 def _same(a: str, b: str) -> bool:
-    return hmac.compare_digest(a.encode(), b.encode())
+    return hmac.compare_digest(a.encode("utf-8", "surrogatepass"), b.encode("utf-8", "surrogatepass"))
 
 
 def new_token() -> str:

@@ -4,6 +4,7 @@ A page in a browser can send requests to loopback; a foreign `Host` (DNS rebindi
 any route sees the request.
 """
 
+import asyncio
 import json
 from collections.abc import Iterable
 from typing import Final
@@ -16,6 +17,16 @@ from engine.server.error_shape import refusal_body
 # Enough for a 1 M token prompt or a few pictures; larger bodies are refused before they are read into memory.
 MAX_BODY_BYTES: Final = 64 << 20
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+# Seconds between two pieces of a body. A client that stalls longer holds memory for nothing.
+BODY_PAUSE_S: Final = 30.0
+_FORM_TYPES: Final = frozenset({"text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class BodyTooSlow(Exception):
+    """The body paused for longer than BODY_PAUSE_S."""
 
 
 class BodyTooLarge(Exception):
@@ -48,59 +59,112 @@ class Guard:
         headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
         if "//" in scope["path"]:  # clients that join a base URL carelessly
             scope = {**scope, "path": "/" + "/".join(part for part in scope["path"].split("/") if part)}
-        if _name(headers.get("host", "")) not in self._hosts:
-            await refuse(
-                scope, send, 403, "forbidden_host", f"This server does not answer to {headers.get('host', '')!r}."
-            )
+        refusal = self._stranger(headers) or _unfit(scope["method"], headers)
+        if refusal is not None:
+            await refuse(scope, send, *refusal)
             return
         origin = headers.get("origin")
-        if origin is not None and not self._allowed(origin):
-            await refuse(scope, send, 403, "forbidden_origin", f"Pages from {origin!r} may not use this server.")
+        if scope["method"] == "OPTIONS" and origin is not None and "access-control-request-method" in headers:
+            await _preflight(send, origin)
             return
-        length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > MAX_BODY_BYTES:
-            await refuse(
-                scope, send, 413, "body_too_large", f"The body has {length} bytes; the limit is {MAX_BODY_BYTES}."
-            )
-            return
-        await self._limited(scope, receive, send, origin)
+        await self._bounded(scope, receive, send, origin)
 
-    def _allowed(self, origin: str) -> bool:
-        return origin in self._origins
+    def _stranger(self, headers: dict[str, str]) -> tuple[int, str, str] | None:
+        """Why this host or page may not speak to the server; None if it may."""
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if _name(host) not in self._hosts:
+            return 403, "forbidden_host", f"This server does not answer to {host!r}."
+        if origin is not None and origin not in self._origins:
+            return 403, "forbidden_origin", f"Pages from {origin!r} may not use this server."
+        if origin is None and headers.get("sec-fetch-site") == "cross-site":
+            return 403, "forbidden_origin", "Pages of other sites may not use this server."
+        return None
 
-    async def _limited(self, scope: Scope, receive: Receive, send: Send, origin: str | None) -> None:
-        taken = 0
+    async def _bounded(self, scope: Scope, receive: Receive, send: Send, origin: str | None) -> None:
         started = False
-
-        async def counted() -> Message:
-            nonlocal taken
-            message = await receive()
-            taken += len(message.get("body", b""))
-            if taken > MAX_BODY_BYTES:
-                raise BodyTooLarge
-            return message
 
         async def watched(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
                 if origin is not None:
-                    message.setdefault("headers", [])
                     message["headers"] = [
-                        *message["headers"],
+                        *message.get("headers", ()),
                         (b"access-control-allow-origin", origin.encode("latin-1")),
                         (b"vary", b"Origin"),
                     ]
             await send(message)
 
         try:
-            await self._app(scope, counted, watched)
+            await self._app(scope, _BoundedBody(receive), watched)
+        except BodyTooSlow:
+            if not started:
+                message = f"The body stopped coming for {BODY_PAUSE_S:.0f} s."
+                await refuse(scope, send, 408, "body_too_slow", message)
         except BodyTooLarge:
             if not started:
                 await refuse(scope, send, 413, "body_too_large", f"The body is larger than {MAX_BODY_BYTES} bytes.")
 
 
-async def refuse(scope: Scope, send: Send, status: int, code: str, message: str) -> None:
+class _BoundedBody:
+    """A `receive` that counts and times the pieces of the body."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._taken = 0
+        self._whole = False
+
+    async def __call__(self) -> Message:
+        if self._whole:  # from here on only the client's leaving is waited for
+            return await self._receive()
+        try:
+            message = await asyncio.wait_for(self._receive(), BODY_PAUSE_S)
+        except TimeoutError:
+            raise BodyTooSlow from None
+        self._whole = not message.get("more_body", False)
+        self._taken += len(message.get("body", b""))
+        if self._taken > MAX_BODY_BYTES:
+            raise BodyTooLarge
+        return message
+
+
+def _unfit(method: str, headers: dict[str, str]) -> tuple[int, str, str] | None:
+    """Why a request of this form is refused before it is read."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    # A page can send forms without asking first; a terminal's curl says urlencoded by default.
+    form = kind in _FORM_TYPES and (kind != "application/x-www-form-urlencoded" or _from_browser(headers))
+    if form and method not in _SAFE_METHODS:
+        message = f"Send JSON with content-type: application/json, not {kind}."
+        return 415, "unsupported_media_type", message
+    length = headers.get("content-length", "0")
+    if not length.isdigit() or int(length) > MAX_BODY_BYTES:
+        return 413, "body_too_large", f"The body has {length} bytes; the limit is {MAX_BODY_BYTES}."
+    return None
+
+
+def _from_browser(headers: dict[str, str]) -> bool:
+    return any(name in headers for name in ("origin", "sec-fetch-site", "referer"))
+
+
+async def _preflight(send: Send, origin: str) -> None:
+    """The answer to a listed page that asks whether it may send a request."""
+    headers = [
+        (b"access-control-allow-origin", origin.encode("latin-1")),
+        (b"access-control-allow-methods", b"GET, POST, PUT, DELETE"),
+        (
+            b"access-control-allow-headers",
+            b"authorization, content-type, x-api-key, anthropic-version, anthropic-beta",
+        ),
+        (b"access-control-max-age", b"600"),
+        (b"vary", b"Origin"),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def refuse(
+    scope: Scope, send: Send, status: int, code: str, message: str, *more: tuple[bytes, bytes]
+) -> None:
     """Answer with an error in the shape of the path's protocol, without reaching any route."""
     body = json.dumps(refusal_body(scope["path"], status, code, message)).encode()
     headers = [
@@ -108,6 +172,7 @@ async def refuse(scope: Scope, send: Send, status: int, code: str, message: str)
         (b"content-length", str(len(body)).encode()),
         (b"x-should-retry", b"false"),
         (b"connection", b"close"),
+        *more,
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -5,10 +5,12 @@ import json
 import logging
 import os
 import socket
+import ssl
 import sys
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -24,6 +26,7 @@ from engine.pool import Pool
 from engine.server.aliases import Aliases
 from engine.server.app import create_app
 from engine.server.auth import Access, new_token, remove_server_file, write_server_file
+from engine.server.keys import KeyStore
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
 
@@ -52,6 +55,7 @@ class ServeOptions:
 
     `context` is the tokens a model is loaded with unless it was trained for less. A `private` server belongs to
     the process that started it: it tells its address on standard output instead of to all of this user's programs.
+    With a certificate only TLS is spoken, and this user's own programs start a server of their own beside it.
     A model is unloaded after `ttl_s` without a request (None: never).
     """
 
@@ -62,6 +66,8 @@ class ServeOptions:
     origins: tuple[str, ...] = ()
     context: int | None = None
     private: bool = False
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     ttl_s: float | None = 3600.0
     max_models: int | None = None
     paths: Paths = field(default_factory=user_paths)
@@ -113,8 +119,11 @@ def _holder(port: int) -> str | None:
 class _Server(uvicorn.Server):
     """uvicorn that tells where it is once it takes requests, and takes that back at the end."""
 
-    def __init__(self, config: uvicorn.Config, server_file: Path | None, url: str, token: str) -> None:
+    def __init__(
+        self, config: uvicorn.Config, server_file: Path | None, url: str, token: str, *, private: bool
+    ) -> None:
         super().__init__(config)
+        self._private = private
         self._server_file = server_file
         self._url = url
         self._token = token
@@ -122,11 +131,12 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Publish the address after the sockets are served."""
         await super().startup(sockets)
-        if self._server_file is None:
+        if self._private:
             sys.stdout.write(json.dumps({"url": self._url, "token": self._token}) + "\n")
             sys.stdout.flush()
             return
-        write_server_file(self._server_file, self._url, self._token)
+        if self._server_file is not None:
+            write_server_file(self._server_file, self._url, self._token)
         log.info("serving pid=%d", os.getpid())
         sys.stderr.write(f"Tessera serves at {self._url}\n")
         sys.stderr.flush()
@@ -138,15 +148,33 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def check_tls(cert: Path | None, key: Path | None) -> dict[str, Any]:
+    """Uvicorn's settings for a certificate and its key; empty without one.
+
+    Raises: InputFault: one of the two is missing, unreadable, or they do not belong together.
+    """
+    if cert is None and key is None:
+        return {}
+    if cert is None or key is None:
+        raise InputFault("--tls-cert and --tls-key belong together.", "tls_cert")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        raise InputFault(f"{cert} and {key} are no certificate and its key: {error}.", "tls_cert") from None
+    return {"ssl_certfile": cert, "ssl_keyfile": key}
+
+
 def serve(options: ServeOptions) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Raises: PortTaken; InputFault: a public address without an API key.
     """
-    if not is_loopback(options.host) and not options.api_keys:
+    keys = KeyStore(options.paths.config / "api-keys.json")
+    tls = check_tls(options.tls_cert, options.tls_key)
+    if not is_loopback(options.host) and not options.api_keys and not keys.all():
         raise InputFault(
             f"{options.host} can be reached from other machines, so an API key is required: "
-            "tessera serve --api-key KEY",
+            "tessera keys add NAME, or tessera serve --api-key KEY",
             "host",
         )
     listener = bind(options.host, options.port)
@@ -160,7 +188,8 @@ def serve(options: ServeOptions) -> None:
     jobs = JobRegistry(None if options.private else options.paths.state / "jobs.json")
     work.register(jobs, lambda: Catalogue(options.paths, scan=False))
     quantizing.register(jobs, lambda: Catalogue(options.paths, scan=False))
-    state = ServerState(models=models, pool=pool, access=Access(token, options.api_keys), jobs=jobs, placer=placer)
+    access = Access(token, options.api_keys, keys)
+    state = ServerState(models=models, pool=pool, access=access, jobs=jobs, placer=placer)
     public = () if is_loopback(options.host) else (options.host, socket.gethostname())
     app = create_app(state, hosts=(*options.hosts, *public), origins=options.origins)
     config = uvicorn.Config(
@@ -171,10 +200,13 @@ def serve(options: ServeOptions) -> None:
         timeout_graceful_shutdown=3,
         timeout_keep_alive=75,
         lifespan="on",
+        **tls,
     )
     host = f"[{options.host}]" if ":" in options.host else options.host
-    server_file = None if options.private else options.paths.server_file
-    server = _Server(config, server_file, f"http://{host}:{port}", token)
+    server_file = None if options.private or tls else options.paths.server_file
+    server = _Server(
+        config, server_file, f"{'https' if tls else 'http'}://{host}:{port}", token, private=options.private
+    )
     try:
         server.run(sockets=[listener])
     finally:

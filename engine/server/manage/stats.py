@@ -1,0 +1,99 @@
+"""GET /tessera/v1/stats: speed, queue, memory and cache as they change."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, Final
+
+import msgspec
+import psutil
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from engine.errors import EngineError
+from engine.pool import LoadedModel
+from engine.runner.protocol import Stats
+from engine.server.errors import sse_error
+from engine.server.manage.models import describe
+from engine.server.sse import EventStream
+from engine.server.state import ServerState, server_state
+
+router = APIRouter(prefix="/tessera/v1", tags=["management"])
+
+# A runner that is busy answers between two steps; one that does not within this time is told of without numbers.
+ANSWER_S: Final = 1.0
+
+
+@router.get("/stats")
+async def stats(
+    request: Request,
+    *,
+    interval: Annotated[float, Query(ge=0.1, le=60)] = 1.0,
+    once: Annotated[bool, Query()] = False,
+) -> Response:
+    """Server-sent events every `interval` seconds; `once` gives one and ends."""
+    return EventStream(_events(server_state(request), interval, once=once), sse_error)
+
+
+async def _events(state: ServerState, interval: float, *, once: bool) -> AsyncGenerator[bytes, None]:
+    earlier: dict[str, tuple[float, Stats]] = {}
+    while True:
+        told = await snapshot(state, earlier)
+        yield b"event: stats\ndata: " + msgspec.json.encode(told) + b"\n\n"
+        if once:
+            return
+        await asyncio.sleep(interval)
+
+
+async def snapshot(state: ServerState, earlier: dict[str, tuple[float, Stats]]) -> dict[str, Any]:
+    """Everything now; speeds are since the last call with the same `earlier`, which is brought up to date."""
+    models = []
+    for model in state.pool.known:
+        numbers = await _ask(model)
+        told = describe(model)
+        if numbers is not None:
+            now = time.monotonic()
+            told |= _numbers(numbers, now, earlier.get(model.id))
+            earlier[model.id] = (now, numbers)
+        models.append(told)
+    process = psutil.Process()
+    return {
+        "time": time.time(),
+        "models": models,
+        "tok_s": round(sum(m.get("tok_s", 0.0) for m in models), 2),
+        "active": sum(m.get("active", 0) for m in models),
+        "waiting": sum(m.get("queued", 0) + m["waiting"] for m in models),
+        "rss_bytes": process.memory_info().rss + sum(m.get("rss_bytes", 0) for m in models),
+        "memory_available_bytes": psutil.virtual_memory().available,
+    }
+
+
+async def _ask(model: LoadedModel) -> Stats | None:
+    if not model.ready or model.runner is None:
+        return None
+    try:
+        return await asyncio.wait_for(model.runner.stats(), ANSWER_S)
+    except (EngineError, TimeoutError):
+        return None
+
+
+def _numbers(stats: Stats, now: float, earlier: tuple[float, Stats] | None) -> dict[str, Any]:
+    told = {
+        "prompt_tokens": stats.prompt_tokens,
+        "generated_tokens": stats.generated_tokens,
+        "cached_tokens": stats.cached_tokens,
+        "cache_hit_frac": round(stats.cached_tokens / stats.prompt_tokens, 4) if stats.prompt_tokens else 0.0,
+        "active": stats.active,
+        "queued": stats.waiting,
+        "kv_cells_used": stats.kv_cells_used,
+        "kv_cells_total": stats.kv_cells_total,
+        "rss_bytes": stats.rss_bytes,
+        "tok_s": 0.0,
+        "prompt_tok_s": 0.0,
+    }
+    if earlier is not None and now > earlier[0]:
+        elapsed, before = now - earlier[0], earlier[1]
+        told["tok_s"] = round(max(0, stats.generated_tokens - before.generated_tokens) / elapsed, 2)
+        read = stats.prompt_tokens - stats.cached_tokens - before.prompt_tokens + before.cached_tokens
+        told["prompt_tok_s"] = round(max(0, read) / elapsed, 2)
+    return told

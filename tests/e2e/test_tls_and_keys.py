@@ -1,0 +1,127 @@
+"""TLS by certificate files, and keys made on the command line, with real processes."""
+
+import json
+import socket
+import ssl
+import subprocess
+import sys
+
+import httpx2
+import psutil
+import pytest
+from servers import ROOT, RunningServer, wait_for
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A certificate for 127.0.0.1 made by the system's openssl."""
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+               "-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=127.0.0.1",
+               "-addext", "subjectAltName=IP:127.0.0.1"]  # fmt: skip
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    return cert, key
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def tessera(home, *arguments, **kwargs):
+    import os
+
+    return subprocess.run(
+        [sys.executable, "-m", "app", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "TESSERA_HOME": str(home)}, **kwargs,
+    )  # fmt: skip
+
+
+def test_tls_is_spoken_and_plain_http_is_not(tmp_path, certificate):
+    import os
+
+    cert, key = certificate
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app", "serve", "--port", str(port), "--tls-cert", str(cert), "--tls-key", str(key)],
+        cwd=ROOT, env={**os.environ, "TESSERA_HOME": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        context = ssl.create_default_context(cafile=str(cert))
+
+        def answers():
+            try:
+                return httpx2.get(f"https://127.0.0.1:{port}/health", verify=context).status_code == 200
+            except httpx2.TransportError:
+                return False
+
+        wait_for(answers, 30, "the TLS server")
+        with pytest.raises(httpx2.TransportError):
+            httpx2.get(f"http://127.0.0.1:{port}/health")
+        assert httpx2.get(f"https://127.0.0.1:{port}/v1/models", verify=context).json()["data"]
+    finally:
+        process.terminate()
+        out, _ = process.communicate(timeout=20)
+    assert out == b""  # in particular no token
+
+
+@pytest.mark.parametrize("which", ["no key", "missing", "swapped"])
+def test_a_bad_certificate_is_named_before_serving(tmp_path, certificate, which):
+    cert, key = certificate
+    arguments = {
+        "no key": ["--tls-cert", str(cert)],
+        "missing": ["--tls-cert", str(tmp_path / "none.pem"), "--tls-key", str(key)],
+        "swapped": ["--tls-cert", str(key), "--tls-key", str(cert)],
+    }[which]
+    done = tessera(tmp_path, "serve", "--port", "0", *arguments)
+    assert done.returncode not in {0, 1}
+    assert "Traceback" not in done.stderr
+    assert "tls" in done.stderr or "certificate" in done.stderr
+
+
+def test_a_key_from_the_command_line_closes_and_opens_a_running_server(tmp_path):
+    server = RunningServer(tmp_path)
+    try:
+        assert httpx2.get(f"{server.url}/v1/models").status_code == 200
+        key = tessera(tmp_path, "keys", "add", "laptop").stdout.strip()
+        assert key.startswith("tsr_")
+        assert httpx2.get(f"{server.url}/v1/models").status_code == 401
+        assert httpx2.get(f"{server.url}/v1/models", headers={"x-api-key": key}).status_code == 200
+        assert "laptop\tchat" in tessera(tmp_path, "keys", "list").stdout
+        assert tessera(tmp_path, "keys", "remove", "laptop").returncode == 0
+        assert httpx2.get(f"{server.url}/v1/models").status_code == 200
+        assert tessera(tmp_path, "keys", "remove", "laptop").returncode != 0
+    finally:
+        server.stop()
+
+
+def test_canaries_appear_in_no_log_file_environment_or_command_line(tmp_path):
+    key, prompt = "sk-canary-env-key", "canary prompt text"
+    secrets = {"TESSERA_API_KEY": key, "HF_TOKEN": "hf_canary_token", "MY_SECRET": "canary-secret"}
+    server = RunningServer(tmp_path, env=secrets)
+    try:
+        body = {"model": "spark", "messages": [{"role": "user", "content": prompt}], "max_tokens": 3}
+        headers = {"authorization": f"Bearer {key}"}
+        assert httpx2.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=60).is_success
+        assert httpx2.post(f"{server.url}/v1/chat/completions", json=body).status_code == 401
+        httpx2.post(f"{server.url}/v1/chat/completions", content=prompt.encode(), headers=headers)
+        for child in psutil.Process(server.process.pid).children(recursive=True):
+            told = json.dumps([child.environ(), child.cmdline()])
+            assert not any(canary in told for canary in (*secrets.values(), prompt))
+        commands = " ".join(psutil.Process(server.process.pid).cmdline())
+        assert key not in commands
+    finally:
+        server.stop()
+    found = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert server.log_path in found
+    for path in found:
+        content = path.read_bytes()
+        for canary in (*secrets.values(), prompt):
+            assert canary.encode() not in content, path

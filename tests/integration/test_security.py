@@ -1,0 +1,273 @@
+"""Who gets in: every route with every form of key, scopes, wrong keys, foreign pages, forms, secrets in logs."""
+
+import logging
+import re
+import socket
+
+import httpx2
+import pytest
+from scripted import TOKEN, ScriptedServer
+
+from engine.server import guard
+from engine.server.auth import Access
+from engine.server.keys import KeyStore
+
+KEY = "sk-the-key"
+OPEN = {"/", "/health"}
+MANAGEMENT = ("/tessera/", "/api/pull", "/api/create", "/api/copy", "/api/delete")
+WRONG = {
+    "nothing": {},
+    "bearer": {"authorization": "Bearer wrong"},
+    "bearer, lower case": {"authorization": "bearer wrong"},
+    "no scheme": {"authorization": "sk-the-key"},
+    "basic": {"authorization": "Basic c2stdGhlLWtleTo="},
+    "empty bearer": {"authorization": "Bearer"},
+    "x-api-key": {"x-api-key": "wrong"},
+    "empty x-api-key": {"x-api-key": ""},
+    "api-key": {"api-key": "wrong"},
+    "cookie": {"cookie": "api_key=sk-the-key; token=management-token"},
+    "prefix of the key": {"authorization": "Bearer sk-the"},
+    "key and more": {"x-api-key": "sk-the-key2"},
+    "forwarded": {"x-forwarded-for": "127.0.0.1", "x-real-ip": "127.0.0.1", "forwarded": "for=127.0.0.1"},
+    "not ascii": {"x-api-key": "schl\u00fcssel".encode()},
+}
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory):
+    """A server that wants a key, and from which nobody is locked out, so that all forms can be tried."""
+    home = tmp_path_factory.mktemp("locked")
+    store = KeyStore(home / "keys.json")
+    access = Access(TOKEN, [KEY], store)
+    access.failures.note = lambda address: None
+    server = ScriptedServer(home / "home", access=access, origins=["http://app.example"], hosts=["my.box"])
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def http(locked):
+    with httpx2.Client(base_url=locked.url) as client:
+        yield client
+
+
+def routes(server):
+    """Every route of the application, with its methods and its parameters filled in."""
+    from starlette.routing import Route
+
+    found = []
+    for route in all_routes(server._server.config.app.routes):
+        if isinstance(route, Route):
+            path = re.sub(r"\{[^}]*\}", "x", route.path)
+            found += [(method, path) for method in sorted(route.methods or ())]
+    return found
+
+
+def all_routes(routes):
+    for route in routes:
+        inner = getattr(route, "original_router", None)
+        if inner is not None:
+            yield from all_routes(inner.routes)
+        else:
+            yield route
+
+
+def test_every_route_refuses_every_wrong_form_of_key(locked, http):
+    tried = 0
+    paths = routes(locked)
+    assert len({p for _, p in paths}) > 50
+    for method, path in paths:
+        if path in OPEN:
+            continue
+        for form, headers in WRONG.items():
+            answer = http.request(method, path, headers=headers)
+            assert answer.status_code == 401, (method, path, form)
+            tried += 1
+    assert tried > 500
+
+
+def test_management_refuses_a_key_that_only_chats(locked, http):
+    for method, path in routes(locked):
+        if path.startswith(MANAGEMENT):
+            answer = http.request(method, path, headers={"authorization": f"Bearer {KEY}"})
+            assert answer.status_code == 403, (method, path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["//tessera//v1/loaded", "/tessera/v1/../v1/loaded", "/%74essera/v1/loaded", "/./tessera/v1/loaded",
+     "/tessera/v1/loaded/", "/TESSERA/v1/loaded", "/v1/%2e%2e/tessera/v1/loaded", "/health/../tessera/v1/loaded"],
+)  # fmt: skip
+def test_other_spellings_of_a_path_open_nothing(locked, path):
+    with socket.create_connection(("127.0.0.1", locked.port), 5) as raw:
+        raw.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
+        answer = b""
+        while chunk := raw.recv(65536):
+            answer += chunk
+    assert int(answer.split()[1]) in {401, 404}
+
+
+@pytest.mark.parametrize("header", ["authorization", "x-api-key", "api-key"])
+def test_the_key_opens_in_every_form(locked, http, header):
+    value = f"Bearer {KEY}" if header == "authorization" else KEY
+    assert http.get("/v1/models", headers={header: value}).status_code == 200
+
+
+def test_errors_come_in_the_shape_of_the_protocol(http):
+    assert http.post("/v1/messages", json={}).json()["error"]["type"] == "authentication_error"
+    assert isinstance(http.post("/api/chat", json={}).json()["error"], str)
+    assert http.post("/v1/chat/completions", json={}).json()["error"]["code"] == "invalid_api_key"
+
+
+def test_keys_with_scopes_are_made_used_and_revoked(locked, http):
+    token = {"authorization": f"Bearer {TOKEN}"}
+    made = http.post("/tessera/v1/keys", json={"name": "phone"}, headers=token).json()
+    boss = http.post("/tessera/v1/keys", json={"name": "boss", "scopes": ["chat", "manage"]}, headers=token).json()
+    assert http.post("/tessera/v1/keys", json={"name": "phone"}, headers=token).status_code == 400
+    listed = http.get("/tessera/v1/keys", headers=token)
+    assert [k["name"] for k in listed.json()["keys"]] == ["phone", "boss"]
+    assert made["key"] not in listed.text
+    assert made["key"] not in locked.state.access.store._path.read_text()
+    assert locked.state.access.store._path.stat().st_mode & 0o77 == 0
+    phone = {"x-api-key": made["key"]}
+    assert http.get("/v1/models", headers=phone).status_code == 200
+    assert http.get("/tessera/v1/loaded", headers=phone).status_code == 403
+    assert http.get("/tessera/v1/loaded", headers={"x-api-key": boss["key"]}).status_code == 200
+    assert http.delete("/tessera/v1/keys/phone", headers=token).status_code == 204
+    assert http.get("/v1/models", headers=phone).status_code == 401
+
+
+def test_a_damaged_key_file_closes_the_server(tmp_path):
+    path = tmp_path / "keys.json"
+    path.write_text("[{")
+    server = ScriptedServer(tmp_path / "home", access=Access(TOKEN, store=KeyStore(path)))
+    try:
+        assert httpx2.get(f"{server.url}/v1/models").status_code == 503
+        assert httpx2.get(f"{server.url}/health").status_code == 200
+        token = {"authorization": f"Bearer {TOKEN}"}
+        assert httpx2.get(f"{server.url}/tessera/v1/loaded", headers=token).status_code == 200
+    finally:
+        server.stop()
+
+
+def test_wrong_keys_are_slowed_down_and_the_owner_is_not(tmp_path):
+    now = [0.0]
+    server = ScriptedServer(tmp_path / "home", access=Access(TOKEN, [KEY]))
+    server.state.access.failures._clock = lambda: now[0]
+    try:
+        url = f"{server.url}/v1/models"
+        codes = [httpx2.get(url, headers={"x-api-key": f"guess {i}"}).status_code for i in range(12)]
+        assert codes == [401] * 10 + [429] * 2
+        right = httpx2.get(url, headers={"x-api-key": KEY})
+        assert (right.status_code, right.headers["retry-after"]) == (429, "61")
+        assert httpx2.get(url, headers={"x-api-key": TOKEN}).status_code == 200
+        now[0] = 61.0
+        assert httpx2.get(url, headers={"x-api-key": KEY}).status_code == 200
+    finally:
+        server.stop()
+
+
+def test_asking_without_a_key_is_no_guess(locked, http):
+    for _ in range(15):
+        assert http.get("/v1/models").status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "evil.example"}, 403),
+        ({"host": "127.0.0.1.evil.example"}, 403),
+        ({"host": ""}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://app.example.evil.example"}, 403),
+        ({"origin": "http://127.0.0.1"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "text/plain;charset=UTF-8", "origin": "http://evil.example"}, 403),
+        ({"content-type": "multipart/form-data; boundary=x"}, 415),
+        ({"content-type": "application/x-www-form-urlencoded", "referer": "http://evil.example/"}, 415),
+    ],
+)
+def test_pages_and_forms_are_refused(qwen, headers, status):
+    body = b'{"model": "spark", "messages": [{"role": "user", "content": "x"}]}'
+    answer = httpx2.post(f"{qwen.url}/v1/chat/completions", content=body, headers=headers)
+    assert answer.status_code == status
+    assert "access-control-allow-origin" not in answer.headers
+    assert qwen.asked() == []
+
+
+def test_curl_without_a_content_type_still_works(qwen):
+    qwen.say("ok")
+    headers = {"content-type": "application/x-www-form-urlencoded", "user-agent": "curl/8"}
+    body = b'{"model": "spark", "messages": [{"role": "user", "content": "x"}]}'
+    assert httpx2.post(f"{qwen.url}/v1/chat/completions", content=body, headers=headers).status_code == 200
+
+
+def test_cors_is_for_listed_pages_only(locked, http):
+    asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    listed = http.options("/v1/chat/completions", headers={"origin": "http://app.example", **asks})
+    assert listed.status_code == 204
+    assert listed.headers["access-control-allow-origin"] == "http://app.example"
+    assert "access-control-allow-credentials" not in listed.headers
+    stranger = http.options("/v1/chat/completions", headers={"origin": "http://evil.example", **asks})
+    assert stranger.status_code == 403
+    key = {"authorization": f"Bearer {KEY}"}
+    page = http.get("/v1/models", headers={"origin": "http://app.example", **key})
+    assert page.headers["access-control-allow-origin"] == "http://app.example"
+    assert http.get("/v1/models", headers={"host": "my.box", **key}).status_code == 200
+
+
+def test_a_body_that_stalls_is_given_up(qwen, monkeypatch):
+    monkeypatch.setattr(guard, "BODY_PAUSE_S", 0.2)
+    with socket.create_connection(("127.0.0.1", qwen.port), 5) as raw:
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{"
+        raw.sendall(head.encode())
+        assert raw.recv(100).split()[1] == b"408"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"])
+def test_deep_and_broken_json_is_a_400(qwen, path):
+    for body in (b"[" * 100_000, b'{"a":' * 100_000, b"", b"null", b'"x"', b"\xff\xfe", b"{", b'{"model": NaN}'):
+        answer = httpx2.post(f"{qwen.url}{path}", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400
+
+
+def test_one_line_a_request_and_no_secret_in_it(tmp_path, caplog):
+    canaries = ["sk-canary-key", "canary-prompt", "canary-query", "canary-system", "canary-wrong", TOKEN]
+    access = Access(TOKEN, [canaries[0]])
+    with caplog.at_level(logging.DEBUG):
+        server = ScriptedServer(tmp_path / "home", access=access)
+        try:
+            key = {"x-api-key": canaries[0]}
+            server.say("canary-answer")
+            body = {"model": "spark", "messages": [{"role": "user", "content": "canary-prompt"}]}
+            good = httpx2.post(f"{server.url}/v1/chat/completions?x=canary-query", json=body, headers=key)
+            bad = {**body, "temperature": "canary-prompt"}
+            httpx2.post(f"{server.url}/v1/chat/completions", json=bad, headers=key)
+            httpx2.post(
+                f"{server.url}/v1/messages", json={"model": "spark", "system": "canary-system"}, headers=key
+            )
+            httpx2.get(f"{server.url}/v1/canary-query", headers={"x-api-key": "canary-wrong"})
+            httpx2.get(f"{server.url}/tessera/v1/loaded", headers={"authorization": f"Bearer {TOKEN}"})
+            assert httpx2.get(f"{server.url}/metrics", headers=key).text.count("canary") == 0
+        finally:
+            server.stop()
+    lines = [r.getMessage() for r in caplog.records if r.name == "engine.access"]
+    assert len(lines) == 5
+    assert good.headers["x-request-id"] in lines[0]
+    assert "route=/v1/chat/completions status=200" in lines[0]
+    everything = "\n".join(r.getMessage() + str(r.exc_info or "") for r in caplog.records if r.name != "httpx2")
+    for canary in [*canaries, "canary-answer"]:
+        assert canary not in everything
+
+
+def test_stats_tell_speed_queue_memory_and_cache(scripted):
+    url, token = f"{scripted.url}/tessera/v1/stats", {"authorization": f"Bearer {TOKEN}"}
+    assert httpx2.get(url).status_code == 401
+    httpx2.post(f"{scripted.url}/tessera/v1/models/spark/load", headers=token)
+    text = httpx2.get(url, params={"once": "true"}, headers=token).text
+    assert text.startswith("event: stats\ndata: {")
+    for field in ("tok_s", "cache_hit_frac", "queued", "rss_bytes", "kv_cells_total", "memory_available_bytes"):
+        assert f'"{field}":' in text
+    assert httpx2.get(url, params={"interval": "0"}, headers=token).status_code == 400
