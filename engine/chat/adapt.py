@@ -1,5 +1,6 @@
 """Messages in the shape a template expects: dictionaries as transformers makes them, bent to its traits."""
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -232,4 +233,21 @@ def as_dicts(messages: Sequence[Message], traits: TemplateTraits, source: str) -
         elif message.name:
             item["name"] = message.name
         out.append(item)
+    inside = any(access in source for access in ("['tool_responses']", ".tool_responses", "get('tool_responses')"))
+    return _responses_inside(out) if inside and "OpenAI Chat Completions" not in source else out
+
+
+def _responses_inside(messages: list[Dict]) -> list[Dict]:
+    """Results as a part of the assistant's message that called: how Gemma 4's first templates read them."""
+    out: list[Dict] = []
+    for item in messages:
+        if item["role"] == "tool" and out and out[-1]["role"] == "assistant":
+            response = item["content"]
+            with contextlib.suppress(ValueError, TypeError):
+                parsed = json.loads(response)
+                response = parsed if isinstance(parsed, dict) else response
+            found = {"name": item.get("name", ""), "response": response}
+            out[-1].setdefault("tool_responses", []).append(found)
+        else:
+            out.append(item)
     return out

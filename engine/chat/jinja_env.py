@@ -98,6 +98,8 @@ def environment() -> BoundedSandbox:
     env = BoundedSandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag])
     env.filters["tojson"] = to_json
     env.filters["from_json"] = json.loads
+    # Nothing is escaped here; Jinja's own `safe` would make what is added to its result escape itself.
+    env.filters["safe"] = str
     helpers: dict[str, Callable[..., Any]] = {
         "raise_exception": _refuse,
         "strftime_now": _strftime_now,

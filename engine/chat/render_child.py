@@ -46,6 +46,9 @@ class CompiledTemplate:
         self._template: Template = environment().from_string(source)
         self._tokens = {"bos_token": bos, "eos_token": eos, "pad_token": "", "unk_token": ""}
         self.dialect = choose(source)
+        self._no_tools: list[dict[str, Any]] | None = None
+        if not self._renders_without_tools():
+            self._no_tools = []
         indexed = self.dialect.id_style == "indexed"
         self.traits: TemplateTraits = probe(self.render, indexed_ids=indexed)
 
@@ -57,20 +60,32 @@ class CompiledTemplate:
         add_generation_prompt: bool,
         **variables: Any,
     ) -> str:
-        """One rendering. `tools` None where there are none, because templates test for that."""
+        """One rendering. Without tools the variable is None, or empty where a template goes through it."""
         pieces: list[str] = []
         size = 0
-        names = {"enable_thinking": True, **self._tokens, **variables, "messages": list(messages), "tools": tools}
+        today = datetime.now().astimezone()
+        defaults = {"enable_thinking": True, "date_string": today.strftime("%d %b %Y"), **self._tokens}
+        names = {**defaults, **variables, "messages": list(messages), "tools": tools or self._no_tools}
         if "functions" in self.source and "datetime" in self.source:
             # The variables of firefunction, where others have `tools`.
             names.setdefault("functions", json.dumps(tools or []))
-            names.setdefault("datetime", datetime.now().astimezone().strftime("%B %d %Y %H:%M:%S GMT"))
+            names.setdefault("datetime", today.strftime("%b %d %Y"))
         for piece in self._template.generate(add_generation_prompt=add_generation_prompt, **names):
             size += len(piece)
             if size > MAX_PROMPT_CHARS:
                 raise SecurityError(f"more than {MAX_PROMPT_CHARS} characters of output")
             pieces.append(piece)
         return "".join(pieces)
+
+    def _renders_without_tools(self) -> bool:
+        """Templates that were written for conversations with tools only may not test whether there are any."""
+        try:
+            self.render([{"role": "user", "content": "x"}], None, add_generation_prompt=False)
+        except TypeError:
+            return False
+        except (TemplateError, *_TEMPLATE_FAULTS):
+            return True
+        return True
 
 
 class Renderer:

@@ -148,3 +148,31 @@ def test_malformed_arguments_in_a_history_do_not_break_the_render(renderer):
 def test_an_empty_conversation_is_the_templates_to_refuse(renderer):
     with pytest.raises(BadTemplate):
         render(renderer, real("Spark2.5"), [])
+
+
+@pytest.mark.parametrize(
+    "name", ["NousResearch-Hermes-3-Llama-3.1-8B-tool_use", "CohereForAI-c4ai-command-r-plus-tool_use"]
+)
+def test_templates_made_for_tools_also_render_without(renderer, name):
+    assert "hi" in render(renderer, real(name), [USER]).prompt
+
+
+def test_safe_does_not_make_what_follows_escape_itself(renderer):
+    assert render(renderer, """{{ "a"|safe + '<"b">' }}""", [USER]).prompt == 'a<"b">'
+
+
+def test_results_stand_inside_the_call_where_a_template_wants_them_there(renderer):
+    messages = [
+        USER,
+        Message(role="assistant", tool_calls=(CALL,)),
+        Message(role="tool", tool_call_id=CALL.id, content="sunny"),
+    ]
+    rendered = render(renderer, real("google-gemma-4-31B-it-interleaved"), messages, [TOOL])
+    assert rendered.prompt.endswith('<|tool_response>response:get_weather{value:<|"|>sunny<|"|>}<tool_response|>')
+
+
+def test_dates_are_todays(renderer):
+    import datetime as dt
+
+    today = dt.datetime.now().astimezone().strftime("%Y")
+    assert today in render(renderer, real("meta-llama-Llama-3.1-8B-Instruct"), [USER]).prompt
