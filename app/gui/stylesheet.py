@@ -109,6 +109,9 @@ QLabel[kind="chip-warn"] {{ background: {c["warn_soft"]}; color: {c["warn"]}; bo
   padding: 2px {unit}px; font-size: {small}px; }}
 QLabel[kind="chip-bad"] {{ background: {c["bad_soft"]}; color: {c["bad"]}; border-radius: {half + 4}px;
   padding: 2px {unit}px; font-size: {small}px; }}
+QListView::indicator {{ width: {2 * unit}px; height: {2 * unit}px; border: 1px solid {c["border"]};
+  border-radius: {half}px; background: {c["raised"]}; }}
+QListView::indicator:checked {{ background: {c["accent"]}; border-color: {c["accent"]}; }}
 QCheckBox {{ spacing: {unit}px; min-height: {3 * unit}px; }}
 QTabBar::tab {{ background: transparent; color: {c["muted"]}; padding: {unit}px {2 * unit}px;
   border-bottom: 2px solid transparent; }}

@@ -71,6 +71,7 @@ def ask(page, qtbot, server, question, answer=ANSWER):
 def test_an_answer_is_shown_reviewed_applied_and_undone(page, qtbot, server, project):
     ask(page, qtbot, server, "Make greet louder @greet.py")
     assert "Louder it is." in page.transcript.last_answer
+    assert '```diff\n-    return "hello " + name\n+    return "HELLO " + name\n```' in page.transcript.last_answer
     assert 'return "hello " + name' in server.bodies[0]["messages"][-1]["content"]
     assert page.review.hunks.count() == 3
     assert page.review.chosen == [0, 1]

@@ -155,3 +155,62 @@ def test_the_certificate_of_a_model_without_tools_is_honest(server):
     assert len(certificate["results"]) >= 30
     assert all(result["passed"] or result["reason"] for result in certificate["results"])
     assert not any(r["passed"] for r in certificate["results"] if r["category"] in {"single", "parallel", "nested"})
+
+
+HERMES = Path(__file__).resolve().parents[1] / "data" / "templates" / "Qwen-Qwen3-0.6B.jinja"
+
+
+@pytest.fixture
+def tool_server(tmp_path, tessera_home):
+    server = ScriptedServer(tmp_path / "tool-server", template=HERMES.read_text("utf-8"))
+    state = tessera_home / "state"
+    state.mkdir()
+    (state / "server.json").write_text(json.dumps({"url": server.url, "token": TOKEN}))
+    yield server
+    server.stop()
+
+
+def called(*calls):
+    """What a model of this dialect says to make calls, in pieces as tokens come."""
+    text = "\n".join(
+        f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+        for name, arguments in calls
+    )
+    return [text[i : i + 7] for i in range(0, len(text), 7)]
+
+
+def test_an_agent_works_through_the_server_with_consent(tool_server, project, tessera_home):
+    tool_server.say(*called(("plan", {"items": [{"text": "look"}]}), ("read", {"path": "greet.py"})))
+    edit = {"path": "greet.py", "search": '    return "hello " + name', "replace": '    return "HELLO " + name'}
+    tool_server.say(*called(("edit", edit)))
+    tool_server.say(*called(("run", {"argv": [sys.executable, "-c", "print('ran')"]})))
+    tool_server.say("It greets louder now.")
+    done = run("code", project, "--agent", "-p", "Make it louder", input="y\nn\n")
+    assert done.exit_code == 0, done.output
+    assert "HELLO" in (project / "greet.py").read_text()
+    assert '+    return "HELLO " + name' in done.output
+    assert "It greets louder now." in done.output
+    assert "[ ] look" in done.output
+    # The second question, about the command, was answered with no.
+    assert "declined this command" in tool_server.prompts()[-1]
+    (transcript,) = (tessera_home / "state" / "code").rglob("transcripts/*.jsonl")
+    kinds = [json.loads(line)["type"] for line in transcript.read_text().splitlines()]
+    assert kinds[0] == "asked"
+    assert kinds[-1] == "ended"
+    assert kinds.count("called") == 4
+
+
+def test_the_certificate_counts_right_calls(tool_server):
+    for number in range(34):
+        if number == 0:
+            tool_server.say(*called(("get_weather", {"city": "Oslo"})))
+        elif number == 1:
+            tool_server.say(*called(("add", {"a": 17, "b": 26})))
+        else:
+            tool_server.say("I do not know.")
+    done = run("certify", "spark", "--json")
+    (certificate,) = json.loads(done.output)
+    results = {result["name"]: result for result in certificate["results"]}
+    assert results["weather"]["passed"], results["weather"]
+    assert not results["integers"]["passed"]
+    assert "17" in results["integers"]["reason"]

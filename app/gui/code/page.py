@@ -107,6 +107,7 @@ class CodePage(QWidget):
         control.opened.connect(self._on_opened)
         control.context_ready.connect(self._show_context)
         control.text_arrived.connect(self.transcript.append)
+        control.answered.connect(self.transcript.end)
         control.proposed.connect(self._on_proposed)
         control.written.connect(self._on_written)
         control.taken_back.connect(self._on_taken_back)

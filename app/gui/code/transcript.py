@@ -4,6 +4,7 @@ from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QScrollArea, QWidget
 
+from app.code.edits.display import EditDisplay
 from app.gui.look import Look
 from app.gui.markdown.view import MarkdownView
 from app.gui.widgets.basics import clear, label, stack
@@ -18,6 +19,7 @@ class Transcript(QScrollArea):
         super().__init__()
         self._look = look
         self._views: list[MarkdownView] = []
+        self._display = EditDisplay()
         self._layout = stack(spacing=12, margins=(_MARGIN, _MARGIN, _MARGIN, _MARGIN))
         self._layout.setAlignment(Qt.AlignmentFlag.AlignTop)
         inner = QWidget()
@@ -35,6 +37,7 @@ class Transcript(QScrollArea):
 
     def begin(self, question: str) -> None:
         """A new question with an empty answer below it."""
+        self._display = EditDisplay()
         self._layout.addWidget(label(question, "strong", wrap=True, selectable=True))
         view = MarkdownView(self._look)
         view.fit_width(self._width())
@@ -43,8 +46,15 @@ class Transcript(QScrollArea):
         self._follow()
 
     def append(self, text: str) -> None:
-        """More of the newest answer."""
-        if self._views:
+        """More of the newest answer; its edits are shown as diffs."""
+        self._show(self._display.push(text))
+
+    def end(self) -> None:
+        """The newest answer is complete, or was stopped."""
+        self._show(self._display.finish())
+
+    def _show(self, text: str) -> None:
+        if self._views and text:
             bar = self.verticalScrollBar()
             at_end = bar.value() >= bar.maximum() - 4
             self._views[-1].append_markdown(text)
