@@ -1,6 +1,6 @@
 """Everything wrong with a machine for local AI, worst first, each with the step that mends it. Pure."""
 
-from devices.backends.libraries import BACKENDS
+from devices.backends.libraries import BACKENDS, REBUILD
 from devices.isa import ggml_cpu_variant
 from devices.types import BackendReport, Device, Finding, Machine, Severity
 
@@ -41,7 +41,7 @@ def _kernels(machine: Machine) -> list[Finding]:
         return []
     if cpu is None or cpu.state != "usable":
         reason = cpu.reason if cpu else "llama-cpp-python is not installed"
-        fix = "python start.py --rebuild"
+        fix = REBUILD
         return [Finding("no_kernels", "error", "No model can run: the CPU kernels do not load", reason, fix, "cpu")]
     isa = machine.devices[0].isa
     best = ggml_cpu_variant(isa, machine.arch, machine.system)
@@ -54,7 +54,7 @@ def _kernels(machine: Machine) -> list[Finding]:
                 "warning",
                 f"The CPU kernels do not use this processor's {wanted.upper()}",
                 f"{cpu.library} was built for an older processor; {best} would suit this one.",
-                "python start.py --rebuild",
+                REBUILD,
                 "cpu",
             )
         ]

@@ -153,9 +153,9 @@ def _settled(device: Device, machine: Machine) -> Device:
     names = [b.name for b in candidates if machine.system in b.systems]
     if not names:
         return replace(device, state="unknown", reason="no backend is known for it", fix_hint=hints.UNKNOWN)
-    needs = next(b.build for b in candidates if machine.system in b.systems)
+    hint = next(b.build_hint for b in candidates if machine.system in b.systems)
     return replace(
         device,
         reason=f"no backend for it is installed (candidates: {', '.join(names)})",
-        fix_hint=hints.no_backend(needs),
+        fix_hint=hint,
     )

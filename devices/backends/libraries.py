@@ -21,6 +21,18 @@ class Backend:
     systems: frozenset[str]
     build: str
 
+    @property
+    def build_hint(self) -> str:
+        """How to get the library. start.py builds CPU and Vulkan; others come in a wheel made elsewhere."""
+        if self.name in {"cpu", "vulkan"}:
+            return f"Install {self.build}, then build again: `{REBUILD}`."
+        return (
+            f"Build llama-cpp-python with -DGGML_{self.stem.upper()}=ON (needs {self.build}), then "
+            f"`python3 start.py --wheels FOLDER`; see docs/devices.md."
+        )
+
+
+REBUILD = "rm -r .venv && python3 start.py"
 
 _ANY = frozenset({"linux", "windows", "macos"})
 _GPU = frozenset({"igpu", "dgpu"})

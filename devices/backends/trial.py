@@ -117,8 +117,8 @@ def _not_built(machine: Machine, tried: set[str]) -> list[BackendReport]:
             for d in machine.devices
         )
         if wanted:
-            fix = f"Install {backend.build}, then run `python start.py --rebuild` (docs/devices.md)."
-            found.append(BackendReport(backend.name, "", "not_built", "its library is not installed", fix))
+            reason = "its library is not installed"
+            found.append(BackendReport(backend.name, "", "not_built", reason, backend.build_hint))
     if "onnx" not in tried:
         fix = "Install it: `pip install onnxruntime`."
         found.append(BackendReport("onnx", "", "not_built", "ONNX Runtime is not installed", fix))

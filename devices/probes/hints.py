@@ -50,11 +50,6 @@ def container_device(path: str) -> str:
     return f"Pass it into the container: `--device {path}`."
 
 
-def no_backend(backends: str) -> str:
-    """No backend library here can use a device."""
-    return f"Build a backend for it: `python start.py --rebuild` with {backends} installed; see docs/devices.md."
-
-
 NPU_IOMMU = (
     "Remove `amd_iommu=off` from the kernel command line (/etc/default/grub, `sudo update-grub`, reboot): "
     "the NPU needs the IOMMU; `iommu=pt` keeps the GPU just as fast."

@@ -1,9 +1,9 @@
 """Predicted beside measured memory of loaded models, for docs/log.md.
 
-    python tests/bench/memory_prediction.py [--long]
+    python tests/bench/memory_prediction.py [--contexts 2048 8192] [--only NAME ...]
 
 Writes each shape, predicts, loads it in a real runner, fills its context, and prints the system's figure.
-`--long` adds contexts of 32k, which take minutes.
+Contexts of 32k take minutes each. The cache is f16 at the shortest and longest context and q8_0 between.
 """
 
 import argparse
@@ -80,14 +80,17 @@ async def _filled(settings: LoadSettings) -> int:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--long", action="store_true")
-    long = parser.parse_args().long
-    cases = [(2048, "f16"), (8192, "q8_0"), *([(32768, "f16")] if long else [])]
+    parser.add_argument("--contexts", type=int, nargs="+", default=[2048, 8192])
+    parser.add_argument("--only", nargs="+", default=["spark-f16", *SHAPES])
+    options = parser.parse_args()
+    cases = [(n_ctx, "q8_0" if n_ctx == 8192 else "f16") for n_ctx in options.contexts]
     print("| model | context | cache | weights | kv | state | compute | process | predicted | measured | error |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
-        files = [str(ROOT / "assets/models/spark-f16.gguf")]
+        files = [str(ROOT / "assets/models/spark-f16.gguf")] if "spark-f16" in options.only else []
         for name in SHAPES:
+            if name not in options.only:
+                continue
             shape = scaled(name, **LARGER.get(name, {}))
             files.append(str(write_shape(Path(folder) / f"{name}.gguf", shape)))
         for path in files:

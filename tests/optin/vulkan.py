@@ -1,0 +1,123 @@
+"""Opt-in: build llama.cpp with Vulkan and run it on Mesa's software device, against the CPU.
+
+    python tests/optin/vulkan.py [--work FOLDER] [--jobs N] [--packages]
+
+Takes 10-20 minutes of two cores the first time; FOLDER keeps the build. Needs a C++ compiler, CMake and Ninja.
+`--packages` fetches glslc, Mesa's software driver and Vulkan headers as Debian packages and unpacks them below
+FOLDER: nothing is installed, and the second package source is kept out of the system's lists. Without it, glslc,
+headers of at least 1.4 and a Vulkan driver must be installed.
+
+Then tests/optin/test_vulkan_device.py runs with the built libraries.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCK = ROOT / "installers" / "lock" / "llama.txt"
+PACKAGES = ("glslc", "libshaderc1", "mesa-vulkan-drivers", "libvulkan1", "libllvm15", "libdrm2", "libdrm-amdgpu1")
+# ggml's Vulkan backend needs types of 1.4; Debian 12 has 1.3.239. Only the headers are taken from Debian 13.
+NEWER = "deb http://deb.debian.org/debian trixie main"
+FLAGS = ("GGML_BACKEND_DL=ON", "GGML_NATIVE=OFF", "GGML_VULKAN=ON", "GGML_RPC=ON", "GGML_CPU_ALL_VARIANTS=ON")
+INSTALL = ("BINDIR=llama_cpp/lib", "LIBDIR=llama_cpp/lib", "INCLUDEDIR=llama_cpp/include", "RPATH=$ORIGIN")
+
+
+def unpack_packages(folder: Path) -> Path:
+    """Download and unpack the Debian packages below `folder`; returns the root they lie in."""
+    root, lists = folder / "root", folder / "apt"
+    if (root / "usr/include/vulkan/vulkan_core.h").exists():
+        return root
+    debs = folder / "debs"
+    for made in (root, debs, lists / "partial"):
+        made.mkdir(parents=True, exist_ok=True)
+    source = folder / "newer.list"
+    source.write_text(NEWER + "\n", encoding="ascii")
+    newer = [
+        f"-oDir::Etc::sourcelist={source}",
+        "-oDir::Etc::sourceparts=-",
+        f"-oDir::State::lists={lists}",
+        f"-oDir::Cache::pkgcache={folder / 'pkgcache.bin'}",
+        f"-oDir::Cache::srcpkgcache={folder / 'srcpkgcache.bin'}",
+    ]
+    subprocess.run(["apt-get", "download", *PACKAGES], cwd=debs, check=True)
+    subprocess.run(["apt-get", *newer, "update"], check=True)
+    subprocess.run(["apt-get", *newer, "download", "libvulkan-dev"], cwd=debs, check=True)
+    for deb in sorted(debs.glob("*.deb")):
+        subprocess.run(["dpkg", "-x", deb, root], check=True)
+    return root
+
+
+def environment(root: Path | None) -> dict[str, str]:
+    """The environment of build and test, with unpacked packages in front."""
+    env = dict(os.environ)
+    if root is None:
+        return env
+    libraries = [str(p) for p in (root / "usr/lib").glob("*-linux-gnu")]
+    env["PATH"] = f"{root / 'usr/bin'}{os.pathsep}{env['PATH']}"
+    env["LD_LIBRARY_PATH"] = os.pathsep.join([*libraries, env.get("LD_LIBRARY_PATH", "")])
+    env["CMAKE_PREFIX_PATH"] = str(root / "usr")
+    env["CPLUS_INCLUDE_PATH"] = env["C_INCLUDE_PATH"] = str(root / "usr/include")
+    for manifest in (root / "usr/share/vulkan/icd.d").glob("lvp_icd.*.json"):
+        text = manifest.read_text(encoding="utf-8")
+        absolute = re.sub(r'"library_path": "([^"]+)"', lambda m: _absolute(m[1], libraries), text)
+        local = root / "lvp_icd.json"
+        local.write_text(absolute, encoding="utf-8")
+        env["VK_DRIVER_FILES"] = env["VK_ICD_FILENAMES"] = str(local)
+    return env
+
+
+def _absolute(library: str, folders: list[str]) -> str:
+    found = next(
+        (Path(f) / Path(library).name for f in folders if (Path(f) / Path(library).name).exists()), library
+    )
+    return f'"library_path": "{found}"'
+
+
+def build(work: Path, root: Path | None, env: dict[str, str], jobs: int) -> Path:
+    """A folder with llama_cpp built with Vulkan, to be put in front of the installed one."""
+    target = work / "site"
+    if (target / "llama_cpp/lib/libggml-vulkan.so").exists():
+        return target
+    arguments = [f"-D{flag}" for flag in FLAGS] + [f"-DCMAKE_INSTALL_{folder}" for folder in INSTALL]
+    if root is not None:
+        arguments.append(f"-DVulkan_INCLUDE_DIR={root / 'usr/include'}")
+        library = next((root / "usr/lib").glob("*-linux-gnu/libvulkan.so*"))
+        arguments += [f"-DVulkan_LIBRARY={library}", f"-DVulkan_GLSLC_EXECUTABLE={root / 'usr/bin/glslc'}"]
+    env = {**env, "CMAKE_ARGS": " ".join(arguments), "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs)}
+    pip = [sys.executable, "-m", "pip", "install", "-v", "--no-deps", "--no-binary", "llama-cpp-python"]
+    subprocess.run(
+        ["nice", "-n", "19", *pip, "--require-hashes", "-r", str(LOCK), "--target", str(target)],
+        env=env,
+        check=True,
+    )
+    return target
+
+
+def main() -> int:
+    """Build and test."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "vulkan")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--packages", action="store_true")
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    root = unpack_packages(options.work) if options.packages else None
+    env = environment(root)
+    if shutil.which("glslc", path=env["PATH"]) is None:
+        parser.error("glslc was not found; install it or pass --packages")
+    target = build(options.work, root, env, options.jobs)
+    env["PYTHONPATH"] = os.pathsep.join([str(target), str(ROOT)])
+    env["GGML_VK_VISIBLE_DEVICES"] = "0"  # ggml hides Vulkan devices of type CPU otherwise
+    env["TESSERA_HOME"] = str(options.work / "home")
+    test = str(ROOT / "tests/optin/test_vulkan_device.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "900", test]
+    return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
