@@ -15,6 +15,7 @@ import click
 @click.option("--steps", type=click.IntRange(1, 500), default=30, show_default=True, help="Step limit of an agent.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest answer, in tokens.")
 @click.option("--temperature", "-t", type=click.FloatRange(0, 5), default=0.2, show_default=True)
+@click.option("--embed", "embed_model", help="Also search by meaning with this model (default: a loaded one).")
 @click.option(
     "--mcp",
     "mcp_file",
@@ -30,6 +31,7 @@ def command(
     steps: int,
     max_tokens: int | None,
     temperature: float,
+    embed_model: str | None,
     mcp_file: Path | None,
 ) -> None:
     """Open the project, connect, and talk."""
@@ -37,8 +39,9 @@ def command(
     from app.cli.connection import connected  # noqa: PLC0415
     from app.client import ApiError, ServerUnreachable  # noqa: PLC0415
     from app.code.assistant import Assistant, Conversation  # noqa: PLC0415
-    from app.code.connect.endpoint import endpoint_of  # noqa: PLC0415
+    from app.code.connect.endpoint import embedder, endpoint_of  # noqa: PLC0415
     from app.code.errors import CodeError  # noqa: PLC0415
+    from app.code.index.vectors import VectorIndex  # noqa: PLC0415
     from app.code.project import Project  # noqa: PLC0415
 
     if prompt == "-":
@@ -50,6 +53,9 @@ def command(
         with Project(folder or Path.cwd()) as project, connected() as client:
             endpoint = endpoint_of(client, model)
             conversation = Conversation(project, endpoint.model, endpoint.context, options)
+            found = embedder(client, embed_model)
+            if found is not None:
+                conversation.vectors = VectorIndex(project.index, *found)
             session = CodeSession(Assistant(conversation, client), max_steps=steps, mcp_file=mcp_file)
             session.index()
             if as_agent and prompt is not None:

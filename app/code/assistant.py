@@ -9,6 +9,7 @@ from app.code.context.assemble import assemble
 from app.code.context.pieces import Context, Piece
 from app.code.edits.parse import parse_answer
 from app.code.edits.session import Proposal
+from app.code.index.vectors import VectorIndex
 from app.code.project import Project
 from app.code.prompts import SYSTEM, commit_request
 from app.code.tokens import TokenEstimate
@@ -16,6 +17,8 @@ from app.code.tokens import TokenEstimate
 # Part of the context that is kept free for the answer.
 _ANSWER_SHARE = 4
 _LEAST_BUDGET = 128
+# A question waits at most this long for vectors of new chunks; the next one goes on where it stopped.
+_EMBED_S = 5.0
 # A diff longer than this for a commit message is cut; the message says so.
 _COMMIT_SHARE = 2
 
@@ -33,6 +36,7 @@ class Conversation:
     options: dict[str, Any] = field(default_factory=dict)
     messages: list[dict[str, Any]] = field(default_factory=lambda: [{"role": "system", "content": SYSTEM}])
     count: TokenEstimate = field(default_factory=TokenEstimate)
+    vectors: VectorIndex | None = None
 
     def budget(self) -> int:
         """Tokens that context may take beside the conversation so far and the answer."""
@@ -44,6 +48,8 @@ class Conversation:
     ) -> Context:
         """What would go with the question; the index is brought up to date first."""
         self.project.index.refresh()
+        if self.vectors is not None:
+            self.vectors.update(_EMBED_S)
         return assemble(
             self.project.index,
             question,
@@ -51,6 +57,7 @@ class Conversation:
             self.count,
             given=given,
             git=self.project.git,
+            vectors=self.vectors,
             excluded=excluded,
         )
 

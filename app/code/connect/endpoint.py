@@ -1,5 +1,7 @@
 """Which model a client should use, and what the server truly gives it."""
 
+from collections.abc import Callable
+
 from app.client import Client
 from app.code.connect.types import PLACEHOLDER_KEY, Endpoint
 from app.code.errors import InputFault
@@ -45,3 +47,23 @@ def endpoint_of(client: Client, model: str | None = None) -> Endpoint:
 def _needs_key(client: Client) -> bool:
     """Only a server beyond loopback asks clients for a key."""
     return not any(host in client.url for host in ("127.0.0.1", "[::1]", "localhost"))
+
+
+def embedder(
+    client: Client, model: str | None = None
+) -> tuple[str, Callable[[list[str]], list[list[float]]]] | None:
+    """(model, texts to vectors) of the named embedding model, else of a loaded one; None: there is none."""
+    if model is None:
+        able = (
+            m for m in client.models() if "embedding" in m.get("capabilities", ()) and m.get("state") == "loaded"
+        )
+        model = next((str(m["id"]) for m in able), None)
+    if model is None:
+        return None
+    chosen = model
+
+    def embed(texts: list[str]) -> list[list[float]]:
+        answer = client.post("/v1/embeddings", {"model": chosen, "input": texts, "encoding_format": "float"})
+        return [row["embedding"] for row in sorted(answer["data"], key=lambda row: row["index"])]
+
+    return chosen, embed

@@ -11,8 +11,9 @@ from app.code.context.pieces import Context, LeftOut, Piece
 from app.code.context.search import merged, named_symbols, search_chunks
 from app.code.errors import CodeError
 from app.code.git import Git
-from app.code.index.database import SymbolHit
+from app.code.index.database import ChunkHit, SymbolHit
 from app.code.index.project import ProjectIndex
+from app.code.index.vectors import VectorIndex, fused
 
 # A definition longer than this comes in as its first lines; the rest can be asked for.
 _SYMBOL_LINES = 150
@@ -59,14 +60,17 @@ def assemble(
     given: Sequence[Piece] = (),
     git: Git | None = None,
     search: bool = True,
+    vectors: VectorIndex | None = None,
     excluded: frozenset[str] = frozenset(),
 ) -> Context:
     """The context for a question within `budget_tokens`, counted by `count`.
 
     `given` pieces (an editor selection, pasted terminal output) come first. `excluded` are keys of pieces the
-    person removed. `search` False: only what was pointed at.
+    person removed. `search` False: only what was pointed at. `vectors` adds search by meaning.
     """
     budget = _Budget(budget_tokens, count)
+    words = without_mentions(question)
+    near = vectors.search(words) if vectors is not None and search and words.strip() else []
     with index.lock:
         for piece in given:
             if piece.key not in excluded and not budget.add(piece):
@@ -74,7 +78,7 @@ def assemble(
         for mention in mentions_in(question):
             _add_mention(index, mention, budget, git, excluded)
         if search:
-            for piece in _found(index, without_mentions(question)):
+            for piece in _found(index, words, near):
                 if piece.key not in excluded and not budget.add(piece):
                     _leave_out_found(budget, piece)
     return Context(pieces=tuple(budget.pieces), left_out=tuple(budget.left_out), budget_tokens=budget_tokens)
@@ -197,12 +201,13 @@ def _symbol_piece(index: ProjectIndex, hit: SymbolHit, reason: str) -> Piece | N
     )
 
 
-def _found(index: ProjectIndex, question: str) -> Iterator[Piece]:
+def _found(index: ProjectIndex, question: str, near: list[ChunkHit]) -> Iterator[Piece]:
     for symbol in named_symbols(index.database, question):
         piece = _symbol_piece(index, symbol, f"the question names {symbol.name}")
         if piece is not None:
             yield piece
-    hits = merged(search_chunks(index.database, question))
+    hits = search_chunks(index.database, question)
+    hits = merged(fused((hits, near)) if near else hits)
     best = hits[0].score if hits else 0.0
     for hit in hits[:_MAX_FOUND]:
         if hit.score < _SCORE_SHARE * best:
@@ -213,7 +218,7 @@ def _found(index: ProjectIndex, question: str) -> Iterator[Piece]:
                 kind="search",
                 title=f"File {hit.path}, lines {hit.first} to {hit.last}",
                 text=text,
-                reason="fits the words of the question",
+                reason="fits the question",
                 path=hit.path,
                 first=hit.first,
                 last=hit.last,
