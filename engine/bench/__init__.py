@@ -1,0 +1,1 @@
+"""Measuring models on this machine: real ones, and stand-ins for models that were not downloaded."""

@@ -1,0 +1,101 @@
+"""Public dimensions of well-known models, to write stand-ins of.
+
+Source: each model's published config.json (layers, widths, heads, vocabulary, tied head).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from quantize.gguf_file import ValueType
+from quantize.gguf_write import MetaValue, array, scalar
+
+CONTEXT: Final = 40960
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """A dense transformer's dimensions."""
+
+    arch: str
+    layers: int
+    embd: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    tied: bool
+
+
+SHAPES: Final = {
+    "qwen3-0.6b": Dimensions("qwen3", 28, 1024, 16, 8, 128, 3072, 151936, tied=True),
+    "qwen3-1.7b": Dimensions("qwen3", 28, 2048, 16, 8, 128, 6144, 151936, tied=True),
+    "qwen3-4b": Dimensions("qwen3", 36, 2560, 32, 8, 128, 9728, 151936, tied=True),
+    "qwen3-8b": Dimensions("qwen3", 36, 4096, 32, 8, 128, 12288, 151936, tied=False),
+    "qwen3-14b": Dimensions("qwen3", 40, 5120, 40, 8, 128, 17408, 151936, tied=False),
+    "qwen3-32b": Dimensions("qwen3", 64, 5120, 64, 8, 128, 25600, 151936, tied=False),
+    "llama3.2-1b": Dimensions("llama", 16, 2048, 32, 8, 64, 8192, 128256, tied=True),
+    "llama3.2-3b": Dimensions("llama", 28, 3072, 24, 8, 128, 8192, 128256, tied=True),
+    "llama3.1-8b": Dimensions("llama", 32, 4096, 32, 8, 128, 14336, 128256, tied=False),
+    "llama3.3-70b": Dimensions("llama", 80, 8192, 64, 8, 128, 28672, 128256, tied=False),
+}
+
+
+def tensors(d: Dimensions) -> list[tuple[str, tuple[int, ...]]]:
+    """Names and ggml shapes (row length first) of all tensors."""
+    found: list[tuple[str, tuple[int, ...]]] = [
+        ("token_embd.weight", (d.embd, d.vocab)),
+        ("output_norm.weight", (d.embd,)),
+    ]
+    if not d.tied:
+        found.append(("output.weight", (d.embd, d.vocab)))
+    q, kv = d.heads * d.head_dim, d.kv_heads * d.head_dim
+    for i in range(d.layers):
+        p = f"blk.{i}."
+        found += [(p + "attn_norm.weight", (d.embd,)), (p + "ffn_norm.weight", (d.embd,))]
+        if d.arch == "qwen3":
+            found += [(p + "attn_q_norm.weight", (d.head_dim,)), (p + "attn_k_norm.weight", (d.head_dim,))]
+        found += [
+            (p + "attn_q.weight", (d.embd, q)),
+            (p + "attn_k.weight", (d.embd, kv)),
+            (p + "attn_v.weight", (d.embd, kv)),
+            (p + "attn_output.weight", (q, d.embd)),
+            (p + "ffn_gate.weight", (d.embd, d.ffn)),
+            (p + "ffn_up.weight", (d.embd, d.ffn)),
+            (p + "ffn_down.weight", (d.ffn, d.embd)),
+        ]
+    return found
+
+
+def metadata(name: str, d: Dimensions) -> dict[str, MetaValue]:
+    """A header that llama.cpp loads: the dimensions, and a byte-level vocabulary filled up with numbered tokens."""
+    a = d.arch
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    alphabet = {b: chr(b) for b in printable}
+    alphabet |= {b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in printable)}
+    tokens = [alphabet[b] for b in range(256)] + [f"<t{i}>" for i in range(256, d.vocab)]
+    normal, control = 1, 3
+    return {
+        "general.architecture": scalar(a),
+        "general.name": scalar(f"{name} stand-in, random weights"),
+        f"{a}.context_length": scalar(CONTEXT),
+        f"{a}.embedding_length": scalar(d.embd),
+        f"{a}.block_count": scalar(d.layers),
+        f"{a}.feed_forward_length": scalar(d.ffn),
+        f"{a}.attention.head_count": scalar(d.heads),
+        f"{a}.attention.head_count_kv": scalar(d.kv_heads),
+        f"{a}.attention.key_length": scalar(d.head_dim),
+        f"{a}.attention.value_length": scalar(d.head_dim),
+        f"{a}.attention.layer_norm_rms_epsilon": scalar(1e-6),
+        f"{a}.rope.freq_base": scalar(1e6),
+        f"{a}.rope.dimension_count": scalar(d.head_dim),
+        f"{a}.vocab_size": scalar(d.vocab),
+        "tokenizer.ggml.model": scalar("gpt2"),
+        "tokenizer.ggml.pre": scalar("qwen2" if a == "qwen3" else "llama-bpe"),
+        "tokenizer.ggml.tokens": array(tokens, ValueType.STRING),
+        "tokenizer.ggml.token_type": array([normal] * (d.vocab - 1) + [control], ValueType.INT32),
+        "tokenizer.ggml.merges": array([f"{alphabet[32]} {alphabet[97]}"], ValueType.STRING),
+        "tokenizer.ggml.eos_token_id": scalar(d.vocab - 1),
+        "tokenizer.ggml.bos_token_id": scalar(d.vocab - 1),
+        "tokenizer.ggml.add_bos_token": scalar(value=False),
+    }

@@ -1,0 +1,153 @@
+"""Write a stand-in: the exact tensors and types of a model with random weights. Runs as a process of its own.
+
+    python -m engine.bench.standin OUT --shape qwen3-8b --type Q4_K_M
+    python -m engine.bench.standin OUT --like MODEL.gguf
+
+Speed and memory of the kernels do not depend on the weights' values, so what is measured on the stand-in is
+what the real file would show; its text means nothing.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from engine.bench import shapes
+from engine.errors import EnvironmentFault, InputFault
+from quantize.ggml_types import GgmlType
+from quantize.gguf_file import read_gguf
+from quantize.gguf_write import GgufWriter, MetaValue, TensorSlot, copied_metadata
+from quantize.stock import stock_types
+from quantize.types import ModelSpec, TensorSpec
+
+# Rows that are really quantized for each tensor shape; the file repeats them. Enough that no cache keeps them all.
+POOL_ROWS: Final = 64
+CHUNK_ROWS: Final = 4096
+_PLAIN: Final[dict[GgmlType, np.dtype[Any]]] = {
+    GgmlType.F32: np.dtype(np.float32),
+    GgmlType.F16: np.dtype(np.float16),
+}
+
+
+class StandInFailed(EnvironmentFault):
+    """The stand-in could not be written; `reason` is the child's last word."""
+
+    code = "standin_failed"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The stand-in could not be written: {reason}")
+        self.reason = reason
+
+
+def spec_of_shape(name: str, mix: str) -> tuple[dict[str, MetaValue], list[TensorSlot]]:
+    """Header and tensors of a named shape in a stock mix (Q4_K_M) or plain type (F16).
+
+    Raises: InputFault: no such shape or mix.
+    """
+    if name not in shapes.SHAPES:
+        raise InputFault(f"There is no shape {name!r}. Known: {', '.join(shapes.SHAPES)}.", "shape")
+    d = shapes.SHAPES[name]
+    tensors = shapes.tensors(d)
+    plain = tuple(TensorSpec(n, s, "F32" if len(s) == 1 else "F16") for n, s in tensors)
+    model = ModelSpec(
+        architecture=d.arch,
+        num_layers=d.layers,
+        num_heads=d.heads,
+        num_kv_heads=d.kv_heads,
+        tensors=plain,
+    )
+    if mix == "F16":
+        types = {t.name: GgmlType[t.qtype] for t in plain}
+    else:
+        try:
+            types = stock_types(model, mix, has_imatrix=True)
+        except KeyError:
+            raise InputFault(f"There is no stock mix {mix!r}, such as Q4_K_M or Q8_0.", "type") from None
+    return shapes.metadata(name, d), [TensorSlot(n, s, types[n]) for n, s in tensors]
+
+
+def spec_like(path: Path) -> tuple[dict[str, MetaValue], list[TensorSlot]]:
+    """Header and tensors of an existing file."""
+    file = read_gguf(path)
+    return copied_metadata(file), [TensorSlot(t.name, t.shape, t.ggml_type) for t in file.tensors]
+
+
+def rows_of(slot: TensorSlot, rng: np.random.Generator) -> Iterator[np.ndarray[Any, Any]]:
+    """The tensor's data in pieces: ones for norms, random rows of deviation 1/sqrt(row length) otherwise."""
+    width = slot.shape[0]
+    total = int(np.prod(slot.shape[1:], dtype=np.int64)) if len(slot.shape) > 1 else 1
+    if len(slot.shape) == 1:
+        yield np.ones(width, np.float32).astype(_PLAIN.get(slot.qtype, np.dtype(np.float32)))
+        return
+    weights = (rng.standard_normal((POOL_ROWS, width), dtype=np.float32) * width**-0.5).astype(np.float32)
+    if slot.qtype in _PLAIN:
+        pool = weights.astype(_PLAIN[slot.qtype])
+    else:
+        from quantize.native.blocks import quantize_rows  # noqa: PLC0415 - native code only where it is needed
+
+        pool = quantize_rows(weights, slot.qtype.name, np.ones(width, np.float32), threads=2)
+    for start in range(0, total, CHUNK_ROWS):
+        yield pool[rng.integers(0, POOL_ROWS, min(CHUNK_ROWS, total - start))]
+
+
+def write(path: Path, metadata: dict[str, MetaValue], slots: list[TensorSlot]) -> None:
+    """Write the file; a partial one is removed."""
+    writer = GgufWriter(path, metadata, slots)
+    rng = np.random.default_rng(0)
+    done, total = 0, sum(slot.num_bytes for slot in slots)
+    try:
+        for slot in slots:
+            done += writer.write(slot.name, rows_of(slot, rng))
+            sys.stdout.write(f"{done} {total}\n")
+            sys.stdout.flush()
+        writer.close()
+    except BaseException:
+        writer.abandon()
+        path.unlink(missing_ok=True)
+        raise
+
+
+def write_in_child(
+    path: Path, *, like: Path | None = None, shape: str = "", mix: str = "", on_progress: Callable[[int, int], None]
+) -> None:
+    """Write a stand-in in a process of its own, telling `on_progress` bytes done and in all.
+
+    Raises: StandInFailed.
+    """
+    chosen = ["--like", str(like)] if like is not None else ["--shape", shape, "--type", mix]
+    command = [sys.executable, "-m", "engine.bench.standin", str(path), *chosen]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        try:
+            for line in child.stdout:
+                done, total = line.split()
+                on_progress(int(done), int(total))
+        except BaseException:
+            child.kill()
+            path.unlink(missing_ok=True)
+            raise
+        said = child.stderr.read().strip().splitlines()
+    if child.returncode != 0:
+        path.unlink(missing_ok=True)
+        raise StandInFailed(said[-1] if said else f"exit code {child.returncode}")
+
+
+def main() -> None:
+    """The child's entry point."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--shape")
+    parser.add_argument("--type", default="Q4_K_M")
+    parser.add_argument("--like", type=Path)
+    options = parser.parse_args()
+    spec = spec_like(options.like) if options.like else spec_of_shape(options.shape, options.type)
+    write(options.out, *spec)
+
+
+if __name__ == "__main__":
+    main()
