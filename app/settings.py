@@ -114,13 +114,6 @@ SETTINGS: tuple[Setting, ...] = (
         choices=("system", "en", "pseudo"),
         restart=True,
     ),
-    Setting(
-        "window.tray",
-        False,
-        "Keep running in the tray",
-        "Closing the window leaves Tessera in the system tray, where there is one.",
-        "Look",
-    ),
     Setting("chat.model", "", "Model of new chats", "Empty: the model used last.", "Chat"),
     Setting("chat.system_prompt", "", "System prompt", "Instructions that open every new chat.", "Chat"),
     Setting(
@@ -219,14 +212,6 @@ SETTINGS: tuple[Setting, ...] = (
         "Offline",
         "Never connect to anything but this computer: no model search, no downloads.",
         "Network",
-    ),
-    Setting(
-        "models.folder",
-        "",
-        "Models folder",
-        "Where models are kept. Empty: the usual place.",
-        "Folders",
-        restart=True,
     ),
 )
 BY_NAME: Mapping[str, Setting] = MappingProxyType({row.name: row for row in SETTINGS})

@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("app.cli.serve", "Serve models to editors, agents and other programs."),
     "keys": ("app.cli.keys", "Make, list and revoke API keys."),
     "quantize": ("app.cli.quantize", "Make the best file of an open model for this machine."),
+    "settings": ("app.cli.settings", "Show and change settings."),
     "models": ("app.cli.models", "Find, fetch and keep models."),
     "fit": ("app.cli.fit", "Show the memory a model needs here, before it is loaded or fetched."),
     "doctor": ("app.cli.doctor", "Find what keeps models from running well here, and how to mend it."),

@@ -75,7 +75,7 @@ class Desktop:
         now = self.services.settings.now
         host, port = now.text("server.host"), now.integer("server.port")
         self.background.run(
-            lambda: self.link.start(host, port),
+            lambda: self.link.start(host, port, offline=now.flag("network.offline")),
             lambda _: self.services.models.start(),
             lambda error: self.window.banner.tell(
                 in_words(error), "bad", (self.window.tr("Try again"), self.start_server)

@@ -6,9 +6,9 @@ from collections import deque
 from typing import Any
 
 import pyqtgraph
-from PySide6.QtCore import QTimer
+from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QColor, QHideEvent, QShowEvent
-from PySide6.QtWidgets import QFrame, QGridLayout, QTableWidget, QTableWidgetItem
+from PySide6.QtWidgets import QFrame, QGridLayout, QHeaderView, QTableWidget, QTableWidgetItem
 
 from app.gui import words
 from app.gui.services import Services
@@ -49,11 +49,12 @@ class Plot(QFrame):
         self.value = label("0", "title")
         self._points: deque[tuple[float, float]] = deque(maxlen=_KEPT)
         self.plot = pyqtgraph.PlotWidget()
-        self.plot.setFixedHeight(112)
+        self.plot.setFixedHeight(120)
         self.plot.setMouseEnabled(x=False, y=False)
         self.plot.setMenuEnabled(False)
         self.plot.hideButtons()
         self.plot.getPlotItem().hideAxis("bottom")
+        self.plot.getPlotItem().setContentsMargins(0, 8, 4, 8)
         self.plot.setAccessibleName(title)
         self._curve = self.plot.plot([], [], fillLevel=0)
         head = row(label(title, "small"), 1)
@@ -64,11 +65,11 @@ class Plot(QFrame):
     def add(self, value: float) -> None:
         """The newest value."""
         self._points.append((time.monotonic(), value))
-        self.value.setText(words.decimal(value, 1) if value < 100 else words.whole(value))  # noqa: PLR2004 - digits
+        self.value.setText(words.decimal(value, 1) if 0 < value < 100 and value % 1 else words.whole(value))  # noqa: PLR2004 - digits
         newest = self._points[-1][0]
         self._curve.setData([t - newest for t, _ in self._points], [v for _, v in self._points])
         top = max(v for _, v in self._points)
-        self.plot.setYRange(0, max(top * 1.1, 1), padding=0)
+        self.plot.setYRange(0, max(top * 1.1, 1), padding=0.02)
         self.plot.setXRange(-_KEPT * _EVERY_MS / 1000, 0, padding=0)
 
     def _recolour(self) -> None:
@@ -109,7 +110,8 @@ class DashboardPage(Page):
             [self.tr("Model"), self.tr("Requests"), self.tr("Tokens read"), self.tr("Tokens generated")]
         )
         self.table.verticalHeader().hide()
-        self.table.horizontalHeader().setStretchLastSection(True)
+        self.table.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
+        self.table.horizontalHeader().setDefaultAlignment(Qt.AlignmentFlag.AlignLeft)
         self.table.setShowGrid(False)
         self.table.setEditTriggers(QTableWidget.EditTrigger.NoEditTriggers)
         self.table.setMinimumHeight(160)

@@ -68,7 +68,7 @@ class ServerLink:
         """The token of the management routes."""
         return (self._client.token or "") if self._client else ""
 
-    def start(self, host: str, port: int) -> str:
+    def start(self, host: str, port: int, *, offline: bool = False) -> str:
         """Find a server or start one, and wait until it answers; returns its address.
 
         Raises: ApiError: it did not start; the message has the last lines of its log.
@@ -76,7 +76,7 @@ class ServerLink:
         with self._lock:
             if self._find() is not None:
                 return self.url
-            self._process = self._spawn(host, port)
+            self._process = self._spawn(host, port, offline=offline)
             deadline = time.monotonic() + START_S
             while time.monotonic() < deadline:
                 if self._find() is not None:
@@ -142,7 +142,7 @@ class ServerLink:
             self._client.close()
             self._client = None
 
-    def _spawn(self, host: str, port: int) -> subprocess.Popen[bytes]:
+    def _spawn(self, host: str, port: int, *, offline: bool) -> subprocess.Popen[bytes]:
         log_file = server_log()
         log_file.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "app", "serve", "--host", host, "--port", str(port)]
@@ -153,7 +153,7 @@ class ServerLink:
                 stdout=out,
                 stderr=out,
                 cwd=Path(__file__).resolve().parents[2],
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **({"HF_HUB_OFFLINE": "1"} if offline else {})},
             )
 
     def _end_process(self) -> None:

@@ -7,7 +7,6 @@ from PySide6.QtWidgets import (
     QCheckBox,
     QComboBox,
     QDoubleSpinBox,
-    QFileDialog,
     QHBoxLayout,
     QLineEdit,
     QPlainTextEdit,
@@ -17,7 +16,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.gui.services import Services
-from app.gui.widgets.basics import IconButton, Page, button, card, label, row, rule, stack
+from app.gui.widgets.basics import Page, button, card, label, row, rule, stack
 from app.settings import SETTINGS, Setting, SettingsError, Value, settings_file
 from engine.paths import user_paths
 
@@ -84,10 +83,6 @@ class SettingsPage(Page):
         line.setSpacing(16)
         line.addLayout(texts, 1)
         line.addWidget(editor, 0, Qt.AlignmentFlag.AlignVCenter)
-        if setting.name == "models.folder":
-            line.addWidget(
-                IconButton(self._services.look, "folder", self.tr("Choose a folder"), self._choose_folder)
-            )
         column.addLayout(line)
 
     def _editor(self, setting: Setting) -> QWidget:
@@ -118,7 +113,6 @@ class SettingsPage(Page):
             field.setSingleStep(0.05)
         field.setValue(value)  # type: ignore[arg-type]  # the table's type
         field.setKeyboardTracking(False)
-        field.setButtonSymbols(QSpinBox.ButtonSymbols.NoButtons)
         field.setFixedWidth(112)
         field.valueChanged.connect(partial(self._save, setting.name))
         return field
@@ -158,13 +152,6 @@ class SettingsPage(Page):
             editor.setCurrentIndex(editor.findData(value))
         elif isinstance(editor, QLineEdit):
             editor.setText(str(value))
-
-    def _choose_folder(self) -> None:
-        dialog = QFileDialog(self, self.tr("Models folder"))
-        dialog.setFileMode(QFileDialog.FileMode.Directory)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.fileSelected.connect(lambda name: self._services.settings.set("models.folder", name))
-        dialog.open()
 
     def _add_shortcuts(self) -> None:
         self.content.addWidget(label(self.tr("Shortcuts"), "strong"))

@@ -43,8 +43,10 @@ QLineEdit, QPlainTextEdit, QTextEdit, QComboBox, QAbstractSpinBox {{ background:
 QLineEdit, QComboBox, QAbstractSpinBox {{ min-height: {3 * unit}px; }}
 QLineEdit:focus, QPlainTextEdit:focus, QTextEdit:focus, QComboBox:focus, QAbstractSpinBox:focus {{
   border: 2px solid {c["accent"]}; padding: {half - 1}px {unit - 1}px; }}
-QAbstractSpinBox QLineEdit {{ border: none; background: transparent; padding: 0; min-height: 0; }}
-QAbstractSpinBox QLineEdit:focus {{ border: none; padding: 0; }}
+QAbstractSpinBox::up-button, QAbstractSpinBox::down-button {{ width: 0; border: none; }}
+QAbstractSpinBox QLineEdit {{ border: none; background: transparent; padding: 0 {half}px; min-height: 0; }}
+QAbstractSpinBox QLineEdit:focus {{ border: none; padding: 0 {half}px; }}
+QTableView::item {{ padding: {half}px {unit}px; }}
 QComboBox::drop-down {{ border: none; width: {3 * unit}px; }}
 QComboBox::down-arrow {{ image: url("{icons}/chevron.svg"); width: {2 * unit}px; height: {2 * unit}px; }}
 QComboBox QAbstractItemView {{ background: {c["raised"]}; border: 1px solid {c["border"]};

@@ -143,7 +143,7 @@ def test_devices_show_state_reason_fix_and_who_holds_the_memory(qtbot, show, ser
         "alternatives": [{"backend": "vulkan", "why": "not installed"}],
     }  # fmt: skip
     page = show(DevicesPage(services))
-    qtbot.waitUntil(lambda: "RX 9070" in texts(page) and "spark kv" in texts(page))
+    qtbot.waitUntil(lambda: "RX 9070" in texts(page) and "spark: kv" in texts(page))
     qtbot.waitUntil(lambda: "It is the only device." in texts(page))
     shown = texts(page)
     for part in ("No permission", "You are not in the group render.", "sudo usermod", "AVX512-VNNI",
@@ -177,7 +177,7 @@ def test_the_dashboard_reads_the_counters(qtbot, show, services, server, monkeyp
     monkeypatch.setattr(server.api, "text", lambda path: METRICS)
     page = show(DashboardPage(services))
     qtbot.waitUntil(lambda: page.table.rowCount() == 2)
-    assert page.plots["active"].value.text() == "2.0"
+    assert page.plots["active"].value.text() == "2"
     monkeypatch.setattr(server.api, "text", lambda path: METRICS.replace("100.0", "900.0"))
     page.refresh()
     qtbot.waitUntil(lambda: page.plots["speed"].value.text() not in {"0", "0.0"})

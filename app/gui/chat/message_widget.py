@@ -106,7 +106,7 @@ class MessageWidget(ColumnItem):
         self._body.setAccessibleName(self.tr("Your message"))
         self._body.height_changed.connect(self.height_changed)
         self._views.append((self._body, 4 * unit))
-        self._bubble.setLayout(stack(self._body, margins=(2 * unit, unit + 2, 2 * unit, unit + 2)))
+        self._bubble.setLayout(stack(self._body, margins=(2 * unit, unit + 3, 2 * unit, unit - 2)))
         if self.message.attachments:
             chips = Flow()
             for item in self.message.attachments:

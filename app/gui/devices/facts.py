@@ -76,7 +76,7 @@ def pool_shares(pool: dict[str, Any], reservations: list[dict[str, Any]]) -> lis
         known = sum(value for value in parts.values() if isinstance(value, int | float))
         if known:
             shares.extend(
-                Share(part, f"{item.get('owner')} {part}", round(drawn * value / known))
+                Share(part, f"{item.get('owner')}: {part}", round(drawn * value / known))
                 for part, value in parts.items()
                 if isinstance(value, int | float)
             )

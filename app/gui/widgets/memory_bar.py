@@ -131,4 +131,4 @@ class _Dot(QWidget):
 
 def owner_colour(look: Look, owner: str) -> QColor:
     """The colour of a holder of memory."""
-    return QColor(look.tokens.memory.get(owner, look.tokens.memory["other"]))
+    return QColor(look.tokens.memory.get(owner, look.tokens.memory["compute"]))

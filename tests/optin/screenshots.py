@@ -1,0 +1,145 @@
+"""Real screenshots of every page, light and dark, 100 % and 200 %, into docs/screenshots/.
+
+Run: python tests/optin/screenshots.py [--only chat,fit]. Starts Xvfb when there is no display, a real server, the
+bundled model; needs no network. Each picture is taken by a process of its own, because Qt reads its scale at start.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT = ROOT / "docs" / "screenshots"
+PAGES = ("first-run", "chat", "code", "library", "find", "fit", "devices", "dashboard", "server", "settings")
+STYLES = (("light", 1), ("dark", 1), ("light", 2), ("dark", 2))
+QUESTIONS = ("What is quantization?", "How do I use tar?")
+WAIT_S = 60
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default=",".join(PAGES))
+    parser.add_argument("--styles", default="light1,dark1,light2,dark2")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, default=OUT)
+    given = parser.parse_args()
+    if given.child:
+        take(given.child[0], int(given.child[1]), given.only.split(","), given.out)
+        return
+    given.out.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "TESSERA_SERVER_PORT": "7411", "PYTHONPATH": str(ROOT)}
+    xvfb = None
+    if not os.environ.get("DISPLAY"):
+        environment["DISPLAY"] = ":97"
+        xvfb = subprocess.Popen(["Xvfb", ":97", "-screen", "0", "2560x1800x24"], stderr=subprocess.DEVNULL)
+        time.sleep(1)
+    environment["QT_QPA_PLATFORM"] = "xcb"
+    try:
+        for theme, scale in STYLES:
+            if f"{theme}{scale}" in given.styles:
+                home = tempfile.mkdtemp(prefix="tessera-shots-")  # a new user each time
+                command = [sys.executable, __file__, "--child", theme, str(scale), "--only", given.only]
+                subprocess.run(
+                    [*command, "--out", str(given.out)],
+                    env={**environment, "QT_SCALE_FACTOR": str(scale), "TESSERA_HOME": home},
+                    cwd=ROOT,
+                    check=True,
+                )
+                shutil.rmtree(home, ignore_errors=True)
+    finally:
+        if xvfb is not None:
+            xvfb.terminate()
+            xvfb.wait()
+
+
+class Camera:
+    """The window of one process, and the pictures it takes."""
+
+    def __init__(self, theme, scale, out):
+        from PySide6.QtCore import Qt
+        from PySide6.QtTest import QTest
+        from PySide6.QtWidgets import QApplication
+
+        from app.db.store import open_or_memory
+        from app.gui.application import Desktop
+        from app.gui.server_link import ServerLink
+        from engine.paths import user_paths
+
+        self.app = QApplication(["tessera"])
+        self.rest = QTest.qWait
+        self.Qt = Qt
+        store, _ = open_or_memory(user_paths().state / "chats.db")
+        self.desktop = Desktop(self.app, store, ServerLink())
+        self.window, self.services = self.desktop.window, self.desktop.services
+        self.name = f"{theme}-{100 * scale}.png"
+        self.out = out
+        self.services.look.set(theme, 100)
+        self.window.resize(1180, 780)
+
+    def wait(self, condition):
+        end = time.monotonic() + WAIT_S
+        while not condition():
+            self.rest(50)
+            if time.monotonic() > end:
+                sys.exit("a page did not get ready")
+
+    def shoot(self, name):
+        self.rest(700)
+        picture = self.window.screen().grabWindow(self.window.winId()).toImage()
+        # 256 colours are enough for an interface, and a third of the bytes.
+        flags = self.Qt.ImageConversionFlag.AvoidDither
+        picture.convertToFormat(picture.Format.Format_Indexed8, flags).save(str(self.out / f"{name}-{self.name}"))
+
+    def first_run(self):
+        self.window.chat.new_chat()
+        self.rest(2500)
+
+    def chat(self):
+        chat = self.window.chat
+        for question in QUESTIONS:
+            chat.composer.set_text(question)
+            chat.composer.send()
+            self.wait(lambda: chat.controller.busy)
+            self.wait(lambda: not chat.controller.busy)
+
+    def library(self):
+        self.window.show_page("library")
+        self.window.page("library").tabs.setCurrentIndex(0)
+        self.wait(lambda: self.window.page("library").cards)
+
+    def find(self):
+        self.window.show_page("library")
+        self.window.page("library").tabs.setCurrentIndex(1)
+        self.rest(1500)
+
+    def fit(self):
+        self.window.show_page("fit")
+        fit = self.window.page("fit")
+        self.wait(lambda: fit.start.isEnabled() and len(fit._ours) > 5)
+
+    def plain(self, name):
+        self.window.show_page(name)
+        self.rest(3000 if name in {"devices", "dashboard"} else 500)
+
+
+def take(theme, scale, pages, out):
+    camera = Camera(theme, scale, out)
+    camera.desktop.start()
+    camera.wait(lambda: camera.services.models.choices)
+    steps = {"first-run": camera.first_run, "chat": camera.chat, "library": camera.library, "find": camera.find}
+    steps["fit"] = camera.fit
+    for name in PAGES:
+        if name in pages:
+            steps.get(name, lambda name=name: camera.plain(name))()
+            camera.shoot(name)
+    camera.window.close()
+    camera.desktop.close()
+
+
+if __name__ == "__main__":
+    main()
