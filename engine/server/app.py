@@ -52,18 +52,18 @@ class AccessCheck:
                 client = scope.get("client")
                 self._access.check(scope["path"], headers, client[0] if client else "")
             except Unauthorized as error:
-                await refuse(scope, send, 401, error.code, str(error))
+                await refuse(scope, receive, send, 401, error.code, str(error))
                 return
             except Forbidden as error:
-                await refuse(scope, send, 403, error.code, str(error))
+                await refuse(scope, receive, send, 403, error.code, str(error))
                 return
             except TooManyFailures as error:
                 wait = (b"retry-after", str(error.retry_after_s).encode())
-                await refuse(scope, send, 429, error.code, str(error), wait)
+                await refuse(scope, receive, send, 429, error.code, str(error), wait)
                 return
             except BadKeyFile as error:
                 log.error("%s", error)  # noqa: TRY400 - the words say all; a trace would only bury them
-                await refuse(scope, send, 503, error.code, "The server's file of API keys cannot be read.")
+                await refuse(scope, receive, send, 503, error.code, "The server's file of API keys cannot be read.")
                 return
         await self._app(scope, receive, send)
 

@@ -21,6 +21,9 @@ LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 # Seconds between two pieces of a body. A client that stalls longer holds memory for nothing.
 BODY_PAUSE_S: Final = 30.0
+# Bodies up to this are read away before a refusal, for at most so long.
+DRAIN_BYTES: Final = 1 << 20
+DRAIN_S: Final = 2.0
 _FORM_TYPES: Final = frozenset({"text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -61,7 +64,7 @@ class Guard:
             scope = {**scope, "path": "/" + "/".join(part for part in scope["path"].split("/") if part)}
         refusal = self._stranger(headers) or _unfit(scope["method"], headers)
         if refusal is not None:
-            await refuse(scope, send, *refusal)
+            await refuse(scope, receive, send, *refusal)
             return
         origin = headers.get("origin")
         if scope["method"] == "OPTIONS" and origin is not None and "access-control-request-method" in headers:
@@ -100,10 +103,12 @@ class Guard:
         except BodyTooSlow:
             if not started:
                 message = f"The body stopped coming for {BODY_PAUSE_S:.0f} s."
-                await refuse(scope, send, 408, "body_too_slow", message)
+                await _hang_up(scope, send, 408, "body_too_slow", message)
         except BodyTooLarge:
             if not started:
-                await refuse(scope, send, 413, "body_too_large", f"The body is larger than {MAX_BODY_BYTES} bytes.")
+                await _hang_up(
+                    scope, send, 413, "body_too_large", f"The body is larger than {MAX_BODY_BYTES} bytes."
+                )
 
 
 class _BoundedBody:
@@ -162,8 +167,36 @@ async def _preflight(send: Send, origin: str) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
+async def _hang_up(scope: Scope, send: Send, status: int, code: str, message: str) -> None:
+    """Refuse a body that is not read to its end."""
+
+    async def nothing() -> Message:
+        raise TimeoutError
+
+    await refuse(scope, nothing, send, status, code, message)
+
+
+async def drain(scope: Scope, receive: Receive) -> bool:
+    """Read a small body away; True when the connection can stay open.
+
+    A server that answers and closes while the client still writes resets the connection, and many clients then
+    report the reset instead of the answer.
+    """
+    length = next((v for k, v in scope["headers"] if k.lower() == b"content-length"), None)
+    chunked = any(k.lower() == b"transfer-encoding" for k, _ in scope["headers"])
+    if chunked or (length is not None and (not length.isdigit() or int(length) > DRAIN_BYTES)):
+        return False
+    try:
+        async with asyncio.timeout(DRAIN_S):
+            while (await receive()).get("more_body", False):
+                pass
+    except TimeoutError:
+        return False
+    return True
+
+
 async def refuse(
-    scope: Scope, send: Send, status: int, code: str, message: str, *more: tuple[bytes, bytes]
+    scope: Scope, receive: Receive, send: Send, status: int, code: str, message: str, *more: tuple[bytes, bytes]
 ) -> None:
     """Answer with an error in the shape of the path's protocol, without reaching any route."""
     body = json.dumps(refusal_body(scope["path"], status, code, message)).encode()
@@ -171,8 +204,9 @@ async def refuse(
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
         (b"x-should-retry", b"false"),
-        (b"connection", b"close"),
         *more,
     ]
+    if not await drain(scope, receive):
+        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
