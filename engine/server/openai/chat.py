@@ -17,7 +17,6 @@ from engine.chat.conversation import (
     read,
 )
 from engine.chat.events import CallArguments, CallStarted, ReasoningDelta, TextDelta
-from engine.errors import InputFault
 from engine.pool import LoadedModel
 from engine.server.body import openapi_body, parse
 from engine.server.errors import sse_error
@@ -37,8 +36,7 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     state = server_state(request)
     body = await parse(request, ChatRequest)
-    if body.top_logprobs is not None and not body.logprobs:
-        raise InputFault("top_logprobs needs logprobs: true.", "top_logprobs")
+    body.refuse_impossible()
     headers = shapes.ignored_header(body)
     if body.stream:
         return EventStream(_stream(state, body), sse_error, headers=headers)

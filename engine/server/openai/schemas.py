@@ -1,6 +1,6 @@
 """Request bodies of the OpenAI protocol, with the sampling fields that local servers share."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -51,7 +51,6 @@ class SamplingBody(Body):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     speculate: bool | None = None
-    user: str | None = None
 
     def sampling(self, choice: int = 0) -> SamplingParams:
         """Sampling parameters of one choice; with a seed, each choice gets its own."""
@@ -95,6 +94,15 @@ class ChatMessage(Body):
     reasoning: str | None = None
 
 
+# Chat fields that ask for something this server does not do; going on without it would be another answer.
+NOT_POSSIBLE: Final = {
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "audio": "no speech is made here",
+    "web_search_options": "this server does not search the web",
+}
+
+
 class ChatRequest(SamplingBody):
     """POST /v1/chat/completions."""
 
@@ -114,6 +122,15 @@ class ChatRequest(SamplingBody):
     chat_template: Annotated[str, Field(max_length=1 << 20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+
+    def refuse_impossible(self) -> None:
+        """Raises: InputFault: a field asks for what is not done here."""
+        for name, reason in NOT_POSSIBLE.items():
+            if (self.model_extra or {}).get(name) is not None:
+                raise InputFault(f"{name} is not supported: {reason}.", name)
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InputFault("top_logprobs needs logprobs: true.", "top_logprobs")
 
     @property
     def answer_limit(self) -> int | None:

@@ -60,7 +60,8 @@ class ResponsesRequest(Body):
             if extra.get(name):
                 raise InputFault(f"{name} is not supported: {reason}.", name)
         if self.top_logprobs or "message.output_text.logprobs" in (self.include or ()):
-            raise InputFault("top_logprobs is not supported here; use /v1/chat/completions.", "top_logprobs")
+            param = "top_logprobs" if self.top_logprobs else "include"
+            raise InputFault("Log probabilities are not supported here; use /v1/chat/completions.", param)
 
     def without_effect(self) -> list[str]:
         """Names of fields that do not change the answer."""

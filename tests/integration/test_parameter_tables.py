@@ -1,0 +1,100 @@
+"""docs/api.md says of every parameter what happens to it; here each example is sent."""
+
+import json
+import re
+from pathlib import Path
+
+import httpx2
+import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
+from scripted import ScriptedServer
+
+from engine.server.openai.schemas import ChatRequest
+from engine.server.responses.schemas import ResponsesRequest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROW = re.compile(r"^\| (\w+) \| `(.*)` \| (honoured|refused|reported) \|$", re.MULTILINE)
+
+
+def table(route):
+    text = (ROOT / "docs" / "api.md").read_text("utf-8")
+    section = text.split(f"## POST {route}\n", 1)[1].split("\n## ", 1)[0]
+    return [(name, json.loads(example), fate) for name, example, fate in ROW.findall(section)]
+
+
+CHAT, RESPONSES = table("/v1/chat/completions"), table("/v1/responses")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    running = ScriptedServer(tmp_path_factory.mktemp("tables") / "home")
+    yield running
+    running.stop()
+
+
+@pytest.mark.parametrize(
+    ("rows", "declared", "documented"),
+    [
+        (CHAT, CompletionCreateParamsBase.__annotations__, ChatRequest.model_fields),
+        (RESPONSES, ResponseCreateParamsBase.__annotations__, ResponsesRequest.model_fields),
+    ],
+    ids=["chat", "responses"],
+)
+def test_the_table_has_every_parameter_of_the_official_client_and_of_ours(rows, declared, documented):
+    names = {name for name, _, _ in rows}
+    assert set(declared) - names == set()
+    assert set(documented) - names == set()
+
+
+def send(server, route, base, name, example):
+    body = {**base, name: example}
+    return httpx2.post(f"{server.url}{route}", json=body, timeout=30)
+
+
+def check(answer, name, fate):
+    ignored = answer.headers.get("x-tessera-ignored", "").split(", ")
+    if fate == "refused":
+        assert answer.status_code == 400, answer.text
+        assert name in (answer.json()["error"]["param"] or "")
+    else:
+        assert answer.status_code == 200, answer.text
+        assert (name in ignored) == (fate == "reported")
+
+
+@pytest.mark.parametrize(("name", "example", "fate"), CHAT, ids=[f"{n}-{f}" for n, _, f in CHAT])
+def test_chat_parameters(server, name, example, fate):
+    base = {"model": "spark", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+    check(send(server, "/v1/chat/completions", base, name, example), name, fate)
+
+
+@pytest.mark.parametrize(("name", "example", "fate"), RESPONSES, ids=[f"{n}-{f}" for n, _, f in RESPONSES])
+def test_responses_parameters(server, name, example, fate):
+    base = {"model": "spark", "input": "Hi", "max_output_tokens": 3}
+    check(send(server, "/v1/responses", base, name, example), name, fate)
+
+
+@pytest.mark.parametrize(
+    ("name", "example", "where"),
+    [
+        ("temperature", 0.25, "temperature"),
+        ("top_p", 0.75, "top_p"),
+        ("top_k", 17, "top_k"),
+        ("min_p", 0.125, "min_p"),
+        ("typical_p", 0.5, "typical_p"),
+        ("top_n_sigma", 1.5, "top_n_sigma"),
+        ("repeat_penalty", 1.25, "repeat_penalty"),
+        ("repeat_last_n", 33, "repeat_last_n"),
+        ("presence_penalty", 0.5, "presence_penalty"),
+        ("frequency_penalty", 0.25, "frequency_penalty"),
+        ("seed", 12345, "seed"),
+        ("xtc_probability", 0.25, "xtc_probability"),
+        ("dry_multiplier", 0.5, "dry_multiplier"),
+        ("mirostat", 2, "mirostat"),
+        ("dynatemp_range", 0.5, "dynatemp_range"),
+    ],
+)
+def test_honoured_sampling_reaches_the_runner(server, name, example, where):
+    base = {"model": "spark", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+    send(server, "/v1/chat/completions", base, name, example)
+    assert server.asked()[-1]["sampling"][where] == example
