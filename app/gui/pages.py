@@ -30,6 +30,7 @@ class Pages:
             PageEntry("fit", "fit", tr("Make it fit"), self._fit),
             PageEntry("devices", "devices", tr("Devices"), self._devices),
             PageEntry("dashboard", "dashboard", tr("Dashboard"), self._dashboard),
+            PageEntry("connect", "external", tr("Connect"), self._connect),
             PageEntry("server", "server", tr("Server"), self._server),
             PageEntry("settings", "settings", tr("Settings"), self._settings),
         ]
@@ -63,6 +64,11 @@ class Pages:
         from app.gui.dashboard import DashboardPage
 
         return DashboardPage(self._services)
+
+    def _connect(self) -> QWidget:
+        from app.gui.connect.page import ConnectPage
+
+        return ConnectPage(self._services, self._link)
 
     def _server(self) -> QWidget:
         from app.gui.server_page import ServerPage

@@ -11,6 +11,8 @@ from app.gui.widgets.basics import IconButton, LabelKind, button, label, row, st
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.mosaic import Mosaic, tiles_of_types
 
+# Share of the certificate's cases from which a model is fit for coding agents.
+_GOOD = 0.8
 _CAN = ("vision", "tools", "reasoning", "fim", "embedding", "rerank")
 
 
@@ -95,6 +97,14 @@ def chips_of(model: dict[str, Any]) -> list[tuple[str, LabelKind]]:
         made.append((_tr("Made here"), "chip-ok"))
     elif origin.get("kind") == "linked":
         made.append((_tr("Linked from {app}").format(app=origin.get("app") or "?"), "chip"))
+    if "tool_calls_frac" in model:
+        share = f"{model['tool_calls_frac']:.0%}"
+        made.append(
+            (
+                _tr("Tool calls {share}").format(share=share),
+                "chip-ok" if model["tool_calls_frac"] >= _GOOD else "chip",
+            )
+        )
     made.extend((name, "chip") for name in model.get("capabilities") or () if name in _CAN)
     return made
 

@@ -8,6 +8,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QFileDialog, QMenu, QTabWidget, QVBoxLayout, QWidget
 
+from app.code.certify.run import CertificateStore
 from app.gui.api import in_words
 from app.gui.jobs import Jobs
 from app.gui.library.details import DetailsDialog
@@ -16,6 +17,7 @@ from app.gui.library.job_card import JobList, title_of
 from app.gui.library.model_card import ModelCard
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, Empty, Page, button, clear, stack
+from engine.paths import user_paths
 
 
 class LibraryPage(Page):
@@ -63,7 +65,18 @@ class LibraryPage(Page):
     def refresh(self, *, look_again: bool = False) -> None:
         """Ask the server for the models."""
         path = "/tessera/v1/models" + ("?refresh=true" if look_again else "")
-        self._run(lambda: self._services.api.get(path), lambda answer: self._show(answer.get("models") or []))
+        self._run(lambda: self._certified(self._services.api.get(path)), self._show)
+
+    @staticmethod
+    def _certified(answer: dict[str, Any]) -> list[dict[str, Any]]:
+        """The models, each with the pass rate of its tool-call certificate where it has one."""
+        store = CertificateStore(user_paths().state)
+        models: list[dict[str, Any]] = answer.get("models") or []
+        for model in models:
+            certificate = store.load(model["id"])
+            if certificate is not None:
+                model["tool_calls_frac"] = certificate.pass_frac
+        return models
 
     def pull(self, model: str, quantization: str = "") -> None:
         """Start a download."""

@@ -1,0 +1,1 @@
+"""The page that connects editors and coding agents."""

@@ -1,0 +1,172 @@
+"""Connect: write an editor's or agent's configuration after showing the change, and take it back."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import QComboBox, QFrame, QLabel, QPlainTextEdit, QPushButton
+
+from app.code.connect.registry import INTEGRATIONS
+from app.code.connect.store import ConnectStore
+from app.code.connect.types import PLACEHOLDER_KEY, Endpoint, FileEdit, Integration
+from app.gui.api import in_words
+from app.gui.server_link import ServerLink
+from app.gui.services import Services
+from app.gui.widgets.basics import Banner, Page, button, card, label, row, set_kind
+from engine.paths import user_paths
+
+
+class ConnectPage(Page):
+    """A card for each program, and below them the change that is about to be written."""
+
+    def __init__(self, services: Services, link: ServerLink, home: Path | None = None) -> None:
+        super().__init__(
+            self.tr("Connect"),
+            self.tr("Let an editor or a coding agent use a model here. Changes are shown first; backups are kept."),
+            width=840,
+        )
+        self._services, self._link = services, link
+        self._home = home or Path.home()
+        self._store = ConnectStore(user_paths().state)
+        self._write: Callable[[], list[Path]] | None = None
+        self._done_words = ""
+        self.banner = Banner(services.look)
+        self.model = QComboBox()
+        self.model.setAccessibleName(self.tr("Model"))
+        self.model.setMinimumWidth(240)
+        self.content.addWidget(self.banner)
+        self.content.addWidget(card(row(label(self.tr("Model"), "small"), self.model, 1)))
+        self._states: dict[str, QLabel] = {}
+        self.buttons: dict[str, tuple[QPushButton, QPushButton]] = {}
+        for name, integration in INTEGRATIONS.items():
+            self.content.addWidget(self._card(name, integration))
+        self.shown = QPlainTextEdit()
+        self.shown.setReadOnly(True)
+        self.shown.setFont(services.look.font("small", mono=True))
+        self.shown.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        self.shown.setMinimumHeight(220)
+        self.shown.setAccessibleName(self.tr("The change"))
+        self.confirm = button(self.tr("Write this"), self._confirm, "primary")
+        self._what = label("", "strong")
+        self.review = card(row(self._what, 1, button(self.tr("Cancel"), self._cancel), self.confirm), self.shown)
+        self.review.hide()
+        self.content.insertWidget(3, self.review)
+        services.models.changed.connect(self._on_models)
+        self._on_models()
+
+    def _card(self, name: str, integration: Integration) -> QFrame:
+        state = label("", "chip")
+        connect = button(self.tr("Connect"), lambda: self._plan(integration))
+        remove = button(self.tr("Remove"), lambda: self._plan_removal(integration))
+        words = self.tr("Connect {name}").format(name=integration.title)
+        connect.setAccessibleName(words)
+        remove.setAccessibleName(self.tr("Remove {name}").format(name=integration.title))
+        self._states[name] = state
+        self.buttons[name] = (connect, remove)
+        hint = integration.install
+        if integration.launch is not None:
+            hint += " · " + self.tr("starts without any change by: {command}").format(
+                command=f"tessera launch {name}"
+            )
+        return card(
+            row(label(integration.title, "strong"), state, 1, remove, connect), label(hint, "small", wrap=True)
+        )
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """See what is connected."""
+        super().showEvent(event)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        def work() -> dict[str, bool]:
+            return {name: self._store.connected(name) for name in INTEGRATIONS}
+
+        def show(connected: dict[str, bool]) -> None:
+            for name, is_connected in connected.items():
+                set_kind(self._states[name], "chip-ok" if is_connected else "chip")
+                self._states[name].setText(self.tr("Connected") if is_connected else self.tr("Not connected"))
+                self.buttons[name][1].setVisible(is_connected)
+
+        self._services.background.run(work, show, parent=self)
+
+    def _on_models(self) -> None:
+        wanted = self.model.currentData()
+        self.model.clear()
+        for choice in self._services.models.choices:
+            self.model.addItem(choice.title, choice.id)
+        self.model.setCurrentIndex(max(self.model.findData(wanted), 0))
+
+    def _endpoint(self) -> Endpoint | None:
+        choice = self._services.models.get(self.model.currentData() or "")
+        if choice is None or not self._link.url:
+            self.banner.tell(self.tr("The server does not run yet, or has no model. See the Server page."), "warn")
+            return None
+        return Endpoint(url=self._link.url, model=choice.id, context=choice.n_ctx, key=PLACEHOLDER_KEY, fim=True)
+
+    def _plan(self, integration: Integration) -> None:
+        endpoint = self._endpoint()
+        if endpoint is None:
+            return
+        if integration.edits is None:
+            self._tell_steps(integration, endpoint)
+            return
+
+        def show(edits: list[FileEdit]) -> None:
+            if not edits:
+                self.banner.tell(
+                    self.tr("{name} is connected to this model already.").format(name=integration.title)
+                )
+                return
+            self._offer(integration, edits, lambda: self._store.connect(integration, edits), removing=False)
+            if integration.steps is not None:
+                self._done_words += "\n" + integration.steps(endpoint)
+
+        self._run(lambda: self._store.planned(integration, self._home, endpoint), show)
+
+    def _plan_removal(self, integration: Integration) -> None:
+        def show(edits: list[FileEdit]) -> None:
+            self._offer(integration, edits, lambda: self._store.remove(integration, edits), removing=True)
+
+        self._run(lambda: self._store.planned_removal(integration), show)
+
+    def _tell_steps(self, integration: Integration, endpoint: Endpoint) -> None:
+        self._write = None
+        self._what.setText(integration.title)
+        self.shown.setPlainText(integration.steps(endpoint) if integration.steps is not None else "")
+        self.confirm.hide()
+        self.review.show()
+
+    def _offer(
+        self, integration: Integration, edits: list[FileEdit], write: Callable[[], list[Path]], *, removing: bool
+    ) -> None:
+        self._write = write
+        done = self.tr("{name} is no longer connected.") if removing else self.tr("{name} is connected.")
+        self._done_words = done.format(name=integration.title)
+        self._what.setText(integration.title)
+        self.shown.setPlainText("".join(edit.diff() for edit in edits))
+        self.confirm.show()
+        self.review.show()
+
+    def _cancel(self) -> None:
+        self._write = None
+        self.review.hide()
+
+    def _confirm(self) -> None:
+        write, self._write = self._write, None
+        if write is None:
+            return
+
+        def show(backups: list[Path]) -> None:
+            self.review.hide()
+            kept = [self.tr("Backup: {path}").format(path=path) for path in backups]
+            self.banner.tell("\n".join([self._done_words, *kept]), "ok")
+            self._refresh()
+
+        self._run(write, show)
+
+    def _run(self, work: Callable[[], Any], show: Callable[[Any], None]) -> None:
+        def failed(error: Exception) -> None:
+            self.banner.tell(in_words(error), "bad")
+
+        self._services.background.run(work, show, failed, self)
