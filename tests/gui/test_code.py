@@ -1,5 +1,6 @@
 """The Code page over a loopback server: real project, real index, real files."""
 
+import json
 import subprocess
 
 import pytest
@@ -196,3 +197,61 @@ def test_coloured_rows_join_to_the_text():
     left = ["".join(text for text, _ in row.left) for row in rows if row.left is not None]
     assert left == ["def f():", '    """doc', '    more"""']
     assert any(colour == "string" for row in rows if row.right for _, colour in row.right)
+
+
+def as_call(number, name, arguments):
+    return {"index": 0, "id": f"c{number}", "function": {"name": name, "arguments": json.dumps(arguments)}}
+
+
+def work(page, qtbot, server, *turns):
+    """Let the fake model make these calls, one a turn; then it answers in words."""
+    waiting = list(turns)
+    real = server._chat
+
+    def chat(handler):
+        server.tool_calls = [as_call(len(waiting), *waiting.pop(0))] if waiting else []
+        server.pieces = [] if server.tool_calls else ["All done."]
+        real(handler)
+
+    server._chat = chat
+    page.agent.setChecked(True)
+    page.question.setPlainText("Make it louder")
+    page._ask()
+
+
+EDIT = (
+    "edit",
+    {"path": "greet.py", "search": '    return "hello " + name', "replace": '    return "HELLO" + name'},
+)
+
+
+def test_the_agent_asks_before_each_action_and_shows_what_it_does(page, qtbot, server, project):
+    work(page, qtbot, server, ("plan", {"items": [{"text": "edit it"}]}), ("read", {"path": "greet.py"}), EDIT,
+         ("run", {"argv": ["rm", "-rf", "/\x1b[2K"]}))  # fmt: skip
+    qtbot.waitUntil(page.consent.isVisible, timeout=10_000)
+    assert '+    return "HELLO" + name' in page.consent.detail.toPlainText()
+    assert (project / "greet.py").read_text() == GREET
+    assert page.consent.decline.hasFocus()
+    page.consent.once.click()
+    qtbot.waitUntil(lambda: "Run a command" in page.consent.title.text(), timeout=10_000)
+    assert "\\x1b[2K" in page.consent.detail.toPlainText()
+    assert page.consent.warning.isVisible()
+    with qtbot.waitSignal(page.controller.answered, timeout=10_000):
+        page.consent.decline.click()
+    assert "HELLO" in (project / "greet.py").read_text()
+    shown = page.transcript.last_answer
+    assert "☐ edit it" in shown
+    assert "All done." in shown
+    assert "declined this command" in shown
+    assert not page.consent.isVisible()
+    assert page.send.isEnabled()
+
+
+def test_a_stopped_agent_does_nothing_more(page, qtbot, server, project):
+    work(page, qtbot, server, EDIT, EDIT)
+    qtbot.waitUntil(page.consent.isVisible, timeout=10_000)
+    with qtbot.waitSignal(page.controller.answered, timeout=10_000):
+        page.stop.click()
+    assert (project / "greet.py").read_text() == GREET
+    assert not page.consent.isVisible()
+    assert page.send.isEnabled()

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from app.client import Client
+from app.client import Answer
 from app.code.agent.transcript import turns_of
 from app.code.agent.types import AgentEvent
 
@@ -24,11 +24,19 @@ class _Call:
     arguments: str = ""
 
 
+class Chats(Protocol):
+    """What carries a chat to the server: the client, or the window's connection."""
+
+    def chat(self, model: str, messages: list[dict[str, Any]], **options: Any) -> Iterator[Answer]:
+        """Stream an answer."""
+        ...
+
+
 @dataclass
 class ServerModel:
     """A model of the server; `options` go into every request."""
 
-    client: Client
+    client: Chats
     model: str
     options: dict[str, Any] = field(default_factory=dict)
 

@@ -9,12 +9,14 @@ from typing import Any
 from PySide6.QtCore import QObject, Signal
 
 from app.client import Answer, answers, chat_body
+from app.code.agent.consent import Decision
 from app.code.assistant import Conversation
 from app.code.context.pieces import Context, Piece
 from app.code.edits.session import Proposal
 from app.code.project import Project
 from app.gui.api import ApiError
 from app.gui.background import StreamJob
+from app.gui.code.agent import AgentRun
 from app.gui.services import Services
 
 
@@ -30,6 +32,7 @@ class CodeController(QObject):
     taken_back = Signal(object)
     failed = Signal(object)
     busy_changed = Signal(bool)
+    consent_wanted = Signal(object)
 
     def __init__(self, services: Services, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -40,6 +43,7 @@ class CodeController(QObject):
         self._talk: Conversation | None = None
         self._proposal: Proposal | None = None
         self._stream: StreamJob | None = None
+        self._run_of_agent: AgentRun | None = None
         self._answer: list[Answer] = []
         self.question = ""
         self.context: Context | None = None
@@ -183,8 +187,39 @@ class CodeController(QObject):
 
         self._run(work, self.taken_back.emit)
 
+    def work_as_agent(self, task: str, model: str) -> None:
+        """Let the model work on a task with tools; each action is asked through `consent_wanted`."""
+        if self._project is None or self.busy:
+            return
+        run = AgentRun(self._services, self._project, self._lock, self)
+        self._run_of_agent = run
+        run.shown.connect(self.text_arrived)
+        run.consent_wanted.connect(self.consent_wanted)
+
+        def over() -> None:
+            self._run_of_agent = None
+            run.deleteLater()
+            self._set_busy(False)
+            self.answered.emit()
+
+        def failed(error: Exception) -> None:
+            over()
+            self.failed.emit(error)
+
+        run.ended.connect(lambda _: over())
+        run.failed.connect(failed)
+        self._set_busy(True)
+        run.start(task, model)
+
+    def decide(self, decision: Decision) -> None:
+        """The person's answer to what the agent wants to do."""
+        if self._run_of_agent is not None:
+            self._run_of_agent.decide(decision)
+
     def stop(self) -> None:
-        """End the answer under way; what came of it is not kept in the conversation."""
+        """End the answer or the agent under way; what came of an answer is not kept in the conversation."""
+        if self._run_of_agent is not None:
+            self._run_of_agent.cancel()
         if self._stream is not None:
             self._stream.cancel()
             self._stream.deleteLater()

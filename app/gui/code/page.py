@@ -6,13 +6,14 @@ from typing import Any
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication, QKeySequence, QShortcut
-from PySide6.QtWidgets import QComboBox, QFileDialog, QFrame, QPlainTextEdit, QSplitter, QWidget
+from PySide6.QtWidgets import QCheckBox, QComboBox, QFileDialog, QFrame, QPlainTextEdit, QSplitter, QWidget
 
 from app.code.context.pieces import Context, Piece
 from app.code.edits.session import Proposal
 from app.code.errors import FileChanged
 from app.code.prompts import TASKS
 from app.gui.api import in_words
+from app.gui.code.consent_card import ConsentCard
 from app.gui.code.controller import CodeController
 from app.gui.code.review_panel import ReviewPanel
 from app.gui.code.transcript import Transcript
@@ -49,6 +50,11 @@ class CodePage(QWidget):
         )
         self.question.setAccessibleName(self.tr("Question"))
         self.question.setFixedHeight(96)
+        self.agent = QCheckBox(self.tr("Work with tools"))
+        self.agent.setToolTip(
+            self.tr("The model reads, edits and runs commands by itself; each edit and command is asked.")
+        )
+        self.consent = ConsentCard(services.look)
         self.send = button(self.tr("Ask"), self._ask, "primary")
         self.stop = button(self.tr("Stop"), self.controller.stop)
         self.commit = button(self.tr("Commit message"), self._commit)
@@ -112,6 +118,9 @@ class CodePage(QWidget):
         control.written.connect(self._on_written)
         control.taken_back.connect(self._on_taken_back)
         control.failed.connect(self._on_failed)
+        control.consent_wanted.connect(self.consent.ask)
+        control.answered.connect(self.consent.hide)
+        self.consent.decided.connect(control.decide)
         control.busy_changed.connect(lambda busy: self._on_busy(busy=busy))
         self.review.apply_pressed.connect(control.apply)
         self.review.undo_pressed.connect(control.undo)
@@ -161,7 +170,12 @@ class CodePage(QWidget):
         if question and model is not None and self.controller.has_project and not self.controller.busy:
             self.banner.hide()
             self.transcript.begin(question)
-            self.controller.ask(question, *model, given=self._given)
+            if self.agent.isChecked():
+                task = "\n\n".join([*(piece.rendered() for piece in self._given), question])
+                self._show_context(None)
+                self.controller.work_as_agent(task, model[0])
+            else:
+                self.controller.ask(question, *model, given=self._given)
             self._given = []
             self.question.clear()
 
