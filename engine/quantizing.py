@@ -14,17 +14,22 @@ from engine.library.catalogue import Catalogue
 from engine.library.errors import CannotWrite
 from engine.library.lookup import require
 from engine.library.types import ModelEntry, Origin
-from quantize.evidence import Progress
+from engine.quantize_work import machine_fit
+from quantize.evidence import Progress, Rounding
 from quantize.execute import quantize as run_quantize
 from quantize.job import QuantizeReport, QuantizeRequest
 from quantize.texts import CALIBRATION, HELD_OUT
-from quantize.types import Goal, Tier
+from quantize.types import Goal, Lock, Tier
 
 KIND = "quantize"
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked for: a model of the library, and one of a size, bits a weight, or a mix by name."""
+    """What is asked for: a model of the library, and one of a size, bits a weight, a mix by name, or to fit.
+
+    `fit` is for `n_seq` sequences of `n_ctx` tokens in `memory_bytes` (None: what is free). `locks` are
+    (pattern, type, whether it is a minimum).
+    """
 
     model: str
     tier: Tier = "balanced"
@@ -32,12 +37,19 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     bpw: float | None = None
     mix: str | None = None
     force: bool = False
+    fit: bool = False
+    memory_bytes: int | None = None
+    n_ctx: int = 8192
+    n_seq: int = 1
+    locks: tuple[tuple[str, str, bool], ...] = ()
+    rounding: Rounding | None = None
 
     def goal(self) -> Goal:
         """The quantizer's goal. Raises: InputFault: more than one wish."""
         given = [name for name in ("budget_bytes", "bpw", "mix") if getattr(self, name) is not None]
+        given += ["fit"] if self.fit else []
         if len(given) > 1:
-            raise InputFault(f"Give one of budget_bytes, bpw and mix, not {' and '.join(given)}.", given[1])
+            raise InputFault(f"Give one of budget_bytes, bpw, mix and fit, not {' and '.join(given)}.", given[1])
         if self.mix is not None:
             return Goal(kind="mix", mix=self.mix.upper())
         if self.bpw is not None:
@@ -60,10 +72,10 @@ def predict(catalogue: Catalogue, wish: Wish) -> QuantizeReport:
     Raises: InputFault, EnvironmentFault: the model or the wish.
     """
     entry = _source(catalogue, wish)
-    if wish.budget_bytes is None and wish.bpw is None and wish.mix is None:
+    if wish.budget_bytes is None and wish.bpw is None and wish.mix is None and not wish.fit:
         wish = msgspec.structs.replace(wish, budget_bytes=max(entry.size_bytes, 1))
-    preview = msgspec.structs.replace(_request(catalogue, entry, wish), plan_only=True)
     try:
+        preview = msgspec.structs.replace(_request(catalogue, entry, wish), plan_only=True)
         return run_quantize(preview, lambda _: None, lambda: False)
     except quantize.errors.QuantizeError as error:
         raise _engine_error(error) from error
@@ -106,10 +118,17 @@ def _request(catalogue: Catalogue, entry: ModelEntry, wish: Wish) -> QuantizeReq
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CannotWrite(str(folder), error.strerror or str(error)) from error
+    fitted = None
+    if wish.fit:
+        fitted = machine_fit(entry.path, catalogue.paths, wish.n_ctx, wish.n_seq, wish.memory_bytes)
     return QuantizeRequest(
         source=entry.path,
         out=_free_name(folder, entry, wish),
-        goal=wish.goal(),
+        goal=fitted.goal if fitted else wish.goal(),
+        kv=fitted.kv if fitted else (),
+        doubled_head_types=fitted.doubled_head_types if fitted else (),
+        locks=tuple(Lock(pattern, qtype.upper(), least) for pattern, qtype, least in wish.locks),
+        rounding=wish.rounding,
         calibration=CALIBRATION,
         held_out=HELD_OUT,
         cache_dir=catalogue.paths.cache / "quantize",
@@ -123,6 +142,8 @@ def _free_name(folder: Path, entry: ModelEntry, wish: Wish) -> Path:
     """A name that says what it is, not in use."""
     if wish.mix is not None:
         words = wish.mix.upper()
+    elif wish.fit:
+        words = f"fit-{wish.n_ctx}"
     elif wish.bpw is not None:
         words = f"{wish.bpw:g}bpw"
     else:

@@ -1,7 +1,6 @@
 """`tessera quantize`: the best file of an open model for a number of bytes."""
 
 import json
-import os
 import signal
 import sys
 import threading
@@ -10,13 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.quantize_options import LockOption, Size, default_out
+from app.cli.quantize_options import LockOption, Size
 
 if TYPE_CHECKING:
-    from engine.quantize_fit import FitGoal
+    from engine.quantize_work import Wish
     from quantize.evidence import Progress
-    from quantize.job import QuantizeReport, QuantizeRequest
-    from quantize.types import Goal
+    from quantize.job import QuantizeReport
+
+# Options that the wish calls the same.
+_SAME_NAME = (
+    "fit", "bpw", "mix", "tier", "rounding", "locks", "device", "threads", "verify", "plan_only", "overwrite",
+    "force",
+)  # fmt: skip
 
 
 @click.command(
@@ -38,9 +42,8 @@ if TYPE_CHECKING:
 @click.option(
     "--tier",
     type=click.Choice(["instant", "balanced", "max"]),
-    default="balanced",
-    show_default=True,
-    help="instant measures nothing; balanced measures groups of tensors; max each tensor, and takes longest.",
+    help="instant measures nothing (the default with --type); balanced measures groups of tensors (the default); "
+    "max each tensor, and takes longest.",
 )
 @click.option(
     "--rounding",
@@ -67,9 +70,13 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
     """Build the request, run the job, tell what came out."""
-    from quantize.execute import quantize  # noqa: PLC0415 - the command's own imports wait until it runs
+    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - the command's own imports wait until it runs
+    from engine.paths import user_paths  # noqa: PLC0415
+    from engine.quantize_work import request_for  # noqa: PLC0415
+    from quantize.execute import quantize  # noqa: PLC0415
 
-    request = _request(_source(source), out, given)
+    paths = user_paths()
+    request = request_for(_wish(source, out, given), paths, lambda: Catalogue(paths))
     stop = threading.Event()
     before = signal.signal(signal.SIGINT, lambda *_: stop.set())
     shown = _Line(enabled=not as_json and sys.stderr.isatty())
@@ -81,64 +88,26 @@ def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
     _print(report, as_json=as_json)
 
 
-def _source(text: str) -> Path:
-    """A path, or the file of a model in the library."""
-    path = Path(text).expanduser()
-    if path.exists():
-        return path
-    from app.cli.quantize_source import library_path  # noqa: PLC0415 - most sources are paths
+def _wish(source: str, out: Path | None, given: dict[str, Any]) -> "Wish":
+    from engine.quantize_work import Wish  # noqa: PLC0415
 
-    return library_path(text)
-
-
-def _request(source: Path, out: Path | None, given: dict[str, Any]) -> "QuantizeRequest":
-    import psutil  # noqa: PLC0415
-
-    from engine.paths import user_paths  # noqa: PLC0415
-    from quantize.job import QuantizeRequest  # noqa: PLC0415
-    from quantize.texts import CALIBRATION, HELD_OUT  # noqa: PLC0415
-    from quantize.types import Lock  # noqa: PLC0415
-
-    goal, words, fitted = _goal(source, given)
-    return QuantizeRequest(
+    if sum(bool(given[k]) for k in ("budget", "fit", "bpw", "mix")) != 1:
+        raise click.UsageError("Say what is wanted: one of --budget, --fit, --bpw or --type.")
+    return Wish(
         source=source,
-        out=out or default_out(source, words),
-        goal=goal,
-        calibration=given["calibration"] or CALIBRATION,
-        held_out=HELD_OUT,
-        cache_dir=user_paths().cache / "quantize",
-        tier=given["tier"],
-        rounding=given["rounding"],
-        imatrix=given["imatrix"],
-        locks=tuple(Lock(pattern, qtype, least) for pattern, qtype, least in given["locks"]),
-        kv=fitted.kv if fitted else (),
-        doubled_head_types=fitted.doubled_head_types if fitted else (),
-        device=given["device"],
-        threads=given["threads"] or psutil.cpu_count(logical=False) or os.cpu_count() or 1,
-        verify=given["verify"],
-        plan_only=given["plan_only"],
-        overwrite=given["overwrite"],
-        force=given["force"],
+        out=str(out) if out else None,
+        budget_bytes=given["budget"],
+        memory_bytes=given["memory"],
+        n_ctx=given["ctx"],
+        n_seq=given["parallel"],
+        calibration=_text(given["calibration"]),
+        imatrix=_text(given["imatrix"]),
+        **{k: given[k] for k in _SAME_NAME},
     )
 
 
-def _goal(source: Path, given: dict[str, Any]) -> tuple["Goal", str, "FitGoal | None"]:
-    """The goal, a few words for the file's name, and what else --fit found out."""
-    from quantize.types import Goal  # noqa: PLC0415
-
-    wishes = [k for k in ("budget", "fit", "bpw", "mix") if given[k]]
-    if len(wishes) != 1:
-        raise click.UsageError("Say what is wanted: one of --budget, --fit, --bpw or --type.")
-    if given["budget"]:
-        return Goal(kind="budget", limit_bytes=given["budget"]), f"{given['budget'] / 1e9:.3g}GB", None
-    if given["bpw"]:
-        return Goal(kind="bpw", bpw=given["bpw"]), f"{given['bpw']:g}bpw", None
-    if given["mix"]:
-        return Goal(kind="mix", mix=given["mix"].upper()), given["mix"].upper(), None
-    from app.cli.quantize_source import machine_fit  # noqa: PLC0415
-
-    fitted = machine_fit(source, given["memory"], given["ctx"], given["parallel"])
-    return fitted.goal, f"fit-{given['ctx']}", fitted
+def _text(path: Path | None) -> str | None:
+    return str(path) if path else None
 
 
 def _print(report: "QuantizeReport", *, as_json: bool) -> None:

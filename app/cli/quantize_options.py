@@ -1,7 +1,6 @@
 """Turning what was typed after `tessera quantize` into a request."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import click
@@ -55,10 +54,3 @@ class LockOption(click.ParamType[tuple[str, str, bool]]):
         if qtype not in GgmlType.__members__:
             self.fail(f"there is no type {qtype!r}", param, ctx)
         return pattern, qtype, least
-
-
-def default_out(source: Path, goal_words: str) -> Path:
-    """Beside the source: its name, and what was asked for."""
-    name = source.name if source.is_dir() else source.stem
-    name = re.sub(r"[-.](f16|bf16|f32|fp16|q8_0)$", "", name, flags=re.IGNORECASE)
-    return source.absolute().parent / f"{name}-{goal_words}.gguf"

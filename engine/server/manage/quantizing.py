@@ -15,6 +15,14 @@ from engine.server.state import server_state
 router = APIRouter(prefix="/tessera/v1/quantize", tags=["quantize"])
 
 
+class LockBody(Body):
+    """A type for the tensors whose name `pattern` finds; a minimum if `at_least`."""
+
+    pattern: str = Field(min_length=1, max_length=200)
+    type: str = Field(min_length=1, max_length=20)
+    at_least: bool = False
+
+
 class QuantizeBody(Body):
     """A model of the library and one wish for its size. `tier` as in `tessera quantize`."""
 
@@ -24,6 +32,12 @@ class QuantizeBody(Body):
     bpw: Annotated[float, Field(ge=0.5, le=32)] | None = None
     mix: Annotated[str, Field(min_length=1, max_length=20)] | None = None
     force: bool = False
+    fit: bool = False
+    memory_bytes: Annotated[int, Field(ge=1, le=1 << 50)] | None = None
+    n_ctx: int = Field(default=8192, ge=256, le=1 << 24)
+    n_seq: int = Field(default=1, ge=1, le=256)
+    locks: list[LockBody] = Field(default_factory=list, max_length=100)
+    rounding: Literal["stock", "rows", "craft", "sequential"] | None = None
 
     def wish(self) -> Wish:
         """The same as the engine's own record."""
@@ -34,6 +48,12 @@ class QuantizeBody(Body):
             bpw=self.bpw,
             mix=self.mix,
             force=self.force,
+            fit=self.fit,
+            memory_bytes=self.memory_bytes,
+            n_ctx=self.n_ctx,
+            n_seq=self.n_seq,
+            locks=tuple((lock.pattern, lock.type, lock.at_least) for lock in self.locks),
+            rounding=self.rounding,
         )
 
 
