@@ -11,11 +11,11 @@ from typing import Any, Final, Literal
 import msgspec
 
 from engine.chat.events import AnswerEvent, CallArguments, CallEnded, CallMalformed, CallStarted
-from engine.chat.reasoning import Markers
+from engine.chat.reasoning import Markers, open_markers
 from engine.chat.structured import ConstraintChecker, ConstraintImpossible, after_reasoning
 from engine.chat.template import TemplateRenderer
 from engine.chat.tools.dialect import Dialect
-from engine.chat.tools.dialects import GENERIC, choose
+from engine.chat.tools.dialects import choose
 from engine.chat.tools.grammar import tool_grammar
 from engine.chat.tools.parser import AnswerParser
 from engine.chat.types import ChatTemplate, Message, NamedTool, Rendered, ToolChoice, ToolDefinition
@@ -140,7 +140,10 @@ class Conversations:
             variables=_variables(query),
         )
         constraint = await self._constraint(query, dialect, rendered, source or "")
-        special = bool(query.tools) or dialect is not GENERIC
+        # The parser needs control tokens as text where calls, channels or reasoning may be marked by them.
+        special = bool(query.tools) or dialect.headers is not None
+        special = special or _reasoning(dialect, rendered, source or "") is not None
+        special = special or open_markers(rendered.prefill, dialect.reasoning) is not None
         request = GenerationRequest(
             prompt=rendered.prompt,
             add_special=rendered.add_special,

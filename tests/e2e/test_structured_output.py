@@ -58,6 +58,15 @@ def test_gbnf_as_llama_server_takes_it(client):
     assert choice.message.content in {"yes!", "no!"}
 
 
+def test_text_completions_take_the_same_fields(client):
+    fields = {"response_format": {"type": "regex", "regex": "[a-f]{6}"}}
+    answer = client.completions.create(model="spark", prompt="hex: ", max_tokens=50, extra_body=fields)
+    assert re.fullmatch("[a-f]{6}", answer.choices[0].text)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="spark", prompt="hex: ", extra_body={"grammar": "nonsense"})
+    assert caught.value.param == "grammar"
+
+
 def test_a_forced_call_is_made_and_valid(client):
     for seed in range(3):
         choice = ask(client, tools=[WEATHER], tool_choice="required", parallel_tool_calls=False, seed=seed)

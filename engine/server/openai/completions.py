@@ -17,6 +17,7 @@ from engine.server.errors import sse_error
 from engine.server.fanout import merge
 from engine.server.fim import fim_prompt, fim_request
 from engine.server.openai import shapes
+from engine.server.openai.query import output_of
 from engine.server.openai.schemas import CompletionRequest
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
@@ -59,6 +60,10 @@ def _requests(body: CompletionRequest) -> list[GenerationRequest]:
 async def _start(state: ServerState, body: CompletionRequest) -> tuple[LoadedModel, list[AsyncIterator[Event]]]:
     model = await state.pool.acquire(body.model)
     requests = _requests(body)
+    output, param = output_of(body)
+    if output is not None:
+        checked = await state.checker.check(output, param)
+        requests = [msgspec.structs.replace(r, constraint=checked) for r in requests]
     if body.suffix:
         requests = [await _filling(model, r, body.suffix) for r in requests]
     return model, [state.pool.generate(model, r) for r in requests]
@@ -71,7 +76,9 @@ async def _filling(model: LoadedModel, request: GenerationRequest, suffix: str) 
     limit = request.max_tokens or DEFAULT_MAX_TOKENS
     prompt = await fim_prompt(model, FimGap(prefix=request.prompt, suffix=suffix), limit, may_shorten=False)
     filling = fim_request(prompt, max_tokens=limit, stop=request.stop, sampling=request.sampling)
-    return msgspec.structs.replace(filling, logprobs=request.logprobs, ignore_eos=request.ignore_eos)
+    return msgspec.structs.replace(
+        filling, logprobs=request.logprobs, ignore_eos=request.ignore_eos, constraint=request.constraint
+    )
 
 
 async def _echoes(model: LoadedModel, body: CompletionRequest) -> list[str]:

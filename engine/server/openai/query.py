@@ -7,7 +7,7 @@ from engine.chat.conversation import ChatQuery
 from engine.chat.types import NamedTool, ToolChoice, ToolDefinition
 from engine.errors import InputFault
 from engine.server.openai.messages import to_messages
-from engine.server.openai.schemas import ChatRequest
+from engine.server.openai.schemas import ChatRequest, CompletionRequest
 from engine.types import Constraint
 
 _GRAMMARS = frozenset({"regex", "lark", "grammar", "gbnf"})
@@ -18,7 +18,7 @@ def to_query(body: ChatRequest) -> ChatQuery:
 
     Raises: InputFault: a tool, a choice or a format that is not understood; `param` names the field.
     """
-    output, param = _output(body)
+    output, param = output_of(body)
     return ChatQuery(
         messages=tuple(to_messages(body.messages)),
         tools=tuple(tool(entry, f"tools[{i}]") for i, entry in enumerate(body.tools or [])),
@@ -81,8 +81,11 @@ def tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice:
     raise InputFault("tool_choice must be none, auto, required or name a function.", "tool_choice")
 
 
-def _output(body: ChatRequest) -> tuple[Constraint | None, str]:
-    """The constraint of `response_format`, or of llama-server's `json_schema` and `grammar`, and its field."""
+def output_of(body: ChatRequest | CompletionRequest) -> tuple[Constraint | None, str]:
+    """The constraint of `response_format`, or of llama-server's `json_schema` and `grammar`, and its field.
+
+    Raises: InputFault: two of them, or one that is not understood.
+    """
     given = [n for n in ("response_format", "json_schema", "grammar") if getattr(body, n) is not None]
     if len(given) > 1:
         raise InputFault(f"{' and '.join(given)} cannot be combined.", given[1])

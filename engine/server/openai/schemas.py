@@ -152,6 +152,9 @@ class CompletionRequest(SamplingBody):
     max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
+    response_format: dict[str, Any] | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts as a list."""
