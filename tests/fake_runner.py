@@ -31,6 +31,7 @@ class FakeRunner:
         self.script = ""
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.tok_s = float(os.environ.get("FAKE_TOK_S", "0"))
+        self.clock = "FAKE_CLOCK" in os.environ  # for benches: each token tells when it was made
         self.outbox: list[tuple[int, object]] = []
 
     def reply(self) -> dict[str, object] | None:
@@ -124,7 +125,8 @@ class FakeRunner:
             if delay:
                 due += delay
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
-            self.emit(message.id, Delta(text=piece, token_ids=(sent,)))
+            text = f"t={time.time():.6f};" if self.clock else piece
+            self.emit(message.id, Delta(text=text, token_ids=(sent,)))
             sent += 1
         usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=sent)
         self.emit(

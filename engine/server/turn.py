@@ -30,7 +30,9 @@ class Turn:
                 if isinstance(event, Done):
                     metrics.finished(self.model.id, event)
                 elif answer.done:
-                    yield answer.stopped_early()
+                    early = answer.stopped_early()
+                    metrics.finished(self.model.id, early)
+                    yield early
                     return
 
     async def prompt_tokens(self) -> int:
