@@ -125,7 +125,7 @@ class FakeRunner:
             if delay:
                 due += delay
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
-            text = f"t={time.time():.6f};" if self.clock else piece
+            text = f"@@{time.time():.6f};" if self.clock else piece
             self.emit(message.id, Delta(text=text, token_ids=(sent,)))
             sent += 1
         usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=sent)

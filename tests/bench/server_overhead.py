@@ -2,8 +2,8 @@
 
 `python -m tests.bench.server_overhead [streams] [tok_s] [tokens]`, from the root of the project. The model is
 tests/fake_runner.py, so nothing but the server's own work is measured: a real server process, a real runner process
-(that only makes up tokens), and a client that reads raw bytes. The runner writes its clock into each token; clocks of
-one machine agree, so added latency is arrival minus that.
+that only makes up tokens, and a client that reads raw bytes. The runner writes its clock into each token, so added
+latency is the time of arrival minus that.
 """
 
 import asyncio
@@ -44,8 +44,8 @@ class Stream:
         head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
         writer.write(f"{head}Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)
         while line := await reader.readline():
-            at = line.find(b"t=")
-            if at >= 0:
+            at = line.find(b"@@")
+            if at >= 0 and b".done" not in line and b".completed" not in line:
                 self.delays.append(time.time() - float(line[at + 2 : line.index(b";", at)]))
                 self.tokens += 1
         writer.close()
@@ -67,10 +67,9 @@ async def streams(port: int, server: psutil.Process, count: int, path: str, body
     used, wall = cpu_s(server) - before, time.monotonic() - began
     tokens = sum(c.tokens for c in clients)
     delays = [d for c in clients for d in c.delays]
-    return (
-        f"{path:24} {count:3} streams: {tokens} tokens in {wall:.1f} s, {used / tokens * 1e6:5.0f} us of CPU a token, "
-        f"added latency p50 {quantile(delays, 0.5) * 1e3:.1f} ms, p99 {quantile(delays, 0.99) * 1e3:.1f} ms"
-    )
+    late = f"p50 {quantile(delays, 0.5) * 1e3:.1f} ms, p99 {quantile(delays, 0.99) * 1e3:.1f} ms"
+    cost = f"{used / tokens * 1e6:5.0f} us of CPU a token"
+    return f"{path:24} {count:3} streams: {tokens} tokens in {wall:.1f} s, {cost}, added latency {late}"
 
 
 async def idle(port: int, server: psutil.Process, count: int) -> str:
