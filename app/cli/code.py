@@ -11,6 +11,9 @@ import click
 @click.option("--model", "-m", help="Model to use (default: a loaded one, else the best for tools).")
 @click.option("--prompt", "-p", help="Ask this once and leave; '-' reads standard input.")
 @click.option("--agent", "as_agent", is_flag=True, help="Let the model work with tools; every action is asked.")
+@click.option(
+    "--replay", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Do a recorded session again."
+)
 @click.option("--apply", "apply_edits", is_flag=True, help="With --prompt: apply the edits that have a place.")
 @click.option("--steps", type=click.IntRange(1, 500), default=30, show_default=True, help="Step limit of an agent.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest answer, in tokens.")
@@ -27,6 +30,7 @@ def command(
     model: str | None,
     prompt: str | None,
     as_agent: bool,
+    replay: Path | None,
     apply_edits: bool,
     steps: int,
     max_tokens: int | None,
@@ -58,6 +62,8 @@ def command(
                 conversation.vectors = VectorIndex(project.index, *found)
             session = CodeSession(Assistant(conversation, client), max_steps=steps, mcp_file=mcp_file)
             session.index()
+            if replay is not None:
+                sys.exit(0 if session.replay(replay) else 1)
             if as_agent and prompt is not None:
                 sys.exit(0 if session.agent(prompt) else 1)
             if prompt is not None:

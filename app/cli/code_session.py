@@ -9,12 +9,12 @@ from pathlib import Path
 import click
 
 from app.code.agent.consent import Consent, ConsentRequest, Decision, shown_text
-from app.code.agent.loop import Agent
+from app.code.agent.loop import Agent, ChatModel
 from app.code.agent.mcp_tools import McpTools, read_mcp_config
-from app.code.agent.models import ServerModel
+from app.code.agent.models import ReplayedModel, ServerModel
 from app.code.agent.tools import Toolbox
-from app.code.agent.transcript import Transcript
-from app.code.agent.types import AgentEvent, Called, Ended, Planned, Returned, Thought, ToolRefused
+from app.code.agent.transcript import Transcript, read_transcript
+from app.code.agent.types import AgentEvent, Called, Ended, Planned, Returned, Thought, ToolRefused, UserAsked
 from app.code.assistant import Assistant
 from app.code.context.pieces import Context
 from app.code.edits.session import Proposal
@@ -111,7 +111,13 @@ class CodeSession:
         click.echo(f"written: {', '.join(paths)}  (/undo takes it back)", err=True)
         return not (self._proposal.refused or self._proposal.malformed)
 
-    def agent(self, task: str) -> bool:
+    def replay(self, file: Path) -> bool:
+        """Do again what a recorded session did, asking again; True when all of it could be done."""
+        events = list(read_transcript(file))
+        task = next((event.text for event in events if isinstance(event, UserAsked)), str(file))
+        return self.agent(task, ReplayedModel(iter(events)))
+
+    def agent(self, task: str, model: ChatModel | None = None) -> bool:
         """Let the model work on a task; True when it answered by itself."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
         transcript = Transcript(self._project.state / "transcripts" / f"{stamp}.jsonl")
@@ -122,7 +128,7 @@ class CodeSession:
 
         consent = Consent(_ask_person)
         toolbox = Toolbox(self._project.index, self._project.edits, consent, on_event)
-        model = ServerModel(self._assistant.client, self._talk.model, self._talk.options)
+        model = model or ServerModel(self._assistant.client, self._talk.model, self._talk.options)
         servers = []
         try:
             for config in read_mcp_config(self._mcp_file) if self._mcp_file else ():

@@ -198,6 +198,13 @@ def test_an_agent_works_through_the_server_with_consent(tool_server, project, te
     assert kinds[0] == "asked"
     assert kinds[-1] == "ended"
     assert kinds.count("called") == 4
+    # The same session again on the file as it was: the same calls, asked again, without the model.
+    asked = len(tool_server.prompts())
+    (project / "greet.py").write_text('def greet(name):\n    return "hello " + name\n')
+    done = run("code", project, "--replay", transcript, input="y\nn\n")
+    assert done.exit_code == 0, done.output
+    assert "HELLO" in (project / "greet.py").read_text()
+    assert len(tool_server.prompts()) == asked
 
 
 def test_the_certificate_counts_right_calls(tool_server):
