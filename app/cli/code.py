@@ -15,6 +15,7 @@ import click
     "--replay", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Do a recorded session again."
 )
 @click.option("--apply", "apply_edits", is_flag=True, help="With --prompt: apply the edits that have a place.")
+@click.option("--allow-uncommitted", is_flag=True, help="Also write files with uncommitted changes.")
 @click.option("--steps", type=click.IntRange(1, 500), default=30, show_default=True, help="Step limit of an agent.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest answer, in tokens.")
 @click.option("--temperature", "-t", type=click.FloatRange(0, 5), default=0.2, show_default=True)
@@ -32,6 +33,7 @@ def command(
     as_agent: bool,
     replay: Path | None,
     apply_edits: bool,
+    allow_uncommitted: bool,
     steps: int,
     max_tokens: int | None,
     temperature: float,
@@ -60,7 +62,12 @@ def command(
             found = embedder(client, embed_model)
             if found is not None:
                 conversation.vectors = VectorIndex(project.index, *found)
-            session = CodeSession(Assistant(conversation, client), max_steps=steps, mcp_file=mcp_file)
+            session = CodeSession(
+                Assistant(conversation, client),
+                max_steps=steps,
+                mcp_file=mcp_file,
+                allow_uncommitted=allow_uncommitted,
+            )
             session.index()
             if replay is not None:
                 sys.exit(0 if session.replay(replay) else 1)

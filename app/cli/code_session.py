@@ -19,7 +19,7 @@ from app.code.assistant import Assistant
 from app.code.context.pieces import Context
 from app.code.edits.session import Proposal
 from app.code.edits.types import Applied
-from app.code.errors import CodeError
+from app.code.errors import CodeError, GitFailed, UncommittedChanges
 from app.code.prompts import repair_request
 from app.code.review import file_diff
 
@@ -35,7 +35,16 @@ _MARKS = {"open": "[ ]", "doing": "[>]", "done": "[x]"}
 class CodeSession:
     """Reads lines, prints answers. Nothing is written or run without being shown first."""
 
-    def __init__(self, assistant: Assistant, max_steps: int = 30, mcp_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        assistant: Assistant,
+        max_steps: int = 30,
+        mcp_file: Path | None = None,
+        *,
+        allow_uncommitted: bool = False,
+    ) -> None:
+        self._allow_uncommitted = allow_uncommitted
+        self._interactive = False
         self._assistant = assistant
         self._talk = assistant.conversation
         self._project = self._talk.project
@@ -103,13 +112,24 @@ class CodeSession:
             return self._proposal is not None and not (self._proposal.refused or self._proposal.malformed)
         chosen = [number - 1 for number in numbers] or None
         try:
-            paths = self._project.edits.apply(self._proposal, chosen, label=self._question[:80])
+            paths = self._write(self._proposal, chosen)
         except CodeError as error:
             click.echo(str(error), err=True)
             return False
         self._project.index.update(paths)
         click.echo(f"written: {', '.join(paths)}  (/undo takes it back)", err=True)
         return not (self._proposal.refused or self._proposal.malformed)
+
+    def _write(self, proposal: Proposal, chosen: list[int] | None) -> tuple[str, ...]:
+        label = self._question[:80]
+        try:
+            return self._project.edits.apply(
+                proposal, chosen, label=label, allow_uncommitted=self._allow_uncommitted
+            )
+        except (UncommittedChanges, GitFailed) as error:
+            if not self._interactive or not click.confirm(f"{error}\nWrite anyway?"):
+                raise
+        return self._project.edits.apply(proposal, chosen, label=label, allow_uncommitted=True)
 
     def replay(self, file: Path) -> bool:
         """Do again what a recorded session did, asking again; True when all of it could be done."""
@@ -149,6 +169,7 @@ class CodeSession:
 
     def talk(self, *, as_agent: bool = False) -> None:
         """Read lines until the end of input."""
+        self._interactive = True
         click.echo(f"{self._project.workspace.root} with {self._talk.model}. /help shows the commands.")
         while True:
             try:

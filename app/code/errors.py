@@ -65,6 +65,15 @@ class FileChanged(InputFault):
         self.what = what
 
 
+class UncommittedChanges(FileChanged):
+    """A file has changes that git does not hold and that are not from here; the person may allow the edit."""
+
+    code = "uncommitted_changes"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "has uncommitted changes that are not from here")
+
+
 class NothingToUndo(InputFault):
     """The journal of applied edits holds nothing more to take back."""
 

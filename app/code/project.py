@@ -7,7 +7,6 @@ from typing import Self
 
 from app.code.edits.journal import Journal
 from app.code.edits.session import EditSession
-from app.code.errors import GitFailed
 from app.code.git import Git
 from app.code.index.project import ProjectIndex
 from app.code.workspace import Workspace
@@ -31,10 +30,8 @@ class Project:
         self.edits = EditSession(self.workspace, self.journal, unsaved=unsaved, uncommitted=self._uncommitted)
 
     def _uncommitted(self) -> frozenset[str]:
-        try:
-            return self.git.uncommitted() if self.git is not None else frozenset()
-        except GitFailed:
-            return frozenset()
+        """Raises GitFailed: without an answer no file may be taken for clean."""
+        return self.git.uncommitted() if self.git is not None else frozenset()
 
     def __enter__(self) -> Self:
         return self

@@ -221,3 +221,24 @@ def test_the_certificate_counts_right_calls(tool_server):
     assert results["weather"]["passed"], results["weather"]
     assert not results["integers"]["passed"]
     assert "17" in results["integers"]["reason"]
+
+
+def test_uncommitted_changes_are_written_over_only_when_allowed(server, project):
+    for command in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=T", "-c", "user.email=t@x.org", "commit", "-qm", "S"],
+    ):
+        subprocess.run(["git", *command], cwd=project, check=True)
+    mine = (project / "greet.py").read_text() + "# mine\n"
+    (project / "greet.py").write_text(mine)
+    for _ in range(3):
+        server.say(ANSWER)
+    done = run("code", project, "-p", "louder @greet.py", "--apply")
+    assert done.exit_code == 1
+    assert "uncommitted" in done.output
+    assert (project / "greet.py").read_text() == mine
+    run("code", project, input="louder @greet.py\n/apply\nn\n")
+    assert (project / "greet.py").read_text() == mine
+    assert run("code", project, "-p", "louder @greet.py", "--apply", "--allow-uncommitted").exit_code == 0
+    assert (project / "greet.py").read_text() == mine.replace('"hello " + name', '"HELLO " + name.upper()')

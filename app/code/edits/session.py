@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from app.code.edits.apply import apply_hunks, merge
 from app.code.edits.journal import FileChange, Journal
 from app.code.edits.types import Answer, Applied, FileResult, Hunk, Malformed, Outcome, Refused
-from app.code.errors import CodeError, FileChanged, FileMissing, NothingToUndo
+from app.code.errors import CodeError, FileChanged, FileMissing, GitFailed, NothingToUndo, UncommittedChanges
 from app.code.workspace import TextFile, Workspace
 
 
@@ -111,7 +111,7 @@ class EditSession:
         """Write the chosen hunks (None: all that have a place); returns the paths written.
 
         Every file is checked before any is written; a failing write takes the earlier ones back.
-        Raises: FileChanged, OSError.
+        Raises: FileChanged; UncommittedChanges, GitFailed unless `allow_uncommitted`; OSError.
         """
         wanted = set(proposal.applicable if chosen is None else chosen)
         plans = [(file, new) for file in proposal.files if (new := _text_with(file, wanted)) is not None]
@@ -151,8 +151,11 @@ class EditSession:
         if path in self._unsaved():
             return "The file has unsaved changes in the editor; it cannot be written."
         sha = self._sha_now(path)
-        if sha is None or path not in self._uncommitted() or self._journal.wrote(path, sha):
-            return None
+        try:
+            if sha is None or path not in self._uncommitted() or self._journal.wrote(path, sha):
+                return None
+        except GitFailed as error:
+            return f"Whether the file has uncommitted changes is not known: {error}"
         return "The file has uncommitted changes that are not from here."
 
     def undo(self) -> tuple[str, ...]:
@@ -181,7 +184,7 @@ class EditSession:
         if allow_uncommitted or sha is None or file.path not in self._uncommitted():
             return
         if not self._journal.wrote(file.path, sha):
-            raise FileChanged(file.path, "has uncommitted changes that are not from here")
+            raise UncommittedChanges(file.path)
 
     def _sha_now(self, path: str) -> str | None:
         try:

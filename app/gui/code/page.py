@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QCheckBox, QComboBox, QFileDialog, QFrame, QPlainT
 
 from app.code.context.pieces import Context, Piece
 from app.code.edits.session import Proposal
-from app.code.errors import FileChanged
+from app.code.errors import GitFailed, UncommittedChanges
 from app.code.prompts import TASKS
 from app.gui.api import in_words
 from app.gui.code.consent_card import ConsentCard
@@ -236,7 +236,7 @@ class CodePage(QWidget):
         self.banner.tell(self.tr("Taken back: %1").replace("%1", ", ".join(paths)), "ok")
 
     def _on_failed(self, error: Exception) -> None:
-        if isinstance(error, FileChanged) and "uncommitted" in error.what:
+        if isinstance(error, UncommittedChanges | GitFailed):
             chosen = self.review.chosen
             anyway = (self.tr("Write anyway"), lambda: self.controller.apply(chosen, allow_uncommitted=True))
             self.banner.tell(str(error), "warn", anyway)

@@ -3,7 +3,7 @@ import pytest
 from app.code.edits.journal import Journal
 from app.code.edits.parse import parse_answer
 from app.code.edits.session import EditSession
-from app.code.errors import FileChanged, NothingToUndo
+from app.code.errors import FileChanged, GitFailed, NothingToUndo
 from app.code.workspace import Workspace
 
 ANSWER = """First the one, then the other.
@@ -172,3 +172,17 @@ def test_a_file_is_deleted_only_when_quoted_whole_and_comes_back(project, journa
     assert not (project / "two.py").exists()
     session.undo()
     assert (project / "two.py").read_text() == "a = 1\nb = 2\n"
+
+
+def test_when_git_cannot_say_whether_a_file_is_clean_nothing_is_written_unasked(project, journal):
+    def broken():
+        raise GitFailed(("status",), "timed out")
+
+    session = EditSession(Workspace(project), journal, uncommitted=broken)
+    proposal = session.propose(parse_answer(ANSWER))
+    with pytest.raises(GitFailed):
+        session.apply(proposal)
+    assert contents(project) == {"one.py": "a = 1\nb = 2\nc = 3\n", "two.py": "a = 1\nb = 2\n"}
+    assert "not known" in session.warning("one.py")
+    session.apply(proposal, allow_uncommitted=True)
+    assert (project / "new" / "three.py").exists()
