@@ -40,7 +40,14 @@ _GPU = frozenset({"igpu", "dgpu"})
 # Every backend a device could ask for. Vendors are empty where any will do.
 BACKENDS: tuple[Backend, ...] = (
     Backend("cpu", "cpu", frozenset({"cpu"}), frozenset(), _ANY, "a C++ compiler"),
-    Backend("vulkan", "vulkan", _GPU, frozenset(), frozenset({"linux", "windows"}), "glslc and Vulkan headers 1.4"),
+    Backend(
+        "vulkan",
+        "vulkan",
+        _GPU,
+        frozenset(),
+        frozenset({"linux", "windows"}),
+        "glslc, Vulkan headers 1.4 and spirv-headers",
+    ),
     Backend("rocm", "hip", _GPU, frozenset({"AMD"}), frozenset({"linux", "windows"}), "ROCm 6.4 or newer"),
     Backend("cuda", "cuda", _GPU, frozenset({"NVIDIA"}), frozenset({"linux", "windows"}), "the CUDA toolkit"),
     Backend("metal", "metal", _GPU, frozenset({"Apple"}), frozenset({"macos"}), "the Xcode command line tools"),

@@ -22,7 +22,7 @@ from engine.fit.context import need_at
 from engine.fit.dry_run import DryRunFailed, dry_run
 from engine.fit.report import fit_report, ledger_amounts, machine_isa, refusal
 from engine.fit.shape import ModelShape, model_shape
-from engine.fit.types import DryRun, FitReport, Need
+from engine.fit.types import DryRun, FitReport, Need, Part
 from engine.paths import Paths
 from engine.runner.protocol import LoadSettings
 from quantize.errors import QuantizeError
@@ -31,6 +31,8 @@ from quantize.gguf_split import read_gguf_model
 log = logging.getLogger(__name__)
 # Below this share of the free memory a load is admitted by formulas: they are within a tenth.
 PLENTY_FRAC = 0.5
+# Kept prefixes get at most this part of the memory that a load leaves free.
+PREFIX_SHARE = 4
 # What the ladder may change and what is therefore remembered.
 LADDER_FIELDS = (
     "devices",
@@ -75,7 +77,20 @@ class Placer:
         def ask(at: LoadSettings) -> DryRun | None:
             return self._dry_run(at) if exact else None
 
-        return place(shape, settings, wish, machine, self.ledger, self.memory, ask, owner=model_id)
+        without = msgspec.structs.replace(settings, cache_ram_bytes=0)
+        placement = place(shape, without, wish, machine, self.ledger, self.memory, ask, owner=model_id)
+        return self._with_prefixes(model_id, placement, settings.cache_ram_bytes, machine)
+
+    def _with_prefixes(self, model_id: str, placement: Placement, wanted_bytes: int, machine: Machine) -> Placement:
+        """Computed prefixes may be kept in what is left over, never in what a model needs."""
+        spare = self.ledger.available("cpu", machine, exclude=model_id) - placement.need.device_bytes("cpu")
+        granted = min(wanted_bytes, max(0, spare) // PREFIX_SHARE)
+        if not granted:
+            return placement
+        part = Part(name="prefixes", device="cpu", num_bytes=granted)
+        need = msgspec.structs.replace(placement.need, parts=(*placement.need.parts, part))
+        settings = msgspec.structs.replace(placement.settings, cache_ram_bytes=granted)
+        return msgspec.structs.replace(placement, settings=settings, need=need)
 
     def report(self, model_id: str, placement: Placement, shape: ModelShape | None = None) -> FitReport:
         """Whether that placement fits now, the largest context, and what to give up if not."""

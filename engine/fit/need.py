@@ -14,10 +14,10 @@ CELL_PADDING = 256
 # What serving adds to a loaded runner: samplers, token lists and the prefix trie of a full context.
 # Measured: docs/log.md, memory (2 MiB, and about 150 bytes a token of context).
 SERVING_BYTES, SERVING_TOKEN_BYTES = 2 << 20, 150
-# Process, interpreter and libraries of a runner, and what a token of vocabulary adds (text, trie, piece table).
-# Measured: docs/log.md, memory (40-44 MiB and 190-200 bytes); used only where no dry run can tell.
-PROCESS_BYTES = 43 << 20
-VOCABULARY_TOKEN_BYTES = 200
+# Process, interpreter and libraries of a runner, and what a token of vocabulary adds (text, piece table, the
+# table of constrained output). Measured: docs/log.md, memory; used only where no dry run can tell.
+PROCESS_BYTES = 50 << 20
+VOCABULARY_TOKEN_BYTES = 700
 
 
 def padded(cells: int) -> int:
@@ -81,8 +81,11 @@ def estimate(
         # Measured on CLIP-like projectors: the graph takes about a fifth of the file again.
         parts.append(Part(name="projector", device=gpu or CPU, num_bytes=projector_bytes * 6 // 5, basis="prior"))
     overhead = dry_run.overhead_bytes if dry_run else PROCESS_BYTES + VOCABULARY_TOKEN_BYTES * shape.vocabulary
+    overhead += work_bytes(shape, settings) if layers_from else 0
     overhead += SERVING_BYTES + SERVING_TOKEN_BYTES * max(settings.kv_cells, settings.n_ctx)
     parts.append(_part("overhead", CPU, overhead, dry_run))
+    if settings.cache_ram_bytes:
+        parts.append(Part(name="prefixes", device=CPU, num_bytes=settings.cache_ram_bytes))
     if correction != 1.0:
         extra = round(sum(p.num_bytes for p in parts) * (correction - 1))
         parts.append(Part(name="correction", device=gpu or CPU, num_bytes=extra, basis="probe"))
@@ -96,7 +99,7 @@ def estimate(
         type_v=settings.type_v,
         n_gpu_layers=settings.n_gpu_layers if gpu else 0,
         parts=tuple(p for p in parts if p.num_bytes),
-        resident_bytes=sum(p.num_bytes for p in parts) - on_gpu - untouched + stale,
+        resident_bytes=sum(p.num_bytes for p in parts) - on_gpu - untouched - settings.cache_ram_bytes + stale,
         kv_layer_bytes=kv,
     )
 
@@ -172,6 +175,17 @@ def _compute(
         return [*parts, Part(name="compute", device=gpu or CPU, num_bytes=rest, basis="probe")]
     device = gpu if gpu and layers_from <= len(shape.layers) else CPU
     return [Part(name="compute", device=device, num_bytes=compute_prior(shape, settings), basis="prior")]
+
+
+def work_bytes(shape: ModelShape, settings: LoadSettings) -> int:
+    """The CPU kernels' copy of one ubatch of activations in the weights' own format, kept between steps.
+
+    Source: ggml-cpu.c, ggml_graph_plan: 2 bytes a value for f16 and bf16 weights, about 1 for quantized ones.
+    """
+    widest = max(shape.feed_forward, shape.embedding, shape.attention)
+    matrix = next((t for t in shape.tensors if len(t.shape) > 1 and t.name.startswith("blk.")), None)
+    plain = matrix is not None and matrix.ggml_type in {GgmlType.F16, GgmlType.BF16}
+    return settings.n_ubatch * widest * (2 if plain else 1)
 
 
 def is_host(buffer: str) -> bool:

@@ -5,7 +5,9 @@ from typing import Literal
 import msgspec
 
 Basis = Literal["formula", "probe", "prior"]
-PartName = Literal["weights", "kv", "recurrent", "compute", "output", "projector", "overhead", "correction"]
+PartName = Literal[
+    "weights", "kv", "recurrent", "compute", "output", "projector", "overhead", "prefixes", "correction"
+]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):

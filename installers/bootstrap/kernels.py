@@ -40,9 +40,13 @@ def _cpu_features() -> str:
 def vulkan_ready() -> bool:
     """A GPU, the shader compiler and new enough headers are here, so the Vulkan backend is worth building.
 
-    Headers older than 1.4 lack types that ggml's Vulkan backend uses (Debian 12 has 1.3.239).
+    Headers older than 1.4 lack types that ggml's Vulkan backend uses (Debian 12 has 1.3.239). Without the package
+    spirv-headers its build stops.
     """
     if sys.platform == "darwin" or not shutil.which("glslc") or not glob.glob("/dev/dri/renderD*"):
+        return False
+    prefixes = ("/usr/share", "/usr/lib*", "/usr/local/share", "/usr/local/lib*")
+    if not any(glob.glob(f"{prefix}/cmake/SPIRV-Headers/*.cmake") for prefix in prefixes):
         return False
     for header in ("/usr/include/vulkan/vulkan_core.h", "/usr/local/include/vulkan/vulkan_core.h"):
         try:

@@ -21,7 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "installers" / "lock" / "llama.txt"
 PACKAGES = ("glslc", "libshaderc1", "mesa-vulkan-drivers", "libvulkan1", "libllvm15", "libdrm2", "libdrm-amdgpu1")
-# ggml's Vulkan backend needs types of 1.4; Debian 12 has 1.3.239. Only the headers are taken from Debian 13.
+# ggml's Vulkan backend needs types of 1.4; Debian 12 has 1.3.239. Only headers are taken from Debian 13.
+NEWER_PACKAGES = ("libvulkan-dev", "spirv-headers")
 NEWER = "deb http://deb.debian.org/debian trixie main"
 FLAGS = ("GGML_BACKEND_DL=ON", "GGML_NATIVE=OFF", "GGML_VULKAN=ON", "GGML_RPC=ON", "GGML_CPU_ALL_VARIANTS=ON")
 INSTALL = ("BINDIR=llama_cpp/lib", "LIBDIR=llama_cpp/lib", "INCLUDEDIR=llama_cpp/include", "RPATH=$ORIGIN")
@@ -30,7 +31,7 @@ INSTALL = ("BINDIR=llama_cpp/lib", "LIBDIR=llama_cpp/lib", "INCLUDEDIR=llama_cpp
 def unpack_packages(folder: Path) -> Path:
     """Download and unpack the Debian packages below `folder`; returns the root they lie in."""
     root, lists = folder / "root", folder / "apt"
-    if (root / "usr/include/vulkan/vulkan_core.h").exists():
+    if (root / "usr/include/spirv").exists():
         return root
     debs = folder / "debs"
     for made in (root, debs, lists / "partial"):
@@ -46,7 +47,7 @@ def unpack_packages(folder: Path) -> Path:
     ]
     subprocess.run(["apt-get", "download", *PACKAGES], cwd=debs, check=True)
     subprocess.run(["apt-get", *newer, "update"], check=True)
-    subprocess.run(["apt-get", *newer, "download", "libvulkan-dev"], cwd=debs, check=True)
+    subprocess.run(["apt-get", *newer, "download", *NEWER_PACKAGES], cwd=debs, check=True)
     for deb in sorted(debs.glob("*.deb")):
         subprocess.run(["dpkg", "-x", deb, root], check=True)
     return root

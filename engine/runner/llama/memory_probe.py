@@ -3,6 +3,7 @@
 Usage: python -m engine.runner.llama.memory_probe SETTINGS_JSON
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -14,11 +15,14 @@ from typing import Any
 import msgspec
 
 from devices.process_memory import process_memory
+from engine.grammar import ConstraintRefused
 from engine.runner.llama import model as llama_model
 from engine.runner.llama import service
 from engine.runner.llama.binding import KernelsMissing, start_backends
+from engine.runner.llama.constrain import ConstraintCompiler
 from engine.runner.llama.vocabulary import Vocabulary
 from engine.runner.protocol import LoadSettings
+from engine.types import Constraint
 
 MIB = 1 << 20
 CACHE = re.compile(r"(llama_kv_cache\w*|llama_memory_recurrent): size = +([0-9.]+) MiB")
@@ -56,6 +60,9 @@ def dry_run(settings: LoadSettings) -> dict[str, Any]:
     loaded = llama_model.load(api, settings, lambda _fraction: True, dry_run=True)
     report = sizes("".join(lines))
     vocabulary = Vocabulary(api, loaded.vocab)
+    constraints = ConstraintCompiler(vocabulary)
+    with contextlib.suppress(ConstraintRefused):  # the runner builds the same token table behind every load
+        constraints.compile(Constraint(kind="regex", source="x"))
     held = process_memory(os.getpid())
     loaded.close()
     lines.clear()
