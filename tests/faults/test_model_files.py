@@ -51,3 +51,44 @@ def test_a_file_damaged_after_it_was_listed_is_refused(served):
     assert answer.status_code == 422
     assert "vanishing" in answer.json()["error"]["message"]
     assert ask(served, "spark").status_code == 200
+
+
+def with_nan(source, target):
+    """A copy of a model whose last norm is not a number."""
+    from quantize.gguf_file import read_gguf
+
+    tensor = next(t for t in read_gguf(source).tensors if t.name == "output_norm.weight")
+    data = bytearray(source.read_bytes())
+    data[tensor.offset : tensor.offset + 4] = b"\x00\x00\xc0\x7f"
+    target.write_bytes(data)
+
+
+def test_output_that_is_no_number_is_an_error_not_endless_text(tmp_path, bundled_model):
+    (tmp_path / "models").mkdir()
+    with_nan(bundled_model, tmp_path / "models" / "nan-model.gguf")
+    running = RunningServer(tmp_path)
+    try:
+        answer = ask(running, "nan-model.gguf")
+        assert answer.status_code >= 400
+        assert "not a number" in answer.json()["error"]["message"]
+        assert ask(running, "spark").status_code == 200
+    finally:
+        running.stop()
+
+
+def test_a_file_that_shrinks_under_a_loaded_model_ends_only_its_runner(tmp_path, bundled_model):
+    (tmp_path / "models").mkdir()
+    path = tmp_path / "models" / "shrinking-model.gguf"
+    shutil.copy(bundled_model, path)
+    running = RunningServer(tmp_path)
+    try:
+        assert ask(running, "shrinking-model.gguf").status_code == 200
+        with path.open("r+b") as file:
+            file.truncate(4096)
+        answer = ask(running, "shrinking-model.gguf")
+        # Either every page was already in memory for good, or the runner died of a bus error and said so.
+        if answer.status_code != 200:
+            assert answer.json()["error"]["code"] in ("runner_died", "bad_model_file", "not_finite")
+        assert ask(running, "spark").status_code == 200
+    finally:
+        running.stop()
