@@ -307,7 +307,8 @@ class RunnerProcess:
         """The pipe closed: learn the exit code and tell everyone who waits."""
         code = await self._process.wait()
         await asyncio.wait([self._stderr_task], timeout=0.2)
-        told = reason or exit_reason(code, stopping=self._stopping)
+        last = next((line for line in reversed(self._stderr) if line.strip()), "")
+        told = reason or exit_reason(code, stopping=self._stopping, last_line=last)
         self.died = RunnerDied(code, told, self.stderr_tail[-20:])
         for mailbox in self._mailboxes.values():
             mailbox.put(self.died)
@@ -340,8 +341,8 @@ def _retrieve(future: "asyncio.Future[Any]") -> None:
         future.exception()
 
 
-def exit_reason(code: int, *, stopping: bool) -> str:
-    """What an exit code of a runner means, in words."""
+def exit_reason(code: int, *, stopping: bool, last_line: str = "") -> str:
+    """What an exit code of a runner means, in words; `last_line` is the last it wrote to stderr."""
     if stopping or code == 0:
         return "the model was unloaded"
     meanings = {
@@ -354,6 +355,8 @@ def exit_reason(code: int, *, stopping: bool) -> str:
         0xC0000005: "a native crash (access violation)",
         0xC0000409: "llama.cpp stopped itself on an internal check",
     }
+    if code not in meanings and last_line:
+        return f"the runner ended: {last_line} (exit code {code})"
     return f"the runner ended: {meanings.get(code, 'unexpectedly')} (exit code {code})"
 
 

@@ -263,3 +263,52 @@ def test_background_requests_do_not_evict_the_chat(bundled_model):
 
     back = with_runner(bundled_model, work, n_parallel=1)
     assert back[2].usage.cached_tokens >= back[2].usage.prompt_tokens - 1
+
+
+def write_adapter(path, bundled_model, strength, seed=0):
+    """A random LoRA adapter of rank 4 on the query projections of the bundled model."""
+    import gguf
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 4.0)
+    for layer in range(8):
+        name = f"blk.{layer}.attn_q.weight"
+        writer.add_tensor(f"{name}.lora_a", rng.normal(0, strength, (4, 256)).astype(np.float32))
+        writer.add_tensor(f"{name}.lora_b", rng.normal(0, strength, (256, 4)).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(path)
+
+
+def test_adapters_are_chosen_by_each_request_and_never_mix(bundled_model, tmp_path):
+    one = write_adapter(tmp_path / "one.gguf", bundled_model, 0.3, seed=1)
+    two = write_adapter(tmp_path / "two.gguf", bundled_model, 0.3, seed=2)
+    prompt = CHAT.format("What is a token?")
+    wishes = [(), (("one", 1.0),), (("two", 1.0),), (("one", 0.5), ("two", 0.5))]
+
+    async def work(runner):
+        options = {"max_tokens": 24, "ignore_eos": True}
+        alone = [await collect(runner, prompt, lora=w, **options) for w in wishes]
+        together = await asyncio.gather(*(collect(runner, prompt, lora=w, **options) for w in wishes))
+        with pytest.raises(InputFault, match="three"):
+            await collect(runner, prompt, lora=(("three", 1.0),))
+        return alone, together
+
+    alone, together = with_runner(bundled_model, work, lora=(one, two), kv_cells=4096)
+    plain = with_runner(bundled_model, lambda r: collect(r, prompt, max_tokens=24, ignore_eos=True))
+    assert alone[0][0] == plain[0]
+    assert len({text for text, _, _ in alone}) == len(wishes)
+    assert [t[0] for t in together] == [a[0] for a in alone]
+
+
+def test_an_adapter_that_does_not_fit_is_refused(bundled_model, tmp_path):
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF" + bytes(64))
+    with pytest.raises(BadModelFile, match="adapter"):
+        with_runner(bundled_model, lambda r: collect(r, "x"), lora=(str(bad),))

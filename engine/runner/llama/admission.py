@@ -1,26 +1,39 @@
 """What a request must be before llama.cpp sees any of it."""
 
+from engine.runner.llama.adapters import Adapters
 from engine.runner.protocol import Fault
 from engine.types import GenerationRequest
 
 
 def refusal(
-    request_id: int, request: GenerationRequest, tokens: list[int], n_ctx: int, n_vocab: int
+    request_id: int, request: GenerationRequest, tokens: list[int], n_ctx: int, n_vocab: int, adapters: Adapters
 ) -> Fault | None:
     """Why a tokenized request cannot run in a context of `n_ctx` tokens; None when it can."""
-    if not tokens:
-        return Fault(id=request_id, code="invalid_request", message="The prompt is empty.", param="prompt")
     if len(tokens) >= n_ctx:
         counts: dict[str, int | float | str | None] = {"prompt_tokens": len(tokens), "context_tokens": n_ctx}
         return Fault(id=request_id, code="context_length_exceeded", message="", facts=counts)
+    problem = _problem(request, tokens, n_vocab, adapters)
+    if problem is None:
+        return None
+    param, text = problem
+    return Fault(id=request_id, code="invalid_request", message=text, param=param)
+
+
+def _problem(
+    request: GenerationRequest, tokens: list[int], n_vocab: int, adapters: Adapters
+) -> tuple[str, str] | None:
+    """The field that is wrong, and why."""
+    if not tokens:
+        return "prompt", "The prompt is empty."
     if min(tokens) < 0 or max(tokens) >= n_vocab:
-        text = f"Token ids must be between 0 and {n_vocab - 1}."
-        return Fault(id=request_id, code="invalid_request", message=text, param="prompt")
+        return "prompt", f"Token ids must be between 0 and {n_vocab - 1}."
     unknown = [t for t in request.sampling.logit_bias if not 0 <= t < n_vocab]
     if unknown:
-        text = f"Token id {unknown[0]} is not in this model's vocabulary of {n_vocab}."
-        return Fault(id=request_id, code="invalid_request", message=text, param="logit_bias")
+        return "logit_bias", f"Token id {unknown[0]} is not in this model's vocabulary of {n_vocab}."
+    missing = adapters.unknown(request.lora)
+    if missing is not None:
+        loaded = ", ".join(adapters.names) or "none"
+        return "lora", f"The adapter {missing!r} was not loaded with this model (loaded: {loaded})."
     if request.images:
-        text = "This model was loaded without the part that sees pictures."
-        return Fault(id=request_id, code="invalid_request", message=text, param="messages")
+        return "messages", "This model was loaded without the part that sees pictures."
     return None

@@ -5,18 +5,18 @@ from collections import deque
 from typing import Any, Final
 
 from engine.grammar import ConstraintRefused
+from engine.runner.llama.adapters import Adapters
 from engine.runner.llama.admission import refusal
 from engine.runner.llama.batch import Batch, Logits
 from engine.runner.llama.constrain import ConstraintCompiler
-from engine.runner.llama.drafting import StepCost
 from engine.runner.llama.draw import DrawFailed, draw
 from engine.runner.llama.kv import CachedSequence, KVCache
 from engine.runner.llama.model import MAX_DRAFT, LoadedModel
+from engine.runner.llama.pacing import Pace
 from engine.runner.llama.prefix_store import PrefixStore
 from engine.runner.llama.sampler import Sampler
 from engine.runner.llama.sequence import Sequence
 from engine.runner.llama.text import TextStream
-from engine.runner.llama.threads import BatchThreads
 from engine.runner.llama.vocabulary import Vocabulary
 from engine.runner.protocol import Fault
 from engine.types import Event, FinishReason, GenerationRequest, TokenLogprob
@@ -24,9 +24,6 @@ from engine.types import Event, FinishReason, GenerationRequest, TokenLogprob
 # Cells reserved for an answer at admission: the worst case would leave most of the cache unused.
 # Source: reference measurements of typical chat answers; a longer answer preempts when the cache is full.
 ANSWER_RESERVE: Final = 512
-# Longest step wanted while others are generating; prompts are cut to what fits into it.
-TARGET_STEP_S: Final = 0.1
-MIN_CHUNK: Final = 32
 # With more sequences than this a step is full of real tokens, and guesses would only slow it.
 MAX_DRAFTING: Final = 2
 # Answers of llama_decode, see llama.h.
@@ -56,10 +53,8 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._by_id: dict[int, Sequence] = {}
-        self._prefill_tok_s = 0.0
-        self._threads_set = int(loaded.api.llama_n_threads_batch(loaded.context))
-        self._threads = BatchThreads(self._threads_set)
-        self._cost = StepCost()
+        self._pace = Pace(loaded)
+        self._adapters = Adapters(loaded, loaded.settings.lora)
         self.steps = 0
         self.prompt_tokens = 0
         self.generated_tokens = 0
@@ -88,7 +83,7 @@ class Scheduler:
     def add(self, request_id: int, request: GenerationRequest, tokens: list[int]) -> Fault | None:
         """Queue a tokenized request; a Fault says why it cannot run."""
         n_ctx = self._loaded.n_ctx
-        fault = refusal(request_id, request, tokens, n_ctx, self._vocabulary.size)
+        fault = refusal(request_id, request, tokens, n_ctx, self._vocabulary.size, self._adapters)
         if fault is not None:
             return fault
         constraint = None
@@ -147,17 +142,14 @@ class Scheduler:
         self._fill_batch()
         if self._batch.size == 0:
             return out
-        self._set_threads()
+        self._pace.set_threads(self._batch.size)
         started = time.monotonic()
         code = self._batch.decode()
         self._loaded.api.llama_synchronize(self._loaded.context)
         now = time.monotonic()
         if code == 0:
             self.steps += 1
-            self._note_speed(now - started)
-            self._threads.note(self._batch.size, now - started, now)
-            if self._batch.outputs == self._batch.size:
-                self._cost.note(self._batch.size, now - started)
+            self._pace.note(self._batch.size, self._batch.outputs, now - started, now)
             self._commit_batch()
             self._sample(out)
         else:
@@ -196,16 +188,18 @@ class Scheduler:
     def _fill_batch(self) -> None:
         batch = self._batch
         batch.clear()
-        generating = [s for s in self._running if s.decoding]
-        prefilling = [s for s in self._running if not s.decoding]
+        for sequence in self._running:
+            sequence.row = -1
+        members = self._adapters.members(self._running)
+        generating = [s for s in members if s.decoding]
+        prefilling = [s for s in members if not s.decoding]
         for sequence in generating:
             assert sequence.cache is not None
             sequence.row = batch.add(sequence.tokens[-1], len(sequence.tokens) - 1, sequence.cache.seq_id)
             self._add_draft(sequence, sequence.cache, len(generating))
-        budget = self._prefill_budget(others=bool(generating))
+        budget = self._pace.prefill_budget(others=bool(generating))
         for i, sequence in enumerate(prefilling):
             assert sequence.cache is not None
-            sequence.row = -1
             share = max(budget // (len(prefilling) - i), 1) if budget > 0 else 0
             take = min(sequence.n_missing, share, batch.room)
             if take <= 0:
@@ -227,32 +221,11 @@ class Scheduler:
             return
         drafter = sequence.drafter
         draft = drafter.propose(min(sequence.limit - len(sequence.tokens) - 1, MAX_DRAFT, self._batch.room))
-        if not draft or not self._cost.pays(generating, len(draft), drafter.share * len(draft)):
+        if not draft or not self._pace.cost.pays(generating, len(draft), drafter.share * len(draft)):
             return
         for i, token in enumerate(draft):
             self._batch.add(token, len(sequence.tokens) + i, cache.seq_id)
         sequence.draft = draft
-
-    def _prefill_budget(self, *, others: bool) -> int:
-        if not others:
-            return self._loaded.n_batch
-        if not self._prefill_tok_s:
-            return MIN_CHUNK
-        wanted = int(self._prefill_tok_s * TARGET_STEP_S)
-        return max(MIN_CHUNK, min(wanted, self._loaded.n_ubatch))
-
-    def _note_speed(self, elapsed: float) -> None:
-        prompt_rows = self._batch.size - self._batch.outputs
-        if prompt_rows >= MIN_CHUNK and elapsed > 0:
-            speed = self._batch.size / elapsed
-            self._prefill_tok_s = speed if not self._prefill_tok_s else 0.7 * self._prefill_tok_s + 0.3 * speed
-
-    def _set_threads(self) -> None:
-        """Use as many threads as pay at this moment, while other programs come and go."""
-        wanted = self._threads.threads(self._batch.size)
-        if wanted != self._threads_set:
-            self._threads_set = wanted
-            self._loaded.api.llama_set_n_threads(self._loaded.context, wanted, wanted)
 
     def _commit_batch(self) -> None:
         tokens, seq_ids = self._batch.rows()

@@ -110,13 +110,13 @@ class LlamaRunner:
             loaded = llama_model.load(api, settings, on_progress)
             vocabulary = Vocabulary(api, loaded.vocab)
             llama_model.warm_up(loaded)
+            self._store = _prefix_store(api, settings)
+            self._scheduler = Scheduler(loaded, vocabulary, self._store)
         except (KernelsMissing, llama_model.LoadFailed) as error:
             self._channel.send(protocol.Fault(code="load_failed", message=str(error), param="model"))
             return False
         self._loaded = loaded
         self._abort = AbortSwitch(api, loaded.context)
-        self._store = _prefix_store(api, settings)
-        self._scheduler = Scheduler(loaded, vocabulary, self._store)
         self._vocabulary = vocabulary
         facts = llama_model.facts(loaded, vocabulary.pieces, ",".join(settings.devices) or "cpu")
         self._facts = facts

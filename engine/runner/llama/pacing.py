@@ -1,0 +1,47 @@
+"""What steps cost here and now, and what follows: how much prompt fits beside answers, and how many threads pay."""
+
+from typing import Final
+
+from engine.runner.llama.drafting import StepCost
+from engine.runner.llama.model import LoadedModel
+from engine.runner.llama.threads import BatchThreads
+
+# Longest step wanted while others are generating; prompts are cut to what fits into it.
+TARGET_STEP_S: Final = 0.1
+MIN_CHUNK: Final = 32
+
+
+class Pace:
+    """Learns from every step. Sets the context's threads."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._threads_set = int(loaded.api.llama_n_threads_batch(loaded.context))
+        self._threads = BatchThreads(self._threads_set)
+        self._prefill_tok_s = 0.0
+        self.cost = StepCost()
+
+    def prefill_budget(self, *, others: bool) -> int:
+        """Prompt tokens for the next step; `others` are generating and must not wait for long."""
+        if not others:
+            return self._loaded.n_batch
+        if not self._prefill_tok_s:
+            return MIN_CHUNK
+        wanted = int(self._prefill_tok_s * TARGET_STEP_S)
+        return max(MIN_CHUNK, min(wanted, self._loaded.n_ubatch))
+
+    def set_threads(self, rows: int) -> None:
+        """Use as many threads as pay for a step of `rows` at this moment, while other programs come and go."""
+        wanted = self._threads.threads(rows)
+        if wanted != self._threads_set:
+            self._threads_set = wanted
+            self._loaded.api.llama_set_n_threads(self._loaded.context, wanted, wanted)
+
+    def note(self, rows: int, outputs: int, seconds: float, now: float) -> None:
+        """A step of `rows`, of which `outputs` wanted logits, took so long; `now` is a monotonic clock."""
+        self._threads.note(rows, seconds, now)
+        if rows == outputs:
+            self.cost.note(rows, seconds)
+        elif rows - outputs >= MIN_CHUNK and seconds > 0:
+            speed = rows / seconds
+            self._prefill_tok_s = speed if not self._prefill_tok_s else 0.7 * self._prefill_tok_s + 0.3 * speed
