@@ -41,7 +41,7 @@ from quantize.stock_rules import MIXES
 from quantize.tensor_rules import FLOAT_TYPES, allows_quantization
 from quantize.types import EvidenceRef, ModelSpec, QuantPlan, StockPlan, TensorSpec
 from quantize.verify import verify
-from quantize.work_folder import file_sha256
+from quantize.work_folder import file_sha256, hash_is_known
 from quantize.write_model import WriteRequest, output_metadata, output_slots, stamp
 
 _TOOL = "tessera"
@@ -92,8 +92,10 @@ class _Job:
             model = read_gguf_model(source)
             spec = _spec(model)
             self._check_source(spec)
+        # A preview must not read a model of many gigabytes only to find that nothing is known about it.
+        unknown = request.plan_only and not hash_is_known(source, request.cache_dir)
         with self._phase("hash"):
-            source_hash = file_sha256(source, request.cache_dir)
+            source_hash = "" if unknown else file_sha256(source, request.cache_dir)
         measured = self._measured(source)
         question = self._question(spec, _header_bytes(model, spec), measured)
         report = self._planned(question, source_hash, model.file_bytes)
@@ -203,7 +205,8 @@ class _Job:
         if self.request.tier == "instant":
             return None
         if self.request.plan_only:
-            known = measured_before(self._measure_request(source, self.request.tier))
+            task = self._measure_request(source, self.request.tier)
+            known = measured_before(task) if hash_is_known(source, self.request.cache_dir) else None
             if known is None:
                 self.warnings.append(_EXPECTED)
             return known

@@ -10,7 +10,7 @@ _ERRORS_MWEIGHTS_S = 0.9
 _CRAFT_MWEIGHTS_S = 0.35
 _SEQUENTIAL_FACTOR = 3.0
 # Weights times tokens a core goes through in a second of evaluation.
-_EVAL_MWEIGHT_TOKENS_S = 16_000.0
+_EVAL_MWEIGHT_TOKENS_S = 40_000.0
 _CALIBRATION_TOKENS, _PROBE_TOKENS, _VERIFY_TOKENS = 131_072, 3_072, 32_768
 _SAMPLED_FRAC_CAP = 64e6  # weights of a tensor's rows that errors are measured on, all types together
 

@@ -91,17 +91,29 @@ class WorkFolder:
         self.part("moments", group.name, ".npy").unlink(missing_ok=True)
 
 
+def hash_is_known(path: Path, cache_dir: Path) -> bool:
+    """Whether `file_sha256` would answer from the cache: a file never hashed was never measured either."""
+    try:
+        return _remembered(path, cache_dir).exists()
+    except OSError:
+        return False
+
+
+def _remembered(path: Path, cache_dir: Path) -> Path:
+    stat = path.stat()
+    identity = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
+    return cache_dir / "hashes" / sha256(identity.encode()).hexdigest()
+
+
 def file_sha256(path: Path, cache_dir: Path | None = None) -> str:
     """SHA-256 of a file; with `cache_dir`, remembered there by path, size and time of change.
 
     Raises: Unreadable.
     """
     try:
-        stat = path.stat()
         known = None
         if cache_dir is not None:
-            identity = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
-            known = cache_dir / "hashes" / sha256(identity.encode()).hexdigest()
+            known = _remembered(path, cache_dir)
             found = read_json(known)
             if isinstance(found, str):
                 return found
