@@ -7,8 +7,9 @@ taken back: at every moment the output is the beginning of valid JSON.
 
 import json
 import re
-from enum import Enum, auto
 from typing import Final, NamedTuple
+
+from engine.chat.tools.json_text import State, decoded, escaped, number_or_string
 
 MAX_DEPTH: Final = 128  # Python's own parser and most clients stop somewhat later
 _NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
@@ -29,17 +30,6 @@ _SURROGATES: Final = range(0xD800, 0xE000)
 _LOW_SURROGATES: Final = range(0xDC00, 0xE000)
 
 
-class _State(Enum):
-    VALUE = auto()
-    KEY = auto()
-    COLON = auto()
-    AFTER = auto()
-    STRING = auto()
-    QUOTE = auto()  # a quote that may end the string
-    BARE = auto()
-    DONE = auto()
-
-
 class Fragment(NamedTuple):
     """A piece of output. `member`: the key of the outermost object whose value it belongs to."""
 
@@ -58,7 +48,7 @@ class LenientJson:
         self.fragments: list[Fragment] = []
         self.repaired = False
         self.member: str | None = None
-        self._state = _State.VALUE
+        self._state = State.VALUE
         self._stack: list[list[str | int]] = []  # [closer, number of elements]
         self._long_quote = quote
         self._closers = closers
@@ -74,7 +64,7 @@ class LenientJson:
     @property
     def done(self) -> bool:
         """The value is complete."""
-        return self._state is _State.DONE
+        return self._state is State.DONE
 
     def take(self) -> list[Fragment]:
         """The output since the last take."""
@@ -84,7 +74,7 @@ class LenientJson:
     def feed(self, text: str) -> str:
         """Consume text; returns what follows the end of the value."""
         position = 0
-        while position < len(text) and self._state is not _State.DONE:
+        while position < len(text) and self._state is not State.DONE:
             position = self._step(text, position)
         return text[position:]
 
@@ -92,23 +82,23 @@ class LenientJson:
         """The text ends here: close whatever is open."""
         if self.done:
             return
-        if self._state in {_State.STRING, _State.QUOTE}:
-            self.repaired |= self._state is _State.STRING
-            self._held = "" if self._state is _State.STRING else self._held
+        if self._state in {State.STRING, State.QUOTE}:
+            self.repaired |= self._state is State.STRING
+            self._held = "" if self._state is State.STRING else self._held
             self._end_string()
-        elif self._state is _State.BARE:
+        elif self._state is State.BARE:
             self._end_bare(cut=True)
         while self._stack:
             self.repaired = True
             self._close()
         if not self.done:
             self._write("null")
-            self._state = _State.DONE
+            self._state = State.DONE
 
     # ------------------------------------------------------------------ output
 
     def _write(self, text: str) -> None:
-        if self._is_key and self._state in {_State.STRING, _State.QUOTE, _State.BARE}:
+        if self._is_key and self._state in {State.STRING, State.QUOTE, State.BARE}:
             self._key.append(text)
         if text:
             inside = len(self._stack) > 1 or (len(self._stack) == 1 and self._after_colon)
@@ -118,12 +108,12 @@ class LenientJson:
 
     def _step(self, text: str, at: int) -> int:  # noqa: C901, PLR0911 - one branch for each state
         state = self._state
-        if state is _State.STRING:
+        if state is State.STRING:
             return self._string(text, at)
-        if state is _State.QUOTE:
+        if state is State.QUOTE:
             return self._after_quote(text, at)
         char = text[at]
-        if state is _State.BARE:
+        if state is State.BARE:
             if char in _BARE_END and not (char == "=" and not self._is_key):
                 self._end_bare()
                 return at
@@ -131,26 +121,26 @@ class LenientJson:
             return at + 1
         if char.isspace():
             return at + 1
-        if state is _State.COLON:
+        if state is State.COLON:
             self._write_colon()
             self.repaired |= char != ":"
             return at + 1 if char in ":=" else at
         if char in "}])" and self._stack:
             self._closing(char)
             return at + 1
-        if state is _State.AFTER:
+        if state is State.AFTER:
             return self._between(char, at)
         if char in ",:=":
             return self._comma(char, at)
         if not self._stack and char in self._closers:
             self._write("null")
-            self._state = _State.DONE
+            self._state = State.DONE
             return at
         self._begin_element(char)
         return at + 1
 
     def _between(self, char: str, at: int) -> int:
-        self._state = _State.KEY if self._in_object() else _State.VALUE
+        self._state = State.KEY if self._in_object() else State.VALUE
         if char == ",":
             self._commas = True
             return at + 1
@@ -166,7 +156,7 @@ class LenientJson:
         return at + 1
 
     def _begin_element(self, char: str) -> None:
-        key = self._state is _State.KEY
+        key = self._state is State.KEY
         if not self._after_value_expected() and self._stack:
             if self._stack[-1][1]:
                 self._write(",")
@@ -187,7 +177,7 @@ class LenientJson:
             self._start_string()
         else:
             self._held = char
-            self._state = _State.BARE
+            self._state = State.BARE
 
     def _open(self, char: str) -> None:
         if len(self._stack) >= MAX_DEPTH:
@@ -199,7 +189,7 @@ class LenientJson:
         self._write(char)
         self._stack.append(["}" if char == "{" else "]", 0])
         self._after_colon = False
-        self._state = _State.KEY if char == "{" else _State.VALUE
+        self._state = State.KEY if char == "{" else State.VALUE
 
     def _closing(self, char: str) -> None:
         wanted = self._stack[-1][0]
@@ -212,7 +202,7 @@ class LenientJson:
         self._close()
 
     def _close(self) -> None:
-        if self._state is _State.COLON:
+        if self._state is State.COLON:
             self._write_colon()
         if self._after_value_expected():
             self.repaired = True
@@ -233,22 +223,22 @@ class LenientJson:
             if len(self._stack) == 1 and self._in_object():
                 self.member = None
             self._after_colon = False
-            self._state = _State.AFTER
+            self._state = State.AFTER
         else:
-            self._state = _State.DONE
+            self._state = State.DONE
 
     def _in_object(self) -> bool:
         return bool(self._stack) and self._stack[-1][0] == "}"
 
     def _after_value_expected(self) -> bool:
-        return self._state is _State.VALUE and self._in_object()
+        return self._state is State.VALUE and self._in_object()
 
     def _write_colon(self) -> None:
         self._write(":")
         if len(self._stack) == 1:
-            self.member = _decoded("".join(self._key))
+            self.member = decoded("".join(self._key))
         self._after_colon = True
-        self._state = _State.VALUE
+        self._state = State.VALUE
 
     # ------------------------------------------------------------------ words and strings
 
@@ -258,7 +248,7 @@ class LenientJson:
             self.repaired = True
             self._write(json.dumps(word))
             self._is_key = False
-            self._state = _State.COLON
+            self._state = State.COLON
             return
         text = _NUMBER.fullmatch(word) and word
         if text is None:
@@ -266,12 +256,12 @@ class LenientJson:
             self.repaired |= text != word
         if text is None and cut:
             text = next((c for c in ("true", "false", "null") if c.startswith(word)), None)
-        self._write(text or _number_or_string(word))
+        self._write(text or number_or_string(word))
         self._ended()
 
     def _start_string(self) -> None:
         self._held = ""
-        self._state = _State.STRING
+        self._state = State.STRING
         self._write('"')
         self._skip = len(self._quote) - 1
 
@@ -294,7 +284,7 @@ class LenientJson:
             return end
         char = text[end]
         if char == self._quote:
-            self._state = _State.QUOTE
+            self._state = State.QUOTE
             self._held = ""
         elif char == "\\":
             self._held = "\\"
@@ -302,7 +292,7 @@ class LenientJson:
             self._write('\\"')
         elif char < " ":
             self.repaired = True
-            self._write(_escaped(char))
+            self._write(escaped(char))
         else:
             self._write("\ufffd" if ord(char) in _SURROGATES else char)
         return end + 1
@@ -319,7 +309,7 @@ class LenientJson:
         keep = next((n for n in range(len(held) - 1, 0, -1) if self._quote.startswith(held[-n:])), 0)
         plain = held[: len(held) - keep]
         self._held = held[len(held) - keep :]
-        self._write(_escaped(plain))
+        self._write(escaped(plain))
         return at + 1
 
     def _escape(self, text: str, at: int) -> int:
@@ -335,7 +325,7 @@ class LenientJson:
                 self._write(unit)
             else:
                 self.repaired = True
-                self._write(_MENDED_ESCAPES.get(char) or "\\\\" + _escaped(char))
+                self._write(_MENDED_ESCAPES.get(char) or "\\\\" + escaped(char))
             return at + 1
         if char not in _HEX:
             self.repaired = True
@@ -383,44 +373,21 @@ class LenientJson:
             return at
         self.repaired = True
         spaces, self._held = self._held, ""
-        self._state = _State.STRING
-        self._write(('\\"' if self._quote == '"' else "'") + _escaped(spaces))
+        self._state = State.STRING
+        self._write(('\\"' if self._quote == '"' else "'") + escaped(spaces))
         return at
 
     def _end_string(self) -> None:
         self._drop_half()
         if len(self._quote) > 1 and self._held:
-            self._write(_escaped(self._held))
+            self._write(escaped(self._held))
         self._held = ""
         self._write('"')
         if self._is_key:
             self._is_key = False
-            self._state = _State.COLON
+            self._state = State.COLON
         else:
             self._ended()
-
-
-def _escaped(text: str) -> str:
-    """Text as the inside of a JSON string."""
-    return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False)[1:-1]
-
-
-def _decoded(key: str) -> str:
-    try:
-        return str(json.loads(key))
-    except ValueError:
-        return key
-
-
-def _number_or_string(word: str) -> str:
-    """Numbers in other notations as JSON numbers (`+1`, `.5`, `1_000`), everything else as a string."""
-    try:
-        value = float(word)
-    except ValueError:
-        return json.dumps(word)
-    if value != value or value in {float("inf"), float("-inf")}:  # noqa: PLR0124 - NaN
-        return "null"
-    return repr(int(value)) if value.is_integer() and "e" not in word.lower() else repr(value)
 
 
 def repair(text: str) -> str:

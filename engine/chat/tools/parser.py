@@ -12,7 +12,7 @@ from engine.chat.events import AnswerEvent, ReasoningDelta, TextDelta
 from engine.chat.reasoning import open_markers
 from engine.chat.tools.bare import BareJson
 from engine.chat.tools.dialect import Dialect, JsonCalls, NamedCalls, PythonCalls, Section, TaggedCalls
-from engine.chat.tools.marks import Marks
+from engine.chat.tools.parser_marks import FENCES, marks_of
 from engine.chat.tools.payloads import MAX_HEADER_CHARS, JsonPayload, NamedPayload, NotACall, Payload, PythonPayload
 from engine.chat.tools.sink import CallSink
 from engine.chat.tools.tagged import TaggedPayload
@@ -20,7 +20,6 @@ from engine.chat.types import ToolDefinition
 
 # Between the calls of a section these mean nothing.
 _FILLER: Final = ",;[]"
-_FENCES: Final = ("```json", "```tool_call", "```")
 _IMPLICIT: Final = Section("")
 
 
@@ -56,11 +55,11 @@ class AnswerParser:
         self._header_start = ""
         self._bare: BareJson | None = None
         self._reasoning = dialect.reasoning
-        self._compile()
+        self._marks = marks_of(dialect, calls=self._calls, reasoning=self._reasoning)
         opened = open_markers(prefill, dialect.reasoning)
         if opened is not None:
             self._reasoning = opened
-            self._compile()
+            self._marks = marks_of(dialect, calls=self._calls, reasoning=opened)
             self._mode = _Mode.REASONING
             self._trim = True
         else:
@@ -118,34 +117,6 @@ class AnswerParser:
         self._events.clear()
         return out
 
-    def _compile(self) -> None:
-        dialect, reasoning = self._dialect, self._reasoning
-        self._starts = {section.start: section for section in dialect.sections} if self._calls else {}
-        self._loose = tuple(
-            form.start
-            for form in dialect.forms
-            if self._calls and isinstance(form, (NamedCalls, TaggedCalls)) and form.loose and form.start
-        )
-        ends = tuple(end for section in dialect.sections for end in section.ends) if self._calls else ()
-        form_ends = tuple(
-            end
-            for form in dialect.forms
-            if self._calls and isinstance(form, (NamedCalls, TaggedCalls))
-            for end in (form.ends if isinstance(form, NamedCalls) else (form.end,))
-        )
-        self._ends = frozenset(ends)
-        self._strays = frozenset((*dialect.drops, *ends, *form_ends))
-        self._headers = dialect.headers.starts if dialect.headers else ()
-        body_ends = dialect.headers.body_ends if dialect.headers else ()
-        opening = (reasoning.start,) if reasoning else ()
-        self._text_marks = Marks((*self._starts, *self._loose, *self._strays, *self._headers, *opening))
-        closing = (reasoning.end,) if reasoning else ()
-        breakers = (*self._starts, *self._loose) if dialect.breaks_reasoning else ()
-        self._reasoning_marks = Marks((*closing, *breakers, *self._headers, *body_ends))
-        starts = tuple(form.start for form in dialect.forms if isinstance(form, (NamedCalls, TaggedCalls)))
-        self._section_marks = Marks((*self._starts, *ends, *starts, *form_ends, *body_ends, *_FENCES))
-        self._stops = (*ends, *self._starts)
-
     def _advance(self) -> bool:
         mode = self._mode
         if mode is _Mode.TEXT:
@@ -169,7 +140,7 @@ class AnswerParser:
                 self._bare = BareJson(self._sink)
                 self._mode = _Mode.BARE
                 return True
-        found = self._text_marks.search(self._buffer)
+        found = self._marks.text.search(self._buffer)
         if found is None:
             self._say(self._buffer)
             self._buffer = ""
@@ -190,12 +161,12 @@ class AnswerParser:
                 self._spaces = ""
             else:
                 self._say(mark)
-        elif mark in self._starts:
-            self._enter(self._starts[mark])
-        elif mark in self._loose:
+        elif mark in self._marks.starts:
+            self._enter(self._marks.starts[mark])
+        elif mark in self._marks.loose:
             self._enter(_IMPLICIT)
             self._buffer = mark + self._buffer
-        elif mark in self._headers:
+        elif mark in self._marks.headers:
             self._mode = _Mode.HEADER
             self._header_start = mark
             self._spaces = ""
@@ -224,7 +195,7 @@ class AnswerParser:
     # ------------------------------------------------------------------ reasoning
 
     def _reason(self) -> bool:
-        found = self._reasoning_marks.search(self._buffer)
+        found = self._marks.reasoning.search(self._buffer)
         if found is None:
             self._say_reasoning(self._buffer)
             self._buffer = ""
@@ -292,7 +263,7 @@ class AnswerParser:
             self._buffer = self._buffer.lstrip()
         if not self._buffer:
             return False
-        mark = self._section_marks.begins(self._buffer)
+        mark = self._marks.section.begins(self._buffer)
         if mark == "":
             return False
         if mark is not None:
@@ -317,18 +288,18 @@ class AnswerParser:
         return self._more_junk()
 
     def _section_mark(self, mark: str) -> bool:
-        if mark in self._section.ends or (mark in self._ends and self._section is not _IMPLICIT):
+        if mark in self._section.ends or (mark in self._marks.ends and self._section is not _IMPLICIT):
             self._buffer = self._buffer[len(mark) :]
             self._leave()
-        elif mark in self._starts:
+        elif mark in self._marks.starts:
             self._sink.malformed(self._junk)
             self._buffer = self._buffer[len(mark) :]
-            self._enter(self._starts[mark])
+            self._enter(self._marks.starts[mark])
         else:
             form = next((f for f in self._dialect.forms if getattr(f, "start", None) == mark), None)
             self._buffer = self._buffer[len(mark) :]
             if form is None:
-                if self._section is _IMPLICIT and mark not in _FENCES:
+                if self._section is _IMPLICIT and mark not in FENCES:
                     self._leave()
                 return True
             self._sink.malformed(self._junk)
@@ -354,9 +325,9 @@ class AnswerParser:
 
     def _payload_of(self, form: object) -> Payload | None:
         if isinstance(form, NamedCalls):
-            return NamedPayload(form, self._sink, self._stops)
+            return NamedPayload(form, self._sink, self._marks.stops)
         if isinstance(form, TaggedCalls):
-            return TaggedPayload(form, self._sink, self._stops)
+            return TaggedPayload(form, self._sink, self._marks.stops)
         return None
 
     def _call(self) -> bool:
