@@ -15,7 +15,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "docs" / "screenshots"
-PAGES = ("first-run", "chat", "code", "library", "find", "fit", "devices", "dashboard", "server", "settings")
+PAGES = (
+    "first-run", "chat", "code", "library", "find", "fit", "devices", "dashboard", "connect", "server", "settings"
+)
 STYLES = (("light", 1), ("dark", 1), ("light", 2), ("dark", 2))
 QUESTIONS = ("What is quantization?", "How do I use tar?")
 WAIT_S = 60
@@ -61,7 +63,6 @@ class Camera:
     """The window of one process, and the pictures it takes."""
 
     def __init__(self, theme, scale, out):
-        from PySide6.QtCore import Qt
         from PySide6.QtTest import QTest
         from PySide6.QtWidgets import QApplication
 
@@ -72,7 +73,6 @@ class Camera:
 
         self.app = QApplication(["tessera"])
         self.rest = QTest.qWait
-        self.Qt = Qt
         store, _ = open_or_memory(user_paths().state / "chats.db")
         self.desktop = Desktop(self.app, store, ServerLink())
         self.window, self.services = self.desktop.window, self.desktop.services
@@ -91,9 +91,7 @@ class Camera:
     def shoot(self, name):
         self.rest(700)
         picture = self.window.screen().grabWindow(self.window.winId()).toImage()
-        # 256 colours are enough for an interface, and a third of the bytes.
-        flags = self.Qt.ImageConversionFlag.AvoidDither
-        picture.convertToFormat(picture.Format.Format_Indexed8, flags).save(str(self.out / f"{name}-{self.name}"))
+        picture.convertToFormat(picture.Format.Format_RGB888).save(str(self.out / f"{name}-{self.name}"), quality=0)
 
     def first_run(self):
         self.window.chat.new_chat()
