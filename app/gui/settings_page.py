@@ -114,6 +114,7 @@ class SettingsPage(Page):
         field.setValue(value)  # type: ignore[arg-type]  # the table's type
         field.setKeyboardTracking(False)
         field.setFixedWidth(112)
+        field.lineEdit().setTextMargins(6, 0, 6, 0)
         field.valueChanged.connect(partial(self._save, setting.name))
         return field
 

@@ -273,3 +273,22 @@ def test_every_control_of_every_page_has_a_name(qtbot, show, services, server, q
     jobs.deleteLater()
     pages[0].save_draft()
     assert nameless == []
+
+
+def test_every_text_goes_through_the_translation(qtbot, show, services, server, qapp):
+    from app.gui.language import PseudoTranslator, pseudo
+
+    assert pseudo("{n} tokens") == "[{n} tökéñš~~~~]"
+    translator = PseudoTranslator(qapp)
+    qapp.installTranslator(translator)
+    try:
+        page = show(ServerPage(services, server.api))
+        plain = [
+            made.text()
+            for made in page.findChildren(QLabel)
+            if made.isVisible() and made.text() and not made.text().startswith(("[", "http"))
+        ]
+        assert plain == []
+    finally:
+        qapp.removeTranslator(translator)
+        translator.deleteLater()

@@ -16,7 +16,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "docs" / "screenshots"
 PAGES = (
-    "first-run", "chat", "code", "library", "find", "fit", "devices", "dashboard", "connect", "server", "settings"
+    "first-run",
+    "chat",
+    "code",
+    "library",
+    "find",
+    "fit",
+    "devices",
+    "dashboard",
+    "connect",
+    "server",
+    "settings",
 )
 STYLES = (("light", 1), ("dark", 1), ("light", 2), ("dark", 2))
 QUESTIONS = ("What is quantization?", "How do I use tar?")

@@ -101,6 +101,7 @@ class ChatOptions(QFrame):
             field.setSingleStep(0.05)
             field.setRange(setting.minimum or 0, setting.maximum or 0)
         field.setFixedWidth(96)
+        field.lineEdit().setTextMargins(6, 0, 6, 0)
         field.setAccessibleName(setting.title)
         field.setToolTip(setting.description)
         field.valueChanged.connect(self._on_edited)

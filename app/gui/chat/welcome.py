@@ -5,7 +5,7 @@ from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
 
 from app.gui import words
 from app.gui.devices.facts import summary
@@ -29,6 +29,7 @@ class Welcome(QScrollArea):
         self._services = services
         self.setWidgetResizable(True)
         self.setFrameShape(QScrollArea.Shape.NoFrame)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.viewport().setAutoFillBackground(False)
         self._machine = label("", "muted", wrap=True)
         self._machine.setAlignment(Qt.AlignmentFlag.AlignHCenter)
@@ -41,15 +42,15 @@ class Welcome(QScrollArea):
         for text in _QUESTIONS:
             self._questions.addWidget(button(text, partial(self.asked.emit, text)))
         self._questions.addStretch(1)
-        self._try = label(self.tr("Try it now with the demo that comes with Tessera"), "strong")
-        self._begin = label(self.tr("Or begin with a model that fits this computer"), "strong")
+        self._try = _heading(self.tr("Try it now with the demo that comes with Tessera"))
+        self._begin = _heading(self.tr("Or begin with a model that fits this computer"))
         self._begin.hide()
         more = button(self.tr("All models"), self.library_pressed.emit, "link")
         self._first.setLayout(
             stack(
-                _centred(self._try),
+                self._try,
                 self._questions,
-                _centred(self._begin),
+                self._begin,
                 self._proposals,
                 row(1, more, 1),
                 spacing=12,
@@ -121,6 +122,12 @@ class Welcome(QScrollArea):
 
     def _puller(self, model: str) -> Any:
         return lambda: self.pull_pressed.emit(model)
+
+
+def _heading(text: str) -> QLabel:
+    made = label(text, "strong", wrap=True)
+    made.setAlignment(Qt.AlignmentFlag.AlignHCenter)
+    return made
 
 
 def _centred(widget: QWidget) -> QHBoxLayout:
