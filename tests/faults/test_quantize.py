@@ -271,11 +271,12 @@ def gone(pids: list[int]) -> bool:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
-@pytest.mark.parametrize("phase", ["convert", "hash", "write"])
+@pytest.mark.parametrize("phase", ["convert", "hash", "survey", "write"])
 def test_kill_9_of_the_job_leaves_no_file_and_no_process(tmp_path, phase):
     source = Path(shutil.copytree(SPARK_HF, tmp_path / "source"))
     before = digest(source / "model.safetensors")
-    process = start(request(tmp_path, source=source, goal=BUDGET))
+    tier = "balanced" if phase == "survey" else "instant"
+    process = start(request(tmp_path, source=source, goal=BUDGET, tier=tier))
     wait_for(process, phase)
     children = [c.pid for c in psutil.Process(process.pid).children(recursive=True)]
     process.send_signal(signal.SIGKILL)
