@@ -13,8 +13,9 @@ from typing import Any
 KEPT = 500
 # One load moves the correction by this share of its error, so that a single odd measurement cannot spoil it.
 WEIGHT = 0.5
-# A correction outside this range is a bug in the prediction, not a property of the machine.
-SMALLEST, LARGEST = 0.9, 1.25
+# Only upwards: just after a load less is resident than in full use, which says nothing against the prediction.
+# Above the upper bound the prediction has a bug that no factor mends.
+SMALLEST, LARGEST = 1.0, 1.25
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ class Ledger:
             owner,
             reservation.key,
             reservation.expected_bytes or reservation.predicted_bytes,
-            measured.pss_bytes + on_gpu,
+            measured.rss_bytes + on_gpu,  # predictions know nothing of pages that happen to be shared
             buffers or {},
         )
 
