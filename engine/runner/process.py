@@ -16,6 +16,10 @@ from engine.types import Delta, Done, Event, GenerationRequest, ModelFacts
 
 STDERR_LINES: Final = 200
 SHUTDOWN_S: Final = 3.0
+# Ten missed heartbeats: only a stopped or deadlocked process is silent that long, even on a busy machine.
+SILENCE_S: Final = 20.0
+# The longest real step is a full batch of a large model on a slow CPU, about a minute.
+STALL_S: Final = 300.0
 # Deltas taken before the runner is told: one control frame for many tokens.
 CREDIT_STEP: Final = 16
 
@@ -79,6 +83,8 @@ class RunnerProcess:
         self._stderr_task = asyncio.create_task(self._read_stderr())
         self._reader_task = asyncio.create_task(self._read())
         self._stopping = False
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._stuck: str | None = None
         self.died: RunnerDied | None = None
         self.facts: ModelFacts | None = None
         self.last_heard = time.monotonic()
@@ -279,6 +285,8 @@ class RunnerProcess:
                     mailbox.put(event)
         elif isinstance(message, protocol.Fault):
             self._on_fault(message)
+        elif isinstance(message, protocol.Heartbeat):
+            self._watch(message)
         elif isinstance(message, protocol.Hello):
             _resolve(self._hello, message)
         elif isinstance(message, protocol.Loaded):
@@ -289,6 +297,25 @@ class RunnerProcess:
             reply = self._replies.get(message.id)
             if reply is not None:
                 _resolve(reply, message)
+
+    def _watch(self, beat: protocol.Heartbeat) -> None:
+        """From the first heartbeat on, silence or an endless step ends the child."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        loop = asyncio.get_running_loop()
+        if beat.step_s > STALL_S:
+            self._give_up(f"one step has taken {beat.step_s:.0f} s")
+        else:
+            self._watchdog = loop.call_later(SILENCE_S, self._suspect)
+
+    def _suspect(self) -> None:
+        """Silent for long; but after a computer's sleep the clock has jumped, so it gets one more chance."""
+        loop = asyncio.get_running_loop()
+        self._watchdog = loop.call_later(SILENCE_S / 2, self._give_up, f"no sign of life for {SILENCE_S:.0f} s")
+
+    def _give_up(self, reason: str) -> None:
+        self._stuck = f"the runner was stuck and has been stopped: {reason}"
+        self.kill()
 
     def _on_fault(self, fault: protocol.Fault) -> None:
         error = fault_to_error(fault, self._path)
@@ -308,7 +335,9 @@ class RunnerProcess:
         code = await self._process.wait()
         await asyncio.wait([self._stderr_task], timeout=0.2)
         last = next((line for line in reversed(self._stderr) if line.strip()), "")
-        told = reason or exit_reason(code, stopping=self._stopping, last_line=last)
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        told = reason or self._stuck or exit_reason(code, stopping=self._stopping, last_line=last)
         self.died = RunnerDied(code, told, self.stderr_tail[-20:])
         for mailbox in self._mailboxes.values():
             mailbox.put(self.died)

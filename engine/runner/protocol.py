@@ -16,6 +16,8 @@ VERSION: Final = 1
 MAX_FRAME_BYTES: Final = 64 << 20
 # Deltas a runner may send before the server has taken some. Beyond it, text is coalesced, decode goes on.
 INITIAL_CREDIT: Final = 64
+# A runner says this often that it lives, whatever its kernels do.
+HEARTBEAT_S: Final = 2.0
 _LENGTH = struct.Struct(">I")
 
 
@@ -188,12 +190,18 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     cache_disk_bytes: int = 0
 
 
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
+    """The runner lives; its present step has taken `step_s` seconds so far (0: it waits for work)."""
+
+    step_s: float
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """Leave in good order."""
 
 
 ToRunner = Load | Submit | Cancel | Credit | Tokenize | Detokenize | Embed | StatsQuery | Shutdown
-FromRunner = Hello | Progress | Loaded | Events | Tokens | Pieces | Embedded | Fault | Stats
+FromRunner = Hello | Heartbeat | Progress | Loaded | Events | Tokens | Pieces | Embedded | Fault | Stats
 
 _encoder = msgspec.msgpack.Encoder()
 decode_to_runner = msgspec.msgpack.Decoder(ToRunner).decode

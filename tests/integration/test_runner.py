@@ -312,3 +312,24 @@ def test_an_adapter_that_does_not_fit_is_refused(bundled_model, tmp_path):
     bad.write_bytes(b"GGUF" + bytes(64))
     with pytest.raises(BadModelFile, match="adapter"):
         with_runner(bundled_model, lambda r: collect(r, "x"), lora=(str(bad),))
+
+
+@pytest.mark.skipif(not hasattr(__import__("signal"), "SIGSTOP"), reason="needs SIGSTOP")
+def test_a_runner_that_hangs_is_noticed_and_stopped(bundled_model, monkeypatch):
+    import os
+    import signal
+
+    from engine.runner import process
+
+    monkeypatch.setattr(process, "SILENCE_S", 4.0)
+
+    async def main():
+        runner = await RunnerProcess.start("llama", str(bundled_model))
+        await runner.load(LoadSettings(path=str(bundled_model), n_ctx=1024, n_threads=1))
+        await asyncio.sleep(2.5)  # the first heartbeat arms the watchdog
+        os.kill(runner.pid, signal.SIGSTOP)
+        with pytest.raises(RunnerDied, match="stuck"):
+            await asyncio.wait_for(collect(runner, "x"), 30)
+        return runner.died
+
+    assert asyncio.run(main()).exit_code == -9

@@ -45,6 +45,7 @@ class LlamaRunner:
         self._vocabulary: Vocabulary | None = None
         self._scheduler: Scheduler | None = None
         self._store: PrefixStore | None = None
+        self._step_started = 0.0
         self._abort: AbortSwitch | None = None
         self._loaded: llama_model.LoadedModel | None = None
         self._facts: ModelFacts | None = None
@@ -54,6 +55,7 @@ class LlamaRunner:
         """Serve; returns the exit code."""
         self._channel.send(protocol.Hello(version=protocol.VERSION, engine="llama.cpp", pid=os.getpid()))
         threading.Thread(target=self._read, name="control", daemon=True).start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         while True:
             message = self._inbox.get()
             if isinstance(message, protocol.Load):
@@ -85,6 +87,13 @@ class LlamaRunner:
             sys.stderr.write(f"control channel: {error!r}\n")
             sys.stderr.flush()
             os._exit(4)
+
+    def _beat(self) -> None:
+        """Heartbeat thread: native calls release the interpreter, so this goes on during the longest decode."""
+        while True:
+            time.sleep(protocol.HEARTBEAT_S)
+            started = self._step_started
+            self._channel.send(protocol.Heartbeat(step_s=time.monotonic() - started if started else 0.0))
 
     def _detokenize(self, message: protocol.Detokenize, vocabulary: Vocabulary) -> None:
         known = range(vocabulary.size)
@@ -145,11 +154,14 @@ class LlamaRunner:
                 self._control(message, scheduler)
                 message = None if self._inbox.empty() else self._inbox.get()
             abort.reset()
+            self._step_started = time.monotonic()
             try:
                 self._tell(scheduler.step())
             except EngineBroken as error:
                 self._channel.send(protocol.Fault(code="engine_broken", message=str(error)))
                 return 5
+            finally:
+                self._step_started = 0.0
             if self._embedder is not None and self._embedder.busy:
                 answer = self._embedder.step()
                 if answer is not None:
