@@ -1,0 +1,44 @@
+"""What crafting costs at the widths of real models: CPU seconds of one thread and peak memory, one layer at a time.
+
+Usage: OPENBLAS_NUM_THREADS=1 python tests/bench/craft_cost.py [WIDTH ...]
+"""
+
+import resource
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from quantize.craft.curvature import make_curvature  # noqa: E402
+from quantize.craft.rows import EXPONENTS, craft_rows  # noqa: E402
+
+ROWS = 512
+
+
+def main() -> None:
+    print("| width | factor s | moments s for 1000 tokens | Mweights/s crafted (1 grid) | (3 grids) | peak GiB |")
+    print("|---|---|---|---|---|---|")
+    for width in [int(a) for a in sys.argv[1:]] or [768, 2048, 4096]:
+        rng = np.random.default_rng(0)
+        inputs = rng.standard_normal((1000, width)).astype(np.float32)
+        start = time.process_time()
+        moments = inputs.T @ inputs / np.float32(1000)
+        collect = time.process_time() - start
+        start = time.process_time()
+        curvature = make_curvature(moments)
+        factor = time.process_time() - start
+        weights = rng.standard_normal((ROWS, width)).astype(np.float32)
+        speeds = []
+        for exponents in (EXPONENTS[:1], EXPONENTS):
+            start = time.process_time()
+            craft_rows(weights, ("Q4_K",), curvature, exponents)
+            speeds.append(weights.size / 1e6 / (time.process_time() - start))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(f"| {width} | {factor:.2f} | {collect:.2f} | {speeds[0]:.2f} | {speeds[1]:.2f} | {peak:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
