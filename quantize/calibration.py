@@ -28,6 +28,8 @@ def read_windows(
 ) -> Tokens:
     """A text cut into windows of tokens, (count, window).
 
+    Special tokens written in the text are such tokens in every second window, as in a chat, and plain characters in
+    the others, as in a quotation: a file must be good at both, and llama.cpp's tools judge it by the second.
     A model that wants a BOS gets it at the start of every window. `spread` takes windows from the whole text
     instead of its beginning, where there are more than `max_tokens` allow.
     Raises: TextTooShort. Unreadable: it is not there, or not UTF-8.
@@ -36,11 +38,12 @@ def read_windows(
         content = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise Unreadable(str(text), str(error)) from error
-    tokens = model.tokenize(content)
-    count = len(tokens) // window
+    variants = [model.tokenize(content, parse_special=special) for special in (True, False)]
+    tokens = min(len(v) for v in variants)
+    count = tokens // window
     if count < _MIN_WINDOWS:
-        raise TextTooShort(str(text), len(tokens), _MIN_WINDOWS * window)
-    windows = tokens[: count * window].reshape(count, window)
+        raise TextTooShort(str(text), tokens, _MIN_WINDOWS * window)
+    windows = np.stack([variants[i % 2][i * window : (i + 1) * window] for i in range(count)])
     allowed = max(1, max_tokens // window)
     if count > allowed:
         picked = np.linspace(0, count - 1, allowed).round().astype(int) if spread else np.arange(allowed)

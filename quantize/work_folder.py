@@ -18,7 +18,7 @@ from quantize.errors import DiskFull, Unreadable
 from quantize.evidence import MeasureRequest
 
 _HASH_CHUNK = 1 << 22
-_VERSION = 2  # raised when the meaning of a cached part changes
+_VERSION = 3  # raised when the meaning of a cached part changes
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):

@@ -133,12 +133,12 @@ class ReferenceModel:
     ) -> None:
         self.close()
 
-    def tokenize(self, text: str) -> Tokens:
-        """Token ids of a text; special tokens written in it are taken as such, a model's own BOS is not added."""
+    def tokenize(self, text: str, *, parse_special: bool = True) -> Tokens:
+        """Token ids of a text, without a BOS; `parse_special`: tokens like <|im_end|> in it count as such."""
         raw = text.encode()
         size = len(raw) + 8
         out = (ctypes.c_int32 * size)()
-        count = self._lib.llama_tokenize(self._vocab, raw, len(raw), out, size, False, True)
+        count = self._lib.llama_tokenize(self._vocab, raw, len(raw), out, size, False, parse_special)
         if count < 0:
             raise LoadFailed(str(self._path), "tokenize the text")
         return np.array(out[:count], np.int32)

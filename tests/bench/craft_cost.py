@@ -12,8 +12,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from quantize.craft.curvature import make_curvature  # noqa: E402
-from quantize.craft.rows import EXPONENTS, craft_rows  # noqa: E402
+from quantize.craft.curvature import make_curvature
+from quantize.craft.rows import EXPONENTS, craft_rows
 
 ROWS = 512
 
@@ -37,7 +37,8 @@ def main() -> None:
             craft_rows(weights, ("Q4_K",), curvature, exponents)
             speeds.append(weights.size / 1e6 / (time.process_time() - start))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        print(f"| {width} | {factor:.2f} | {collect:.2f} | {speeds[0]:.2f} | {speeds[1]:.2f} | {peak:.2f} |", flush=True)
+        figures = (factor, collect, *speeds, peak)
+        print(f"| {width} | " + " | ".join(f"{x:.2f}" for x in figures) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -219,9 +219,9 @@ def picture(points: list[Point], title: str) -> str:
         x = left + (size - x0) / (x1 - x0) * (width - left - right)
         return x, top + (y1 - log) / (y1 - y0) * (height - top - bottom)
 
+    frame = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        'font-size="12"><rect width="100%" height="100%" fill="#ffffff"/>',
+        f'<svg {frame} font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="#ffffff"/>',
         f'<text x="{left}" y="22" font-size="15">{title}: damage at a given size (lower is better)</text>',
     ]
     for tick in [m * 10.0**e for e in range(-5, 1) for m in (1, 2, 5)]:
