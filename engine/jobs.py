@@ -184,6 +184,37 @@ class Subscription:
             event.clear()
 
 
+class _Slots:
+    """So many jobs of a kind at once; the others wait in the order they were started."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._line: list[Control] = []
+        self._changed = threading.Condition()
+
+    def join(self, control: Control) -> None:
+        """Take a place in the line."""
+        with self._changed:
+            self._line.append(control)
+
+    def acquire(self, control: Control) -> bool:
+        """Wait for a slot; False if the job was asked to stop meanwhile."""
+        with self._changed:
+            while not control.stopping and not (self._free and self._line[0] is control):
+                self._changed.wait(0.2)
+            self._line.remove(control)
+            taken = not control.stopping
+            self._free -= taken
+            self._changed.notify_all()
+        return taken
+
+    def release(self) -> None:
+        """Give a slot back."""
+        with self._changed:
+            self._free += 1
+            self._changed.notify_all()
+
+
 class JobRegistry:
     """All jobs of this process, kept in one file. `parallel` jobs of a kind run at once, the others queue."""
 
@@ -192,14 +223,14 @@ class JobRegistry:
         self._jobs: dict[str, Job] = {}
         self._controls: dict[str, Control] = {}
         self._threads: dict[str, threading.Thread] = {}
-        self._kinds: dict[str, tuple[Work, threading.Semaphore]] = {}
+        self._kinds: dict[str, tuple[Work, _Slots]] = {}
         self._subscriptions: list[Subscription] = []
         self._lock = threading.RLock()
         self._load()
 
     def register(self, kind: str, work: Work, parallel: int = 1) -> None:
         """Say what jobs of `kind` do. The work raises EngineError (or Cancelled, Paused); its result is JSON."""
-        self._kinds[kind] = (work, threading.Semaphore(parallel))
+        self._kinds[kind] = (work, _Slots(parallel))
 
     def start(self, kind: str, title: str, params: dict[str, Any]) -> Job:
         """Begin a job. Raises: InputFault: nobody registered that kind."""
@@ -239,6 +270,9 @@ class JobRegistry:
         with self._lock:
             job = self.get(job_id)
             if job.state in {"paused", "failed"}:
+                if job.kind not in self._kinds:
+                    self._update(job_id, state="cancelled")
+                    return self.get(job_id)
                 control = Control()
                 control.ask("cancelled")
                 self._launch(job, control)
@@ -307,17 +341,16 @@ class JobRegistry:
 
     def _launch(self, job: Job, control: Control) -> None:
         self._controls[job.id] = control
-        thread = threading.Thread(target=self._run, args=(job.id, control), name=f"job {job.id}")
+        work, slots = self._kinds[job.kind]
+        slots.join(control)
+        thread = threading.Thread(target=self._run, args=(job.id, control, work, slots), name=f"job {job.id}")
         self._threads[job.id] = thread
         thread.start()
 
-    def _run(self, job_id: str, control: Control) -> None:
+    def _run(self, job_id: str, control: Control, work: Work, slots: _Slots) -> None:
         job = self.get(job_id)
-        work, slots = self._kinds[job.kind]
         try:
-            held = False
-            while not control.stopping and not held:
-                held = slots.acquire(timeout=0.2)
+            held = slots.acquire(control)
             try:
                 if held:
                     self._update(job_id, state="running")

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from engine.errors import Cancelled
 from engine.jobs import Control, JobRegistry
 from engine.library.catalogue import Catalogue
 from engine.library.importing import import_copy
@@ -35,7 +36,7 @@ def pull(catalogue: Catalogue, params: dict[str, Any], control: Control) -> Mode
     # The hub's client takes a quarter of a second to import and is needed by no other work.
     from engine.library.hub.choose import choose, files_of  # noqa: PLC0415 - see above
     from engine.library.hub.client import HubClient  # noqa: PLC0415 - see above
-    from engine.library.hub.download import Download, Request  # noqa: PLC0415 - see above
+    from engine.library.hub.download import Download, Request, discard_parts  # noqa: PLC0415 - see above
     from engine.library.hub.names import parse_hub_name  # noqa: PLC0415 - see above
     from engine.library.hub.plan import plan_repository  # noqa: PLC0415 - see above
     from engine.library.machine import machine_judge  # noqa: PLC0415 - see above
@@ -43,6 +44,11 @@ def pull(catalogue: Catalogue, params: dict[str, Any], control: Control) -> Mode
     wanted = str(params["model"])
     name = parse_hub_name(starter_repo(wanted) or wanted)
     name = replace(name, label=params.get("quant") or name.label, revision=params.get("revision") or name.revision)
+    try:
+        control.check()
+    except Cancelled:  # a job that was paused: without asking the hub again, drop what it left
+        discard_parts(catalogue.paths, name.repo)
+        raise
     client = HubClient()
     control.report("planning", 0, 0)
     plan = plan_repository(client, catalogue.paths, name.repo, revision=name.revision, judge=machine_judge())

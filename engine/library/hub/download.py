@@ -283,10 +283,19 @@ class Download:
     def _tidy(self) -> None:
         """Remove what a cancelled request left, unless another process is at it."""
         for file in self._request.files:
-            path = self._places.part(file)
-            with contextlib.suppress(filelock.Timeout), filelock.FileLock(path.with_suffix(".lock"), timeout=0):
-                path.unlink(missing_ok=True)
-                path.with_suffix(".json").unlink(missing_ok=True)
+            _discard(self._places.part(file))
+
+
+def discard_parts(paths: Paths, repo: str) -> None:
+    """Remove what was fetched of a repository and is neither installed nor under way."""
+    for part in (paths.models / ".partial" / repo.replace("/", "--")).glob("*.part"):
+        _discard(part)
+
+
+def _discard(part: Path) -> None:
+    with contextlib.suppress(filelock.Timeout), filelock.FileLock(part.with_suffix(".lock"), timeout=0):
+        part.unlink(missing_ok=True)
+        part.with_suffix(".json").unlink(missing_ok=True)
 
 
 def _identity(file: RepoFile) -> str:

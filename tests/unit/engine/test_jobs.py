@@ -44,7 +44,7 @@ def test_a_job_runs_reports_and_ends(registry):
 
 
 def test_only_so_many_of_a_kind_run_at_once(registry):
-    jobs = [registry.start("steps", str(n), {"steps": 10_000}) for n in range(3)]
+    jobs = [registry.start("steps", str(n), {"steps": 5_000}) for n in range(3)]
     until(registry, jobs[0].id, "running")
     until(registry, jobs[1].id, "running")
     assert registry.get(jobs[2].id).state == "queued"
@@ -94,6 +94,8 @@ def test_what_ran_when_the_process_died_is_paused_and_can_be_resumed(registry, t
     assert again.get(job.id).state == "paused"
     with pytest.raises(InputFault, match="no kind"):
         again.resume(job.id)
+    other = JobRegistry(copy)
+    assert other.cancel(job.id).state == "cancelled"
     again.register("steps", lambda params, control: {"resumed": params["steps"]})
     again.resume(job.id)
     assert again.wait(job.id, 5).result == {"resumed": 10_000}

@@ -123,6 +123,22 @@ def test_pause_resume_and_cancel(server, hub):
     assert [j["state"] for j in server.get("/tessera/v1/jobs").json()["jobs"]] == ["cancelled", "done"]
 
 
+def test_cancelling_a_paused_download_drops_its_bytes_without_asking_the_hub(server, hub, tmp_path):
+    hub.faults.bytes_per_s = 8 * MB
+    job = server.post("/tessera/v1/models/pull", json={"model": "org/Spark-GGUF"}).json()
+    while not server.get(f"/tessera/v1/jobs/{job['id']}").json()["progress"]["done"]:
+        time.sleep(0.02)
+    server.post(f"/tessera/v1/jobs/{job['id']}/pause")
+    wait_for(server, job, "paused")
+    hub.settle()
+    assert list((tmp_path / "home/models/.partial").rglob("*.part"))
+    server.post(f"/tessera/v1/jobs/{job['id']}/cancel")
+    while server.get(f"/tessera/v1/jobs/{job['id']}").json()["state"] != "cancelled":
+        time.sleep(0.02)
+    assert not list((tmp_path / "home/models/.partial").rglob("*.part"))
+    assert hub.requests == []
+
+
 def test_hub_routes(server, hub):
     found = server.get("/tessera/v1/hub/search", params={"text": "spark"}).json()["repositories"]
     assert [hit["repo"] for hit in found] == ["org/Spark-GGUF"]
