@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from devices.backends.child import child_command
 from quantize.errors import Cancelled, EnvironmentFault, InputFault, QuantizeError
 from quantize.evidence import Cancelled as CancelledCheck
 from quantize.evidence import OnProgress, Progress, encode
@@ -52,7 +53,7 @@ class Child:
         one["OMP_WAIT_POLICY"] = "passive"
         raw = encode(request).decode() + "\n"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "quantize.worker", task],
+            [*child_command("quantize.worker"), task],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -12,6 +12,7 @@ from typing import Self
 
 import psutil
 
+from devices.backends.child import child_command
 from quantize.errors import BadFile, BadWish, DiskFull, NotWritable
 from quantize.gguf_file import read_gguf
 
@@ -48,7 +49,7 @@ class Output:
         except OSError as error:
             raise NotWritable(str(folder), error.strerror or str(error)) from error
         self._guard = subprocess.Popen(
-            [sys.executable, "-m", "quantize.guard"],
+            child_command("quantize.guard"),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
