@@ -1,7 +1,9 @@
 import json
 import sys
 
+import psutil
 import pytest
+from servers import wait_for
 
 from app.code.agent.command import run_command
 from app.code.agent.consent import Consent, shown_argv, shown_text
@@ -210,10 +212,14 @@ def test_what_a_command_leaves_running_is_ended(tmp_path):
         "import subprocess, sys\nprint(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid)"
     )
     done = run_command([sys.executable, "-c", script], tmp_path, 20)
-    import psutil
+    wait_for(lambda: not runs(int(done.output)), 30, "the end of what the command left behind")
 
-    left = int(done.output)
-    assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+
+def runs(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_the_steps_are_limited_and_a_stuck_model_is_stopped(desk):
