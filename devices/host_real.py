@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from devices.environment import without_secrets
 from devices.host import CommandResult, Json
 from devices.smbios import memory_modules
 from devices.types import System
@@ -59,7 +60,7 @@ class RealHost:
 
     def run(self, argv: Sequence[str], timeout_s: float) -> CommandResult:
         """Run a command in the C locale."""
-        environment = {**os.environ, "LC_ALL": "C", "LANG": "C"}
+        environment = without_secrets({"LC_ALL": "C", "LANG": "C"})
         try:
             done = subprocess.run(  # the probes' own fixed argument lists
                 list(argv),

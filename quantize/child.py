@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from devices.backends.child import child_command
+from devices.environment import without_secrets
 from quantize.errors import Cancelled, EnvironmentFault, InputFault, QuantizeError
 from quantize.evidence import Cancelled as CancelledCheck
 from quantize.evidence import OnProgress, Progress, encode
@@ -57,7 +58,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **one, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            env=without_secrets({**one, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}),
             text=True,
             encoding="utf-8",
         )

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from devices.environment import without_secrets
+
 MAX_OUTPUT_BYTES = 1 << 20
 STDERR_CHARACTERS = 400
 
@@ -42,7 +44,7 @@ def run_child(argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | No
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **(env or {})},
+            env=without_secrets(env),
             **flags,
         )
     except OSError as error:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from devices.environment import without_secrets
 from engine.errors import BadModelFile, ContextOverflow, EngineError, InputFault, RunnerDied
 from engine.runner import orphans, protocol
 from engine.types import Delta, Done, Event, GenerationRequest, ModelFacts
@@ -394,8 +395,7 @@ def runner_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
 
     A model file can be hostile and is parsed in this process, so tokens and keys stay out of its reach.
     """
-    secret = ("TOKEN", "SECRET", "PASSWORD", "API_KEY", "CREDENTIAL")
-    env = {k: v for k, v in os.environ.items() if not any(word in k.upper() for word in secret)}
+    env = without_secrets()
     root = str(Path(__file__).resolve().parents[2])
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
     env["PYTHONUNBUFFERED"] = "1"
