@@ -8,7 +8,7 @@ from engine.chat.tools.lenient_json import LenientJson
 from engine.chat.tools.payloads import JsonPayload
 from engine.chat.tools.sink import CallSink
 
-_BEGIN: Final = re.compile(r"\s*(?:```(?:json|tool_call|tool_code)?\s*)?\[?\s*\{")
+_BEGIN: Final = re.compile(r"\s*+(?:```(?:json|tool_call|tool_code)?+\s*+)?+\[?+\s*+\{")
 _FENCES: Final = ("```json", "```tool_call", "```tool_code")
 _CALL_KEYS: Final = NAME_KEYS | ARGUMENT_KEYS | {"type", "function", "id"}
 

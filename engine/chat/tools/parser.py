@@ -271,7 +271,9 @@ class AnswerParser:
         if self._junk:
             return self._more_junk()
         if self._buffer[0] in _FILLER:
-            self._buffer = self._buffer[1:]
+            found = self._marks.section.search(self._buffer)
+            fill = len(self._buffer) - len(self._buffer.lstrip(_FILLER + " \t\r\n"))
+            self._buffer = self._buffer[fill if found is None else min(fill, found.at) :]
             return True
         forms = self._dialect.forms
         if self._buffer[0] == "{":
@@ -309,8 +311,10 @@ class AnswerParser:
         return True
 
     def _more_junk(self) -> bool:
-        self._junk += self._buffer[0]
-        self._buffer = self._buffer[1:]
+        found = self._marks.section.search(self._buffer[1:])
+        end = len(self._buffer) if found is None else found.at + 1
+        self._junk += self._buffer[:end]
+        self._buffer = self._buffer[end:]
         return True
 
     def _open(self, form: object) -> Payload | None:

@@ -284,3 +284,31 @@ def test_dialects_are_chosen_by_marks_and_default_to_the_generic_one():
     assert choose(None).name == "generic"
     assert choose("{{ messages }}").name == "generic"
     assert choose("… <tool_call> … <function=name>").name == "qwen-coder"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>" + "x" * 80_000,
+        "<tool_call>" + "[" * 80_000,
+        "<tool_call>" + '{"name": "get_time", "arguments": ' + "[" * 80_000,
+        '{"name": "' + "x" * 80_000,
+        "<function=get_weather><parameter=tags>" + "[" * 80_000,
+        "<think>" + "<" * 80_000,
+        "<tool_call" * 8_000,
+        "\n" * 80_000,
+        "```" + " " * 80_000,
+    ],
+    ids=range(9),
+)
+def test_long_nonsense_costs_time_in_proportion(text):
+    import time
+
+    spent = []
+    for size in (len(text) // 8, len(text)):
+        parser = AnswerParser(BY_NAME["qwen-coder"], TOOLS)
+        began = time.process_time()
+        parser.feed(text[:size])
+        parser.finish()
+        spent.append(time.process_time() - began)
+    assert spent[1] < 40 * spent[0] + 0.5, "eight times the text may not cost much more than eight times the time"
