@@ -51,7 +51,6 @@ def chat_body(
             body["max_tokens"] = value
     if continue_last:
         body["continue_final_message"] = True
-        body["add_generation_prompt"] = False
     return body
 
 

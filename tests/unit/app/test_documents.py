@@ -1,0 +1,83 @@
+"""Files attached to a chat: text, images, PDF and Word, and those that are none of these."""
+
+import pytest
+
+from app.documents import DocumentError, read
+
+PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 64
+
+
+def pdf_saying(text):
+    stream = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET".encode()
+    objects = [
+        b"<</Type/Catalog/Pages 2 0 R>>",
+        b"<</Type/Pages/Kids[3 0 R]/Count 1>>",
+        b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Contents 4 0 R/Resources<</Font<</F1 5 0 R>>>>>>",
+        b"<</Length %d>>stream\n%s\nendstream" % (len(stream), stream),
+        b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
+    ]
+    out, offsets = b"%PDF-1.4\n", []
+    for number, body in enumerate(objects, 1):
+        offsets.append(len(out))
+        out += b"%d 0 obj%s\nendobj\n" % (number, body)
+    table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
+    tail = b"xref\n0 6\n0000000000 65535 f \n%strailer<</Size 6/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF"
+    return out + tail % (table, len(out))
+
+
+def test_text_and_code_are_read_as_they_are(tmp_path):
+    file = tmp_path / "a b.py"
+    file.write_text("print('ü')\n", "utf-8")
+    document = read(file)
+    assert (document.name, document.text, document.data) == ("a b.py", "print('ü')\n", None)
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("gr\xfcn".encode("latin-1"))
+    assert read(latin).text == "gr\ufffdn"
+
+
+def test_an_image_is_kept_as_bytes(tmp_path):
+    file = tmp_path / "x.PNG"
+    file.write_bytes(PNG)
+    assert (read(file).mime, read(file).data) == ("image/png", PNG)
+
+
+def test_word_gives_paragraphs_and_tables(tmp_path):
+    from docx import Document as Word
+
+    word = Word()
+    word.add_paragraph("First line")
+    table = word.add_table(1, 2)
+    table.cell(0, 0).text, table.cell(0, 1).text = "left", "right"
+    word.save(str(tmp_path / "x.docx"))
+    assert read(tmp_path / "x.docx").text == "First line\nleft | right"
+
+
+def test_pdf_gives_its_text(tmp_path):
+    (tmp_path / "x.pdf").write_bytes(pdf_saying("Hello from a page"))
+    assert "Hello from a page" in read(tmp_path / "x.pdf").text
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.bin", b"\0\1\2\0"),
+        ("x.pdf", b"%PDF-1.4 cut short"),
+        ("x.pdf", b"\xff" * 3000),
+        ("x.docx", b"PK\x03\x04 not a zip"),
+        ("x.docx", b""),
+    ],
+)
+def test_what_is_damaged_is_refused_by_name(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DocumentError) as caught:
+        read(tmp_path / name)
+    assert caught.value.name == name
+    assert caught.value.reason
+
+
+def test_what_is_too_large_or_not_there_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("app.documents.MAX_TEXT_BYTES", 10)
+    (tmp_path / "big.txt").write_text("x" * 11)
+    for path in (tmp_path / "big.txt", tmp_path / "missing.txt", tmp_path):
+        with pytest.raises(DocumentError):
+            read(path)
