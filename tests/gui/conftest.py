@@ -42,6 +42,15 @@ def no_leaks(request, qapp, home):
 
 
 @pytest.fixture
+def qtbot(qtbot):
+    """Waits end as soon as the condition holds; on a crowded machine that may take long."""
+    until, signal = qtbot.waitUntil, qtbot.waitSignal
+    qtbot.waitUntil = lambda condition, timeout=40_000: until(condition, timeout=timeout)
+    qtbot.waitSignal = lambda wanted, timeout=40_000, **more: signal(wanted, timeout=timeout, **more)
+    return qtbot
+
+
+@pytest.fixture
 def server():
     with FakeServer() as fake:
         yield fake

@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.settings import BY_NAME, SETTINGS, SettingsError, load, save
@@ -78,6 +78,7 @@ def test_one_bad_row_costs_that_row_only(tmp_path):
     assert "thing = 3" in file.read_text(), "rows of a newer version are kept"
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_survives_the_file(tmp_path_factory, text):
     file = tmp_path_factory.mktemp("s") / "settings.toml"
