@@ -1,5 +1,7 @@
 """`tessera window`."""
 
+import os
+import sys
 from pathlib import Path
 
 import click
@@ -9,6 +11,10 @@ import click
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 def command(files: tuple[Path, ...]) -> None:
     """Open the window; returns when it is closed."""
+    displays = ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")
+    if sys.platform.startswith("linux") and not any(os.environ.get(name) for name in displays):
+        # Qt would abort the process.
+        raise click.ClickException("There is no display here. Use `tessera chat`, or `tessera serve` for programs.")
     try:
         from app.gui.application import run  # noqa: PLC0415 - heavy, and absent on servers
     except ImportError as error:

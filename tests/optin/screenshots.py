@@ -29,7 +29,7 @@ PAGES = (
     "settings",
 )
 STYLES = (("light", 1), ("dark", 1), ("light", 2), ("dark", 2))
-QUESTIONS = ("What is quantization?", "How do I use tar?")
+QUESTIONS = ("What is quantization?", "What is Tessera?")
 WAIT_S = 60
 
 
@@ -109,6 +109,7 @@ class Camera:
 
     def chat(self):
         chat = self.window.chat
+        chat.controller.change(sampling={"temperature": 0})
         for question in QUESTIONS:
             chat.composer.set_text(question)
             chat.composer.send()

@@ -27,3 +27,14 @@ def test_a_wrong_name_or_value_says_what_is_right(run, monkeypatch):
     result = run("set", "server.port", "9001")
     assert result.exit_code != 0
     assert "TESSERA_SERVER_PORT" in result.output
+
+
+def test_the_window_without_a_display_says_so(monkeypatch):
+    from app.cli.window import command as window
+
+    monkeypatch.setattr("sys.platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM"):
+        monkeypatch.delenv(name, raising=False)
+    result = CliRunner().invoke(window)
+    assert result.exit_code == 1
+    assert "tessera chat" in result.output
