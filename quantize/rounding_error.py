@@ -11,7 +11,7 @@ from quantize.native.blocks import type_traits
 from quantize.source_weights import SourceWeights
 from quantize.work_folder import Group, WorkFolder, read_json, write_json
 
-# Rows and experts a tensor is judged by. Measured: 128 rows give the error within 3 % (docs/log.md, craft).
+# Rows and experts a tensor is judged by. Measured: 128 rows give its error within a tenth (docs/log.md, craft).
 SAMPLED_ROWS = 128
 SAMPLED_EXPERTS = 4
 # What a tied table's second moments get on top, as a share of their mean: its rows are inputs too, and there every

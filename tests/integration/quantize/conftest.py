@@ -9,15 +9,15 @@ from quantize.measure import measure
 
 @pytest.fixture(scope="session")
 def request_for(tmp_path_factory):
-    """A small measurement: a fifth of the text, so that the whole takes half a minute."""
+    """A small measurement: an eighth of the text, so that the whole takes half a minute."""
     return MeasureRequest(
         source=SOURCE,
         calibration=CALIBRATION,
         cache_dir=tmp_path_factory.mktemp("measured"),
         qtypes=TYPES,
         threads=2,
-        max_tokens=24_576,
-        probe_tokens=1536,
+        max_tokens=16_384,
+        probe_tokens=1024,
     )
 
 

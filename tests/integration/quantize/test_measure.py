@@ -58,12 +58,12 @@ def test_second_moments_equal_those_computed_from_the_weights(request_for, tmp_p
     assert np.abs(moments[0] - expected).max() < 2e-3 * np.abs(expected).max()
 
 
-def test_the_importance_matrix_covers_every_weight_and_the_head(measured):
+def test_the_importance_matrix_covers_every_weight_and_the_head(request_for, measured):
     entries = read_imatrix(measured.imatrix)
 
     assert len(entries) == 57
     assert "output.weight" in entries
-    assert all((e.counts == 24_576).all() for e in entries.values())
+    assert all((e.counts == request_for.max_tokens).all() for e in entries.values())
 
 
 def test_evidence_orders_types_and_roundings(measured):
@@ -89,9 +89,9 @@ def test_a_second_measurement_is_read_from_the_cache(request_for, measured):
 def test_what_a_kill_left_behind_is_used_and_gives_the_same_evidence(request_for, measured):
     for path in measured.folder.glob("evidence-*"):
         path.unlink()
-    alphas = msgspec.json.decode((measured.folder / "alpha-balanced-1536.json").read_bytes())
+    alphas = msgspec.json.decode((measured.folder / f"alpha-balanced-{request_for.probe_tokens}.json").read_bytes())
     some = dict(list(alphas.items())[:20])
-    (measured.folder / "alpha-balanced-1536.json").write_bytes(msgspec.json.encode(some))
+    (measured.folder / f"alpha-balanced-{request_for.probe_tokens}.json").write_bytes(msgspec.json.encode(some))
     (measured.folder / "errors" / "blk.3.ffn_down.weight.json").write_bytes(b'{"half a')
     phases = []
 
