@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import sys
 import time
 from collections import deque
@@ -13,6 +12,7 @@ from typing import Any, Final
 from devices.environment import without_secrets
 from engine.errors import BadModelFile, ContextOverflow, EngineError, InputFault, RunnerDied
 from engine.runner import orphans, protocol
+from engine.runner.exits import exit_reason
 from engine.types import Delta, Done, Event, GenerationRequest, ModelFacts
 
 STDERR_LINES: Final = 200
@@ -369,25 +369,6 @@ def _retrieve(future: "asyncio.Future[Any]") -> None:
     """Mark a failure as seen; whoever waits gets it anyway."""
     if not future.cancelled():
         future.exception()
-
-
-def exit_reason(code: int, *, stopping: bool, last_line: str = "") -> str:
-    """What an exit code of a runner means, in words; `last_line` is the last it wrote to stderr."""
-    if stopping or code == 0:
-        return "the model was unloaded"
-    meanings = {
-        -getattr(signal, "SIGABRT", 6): "llama.cpp stopped itself on an internal check",
-        -getattr(signal, "SIGSEGV", 11): "a native crash (segmentation fault)",
-        -getattr(signal, "SIGILL", 4): "an instruction this processor does not have",
-        -getattr(signal, "SIGKILL", 9): "the process was killed, by a user or for lack of memory",
-        -getattr(signal, "SIGBUS", 7): "the model file shrank or its disk failed while it was being read",
-        3: "the model could not be loaded",
-        0xC0000005: "a native crash (access violation)",
-        0xC0000409: "llama.cpp stopped itself on an internal check",
-    }
-    if code not in meanings and last_line:
-        return f"the runner ended: {last_line} (exit code {code})"
-    return f"the runner ended: {meanings.get(code, 'unexpectedly')} (exit code {code})"
 
 
 def runner_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
