@@ -1,0 +1,110 @@
+"""Libraries that people put before a local server, installed from their registry, over scripted answers.
+
+    python -m pytest tests/optin/test_client_libraries.py -o addopts= -q
+
+Not run in CI: they download some hundred MB. TESSERA_CLIENTS names a folder that keeps the installation.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scripted import TOKEN, ScriptedServer
+
+pytestmark = pytest.mark.timeout(900)
+ROOT = Path(__file__).resolve().parents[2]
+HERMES = ROOT / "tests" / "data" / "templates" / "Qwen-Qwen3-0.6B.jinja"
+PACKAGES = ("litellm", "langchain-openai", "llama-index-llms-openai-like", "schemathesis")
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+LITELLM = """
+import litellm, sys
+base = sys.argv[1]
+ask = [{"role": "user", "content": "Hi"}]
+for model, url in (("openai/spark", base + "/v1"), ("ollama_chat/spark", base), ("anthropic/spark", base)):
+    whole = litellm.completion(model=model, api_base=url, api_key="unused", messages=ask, max_tokens=20)
+    print(">" + str(whole.choices[0].message.content))
+"""
+LANGCHAIN = """
+import sys
+from langchain_openai import ChatOpenAI
+from langchain_core.tools import tool
+
+@tool
+def get_weather(city: str) -> str:
+    "Weather of a city"
+    return "sunny"
+
+model = ChatOpenAI(model="spark", base_url=sys.argv[1] + "/v1", api_key="unused")
+print(">" + str(model.invoke("Hi").content))
+print(">" + str(model.bind_tools([get_weather]).invoke("Weather?").tool_calls[0]["args"]))
+print(">" + str("".join(part.content for part in model.stream("Hi"))))
+"""
+LLAMA_INDEX = """
+import sys
+from llama_index.llms.openai_like import OpenAILike
+model = OpenAILike(model="spark", api_base=sys.argv[1] + "/v1", api_key="unused", is_chat_model=True)
+print(">" + str(model.complete("Hi").text))
+print(">" + str("".join(part.delta for part in model.stream_complete("Hi"))))
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    folder = Path(os.environ.get("TESSERA_CLIENTS") or tmp_path_factory.mktemp("clients")) / "libraries"
+    program = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    if not program.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        subprocess.run([str(program), "-m", "pip", "install", "-q", *PACKAGES], check=True)
+    return program
+
+
+@pytest.fixture
+def server(tmp_path):
+    running = ScriptedServer(tmp_path / "home", template=HERMES.read_text("utf-8"))
+    yield running
+    running.stop()
+
+
+def run(python, program, server):
+    done = subprocess.run(
+        [str(python), "-c", program, server.url], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [line[1:] for line in done.stdout.splitlines() if line.startswith(">")]
+
+
+def test_litellm_over_three_protocols(python, server):
+    for word in ("one", "two", "three"):
+        server.say(word)
+    assert run(python, LITELLM, server) == ["one", "two", "three"]
+
+
+def test_langchain(python, server):
+    server.say("Hello")
+    server.say(CALL)
+    server.say("Bye", " now")
+    assert run(python, LANGCHAIN, server) == ["Hello", "{'city': 'Paris'}", "Bye now"]
+
+
+def test_llama_index(python, server):
+    server.say("Hello")
+    server.say("Bye", " now")
+    assert run(python, LLAMA_INDEX, server) == ["Hello", "Bye now"]
+
+
+def test_schemathesis_finds_no_server_error(python, server):
+    command = [str(python), "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--url", server.url]
+    wanted = [
+        "--checks",
+        "not_a_server_error",
+        "--max-examples",
+        "20",
+        "--include-path-regex",
+        "^/(v1|api|tokenize)",
+    ]
+    token = ["--header", f"Authorization: Bearer {TOKEN}", "--exclude-path", "/api/pull"]
+    done = subprocess.run([*command, *wanted, *token], capture_output=True, text=True, timeout=800, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
