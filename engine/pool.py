@@ -15,7 +15,7 @@ from engine.dispatch.types import Rung
 from engine.errors import BadModelFile, EngineError, NotEnoughMemory, RunnerDied
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Event, GenerationRequest, ModelFacts
+from engine.types import Done, Event, GenerationRequest, ModelFacts
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,10 @@ class Admission(Protocol):
         """The model lives in this process now."""
         ...
 
+    def observed(self, model_id: str, tokens: int, decode_s: float) -> None:
+        """A request that ran alone generated this many tokens in this time."""
+        ...
+
     def release(self, model_id: str) -> None:
         """The model's memory is free again."""
         ...
@@ -65,6 +69,9 @@ class Unlimited:
 
     def attach(self, model_id: str, pid: int) -> None:
         """Nothing is counted."""
+
+    def observed(self, model_id: str, tokens: int, decode_s: float) -> None:
+        """Nothing is learnt."""
 
     def release(self, model_id: str) -> None:
         """Nothing was counted."""
@@ -302,6 +309,8 @@ class Pool:
         assert model.runner is not None
         model.last_used = time.monotonic()
         async for event in model.runner.generate(request):
+            if isinstance(event, Done) and event.timings.decode_s > 0 and model.runner.active_requests <= 1:
+                self._admission.observed(model.id, event.usage.completion_tokens, event.timings.decode_s)
             yield event
         model.last_used = time.monotonic()
 

@@ -9,6 +9,7 @@ from engine.errors import BadModelFile, EngineError, RunnerDied
 from engine.runner.protocol import LoadSettings
 
 log = logging.getLogger(__name__)
+ENOUGH_TOKENS = 64
 
 
 class LedgerAdmission:
@@ -38,6 +39,11 @@ class LedgerAdmission:
         if tried:
             await asyncio.to_thread(self._placer.refine, model_id, tried[-1])
         await asyncio.to_thread(self._placer.loaded, model_id, pid, {})
+
+    def observed(self, model_id: str, tokens: int, decode_s: float) -> None:
+        """Learn how fast this machine really decodes; short answers say little."""
+        if tokens >= ENOUGH_TOKENS:
+            self._placer.observed(model_id, (tokens - 1) / decode_s)
 
     def release(self, model_id: str) -> None:
         """The model's memory is free again."""

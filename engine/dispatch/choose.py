@@ -113,6 +113,11 @@ def bytes_per_token(shape: ModelShape, used_experts_frac: float) -> int:
     return int(read)
 
 
+def weights_read(shape: ModelShape) -> int:
+    """Bytes of weights one token of this model reads."""
+    return bytes_per_token(shape, _expert_frac(shape))
+
+
 def _expert_frac(shape: ModelShape) -> float:
     return min(1.0, shape.experts_used / shape.experts) if shape.experts and shape.experts_used else 1.0
 

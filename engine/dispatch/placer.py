@@ -12,7 +12,7 @@ from devices.errors import Overdrawn
 from devices.memory import Ledger
 from devices.process_memory import process_memory
 from devices.types import Machine
-from engine.dispatch.choose import audit_key, place
+from engine.dispatch.choose import audit_key, place, weights_read
 from engine.dispatch.ladder import next_rung
 from engine.dispatch.machine_state import MachineState
 from engine.dispatch.memory import DispatchMemory
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 PLENTY_FRAC = 0.5
 # Kept prefixes get at most this part of the memory that a load leaves free.
 PREFIX_SHARE = 4
+# Smaller models stay in caches: their speed says nothing about the memory.
+LARGE_READ_BYTES = 256 << 20
 # What the ladder may change and what is therefore remembered.
 LADDER_FIELDS = (
     "devices",
@@ -57,6 +59,7 @@ class Placer:
         self.memory = DispatchMemory(paths.state / "dispatch.json")
         self._placements: dict[str, Placement] = {}
         self._needs: dict[str, Need] = {}
+        self._read_bytes: dict[str, int] = {}
 
     def placement(
         self, model_id: str, settings: LoadSettings, wish: Wish = NO_WISH, *, exact: bool = True
@@ -142,6 +145,7 @@ class Placer:
             report = fit_report(model_id, shape, settings, machine, self.ledger, gpu=gpu, measured=measured)
             raise refusal(report, names) from error
         self._needs[model_id] = need
+        self._read_bytes[model_id] = weights_read(shape)
         log.info("admitted model=%s device=%s bytes=%d", model_id, gpu or "cpu", need.total_bytes)
 
     def refine(self, model_id: str, settings: LoadSettings) -> None:
@@ -188,6 +192,17 @@ class Placer:
         measured = process_memory(pid)
         if measured is not None:
             self.ledger.record_measured(model_id, measured, buffers)
+
+    def observed(self, model_id: str, tok_s: float) -> None:
+        """A decode speed measured on this machine: it beats the prior at the next placement.
+
+        Only where one device holds the whole model, and the model is large enough that memory speed decides.
+        """
+        placement, read = self._placements.get(model_id), self._read_bytes.get(model_id, 0)
+        if placement is None or read < LARGE_READ_BYTES:
+            return
+        if placement.device == "cpu" or placement.settings.n_gpu_layers > placement.n_layers:
+            self.memory.record_speed(placement.device, placement.backend, read, tok_s)
 
     def gone(self, model_id: str) -> None:
         """The runner ended: its memory is free again."""

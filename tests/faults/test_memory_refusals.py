@@ -161,6 +161,21 @@ def test_the_ladder_is_climbed_down_told_and_remembered(path, paths):
     assert again.choose_settings("m", LoadSettings(path=path, n_ctx=1024)).repack is False
 
 
+def test_a_speed_seen_here_is_used_at_the_next_placement(path, paths, monkeypatch):
+    monkeypatch.setattr("engine.dispatch.placer.LARGE_READ_BYTES", 1 << 20)
+    settings = LoadSettings(path=path, n_ctx=1024)
+    placer = Placer(paths, shrunken(3000))
+    admission = LedgerAdmission(placer)
+    placer.admit("m", placer.choose_settings("m", settings))
+    assert placer.placement("m", settings, exact=False).basis == "prior"
+    admission.observed("m", 10, 1.0)  # too short to say anything
+    assert placer.placement("m", settings, exact=False).basis == "prior"
+    admission.observed("m", 101, 2.0)
+    again = Placer(paths, shrunken(3000)).placement("m", settings, exact=False)
+    assert again.basis == "measured"
+    assert again.decode_tok_s == pytest.approx(50, rel=0.01)
+
+
 def test_when_nothing_helps_the_last_failure_is_raised(path, paths):
     seen = []
 
