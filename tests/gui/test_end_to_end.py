@@ -29,8 +29,12 @@ def desktop(qtbot, home, monkeypatch):
         left.deleteLater()
 
 
-def press(widget, text):
-    next(b for b in widget.findChildren(QPushButton) if b.text() == text and b.isVisible()).click()
+def press(qtbot, widget, text):
+    def found():
+        return [b for b in widget.findChildren(QPushButton) if b.text() == text and b.isVisible() and b.isEnabled()]
+
+    qtbot.waitUntil(lambda: bool(found()))
+    found()[0].click()
 
 
 def test_from_the_first_start_to_a_model_made_to_fit(qtbot, desktop):
@@ -39,7 +43,7 @@ def test_from_the_first_start_to_a_model_made_to_fit(qtbot, desktop):
     qtbot.waitUntil(lambda: bool(services.models.choices), timeout=40_000)
     qtbot.waitUntil(lambda: chat.composer.ready)
 
-    press(chat, "What is quantization?")
+    press(qtbot, chat, "What is quantization?")
     qtbot.waitUntil(lambda: len(chat.controller.tree) == 2, timeout=20_000)
     qtbot.waitUntil(lambda: not chat.controller.busy, timeout=60_000)
     answer = chat.controller.tree.path()[-1]
@@ -51,7 +55,7 @@ def test_from_the_first_start_to_a_model_made_to_fit(qtbot, desktop):
     window.show_page("library")
     library = window.page("library")
     qtbot.waitUntil(lambda: len(library.cards) == 1, timeout=20_000)
-    press(library.cards[0], "Make it fit")
+    press(qtbot, library.cards[0], "Make it fit")
 
     fit = window.page("fit")
     qtbot.waitUntil(fit.start.isEnabled, timeout=40_000)
@@ -59,7 +63,7 @@ def test_from_the_first_start_to_a_model_made_to_fit(qtbot, desktop):
     fit._forecast()
     fit.start.click()
     qtbot.waitUntil(lambda: "Done" in fit.banner.text, timeout=100_000)
-    press(fit.banner, "Chat with it")
+    press(qtbot, fit.banner, "Chat with it")
 
     made = chat.controller.conversation.model
     assert made != "spark"

@@ -91,6 +91,7 @@ def test_models_are_listed_with_their_facts(qtbot, library):
 
 
 def test_chat_and_fit_name_the_model(qtbot, library):
+    qtbot.waitUntil(lambda: "Other" in texts(library.cards[1]))
     with qtbot.waitSignal(library.chat_wanted) as chat:
         press(library.cards[1], "Chat")
     assert chat.args == ["other"]
@@ -105,7 +106,7 @@ def test_an_offline_or_broken_model_says_why_and_cannot_be_used(qtbot, library, 
     }
     library.refresh()
     qtbot.waitUntil(lambda: "Offline" in texts(library.cards[0]))
-    assert "cut short" in texts(library.cards[1])
+    qtbot.waitUntil(lambda: "cut short" in texts(library.cards[1]))
     assert not next(b for b in library.cards[0].findChildren(QPushButton) if b.text() == "Chat").isEnabled()
 
 
