@@ -252,6 +252,24 @@ def test_what_was_evicted_comes_back_from_memory(bundled_model):
     assert stats.cache_ram_bytes > 0
 
 
+def test_idle_prefixes_leave_the_cells_and_come_back(bundled_model):
+    """Every step walks over idle cells: what rests is copied out, and a later turn loses nothing by it."""
+    one, two = (CHAT.format(f"{word} " * 300) for word in ("red", "blue"))
+
+    async def work(runner):
+        first = await collect(runner, one, max_tokens=8)
+        await asyncio.sleep(0.5)  # a pause between turns
+        await collect(runner, two, max_tokens=8)
+        between = await runner.stats()
+        again = await collect(runner, one, max_tokens=8)
+        return first, between, again
+
+    first, between, again = with_runner(bundled_model, work, cache_ram_bytes=1 << 28)
+    assert between.kv_cells_used <= first[2].usage.prompt_tokens + 8
+    assert again[2].usage.cached_tokens >= again[2].usage.prompt_tokens - 1
+    assert again[0] == first[0]
+
+
 def test_background_requests_do_not_evict_the_chat(bundled_model):
     chat = CHAT.format("Explain what a file is. " * 15)
 

@@ -33,6 +33,9 @@ class CachedSequence:
 
 # A prefix shorter than this is computed faster than it is copied out, looked up and copied in again.
 MIN_STORED_TOKENS: Final = 64
+# Idle cells that may stay beside running requests even when nothing in use is as large. Every step walks over idle
+# cells too: 2,000 of them cost a 0.6B model a tenth of its decode speed (docs/log.md, engine).
+IDLE_CELLS: Final = 1024
 
 
 class KVCache:
@@ -87,6 +90,12 @@ class KVCache:
 
     def acquire(self, tokens: list[int], key: Key) -> CachedSequence | None:
         """A sequence for `tokens` that already holds its longest cached prefix; None when all are in use."""
+        sequence = self._acquire(tokens, key)
+        if sequence is not None:
+            self._thin_out(sequence)
+        return sequence
+
+    def _acquire(self, tokens: list[int], key: Key) -> CachedSequence | None:
         source, length = self.best_prefix(tokens, key)
         restored = self._restore(tokens, key, length)
         if restored is not None:
@@ -139,7 +148,7 @@ class KVCache:
         """A state can be cut to a shorter prefix."""
         return self._keeps_partial and self._n_swa == 0
 
-    def _spill(self, sequence: CachedSequence, *, to_disk: bool = False) -> None:
+    def _spill(self, sequence: CachedSequence) -> None:
         """Copy an idle sequence's state to the store."""
         if not self._store.enabled or len(sequence.tokens) < MIN_STORED_TOKENS or sequence.last_used == 0:
             return
@@ -150,13 +159,31 @@ class KVCache:
         data = np.empty(size, np.uint8)
         pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         if self._api.llama_state_seq_get_data(self._context, pointer, size, sequence.seq_id) == size:
-            self._store.put(sequence.key, tokens, data, to_disk=to_disk)
+            self._store.put(sequence.key, tokens, data)
+
+    def _thin_out(self, chosen: CachedSequence) -> None:
+        """Take idle prefixes out of the cells beside `chosen`: free where the store has them, else only a surplus."""
+        if not self._store.enabled or not self._keeps_partial:
+            return
+        idle = [s for s in self._sequences if not s.in_use and s.tokens]
+        alone = all(s is chosen or not s.in_use for s in self._sequences)
+        for sequence in sorted(idle, key=lambda s: s.last_used):
+            if self.idle_cells > max(IDLE_CELLS, self.used_cells - self.idle_cells):
+                self._spill(sequence)
+                self.drop(sequence)
+            elif alone and self._store.holds(np.asarray(sequence.tokens, np.int32), sequence.key):
+                self.drop(sequence)
+
+    def store_idle(self) -> None:
+        """Copy idle prefixes to the store's memory, so that their cells can be given up at once."""
+        for sequence in self._sequences:
+            if not sequence.in_use and sequence.tokens:
+                self._spill(sequence)
 
     def persist(self) -> None:
         """Write idle prefixes to disk, so that they survive this process."""
-        for sequence in self._sequences:
-            if not sequence.in_use and sequence.tokens:
-                self._spill(sequence, to_disk=True)
+        self.store_idle()
+        self._store.persist()
 
     def _restore(self, tokens: list[int], key: Key, live: int) -> CachedSequence | None:
         """Bring a stored prefix back if it saves clearly more than the live one of `live` tokens."""

@@ -93,7 +93,14 @@ class PrefixStore:
         """A stored prefix already holds all of `tokens`."""
         return any(e.key == key and shared_length(e.tokens, tokens) == len(tokens) for e in self._entries)
 
-    def put(self, key: Key, tokens: Any, data: Any, *, to_disk: bool = False) -> None:
+    def holds(self, tokens: Any, key: Key) -> bool:
+        """A prefix in memory holds all of `tokens`: bringing it back is a copy."""
+        return any(
+            e.data is not None and e.key == key and shared_length(e.tokens, tokens) == len(tokens)
+            for e in self._entries
+        )
+
+    def put(self, key: Key, tokens: Any, data: Any) -> None:
         """Keep the state `data` (bytes as uint8) of `tokens`; shorter prefixes of the same text are replaced."""
         if not self.enabled or self.covers(tokens, key):
             return
@@ -101,7 +108,7 @@ class PrefixStore:
             self._remove(old)
         entry = StoredPrefix(key, tokens, len(data), data, None, time.monotonic())
         self._entries.append(entry)
-        if to_disk or self._ram_limit < entry.size:
+        if self._ram_limit < entry.size:
             self._write(entry)
         self._shrink_ram(keep=entry)
 
@@ -114,6 +121,12 @@ class PrefixStore:
         if data is None:
             self._remove(entry)
         return data
+
+    def persist(self) -> None:
+        """Begin to write what is only in memory to disk."""
+        for entry in list(self._entries):
+            if entry.data is not None and entry.path is None:
+                self._write(entry)
 
     def close(self) -> None:
         """Wait until everything that was to be written is written."""

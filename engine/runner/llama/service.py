@@ -22,6 +22,8 @@ from engine.runner.llama.scheduler import EngineBroken, Output, Scheduler
 from engine.runner.llama.vocabulary import Vocabulary
 from engine.types import ModelFacts
 
+# Requests of one program follow each other faster than this; idle prefixes are copied out of the cells then.
+SETTLE_S: Final = 0.05
 # A conversation rests this long between turns at least; its state is written to disk then.
 PERSIST_AFTER_S: Final = 1.0
 
@@ -169,11 +171,12 @@ class LlamaRunner:
 
     def _wait(self, scheduler: Scheduler) -> protocol.ToRunner:
         """The next message; a pause is used to write idle prefixes to disk."""
-        try:
-            return self._inbox.get(timeout=PERSIST_AFTER_S)
-        except queue.Empty:
-            scheduler.kv.persist()
-            return self._inbox.get()
+        for pause_s, use in ((SETTLE_S, scheduler.kv.store_idle), (PERSIST_AFTER_S, scheduler.kv.persist)):
+            try:
+                return self._inbox.get(timeout=pause_s)
+            except queue.Empty:
+                use()
+        return self._inbox.get()
 
     def _keep_prefixes(self, scheduler: Scheduler) -> None:
         scheduler.kv.persist()

@@ -57,7 +57,8 @@ def test_memory_is_bounded_and_the_oldest_goes():
 
 def test_what_is_on_disk_survives_a_restart(tmp_path):
     store = disk_store(tmp_path)
-    store.put(KEY, tokens(1, 2, 3), state(seed=5), to_disk=True)
+    store.put(KEY, tokens(1, 2, 3), state(seed=5))
+    store.persist()
     store.close()
     again = disk_store(tmp_path)
     entry, length = again.best(tokens(1, 2, 3, 4), KEY, whole_only=True)
@@ -65,9 +66,20 @@ def test_what_is_on_disk_survives_a_restart(tmp_path):
     assert np.array_equal(again.load(entry), state(seed=5))
 
 
+def test_only_what_is_in_memory_is_held(tmp_path):
+    store = disk_store(tmp_path, ram=10_000)
+    store.put(KEY, tokens(1, 2, 3), state())
+    assert store.holds(tokens(1, 2), KEY)
+    assert not store.holds(tokens(1, 2, 3, 4), KEY)
+    store.persist()
+    store.close()
+    assert not disk_store(tmp_path).holds(tokens(1, 2), KEY)
+
+
 def test_files_are_for_this_user_only(tmp_path):
     store = disk_store(tmp_path)
-    store.put(KEY, tokens(1, 2, 3), state(), to_disk=True)
+    store.put(KEY, tokens(1, 2, 3), state())
+    store.persist()
     store.close()
     (file,) = tmp_path.glob("*/*.kv")
     assert file.stat().st_mode & 0o077 == 0
@@ -75,7 +87,8 @@ def test_files_are_for_this_user_only(tmp_path):
 
 def test_another_model_never_sees_it(tmp_path):
     store = disk_store(tmp_path)
-    store.put(KEY, tokens(1, 2, 3), state(), to_disk=True)
+    store.put(KEY, tokens(1, 2, 3), state())
+    store.persist()
     store.close()
     other = disk_store(tmp_path, fingerprint="e" * 64)
     assert other.best(tokens(1, 2, 3), KEY, whole_only=False) == (None, 0)
@@ -84,7 +97,8 @@ def test_another_model_never_sees_it(tmp_path):
 @pytest.mark.parametrize("harm", ["flip", "cut", "empty", "noise", "gone"])
 def test_a_damaged_file_is_forgotten_not_used(tmp_path, harm):
     store = disk_store(tmp_path)
-    store.put(KEY, tokens(1, 2, 3), state(), to_disk=True)
+    store.put(KEY, tokens(1, 2, 3), state())
+    store.persist()
     store.close()
     (file,) = tmp_path.glob("*/*.kv")
     again = disk_store(tmp_path)
@@ -109,7 +123,8 @@ def test_a_damaged_file_is_forgotten_not_used(tmp_path, harm):
 def test_disk_is_bounded_over_all_models(tmp_path):
     for i in range(4):
         store = disk_store(tmp_path, limit=2500, fingerprint=str(i) * 64)
-        store.put(KEY, tokens(i, 2, 3), state(), to_disk=True)
+        store.put(KEY, tokens(i, 2, 3), state())
+        store.persist()
         store.close()
     disk_store(tmp_path, limit=2500, fingerprint="9" * 64)
     assert sum(p.stat().st_size for p in tmp_path.glob("*/*.kv")) <= 2500
@@ -119,7 +134,8 @@ def test_a_disk_that_cannot_be_written_harms_nothing(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     store = disk_store(blocked, ram=10_000)
-    store.put(KEY, tokens(1, 2, 3), state(), to_disk=True)
+    store.put(KEY, tokens(1, 2, 3), state())
+    store.persist()
     store.close()
     entry, _ = store.best(tokens(1, 2, 3), KEY, whole_only=False)
     assert np.array_equal(store.load(entry), state())
