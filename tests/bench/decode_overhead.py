@@ -7,7 +7,6 @@ text, no client. The served side is a real server and a streaming client. Prints
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -16,10 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
-import httpx2
-
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "bench")]
+
+from clients import complete  # noqa: E402 - after sys.path
 
 
 def bare(path: str, threads: int) -> None:
@@ -51,26 +50,10 @@ def bare(path: str, threads: int) -> None:
 
 def served(url: str, model: str, count: int) -> float:
     """Seconds between the first and the last streamed token, by the client's clock."""
-    body = {
-        "model": model,
-        "prompt": list(range(40, 48)),
-        "max_tokens": count + 1,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=600) as response:
-        arrivals, usage = [], {}
-        for line in response.iter_lines():
-            if line.startswith("data: {"):
-                chunk = json.loads(line[6:])
-                usage = chunk.get("usage") or usage
-                if chunk["choices"] and not chunk["choices"][0]["finish_reason"]:
-                    arrivals.append(time.perf_counter())
-    if usage["completion_tokens"] != count + 1:
-        raise SystemExit(f"{usage['completion_tokens']} tokens came, {count + 1} were asked for")
-    return arrivals[-1] - arrivals[0]
+    reply = complete(url, model, list(range(40, 48)), count + 1)
+    if reply.usage["completion_tokens"] != count + 1:
+        raise SystemExit(f"{reply.usage['completion_tokens']} tokens came, {count + 1} were asked for")
+    return reply.arrivals[-1] - reply.arrivals[0]
 
 
 def main() -> None:

@@ -162,7 +162,7 @@ class KVCache:
             self._store.put(sequence.key, tokens, data)
 
     def _thin_out(self, chosen: CachedSequence) -> None:
-        """Take idle prefixes out of the cells beside `chosen`: free where the store has them, else only a surplus."""
+        """Take idle prefixes out of the cells beside `chosen`: all that the store holds, else only a surplus."""
         if not self._store.enabled or not self._keeps_partial:
             return
         idle = [s for s in self._sequences if not s.in_use and s.tokens]
