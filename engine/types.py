@@ -70,8 +70,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     `prompt` is text (special tokens in it are parsed when `parse_special`) or token ids. `max_tokens` None
     runs to the end of the context. `logprobs` None: none; 0: the chosen token's; n: also the n best.
     `images` replace, in order, the media markers in the prompt. `keep_special` renders control tokens as text
-    (parsers of tool calls and reasoning need them); otherwise they are generated but not shown. `speculate` lets
-    the runner guess ahead; the text stays the same.
+    (parsers of tool calls and reasoning need them); otherwise they are generated but not shown. `speculate` says
+    whether the runner guesses ahead: None where that was measured to pay, True wherever there is a guess, False
+    never; the text stays the same.
     """
 
     prompt: str | list[int]
@@ -86,7 +87,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     images: tuple[Image, ...] = ()
     keep_special: bool = False
     ignore_eos: bool = False
-    speculate: bool = True
+    speculate: bool | None = None
     context_shift: bool = False
     lora: tuple[tuple[str, float], ...] = ()
 

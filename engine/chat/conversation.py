@@ -72,7 +72,7 @@ class ChatQuery(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     priority: Priority = "interactive"
     ignore_eos: bool = False
-    speculate: bool = True
+    speculate: bool | None = None
 
 
 class AnswerStarted(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,6 +40,7 @@ async def collect(runner, prompt, **options):
 
 
 def test_guessing_ahead_changes_nothing_but_the_speed(bundled_model):
+    """`True` guesses whether or not it pays here: what was measured on this machine decides only at `None`."""
     prompts = ["import os\nimport sys\nimport os\nimport sys\n", CHAT.format("Tell me a story."), "a b c " * 50]
 
     async def work(runner):

@@ -217,11 +217,12 @@ class Scheduler:
 
     def _add_draft(self, sequence: Sequence, cache: CachedSequence, generating: int) -> None:
         """Append guessed tokens behind the newest one, while few sequences run and wider steps pay."""
-        if generating > MAX_DRAFTING or not self._loaded.keeps_partial or not sequence.request.speculate:
+        if generating > MAX_DRAFTING or not self._loaded.keeps_partial or sequence.request.speculate is False:
             return
         drafter = sequence.drafter
         draft = drafter.propose(min(sequence.limit - len(sequence.tokens) - 1, MAX_DRAFT, self._batch.room))
-        if not draft or not self._pace.cost.pays(generating, len(draft), drafter.share * len(draft)):
+        asked = sequence.request.speculate is True
+        if not draft or not (asked or self._pace.cost.pays(generating, len(draft), drafter.share * len(draft))):
             return
         for i, token in enumerate(draft):
             self._batch.add(token, len(sequence.tokens) + i, cache.seq_id)

@@ -50,7 +50,7 @@ def _requests(body: CompletionRequest) -> list[GenerationRequest]:
             sampling=body.sampling(choice),
             logprobs=body.logprobs,
             ignore_eos=bool(body.ignore_eos),
-            speculate=body.speculate is not False,
+            speculate=body.speculate,
         )
         for prompt in body.prompts()
         for choice in range(body.n or 1)

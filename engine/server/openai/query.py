@@ -35,7 +35,7 @@ def to_query(body: ChatRequest) -> ChatQuery:
         sampling=body.sampling(),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         ignore_eos=bool(body.ignore_eos),
-        speculate=body.speculate is not False,
+        speculate=body.speculate,
     )
 
 
