@@ -1,8 +1,25 @@
-"""What a request must be before llama.cpp sees any of it."""
+"""What a request must be before llama.cpp sees any of it, and the cells it is promised."""
+
+from typing import Final
 
 from engine.runner.llama.adapters import Adapters
+from engine.runner.llama.sequence import Sequence
 from engine.runner.protocol import Fault
 from engine.types import GenerationRequest
+
+# Cells reserved for an answer at admission: the worst case would leave most of the cache unused.
+# Source: reference measurements of typical chat answers; a longer answer preempts when the cache is full.
+ANSWER_RESERVE: Final = 512
+
+
+def cells_needed(sequence: Sequence) -> int:
+    """Cells for a request's tokens and a usual answer."""
+    return min(sequence.limit, len(sequence.tokens) + ANSWER_RESERVE)
+
+
+def cells_promised(running: list[Sequence]) -> int:
+    """Cells that running requests were promised and have not taken yet."""
+    return sum(cells_needed(s) - len(s.tokens) + s.n_missing for s in running)
 
 
 def refusal(

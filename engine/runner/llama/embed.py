@@ -175,6 +175,7 @@ class Embedder:
         self._jobs.popleft()
         rows = [row / (np.linalg.norm(row) or 1.0) if job.normalize else row for row in job.vectors]
         if not all(np.isfinite(row).all() for row in rows):
+            self._loaded.api.llama_memory_clear(self._memory, True)  # what is left in the cells would spoil others
             return Fault(id=job.id, code="not_finite", message="The model's output is not a number.")
         return Embedded(
             id=job.id,

@@ -130,6 +130,24 @@ class KVCache:
         self.drop(chosen)
         return chosen
 
+    def acquire_empty(self, key: Key) -> CachedSequence | None:
+        """A sequence with nothing in it; None when all are in use."""
+        target = self._free_sequence(keep=None)
+        if target is not None:
+            target.key, target.in_use = key, True
+        return target
+
+    def scrub(self) -> None:
+        """Wipe every cell, freed ones too; idle prefixes go to the store. No sequence may be in use."""
+        self.store_idle()
+        self._api.llama_memory_clear(self._memory, True)
+        for sequence in self._sequences:
+            sequence.tokens, sequence.shared = [], 0
+
+    def forget_stored(self, tokens: list[int], key: Key) -> None:
+        """Take stored prefixes of a prompt out of the store."""
+        self._store.forget(np.asarray(tokens, np.int32), key)
+
     def release(self, sequence: CachedSequence, *, keep: bool = True) -> None:
         """The request ended: its tokens stay as an idle prefix, the first to go unless `keep`."""
         self._clock += 1

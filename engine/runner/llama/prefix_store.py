@@ -112,6 +112,11 @@ class PrefixStore:
             self._write(entry)
         self._shrink_ram(keep=entry)
 
+    def forget(self, tokens: Any, key: Key) -> None:
+        """Remove every prefix that `best` could find for `tokens`."""
+        for entry in [e for e in self._entries if e.key == key and shared_length(e.tokens, tokens)]:
+            self._remove(entry)
+
     def load(self, entry: StoredPrefix) -> Any:
         """The state as uint8 (size,), or None when its file is gone or damaged (it is forgotten then)."""
         entry.last_used = time.monotonic()

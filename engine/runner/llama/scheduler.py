@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from engine.grammar import ConstraintRefused
 from engine.runner.llama.adapters import Adapters
-from engine.runner.llama.admission import refusal
+from engine.runner.llama.admission import cells_needed, cells_promised, refusal
 from engine.runner.llama.batch import Batch, Logits
 from engine.runner.llama.constrain import ConstraintCompiler
 from engine.runner.llama.draw import DrawFailed, draw
@@ -14,6 +14,7 @@ from engine.runner.llama.kv import CachedSequence, KVCache
 from engine.runner.llama.model import MAX_DRAFT, LoadedModel
 from engine.runner.llama.pacing import Pace
 from engine.runner.llama.prefix_store import PrefixStore
+from engine.runner.llama.quarantine import Quarantine
 from engine.runner.llama.sampler import Sampler
 from engine.runner.llama.sequence import Sequence
 from engine.runner.llama.text import TextStream
@@ -21,9 +22,6 @@ from engine.runner.llama.vocabulary import Vocabulary
 from engine.runner.protocol import Fault
 from engine.types import Event, FinishReason, GenerationRequest, TokenLogprob
 
-# Cells reserved for an answer at admission: the worst case would leave most of the cache unused.
-# Source: reference measurements of typical chat answers; a longer answer preempts when the cache is full.
-ANSWER_RESERVE: Final = 512
 # With more sequences than this a step is full of real tokens, and guesses would only slow it.
 MAX_DRAFTING: Final = 2
 # Answers of llama_decode, see llama.h.
@@ -47,6 +45,7 @@ class Scheduler:
         self._constraints = ConstraintCompiler(vocabulary)
         self._constraints.warm()
         self._kv = KVCache(loaded, store)
+        self._quarantine = Quarantine(self._kv)
         self._batch = Batch(loaded)
         self._logits = Logits(loaded)
         self._n_ctx_train = int(loaded.api.llama_model_n_ctx_train(loaded.model))
@@ -162,28 +161,31 @@ class Scheduler:
             self._end(sequence, "cancelled", out)
 
     def _admit(self, out: list[Output]) -> None:
+        if self._quarantine.open:
+            if not self._running and (found := self._quarantine.examine()) is not None:
+                self._start(*found, out)
+            return
         while self._waiting and len(self._running) < self._loaded.settings.n_parallel:
             sequence = self._waiting[0]
             _, shared = self._kv.best_prefix(sequence.tokens, sequence.request.lora)
-            need = min(sequence.limit, len(sequence.tokens) + ANSWER_RESERVE) - shared
-            promised = sum(
-                min(s.limit, len(s.tokens) + ANSWER_RESERVE) - len(s.tokens) + s.n_missing for s in self._running
-            )
-            free = self._kv.cells - self._kv.used_cells + self._kv.idle_cells - promised
-            if self._running and need > free:
+            free = self._kv.cells - self._kv.used_cells + self._kv.idle_cells
+            if self._running and cells_needed(sequence) - shared > free - cells_promised(self._running):
                 return
             cache = self._kv.acquire(sequence.tokens, sequence.request.lora)
             if cache is None:
                 return
-            self._waiting.popleft()
-            sequence.cache = cache
-            if not sequence.announced:
-                sequence.cached_tokens = len(cache.tokens)
-                sequence.admitted = time.monotonic()
-                self.cached_tokens += sequence.cached_tokens
-                self.prompt_tokens += sequence.n_prompt
-                out.append((sequence.id, sequence.started()))
-            self._running.append(sequence)
+            self._start(sequence, cache, out)
+
+    def _start(self, sequence: Sequence, cache: CachedSequence, out: list[Output]) -> None:
+        self._waiting.remove(sequence)
+        sequence.cache = cache
+        if not sequence.announced:
+            sequence.cached_tokens = len(cache.tokens)
+            sequence.admitted = time.monotonic()
+            self.cached_tokens += sequence.cached_tokens
+            self.prompt_tokens += sequence.n_prompt
+            out.append((sequence.id, sequence.started()))
+        self._running.append(sequence)
 
     def _fill_batch(self) -> None:
         batch = self._batch
@@ -241,24 +243,43 @@ class Scheduler:
     def _sample(self, out: list[Output]) -> None:
         rows = None
         now = 0.0
+        not_finite: list[Sequence] = []
         for sequence in list(self._running):
             if sequence.row < 0:
                 continue
             if rows is None:
                 rows = self._logits.rows(self._batch.outputs)
                 now = time.monotonic()
-            self._sample_sequence(sequence, rows, now, out)
+            if not self._sample_sequence(sequence, rows, now, out):
+                not_finite.append(sequence)
+            elif self._quarantine.open:
+                self._quarantine.acquit(sequence)
+                if sequence.cache is not None and self._quarantine.open:
+                    self._set_aside(sequence)
+        if not_finite:
+            self._isolate(not_finite, out)
 
-    def _sample_sequence(self, sequence: Sequence, rows: Any, now: float, out: list[Output]) -> None:
-        """Draw from the sequence's rows for as long as what is drawn is what was guessed."""
+    def _isolate(self, not_finite: list[Sequence], out: list[Output]) -> None:
+        guilty = self._quarantine.convict(not_finite)
+        for sequence in reversed(self._running.copy()):
+            self._preempt(sequence)
+        for sequence in guilty:
+            self._fail(sequence, "not_finite", "The model's output is not a number.", out)
+        self._kv.scrub()
+
+    def _sample_sequence(self, sequence: Sequence, rows: Any, now: float, out: list[Output]) -> bool:
+        """Draw from the sequence's rows for as long as what is drawn is what was guessed; False: no numbers."""
         first, sequence.row = sequence.row, -1
         draft, sequence.draft = sequence.draft, []
         before = len(sequence.tokens)
+        finite = True
         for i in range(len(draft) + 1):
             try:
                 token, logprob = draw(sequence, rows[first + i], self._vocabulary)
             except DrawFailed as error:
-                self._fail(sequence, error.code, str(error), out)
+                finite = error.code != "not_finite"
+                if finite:
+                    self._fail(sequence, error.code, str(error), out)
                 break
             self._take(sequence, token, logprob, now, out)
             if sequence.id not in self._by_id or i == len(draft) or token != draft[i]:
@@ -269,6 +290,7 @@ class Scheduler:
         sequence.drafter.observe(new)
         if draft and sequence.cache is not None:
             self._forget_rejected(sequence, sequence.cache)
+        return finite
 
     def _forget_rejected(self, sequence: Sequence, cache: CachedSequence) -> None:
         """Remove the guesses that were not taken from the cache; all but the newest token stay computed."""
@@ -320,6 +342,7 @@ class Scheduler:
 
     def _forget(self, sequence: Sequence) -> None:
         del self._by_id[sequence.id]
+        self._quarantine.acquit(sequence)
         if sequence.cache is not None:
             self._forget_rejected(sequence, sequence.cache)
             self._kv.release(sequence.cache, keep=sequence.request.priority != "background")
@@ -354,6 +377,11 @@ class Scheduler:
         """Take the cells of a running request; it waits at the front and is computed again later."""
         assert sequence.cache is not None
         self._kv.drop(sequence.cache)
+        self._set_aside(sequence)
+
+    def _set_aside(self, sequence: Sequence) -> None:
+        """Let a request wait at the front; what its cells hold stays as an idle prefix."""
+        assert sequence.cache is not None
         self._kv.release(sequence.cache)
         sequence.cache = None
         sequence.row = -1

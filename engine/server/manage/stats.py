@@ -88,6 +88,8 @@ def _numbers(stats: Stats, now: float, earlier: tuple[float, Stats] | None) -> d
         "kv_cells_used": stats.kv_cells_used,
         "kv_cells_total": stats.kv_cells_total,
         "rss_bytes": stats.rss_bytes,
+        "cache_ram_bytes": stats.cache_ram_bytes,
+        "cache_disk_bytes": stats.cache_disk_bytes,
         "tok_s": 0.0,
         "prompt_tok_s": 0.0,
     }
