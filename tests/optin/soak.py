@@ -253,7 +253,7 @@ class Soak:
             noise = float(np.sqrt(residue[0] / len(x))) if len(residue) else 0.0
             grown = slope * (x[-1] - x[0])
             print(
-                f"memory of {who} ({pid}): {y[0] / 1e6:.1f} to {y[-1] / 1e6:.1f} MB in {x[-1] - x[0]:.0f} requests, "
+                f"memory of {who} ({pid}): {y[0] / 1e6:.1f} to {y[-1] / 1e6:.1f} MB, {x[-1] - x[0]:.0f} requests, "
                 f"slope {1000 * slope / 1e6:+.3f} MB per 1000 requests, scatter {noise / 1e6:.2f} MB"
             )
             if grown > max(2 * noise, 4e6):

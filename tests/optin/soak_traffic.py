@@ -7,8 +7,8 @@ from typing import Any
 
 WORDS = [
     "the", "file", "name", "a", "list", "of", "tokens", "and", "why", "model", "answers", "explain", "code", "in",
-    "python", "def", "return", "import", "os", "class", "value", "for", "index", "range", "print", "error", "memory",
-    "cache", "window", "server", "story", "once", "upon", "time",
+    "python", "def", "return", "import", "os", "class", "value", "for", "index", "range", "print", "error",
+    "memory", "cache", "window", "server", "story", "once", "upon", "time",
 ]  # fmt: skip
 SCHEMA = {
     "type": "object",
