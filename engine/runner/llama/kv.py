@@ -15,7 +15,7 @@ from engine.runner.llama.model import LoadedModel
 from engine.runner.llama.prefix_store import Key, PrefixStore
 
 
-@dataclass
+@dataclass(eq=False)  # two of them are the same only if they are one
 class CachedSequence:
     """One llama.cpp sequence: `tokens` are those whose keys and values are in the cache.
 

@@ -35,7 +35,7 @@ class _FileHeader(msgspec.Struct):
     checksum: int
 
 
-@dataclass
+@dataclass(eq=False)  # two of them are the same only if they are one
 class StoredPrefix:
     """One computed prefix. `tokens` (n,) int32; `data` its state while it is in memory, `path` its file if any."""
 

@@ -22,7 +22,7 @@ from engine.types import (
 )
 
 
-@dataclass
+@dataclass(eq=False)  # two of them are the same only if they are one
 class Sequence:
     """State of one generation. `tokens` are prompt and answer; `n_prompt` of them are the client's prompt.
 

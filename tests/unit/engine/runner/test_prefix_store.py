@@ -46,6 +46,17 @@ def test_a_longer_prefix_replaces_a_shorter_one_of_the_same_text():
     assert store.ram_bytes == 1000
 
 
+def test_an_entry_behind_others_is_replaced_and_forgotten():
+    store = PrefixStore(10_000, 0, None, "f")
+    store.put(KEY, tokens(*range(5, 50)), state())
+    store.put(KEY, tokens(1, 2), state())
+    store.put(KEY, tokens(1, 2, 3), state())
+    assert store.ram_bytes == 2000
+    store.forget(tokens(1, 2, 8), KEY)
+    assert store.best(tokens(1, 2), KEY, whole_only=False) == (None, 0)
+    assert store.best(tokens(5, 6), KEY, whole_only=False)[1] == 2
+
+
 def test_memory_is_bounded_and_the_oldest_goes():
     store = PrefixStore(2500, 0, None, "f")
     for i in range(4):
