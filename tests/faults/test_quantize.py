@@ -85,7 +85,11 @@ def test_a_file_within_the_budget_that_explains_itself(tmp_path, source):
     assert left(tmp_path) == {"out.gguf", "out.tessera.json"}
     assert digest(source) == before
     assert {"hash", "plan", "write"} <= {p.phase for p in seen}
-    assert any(p.detail == "blk.3.ffn_up.weight" for p in seen)
+    # A quick machine skips most names; the first is always told, and the end.
+    written = [p for p in seen if p.phase == "write" and p.total > 0]
+    assert {p.detail for p in written if p.detail} <= {t.name for t in file.tensors}
+    assert file.tensors[0].name in {p.detail for p in written}
+    assert written[-1].done == written[-1].total
 
 
 def test_a_hugging_face_folder_in_one_go(tmp_path):

@@ -105,11 +105,12 @@ def test_what_a_kill_left_behind_is_used_and_gives_the_same_evidence(request_for
 def test_cancelling_ends_the_children_and_leaves_no_partial_file(request_for, tmp_path):
     request = msgspec.structs.replace(request_for, cache_dir=tmp_path)
     started = threading.Event()
+    before = set(psutil.Process().children())  # the server that other tests share
 
     with pytest.raises(Cancelled):
         measure(request, lambda p: started.set() if p.phase == "moments" else None, started.is_set)
 
-    assert not psutil.Process().children()
+    assert set(psutil.Process().children()) <= before
     assert not list(tmp_path.rglob("*.partial*"))
     assert not list(tmp_path.rglob("*.npy"))
 
