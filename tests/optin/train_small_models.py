@@ -66,7 +66,7 @@ def training_tokens() -> torch.Tensor:
 
 def optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers, AdamW for tables and norms."""
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and ".layers." in n]  # noqa: PLR2004  matrices
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and ".layers." in n]
     taken = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in taken]
     return [
