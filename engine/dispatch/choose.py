@@ -7,6 +7,7 @@ import msgspec
 
 from devices.memory import Ledger
 from devices.types import Device, Machine, Runtime
+from engine.dispatch.attention import PLAIN_WHY, plain_attention
 from engine.dispatch.memory import DispatchMemory
 from engine.dispatch.priors import BACKENDS, CPU_EFFICIENCY, NPU_LARGEST_PARAMETERS, bandwidth_gbs, effective_gbs
 from engine.dispatch.types import Alternative, Placement, Wish
@@ -149,12 +150,19 @@ def _cpu(
     count = threads(machine, wish, base)
     settings = msgspec.structs.replace(base, n_gpu_layers=0, devices=(), n_threads=count, n_threads_batch=count)
     cpu = machine.devices[0]
-    run = dry_run(settings)
+    isa = machine_isa(machine)
     correction = ledger.audits.correction(audit_key(shape, "cpu"))
-    need = need_at(shape, settings, machine_isa(machine), None, (settings, run) if run else None, correction)
     tok_s, measured = _speed(shape, cpu, "cpu", memory, 1.0, None)
-    fits = overdraft(ledger, need, owner) is None
-    return _Candidate(cpu, None, settings, need, fits, tok_s, measured)
+
+    def at(tried: LoadSettings) -> _Candidate:
+        run = dry_run(tried)
+        need = need_at(shape, tried, isa, None, (tried, run) if run else None, correction)
+        fits = overdraft(ledger, need, owner) is None
+        return _Candidate(cpu, None, tried, need, fits, tok_s, measured)
+
+    plain = plain_attention(settings, shape, isa)
+    candidate = at(plain) if plain is not None else None
+    return candidate if candidate is not None and candidate.fits else at(settings)
 
 
 def audit_key(shape: ModelShape, backend: str) -> str:
@@ -239,6 +247,8 @@ def _reasons(chosen: _Candidate, wish: Wish, machine: Machine, shape: ModelShape
         elif not pinned:
             reasons.append("no GPU here is expected to be faster than the processor")
         reasons.append(f"{chosen.settings.n_threads} threads: one a fast core this process may use")
+        if chosen.settings.flash_attn == "off":
+            reasons.append(PLAIN_WHY)
     else:
         layers = len(shape.layers)
         on_gpu = min(chosen.settings.n_gpu_layers, layers)

@@ -207,7 +207,14 @@ def compute_prior(shape: ModelShape, settings: LoadSettings) -> int:
     if shape.recurrent:
         widest += 8 * shape.embedding
     logits = 4 * shape.vocabulary * min(tokens, settings.n_parallel + 32)
-    return int(4.6 * tokens * widest) + masks + logits
+    scores = score_bytes(shape, settings) if settings.flash_attn == "off" else 0
+    return int(4.6 * tokens * widest) + masks + logits + scores
+
+
+def score_bytes(shape: ModelShape, settings: LoadSettings) -> int:
+    """Attention scores and a wider mask of one ubatch, which only attention that is not fused holds."""
+    cells = padded(max(settings.kv_cells, settings.n_ctx))
+    return (4 * shape.heads + 2) * cells * settings.n_ubatch
 
 
 def amounts(need: Need) -> Mapping[str, tuple[int, int]]:

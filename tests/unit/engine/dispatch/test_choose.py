@@ -144,6 +144,23 @@ def test_wishes_reach_the_settings(shape, path):
     assert (settings.type_k, settings.type_v, settings.flash_attn) == ("q8_0", "q8_0", "on")
 
 
+def test_processors_attend_plainly_where_that_is_faster_and_fits(shape, path):
+    settings = placed(shape, path, HALO, Wish(device="cpu")).settings
+    assert (settings.flash_attn, settings.n_ubatch) == ("off", 128)
+    assert placed(shape, path, HALO).settings.flash_attn == "on"
+    assert placed(shape, path, HALO, Wish(device="cpu", n_parallel=16)).settings.flash_attn == "auto"
+    assert placed(shape, path, HALO, Wish(device="cpu", kv_type="q8_0")).settings.flash_attn == "on"
+    kept = placed(shape, path, HALO, Wish(device="cpu"), settings=base(path, flash_attn="on"))
+    assert kept.settings.flash_attn == "on"
+
+
+def test_long_contexts_read_prompts_in_smaller_pieces(shape, path):
+    settings = placed(shape, path, HALO, Wish(device="cpu", n_ctx=262144)).settings
+    assert settings.flash_attn == "off"
+    assert settings.n_ubatch == 32
+    assert placed(shape, path, HALO, Wish(device="cpu", n_ctx=1 << 20)).settings.flash_attn == "auto"
+
+
 def test_experts_that_are_not_used_are_not_read(tmp_path):
     shape = read_shape(str(write_shape(tmp_path / "moe.gguf", scaled("qwen3moe", vocab=1000))))
     experts = sum(t.nbytes for t in shape.tensors if "_exps" in t.name)

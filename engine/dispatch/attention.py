@@ -1,0 +1,37 @@
+"""Whether the processor should use llama.cpp's fused attention."""
+
+from typing import Final
+
+import msgspec
+
+from engine.fit.need import score_bytes
+from engine.fit.shape import ModelShape
+from engine.runner.protocol import LoadSettings
+
+# Without it attention is a matrix product over all cells, which x86 kernels do 1.5 times as fast for one row at
+# 2,000 cells and as fast for a whole prompt. Measured: docs/log.md, engine.
+PLAIN_WHY: Final = "plain attention: on this processor it answers faster in long contexts than the fused one"
+# It also walks over the cells of other requests, which the fused one skips: with more of them it loses.
+MOST_PARALLEL: Final = 8
+# Processors read prompts as fast in pieces of this many tokens, experts need more rows to be busy.
+DENSE_PIECE, EXPERT_PIECE, SMALLEST_PIECE = 128, 256, 32
+# The product holds a score for every cell, head and row of a piece: pieces shrink until that is no more than this.
+MOST_SCORE_BYTES: Final = 1 << 29
+FLOAT_CACHES: Final = ("f16", "f32", "bf16")
+
+
+def plain_attention(settings: LoadSettings, shape: ModelShape, isa: frozenset[str]) -> LoadSettings | None:
+    """`settings` without fused attention, or None where the choice was made or it would not pay.
+
+    `isa` are the processor's instruction sets.
+    """
+    if settings.flash_attn != "auto" or settings.embeddings or "avx2" not in isa:
+        return None
+    if settings.type_v not in FLOAT_CACHES or settings.n_parallel > MOST_PARALLEL:
+        return None
+    piece = min(EXPERT_PIECE if shape.experts else DENSE_PIECE, settings.n_ubatch)
+    while score_bytes(shape, msgspec.structs.replace(settings, n_ubatch=piece)) > MOST_SCORE_BYTES:
+        piece //= 2
+    if piece < min(SMALLEST_PIECE, settings.n_ubatch):
+        return None
+    return msgspec.structs.replace(settings, flash_attn="off", n_ubatch=piece)
