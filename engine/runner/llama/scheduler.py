@@ -199,7 +199,7 @@ class Scheduler:
             assert sequence.cache is not None
             sequence.row = batch.add(sequence.tokens[-1], len(sequence.tokens) - 1, sequence.cache.seq_id)
             self._add_draft(sequence, sequence.cache, len(generating))
-        budget = self._pace.prefill_budget(others=bool(generating))
+        budget = self._pace.prefill_budget(batch.size)
         for i, sequence in enumerate(prefilling):
             assert sequence.cache is not None
             share = max(budget // (len(prefilling) - i), 1) if budget > 0 else 0

@@ -1,0 +1,30 @@
+"""How much prompt goes into a step beside running answers."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from engine.runner.llama.pacing import MIN_CHUNK, Pace
+
+
+@pytest.fixture
+def pace():
+    api = SimpleNamespace(llama_n_threads_batch=lambda _context: 2)
+    return Pace(SimpleNamespace(api=api, context=None, n_batch=2048, n_ubatch=512))
+
+
+def test_alone_a_prompt_takes_the_whole_batch(pace):
+    assert pace.prefill_budget(0) == 2048
+
+
+def test_beside_answers_a_step_stays_short(pace):
+    assert MIN_CHUNK <= pace.prefill_budget(1) < MIN_CHUNK + 4
+    pace.note(rows=1000, outputs=1, seconds=1.0, now=1.0)  # 1,000 tok/s: 100 in a tenth of a second
+    assert 100 <= pace.prefill_budget(1) < 104
+    pace.note(rows=2000, outputs=1, seconds=0.01, now=2.0)
+    assert 512 <= pace.prefill_budget(1) < 516
+
+
+@pytest.mark.parametrize("generating", range(1, 9))
+def test_rows_fill_whole_tiles(pace, generating):
+    assert (pace.prefill_budget(generating) + generating) % 4 == 0
