@@ -237,18 +237,8 @@ def _reasons(chosen: _Candidate, wish: Wish, machine: Machine, shape: ModelShape
     reasons = []
     if pinned:
         reasons.append(f"you pinned {wish.device}")
-    gpus = [d for d in machine.devices if d.kind in {"igpu", "dgpu"}]
     if chosen.device.kind == "cpu":
-        usable = [d for d in gpus if d.state == "usable"]
-        if not gpus:
-            reasons.append("this machine has no GPU")
-        elif not usable:
-            reasons.append(f"no GPU is usable ({gpus[0].name}: {gpus[0].reason or gpus[0].state})")
-        elif not pinned:
-            reasons.append("no GPU here is expected to be faster than the processor")
-        reasons.append(f"{chosen.settings.n_threads} threads: one a fast core this process may use")
-        if chosen.settings.flash_attn == "off":
-            reasons.append(PLAIN_WHY)
+        reasons += _why_processor(chosen, machine, pinned=pinned)
     else:
         layers = len(shape.layers)
         on_gpu = min(chosen.settings.n_gpu_layers, layers)
@@ -263,6 +253,21 @@ def _reasons(chosen: _Candidate, wish: Wish, machine: Machine, shape: ModelShape
     if not chosen.fits:
         reasons.append("it does not fit the memory that is free now")
     return tuple(reasons)
+
+
+def _why_processor(chosen: _Candidate, machine: Machine, *, pinned: bool) -> list[str]:
+    gpus = [d for d in machine.devices if d.kind in {"igpu", "dgpu"}]
+    reasons = []
+    if not gpus:
+        reasons.append("this machine has no GPU")
+    elif not any(d.state == "usable" for d in gpus):
+        reasons.append(f"no GPU is usable ({gpus[0].name}: {gpus[0].reason or gpus[0].state})")
+    elif not pinned:
+        reasons.append("no GPU here is expected to be faster than the processor")
+    reasons.append(f"{chosen.settings.n_threads} threads: one a fast core this process may use")
+    if chosen.settings.flash_attn == "off":
+        reasons.append(PLAIN_WHY)
+    return reasons
 
 
 def _alternative(candidate: _Candidate, chosen: _Candidate, wish: Wish) -> Alternative:
