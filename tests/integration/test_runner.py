@@ -137,6 +137,25 @@ def test_cancelling_a_long_prefill_returns_at_once_and_the_runner_goes_on(bundle
     assert stats.active == 0
 
 
+def test_cancelling_stops_within_one_ubatch(bundled_model):
+    """A prompt of 120 ubatches in a single decode: what was computed when it was cancelled is whole ubatches of it."""
+    prompt = list(range(300, 8000)) * 8
+
+    async def work(runner):
+        task = asyncio.ensure_future(collect(runner, prompt, max_tokens=1))
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        while (stats := await asyncio.wait_for(runner.stats(), 20)).active:
+            await asyncio.sleep(0.05)
+        return stats
+
+    stats = with_runner(bundled_model, work, n_ctx=65_536, n_batch=65_536, n_parallel=1)
+    assert stats.steps == 0
+    assert stats.kv_cells_used % 512 == 0
+    assert stats.kv_cells_used < len(prompt) / 2
+
+
 def test_control_tokens_are_hidden_unless_wanted(bundled_model):
     async def work(runner):
         prompt = "<|im_start|>user\nHi<|im_end|>\n"
