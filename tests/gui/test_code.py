@@ -255,3 +255,52 @@ def test_a_stopped_agent_does_nothing_more(page, qtbot, server, project):
     assert (project / "greet.py").read_text() == GREET
     assert not page.consent.isVisible()
     assert page.send.isEnabled()
+
+
+def test_the_agent_s_switch_and_its_questions_are_on_the_page(page):
+    assert page.agent.isVisible()
+    assert page.isAncestorOf(page.consent)
+
+
+def test_a_page_without_a_project_says_what_to_do(services):
+    page = CodePage(services)
+    page.show()
+    assert page.empty.isVisible()
+    assert not page.question.isVisible()
+    page.close()
+    page.deleteLater()
+
+
+def test_selected_lines_are_what_a_task_is_about(page, qtbot, server):
+    files = page.files
+    (item,) = files.tree.findItems("greet.py", Qt.MatchFlag.MatchExactly)
+    files.tree.setCurrentItem(item)
+    qtbot.waitUntil(lambda: files.source.path == "greet.py")
+    assert files.source.toPlainText().splitlines()[0].split("  ", 1)[1] == "def greet(name):"
+    cursor = files.source.textCursor()
+    cursor.setPosition(files.source.document().findBlockByNumber(1).position() + 4)
+    cursor.movePosition(cursor.MoveOperation.EndOfBlock, cursor.MoveMode.KeepAnchor)
+    files.source.setTextCursor(cursor)
+    selected = files.selected()
+    assert (selected.path, selected.first, selected.last) == ("greet.py", 2, 2)
+    assert selected.text == '    return "hello " + name'
+    server.pieces = ["It greets."]
+    with qtbot.waitSignal(page.controller.proposed, timeout=20_000):
+        page._task("explain")()
+    assert page.controller.context.pieces[0].title == "greet.py, lines 2-2"
+    assert "It greets." in page.transcript.last_answer
+
+
+def test_folders_are_filled_when_opened_and_a_gone_file_is_said(page, qtbot, project):
+    (project / "inner").mkdir()
+    page.files.show_paths(["inner/deep/a.py", "inner/b.py", "greet.py"])
+    tree = page.files.tree
+    top = [tree.topLevelItem(i).text(0) for i in range(tree.topLevelItemCount())]
+    assert top == ["inner", "greet.py"]
+    inner = tree.topLevelItem(0)
+    assert inner.childCount() == 0
+    inner.setExpanded(True)
+    assert [inner.child(i).text(0) for i in range(inner.childCount())] == ["deep", "b.py"]
+    tree.setCurrentItem(inner.child(1))
+    qtbot.waitUntil(lambda: "inner/b.py" in page.files.heading.text())
+    assert page.files.source.path is None

@@ -6,13 +6,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QObject, Signal, SignalInstance
 
 from app.client import Answer, answers, chat_body
 from app.code.agent.consent import Decision
 from app.code.assistant import Conversation
 from app.code.context.pieces import Context, Piece
 from app.code.edits.session import Proposal
+from app.code.errors import FileMissing
 from app.code.project import Project
 from app.gui.api import ApiError
 from app.gui.background import StreamJob
@@ -24,6 +25,7 @@ class CodeController(QObject):
     """One project at a time. Signals carry immutable values."""
 
     opened = Signal(str, int)
+    files_changed = Signal(list)
     context_ready = Signal(object)
     text_arrived = Signal(str)
     answered = Signal()
@@ -62,18 +64,30 @@ class CodeController(QObject):
         old = self._project
         self._project = self._talk = self._proposal = self.context = None
 
-        def work() -> tuple[Project, int]:
+        def work() -> tuple[Project, list[str]]:
             with self._lock:
                 if old is not None:
                     old.close()
                 project = Project(folder)
-                return project, project.index.refresh().num_files
+                project.index.refresh()
+                return project, project.index.database.paths()
 
-        def done(result: tuple[Project, int]) -> None:
-            self._project, num_files = result
-            self.opened.emit(str(self._project.workspace.root), num_files)
+        def done(result: tuple[Project, list[str]]) -> None:
+            self._project, paths = result
+            self.opened.emit(str(self._project.workspace.root), len(paths))
+            self.files_changed.emit(paths)
 
         self._run(work, done)
+
+    def read(self, path: str) -> str:
+        """The text of one of the project's files; for a worker thread.
+
+        Raises: PathRefused, FileMissing, NotText.
+        """
+        project = self._project
+        if project is None:
+            raise FileMissing(path)
+        return project.workspace.read(path).text
 
     def close_project(self) -> None:
         """Let go of the project; waits for work under way on it."""
@@ -163,15 +177,15 @@ class CodeController(QObject):
         if project is None or proposal is None or not chosen:
             return
 
-        def work() -> tuple[str, ...]:
+        def work() -> tuple[tuple[str, ...], list[str]]:
             with self._lock:
                 paths = project.edits.apply(
                     proposal, chosen, label=self.question[:80], allow_uncommitted=allow_uncommitted
                 )
                 project.index.update(paths)
-                return paths
+                return paths, project.index.database.paths()
 
-        self._run(work, self.written.emit)
+        self._run(work, lambda result: self._tell_written(self.written, result))
 
     def undo(self) -> None:
         """Take the last applied edits back."""
@@ -179,13 +193,18 @@ class CodeController(QObject):
         if project is None:
             return
 
-        def work() -> tuple[str, ...]:
+        def work() -> tuple[tuple[str, ...], list[str]]:
             with self._lock:
                 paths = project.edits.undo()
                 project.index.update(paths)
-                return paths
+                return paths, project.index.database.paths()
 
-        self._run(work, self.taken_back.emit)
+        self._run(work, lambda result: self._tell_written(self.taken_back, result))
+
+    def _tell_written(self, signal: SignalInstance, result: tuple[tuple[str, ...], list[str]]) -> None:
+        touched, paths = result
+        signal.emit(touched)
+        self.files_changed.emit(paths)
 
     def work_as_agent(self, task: str, model: str) -> None:
         """Let the model work on a task with tools; each action is asked through `consent_wanted`."""

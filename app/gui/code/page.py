@@ -6,7 +6,16 @@ from typing import Any
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication, QKeySequence, QShortcut
-from PySide6.QtWidgets import QCheckBox, QComboBox, QFileDialog, QFrame, QPlainTextEdit, QSplitter, QWidget
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QComboBox,
+    QFileDialog,
+    QPlainTextEdit,
+    QSplitter,
+    QStackedWidget,
+    QTabWidget,
+    QWidget,
+)
 
 from app.code.context.pieces import Context, Piece
 from app.code.edits.session import Proposal
@@ -15,10 +24,12 @@ from app.code.prompts import TASKS
 from app.gui.api import in_words
 from app.gui.code.consent_card import ConsentCard
 from app.gui.code.controller import CodeController
+from app.gui.code.files_panel import FilesPanel
 from app.gui.code.review_panel import ReviewPanel
+from app.gui.code.source_view import Selected
 from app.gui.code.transcript import Transcript
 from app.gui.services import Services
-from app.gui.widgets.basics import Banner, button, label, row, stack
+from app.gui.widgets.basics import Banner, Empty, button, label, row, rule, stack
 from app.gui.widgets.flow import Flow
 
 # What a model has at least when the server does not say.
@@ -41,7 +52,17 @@ class CodePage(QWidget):
         self.model.setMinimumWidth(200)
         self.transcript = Transcript(services.look)
         self.review = ReviewPanel(services)
-        self.review.setEnabled(False)
+        self.files = FilesPanel(services, self.controller.read)
+        self.tabs = QTabWidget()
+        self.pages = QStackedWidget()
+        self.empty = Empty(
+            self.tr("Work on a project"),
+            self.tr(
+                "Open a folder to ask about its code, have edits proposed and review them before anything is "
+                "written. It is indexed on this machine and nothing leaves it."
+            ),
+            self.tr("Open folder"),
+        )
         self.chips = Flow()
         self.used = label("", "small", wrap=True)
         self.question = QPlainTextEdit()
@@ -84,10 +105,12 @@ class CodePage(QWidget):
             )
         ]
         below = stack(
+            self.consent,
             self.chips,
             self.used,
             self.question,
-            row(*tasks, 1, self.stop, self.send),
+            row(*tasks, 1),
+            row(self.agent, 1, self.stop, self.send),
             spacing=8,
             margins=(16, 4, 16, 16),
         )
@@ -96,21 +119,24 @@ class CodePage(QWidget):
         column.setStretch(0, 1)
         column.addLayout(below)
         left.setLayout(column)
+        self.tabs.addTab(self.files, self.tr("Files"))
+        self.tabs.addTab(self.review, self.tr("Edits"))
         split = QSplitter(Qt.Orientation.Horizontal)
         split.addWidget(left)
-        split.addWidget(self.review)
-        split.setStretchFactor(0, 1)
-        split.setStretchFactor(1, 1)
-        rule = QFrame()
-        rule.setFrameShape(QFrame.Shape.HLine)
-        layout = stack(self.banner, top, rule, spacing=0)
-        layout.addWidget(split, 1)
+        split.addWidget(self.tabs)
+        split.setSizes([5000, 6000])
+        self.pages.addWidget(self.empty)
+        self.pages.addWidget(split)
+        layout = stack(self.banner, top, rule(), spacing=0)
+        layout.addWidget(self.pages, 1)
         self.setLayout(layout)
         self.setAccessibleName(self.tr("Code"))
 
     def _connect(self) -> None:
         control = self.controller
+        self.empty.pressed.connect(self._choose_folder)
         control.opened.connect(self._on_opened)
+        control.files_changed.connect(self.files.show_paths)
         control.context_ready.connect(self._show_context)
         control.text_arrived.connect(self.transcript.append)
         control.answered.connect(self.transcript.end)
@@ -145,7 +171,8 @@ class CodePage(QWidget):
         self.folder.setText(f"{folder} · {num_files} {self.tr('files')}")
         self.transcript.clear()
         self.review.clear()
-        self.review.setEnabled(True)
+        self.pages.setCurrentIndex(1)
+        self.tabs.setCurrentWidget(self.files)
         self._show_context(None)
         self._on_busy(busy=False)
         self.question.setFocus()
@@ -180,12 +207,18 @@ class CodePage(QWidget):
             self.question.clear()
 
     def _task(self, name: str) -> Callable[[], None]:
-        """A task on what is selected in the answer, else on the clipboard, as a piece of the question."""
+        """A task on the lines selected in the open file, else on the clipboard, as a piece of the question."""
 
         def run() -> None:
+            selected = self.files.selected() if name != "output" else None
+            if selected is not None:
+                self._give(selected)
+                self.question.setPlainText(TASKS[name])
+                self._ask()
+                return
             text = QGuiApplication.clipboard().text()[:_MAX_PASTED]
             if not text.strip():
-                self.banner.tell(self.tr("Copy the code or the output first; it is taken from the clipboard."))
+                self.banner.tell(self.tr("Select lines of a file, or copy the code or the output first."))
                 return
             kind: Any = "output" if name == "output" else "selection"
             title = self.tr("Output") if name == "output" else self.tr("Selected code")
@@ -194,6 +227,21 @@ class CodePage(QWidget):
             self._ask()
 
         return run
+
+    def _give(self, selected: Selected) -> None:
+        title = f"{selected.path}, {self.tr('lines')} {selected.first}-{selected.last}"
+        self._given = [
+            Piece(
+                kind="selection",
+                title=title,
+                text=selected.text[:_MAX_PASTED],
+                reason=self.tr("selected"),
+                path=selected.path,
+                first=selected.first,
+                last=selected.last,
+                partial=len(selected.text) > _MAX_PASTED,
+            )
+        ]
 
     def _commit(self) -> None:
         model = self._chosen_model()
@@ -226,6 +274,8 @@ class CodePage(QWidget):
 
     def _on_proposed(self, proposal: Proposal) -> None:
         self.review.show_proposal(proposal)
+        if self.review.hunks.count():
+            self.tabs.setCurrentWidget(self.review)
 
     def _on_written(self, paths: tuple[str, ...]) -> None:
         self.review.clear()

@@ -3,25 +3,12 @@
 from dataclasses import dataclass
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QColor, QTextBlockFormat, QTextCharFormat, QTextCursor
+from PySide6.QtGui import QTextBlockFormat, QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QTextEdit, QWidget
 
 from app.code.review import Row, Side, aligned_rows
+from app.gui.code.coloured import Coloured, coloured_lines, language_of, write_line
 from app.gui.look import Look
-from app.gui.markdown.highlight import pieces
-
-# Colouring a longer text would hold the window up; it is shown plain.
-_MAX_COLOURED_CHARS = 60_000
-_SUFFIX_LANGUAGES = {
-    "py": "python",
-    "js": "javascript",
-    "ts": "typescript",
-    "rs": "rust",
-    "sh": "bash",
-    "md": "markdown",
-}
-
-Coloured = tuple[tuple[str, str | None], ...]
 
 
 @dataclass(frozen=True)
@@ -37,9 +24,8 @@ class DiffRow:
 
 def diff_rows(path: str, before: str, after: str) -> list[DiffRow]:
     """Align and colour two texts; pure, for a worker thread."""
-    suffix = path.rsplit(".", 1)[-1].lower()
-    language = _SUFFIX_LANGUAGES.get(suffix, suffix)
-    old, new = _coloured_lines(before, language), _coloured_lines(after, language)
+    language = language_of(path)
+    old, new = coloured_lines(before, language), coloured_lines(after, language)
 
     def shown(side: Side | None, lines: list[Coloured]) -> Coloured | None:
         if side is None:
@@ -58,18 +44,6 @@ def diff_rows(path: str, before: str, after: str) -> list[DiffRow]:
         )
 
     return [row_of(row) for row in aligned_rows(before, after)]
-
-
-def _coloured_lines(text: str, language: str) -> list[Coloured]:
-    text = text.replace("\r\n", "\n")
-    if len(text) > _MAX_COLOURED_CHARS:
-        return [((line, None),) for line in text.split("\n")]
-    lines: list[list[tuple[str, str | None]]] = [[]]
-    for piece, colour in pieces(text, language):
-        first, *rest = piece.split("\n")
-        lines[-1].append((first, colour))
-        lines += [[(part, colour)] for part in rest]
-    return [tuple(line) for line in lines]
 
 
 class SideBySide(QWidget):
@@ -125,19 +99,14 @@ class SideBySide(QWidget):
     def _write_line(
         self, cursor: QTextCursor, row: DiffRow, side: Coloured | None, number: int, width: int
     ) -> None:
-        muted = QTextCharFormat()
-        muted.setForeground(self._look.tokens.colour("muted"))
         if row.left is None and row.right is None:
+            muted = QTextCharFormat()
+            muted.setForeground(self._look.tokens.colour("muted"))
             cursor.insertText("⋯", muted)
             return
         if side is None:
             return
-        cursor.insertText(f"{number:>{width}}  ", muted)
-        for text, colour in side:
-            shape = QTextCharFormat()
-            name = self._look.tokens.syntax.get(colour or "")
-            shape.setForeground(QColor(name) if name else self._look.tokens.colour("text"))
-            cursor.insertText(text, shape)
+        write_line(cursor, self._look, f"{number:>{width}}", side)
 
     def _backgrounds(self, pane: QPlainTextEdit, *, left: bool) -> list[QTextEdit.ExtraSelection]:
         """Full-width colour behind changed lines; what has no counterpart is hatched grey."""

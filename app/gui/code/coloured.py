@@ -1,0 +1,50 @@
+"""Source text as coloured lines, and how a coloured line is written into a document."""
+
+from PySide6.QtGui import QColor, QTextCharFormat, QTextCursor
+
+from app.gui.look import Look
+from app.gui.markdown.highlight import pieces
+
+# Colouring a longer text would hold the window up; it is shown plain.
+_MAX_COLOURED_CHARS = 60_000
+_SUFFIX_LANGUAGES = {
+    "py": "python",
+    "js": "javascript",
+    "ts": "typescript",
+    "rs": "rust",
+    "sh": "bash",
+    "md": "markdown",
+}
+
+Coloured = tuple[tuple[str, str | None], ...]
+
+
+def language_of(path: str) -> str:
+    """The name a file's suffix gives its language; Pygments knows most suffixes by themselves."""
+    suffix = path.rsplit(".", 1)[-1].lower()
+    return _SUFFIX_LANGUAGES.get(suffix, suffix)
+
+
+def coloured_lines(text: str, language: str) -> list[Coloured]:
+    """One entry a line: (text, colour name) pieces. Pure, for a worker thread."""
+    text = text.replace("\r\n", "\n")
+    if len(text) > _MAX_COLOURED_CHARS:
+        return [((line, None),) for line in text.split("\n")]
+    lines: list[list[tuple[str, str | None]]] = [[]]
+    for piece, colour in pieces(text, language):
+        first, *rest = piece.split("\n")
+        lines[-1].append((first, colour))
+        lines += [[(part, colour)] for part in rest]
+    return [tuple(line) for line in lines]
+
+
+def write_line(cursor: QTextCursor, look: Look, number: str, line: Coloured) -> None:
+    """Insert a numbered line at the cursor."""
+    muted = QTextCharFormat()
+    muted.setForeground(look.tokens.colour("muted"))
+    cursor.insertText(f"{number}  ", muted)
+    for text, colour in line:
+        shape = QTextCharFormat()
+        name = look.tokens.syntax.get(colour or "")
+        shape.setForeground(QColor(name) if name else look.tokens.colour("text"))
+        cursor.insertText(text, shape)

@@ -1,0 +1,58 @@
+"""The project's files as a tree; a folder is filled when it is opened, so that large projects cost nothing."""
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QTreeWidget, QTreeWidgetItem
+
+_PATH = Qt.ItemDataRole.UserRole
+_FILLED = Qt.ItemDataRole.UserRole + 1
+
+
+class FileTree(QTreeWidget):
+    """`chosen` tells the path of a file that was pressed or entered."""
+
+    chosen = Signal(str)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folders: dict[str, tuple[set[str], list[str]]] = {}
+        self.setHeaderHidden(True)
+        self.setUniformRowHeights(True)
+        self.setAccessibleName(self.tr("Files of the project"))
+        self.itemExpanded.connect(self._fill)
+        self.currentItemChanged.connect(lambda item, _: self._choose(item))
+
+    def show_paths(self, paths: Sequence[str]) -> None:
+        """Show these files, paths relative to the project with forward slashes."""
+        self._folders = {"": (set(), [])}
+        for path in paths:
+            *parents, _ = PurePosixPath(path).parts
+            folder = ""
+            for part in parents:
+                inner = f"{folder}/{part}" if folder else part
+                self._folders[folder][0].add(inner)
+                self._folders.setdefault(inner, (set(), []))
+                folder = inner
+            self._folders[folder][1].append(path)
+        self.clear()
+        self._add(self.invisibleRootItem(), "")
+
+    def _add(self, parent: QTreeWidgetItem, folder: str) -> None:
+        folders, files = self._folders.get(folder, (set(), []))
+        for path in [*sorted(folders, key=str.casefold), *sorted(files, key=str.casefold)]:
+            name = PurePosixPath(path).name
+            item = QTreeWidgetItem(parent, ["".join(char if char.isprintable() else "�" for char in name)])
+            item.setData(0, _PATH, path)
+            if path in folders:
+                item.setChildIndicatorPolicy(QTreeWidgetItem.ChildIndicatorPolicy.ShowIndicator)
+
+    def _fill(self, item: QTreeWidgetItem) -> None:
+        if not item.data(0, _FILLED):
+            item.setData(0, _FILLED, 1)
+            self._add(item, item.data(0, _PATH))
+
+    def _choose(self, item: QTreeWidgetItem | None) -> None:
+        if item is not None and item.data(0, _PATH) not in self._folders:
+            self.chosen.emit(item.data(0, _PATH))

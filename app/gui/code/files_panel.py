@@ -1,0 +1,74 @@
+"""The project's files: a tree, and the file chosen in it."""
+
+from collections.abc import Callable
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QSplitter, QWidget
+
+from app.gui.code.coloured import coloured_lines, language_of
+from app.gui.code.file_tree import FileTree
+from app.gui.code.source_view import Selected, SourceText, SourceView
+from app.gui.services import Services
+from app.gui.widgets.basics import label, stack
+
+
+class FilesPanel(QWidget):
+    """`read` gives a file's text; it is called in the background and may raise."""
+
+    def __init__(self, services: Services, read: Callable[[str], str]) -> None:
+        super().__init__()
+        self._services, self._read = services, read
+        self._wanted: str | None = None
+        self.tree = FileTree()
+        self.tree.chosen.connect(self.open)
+        self.source = SourceView(services.look)
+        self.heading = label(self.tr("Choose a file"), "strong")
+        self.hint = label(self.tr("Select lines, then Explain, Fix, Document or Write tests."), "small", wrap=True)
+        shown = QWidget()
+        column = stack(self.heading, self.hint, spacing=8, margins=(8, 0, 0, 0))
+        column.addWidget(self.source, 1)
+        shown.setLayout(column)
+        split = QSplitter(Qt.Orientation.Horizontal)
+        split.addWidget(self.tree)
+        split.addWidget(shown)
+        split.setStretchFactor(0, 1)
+        split.setStretchFactor(1, 3)
+        layout = stack(spacing=0, margins=(8, 8, 8, 8))
+        layout.addWidget(split, 1)
+        self.setLayout(layout)
+
+    def show_paths(self, paths: list[str]) -> None:
+        """Another project, or the same after files came and went: the open file is read again."""
+        shown = self.source.path
+        self.tree.show_paths(paths)
+        if shown in paths:
+            self.open(shown)
+        else:
+            self._show(None)
+
+    def open(self, path: str) -> None:
+        """Read a file and show it."""
+        self._wanted = path
+
+        def work() -> SourceText:
+            text = self._read(path).replace("\r\n", "\n").encode("utf-8", "replace").decode("utf-8")
+            return SourceText(path, tuple(text.split("\n")), tuple(coloured_lines(text, language_of(path))))
+
+        def done(source: SourceText) -> None:
+            if self._wanted == path:
+                self._show(source)
+
+        def failed(error: Exception) -> None:
+            if self._wanted == path:
+                self._show(None)
+                self.heading.setText(str(error))
+
+        self._services.background.run(work, done, failed, self)
+
+    def selected(self) -> Selected | None:
+        """What a task is about: the selected lines."""
+        return self.source.selected()
+
+    def _show(self, source: SourceText | None) -> None:
+        self.source.show_source(source)
+        self.heading.setText(source.path if source else self.tr("Choose a file"))
