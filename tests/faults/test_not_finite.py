@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from poisoned import write_poisoned
+from variants import write_poisoned
 
 from engine.runner.process import RequestFailed, RunnerProcess
 from engine.runner.protocol import LoadSettings

@@ -27,9 +27,9 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "optin")]
 
-from poisoned import write_poisoned  # noqa: E402 - after sys.path
 from servers import RunningServer  # noqa: E402
 from soak_traffic import POISON, Shot, complete, draw_shot, golden_prompts, refusal  # noqa: E402
+from variants import write_poisoned  # noqa: E402 - after sys.path
 
 BUNDLED = ROOT / "assets" / "models" / "spark-f16.gguf"
 POISONED = "poisoned-spark.gguf"

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+import msgspec
+
 from engine.runner.protocol import LoadSettings
 
 # llama.cpp's own names, `ggml_type` values of the cache types it accepts.
@@ -18,6 +20,30 @@ KV_TYPES: Final = {
 }
 # Hard limit of llama.cpp (LLAMA_MAX_SEQ).
 MAX_SEQUENCES: Final = 256
+# With more sequences than this a step is full of real tokens, and guesses would only slow it.
+MAX_DRAFTING: Final = 2
+# Tokens of a prompt that a draft model reads in one step of the engine: others wait no longer than this.
+DRAFT_CHUNK: Final = 512
+
+
+def draft_settings(settings: LoadSettings) -> LoadSettings:
+    """How the draft model of a load is loaded: the same place and cache types, for the few sequences that draft."""
+    parallel = min(settings.n_parallel, MAX_DRAFTING)
+    return msgspec.structs.replace(
+        settings,
+        path=settings.draft_path or settings.path,
+        draft_path=None,
+        mmproj_path=None,
+        lora=(),
+        n_parallel=parallel,
+        kv_cells=parallel * settings.n_ctx,
+        n_batch=min(settings.n_batch, DRAFT_CHUNK),
+        n_ubatch=min(settings.n_ubatch, DRAFT_CHUNK),
+        n_gpu_layers=-1 if settings.devices and settings.n_gpu_layers else 0,
+        cache_dir=None,
+        cache_ram_bytes=0,
+        cache_disk_bytes=0,
+    )
 
 
 def sequences(settings: LoadSettings, *, keeps_state: bool) -> int:

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from engine.runner.llama.drafting import StepCost
 from engine.runner.llama.model import LoadedModel
+from engine.runner.llama.payoff import StepCost
 from engine.runner.llama.threads import BatchThreads
 
 # Longest step wanted while others are generating; prompts are cut to what fits into it.

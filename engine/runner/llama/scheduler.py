@@ -9,21 +9,21 @@ from engine.runner.llama.adapters import Adapters
 from engine.runner.llama.admission import cells_needed, cells_promised, refusal
 from engine.runner.llama.batch import Batch, Logits
 from engine.runner.llama.constrain import ConstraintCompiler
+from engine.runner.llama.draft_model import DraftModel
 from engine.runner.llama.draw import DrawFailed, draw
 from engine.runner.llama.kv import CachedSequence, KVCache
-from engine.runner.llama.model import MAX_DRAFT, LoadedModel
+from engine.runner.llama.model import LoadedModel
 from engine.runner.llama.pacing import Pace
 from engine.runner.llama.prefix_store import PrefixStore
 from engine.runner.llama.quarantine import Quarantine
 from engine.runner.llama.sampler import Sampler
 from engine.runner.llama.sequence import Sequence
+from engine.runner.llama.speculation import Speculation
 from engine.runner.llama.text import TextStream
 from engine.runner.llama.vocabulary import Vocabulary
 from engine.runner.protocol import Fault
 from engine.types import Event, FinishReason, GenerationRequest, TokenLogprob
 
-# With more sequences than this a step is full of real tokens, and guesses would only slow it.
-MAX_DRAFTING: Final = 2
 # Answers of llama_decode, see llama.h.
 _NO_ROOM: Final = 1
 _ABORTED: Final = 2
@@ -39,7 +39,13 @@ class EngineBroken(Exception):
 class Scheduler:
     """Owns the context. `step` is the whole engine; everything else prepares or answers for it."""
 
-    def __init__(self, loaded: LoadedModel, vocabulary: Vocabulary, store: PrefixStore) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        vocabulary: Vocabulary,
+        store: PrefixStore,
+        draft_model: DraftModel | None = None,
+    ) -> None:
         self._loaded = loaded
         self._vocabulary = vocabulary
         self._constraints = ConstraintCompiler(vocabulary)
@@ -53,6 +59,7 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._by_id: dict[int, Sequence] = {}
         self._pace = Pace(loaded)
+        self._speculation = Speculation(loaded, self._pace, draft_model)
         self._adapters = Adapters(loaded, loaded.settings.lora)
         self.steps = 0
         self.prompt_tokens = 0
@@ -138,6 +145,7 @@ class Scheduler:
         self._admit(out)
         if not self._running:
             return out
+        begun = time.monotonic()
         self._fill_batch()
         if self._batch.size == 0:
             return out
@@ -151,6 +159,8 @@ class Scheduler:
             self._pace.note(self._batch.size, self._batch.outputs, now - started, now)
             self._commit_batch()
             self._sample(out)
+            if self._batch.size == self._batch.outputs:
+                self._speculation.settle(now - begun)
         else:
             self._recover(code, out)
         self._flush(out)
@@ -195,10 +205,11 @@ class Scheduler:
         members = self._adapters.members(self._running)
         generating = [s for s in members if s.decoding]
         prefilling = [s for s in members if not s.decoding]
+        self._speculation.begin(len(generating))
         for sequence in generating:
             assert sequence.cache is not None
             sequence.row = batch.add(sequence.tokens[-1], len(sequence.tokens) - 1, sequence.cache.seq_id)
-            self._add_draft(sequence, sequence.cache, len(generating))
+            self._speculation.extend(batch, sequence)
         budget = self._pace.prefill_budget(batch.size)
         for i, sequence in enumerate(prefilling):
             assert sequence.cache is not None
@@ -216,19 +227,6 @@ class Scheduler:
             first = prefilling[0]
             self._running.remove(first)
             self._running.append(first)
-
-    def _add_draft(self, sequence: Sequence, cache: CachedSequence, generating: int) -> None:
-        """Append guessed tokens behind the newest one, while few sequences run and wider steps pay."""
-        if generating > MAX_DRAFTING or not self._loaded.keeps_partial or sequence.request.speculate is False:
-            return
-        drafter = sequence.drafter
-        draft = drafter.propose(min(sequence.limit - len(sequence.tokens) - 1, MAX_DRAFT, self._batch.room))
-        asked = sequence.request.speculate is True
-        if not draft or not (asked or self._pace.cost.pays(generating, len(draft), drafter.share * len(draft))):
-            return
-        for i, token in enumerate(draft):
-            self._batch.add(token, len(sequence.tokens) + i, cache.seq_id)
-        sequence.draft = draft
 
     def _commit_batch(self) -> None:
         tokens, seq_ids = self._batch.rows()
@@ -286,7 +284,7 @@ class Scheduler:
                 break
         new = sequence.tokens[before:]
         if draft:
-            sequence.drafter.judge(len(draft), max(len(new) - 1, 0))
+            self._speculation.judge(sequence, max(len(new) - 1, 0))
         sequence.drafter.observe(new)
         if draft and sequence.cache is not None:
             self._forget_rejected(sequence, sequence.cache)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from engine.runner.llama.constrain import TokenConstraint
 from engine.runner.llama.drafting import NgramDrafter
 from engine.runner.llama.kv import CachedSequence
+from engine.runner.llama.payoff import Balance
 from engine.runner.llama.sampler import Sampler
 from engine.runner.llama.text import TextStream
 from engine.runner.protocol import INITIAL_CREDIT
@@ -48,7 +49,11 @@ class Sequence:
     credit: int = INITIAL_CREDIT
     row: int = -1
     drafter: NgramDrafter = field(default_factory=NgramDrafter)
+    balance: Balance = field(default_factory=Balance)
     draft: list[int] = field(default_factory=list)
+    proposed: int = 0
+    accepted: int = 0
+    last_accepted: int = 0
     pending_text: str = ""
     pending_tokens: list[int] = field(default_factory=list)
     pending_logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -110,8 +115,8 @@ class Sequence:
                     prefill_s=first - begun if first else 0.0,
                     ttft_s=first - self.submitted if first else 0.0,
                     decode_s=self.last_token - first if first else 0.0,
-                    draft_tokens=self.drafter.proposed,
-                    draft_accepted=self.drafter.accepted,
+                    draft_tokens=self.proposed,
+                    draft_accepted=self.accepted,
                 ),
                 stop=self.text.stop,
             )

@@ -16,6 +16,7 @@ from engine.runner.channel import Channel
 from engine.runner.llama import model as llama_model
 from engine.runner.llama.abort import AbortSwitch
 from engine.runner.llama.binding import KernelsMissing, start_backends
+from engine.runner.llama.draft_model import DraftModel
 from engine.runner.llama.embed import CannotEmbed, Embedder
 from engine.runner.llama.prefix_store import PrefixStore, model_fingerprint
 from engine.runner.llama.scheduler import EngineBroken, Output, Scheduler
@@ -122,7 +123,8 @@ class LlamaRunner:
             vocabulary = Vocabulary(api, loaded.vocab)
             llama_model.warm_up(loaded)
             self._store = _prefix_store(api, settings)
-            self._scheduler = Scheduler(loaded, vocabulary, self._store)
+            draft_model = DraftModel.load(api, settings, vocabulary) if settings.draft_path else None
+            self._scheduler = Scheduler(loaded, vocabulary, self._store, draft_model)
         except (KernelsMissing, llama_model.LoadFailed) as error:
             self._channel.send(protocol.Fault(code="load_failed", message=str(error), param="model"))
             return False

@@ -1,4 +1,4 @@
-from engine.runner.llama.drafting import FIRST_LENGTH, KEY_TOKENS, MAX_DRAFT, PATIENCE, NgramDrafter, StepCost
+from engine.runner.llama.drafting import FIRST_LENGTH, KEY_TOKENS, MAX_DRAFT, PATIENCE, NgramDrafter
 
 
 def repeating(times=3, length=40):
@@ -47,10 +47,18 @@ def test_a_key_needs_all_its_tokens():
     assert drafter.propose(4) == []
 
 
-def test_wider_steps_must_pay():
-    cost = StepCost()
-    assert cost.pays(1, 4, 2.0)  # unknown: try
-    cost.note(1, 0.010)
-    cost.note(5, 0.025)
-    assert cost.pays(1, 4, 2.0)
-    assert not cost.pays(1, 4, 1.0)
+def test_a_copy_goes_on_where_it_is_though_its_last_words_stood_elsewhere_since():
+    drafter = NgramDrafter()
+    drafter.observe([*range(100, 120), 1, 2, 3, 4, 50, 51, 52, 53, 1, 2, 3, 4, 60, 61, 62, 63, 9, 9])
+    drafter.observe(list(range(100, 104)))
+    assert drafter.propose(16)
+    drafter.observe(list(range(104, 120)))
+    drafter.observe([1, 2, 3, 4])
+    assert drafter.propose(16)[:2] == [50, 51]  # not 60: that followed the same four tokens last
+
+
+def test_a_copy_is_found_again_behind_a_change():
+    drafter = NgramDrafter()
+    drafter.observe([*range(100, 160), 7])
+    drafter.observe([*range(100, 120), 8, 9, *range(121, 125)])
+    assert drafter.propose(4) == [125, 126, 127, 128]

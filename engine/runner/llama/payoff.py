@@ -1,0 +1,129 @@
+"""Whether guessing ahead pays: what steps cost, how often guesses are right, and what was won or lost so far."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+# A measured width is believed for this many steps; then other programs or a longer context may have changed it.
+FRESH_STEPS: Final = 512
+# Weight of the newest step in a width's cost.
+NEWEST: Final = 0.2
+# Guesses of a draft model are thought right this often before any was judged; that weighs as much as two judged.
+HOPE: Final = 0.7
+HOPE_WEIGHT: Final = 2.0
+# What was judged long ago counts less: a text changes from copying to inventing. Halved after some fifteen drafts.
+FORGET: Final = 0.95
+# A guess must promise this much, or the noise of measuring would decide.
+WORTH: Final = 1.03
+# What guessing may cost a text in which it never helps: one step, and this share of its time. Together below 3 % of
+# an answer of a hundred tokens.
+STAKE_STEPS: Final = 1.0
+STAKE_FRAC: Final = 0.015
+# Winnings that may be risked again, in steps.
+LARGEST_WIN_STEPS: Final = 8.0
+
+
+@dataclass
+class StepCost:
+    """What a step of a given width costs, learned as it goes."""
+
+    _seconds: dict[int, float] = field(default_factory=dict)
+    _noted: dict[int, int] = field(default_factory=dict)
+    _steps: int = 0
+
+    def note(self, rows: int, seconds: float) -> None:
+        """A step of `rows` took this long."""
+        self._steps += 1
+        before = self._seconds.get(rows)
+        if before is not None and self._steps - self._noted[rows] > FRESH_STEPS:
+            before = None
+        self._seconds[rows] = seconds if before is None else (1 - NEWEST) * before + NEWEST * seconds
+        self._noted[rows] = self._steps
+
+    def seconds(self, rows: int) -> float | None:
+        """What a step of `rows` was measured to take."""
+        return self._seconds.get(rows)
+
+    def curve(self, first: int, last: int) -> list[float]:
+        """Expected seconds of steps of `first` to `last` rows, where `first` was measured.
+
+        Between measured widths a line; beyond them, hopefully, no more than the widest measured one.
+        """
+        known = sorted(w for w, at in self._noted.items() if w > first and self._steps - at <= FRESH_STEPS)
+        found, at, value = [self._seconds[first]], first, self._seconds[first]
+        for width in known:
+            target = self._seconds[width]
+            slope = (target - value) / (width - at)
+            found += [value + slope * i for i in range(1, width - at + 1)]
+            at, value = width, target
+            if width >= last:
+                break
+        found += [value] * (last - at)
+        return found[: last - first + 1]
+
+
+@dataclass
+class Acceptance:
+    """How often a guess is right, given that all before it were. Hopeful at first and after long silence."""
+
+    hope: float = HOPE
+    hits: float = 0.0
+    trials: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Between 0 and 1."""
+        return (self.hits + self.hope * HOPE_WEIGHT) / (self.trials + HOPE_WEIGHT)
+
+    def note(self, proposed: int, accepted: int) -> None:
+        """Of a draft of `proposed` tokens the first `accepted` were right."""
+        self.hits = FORGET * self.hits + accepted
+        self.trials = FORGET * self.trials + accepted + (accepted < proposed)
+
+    def fade(self) -> None:
+        """A step without a guess."""
+        self.hits *= FORGET
+        self.trials *= FORGET
+
+
+def best_length(cost: StepCost, rows: int, limit: int, acceptance: Acceptance, guess_s: float) -> int:
+    """The number of guesses beside `rows` sequences that gives most tokens a second; 0: none is worth it.
+
+    `guess_s` is what making one guess costs.
+    """
+    if cost.seconds(rows) is None:
+        return limit
+    steps = cost.curve(rows, rows + limit)
+    best, best_speed = 0, WORTH * rows / steps[0]
+    rate = acceptance.rate
+    right, expected = 1.0, float(rows)
+    for length in range(1, limit + 1):
+        right *= rate
+        expected += right
+        speed = expected / (steps[length] + length * guess_s)
+        if speed > best_speed:
+            best, best_speed = length, speed
+    return best
+
+
+@dataclass
+class Balance:
+    """What guessing has won or lost one text, in seconds. It may lose a little, never more."""
+
+    won_s: float = 0.0
+    plain_s: float = 0.0
+
+    @property
+    def allows(self) -> bool:
+        """Guessing may go on."""
+        return self.won_s >= -STAKE_FRAC * self.plain_s
+
+    def pass_by(self, plain_s: float) -> None:
+        """A step without guesses."""
+        if not self.plain_s:
+            self.won_s = STAKE_STEPS * plain_s
+        self.plain_s += plain_s
+
+    def note(self, plain_s: float, spent_s: float, accepted: int) -> None:
+        """A step that would take `plain_s` took `spent_s` with the guesses, of which `accepted` were right."""
+        self.pass_by(plain_s * (1 + accepted))
+        self.won_s = min(self.won_s + (1 + accepted) * plain_s - spent_s, LARGEST_WIN_STEPS * plain_s)

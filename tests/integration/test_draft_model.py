@@ -1,0 +1,145 @@
+"""A second model guesses: the same text at temperature 0, the same distribution above it."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+from shapes import SHAPES, write_shape
+from variants import write_weaker
+
+from engine.errors import BadModelFile
+from engine.runner.process import RunnerProcess
+from engine.runner.protocol import LoadSettings
+from engine.types import Delta, Done, GenerationRequest, SamplingParams
+
+CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+PROMPTS = [CHAT.format(t) for t in ("Tell me a story.", "What is a token?", "List the files. " * 40)]
+UNSURE = "red blue green " * 12  # what follows has several likely tokens everywhere
+GREEDY = SamplingParams(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def weaker(tmp_path_factory, bundled_model):
+    """The bundled model with enough noise to be wrong now and then."""
+    path = tmp_path_factory.mktemp("draft") / "weaker.gguf"
+    write_weaker(bundled_model, path, 0.3)
+    return str(path)
+
+
+def with_runner(path, work, **settings):
+    async def main():
+        runner = await RunnerProcess.start("llama", str(path))
+        try:
+            at = LoadSettings(path=str(path), n_threads=1, **{"n_ctx": 1024, "kv_cells": 4096, **settings})
+            await runner.load(at)
+            return await work(runner)
+        finally:
+            await runner.stop()
+
+    return asyncio.run(main())
+
+
+async def collect(runner, prompt, **options):
+    request = GenerationRequest(
+        prompt=prompt, **{"sampling": GREEDY, "max_tokens": 60, "ignore_eos": True, **options}
+    )
+    ids, done = [], None
+    async for event in runner.generate(request):
+        if isinstance(event, Delta):
+            ids += event.token_ids
+        elif isinstance(event, Done):
+            done = event
+    return ids, done.timings
+
+
+def test_greedy_text_is_the_same_and_many_guesses_are_right(bundled_model, weaker):
+    async def work(runner):
+        plain = [await collect(runner, p, speculate=False) for p in PROMPTS]
+        guessed = [await collect(runner, p, speculate=True) for p in PROMPTS]
+        together = await asyncio.gather(*(collect(runner, p, speculate=True) for p in PROMPTS[:2]))
+        decided = [await collect(runner, p) for p in PROMPTS]
+        return plain, guessed, together, decided
+
+    plain, guessed, together, decided = with_runner(bundled_model, work, draft_path=weaker)
+    assert [ids for ids, _ in guessed] == [ids for ids, _ in plain]
+    assert [ids for ids, _ in together] == [ids for ids, _ in plain[:2]]
+    assert [ids for ids, _ in decided] == [ids for ids, _ in plain]
+    assert all(timings.draft_tokens == 0 for _, timings in plain)
+    proposed = sum(timings.draft_tokens for _, timings in guessed)
+    accepted = sum(timings.draft_accepted for _, timings in guessed)
+    assert proposed > 40
+    assert 0.2 * proposed < accepted < proposed  # it helps, and it is wrong often enough for a test
+
+
+def test_a_copy_of_the_model_is_always_right(bundled_model):
+    async def work(runner):
+        return await collect(runner, PROMPTS[1], speculate=True)
+
+    ids, timings = with_runner(bundled_model, work, draft_path=str(bundled_model))
+    assert len(ids) == 60
+    assert timings.draft_accepted >= 0.95 * timings.draft_tokens > 40
+
+
+@pytest.mark.slow
+def test_sampling_keeps_its_distribution(bundled_model, weaker):
+    """Counts of the first six tokens over 120 seeds with guesses against 120 other seeds without."""
+    sampling = {"temperature": 1.0, "top_k": 6}
+
+    async def work(runner):
+        async def counts(first, *, speculate):
+            found = [Counter() for _ in range(6)]
+            for block in range(first, first + 120, 2):
+                answers = await asyncio.gather(
+                    *(
+                        collect(
+                            runner, UNSURE, max_tokens=6, speculate=speculate,
+                            sampling=SamplingParams(seed=seed, **sampling),
+                        )
+                        for seed in (block, block + 1)
+                    )
+                )  # fmt: skip
+                for ids, timings in answers:
+                    used[speculate] += timings.draft_tokens
+                    for place, token in zip(found, ids, strict=True):
+                        place[token] += 1
+            return found
+
+        used = Counter()
+        return await counts(0, speculate=True), await counts(10_000, speculate=False), used
+
+    guessed, plain, used = with_runner(bundled_model, work, draft_path=weaker)
+    assert used[True] > 400
+    assert used[False] == 0
+    assert sum(len([t for t, n in place.items() if n >= 12]) > 1 for place in plain) >= 4  # a choice was there
+    for ours, theirs in zip(guessed, plain, strict=True):
+        assert chi_square(ours, theirs) < 1.0
+
+
+def chi_square(ours, theirs):
+    """Statistic of two samples of equal size over its 99.9 % point; rare tokens count as one."""
+    common = [t for t in ours | theirs if ours[t] + theirs[t] >= 16]
+    pairs = [(ours[t], theirs[t]) for t in common]
+    pairs.append((sum(ours.values()) - sum(a for a, _ in pairs), sum(theirs.values()) - sum(b for _, b in pairs)))
+    cells = [(a, b) for a, b in pairs if a + b]
+    freedom = max(len(cells) - 1, 1)
+    statistic = sum((a - b) ** 2 / (a + b) for a, b in cells)
+    # Wilson and Hilferty's approximation of the chi-square quantile; 3.09 is the normal one.
+    return statistic / (freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3)
+
+
+def test_the_check_sees_another_distribution():
+    assert chi_square(Counter({1: 300, 2: 300}), Counter({1: 240, 2: 360})) > 1.0
+    assert chi_square(Counter({1: 300, 2: 300}), Counter({1: 290, 2: 310})) < 1.0
+
+
+def test_another_vocabulary_is_refused_with_both_sizes(bundled_model, tmp_path):
+    other = write_shape(tmp_path / "other.gguf", SHAPES["llama"])
+    with pytest.raises(BadModelFile, match=r"4096 tokens.*8192"):
+        with_runner(bundled_model, lambda r: collect(r, "x"), draft_path=str(other))
+
+
+def test_a_draft_file_that_is_none_is_refused(bundled_model, tmp_path):
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(BadModelFile, match="draft model"):
+        with_runner(bundled_model, lambda r: collect(r, "x"), draft_path=str(bad))

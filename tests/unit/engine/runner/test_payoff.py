@@ -1,0 +1,97 @@
+"""When guessing pays: everything from given numbers, no clock."""
+
+import pytest
+
+from engine.runner.llama.payoff import (
+    FRESH_STEPS,
+    STAKE_FRAC,
+    STAKE_STEPS,
+    Acceptance,
+    Balance,
+    StepCost,
+    best_length,
+)
+
+
+def costs(**widths):
+    cost = StepCost()
+    for name, seconds in widths.items():
+        cost.note(int(name[1:]), seconds)
+    return cost
+
+
+def sure(rate):
+    acceptance = Acceptance()
+    acceptance.hits, acceptance.trials = 1e6 * rate, 1e6
+    return acceptance
+
+
+def test_between_two_widths_lies_a_line_and_beyond_them_hope():
+    assert costs(w1=1.0, w5=3.0).curve(1, 7) == pytest.approx([1, 1.5, 2, 2.5, 3, 3, 3])
+    assert costs(w1=1.0, w5=3.0).curve(1, 3) == pytest.approx([1, 1.5, 2])
+    assert costs(w2=1.0).curve(2, 4) == [1, 1, 1]
+
+
+def test_a_width_is_measured_anew_after_a_while():
+    cost = costs(w1=1.0, w5=30.0)
+    assert best_length(cost, 1, 4, sure(0.9), 0.0) == 0
+    for _ in range(FRESH_STEPS + 1):
+        cost.note(1, 1.0)
+    assert best_length(cost, 1, 4, sure(0.9), 0.0) == 4
+
+
+def test_unknown_costs_are_tried():
+    assert best_length(StepCost(), 1, 4, Acceptance(), 0.0) == 4
+    assert best_length(costs(w1=1.0), 1, 4, Acceptance(), 0.0) == 4
+
+
+@pytest.mark.parametrize(("rate", "length"), [(0.99, 8), (0.5, 0), (0.05, 0)])
+def test_wider_steps_must_pay(rate, length):
+    assert best_length(costs(w1=1.0, w9=5.0), 1, 8, sure(rate), 0.0) == length
+
+
+def test_what_making_a_guess_costs_counts():
+    free = costs(w1=1.0, w9=1.1)
+    assert best_length(free, 1, 8, sure(0.8), 0.0) == 8
+    assert 0 < best_length(free, 1, 8, sure(0.8), 0.2) < 8
+    assert best_length(free, 1, 8, sure(0.8), 0.9) == 0
+
+
+def test_the_rate_follows_what_was_judged_and_hope_returns():
+    acceptance = Acceptance()
+    hopeful = acceptance.rate
+    for _ in range(10):
+        acceptance.note(4, 0)
+    assert acceptance.rate < 0.2
+    for _ in range(200):
+        acceptance.fade()
+    assert acceptance.rate == pytest.approx(hopeful, abs=0.01)
+    for _ in range(10):
+        acceptance.note(8, 8)
+    assert acceptance.rate > 0.95
+
+
+def test_a_text_in_which_guessing_never_helps_loses_little():
+    balance, steps, spent = Balance(), 0, 0.0
+    while steps < 100:
+        if balance.allows:
+            balance.note(1.0, 1.5, 0)
+            spent += 1.5
+        else:
+            balance.pass_by(1.0)
+            spent += 1.0
+        steps += 1
+    lost = spent - steps
+    assert 0 < lost <= STAKE_STEPS + STAKE_FRAC * steps + 0.5
+    assert steps / spent > 0.97
+
+
+def test_winnings_are_not_gambled_away():
+    balance = Balance()
+    for _ in range(1000):
+        balance.note(1.0, 1.2, 8)
+    lost = 0.0
+    while balance.allows:
+        balance.note(1.0, 1.5, 0)
+        lost += 0.5
+    assert lost < 0.025 * 9000
