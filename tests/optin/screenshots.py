@@ -131,6 +131,14 @@ class Camera:
         fit = self.window.page("fit")
         self.wait(lambda: fit.start.isEnabled() and len(fit._ours) > 5)
 
+    def code(self):
+        self.window.show_page("code")
+        page = self.window.page("code")
+        page.open_folder(ROOT / "engine")
+        self.wait(lambda: page.files.tree.topLevelItemCount())
+        page.files.open("types.py")
+        self.wait(lambda: page.files.source.path)
+
     def plain(self, name):
         self.window.show_page(name)
         self.rest(3000 if name in {"devices", "dashboard"} else 500)
@@ -141,7 +149,7 @@ def take(theme, scale, pages, out):
     camera.desktop.start()
     camera.wait(lambda: camera.services.models.choices)
     steps = {"first-run": camera.first_run, "chat": camera.chat, "library": camera.library, "find": camera.find}
-    steps["fit"] = camera.fit
+    steps |= {"fit": camera.fit, "code": camera.code}
     for name in PAGES:
         if name in pages:
             steps.get(name, lambda name=name: camera.plain(name))()

@@ -29,6 +29,7 @@ class FilesPanel(QWidget):
         column.addWidget(self.source, 1)
         shown.setLayout(column)
         split = QSplitter(Qt.Orientation.Horizontal)
+        split.setHandleWidth(1)
         split.addWidget(self.tree)
         split.addWidget(shown)
         split.setStretchFactor(0, 1)

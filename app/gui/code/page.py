@@ -122,6 +122,7 @@ class CodePage(QWidget):
         self.tabs.addTab(self.files, self.tr("Files"))
         self.tabs.addTab(self.review, self.tr("Edits"))
         split = QSplitter(Qt.Orientation.Horizontal)
+        split.setHandleWidth(1)
         split.addWidget(left)
         split.addWidget(self.tabs)
         split.setSizes([5000, 6000])
@@ -159,7 +160,7 @@ class CodePage(QWidget):
 
     def open_folder(self, folder: Path) -> None:
         """Open a project."""
-        self.folder.setText(self.tr("Reading %1").replace("%1", str(folder)))
+        self.folder.setText(self.tr("Reading %1").replace("%1", folder.name))
         self.controller.open_folder(folder)
 
     def _choose_folder(self) -> None:
@@ -168,7 +169,8 @@ class CodePage(QWidget):
             self.open_folder(Path(chosen))
 
     def _on_opened(self, folder: str, num_files: int) -> None:
-        self.folder.setText(f"{folder} · {num_files} {self.tr('files')}")
+        self.folder.setText(f"{Path(folder).name} · {num_files} {self.tr('files')}")
+        self.folder.setToolTip(folder)
         self.transcript.clear()
         self.review.clear()
         self.pages.setCurrentIndex(1)
