@@ -135,7 +135,7 @@ class Camera:
         self.window.show_page("code")
         page = self.window.page("code")
         page.open_folder(ROOT / "engine")
-        self.wait(lambda: page.files.tree.topLevelItemCount())
+        self.wait(page.files.tree.topLevelItemCount)
         page.files.open("types.py")
         self.wait(lambda: page.files.source.path)
 
