@@ -6,12 +6,15 @@ from typing import Any
 from engine import errors
 from engine.library import errors as library
 from engine.runner.process import RequestFailed
+from engine.server.responses.store import PreviousResponseNotFound, ResponseNotFound
 
 # class: (HTTP status, OpenAI error type, may a retry help)
 STATUS: dict[type[Exception], tuple[int, str, bool]] = {
     library.RepositoryNotFound: (404, "invalid_request_error", False),
     library.GatedRepository: (403, "invalid_request_error", False),
     library.NotEnoughDisk: (507, "server_error", False),
+    PreviousResponseNotFound: (400, "invalid_request_error", False),
+    ResponseNotFound: (404, "invalid_request_error", False),
     errors.ModelNotFound: (404, "invalid_request_error", False),
     errors.BadModelFile: (422, "invalid_request_error", False),
     errors.InputFault: (400, "invalid_request_error", False),

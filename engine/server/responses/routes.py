@@ -88,7 +88,7 @@ def _understand(state: ServerState, body: ResponsesRequest) -> _Asked:
     box = toolbox(body.tools or [])
     context: tuple[Message, ...] = ()
     if body.previous_response_id is not None:
-        context = state.responses.get(body.previous_response_id, "previous_response_id").messages
+        context = state.responses.previous(body.previous_response_id).messages
     context = (*context, *to_messages(body.input if body.input is not None else [], box))
     if not context:
         raise InputFault("input is empty; say something.", "input")

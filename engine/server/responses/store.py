@@ -17,9 +17,18 @@ class ResponseNotFound(InputFault):
 
     code = "response_not_found"
 
-    def __init__(self, response_id: str, param: str | None) -> None:
+    def __init__(self, response_id: str, param: str | None = None) -> None:
         super().__init__(f"There is no stored response {response_id!r}.", param)
         self.response_id = response_id
+
+
+class PreviousResponseNotFound(ResponseNotFound):
+    """A request goes on from a response that is not stored here; `store: true` keeps one."""
+
+    code = "previous_response_not_found"
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(response_id, "previous_response_id")
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,11 +58,18 @@ class ResponseStore:
         while len(self._kept) > MAX_RESPONSES or (self._bytes > MAX_BYTES and len(self._kept) > 1):
             self._bytes -= self._kept.popitem(last=False)[1].size_bytes
 
-    def get(self, response_id: str, param: str | None = None) -> Stored:
+    def get(self, response_id: str) -> Stored:
         """Raises: ResponseNotFound."""
         found = self._kept.get(response_id)
         if found is None:
-            raise ResponseNotFound(response_id, param)
+            raise ResponseNotFound(response_id)
+        return found
+
+    def previous(self, response_id: str) -> Stored:
+        """The answer that a conversation goes on from. Raises: PreviousResponseNotFound."""
+        found = self._kept.get(response_id)
+        if found is None:
+            raise PreviousResponseNotFound(response_id)
         return found
 
     def remove(self, response_id: str) -> None:
