@@ -37,6 +37,7 @@ class Shape:
     ssm: tuple[int, int, int, int] | None = None  # conv kernel, inner size, state size, time-step rank
     kv_lora: int | None = None  # MLA: rank of the compressed KV
     rope_dim: int | None = None
+    rope_sections: tuple[int, int, int, int] | None = None  # M-RoPE: time, height, width, unused
 
 
 SHAPES: dict[str, Shape] = {
@@ -190,6 +191,8 @@ def _metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
         writer.add_expert_feed_forward_length(shape.experts[2])
     if shape.sliding_window:
         writer.add_sliding_window(shape.sliding_window)
+    if shape.rope_sections:
+        writer.add_rope_dimension_sections(list(shape.rope_sections))
     if shape.ssm:
         writer.add_ssm_conv_kernel(shape.ssm[0])
         writer.add_ssm_inner_size(shape.ssm[1])

@@ -1,6 +1,7 @@
 """Needs at other settings than the dry run's, and the largest context that fits."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -38,7 +39,9 @@ def need_at(
 ) -> Need:
     """The need at `settings`, from a dry run made at other settings where there is one."""
     run = rescaled(shape, measured[1], measured[0], settings) if measured else None
-    return estimate(shape, settings, isa, gpu=gpu, dry_run=run, correction=correction)
+    projector = Path(settings.mmproj_path) if settings.mmproj_path else None
+    size = projector.stat().st_size if projector is not None and projector.is_file() else 0
+    return estimate(shape, settings, isa, gpu=gpu, dry_run=run, projector_bytes=size, correction=correction)
 
 
 def largest_context(settings: LoadSettings, limit: int, fits: Callable[[LoadSettings], bool]) -> int:

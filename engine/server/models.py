@@ -96,6 +96,7 @@ class ServedModels:
         threads = 1 if entry.size_bytes < ONE_THREAD_BYTES else usable_cores()
         return LoadSettings(
             path=str(entry.path),
+            mmproj_path=None if embeds else entry.projector,
             n_ctx=n_ctx,
             kv_cells=n_ctx * DEFAULT_PARALLEL if small else n_ctx,
             n_parallel=DEFAULT_PARALLEL,

@@ -164,11 +164,11 @@ def test_stored_answers_and_forgetting_them(qwen, client):
     assert "My name is Tess." in prompt
     assert "Old rule." not in prompt  # instructions belong to one request
     client.responses.delete(first.id)
-    with pytest.raises(openai.NotFoundError, match="no stored response"):
+    with pytest.raises(openai.BadRequestError, match="no stored response"):
         client.responses.create(model="spark", input="x", previous_response_id=first.id)
     qwen.say("x")
     unstored = client.responses.create(model="spark", input="x", store=False)
-    with pytest.raises(openai.BadRequestError):
+    with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(unstored.id)
 
 

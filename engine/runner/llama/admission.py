@@ -1,9 +1,15 @@
-"""What a request must be before llama.cpp sees any of it, and the cells it is promised."""
+"""What a request must be before llama.cpp sees any of it, its place in the queue, and the cells it is promised."""
 
+from collections import deque
 from typing import Final
 
 from engine.runner.llama.adapters import Adapters
+from engine.runner.llama.constrain import TokenConstraint
+from engine.runner.llama.model import LoadedModel
+from engine.runner.llama.sampler import Sampler
 from engine.runner.llama.sequence import Sequence
+from engine.runner.llama.text import TextStream
+from engine.runner.llama.vision import Media
 from engine.runner.protocol import Fault
 from engine.types import GenerationRequest
 
@@ -22,10 +28,50 @@ def cells_promised(running: list[Sequence]) -> int:
     return sum(cells_needed(s) - len(s.tokens) + s.n_missing for s in running)
 
 
+def new_sequence(
+    loaded: LoadedModel,
+    request_id: int,
+    request: GenerationRequest,
+    tokens: list[int],
+    constraint: TokenConstraint | None,
+    media: Media | None,
+) -> Sequence:
+    """A request that was not refused, ready to wait for its turn."""
+    room = loaded.n_ctx - len(tokens)
+    wanted = room if request.max_tokens is None else min(request.max_tokens, room)
+    text = tokens if media is None else [t for t in tokens if t >= 0]
+    trained = int(loaded.api.llama_model_n_ctx_train(loaded.model))
+    sequence = Sequence(
+        request_id,
+        request,
+        list(tokens),
+        len(tokens),
+        len(tokens) + wanted,
+        Sampler(loaded.api, loaded.vocab, request.sampling, trained, text),
+        TextStream(request.stop),
+        constraint,
+        media,
+    )
+    sequence.drafter.observe(text)
+    return sequence
+
+
+def enqueue(waiting: deque[Sequence], sequence: Sequence) -> None:
+    """Behind those that came before; people wait before programs do."""
+    if sequence.request.priority == "interactive":
+        behind = next((i for i, s in enumerate(waiting) if s.request.priority != "interactive"), None)
+        waiting.insert(len(waiting) if behind is None else behind, sequence)
+    else:
+        waiting.append(sequence)
+
+
 def refusal(
     request_id: int, request: GenerationRequest, tokens: list[int], n_ctx: int, n_vocab: int, adapters: Adapters
 ) -> Fault | None:
-    """Why a tokenized request cannot run in a context of `n_ctx` tokens; None when it can."""
+    """Why a tokenized request cannot run in a context of `n_ctx` tokens; None when it can.
+
+    Ids below 0 stand for pictures; only a prompt that the runner itself tokenized has them.
+    """
     if len(tokens) >= n_ctx:
         counts: dict[str, int | float | str | None] = {"prompt_tokens": len(tokens), "context_tokens": n_ctx}
         return Fault(id=request_id, code="context_length_exceeded", message="", facts=counts)
@@ -42,7 +88,7 @@ def _problem(
     """The field that is wrong, and why."""
     if not tokens:
         return "prompt", "The prompt is empty."
-    if min(tokens) < 0 or max(tokens) >= n_vocab:
+    if (isinstance(request.prompt, list) and min(tokens) < 0) or max(tokens) >= n_vocab:
         return "prompt", f"Token ids must be between 0 and {n_vocab - 1}."
     unknown = [t for t in request.sampling.logit_bias if not 0 <= t < n_vocab]
     if unknown:
@@ -51,6 +97,4 @@ def _problem(
     if missing is not None:
         loaded = ", ".join(adapters.names) or "none"
         return "lora", f"The adapter {missing!r} was not loaded with this model (loaded: {loaded})."
-    if request.images:
-        return "messages", "This model was loaded without the part that sees pictures."
     return None

@@ -76,9 +76,15 @@ class Batch:
         self._logits[i : i + n] = 1
         self.outputs += n
 
-    def rows(self) -> tuple[list[int], list[int]]:
-        """Tokens and sequence ids of the batch's rows."""
-        return self._tokens[: self.size].tolist(), self._seq[: self.size].tolist()
+    def runs(self) -> list[tuple[int, list[int]]]:
+        """Runs of rows of one sequence: its id and their tokens."""
+        groups: list[tuple[int, list[int]]] = []
+        for seq_id, token in zip(self._seq[: self.size].tolist(), self._tokens[: self.size].tolist(), strict=True):
+            if groups and groups[-1][0] == seq_id:
+                groups[-1][1].append(token)
+            else:
+                groups.append((seq_id, [token]))
+        return groups
 
     def decode(self) -> int:
         """Run the batch. 0: done; 1: no room in the cache; 2: aborted; below 0: see llama.h.

@@ -255,6 +255,21 @@ class KVCache:
         sequence.shared = min(sequence.shared, length)
         return True
 
+    def shorten(self, sequence: CachedSequence, length: int) -> None:
+        """Cut a sequence to its first `length` tokens, or to nothing where this memory cannot do that."""
+        if not self.truncate(sequence, length):
+            self.drop(sequence)
+
+    def settle(self, sequence: CachedSequence, tokens: list[int], *, countable: bool) -> None:
+        """After an aborted decode of `tokens`: what was computed stays, where positions tell how far that is."""
+        if not countable:
+            self.drop(sequence)
+            return
+        reached = int(self._api.llama_memory_seq_pos_max(self._memory, sequence.seq_id))
+        sequence.tokens[:] = tokens[: reached + 1]
+        if len(sequence.tokens) == len(tokens):
+            self.shorten(sequence, len(tokens) - 1)  # computed but never sampled
+
     def make_room(self, cells: int, spare: CachedSequence | None = None) -> bool:
         """Evict idle prefixes, oldest first, until `cells` are free; False when that is not enough."""
         while self.cells - self.used_cells < cells:

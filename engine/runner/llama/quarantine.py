@@ -34,8 +34,8 @@ class Quarantine:
     def examine(self) -> tuple[Sequence, CachedSequence] | None:
         """The next one to run alone, with an empty sequence of the cache; None while there is no free one."""
         sequence = self._suspects[0]
-        self._kv.forget_stored(sequence.tokens, sequence.request.lora)
-        cache = self._kv.acquire_empty(sequence.request.lora)
+        self._kv.forget_stored(sequence.tokens, sequence.key)
+        cache = self._kv.acquire_empty(sequence.key)
         return None if cache is None else (sequence, cache)
 
     def acquit(self, sequence: Sequence) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from engine.grammar import ConstraintRefused
 from engine.runner.llama.adapters import Adapters
-from engine.runner.llama.admission import cells_needed, cells_promised, refusal
+from engine.runner.llama.admission import cells_needed, cells_promised, enqueue, new_sequence, refusal
 from engine.runner.llama.batch import Batch, Logits
 from engine.runner.llama.constrain import ConstraintCompiler
 from engine.runner.llama.draft_model import DraftModel
@@ -16,10 +16,9 @@ from engine.runner.llama.model import LoadedModel
 from engine.runner.llama.pacing import Pace
 from engine.runner.llama.prefix_store import PrefixStore
 from engine.runner.llama.quarantine import Quarantine
-from engine.runner.llama.sampler import Sampler
 from engine.runner.llama.sequence import Sequence
 from engine.runner.llama.speculation import Speculation
-from engine.runner.llama.text import TextStream
+from engine.runner.llama.vision import Media, Span, Vision
 from engine.runner.llama.vocabulary import Vocabulary
 from engine.runner.protocol import Fault
 from engine.types import Event, FinishReason, GenerationRequest, TokenLogprob
@@ -45,8 +44,10 @@ class Scheduler:
         vocabulary: Vocabulary,
         store: PrefixStore,
         draft_model: DraftModel | None = None,
+        vision: Vision | None = None,
     ) -> None:
         self._loaded = loaded
+        self._vision = vision
         self._vocabulary = vocabulary
         self._constraints = ConstraintCompiler(vocabulary)
         self._constraints.warm()
@@ -54,7 +55,6 @@ class Scheduler:
         self._quarantine = Quarantine(self._kv)
         self._batch = Batch(loaded)
         self._logits = Logits(loaded)
-        self._n_ctx_train = int(loaded.api.llama_model_n_ctx_train(loaded.model))
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._by_id: dict[int, Sequence] = {}
@@ -86,7 +86,9 @@ class Scheduler:
         """The cache, for statistics."""
         return self._kv
 
-    def add(self, request_id: int, request: GenerationRequest, tokens: list[int]) -> Fault | None:
+    def add(
+        self, request_id: int, request: GenerationRequest, tokens: list[int], media: Media | None = None
+    ) -> Fault | None:
         """Queue a tokenized request; a Fault says why it cannot run."""
         n_ctx = self._loaded.n_ctx
         fault = refusal(request_id, request, tokens, n_ctx, self._vocabulary.size, self._adapters)
@@ -98,26 +100,9 @@ class Scheduler:
                 constraint = self._constraints.compile(request.constraint)
             except ConstraintRefused as error:
                 return Fault(id=request_id, code="invalid_request", message=str(error), param="response_format")
-        room = n_ctx - len(tokens)
-        wanted = room if request.max_tokens is None else min(request.max_tokens, room)
-        sampler = Sampler(self._loaded.api, self._loaded.vocab, request.sampling, self._n_ctx_train, tokens)
-        sequence = Sequence(
-            request_id,
-            request,
-            list(tokens),
-            len(tokens),
-            len(tokens) + wanted,
-            sampler,
-            TextStream(request.stop),
-            constraint,
-        )
-        sequence.drafter.observe(tokens)
+        sequence = new_sequence(self._loaded, request_id, request, tokens, constraint, media)
         self._by_id[request_id] = sequence
-        if request.priority == "interactive":
-            behind = next((i for i, s in enumerate(self._waiting) if s.request.priority != "interactive"), None)
-            self._waiting.insert(len(self._waiting) if behind is None else behind, sequence)
-        else:
-            self._waiting.append(sequence)
+        enqueue(self._waiting, sequence)
         return None
 
     def cancel(self, request_id: int) -> None:
@@ -146,7 +131,7 @@ class Scheduler:
         if not self._running:
             return out
         begun = time.monotonic()
-        self._fill_batch()
+        self._fill_batch(out)
         if self._batch.size == 0:
             return out
         self._pace.set_threads(self._batch.size)
@@ -177,13 +162,15 @@ class Scheduler:
             return
         while self._waiting and len(self._running) < self._loaded.settings.n_parallel:
             sequence = self._waiting[0]
-            _, shared = self._kv.best_prefix(sequence.tokens, sequence.request.lora)
+            _, shared = self._kv.best_prefix(sequence.tokens, sequence.key)
             free = self._kv.cells - self._kv.used_cells + self._kv.idle_cells
             if self._running and cells_needed(sequence) - shared > free - cells_promised(self._running):
                 return
-            cache = self._kv.acquire(sequence.tokens, sequence.request.lora)
+            cache = self._kv.acquire(sequence.tokens, sequence.key)
             if cache is None:
                 return
+            if sequence.media is not None:  # a picture is shared whole or not at all
+                self._kv.shorten(cache, sequence.media.whole(len(cache.tokens)))
             self._start(sequence, cache, out)
 
     def _start(self, sequence: Sequence, cache: CachedSequence, out: list[Output]) -> None:
@@ -197,7 +184,7 @@ class Scheduler:
             out.append((sequence.id, sequence.started()))
         self._running.append(sequence)
 
-    def _fill_batch(self) -> None:
+    def _fill_batch(self, out: list[Output]) -> None:
         batch = self._batch
         batch.clear()
         for sequence in self._running:
@@ -208,7 +195,8 @@ class Scheduler:
         self._speculation.begin(len(generating))
         for sequence in generating:
             assert sequence.cache is not None
-            sequence.row = batch.add(sequence.tokens[-1], len(sequence.tokens) - 1, sequence.cache.seq_id)
+            position = sequence.position(len(sequence.tokens) - 1)
+            sequence.row = batch.add(sequence.tokens[-1], position, sequence.cache.seq_id)
             self._speculation.extend(batch, sequence)
         budget = self._pace.prefill_budget(batch.size)
         for i, sequence in enumerate(prefilling):
@@ -218,20 +206,41 @@ class Scheduler:
             if take <= 0:
                 continue
             start = len(sequence.cache.tokens)
+            if sequence.media is not None:
+                span = sequence.media.at(start)
+                if span is not None:
+                    self._put_picture(sequence, sequence.cache, span, out)
+                    budget -= span.n_tokens
+                    continue
+                take = min(take, sequence.media.text_until(start, len(sequence.tokens)) - start)
             last = take == sequence.n_missing
             piece = sequence.tokens[start : start + take]
-            sequence.row = batch.add_prompt(piece, start, sequence.cache.seq_id, last=last)
+            sequence.row = batch.add_prompt(piece, sequence.position(start), sequence.cache.seq_id, last=last)
             budget -= take
         # Fairness: whoever came first this time comes last the next.
-        if len(prefilling) > 1:
-            first = prefilling[0]
-            self._running.remove(first)
-            self._running.append(first)
+        if len(prefilling) > 1 and prefilling[0].cache is not None:
+            self._running.remove(prefilling[0])
+            self._running.append(prefilling[0])
+
+    def _put_picture(self, sequence: Sequence, cache: CachedSequence, span: Span, out: list[Output]) -> None:
+        """Encode one picture into the cache, beside the batch."""
+        assert self._vision is not None
+        room = self._kv.make_room(span.n_tokens)
+        code = self._vision.put(span, sequence.position(span.start), cache.seq_id) if room else _NO_ROOM
+        if code == 0:
+            cache.tokens.extend(sequence.tokens[span.start : span.end])
+            return
+        self._kv.drop(cache)  # what was put before it failed is no use without the rest
+        if code == _NO_ROOM and len(self._running) > 1:
+            self._preempt(sequence)
+        elif code == _NO_ROOM:
+            self._fail(sequence, "cache_full", "The KV cache is too small for this picture.", out)
+        elif code != _ABORTED:
+            self._fail(sequence, "internal", "The picture could not be encoded.", out)
 
     def _commit_batch(self) -> None:
-        tokens, seq_ids = self._batch.rows()
         by_seq = {s.cache.seq_id: s for s in self._running if s.cache is not None}
-        for seq_id, pieces in _group(seq_ids, tokens):
+        for seq_id, pieces in self._batch.runs():
             cache = by_seq[seq_id].cache
             assert cache is not None
             cache.tokens.extend(pieces)
@@ -292,8 +301,7 @@ class Scheduler:
 
     def _forget_rejected(self, sequence: Sequence, cache: CachedSequence) -> None:
         """Remove the guesses that were not taken from the cache; all but the newest token stay computed."""
-        if not self._kv.truncate(cache, len(sequence.tokens) - 1):
-            self._kv.drop(cache)
+        self._kv.shorten(cache, len(sequence.tokens) - 1)
 
     def _take(
         self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, out: list[Output]
@@ -342,13 +350,13 @@ class Scheduler:
         del self._by_id[sequence.id]
         self._quarantine.acquit(sequence)
         if sequence.cache is not None:
-            self._forget_rejected(sequence, sequence.cache)
+            self._kv.shorten(sequence.cache, 0 if sequence.shifted else len(sequence.tokens) - 1)
             self._kv.release(sequence.cache, keep=sequence.request.priority != "background")
             sequence.cache = None
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
-        sequence.sampler.close()
+        sequence.close()
 
     def _recover(self, code: int, out: list[Output]) -> None:
         if code == _NO_ROOM:  # the cache is as before
@@ -361,10 +369,7 @@ class Scheduler:
         elif code == _ABORTED:  # by a cancellation: what was computed stays
             for sequence in self._running:
                 assert sequence.cache is not None
-                reached = int(self._loaded.api.llama_memory_seq_pos_max(self._loaded.memory, sequence.cache.seq_id))
-                sequence.cache.tokens[:] = sequence.tokens[: reached + 1]
-                if sequence.n_missing == 0 and not self._kv.truncate(sequence.cache, len(sequence.tokens) - 1):
-                    self._kv.drop(sequence.cache)  # computed but never sampled, and this memory cannot step back
+                self._kv.settle(sequence.cache, sequence.tokens, countable=not sequence.shifted)
         elif code == _REFUSED:  # a bug of ours, but only these requests suffer
             for sequence in list(self._running):
                 self._fail(sequence, "internal", "llama.cpp refused the batch.", out)
@@ -378,21 +383,12 @@ class Scheduler:
         self._set_aside(sequence)
 
     def _set_aside(self, sequence: Sequence) -> None:
-        """Let a request wait at the front; what its cells hold stays as an idle prefix."""
+        """Let a request wait at the front; what its cells hold stays as an idle prefix, if others can use it."""
         assert sequence.cache is not None
+        if sequence.shifted:
+            self._kv.drop(sequence.cache)
         self._kv.release(sequence.cache)
         sequence.cache = None
         sequence.row = -1
         self._running.remove(sequence)
         self._waiting.appendleft(sequence)
-
-
-def _group(seq_ids: list[int], tokens: list[int]) -> list[tuple[int, list[int]]]:
-    """Runs of equal sequence ids with their tokens."""
-    groups: list[tuple[int, list[int]]] = []
-    for seq_id, token in zip(seq_ids, tokens, strict=True):
-        if groups and groups[-1][0] == seq_id:
-            groups[-1][1].append(token)
-        else:
-            groups.append((seq_id, [token]))
-    return groups

@@ -7,8 +7,10 @@ from engine.runner.llama.constrain import TokenConstraint
 from engine.runner.llama.drafting import NgramDrafter
 from engine.runner.llama.kv import CachedSequence
 from engine.runner.llama.payoff import Balance
+from engine.runner.llama.prefix_store import Key
 from engine.runner.llama.sampler import Sampler
 from engine.runner.llama.text import TextStream
+from engine.runner.llama.vision import Media
 from engine.runner.protocol import INITIAL_CREDIT
 from engine.types import (
     Delta,
@@ -27,7 +29,8 @@ from engine.types import (
 class Sequence:
     """State of one generation. `tokens` are prompt and answer; `n_prompt` of them are the client's prompt.
 
-    `cache` is set while the sequence holds cells; `len(cache.tokens)` of `tokens` are computed.
+    `cache` is set while the sequence holds cells; `len(cache.tokens)` of `tokens` are computed. `media` are the
+    pictures among the prompt's tokens.
     """
 
     id: int
@@ -38,6 +41,7 @@ class Sequence:
     sampler: Sampler
     text: TextStream
     constraint: TokenConstraint | None = None
+    media: Media | None = None
     submitted: float = field(default_factory=time.monotonic)
     cache: CachedSequence | None = None
     admitted: float = 0.0
@@ -72,6 +76,33 @@ class Sequence:
     def decoding(self) -> bool:
         """All but the newest token are computed and an answer has begun."""
         return self.n_generated > 0 and self.n_missing == 1
+
+    @property
+    def key(self) -> Key:
+        """Sequences of one key may share computed prefixes; where pictures shift positions, nobody may."""
+        if self.shifted:
+            return (*self.request.lora, (f"pictures of request {self.id}", 0.0))
+        return self.request.lora
+
+    @property
+    def shifted(self) -> bool:
+        """Positions differ from places in `tokens`: its cells can neither be shared nor cut."""
+        return self.media is not None and self.media.shifted
+
+    @property
+    def may_guess(self) -> bool:
+        """Tokens may be drafted for it: neither texts nor draft models say what follows pictures."""
+        return self.media is None and self.request.speculate is not False
+
+    def position(self, place: int) -> int:
+        """The position that the model counts for one of `tokens`."""
+        return place if self.media is None else self.media.position(place)
+
+    def close(self) -> None:
+        """Free what is native."""
+        self.sampler.close()
+        if self.media is not None:
+            self.media.close()
 
     def started(self) -> Started:
         """The event that tells the client its prompt is being worked on."""

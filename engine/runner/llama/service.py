@@ -18,10 +18,12 @@ from engine.runner.llama.abort import AbortSwitch
 from engine.runner.llama.binding import KernelsMissing, start_backends
 from engine.runner.llama.draft_model import DraftModel
 from engine.runner.llama.embed import CannotEmbed, Embedder
+from engine.runner.llama.picture import PictureRefused
 from engine.runner.llama.prefix_store import PrefixStore, model_fingerprint
 from engine.runner.llama.scheduler import EngineBroken, Output, Scheduler
+from engine.runner.llama.vision import Media, Vision
 from engine.runner.llama.vocabulary import Vocabulary
-from engine.types import ModelFacts
+from engine.types import GenerationRequest, ModelFacts
 
 # Requests of one program follow each other faster than this; idle prefixes are copied out of the cells then.
 SETTLE_S: Final = 0.05
@@ -33,10 +35,18 @@ def _prefix_store(api: Any, settings: protocol.LoadSettings) -> PrefixStore:
     """The store for this model's prefixes: only states of the same file, cache types and build fit."""
     path = Path(settings.path)
     build = api.llama_version().decode()
-    shape = (settings.type_k, settings.type_v, settings.flash_attn, build, protocol.VERSION)
+    shape: tuple[object, ...] = (settings.type_k, settings.type_v, settings.flash_attn, build, protocol.VERSION)
+    if settings.mmproj_path is not None:
+        projector = Path(settings.mmproj_path).stat()
+        shape += (settings.mmproj_path, projector.st_size, projector.st_mtime_ns)
     folder = Path(settings.cache_dir) if settings.cache_dir else None
     fingerprint = model_fingerprint(path, *shape)
     return PrefixStore(settings.cache_ram_bytes, settings.cache_disk_bytes, folder, fingerprint)
+
+
+def _sentence(error: Exception) -> str:
+    text = str(error)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 class LlamaRunner:
@@ -53,6 +63,8 @@ class LlamaRunner:
         self._loaded: llama_model.LoadedModel | None = None
         self._facts: ModelFacts | None = None
         self._embedder: Embedder | None = None
+        self._vision: Vision | None = None
+        self._blind = "this model was loaded without the part that sees pictures"
 
     def run(self) -> int:
         """Serve; returns the exit code."""
@@ -122,9 +134,11 @@ class LlamaRunner:
             loaded = llama_model.load(api, settings, on_progress)
             vocabulary = Vocabulary(api, loaded.vocab)
             llama_model.warm_up(loaded)
+            if settings.mmproj_path is not None:
+                self._open_eyes(loaded, settings.mmproj_path)
             self._store = _prefix_store(api, settings)
             draft_model = DraftModel.load(api, settings, vocabulary) if settings.draft_path else None
-            self._scheduler = Scheduler(loaded, vocabulary, self._store, draft_model)
+            self._scheduler = Scheduler(loaded, vocabulary, self._store, draft_model, self._vision)
         except (KernelsMissing, llama_model.LoadFailed) as error:
             self._channel.send(protocol.Fault(code="load_failed", message=str(error), param="model"))
             return False
@@ -132,6 +146,8 @@ class LlamaRunner:
         self._abort = AbortSwitch(api, loaded.context)
         self._vocabulary = vocabulary
         facts = llama_model.facts(loaded, vocabulary.pieces, ",".join(settings.devices) or "cpu")
+        if self._vision is not None:
+            facts = msgspec.structs.replace(facts, capabilities=(*facts.capabilities, "vision"))
         self._facts = facts
         if settings.embeddings:
             try:
@@ -143,6 +159,14 @@ class LlamaRunner:
             facts = msgspec.structs.replace(facts, n_ctx=self._embedder.limit, capabilities=(kind,))
         self._channel.send(protocol.Loaded(facts=facts, load_s=time.monotonic() - started))
         return True
+
+    def _open_eyes(self, loaded: llama_model.LoadedModel, projector: str) -> None:
+        """Load the projector. One that does not fit, perhaps another model's, leaves a model of text only."""
+        try:
+            self._vision = Vision(loaded, projector)
+        except llama_model.LoadFailed as error:
+            self._blind = str(error)
+            sys.stderr.write(f"{error}\n")
 
     def _serve(self) -> int:
         scheduler, abort = self._scheduler, self._abort
@@ -215,15 +239,33 @@ class LlamaRunner:
             text = "This model embeds or ranks text and generates none."
             self._channel.send(protocol.Fault(id=message.id, code="invalid_request", message=text, param="model"))
             return
-        if isinstance(request.prompt, str):
+        media: Media | None = None
+        if request.images:
+            try:
+                tokens, media = self._look(request)
+            except PictureRefused as error:
+                fault = protocol.Fault(
+                    id=message.id, code="invalid_request", message=_sentence(error), param="messages"
+                )
+                self._channel.send(fault)
+                return
+        elif isinstance(request.prompt, str):
             tokens = self._vocabulary.tokenize(
                 request.prompt, add_special=request.add_special, parse_special=request.parse_special
             )
         else:
             tokens = request.prompt
-        fault = scheduler.add(message.id, request, tokens)
-        if fault is not None:
-            self._channel.send(fault)
+        refused = scheduler.add(message.id, request, tokens, media)
+        if refused is not None:
+            if media is not None:
+                media.close()
+            self._channel.send(refused)
+
+    def _look(self, request: GenerationRequest) -> tuple[list[int], Media]:
+        """The prompt's tokens with its pictures among them. Raises: PictureRefused."""
+        if self._vision is None:
+            raise PictureRefused(self._blind)
+        return self._vision.read(request)
 
     def _embed(self, message: protocol.Embed) -> None:
         assert self._loaded is not None

@@ -33,7 +33,7 @@ class Speculation:
     def extend(self, batch: Batch, sequence: Sequence) -> None:
         """Append guesses behind the sequence's newest token in the batch, if any are worth it."""
         asked = sequence.request.speculate
-        if asked is False or not self._steps_back or not 0 < self._rows <= MAX_DRAFTING:
+        if not sequence.may_guess or not self._steps_back or not 0 < self._rows <= MAX_DRAFTING:
             return
         if asked is None and not sequence.balance.allows:
             sequence.balance.pass_by((self._pace.cost.seconds(self._rows) or 0.0) / self._rows)

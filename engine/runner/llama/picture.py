@@ -1,0 +1,73 @@
+"""What a picture's first bytes say: its format and size, read here before any native code decodes it.
+
+The decoder in libmtmd also takes sound and, in some builds, starts ffmpeg for whatever it does not know; only the
+formats below reach it. A few kilobytes can claim to be a billion pixels, so the claimed size is checked first.
+"""
+
+import struct
+from typing import Final
+
+# The largest sensors of phones; decoded as RGB that is 150 MB, in the child. Vision models see far fewer.
+MAX_PIXELS: Final = 50_000_000
+_PNG: Final = b"\x89PNG\r\n\x1a\n"
+_JPEG: Final = b"\xff\xd8\xff"
+_GIF: Final = (b"GIF87a", b"GIF89a")
+_BMP_HEADER_BYTES: Final = 26
+# Start-of-frame marks of JPEG; C4, C8 and CC are other things.
+_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_BARE: Final = frozenset({0x01, *range(0xD0, 0xD9)})
+
+
+class PictureRefused(ValueError):
+    """Not a picture that can be decoded here; the message says why."""
+
+
+def check_picture(data: bytes) -> tuple[int, int]:
+    """Width and height in pixels that the header claims.
+
+    Raises: PictureRefused: another format, a broken header, or more than MAX_PIXELS.
+    """
+    try:
+        width, height = _size(data)
+    except (struct.error, IndexError):
+        raise PictureRefused("the picture ends within its header") from None
+    if width <= 0 or height <= 0:
+        raise PictureRefused(f"the picture claims a size of {width} x {height} pixels")
+    if width * height > MAX_PIXELS:
+        raise PictureRefused(f"the picture has {width} x {height} pixels; at most {MAX_PIXELS} are decoded")
+    return width, height
+
+
+def _size(data: bytes) -> tuple[int, int]:
+    if data.startswith(_PNG):
+        width, height = struct.unpack_from(">II", data, 16)
+        return width, height
+    if data.startswith(_JPEG):
+        return _jpeg_size(data)
+    if data.startswith(_GIF):
+        width, height = struct.unpack_from("<HH", data, 6)
+        return width, height
+    if data.startswith(b"BM") and len(data) >= _BMP_HEADER_BYTES:
+        width, height = struct.unpack_from("<ii", data, 18)
+        return width, abs(height)
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        raise PictureRefused("WebP pictures cannot be decoded here; send PNG or JPEG")
+    raise PictureRefused("this is no PNG, JPEG, GIF or BMP picture")
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int]:
+    """From the first frame header; the segments before it are stepped over."""
+    at = 2
+    while True:
+        if data[at] != 0xFF:  # noqa: PLR2004 - every segment begins so
+            raise PictureRefused("the JPEG picture is broken")
+        mark = data[at + 1]
+        if mark == 0xFF:  # noqa: PLR2004 - fill bytes
+            at += 1
+        elif mark in _BARE:
+            at += 2
+        elif mark in _FRAMES:
+            height, width = struct.unpack_from(">HH", data, at + 5)
+            return width, height
+        else:
+            at += 2 + int(struct.unpack_from(">H", data, at + 2)[0])
