@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from devices.child_command import child_command
+
 # Larger than any context there is; keeps a mistaken drop of a disk image from filling memory.
 MAX_TEXT_BYTES = 8 << 20
 MAX_FILE_BYTES = 64 << 20
@@ -73,7 +75,7 @@ def _in_child(path: Path) -> str:
     """Parse in a process of its own: a hostile file can cost that process, not the window."""
     try:
         done = subprocess.run(  # a fixed module of ours with one path
-            [sys.executable, "-m", "app.documents", str(path)],
+            child_command("app.documents", str(path)),
             cwd=Path(__file__).resolve().parents[1],
             capture_output=True,
             timeout=_CHILD_SECONDS,

@@ -79,7 +79,5 @@ def exit_code(error: BaseException) -> int | None:
 
 def describe(error: BaseException) -> str:
     """What happened, in one paragraph."""
-    if isinstance(error, ApiError) and error.facts.get("options"):
-        return f"{error.message} Options: {'; '.join(error.facts['options'])}"
     words = _WORDS.get(type(error))
     return words(error) if words else str(error) or type(error).__name__

@@ -3,12 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections import deque
 from typing import Final
 
 from app.client import Client, ServerUnreachable
+from devices.child_command import own_command
 
 START_S: Final = 20.0
 
@@ -17,7 +17,7 @@ class ServerProcess:
     """A private server that ends with this process, however this process ends."""
 
     def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "app", "serve", "--port", "0", "--private", str(os.getpid()), *arguments]
+        command = own_command("serve", "--port", "0", "--private", str(os.getpid()), *arguments)
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

@@ -20,7 +20,10 @@ SMALLEST, LARGEST = 1.0, 1.25
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """One load: bytes predicted and measured, backend buffers by name, seconds since the epoch."""
+    """One look at a loaded model: bytes predicted and measured, backend buffers by name, seconds since the epoch.
+
+    `moment` is `load`, just after it, when not everything reserved was touched yet, or `unload`, after use.
+    """
 
     owner: str
     key: str
@@ -28,6 +31,7 @@ class Audit:
     measured_bytes: int
     at: float
     buffers: Mapping[str, int] = field(default_factory=dict)
+    moment: str = "load"
 
     @property
     def error_frac(self) -> float:
@@ -61,10 +65,16 @@ class AuditLog:
         return factor
 
     def add(
-        self, owner: str, key: str, predicted_bytes: int, measured_bytes: int, buffers: Mapping[str, int]
+        self,
+        owner: str,
+        key: str,
+        predicted_bytes: int,
+        measured_bytes: int,
+        buffers: Mapping[str, int],
+        moment: str = "load",
     ) -> Audit:
-        """Store one load."""
-        audit = Audit(owner, key, predicted_bytes, measured_bytes, time.time(), dict(buffers))
+        """Store one measurement."""
+        audit = Audit(owner, key, predicted_bytes, measured_bytes, time.time(), dict(buffers), moment)
         with self._lock:
             self._audits = [*self._audits, audit][-KEPT:]
             if self._path is not None:
@@ -90,7 +100,15 @@ def _audit(item: Any) -> Audit:
     if not (type(predicted) is int and type(measured) is int and predicted > 0 and measured > 0):
         raise ValueError(item)
     buffers = {str(name): int(size) for name, size in item.get("buffers", {}).items()}
-    return Audit(str(item["owner"]), str(item["key"]), predicted, measured, float(item["at"]), buffers)
+    return Audit(
+        str(item["owner"]),
+        str(item["key"]),
+        predicted,
+        measured,
+        float(item["at"]),
+        buffers,
+        str(item.get("moment", "load")),
+    )
 
 
 def _write(path: Path, audits: list[Audit]) -> None:

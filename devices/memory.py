@@ -87,9 +87,17 @@ class Ledger:
                 self._held[owner] = replace(self._held[owner], pid=pid)
 
     def record_measured(
-        self, owner: str, measured: ProcessMemory | None = None, buffers: Mapping[str, int] | None = None
+        self,
+        owner: str,
+        measured: ProcessMemory | None = None,
+        buffers: Mapping[str, int] | None = None,
+        *,
+        moment: str = "load",
+        kept_bytes: int = 0,
     ) -> Audit | None:
-        """After a load: what the process holds (measured here by its pid if not given) and its backend's buffers.
+        """After a load and before an unload: what the process holds, measured here by its pid if not given.
+
+        `buffers` are its backend's; `kept_bytes` of its memory are a cache that no prediction counts.
 
         Returns the audit, which is stored and corrects later predictions of the same key; None if unknown.
         """
@@ -108,8 +116,10 @@ class Ledger:
             owner,
             reservation.key,
             reservation.expected_bytes or reservation.predicted_bytes,
-            measured.rss_bytes + on_gpu,  # predictions know nothing of pages that happen to be shared
+            # Predictions know nothing of pages that happen to be shared.
+            max(1, measured.rss_bytes - kept_bytes) + on_gpu,
             buffers or {},
+            moment,
         )
 
     def refine(self, owner: str, amounts: Mapping[str, Amount], expected_bytes: int) -> None:

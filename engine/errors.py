@@ -78,11 +78,18 @@ class NotEnoughMemory(EnvironmentFault):
     code = "not_enough_memory"
 
     def __init__(self, needed_bytes: int, available_bytes: int, device: str, options: tuple[str, ...] = ()) -> None:
-        super().__init__(f"{needed_bytes} bytes needed on {device}, {available_bytes} available")
+        ways = f" To make it fit: {'; '.join(options)}." if options else ""
+        super().__init__(
+            f"{_size(needed_bytes)} are needed on {device}, {_size(available_bytes)} are available.{ways}"
+        )
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes
         self.device = device
         self.options = options
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.1f} GiB" if num_bytes >= 10 << 30 else f"{num_bytes >> 20} MiB"
 
 
 class RunnerDied(EnvironmentFault):

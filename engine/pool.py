@@ -11,11 +11,11 @@ from typing import Final, Protocol
 
 import msgspec
 
-from engine.dispatch.types import Rung
+from engine.admission import Admission, Unlimited
 from engine.errors import BadModelFile, EngineError, NotEnoughMemory, RunnerDied
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Done, Event, GenerationRequest, ModelFacts
+from engine.types import Done, Event, GenerationRequest, ModelFacts, Started
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +24,8 @@ MAX_CRASHES: Final = 3
 CRASH_WINDOW_S: Final = 300.0
 # How often idle models are looked at. A model overstays its time to live by at most this.
 REAP_S: Final = 1.0
+# A runner answers between two steps; one that is busy for longer is unloaded without a last measurement.
+STATS_S: Final = 1.0
 
 
 class ModelSource(Protocol):
@@ -32,49 +34,6 @@ class ModelSource(Protocol):
     async def resolve(self, model: str) -> tuple[str, str, LoadSettings]:
         """The model's id, the engine that runs it and its settings; ModelNotFound or another EngineError."""
         ...
-
-
-class Admission(Protocol):
-    """Decides whether a model fits beside those that are loaded: the memory ledger, or a stand-in."""
-
-    async def reserve(self, model_id: str, settings: LoadSettings) -> None:
-        """Set memory aside. Raises: NotEnoughMemory."""
-        ...
-
-    async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Rung | None:
-        """Other settings to try after a load failed with `error`; None: give up."""
-        ...
-
-    def attach(self, model_id: str, pid: int) -> None:
-        """The model lives in this process now."""
-        ...
-
-    def observed(self, model_id: str, tokens: int, decode_s: float) -> None:
-        """A request that ran alone generated this many tokens in this time."""
-        ...
-
-    def release(self, model_id: str) -> None:
-        """The model's memory is free again."""
-        ...
-
-
-class Unlimited:
-    """Admits every model."""
-
-    async def reserve(self, model_id: str, settings: LoadSettings) -> None:
-        """Nothing is refused."""
-
-    async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Rung | None:
-        """Nothing else is tried."""
-
-    def attach(self, model_id: str, pid: int) -> None:
-        """Nothing is counted."""
-
-    def observed(self, model_id: str, tokens: int, decode_s: float) -> None:
-        """Nothing is learnt."""
-
-    def release(self, model_id: str) -> None:
-        """Nothing was counted."""
 
 
 Starter = Callable[[str, str], Awaitable[RunnerProcess]]
@@ -86,7 +45,7 @@ class LoadedModel:
 
     `progress` runs from 0 to 1; `waiting` requests wait for its load. It is unloaded after `ttl_s` without a
     request (None: never), or earlier when another model needs its room, unless it is `pinned`. `notes` tell what
-    was changed because the first settings failed.
+    was changed because the first settings failed; `proven` are the last settings that generated a token.
     """
 
     id: str
@@ -100,6 +59,7 @@ class LoadedModel:
     ttl_s: float | None = None
     pinned: bool = False
     notes: list[str] = field(default_factory=list)
+    proven: LoadSettings | None = None
     loaded_at: float = 0.0
     last_used: float = field(default_factory=time.monotonic)
     crashes: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CRASHES))
@@ -196,6 +156,7 @@ class Pool:
                     model.runner = None
                 if not model.ready:
                     model.settings = with_context(settings, min_ctx, model.trained_ctx)
+                    model.notes.clear()
                     await self._load(model, on_progress)
                 model.last_used = time.monotonic()
         finally:
@@ -246,7 +207,6 @@ class Pool:
 
     async def _start_loaded(self, model: LoadedModel, progress: Callable[[str, float], None]) -> RunnerProcess:
         """A runner with the model in it; when that fails, with other settings as long as there are any to try."""
-        model.notes.clear()
         while True:
             await self._admit(model)
             try:
@@ -303,16 +263,60 @@ class Pool:
                     await self.unload(model.id)
 
     async def generate(self, model: LoadedModel, request: GenerationRequest) -> AsyncGenerator[Event, None]:
-        """Run a request on a loaded model."""
+        """Run a request on a loaded model.
+
+        A runner that dies before its model's first token is replaced by one with other settings, as long as the
+        admission knows any, and the request starts over. Raises: RunnerDied and what the runner raises.
+        """
         if not model.ready and model.id not in self._models:  # evicted since it was acquired
             model = await self.acquire(model.id)
-        assert model.runner is not None
+        told_start = False
+        while True:
+            runner = model.runner
+            assert runner is not None
+            model.last_used = time.monotonic()
+            try:
+                async for event in self._noted(model, runner, request):
+                    if isinstance(event, Started) and told_start:
+                        continue
+                    told_start = told_start or isinstance(event, Started)
+                    yield event
+            except RunnerDied as error:
+                if not await self._replaced(model, runner, error):
+                    raise
+            else:
+                break
         model.last_used = time.monotonic()
-        async for event in model.runner.generate(request):
-            if isinstance(event, Done) and event.timings.decode_s > 0 and model.runner.active_requests <= 1:
+
+    async def _noted(
+        self, model: LoadedModel, runner: RunnerProcess, request: GenerationRequest
+    ) -> AsyncGenerator[Event, None]:
+        """The events of one runner; the admission learns of the first token and of the speed."""
+        async for event in runner.generate(request):
+            if not isinstance(event, Started) and model.proven != model.settings:
+                model.proven = model.settings
+                self._admission.proven(model.id)
+            if isinstance(event, Done) and event.timings.decode_s > 0 and runner.active_requests <= 1:
                 self._admission.observed(model.id, event.usage.completion_tokens, event.timings.decode_s)
             yield event
-        model.last_used = time.monotonic()
+
+    async def _replaced(self, model: LoadedModel, dead: RunnerProcess, error: RunnerDied) -> bool:
+        """Whether the model runs again, with other settings, after a runner died before its first token."""
+        if model.proven == model.settings or self._models.get(model.id) is not model:
+            return False
+        async with model.lock:
+            if model.runner is not dead:  # another request that died with it was faster
+                return model.ready
+            self._admission.release(model.id)
+            rung = await self._admission.retry(model.id, model.settings, error)
+            if rung is None:
+                model.crashes.extend([time.monotonic()] * MAX_CRASHES)  # every way was tried just now
+                return False
+            log.warning("model=%s died at its first token (%s); trying: %s", model.id, error, rung.change)
+            model.notes.append(f"It failed at its first token ({error}), so it was tried again: {rung.change}.")
+            model.settings, model.runner = rung.settings, None
+            await self._load(model, None)
+        return True
 
     async def unload(self, model_id: str) -> bool:
         """Stop a model's runner; False when it was not loaded."""
@@ -320,6 +324,10 @@ class Pool:
         if model is None or model.runner is None:
             return False
         async with model.lock:
+            if model.ready:
+                with contextlib.suppress(EngineError, TimeoutError):
+                    stats = await asyncio.wait_for(model.runner.stats(), STATS_S)
+                    await self._admission.unloading(model_id, stats.cache_ram_bytes)
             await model.runner.stop()
         self._admission.release(model_id)
         return True

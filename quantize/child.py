@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from devices.backends.child import child_command
+from devices.child_command import child_command
 from devices.environment import without_secrets
 from quantize.errors import Cancelled, EnvironmentFault, InputFault, QuantizeError
 from quantize.evidence import Cancelled as CancelledCheck
@@ -54,7 +54,7 @@ class Child:
         one["OMP_WAIT_POLICY"] = "passive"
         raw = encode(request).decode() + "\n"
         self._process = subprocess.Popen(
-            [*child_command("quantize.worker"), task],
+            child_command("quantize.worker", task),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -12,7 +12,7 @@ from typing import Self
 
 import psutil
 
-from devices.backends.child import child_command
+from devices.child_command import child_command
 from quantize.errors import BadFile, BadWish, DiskFull, NotWritable
 from quantize.gguf_file import read_gguf
 

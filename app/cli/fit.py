@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app.cli.kv_choices import KV_CHOICES
+
 if TYPE_CHECKING:
     from engine.dispatch.placer import Placer
     from engine.dispatch.types import Placement
     from engine.fit.shape import ModelShape
     from engine.fit.types import FitReport
+    from engine.paths import Paths
     from engine.runner.protocol import LoadSettings
-
-KV_CHOICES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 
 @click.command("fit")
@@ -23,6 +24,8 @@ KV_CHOICES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4
 @click.option("--kv", type=click.Choice(KV_CHOICES), help="Type the context is kept in.")
 @click.option("--device", help="Pin a device id, a kind (cpu, igpu, dgpu) or a backend.")
 @click.option("--layers", type=click.IntRange(0, 10000), help="Layers on the GPU.")
+@click.option("--projector", type=click.Path(dir_okay=False), help="Vision projector that is loaded beside it.")
+@click.option("--draft", type=click.Path(dir_okay=False), help="Small model that drafts for it.")
 @click.option(
     "--from", "replay", type=click.Path(path_type=Path, dir_okay=False), help="Judge for a recorded machine."
 )
@@ -34,11 +37,16 @@ def command(
     kv: str | None,
     device: str | None,
     layers: int | None,
+    projector: str | None,
+    draft: str | None,
     replay: Path | None,
     as_json: bool,
 ) -> None:
     """Show the memory MODEL needs (a name, a file, or owner/name[:quant] on the hub) and where it would run."""
+    import msgspec  # noqa: PLC0415 - keeps `tessera --help` fast
+
     from devices.errors import BadRecording  # noqa: PLC0415 - keeps `tessera --help` fast
+    from engine.dispatch.placer import with_companions  # noqa: PLC0415 - see above
     from engine.dispatch.types import Wish  # noqa: PLC0415 - see above
 
     wish = Wish(n_ctx=ctx, n_parallel=parallel, kv_type=kv, device=device, n_gpu_layers=layers)
@@ -46,7 +54,9 @@ def command(
         placer = _placer(replay)
     except BadRecording as error:
         raise click.ClickException(f"{error}. Make one with `tessera devices --record FILE`.") from error
-    shape, settings = find(model)
+    shape, settings = find(model, placer)
+    settings = msgspec.structs.replace(settings, mmproj_path=projector, draft_path=draft)
+    shape = with_companions(shape, settings)
     placement = placer.judge_shape(
         model, shape, settings, wish, exact=Path(settings.path).is_file() and replay is None
     )
@@ -67,7 +77,7 @@ def _placer(replay: Path | None) -> "Placer":
     return Placer(user_paths(), MachineState(load_recording(replay)) if replay else None)
 
 
-def find(model: str) -> tuple["ModelShape", "LoadSettings"]:
+def find(model: str, placer: "Placer") -> tuple["ModelShape", "LoadSettings"]:
     """Shape and settings of a file, a model of the catalogue, or one on the hub (its headers only)."""
     from engine.dispatch.placer import read_shape  # noqa: PLC0415 - see command
     from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see command
@@ -81,19 +91,19 @@ def find(model: str) -> tuple["ModelShape", "LoadSettings"]:
     catalogue = Catalogue()
     entry = catalogue.get(model)
     if entry is None and "/" in model:
-        return _on_hub(model, catalogue)
+        return _on_hub(model, catalogue.paths, placer)
     entry = entry or require(catalogue, model)
     settings = ServedModels(lambda: catalogue).settings(entry)
     return read_shape(settings.path), settings
 
 
-def _on_hub(model: str, catalogue: object) -> tuple["ModelShape", "LoadSettings"]:
+def _on_hub(model: str, paths: "Paths", placer: "Placer") -> tuple["ModelShape", "LoadSettings"]:
+    from engine.dispatch.verdict import judge_for  # noqa: PLC0415 - see command
     from engine.fit.remote import hub_shape  # noqa: PLC0415 - see command
-    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see command
     from engine.runner.protocol import LoadSettings  # noqa: PLC0415 - see command
 
-    assert isinstance(catalogue, Catalogue)
-    return hub_shape(model, catalogue.paths), LoadSettings(path=model, n_ctx=8192)
+    shape = hub_shape(model, paths, judge_for(paths, placer))
+    return shape, LoadSettings(path=model, n_ctx=min(8192, shape.context_train or 8192))
 
 
 def _as_json(report: "FitReport", placement: "Placement") -> dict[str, object]:

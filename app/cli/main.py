@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import click
 
+from devices.child_command import CHILD_OPTION
 from engine.version import __version__
 
 # name: (module, one line of help). The line is repeated here so that --help imports nothing.
@@ -75,6 +76,11 @@ def has_display() -> bool:
 
 def main() -> None:
     """Entry point of the `tessera` command. Known errors end with their family's exit code, without a traceback."""
+    if sys.argv[1:2] == [CHILD_OPTION]:
+        from app.child import run  # noqa: PLC0415 - children only
+
+        run(sys.argv[2:])
+        return
     debug = "--debug" in sys.argv
     try:
         sys.exit(cli.main(prog_name="tessera", standalone_mode=False) or 0)

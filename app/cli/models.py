@@ -7,6 +7,7 @@ import click
 
 from app.cli.models_files import import_command, link_command, remove_command, verify_command
 from app.cli.models_hub import pull_command, search_command, starters_command
+from app.cli.models_loaded import loaded_command, unload_command
 
 if TYPE_CHECKING:
     from engine.library.types import ModelEntry
@@ -53,6 +54,8 @@ for sub in (
     link_command,
     verify_command,
     remove_command,
+    loaded_command,
+    unload_command,
 ):
     command.add_command(sub)
 

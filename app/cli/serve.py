@@ -1,8 +1,14 @@
 """`tessera serve`."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from app.cli.kv_choices import KV_CHOICES
+
+if TYPE_CHECKING:
+    from engine.dispatch.types import Mode
 
 
 @click.command(help="Serve models over HTTP: OpenAI's protocol at /v1, see /docs.")
@@ -12,6 +18,10 @@ import click
 @click.option("--allow-host", "hosts", multiple=True, help="Further host name this server answers to.")
 @click.option("--allow-origin", "origins", multiple=True, help="Web page origin that may use this server.")
 @click.option("--ctx", "context", type=click.IntRange(16, 1 << 24), help="Context in tokens for loaded models.")
+@click.option("--parallel", type=click.IntRange(1, 128), help="Requests a model answers at the same time.")
+@click.option("--kv", type=click.Choice(KV_CHOICES), help="Type the context is kept in.")
+@click.option("--device", help="Pin a device id, a kind (cpu, igpu, dgpu) or a backend (vulkan, cuda, ...).")
+@click.option("--mode", type=click.Choice(["quiet", "balanced", "fast"]), default="balanced", show_default=True)
 @click.option("--ttl", "ttl_s", default=3600.0, show_default=True, help="Seconds an idle model stays; 0: for good.")
 @click.option("--max-models", type=click.IntRange(1, 1000), help="Models loaded at once; idle ones make room.")
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate (PEM); with it only TLS is spoken.")
@@ -26,6 +36,10 @@ def command(
     hosts: tuple[str, ...],
     origins: tuple[str, ...],
     context: int | None,
+    parallel: int | None,
+    kv: str | None,
+    device: str | None,
+    mode: "Mode",
     ttl_s: float,
     max_models: int | None,
     tls_cert: Path | None,
@@ -35,6 +49,7 @@ def command(
     """Serve until interrupted."""
     import logging  # noqa: PLC0415 - the command's own imports wait until it runs
 
+    from engine.dispatch.types import Wish  # noqa: PLC0415
     from engine.runner.orphans import die_with_parent  # noqa: PLC0415
     from engine.server.run import ServeOptions, serve  # noqa: PLC0415
 
@@ -50,6 +65,7 @@ def command(
             hosts=hosts,
             origins=origins,
             context=context,
+            wish=Wish(n_parallel=parallel, kv_type=kv, device=device, mode=mode),
             ttl_s=ttl_s or None,
             max_models=max_models,
             tls_cert=tls_cert,

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 
 from app import client
 from app.gui.api import ApiError
+from devices.child_command import own_command
 from engine.paths import user_paths
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class ServerLink:
     def _spawn(self, host: str, port: int, *, offline: bool) -> subprocess.Popen[bytes]:
         log_file = server_log()
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "app", "serve", "--host", host, "--port", str(port)]
+        command = own_command("serve", "--host", host, "--port", str(port))
         with log_file.open("wb") as out:
             return subprocess.Popen(
                 command,

@@ -25,13 +25,6 @@ class Outcome:
     seconds: float
 
 
-def child_command(module: str) -> tuple[str, ...]:
-    """How to start `module` of this program as a process, also from a frozen build."""
-    if getattr(sys, "frozen", False):
-        return (sys.executable, "--child", module)
-    return (sys.executable, "-X", "utf8", "-m", module)
-
-
 def run_child(argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None) -> Outcome:
     """Start `argv`, wait at most `timeout_s`, and kill its whole process tree if it is still there."""
     started = time.monotonic()

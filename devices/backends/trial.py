@@ -13,7 +13,8 @@ import msgspec
 
 from devices.as_json import backend_reports, to_json
 from devices.backends import libraries
-from devices.backends.child import Outcome, child_command, run_child
+from devices.backends.child import Outcome, run_child
+from devices.child_command import child_command
 from devices.types import BackendDevice, BackendReport, Machine
 
 # Source: Ollama gives a library 30 s, 90 s on Windows, where antivirus reads it first; drivers answer within 5.
@@ -34,7 +35,7 @@ class Trial:
 
 def planned(folder: Path | None, *, onnx: bool) -> tuple[Trial, ...]:
     """The trials for the libraries that are installed."""
-    ggml = (*child_command("devices.backends.ggml_child"), str(folder))
+    ggml = child_command("devices.backends.ggml_child", str(folder))
     trials = [
         Trial(name, paths[0].name, (*ggml, *map(str, paths)), paths)
         for name, paths in libraries.built_libraries(folder).items()

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from devices.child_command import child_command
 from engine.bench import shapes
 from engine.errors import EnvironmentFault, InputFault
 from quantize.ggml_types import GgmlType
@@ -119,7 +120,7 @@ def write_in_child(
     Raises: StandInFailed.
     """
     chosen = ["--like", str(like)] if like is not None else ["--shape", shape, "--type", mix]
-    command = [sys.executable, "-m", "engine.bench.standin", str(path), *chosen]
+    command = child_command("engine.bench.standin", str(path), *chosen)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stderr is not None

@@ -13,6 +13,7 @@ from typing import BinaryIO, Final, cast
 
 import psutil
 
+from devices.child_command import child_command
 from engine.chat.child_frames import READY, read_frame, write_frame
 
 _log = logging.getLogger(__name__)
@@ -33,13 +34,6 @@ class ChildFailed(Exception):
         self.timed_out = timed_out
         self.out_of_memory = out_of_memory
         self.exit_code = exit_code
-
-
-def child_command(module: str) -> list[str]:
-    """How to start `module` of this program as a process, also from a frozen build."""
-    if getattr(sys, "frozen", False):
-        return [sys.executable, "--child", module]
-    return [sys.executable, "-X", "utf8", "-m", module]
 
 
 class BoundedChild:
@@ -117,7 +111,7 @@ class BoundedChild:
             self._discard(self._process)
         environment = {k: v for k, v in os.environ.items() if k in _KEPT_ENVIRONMENT}
         environment["PYTHONPATH"] = str(_ROOT)
-        command = [*child_command(self._module), str(self._memory_bytes), str(self._timeout_s)]
+        command = child_command(self._module, str(self._memory_bytes), str(self._timeout_s))
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

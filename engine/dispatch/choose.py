@@ -264,7 +264,8 @@ def _why_processor(chosen: _Candidate, machine: Machine, *, pinned: bool) -> lis
         reasons.append(f"no GPU is usable ({gpus[0].name}: {gpus[0].reason or gpus[0].state})")
     elif not pinned:
         reasons.append("no GPU here is expected to be faster than the processor")
-    reasons.append(f"{chosen.settings.n_threads} threads: one a fast core this process may use")
+    count = chosen.settings.n_threads
+    reasons.append(f"{count} {'thread' if count == 1 else 'threads'}: one a fast core this process may use")
     if chosen.settings.flash_attn == "off":
         reasons.append(PLAIN_WHY)
     return reasons

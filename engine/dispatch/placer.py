@@ -69,7 +69,7 @@ class Placer:
         `exact` asks llama.cpp in a child (under a second, kept); else, or if that fails, formulas answer.
         Raises: BadModelFile.
         """
-        return self.judge_shape(model_id, read_shape(settings.path), settings, wish, exact=exact)
+        return self.judge_shape(model_id, shape_for(settings), settings, wish, exact=exact)
 
     def judge_shape(
         self, model_id: str, shape: ModelShape, settings: LoadSettings, wish: Wish = NO_WISH, *, exact: bool = False
@@ -97,7 +97,7 @@ class Placer:
 
     def report(self, model_id: str, placement: Placement, shape: ModelShape | None = None) -> FitReport:
         """Whether that placement fits now, the largest context, and what to give up if not."""
-        shape = shape or read_shape(placement.settings.path)
+        shape = shape or shape_for(placement.settings)
         on_cpu = placement.device == "cpu"
         run = self._dry_run(placement.settings) if on_cpu and Path(placement.settings.path).is_file() else None
         return fit_report(
@@ -109,6 +109,7 @@ class Placer:
             gpu=None if on_cpu else placement.device,
             measured=(placement.settings, run) if run else None,
             correction=self.ledger.audits.correction(audit_key(shape, placement.backend)),
+            on_disk=Path(placement.settings.path).is_file(),
         )
 
     def choose_settings(self, model_id: str, settings: LoadSettings, wish: Wish = NO_WISH) -> LoadSettings:
@@ -128,7 +129,7 @@ class Placer:
         Where memory is plentiful the formulas decide at once; where it is not, llama.cpp is asked first.
         Raises: NotEnoughMemory: with needed, available and the three cheapest ways out. BadModelFile.
         """
-        shape = read_shape(settings.path)
+        shape = shape_for(settings)
         machine = self._machine()
         gpu, backend = offload_target(settings, machine)
         key = audit_key(shape, backend)
@@ -155,7 +156,7 @@ class Placer:
         run = self._dry_run(settings) if gpu is None else None
         if run is None:
             return
-        shape = read_shape(settings.path)
+        shape = shape_for(settings)
         need = self._need(shape, settings, machine, gpu, audit_key(shape, backend), run)
         self._needs[model_id] = need
         self.ledger.refine(model_id, ledger_amounts(need), need.resident_bytes)
@@ -193,6 +194,10 @@ class Placer:
         if measured is not None:
             self.ledger.record_measured(model_id, measured, buffers)
 
+    def unloading(self, model_id: str, kept_bytes: int) -> None:
+        """The model was used and leaves now: its process shows what it really took."""
+        self.ledger.record_measured(model_id, moment="unload", kept_bytes=kept_bytes)
+
     def observed(self, model_id: str, tok_s: float) -> None:
         """A decode speed measured on this machine: it beats the prior at the next placement.
 
@@ -229,6 +234,10 @@ class Placer:
         changes = {f: getattr(used, f) for f in LADDER_FIELDS if getattr(used, f) != getattr(first, f)}
         self.memory.remember(model_id, changes)
 
+    def nothing_worked(self, model_id: str) -> None:
+        """The ladder has ended: the next load starts with a free choice."""
+        self.memory.remember(model_id, {})
+
     def _dry_run(self, settings: LoadSettings) -> DryRun | None:
         try:
             return dry_run(settings, self._paths.cache / "dry_runs.json")
@@ -246,6 +255,24 @@ def offload_target(settings: LoadSettings, machine: Machine) -> tuple[str | None
             if runtime.device_name == settings.devices[0] and device.kind != "cpu":
                 return device.id, runtime.backend
     return None, "cpu"
+
+
+def shape_for(settings: LoadSettings) -> ModelShape:
+    """The shape of a model with the files that are loaded beside it. Raises: BadModelFile."""
+    return with_companions(read_shape(settings.path), settings)
+
+
+def with_companions(shape: ModelShape, settings: LoadSettings) -> ModelShape:
+    """The shape with the vision projector and the draft model that `settings` name. Raises: BadModelFile."""
+    if settings.mmproj_path is not None:
+        try:
+            size = Path(settings.mmproj_path).stat().st_size
+        except OSError as error:
+            raise BadModelFile(settings.mmproj_path, error.strerror or str(error)) from error
+        shape = msgspec.structs.replace(shape, projector_bytes=size)
+    if settings.draft_path is not None:
+        shape = msgspec.structs.replace(shape, draft=read_shape(settings.draft_path))
+    return shape
 
 
 def read_shape(path: str) -> ModelShape:

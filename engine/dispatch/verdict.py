@@ -11,9 +11,9 @@ from quantize.gguf_file import GgufFile
 DEFAULT_CONTEXT = 8192
 
 
-def judge_for(paths: Paths) -> Judge:
-    """A judge for this machine, by formulas: dozens of files are judged at once."""
-    placer = Placer(paths)
+def judge_for(paths: Paths, placer: Placer | None = None) -> Judge:
+    """A judge for this machine, or the placer's, by formulas: dozens of files are judged at once."""
+    placer = placer or Placer(paths)
 
     def judge(parts: tuple[GgufFile, ...], details: Details) -> Verdict | None:
         tensors = [tensor for part in parts for tensor in part.tensors]

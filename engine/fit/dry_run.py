@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from devices.backends.child import child_command, run_child
+from devices.backends.child import run_child
 from devices.backends.libraries import library_folder
+from devices.child_command import child_command
 from engine.fit.types import DryRun
 from engine.runner.protocol import LoadSettings
 
@@ -38,7 +39,7 @@ def dry_run(settings: LoadSettings, cache: Path | None = None, timeout_s: float 
     stored = _read(cache) if cache else {}
     if key in stored:
         return stored[key]
-    argv = [*child_command("engine.runner.llama.memory_probe"), msgspec.json.encode(settings).decode()]
+    argv = child_command("engine.runner.llama.memory_probe", msgspec.json.encode(settings).decode())
     outcome = run_child(argv, timeout_s)
     if outcome.answer is None:
         raise DryRunFailed(outcome.reason)

@@ -15,7 +15,7 @@ from quantize.ggml_types import BLOCK_SIZES
 from quantize.stock import stock_types
 from quantize.types import ModelSpec, TensorSpec
 
-GIB = 1 << 30
+GIB, MIB = 1 << 30, 1 << 20
 # mix: how much is lost, on a scale where an 8-bit cache costs 0.5 and halving the context 2.
 # Source: ordering of the KL divergences in docs/log.md, quantize; only the order matters here.
 MIX_COSTS: Mapping[str, float] = {
@@ -28,6 +28,8 @@ MIX_COSTS: Mapping[str, float] = {
 }
 KV_COSTS = {"q8_0": 0.5, "q4_0": 3.5}
 PARALLEL_COST, UNLOAD_COST, CONTEXT_COST = 0.7, 1.0, 1.0
+# A layer on the processor costs speed, never quality; all of them cost what a GPU is for.
+OFFLOAD_COST, MOST_OFFLOAD_COST = 0.6, 3.0
 SHORTEST, WORTHWHILE_CONTEXT = 512, 2048
 
 Judge = Callable[[Need], bool]
@@ -40,8 +42,11 @@ def give_ups(
     estimate: Estimate,
     fits: Judge,
     held: Mapping[str, int],
+    name: str = "MODEL",
+    *,
+    on_disk: bool = True,
 ) -> tuple[GiveUp, ...]:
-    """Ways that make the load fit. `held` are other loaded models and their bytes.
+    """Ways that make the load fit. `held` are other loaded models and their bytes, `name` is what commands call it.
 
     `estimate` gives the need at other settings, `fits` judges it. Single steps first; two of them together only
     where a single one does not do.
@@ -51,7 +56,8 @@ def give_ups(
         *_caches(settings, estimate, fits, needed),
         *_parallel(settings, estimate, fits, needed),
         *_contexts(settings, estimate, fits, needed),
-        *_mixes(shape, settings, estimate, fits),
+        *_offload(shape, settings, estimate, fits, needed),
+        *_mixes(shape, settings, estimate, fits, name, on_disk=on_disk),
         *_unloads(estimate(settings), held),
     ]
     return tuple(sorted(found, key=lambda way: way.cost))
@@ -107,15 +113,38 @@ def _contexts(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: i
     return found
 
 
-def _mixes(shape: ModelShape, settings: LoadSettings, estimate: Estimate, fits: Judge) -> list[GiveUp]:
+def _offload(
+    shape: ModelShape, settings: LoadSettings, estimate: Estimate, fits: Judge, needed: int
+) -> list[GiveUp]:
+    """Fewer layers on the GPU than were asked for: the largest number that fits."""
+    total = len(shape.layers) + 1
+    asked = total if settings.n_gpu_layers < 0 else min(settings.n_gpu_layers, total)
+    if not settings.devices:
+        return []
+    for layers in range(asked - 1, -1, -1):
+        need = estimate(msgspec.structs.replace(settings, n_gpu_layers=layers))
+        if fits(need):
+            text = f"keep {layers} of {total - 1} layers on the GPU" if layers else "run it on the processor"
+            cost = OFFLOAD_COST + MOST_OFFLOAD_COST * (asked - layers) / total
+            return [_way("offload", text, f"--layers {layers}", need, needed, cost)]
+    return []
+
+
+def _mixes(
+    shape: ModelShape, settings: LoadSettings, estimate: Estimate, fits: Judge, name: str, *, on_disk: bool
+) -> list[GiveUp]:
     """Stock mixes of this model, sized tensor by tensor with llama.cpp's own fallbacks."""
     need = estimate(settings)
     found = []
     for mix, saved in mix_savings(shape).items():
         smaller = _with_weights(need, saved)
         if saved > 0 and fits(smaller):
+            budget = max(1, (shape.file_bytes - saved) // MIB)
             text = f"quantize it to {mix}, or let Tessera choose a mix of that size"
-            flags = f"tessera quantize MODEL --budget {smaller.part_bytes('weights') / GIB:.2f}GiB"
+            flags = f"tessera quantize {name} --budget {budget}MiB"
+            if not on_disk:
+                text = f"fetch a smaller quantization, of {mix}'s {budget} MiB"
+                flags = f"tessera models pull {name.partition(':')[0]} --plan"
             found.append(
                 GiveUp(
                     kind="quantization",
@@ -180,7 +209,7 @@ def _unloads(need: Need, held: Mapping[str, int]) -> list[GiveUp]:
         GiveUp(
             kind="unload",
             text=f"stop {owner}, which holds {size / GIB:.1f} GiB",
-            flags=f"tessera unload {owner}",
+            flags=f"tessera models unload {owner}",
             needed_bytes=need.total_bytes,
             saved_bytes=size,
             cost=UNLOAD_COST,
@@ -189,7 +218,9 @@ def _unloads(need: Need, held: Mapping[str, int]) -> list[GiveUp]:
     ]
 
 
-def _way(kind: Literal["kv", "parallel"], text: str, flags: str, need: Need, needed: int, cost: float) -> GiveUp:
+def _way(
+    kind: Literal["kv", "parallel", "offload"], text: str, flags: str, need: Need, needed: int, cost: float
+) -> GiveUp:
     return GiveUp(
         kind=kind,
         text=text,

@@ -5,25 +5,24 @@ from engine.fit.shape import ModelShape, shape_of
 from engine.library.hub.choose import choose
 from engine.library.hub.client import HubClient
 from engine.library.hub.names import parse_hub_name
-from engine.library.hub.plan import RepoPlan, Verdict, plan_repository
+from engine.library.hub.plan import Judge, RepoPlan, Verdict, plan_repository
 from engine.library.types import Details
 from engine.paths import Paths
 from quantize.gguf_file import GgufFile
 
 
-def hub_shape(name: str, paths: Paths) -> ModelShape:
-    """Shape of `owner/name[:quant]`; without a quant the best one of the repository.
+def hub_shape(name: str, paths: Paths, judge: Judge | None = None) -> ModelShape:
+    """Shape of `owner/name[:quant]`; without a quant the one that `judge` finds best, or else the usual one.
 
     Raises: the hub client's errors. BadModelFile: the repository has no GGUF file whose header can be read.
     """
     found: dict[int, ModelShape] = {}
 
     def keep(parts: tuple[GgufFile, ...], details: Details) -> Verdict | None:
-        del details
         tensors = [tensor for part in parts for tensor in part.tensors]
         size = sum(part.file_bytes for part in parts)
         found[size] = shape_of(parts[0], tensors, size)
-        return None
+        return judge(parts, details) if judge is not None else None
 
     wanted = parse_hub_name(name)
     plan: RepoPlan = plan_repository(HubClient(), paths, wanted.repo, revision=wanted.revision, judge=keep)

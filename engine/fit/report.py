@@ -37,10 +37,12 @@ def fit_report(
     gpu: str | None = None,
     measured: tuple[LoadSettings, DryRun] | None = None,
     correction: float = 1.0,
+    on_disk: bool = True,
 ) -> FitReport:
     """Judge a load against the free memory of `machine` and what `ledger` has promised to others.
 
-    `measured` is a dry run and the settings it was made at.
+    `measured` is a dry run and the settings it was made at. What is not `on_disk` is still to be fetched: then a
+    smaller quantization is not made but chosen.
     """
     ledger = ledger or Ledger(lambda: machine)
     isa = machine_isa(machine)
@@ -61,7 +63,7 @@ def fit_report(
         need=need,
         available_bytes={d: ledger.available(d, machine, exclude=name) for d in need.devices},
         largest_context=largest_context(settings, limit, lambda at: fits(estimate(at))),
-        give_ups=() if fit else give_ups(shape, settings, estimate, fits, held),
+        give_ups=() if fit else give_ups(shape, settings, estimate, fits, held, name, on_disk=on_disk),
         notes=_notes(shape, settings),
     )
 

@@ -2,13 +2,13 @@
 
 import asyncio
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from devices.child_command import child_command
 from devices.environment import without_secrets
 from engine.errors import BadModelFile, ContextOverflow, EngineError, InputFault, RunnerDied
 from engine.runner import orphans, protocol
@@ -117,11 +117,7 @@ class RunnerProcess:
         Raises: RunnerDied: it ended, or spoke another protocol version.
         """
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "engine.runner.main",
-            engine,
-            str(os.getpid()),
+            *child_command("engine.runner.main", engine, str(os.getpid())),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

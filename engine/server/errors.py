@@ -48,6 +48,8 @@ def openai_body(error: Exception) -> dict[str, Any]:
     if isinstance(error, errors.ContextOverflow):
         body["prompt_tokens"] = error.prompt_tokens
         body["context_tokens"] = error.context_tokens
+    if isinstance(error, errors.NotEnoughMemory):
+        body |= error.facts()
     if isinstance(error, errors.RunnerDied):
         body["exit_code"] = error.exit_code
     return {"error": body}

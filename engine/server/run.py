@@ -17,6 +17,7 @@ import uvicorn
 from engine import quantizing
 from engine.dispatch.admission import LedgerAdmission
 from engine.dispatch.placer import Placer
+from engine.dispatch.types import NO_WISH, Wish
 from engine.errors import EnvironmentFault, InputFault
 from engine.jobs import JobRegistry
 from engine.library import work
@@ -53,10 +54,10 @@ class PortTaken(EnvironmentFault):
 class ServeOptions:
     """What `tessera serve` can set.
 
-    `context` is the tokens a model is loaded with unless it was trained for less. A `private` server belongs to
-    the process that started it: it tells its address on standard output instead of to all of this user's programs.
-    With a certificate only TLS is spoken, and this user's own programs start a server of their own beside it.
-    A model is unloaded after `ttl_s` without a request (None: never).
+    `context` is the tokens a model is loaded with unless it was trained for less, `wish` how and where else. A
+    `private` server belongs to the process that started it: it tells its address on standard output instead of
+    to all of this user's programs. With a certificate only TLS is spoken, and this user's own programs start a
+    server of their own beside it. A model is unloaded after `ttl_s` without a request (None: never).
     """
 
     host: str = DEFAULT_HOST
@@ -65,6 +66,7 @@ class ServeOptions:
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     context: int | None = None
+    wish: Wish = NO_WISH
     private: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -183,7 +185,8 @@ def serve(options: ServeOptions) -> None:
     aliases = Aliases(options.paths.config / "aliases.json")
     placer = Placer(options.paths)
     open_catalogue = partial(Catalogue, options.paths)
-    models = ServedModels(open_catalogue, options.context, aliases, options.paths.cache, placer.choose_settings)
+    place = partial(placer.choose_settings, wish=options.wish)
+    models = ServedModels(open_catalogue, options.context, aliases, options.paths.cache, place)
     pool = Pool(models, admission=LedgerAdmission(placer), ttl_s=options.ttl_s, max_models=options.max_models)
     jobs = JobRegistry(None if options.private else options.paths.state / "jobs.json")
     work.register(jobs, lambda: Catalogue(options.paths, scan=False))

@@ -1,9 +1,9 @@
 """Predicted beside measured memory of loaded models, for docs/log.md.
 
-    python tests/bench/memory_prediction.py [--contexts 2048 8192] [--only NAME ...]
+    python -m tests.bench.memory_prediction [--contexts 2048 8192 32768] [--kv f16 q8_0] [--only NAME ...]
 
-Writes each shape, predicts, loads it in a real runner, fills its context, and prints the system's figure.
-Contexts of 32k take minutes each. The cache is f16 at the shortest and longest context and q8_0 between.
+Writes each shape, predicts, loads it in a real runner, fills its cells with four sequences, and prints the
+system's figure. A context of 32k takes a minute or more on two cores.
 """
 
 import argparse
@@ -26,6 +26,8 @@ from tests.shapes import SHAPES, scaled, write_shape
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
+# Tokens each sequence generates, and cells it leaves free for them.
+ANSWER, ROOM = 8, 10
 # Bytes of weights near those of small real models, so that the process itself does not hide the errors.
 LARGER = {"big-vocab": {"embd": 512, "layers": 6}}
 
@@ -63,13 +65,12 @@ async def _filled(settings: LoadSettings) -> int:
 
         async def generate(length: int, step: int) -> None:
             prompt = [(i * step) % 250 for i in range(length)]
-            request = GenerationRequest(prompt=prompt, max_tokens=8, ignore_eos=True)
+            request = GenerationRequest(prompt=prompt, max_tokens=ANSWER, ignore_eos=True)
             async for _ in runner.generate(request):
                 pass
 
-        spread = min(100, settings.n_ctx // 10)
-        await generate(settings.n_ctx - spread * (settings.n_parallel + 1), 1)
-        await asyncio.gather(*(generate(spread, 3 + 2 * i) for i in range(settings.n_parallel)))
+        share = settings.n_ctx // settings.n_parallel - ROOM
+        await asyncio.gather(*(generate(share, 3 + 2 * i) for i in range(settings.n_parallel)))
         held = process_memory(runner.pid)
         assert held is not None
         return held.rss_bytes
@@ -80,10 +81,11 @@ async def _filled(settings: LoadSettings) -> int:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--contexts", type=int, nargs="+", default=[2048, 8192])
+    parser.add_argument("--contexts", type=int, nargs="+", default=[2048, 8192, 32768])
+    parser.add_argument("--kv", nargs="+", default=["f16", "q8_0"])
     parser.add_argument("--only", nargs="+", default=["spark-f16", *SHAPES])
     options = parser.parse_args()
-    cases = [(n_ctx, "q8_0" if n_ctx == 8192 else "f16") for n_ctx in options.contexts]
+    cases = [(n_ctx, kv_type) for n_ctx in options.contexts for kv_type in options.kv]
     print("| model | context | cache | weights | kv | state | compute | process | predicted | measured | error |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:

@@ -16,6 +16,7 @@ from engine.errors import NotEnoughMemory, RunnerDied
 from engine.paths import Paths
 from engine.pool import Pool
 from engine.runner.protocol import LoadSettings
+from engine.types import Delta, GenerationRequest, ModelFacts, Started
 from tests.machines import machines
 from tests.shapes import scaled, write_shape
 
@@ -114,21 +115,35 @@ def test_what_fits_is_admitted_and_given_back(path, paths):
 
 
 class Dying:
-    """A runner that crashes for some settings and loads with others."""
+    """A runner that crashes for some settings and loads with others, and perhaps dies at its first token."""
 
     pid = 2**22 - 3
     alive = True
     active_requests = 0
     died = None
 
-    def __init__(self, works, seen):
-        self.works, self.seen = works, seen
+    def __init__(self, works, seen, generates=lambda _settings: True):
+        self.works, self.seen, self.generates = works, seen, generates
 
     async def load(self, settings, progress):
         self.seen.append(settings)
         if not self.works(settings):
             raise RunnerDied(-11, "the runner was killed by SIGSEGV")
-        return object()
+        return ModelFacts(
+            architecture="llama", description="", n_params=1, size_bytes=1, n_vocab=1, n_ctx=settings.n_ctx,
+            n_ctx_train=settings.n_ctx, n_parallel=1, n_embd=1, bos="", eos="", chat_template=None, add_bos=False,
+            fim={}, metadata={}, backend="fake",
+        )  # fmt: skip
+
+    async def generate(self, request):
+        yield Started(prompt_tokens=1, cached_tokens=0)
+        if not self.generates(self.seen[-1]):
+            self.alive, self.died = False, RunnerDied(-4, "the runner was killed by SIGILL")
+            raise self.died
+        yield Delta(text="ok", token_ids=(1,))
+
+    async def stats(self):
+        raise RunnerDied(None, "it does not answer")
 
     def kill(self):
         pass
@@ -159,6 +174,91 @@ def test_the_ladder_is_climbed_down_told_and_remembered(path, paths):
     assert len(notes) == len(seen) - 1
     again = Placer(paths, shrunken(3000))
     assert again.choose_settings("m", LoadSettings(path=path, n_ctx=1024)).repack is False
+
+
+def generating(path, paths, generates, requests=1):
+    """Ask a pool `requests` times at once; its events, the settings that were tried, the notes, and the pool."""
+    seen, placer = [], Placer(paths, shrunken(3000))
+
+    async def start(engine, model_path):
+        return Dying(lambda s: True, seen, generates)
+
+    async def scenario():
+        pool = Pool(Source(path, n_ctx=1024), start, LedgerAdmission(placer))
+        model = await pool.acquire("m")
+
+        async def ask():
+            return [event async for event in pool.generate(model, GenerationRequest(prompt="x"))]
+
+        told = await asyncio.gather(*(ask() for _ in range(requests)), return_exceptions=True)
+        await asyncio.sleep(0.2)
+        again = await asyncio.gather(pool.acquire("m"), return_exceptions=True)
+        notes = list(model.notes)
+        await pool.close()
+        return told, notes, again[0]
+
+    told, notes, again = asyncio.run(scenario())
+    return told, seen, notes, again
+
+
+def test_a_crash_at_the_first_token_goes_down_the_ladder_and_answers(path, paths):
+    told, seen, notes, _ = generating(path, paths, lambda s: not s.repack)
+    assert [type(event).__name__ for event in told[0]] == ["Started", "Delta"]
+    assert [s.n_ubatch for s in seen[:3]] == [512, 256, 128]
+    assert seen[-1].repack is False
+    assert len(notes) == len(seen) - 1
+    assert "first token" in notes[0]
+    assert "SIGILL" in notes[0]
+    remembered = Placer(paths, shrunken(3000)).choose_settings("m", LoadSettings(path=path, n_ctx=1024))
+    assert (remembered.repack, remembered.n_ubatch) == (False, 128)
+
+
+def test_requests_that_die_together_climb_down_once(path, paths):
+    told, seen, _, _ = generating(path, paths, lambda s: s.n_ubatch < 512, requests=4)
+    assert [s.n_ubatch for s in seen] == [512, 256]
+    assert all([type(event).__name__ for event in events] == ["Started", "Delta"] for events in told)
+
+
+def test_when_no_settings_generate_the_model_is_refused_for_a_while(path, paths):
+    told, seen, _, again = generating(path, paths, lambda s: False)
+    assert isinstance(told[0], RunnerDied)
+    assert len(seen) <= 8
+    assert isinstance(again, RunnerDied)
+    assert "is not started again for now" in str(again)
+    free = Placer(paths, shrunken(3000)).choose_settings("m", LoadSettings(path=path, n_ctx=1024))
+    assert free.repack, "settings that did not work are not remembered"
+
+
+def test_a_runner_that_has_generated_is_not_changed_when_it_dies(path, paths):
+    asked = []
+
+    def generates(_settings):
+        asked.append(1)
+        return len(asked) != 2
+
+    placer, seen = Placer(paths, shrunken(3000)), []
+
+    async def start(engine, model_path):
+        return Dying(lambda s: True, seen, generates)
+
+    async def scenario():
+        pool = Pool(Source(path, n_ctx=1024), start, LedgerAdmission(placer))
+        for _ in range(3):
+            model = await pool.acquire("m")
+            try:
+                yield [event async for event in pool.generate(model, GenerationRequest(prompt="x"))]
+            except RunnerDied as error:
+                yield error
+        await pool.close()
+
+    async def collect():
+        return [outcome async for outcome in scenario()]
+
+    first, second, third = asyncio.run(collect())
+    assert isinstance(second, RunnerDied)
+    assert len(first) == len(third) == 2
+    assert seen[0] == seen[1]
+    assert len(seen) == 2
 
 
 def test_a_speed_seen_here_is_used_at_the_next_placement(path, paths, monkeypatch):

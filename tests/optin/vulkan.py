@@ -1,8 +1,10 @@
 """Opt-in: build llama.cpp with Vulkan and run it on Mesa's software device, against the CPU.
 
-    python tests/optin/vulkan.py [--work FOLDER] [--jobs N] [--packages]
+    python tests/optin/vulkan.py [--work FOLDER] [--jobs N] [--packages] [--plugin]
 
-Takes 10-20 minutes of two cores the first time; FOLDER keeps the build. Needs a C++ compiler, CMake and Ninja.
+Takes 10-20 minutes of two idle cores the first time; FOLDER keeps the build. Needs a C++ compiler, CMake and Ninja.
+`--plugin` builds the Vulkan library alone, from the same locked source, and puts it beside a copy of the installed
+libraries, as a user adds a backend to an installation: a third of the work.
 `--packages` fetches glslc, Mesa's software driver and Vulkan headers as Debian packages and unpacks them below
 FOLDER: nothing is installed, and the second package source is kept out of the system's lists. Without it, glslc,
 headers of at least 1.4 and a Vulkan driver must be installed.
@@ -16,6 +18,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +29,12 @@ PACKAGES = ("glslc", "libshaderc1", "mesa-vulkan-drivers", "libvulkan1", "libllv
 NEWER_PACKAGES = ("libvulkan-dev", "spirv-headers")
 NEWER = "deb http://deb.debian.org/debian trixie main"
 FLAGS = ("GGML_BACKEND_DL=ON", "GGML_NATIVE=OFF", "GGML_VULKAN=ON", "GGML_RPC=ON", "GGML_CPU_ALL_VARIANTS=ON")
+PLUGIN_ONLY = (
+    "CMAKE_BUILD_TYPE=Release",
+    "BUILD_SHARED_LIBS=ON",
+    "LLAMA_BUILD_TESTS=OFF",
+    "LLAMA_BUILD_EXAMPLES=OFF",
+)
 INSTALL = ("BINDIR=llama_cpp/lib", "LIBDIR=llama_cpp/lib", "INCLUDEDIR=llama_cpp/include", "RPATH=$ORIGIN")
 
 
@@ -79,16 +89,48 @@ def _absolute(library: str, folders: list[str]) -> str:
     return f'"library_path": "{found}"'
 
 
+def build_plugin(work: Path, root: Path | None, env: dict[str, str], jobs: int) -> Path:
+    """A copy of the installed llama_cpp with the Vulkan library of the same source beside its own."""
+    target = work / "site"
+    if (target / "llama_cpp/lib/libggml-vulkan.so").exists():
+        return target
+    sources = work / "sources"
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python"]
+    subprocess.run([*pip, "--require-hashes", "-r", str(LOCK), "-d", str(sources)], check=True)
+    with tarfile.open(next(sources.glob("llama_cpp_python-*.tar.gz"))) as archive:
+        archive.extractall(sources, filter="data")
+    tree = next(sources.glob("llama_cpp_python-*/vendor/llama.cpp"))
+    flags = [f"-D{flag}" for flag in (*FLAGS, *PLUGIN_ONLY)] + vulkan_flags(root)
+    made = work / "plugin"
+    subprocess.run(["cmake", "-S", str(tree), "-B", str(made), "-G", "Ninja", *flags], env=env, check=True)
+    subprocess.run(["nice", "-n", "19", "ninja", "-C", str(made), f"-j{jobs}", "ggml-vulkan"], env=env, check=True)
+    installed = find_spec("llama_cpp")
+    assert installed is not None
+    assert installed.origin is not None
+    shutil.copytree(Path(installed.origin).parent, target / "llama_cpp", dirs_exist_ok=True)
+    shutil.copy(next(made.rglob("libggml-vulkan.so")), target / "llama_cpp/lib")
+    return target
+
+
+def vulkan_flags(root: Path | None) -> list[str]:
+    """Where CMake finds Vulkan among unpacked packages; nothing for installed ones."""
+    if root is None:
+        return []
+    library = next((root / "usr/lib").glob("*-linux-gnu/libvulkan.so*"))
+    return [
+        f"-DVulkan_INCLUDE_DIR={root / 'usr/include'}",
+        f"-DVulkan_LIBRARY={library}",
+        f"-DVulkan_GLSLC_EXECUTABLE={root / 'usr/bin/glslc'}",
+    ]
+
+
 def build(work: Path, root: Path | None, env: dict[str, str], jobs: int) -> Path:
     """A folder with llama_cpp built with Vulkan, to be put in front of the installed one."""
     target = work / "site"
     if (target / "llama_cpp/lib/libggml-vulkan.so").exists():
         return target
     arguments = [f"-D{flag}" for flag in FLAGS] + [f"-DCMAKE_INSTALL_{folder}" for folder in INSTALL]
-    if root is not None:
-        arguments.append(f"-DVulkan_INCLUDE_DIR={root / 'usr/include'}")
-        library = next((root / "usr/lib").glob("*-linux-gnu/libvulkan.so*"))
-        arguments += [f"-DVulkan_LIBRARY={library}", f"-DVulkan_GLSLC_EXECUTABLE={root / 'usr/bin/glslc'}"]
+    arguments += vulkan_flags(root)
     env = {**env, "CMAKE_ARGS": " ".join(arguments), "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs)}
     pip = [sys.executable, "-m", "pip", "install", "-v", "--no-deps", "--no-binary", "llama-cpp-python"]
     subprocess.run(
@@ -105,13 +147,14 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "vulkan")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--packages", action="store_true")
+    parser.add_argument("--plugin", action="store_true")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     root = unpack_packages(options.work) if options.packages else None
     env = environment(root)
     if shutil.which("glslc", path=env["PATH"]) is None:
         parser.error("glslc was not found; install it or pass --packages")
-    target = build(options.work, root, env, options.jobs)
+    target = (build_plugin if options.plugin else build)(options.work, root, env, options.jobs)
     env["PYTHONPATH"] = os.pathsep.join([str(target), str(ROOT)])
     env["GGML_VK_VISIBLE_DEVICES"] = "0"  # ggml hides Vulkan devices of type CPU otherwise
     env["TESSERA_HOME"] = str(options.work / "home")

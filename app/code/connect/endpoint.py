@@ -16,7 +16,7 @@ class NoModel(InputFault):
     code = "no_model"
 
     def __init__(self) -> None:
-        super().__init__("The server knows no model that can chat. Get one first: tessera pull NAME.")
+        super().__init__("The server knows no model that can chat. Get one first: tessera models pull NAME.")
 
 
 def endpoint_of(client: Client, model: str | None = None) -> Endpoint:

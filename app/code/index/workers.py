@@ -4,7 +4,6 @@ import contextlib
 import os
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import Self
 import msgspec
 
 from app.code.index.worker import ParsedFile, read_frame, write_frame
+from devices.child_command import child_command
 
 # Paths sent at once: enough to keep a worker busy, few enough to share the work evenly.
 _BATCH = 16
@@ -111,7 +111,7 @@ class _Worker:
 
     def __init__(self, root: Path) -> None:
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "app.code.index.worker", str(root)],
+            child_command("app.code.index.worker", str(root)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -47,6 +47,7 @@ def describe(model: LoadedModel) -> dict[str, Any]:
         "pid": model.runner.pid if model.runner is not None and model.ready else None,
         "n_ctx": facts.n_ctx if facts is not None else model.settings.n_ctx,
         "backend": facts.backend if facts is not None else None,
+        "notes": list(model.notes),
         "died": died.reason if died is not None and not model.ready else None,
     }
 

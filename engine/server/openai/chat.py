@@ -122,7 +122,7 @@ async def _complete(state: ServerState, body: ChatRequest) -> dict[str, Any]:
         "usage": shapes.usage_body([end.usage for end in ends]),
         "timings": shapes.timings_body(ends[0]),
     }
-    report = shapes.report(chat.notes, {i: end.malformed for i, end in enumerate(ends)})
+    report = shapes.report((*chat.notes, *model.notes), {i: end.malformed for i, end in enumerate(ends)})
     return {**whole, "tessera": report} if report else whole
 
 
@@ -147,7 +147,7 @@ async def _stream(state: ServerState, body: ChatRequest) -> AsyncGenerator[bytes
             state.metrics.finished(model.id, event)
             if entries := held.pop(index, None):
                 yield writer.chunk(index, shapes.EMPTY_DELTA, None, _logprobs(entries))
-            report = shapes.report(chat.notes, {index: event.malformed})
+            report = shapes.report((*chat.notes, *model.notes), {index: event.malformed})
             yield writer.chunk(index, shapes.EMPTY_DELTA, event.finish_reason, extra=report)
         else:
             inner = shapes.chat_delta(event)

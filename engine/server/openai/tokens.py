@@ -41,7 +41,7 @@ async def chosen_model(state: ServerState, name: str | None) -> LoadedModel:
         return loaded[-1]
     served = [e.id for e in await state.models.entries() if e.format == "gguf" and e.state == "online"]
     if not served:
-        raise InputFault("There is no model here; get one with `tessera pull`.", "model")
+        raise InputFault("There is no model here; get one with `tessera models pull`.", "model")
     return await state.pool.acquire(served[0])
 
 

@@ -8,7 +8,11 @@ from click.testing import CliRunner
 
 from app.cli.main import cli
 from app.format import size
+from quantize.ggml_types import GgmlType
+from tests.fake_hub import FakeHub
+from tests.fake_models import remote_gguf
 from tests.machines import machines
+from tests.shapes import scaled, write_shape
 
 ROOT = Path(__file__).resolve().parents[3]
 SPARK = str(ROOT / "assets/models/spark-f16.gguf")
@@ -54,6 +58,75 @@ def test_what_does_not_fit_ends_with_ways_out(small_machine):
     assert "does not fit" in shown.output
     assert "To make it fit" in shown.output
     assert "--ctx" in shown.output
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    for name in ("HF_HUB_OFFLINE", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    with FakeHub() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.endpoint)
+        kinds = {"Q4_K_M": (GgmlType.Q4_K, 15), "Q8_0": (GgmlType.Q8_0, 7), "BF16": (GgmlType.BF16, 32)}
+        files = {f"big-{name}.gguf": remote_gguf(*kind, tokens=3000) for name, kind in kinds.items()}
+        running.add("org/Big-GGUF", files)
+        yield running
+
+
+@pytest.fixture
+def machine_of(tmp_path):
+    def write(gib):
+        recording = machines()["vm-firecracker"]
+        recording["files"]["/proc/meminfo"] = f"MemTotal: {gib << 20} kB\nMemAvailable: {gib << 20} kB\n"
+        path = tmp_path / f"{gib}.json"
+        path.write_text(json.dumps(recording), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def test_a_repository_is_judged_from_its_headers_alone(hub, machine_of):
+    told = json.loads(run("org/Big-GGUF:Q8_0", "--ctx", "4096", "--from", machine_of(64), "--json").output)
+    assert told["fits"] is True
+    parts = {part["name"]: part["num_bytes"] for part in told["need"]["parts"]}
+    size = len(hub.repos["org/Big-GGUF"].files["big-Q8_0.gguf"].data)
+    assert 0.95 * size < parts["weights"] <= size
+    assert parts["kv"] == 36 * 4096 * 2 * 1024 * 2  # layers, cells, K and V, 8 heads of 128, f16
+    assert hub.sent_bytes < size / 100
+
+
+def test_without_a_quantization_the_best_for_that_machine_is_judged(hub, machine_of):
+    sizes = {name: len(file.data) for name, file in hub.repos["org/Big-GGUF"].files.items()}
+
+    def weights(gib):
+        told = json.loads(run("org/Big-GGUF", "--ctx", "2048", "--from", machine_of(gib), "--json").output)
+        return sum(part["num_bytes"] for part in told["need"]["parts"] if part["name"] == "weights")
+
+    assert weights(64) == pytest.approx(sizes["big-Q4_K_M.gguf"], rel=0.05)  # better than that cannot be told apart
+    refused = run("org/Big-GGUF:BF16", "--from", machine_of(12))
+    assert refused.exit_code == 1
+    assert "tessera models pull org/Big-GGUF --plan" in refused.output
+
+
+def test_a_repository_that_is_not_there_is_one_sentence(hub):
+    shown = run("org/absent")
+    assert shown.exit_code not in {0, None}
+    assert "Traceback" not in shown.output
+
+
+def test_a_projector_and_a_draft_model_count(tmp_path):
+    projector = tmp_path / "mmproj.gguf"
+    projector.write_bytes(b"\0" * (50 << 20))
+    draft = write_shape(tmp_path / "draft.gguf", scaled("llama", vocab=1000))
+    alone = json.loads(run(SPARK, "--json").output)
+    told = json.loads(run(SPARK, "--projector", str(projector), "--draft", str(draft), "--json").output)
+    parts = told["need"]["parts"]
+    assert sum(p["num_bytes"] for p in parts if p["name"] == "projector") == 60 << 20
+    drafted = sum(p["num_bytes"] for p in parts if p["name"] == "draft")
+    assert drafted > draft.stat().st_size * 0.9
+    grown = told["needed_bytes"]["cpu"] - alone["needed_bytes"]["cpu"]
+    assert grown == pytest.approx((60 << 20) + drafted, rel=0.02)  # the processes of two runs differ a little
+    missing = run(SPARK, "--projector", str(tmp_path / "none"))
+    assert missing.exit_code != 0
 
 
 @pytest.mark.parametrize("arguments", [["none-such"], [SPARK, "--kv", "q9"], [SPARK, "--ctx", "0"]])

@@ -1,0 +1,33 @@
+"""`tessera --child MODULE`: what a frozen build runs in its child processes."""
+
+import runpy
+import sys
+from typing import Final
+
+# Every module that is started as a child. A package recipe must take these along, for nothing imports them.
+CHILDREN: Final = frozenset(
+    {
+        "app.code.index.worker",
+        "app.documents",
+        "devices.backends.ggml_child",
+        "devices.backends.onnx_child",
+        "engine.bench.standin",
+        "engine.chat.constraint_child",
+        "engine.chat.render_child",
+        "engine.runner.llama.memory_probe",
+        "engine.runner.main",
+        "quantize.guard",
+        "quantize.worker",
+    }
+)
+EXIT_UNKNOWN: Final = 2
+
+
+def run(arguments: list[str]) -> None:
+    """Become the child that `arguments` name: a module of CHILDREN and what it gets. Nothing else is run."""
+    module = arguments[0] if arguments else ""
+    if module not in CHILDREN:
+        sys.stderr.write(f"tessera: {module!r} is not one of its child processes\n")
+        sys.exit(EXIT_UNKNOWN)
+    sys.argv[1:] = arguments[1:]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,0 +1,64 @@
+"""What the pool asks before, during and after a load: the memory ledger, or a stand-in that admits everything."""
+
+from typing import Protocol
+
+from engine.dispatch.types import Rung
+from engine.errors import EngineError
+from engine.runner.protocol import LoadSettings
+
+
+class Admission(Protocol):
+    """Decides whether a model fits beside those that are loaded: the memory ledger, or a stand-in."""
+
+    async def reserve(self, model_id: str, settings: LoadSettings) -> None:
+        """Set memory aside. Raises: NotEnoughMemory."""
+        ...
+
+    async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Rung | None:
+        """Other settings to try after a load or the first token failed with `error`; None: give up."""
+        ...
+
+    def proven(self, model_id: str) -> None:
+        """The model has generated a token with the settings it was loaded with."""
+        ...
+
+    def attach(self, model_id: str, pid: int) -> None:
+        """The model lives in this process now."""
+        ...
+
+    def observed(self, model_id: str, tokens: int, decode_s: float) -> None:
+        """A request that ran alone generated this many tokens in this time."""
+        ...
+
+    async def unloading(self, model_id: str, kept_bytes: int) -> None:
+        """The model is about to be unloaded; `kept_bytes` of its memory are prefixes kept for later."""
+        ...
+
+    def release(self, model_id: str) -> None:
+        """The model's memory is free again."""
+        ...
+
+
+class Unlimited:
+    """Admits every model."""
+
+    async def reserve(self, model_id: str, settings: LoadSettings) -> None:
+        """Nothing is refused."""
+
+    async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Rung | None:
+        """Nothing else is tried."""
+
+    def proven(self, model_id: str) -> None:
+        """Nothing is remembered."""
+
+    def attach(self, model_id: str, pid: int) -> None:
+        """Nothing is counted."""
+
+    def observed(self, model_id: str, tokens: int, decode_s: float) -> None:
+        """Nothing is learnt."""
+
+    async def unloading(self, model_id: str, kept_bytes: int) -> None:
+        """Nothing is measured."""
+
+    def release(self, model_id: str) -> None:
+        """Nothing was counted."""

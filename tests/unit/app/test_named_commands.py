@@ -1,0 +1,66 @@
+"""Every `tessera ...` that the program tells a person to type exists, with its options."""
+
+import re
+from pathlib import Path
+
+import click
+
+from app.cli.main import COMMANDS, cli
+
+ROOT = Path(__file__).resolve().parents[3]
+SOURCES = [p for package in ("app", "devices", "engine", "quantize") for p in (ROOT / package).rglob("*.py")]
+PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+NAMED = re.compile(
+    r"(?:`|: |\btype |\bwith |, or |flags=f?\"|flags = f?\")tessera ([a-z][a-z-]*)((?: [^\s`\"';,)]+)*)"
+)
+PROSE = {"without"}
+
+
+def told():
+    """(where, command, the words after it) of every command line in sources and documentation."""
+    return [
+        (f"{path.relative_to(ROOT)}", match[1], match[2].split())
+        for path in (*SOURCES, *PAGES)
+        for match in NAMED.finditer(path.read_text(encoding="utf-8"))
+        if match[1] not in PROSE
+    ]
+
+
+def found(name):
+    return cli.get_command(click.Context(cli), name) if name in COMMANDS else None
+
+
+def options(command):
+    return {option for parameter in command.params for option in parameter.opts} | {"-h", "--help"}
+
+
+def fault(name, words):
+    """What is wrong with a command line; None when it can be typed."""
+    command = found(name)
+    if command is None:
+        return f"there is no `tessera {name}`"
+    if isinstance(command, click.Group) and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
+        command = command.commands.get(words[0])
+        if command is None:
+            return f"there is no `tessera {name} {words[0]}`"
+    unknown = [w for w in words if re.fullmatch(r"--[a-z-]+", w) and w not in options(command)]
+    return f"`tessera {name}` has no {unknown}" if unknown else None
+
+
+def test_what_is_named_exists():
+    lines = told()
+    assert len(lines) > 60
+    assert [(where, wrong) for where, name, words in lines if (wrong := fault(name, words))] == []
+
+
+def test_the_check_sees_what_does_not_exist():
+    assert fault("unload", ["m"]) == "there is no `tessera unload`"
+    assert fault("models", ["fetch", "m"]) == "there is no `tessera models fetch`"
+    assert fault("fit", ["m", "--context"]) == "`tessera fit` has no ['--context']"
+
+
+def test_the_flags_of_a_way_out_are_options_of_fit_and_serve():
+    ways = set(re.findall(r'f?"(--[a-z]+) ', (ROOT / "engine/fit/give_up.py").read_text(encoding="utf-8")))
+    assert ways >= {"--kv", "--ctx", "--parallel", "--layers"}
+    assert ways <= options(found("fit"))
+    assert ways - {"--layers"} <= options(found("serve"))
