@@ -262,7 +262,7 @@ def _why_processor(chosen: _Candidate, machine: Machine, *, pinned: bool) -> lis
         reasons.append("this machine has no GPU")
     elif not any(d.state == "usable" for d in gpus):
         reasons.append(f"no GPU is usable ({gpus[0].name}: {gpus[0].reason or gpus[0].state})")
-    elif not pinned:
+    elif not pinned and chosen.fits:
         reasons.append("no GPU here is expected to be faster than the processor")
     count = chosen.settings.n_threads
     reasons.append(f"{count} {'thread' if count == 1 else 'threads'}: one a fast core this process may use")
