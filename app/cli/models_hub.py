@@ -8,6 +8,7 @@ import click
 
 if TYPE_CHECKING:
     from engine.jobs import Progress
+    from engine.library.hub.own_build import OwnBuild
     from engine.library.hub.plan import Option, RepoPlan
     from engine.library.hub.repository import RepoHit
     from engine.library.types import ModelEntry
@@ -252,9 +253,26 @@ def _print_plan(plan: "RepoPlan", *, as_json: bool) -> None:
         table.add_row(*map(escape, cells), style="bold" if option.best else "")
     console = Console(highlight=False)
     console.print(table)
-    if plan.build_from:
-        console.print(f"\nTessera can build its own mix for this machine from {escape(plan.build_from)}.")
+    if plan.own:
+        for line in _own_build_words(plan.repository.repo, plan.own):
+            console.print(escape(line))
     console.print(f"Read {size(plan.fetched_bytes)} of headers in {plan.elapsed_s:.1f} s.", style="dim")
+
+
+def _own_build_words(repo: str, own: "OwnBuild") -> list[str]:
+    """What Tessera would build itself, against what is ready, and how."""
+    from app.format import size  # noqa: PLC0415 - see search
+
+    rival = f" (expected of {own.instead_of}: {own.ready_kld:.4f})" if own.ready_kld is not None else ""
+    instead = f" instead of {own.instead_of}" if own.instead_of else ""
+    bits = f"{own.bits_per_weight:.2f} bits a weight"
+    what = f"{size(own.file_bytes)}, {bits}, expected damage {own.kld:.4f} nats a token"
+    return [
+        "",
+        f"Tessera would build its own{instead} from {own.source}: {what}{rival}; {own.based_on}.",
+        f"  tessera models pull {repo}:{own.source}",
+        f"  tessera quantize NAME --budget {own.file_bytes}B",
+    ]
 
 
 def _print_option(plan: "RepoPlan", option: "Option") -> None:

@@ -16,15 +16,19 @@ _PROPOSALS = 3
 
 
 class Starter(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the table; `active` parameters are read for each token (0: all of them)."""
+    """One row of the table, from the model card at `source`.
+
+    `active` parameters are read for each token (0: all of them); a `context` of 0 is one the card does not tell.
+    """
 
     id: str
     repo: str
+    source: str
     job: JobName
     parameters: int
-    context: int
     native_bits: float
     license: str
+    context: int = 0
     active: int = 0
 
     @property

@@ -89,6 +89,9 @@ class OneFits:
     def attach(self, model_id, pid):
         assert model_id in self.held
 
+    async def unloading(self, model_id, kept_bytes):
+        assert model_id in self.held
+
     def release(self, model_id):
         if model_id in self.held:
             self.held.remove(model_id)

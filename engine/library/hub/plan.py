@@ -12,6 +12,7 @@ import msgspec
 from engine.errors import EngineError
 from engine.library.hub import header_cache
 from engine.library.hub.client import HubClient
+from engine.library.hub.own_build import OwnBuild, own_build
 from engine.library.hub.remote_file import RemoteFile
 from engine.library.hub.repository import Choice, RepoFile, Repository
 from engine.library.inspect_files import gguf_details
@@ -61,7 +62,8 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 class RepoPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a repository, smallest first. `fetched_bytes` crossed the network to find this out.
 
-    `build_from` names the option Tessera would quantize itself from: the most exact one, if none is good enough.
+    `build_from` names the option Tessera would quantize itself from: the most exact one. `own` is what it would
+    make of it on this machine instead of the best ready file.
     """
 
     repository: Repository
@@ -69,6 +71,7 @@ class RepoPlan(msgspec.Struct, frozen=True, kw_only=True):
     fetched_bytes: int
     elapsed_s: float
     build_from: str | None = None
+    own: OwnBuild | None = None
 
     def option(self, label: str) -> Option | None:
         """The option of that label, whatever its case."""
@@ -104,12 +107,14 @@ def plan_repository(
     headers = reading.headers(ggufs)
     options = [_option(choice, headers.get(choice.label), judge) for choice in choices]
     options = _mark_best(options)
+    build_from = _build_from(options)
     return RepoPlan(
         repository=repository,
         options=tuple(options),
         fetched_bytes=reading.fetched_bytes,
         elapsed_s=time.monotonic() - begin,
-        build_from=_build_from(options),
+        build_from=build_from,
+        own=_own(options, headers, build_from) if judge else None,
     )
 
 
@@ -226,3 +231,26 @@ def _build_from(options: list[Option]) -> str | None:
     """The label to quantize from, where our own mix would be better than the best ready one: an exact source."""
     exact = [o for o in options if o.choice.format == "safetensors" or o.bits_per_weight >= _EXACT_BITS]
     return max(exact, key=lambda o: (o.bits_per_weight, o.choice.size_bytes)).choice.label if exact else None
+
+
+def _own(
+    options: list[Option], headers: Mapping[str, tuple[GgufFile, ...] | str], source: str | None
+) -> OwnBuild | None:
+    """Our own mix in the bytes of the best ready file, or, where none fits, in what the smallest lacks."""
+    known = {label: found for label, found in headers.items() if not isinstance(found, str)}
+    shape = known.get(source or "") or next(iter(known.values()), None)
+    if source is None or shape is None:
+        return None
+    best = next((o for o in options if o.best and o.choice.label != source), None)
+    if best is not None:
+        return own_build(source, shape, (best.choice.label, known[best.choice.label]), best.choice.size_bytes)
+    judged = [o for o in options if o.verdict is not None and o.choice.format == "gguf"]
+    smallest = min(judged, key=lambda o: o.choice.size_bytes, default=None)
+    if smallest is None or smallest.verdict is None:
+        return None
+    beside_bytes = smallest.verdict.needed_bytes - smallest.choice.size_bytes
+    room_bytes = smallest.verdict.available_bytes - beside_bytes
+    enough_bytes = smallest.details.n_params * _ENOUGH_BITS / 8 if smallest.details else 0
+    if smallest.verdict.fits and room_bytes >= enough_bytes:
+        return own_build(source, shape, None, None)
+    return own_build(source, shape, None, room_bytes) if room_bytes > 0 else None

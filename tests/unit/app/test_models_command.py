@@ -174,6 +174,7 @@ def test_three_starters_are_proposed_and_fit(tessera):
         "qwen3-coder-30b-a3b",
         "qwen2.5-coder-7b-fim",
     ]
+    assert all(s.source.startswith("https://huggingface.co/") and s.source.count("/") == 4 for s in starters())
     assert propose(8 * GIB)[0].starter.id == "qwen3-8b"
     for memory in (2, 4, 8, 16, 32, 64, 128):
         found = propose(memory * GIB)

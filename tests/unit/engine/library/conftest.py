@@ -4,7 +4,10 @@ from pathlib import Path
 import pytest
 
 from engine.library.catalogue import Catalogue
+from engine.library.hub.client import HubClient
 from engine.paths import user_paths
+from tests.downloads import SPARK
+from tests.fake_hub import FakeFile, FakeHub
 
 
 def _text(value):
@@ -61,3 +64,25 @@ def put(paths):
         return path
 
     return _put
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_TOKEN", "")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with FakeHub() as running:
+        yield running
+
+
+@pytest.fixture
+def client(hub):
+    return HubClient(hub.endpoint)
+
+
+@pytest.fixture
+def spark(hub):
+    return hub.add(
+        "org/Spark-GGUF", {"spark-F16.gguf": SPARK.read_bytes(), "README.md": FakeFile(b"hi", lfs=False)}
+    )

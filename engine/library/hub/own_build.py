@@ -1,0 +1,84 @@
+"""The file Tessera would quantize itself instead of fetching a ready one: its size and the damage to expect."""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from quantize.errors import QuantizeError
+from quantize.ggml_types import GgmlType
+from quantize.gguf_file import GgufFile, TensorInfo
+from quantize.model_spec import model_spec
+from quantize.plan import Question, make_plan, model_damage
+from quantize.priors import prior_damage
+from quantize.types import EvidenceRef, Goal, ModelSpec, TensorSpec
+
+_log = logging.getLogger(__name__)
+# Where no ready file sets the size: bits a weight of Q6_K, whose damage is close to what can be measured at all.
+_BITS_WITHOUT_A_RIVAL = 6.6
+NOTE = "shipped priors; nothing of this model was measured"
+
+
+class OwnBuild(msgspec.Struct, frozen=True, kw_only=True):
+    """A mix made here from `source`, within the bytes of the ready file `instead_of` (None: none fits).
+
+    `kld` and `ready_kld` are expected mean KL divergences in nats a token, both by the same priors: good for
+    comparing the two, not as measurements. `ready_kld` None: the ready file has types the priors do not cover.
+    """
+
+    source: str
+    file_bytes: int
+    bits_per_weight: float
+    kld: float
+    instead_of: str | None = None
+    ready_kld: float | None = None
+    based_on: str = NOTE
+
+
+def own_build(
+    source: str,
+    unquantized: Sequence[GgufFile],
+    rival: tuple[str, Sequence[GgufFile]] | None,
+    limit_bytes: int | None,
+) -> OwnBuild | None:
+    """The best mix within `limit_bytes` of the whole file; None where no mix is that small.
+
+    `unquantized` are headers of the model in its source's types, or of any quantization of it: names and shapes are
+    the same, and what is quantized there counts as F16. `rival` is the ready file to compare with.
+    """
+    tensors = [tensor for part in unquantized for tensor in part.tensors]
+    spec = msgspec.structs.replace(model_spec(unquantized[0]), tensors=tuple(map(_as_source, tensors)))
+    header_bytes = sum(part.file_bytes for part in unquantized) - sum(t.nbytes for t in tensors)
+    damage = prior_damage(spec)
+    evidence = EvidenceRef(tier="instant", has_imatrix=False, note=NOTE)
+    question = Question(model=spec, damage=damage, evidence=evidence, header_bytes=max(0, header_bytes))
+    goal = (
+        Goal(kind="budget", limit_bytes=limit_bytes) if limit_bytes else Goal(kind="bpw", bpw=_BITS_WITHOUT_A_RIVAL)
+    )
+    try:
+        plan = make_plan(question, goal)
+    except (QuantizeError, KeyError, ValueError) as error:
+        _log.info("no own build of %s: %s", unquantized[0].name, error)
+        return None
+    return OwnBuild(
+        source=source,
+        file_bytes=plan.file_bytes,
+        bits_per_weight=plan.bpw,
+        kld=plan.damage,
+        instead_of=rival[0] if rival else None,
+        ready_kld=_ready_damage(spec, rival[1], damage) if rival else None,
+    )
+
+
+def _as_source(tensor: TensorInfo) -> TensorSpec:
+    kept = tensor.ggml_type in {GgmlType.F32, GgmlType.F16, GgmlType.BF16}
+    return TensorSpec(tensor.name, tensor.shape, tensor.ggml_type.name if kept else GgmlType.F16.name)
+
+
+def _ready_damage(
+    spec: ModelSpec, parts: Sequence[GgufFile], damage: Mapping[str, Mapping[str, float]]
+) -> float | None:
+    types = {tensor.name: tensor.ggml_type for part in parts for tensor in part.tensors}
+    if types.keys() != {tensor.name for tensor in spec.tensors}:
+        return None
+    return model_damage(spec, types, damage)

@@ -1,0 +1,22 @@
+"""Downloads from the fake hub as the tests start them."""
+
+from pathlib import Path
+
+from engine.library.hub.download import Download, Request
+from engine.library.hub.transfer import Patience
+
+SPARK = Path("assets/models/spark-f16.gguf")
+QUICK = Patience(streams=3, segment_bytes=2 * 1024 * 1024, give_up_s=5.0, first_backoff_s=0.05)
+MB = 1024 * 1024
+
+
+def download(client, catalogue, repo="org/Spark-GGUF", label=None, patience=QUICK):
+    repository = client.repository(repo)
+    choices = repository.choices()
+    choice = next(c for c in choices if label in {None, c.label})
+    return Download(client, catalogue, Request(repository, choice.files), patience)
+
+
+def leftovers(catalogue):
+    models = catalogue.paths.models
+    return sorted(str(p.relative_to(models)) for p in models.rglob("*") if p.is_file())
