@@ -62,15 +62,19 @@ class Ledger:
         self._held: dict[str, Reservation] = {}
         self._lock = threading.Lock()
 
-    def reserve(self, owner: str, amounts: Mapping[str, Amount], key: str = "") -> Reservation:
+    def reserve(
+        self, owner: str, amounts: Mapping[str, Amount], key: str = "", expected_bytes: int | None = None
+    ) -> Reservation:
         """Set memory aside for `owner` (replacing what it held). `key` groups loads whose errors are alike.
+
+        `expected_bytes` is what its process should show in full use, where that is less than what is set aside.
 
         Raises: Overdrawn: a pool is too small now; nothing was changed.
         """
         machine = self._read_machine()
         with self._lock:
             drawn = self._draw(machine, amounts, exclude=owner)
-            reservation = Reservation(owner, key, dict(amounts), drawn)
+            reservation = Reservation(owner, key, dict(amounts), drawn, expected_bytes=expected_bytes)
             self._held[owner] = reservation
         return reservation
 

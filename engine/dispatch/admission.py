@@ -21,7 +21,6 @@ class LedgerAdmission:
         # Settings that failed, first to last, and then those that are tried now; until a token was generated.
         self._ladders: dict[str, list[LoadSettings]] = {}
         self._audits: set[asyncio.Task[None]] = set()
-        self._learning = asyncio.Lock()  # what is remembered of several loads is written in their order
 
     async def reserve(self, model_id: str, settings: LoadSettings) -> None:
         """Set memory aside. Raises: NotEnoughMemory, BadModelFile."""
@@ -31,20 +30,17 @@ class LedgerAdmission:
     def attach(self, model_id: str, pid: int) -> None:
         """The model is loaded in this process: audit it, and remember how if the first way had failed."""
         self._placer.started(model_id, pid)
-        tried, settings = tuple(self._ladders.get(model_id, ())), self._reserved.get(model_id)
-        task = asyncio.get_running_loop().create_task(self._loaded(model_id, pid, tried, settings))
+        tried = self._ladders.get(model_id)
+        if tried:  # a write of a kilobyte, at once: the next crash may come before any task runs
+            self._placer.worked(model_id, tried[0], tried[-1])
+        task = asyncio.get_running_loop().create_task(self._loaded(model_id, pid, self._reserved.get(model_id)))
         self._audits.add(task)
         task.add_done_callback(self._audits.discard)
 
-    async def _loaded(
-        self, model_id: str, pid: int, tried: tuple[LoadSettings, ...], settings: LoadSettings | None
-    ) -> None:
-        async with self._learning:
-            if tried:
-                await asyncio.to_thread(self._placer.worked, model_id, tried[0], tried[-1])
-            if settings is not None:
-                await asyncio.to_thread(self._placer.refine, model_id, settings)
-            await asyncio.to_thread(self._placer.loaded, model_id, pid, {})
+    async def _loaded(self, model_id: str, pid: int, settings: LoadSettings | None) -> None:
+        if settings is not None:
+            await asyncio.to_thread(self._placer.refine, model_id, settings)
+        await asyncio.to_thread(self._placer.loaded, model_id, pid, {})
 
     def proven(self, model_id: str) -> None:
         """What is remembered of the ladder stays as it is: these settings also generate."""
@@ -75,8 +71,7 @@ class LedgerAdmission:
         rung = await asyncio.to_thread(self._placer.after_failure, model_id, settings, tuple(tried))
         if rung is None:
             del self._ladders[model_id]
-            async with self._learning:
-                await asyncio.to_thread(self._placer.nothing_worked, model_id)
+            self._placer.nothing_worked(model_id)
         else:
             tried.append(rung.settings)
         return rung

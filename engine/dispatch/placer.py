@@ -139,7 +139,7 @@ class Placer:
             run = self._dry_run(settings)
             need = self._need(shape, settings, machine, gpu, key, run)
         try:
-            self.ledger.reserve(model_id, ledger_amounts(need), key)
+            self.ledger.reserve(model_id, ledger_amounts(need), key, need.resident_bytes)
         except Overdrawn as error:
             names = {d.id: d.name for d in machine.devices}
             measured = (settings, run) if run else None

@@ -163,7 +163,6 @@ def test_the_ladder_is_climbed_down_told_and_remembered(path, paths):
         pool = Pool(Source(path, n_ctx=1024), start, LedgerAdmission(placer))
         model = await pool.acquire("m")
         notes = list(model.notes)
-        await asyncio.sleep(0.2)
         await pool.close()
         return notes
 
@@ -191,7 +190,6 @@ def generating(path, paths, generates, requests=1):
             return [event async for event in pool.generate(model, GenerationRequest(prompt="x"))]
 
         told = await asyncio.gather(*(ask() for _ in range(requests)), return_exceptions=True)
-        await asyncio.sleep(0.2)
         again = await asyncio.gather(pool.acquire("m"), return_exceptions=True)
         notes = list(model.notes)
         await pool.close()
