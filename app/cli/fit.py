@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 @click.option("--kv", type=click.Choice(KV_CHOICES), help="Type the context is kept in.")
 @click.option("--device", help="Pin a device id, a kind (cpu, igpu, dgpu) or a backend.")
 @click.option("--layers", type=click.IntRange(0, 10000), help="Layers on the GPU.")
-@click.option("--projector", type=click.Path(dir_okay=False), help="Vision projector that is loaded beside it.")
-@click.option("--draft", type=click.Path(dir_okay=False), help="Small model that drafts for it.")
+@click.option(
+    "--projector", type=click.Path(exists=True, dir_okay=False), help="Vision projector that is loaded beside it."
+)
 @click.option(
     "--from", "replay", type=click.Path(path_type=Path, dir_okay=False), help="Judge for a recorded machine."
 )
@@ -38,7 +39,6 @@ def command(
     device: str | None,
     layers: int | None,
     projector: str | None,
-    draft: str | None,
     replay: Path | None,
     as_json: bool,
 ) -> None:
@@ -46,7 +46,6 @@ def command(
     import msgspec  # noqa: PLC0415 - keeps `tessera --help` fast
 
     from devices.errors import BadRecording  # noqa: PLC0415 - keeps `tessera --help` fast
-    from engine.dispatch.placer import with_companions  # noqa: PLC0415 - see above
     from engine.dispatch.types import Wish  # noqa: PLC0415 - see above
 
     wish = Wish(n_ctx=ctx, n_parallel=parallel, kv_type=kv, device=device, n_gpu_layers=layers)
@@ -55,8 +54,8 @@ def command(
     except BadRecording as error:
         raise click.ClickException(f"{error}. Make one with `tessera devices --record FILE`.") from error
     shape, settings = find(model, placer)
-    settings = msgspec.structs.replace(settings, mmproj_path=projector, draft_path=draft)
-    shape = with_companions(shape, settings)
+    if projector is not None:
+        settings = msgspec.structs.replace(settings, mmproj_path=projector)
     placement = placer.judge_shape(
         model, shape, settings, wish, exact=Path(settings.path).is_file() and replay is None
     )

@@ -69,7 +69,7 @@ class Placer:
         `exact` asks llama.cpp in a child (under a second, kept); else, or if that fails, formulas answer.
         Raises: BadModelFile.
         """
-        return self.judge_shape(model_id, shape_for(settings), settings, wish, exact=exact)
+        return self.judge_shape(model_id, read_shape(settings.path), settings, wish, exact=exact)
 
     def judge_shape(
         self, model_id: str, shape: ModelShape, settings: LoadSettings, wish: Wish = NO_WISH, *, exact: bool = False
@@ -97,7 +97,7 @@ class Placer:
 
     def report(self, model_id: str, placement: Placement, shape: ModelShape | None = None) -> FitReport:
         """Whether that placement fits now, the largest context, and what to give up if not."""
-        shape = shape or shape_for(placement.settings)
+        shape = shape or read_shape(placement.settings.path)
         on_cpu = placement.device == "cpu"
         run = self._dry_run(placement.settings) if on_cpu and Path(placement.settings.path).is_file() else None
         return fit_report(
@@ -129,7 +129,7 @@ class Placer:
         Where memory is plentiful the formulas decide at once; where it is not, llama.cpp is asked first.
         Raises: NotEnoughMemory: with needed, available and the three cheapest ways out. BadModelFile.
         """
-        shape = shape_for(settings)
+        shape = read_shape(settings.path)
         machine = self._machine()
         gpu, backend = offload_target(settings, machine)
         key = audit_key(shape, backend)
@@ -156,7 +156,7 @@ class Placer:
         run = self._dry_run(settings) if gpu is None else None
         if run is None:
             return
-        shape = shape_for(settings)
+        shape = read_shape(settings.path)
         need = self._need(shape, settings, machine, gpu, audit_key(shape, backend), run)
         self._needs[model_id] = need
         self.ledger.refine(model_id, ledger_amounts(need), need.resident_bytes)
@@ -255,24 +255,6 @@ def offload_target(settings: LoadSettings, machine: Machine) -> tuple[str | None
             if runtime.device_name == settings.devices[0] and device.kind != "cpu":
                 return device.id, runtime.backend
     return None, "cpu"
-
-
-def shape_for(settings: LoadSettings) -> ModelShape:
-    """The shape of a model with the files that are loaded beside it. Raises: BadModelFile."""
-    return with_companions(read_shape(settings.path), settings)
-
-
-def with_companions(shape: ModelShape, settings: LoadSettings) -> ModelShape:
-    """The shape with the vision projector and the draft model that `settings` name. Raises: BadModelFile."""
-    if settings.mmproj_path is not None:
-        try:
-            size = Path(settings.mmproj_path).stat().st_size
-        except OSError as error:
-            raise BadModelFile(settings.mmproj_path, error.strerror or str(error)) from error
-        shape = msgspec.structs.replace(shape, projector_bytes=size)
-    if settings.draft_path is not None:
-        shape = msgspec.structs.replace(shape, draft=read_shape(settings.draft_path))
-    return shape
 
 
 def read_shape(path: str) -> ModelShape:

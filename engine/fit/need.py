@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-import msgspec
-
 from engine.fit.repack import is_repacked
 from engine.fit.shape import BLOCK, ModelShape
 from engine.fit.types import Basis, DryRun, Need, Part, PartName
@@ -62,6 +60,7 @@ def estimate(
     *,
     gpu: str | None = None,
     dry_run: DryRun | None = None,
+    projector_bytes: int = 0,
     correction: float = 1.0,
 ) -> Need:
     """Bytes a load needs.
@@ -80,7 +79,9 @@ def estimate(
     parts += _compute(shape, settings, gpu, layers_from, dry_run)
     output = dry_run.output_bytes if dry_run else 4 * shape.vocabulary * count
     parts.append(_part("output", CPU, output, dry_run))
-    parts += _companions(shape, settings, isa, gpu)
+    if projector_bytes:
+        size = projector_bytes * PROJECTOR_FIFTHS // 5
+        parts.append(Part(name="projector", device=gpu or CPU, num_bytes=size, basis="prior"))
     overhead = dry_run.overhead_bytes if dry_run else PROCESS_BYTES + VOCABULARY_TOKEN_BYTES * shape.vocabulary
     overhead += work_bytes(shape, settings) if layers_from else 0
     overhead += SERVING_BYTES + SERVING_TOKEN_BYTES * max(settings.kv_cells, settings.n_ctx)
@@ -103,20 +104,6 @@ def estimate(
         resident_bytes=sum(p.num_bytes for p in parts) - on_gpu - untouched - settings.cache_ram_bytes + stale,
         kv_layer_bytes=kv,
     )
-
-
-def _companions(shape: ModelShape, settings: LoadSettings, isa: frozenset[str], gpu: str | None) -> list[Part]:
-    """A vision projector and a draft model, both on the device that the model's layers go to."""
-    parts = []
-    if shape.projector_bytes:
-        size = shape.projector_bytes * PROJECTOR_FIFTHS // 5
-        parts.append(Part(name="projector", device=gpu or CPU, num_bytes=size, basis="prior"))
-    if shape.draft is not None:
-        alone = msgspec.structs.replace(settings, n_gpu_layers=-1 if gpu else 0, draft_path=None, mmproj_path=None)
-        need = estimate(shape.draft, alone, isa, gpu=gpu)
-        counted = [part for part in need.parts if part.name not in {"overhead", "prefixes"}]
-        parts += [msgspec.structs.replace(part, name="draft", basis="prior") for part in counted]
-    return parts
 
 
 def _part(name: PartName, device: str, num_bytes: int, dry_run: DryRun | None) -> Part:

@@ -38,10 +38,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What memory depends on. `tensors` are all of the file's, `skipped_bytes` those of trailing draft layers.
-
-    `projector_bytes` and `draft` are of files that are loaded beside the model.
-    """
+    """What memory depends on. `tensors` are all of the file's, `skipped_bytes` those of trailing draft layers."""
 
     architecture: str
     layers: tuple[Layer, ...]
@@ -57,8 +54,6 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     file_bytes: int
     tensors: tuple[TensorInfo, ...]
     skipped_bytes: int = 0
-    projector_bytes: int = 0
-    draft: "ModelShape | None" = None
     tied: bool = False
 
     @property
