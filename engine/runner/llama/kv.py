@@ -103,6 +103,8 @@ class KVCache:
         if source is not None and not source.in_use and length == len(source.tokens):
             source.in_use = True
             return source
+        if source is not None and self._cut_in_place(source, length):
+            return source
         target = self._free_sequence(keep=source)
         if target is None:
             if source is None or source.in_use:
@@ -120,6 +122,23 @@ class KVCache:
         target.key = key
         target.in_use = True
         return target
+
+    def _cut_in_place(self, source: CachedSequence, length: int) -> bool:
+        """Where nothing else runs, go on in the cells of an idle sequence; what follows its shared part is stored.
+
+        The same request then meets the same cells each time, and plain attention sums in the same order: a seed
+        gives the same text.
+        """
+        if not self._keeps_partial or any(s.in_use for s in self._sequences):
+            return False
+        if len(source.tokens) - length >= MIN_STORED_TOKENS:
+            self._spill(source)
+            if not self._store.holds(np.asarray(source.tokens, np.int32), source.key):
+                return False
+        if not self.truncate(source, length):
+            return False
+        source.in_use = True
+        return True
 
     def _free_sequence(self, keep: CachedSequence | None) -> CachedSequence | None:
         idle = [s for s in self._sequences if not s.in_use and s is not keep]
