@@ -1,0 +1,1 @@
+"""GGUF models as ONNX Runtime GenAI folders, without a training framework."""

@@ -1,0 +1,91 @@
+"""Writing one ONNX graph: nodes in memory, weights straight to the file beside it."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+from onnx import ModelProto, TensorProto, helper
+
+# Weights are mapped at these borders. Source: ONNX external data documentation (page size and more).
+_ALIGNMENT = 4096
+# Smaller constants stay in the graph, where shape inference can see them.
+_INLINE_BYTES = 1024
+_OPSET = 21
+_IR_VERSION = 10
+_KINDS = {
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "uint8": TensorProto.UINT8,
+    "int64": TensorProto.INT64,
+    "int32": TensorProto.INT32,
+}
+
+
+class GraphWriter:
+    """Collects nodes and constants; every method returns the name of what it made."""
+
+    def __init__(self, data: BinaryIO, data_name: str) -> None:
+        self._data = data
+        self._data_name = data_name
+        self._nodes: list[Any] = []
+        self._constants: dict[str, Any] = {}
+        self._inputs: list[Any] = []
+        self._outputs: list[Any] = []
+        self._count = 0
+
+    def input(self, name: str, kind: str, shape: Sequence[int | str]) -> str:
+        """An input of the graph."""
+        self._inputs.append(helper.make_tensor_value_info(name, _KINDS[kind], list(shape)))
+        return name
+
+    def output(self, name: str, kind: str, shape: Sequence[int | str]) -> str:
+        """Declare a result of the graph."""
+        self._outputs.append(helper.make_tensor_value_info(name, _KINDS[kind], list(shape)))
+        return name
+
+    def constant(self, name: str, values: npt.NDArray[Any]) -> str:
+        """Weights or a small constant, stored once under its name."""
+        if name in self._constants:
+            return name
+        kind = _KINDS[values.dtype.name]
+        values = np.ascontiguousarray(values)
+        if values.nbytes <= _INLINE_BYTES:
+            self._constants[name] = helper.make_tensor(name, kind, values.shape, values.tobytes(), raw=True)
+            return name
+        at = math.ceil(self._data.tell() / _ALIGNMENT) * _ALIGNMENT
+        self._data.write(b"\0" * (at - self._data.tell()))
+        self._data.write(values.data)
+        tensor = TensorProto(name=name, data_type=kind, dims=values.shape)
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", self._data_name), ("offset", at), ("length", values.nbytes)):
+            tensor.external_data.add(key=key, value=str(value))
+        self._constants[name] = tensor
+        return name
+
+    def node(self, op: str, inputs: Sequence[str], *, out: str | None = None, domain: str = "", **facts: Any) -> str:
+        """A node with one result."""
+        return self.nodes(op, inputs, (out or self._fresh(op),), domain=domain, **facts)[0]
+
+    def nodes(
+        self, op: str, inputs: Sequence[str], outs: Sequence[str], *, domain: str = "", **facts: Any
+    ) -> tuple[str, ...]:
+        """A node with several results; an empty name is one not wanted."""
+        self._nodes.append(helper.make_node(op, list(inputs), list(outs), name=self._fresh(op), domain=domain, **facts))
+        return tuple(outs)
+
+    def save(self, path: Path) -> None:
+        """Write the graph. The weights must already be flushed."""
+        graph = helper.make_graph(
+            self._nodes, "decoder", self._inputs, self._outputs, initializer=list(self._constants.values())
+        )
+        opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("com.microsoft", 1)]
+        model: ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
+        model.producer_name = "tessera"
+        path.write_bytes(model.SerializeToString(deterministic=True))
+
+    def _fresh(self, op: str) -> str:
+        self._count += 1
+        return f"{op}_{self._count}"

@@ -1,0 +1,116 @@
+"""Packed GGUF weights in the forms ONNX Runtime computes with; exact, or re-quantized to 8 bits and said so."""
+
+from dataclasses import dataclass
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from quantize.errors import BadFile
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+# Values that share a scale in Q4_0, Q8_0 and in what other types are re-quantized to.
+BLOCK_VALUES = 32
+# Types whose values float32 holds as they are.
+PLAIN = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeights:
+    """A matrix of shape (rows, row_values) in blocks of 32 values, as `MatMulNBits` reads it.
+
+    `packed` is (rows, blocks, 32 * bits / 8) uint8, low nibble first; `scales` (rows, blocks) float32.
+    A value is scale * (code - zero), the zero being 8 for four bits and 128 for eight.
+    """
+
+    bits: int
+    packed: Bytes
+    scales: Floats
+
+    @property
+    def zero(self) -> int:
+        """The code that stands for 0."""
+        return 1 << (self.bits - 1)
+
+    def values(self) -> Floats:
+        """The weights as (rows, row_values) float32."""
+        codes = self.packed
+        if self.bits == 4:  # noqa: PLR2004 - two codes a byte
+            codes = np.stack((codes & 15, codes >> 4), axis=-1).reshape(*codes.shape[:2], BLOCK_VALUES)
+        centred = codes.astype(np.float32) - np.float32(self.zero)
+        result: Floats = (centred * self.scales[..., None]).reshape(len(codes), -1)
+        return result
+
+
+def is_exact(qtype: str) -> bool:
+    """Whether `blocks` or `plain` keep every value of this GGML type."""
+    return qtype in PLAIN or qtype in {"Q4_0", "Q8_0"}
+
+
+def plain(raw: Bytes, qtype: str, shape: tuple[int, ...], name: str) -> npt.NDArray[np.float32 | np.float16]:
+    """Unpacked values: float16 for F16, else float32.
+
+    Raises: BadFile: a value is not finite.
+    """
+    kind = np.float16 if qtype == "F16" else np.float32
+    values = raw.view(kind) if qtype in {"F16", "F32"} else dequantized(raw, qtype, shape[-1])
+    _require_finite(values, name)
+    return values.reshape(shape)
+
+
+def blocks(raw: Bytes, qtype: str, rows: int, row_values: int, name: str) -> BlockWeights:
+    """A block-quantized matrix. Other types than Q4_0 and Q8_0 are re-quantized to eight bits.
+
+    Raises: BadFile: a scale or a value is not finite, or a row is no whole number of blocks.
+    """
+    if row_values % BLOCK_VALUES:
+        raise BadFile(name, f"rows of {row_values} values are no multiple of {BLOCK_VALUES}")
+    per_row = row_values // BLOCK_VALUES
+    if qtype == "Q8_0":
+        cells = raw.reshape(rows, per_row, 34)
+        packed = cells[..., 2:] ^ np.uint8(0x80)  # two's complement to offset binary
+        return BlockWeights(8, packed, _scales(cells, name))
+    if qtype == "Q4_0":
+        cells = raw.reshape(rows, per_row, 18)
+        low, high = cells[..., 2:] & 15, cells[..., 2:] >> 4  # values 0..15 and 16..31 of the block
+        ordered = np.concatenate((low, high), axis=-1)
+        packed = ordered[..., 0::2] | (ordered[..., 1::2] << 4)
+        return BlockWeights(4, packed, _scales(cells, name))
+    values = dequantized(raw, qtype, row_values).reshape(rows, row_values)
+    _require_finite(values, name)
+    return requantized(values)
+
+
+def requantized(values: Floats) -> BlockWeights:
+    """Float weights (rows, row_values) as eight-bit blocks; the error is at most half a step, max/254."""
+    cells = values.reshape(len(values), -1, BLOCK_VALUES)
+    scales = np.abs(cells).max(axis=-1) / np.float32(127)
+    inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
+    codes = np.rint(cells * inverse[..., None]).clip(-127, 127)
+    return BlockWeights(8, (codes + 128).astype(np.uint8), scales)
+
+
+def dequantized(raw: Bytes, qtype: str, row_values: int) -> Floats:
+    """Values of any GGML type as (rows, row_values) float32.
+
+    Raises: BadFile: the type is one that cannot be unpacked here.
+    """
+    kind = gguf.GGMLQuantizationType[qtype]
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    try:
+        values = gguf.quants.dequantize(raw.reshape(-1, row_values // block * size), kind)
+    except NotImplementedError as error:
+        raise BadFile("weights", f"{qtype} cannot be converted to ONNX; use a Q8_0, Q4_0 or F16 file") from error
+    return np.ascontiguousarray(values, np.float32)
+
+
+def _scales(cells: Bytes, name: str) -> Floats:
+    scales = np.ascontiguousarray(cells[..., :2]).view(np.float16)[..., 0].astype(np.float32)
+    _require_finite(scales, name)
+    return scales
+
+
+def _require_finite(values: npt.NDArray[np.float32 | np.float16], name: str) -> None:
+    if not np.isfinite(values).all():
+        raise BadFile(name, "it holds values that are not finite")
