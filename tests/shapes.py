@@ -43,6 +43,7 @@ class Shape:
 SHAPES: dict[str, Shape] = {
     "llama": Shape("llama"),
     "llama-q4_0": Shape("llama", qtype=Q.Q4_0),
+    "qwen2": Shape("qwen2", tied=True),
     "qwen3": Shape("qwen3", tied=True, kv_heads=4),
     "big-vocab": Shape("qwen3", tied=True, layers=4, embd=256, vocab=151936, qtype=Q.Q8_0),
     "qwen3moe": Shape("qwen3moe", experts=(16, 4, 256)),
@@ -97,6 +98,9 @@ def _attention(prefix: str, shape: Shape) -> Iterator[tuple[str, tuple[int, ...]
     yield prefix + "attn_k.weight", (key, shape.embd)
     yield prefix + "attn_v.weight", (key, shape.embd)
     yield prefix + "attn_output.weight", (shape.embd, query)
+    if shape.arch == "qwen2":
+        for name, width in (("q", query), ("k", key), ("v", key)):
+            yield prefix + f"attn_{name}.bias", (width,)
     if shape.arch in {"qwen3", "qwen3moe", "gemma3", "lfm2"}:
         yield prefix + "attn_q_norm.weight", (shape.head_dim,)
         yield prefix + "attn_k_norm.weight", (shape.head_dim,)

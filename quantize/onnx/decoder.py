@@ -1,6 +1,7 @@
 """The graph of a Llama, Qwen2 or Qwen3 decoder in the operators ONNX Runtime has fast kernels for."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,15 +42,17 @@ def decoder_shape(model: GgufModel) -> DecoderShape:
     head = model.parts[0]
     if head.architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        raise UnsupportedModel(f"{head.architecture or 'this model'} cannot be converted to ONNX (known: {known})")
+        raise UnsupportedModel(
+            head.name, f"{head.architecture or 'this model'} cannot be converted to ONNX (known: {known})"
+        )
     if head.arch_int("expert_count"):
-        raise UnsupportedModel("models with experts cannot be converted to ONNX")
+        raise UnsupportedModel(head.name, "models with experts cannot be converted to ONNX")
 
     def whole(key: str, default: int | None = None) -> int:
         value = head.arch_int(key)
         value = default if value is None else value
         if value is None or value <= 0:
-            raise UnsupportedModel(f"the file does not say {head.architecture}.{key}")
+            raise UnsupportedModel(head.name, f"the file does not say {head.architecture}.{key}")
         return value
 
     def number(key: str, default: float) -> float:
@@ -59,10 +62,10 @@ def decoder_shape(model: GgufModel) -> DecoderShape:
     embd, heads = whole("embedding_length"), whole("attention.head_count")
     head_dim = whole("attention.key_length", embd // heads)
     if whole("rope.dimension_count", head_dim) != head_dim or whole("attention.value_length", head_dim) != head_dim:
-        raise UnsupportedModel("rotary embeddings over a part of a head cannot be converted to ONNX")
+        raise UnsupportedModel(head.name, "rotary embeddings over a part of a head cannot be converted to ONNX")
     scaling = head.arch_value("rope.scaling.type", "none")
     if scaling not in {"none", "linear"}:
-        raise UnsupportedModel(f"rotary scaling {scaling!r} cannot be converted to ONNX")
+        raise UnsupportedModel(head.name, f"rotary scaling {scaling!r} cannot be converted to ONNX")
     vocab = next((t.shape[-1] for _, t in model.tensors() if t.name == "token_embd.weight"), 0)
     return DecoderShape(
         architecture=head.architecture,
@@ -85,6 +88,7 @@ class DecoderGraph:
     def __init__(self, model: GgufModel, shape: DecoderShape, graph: GraphWriter, accuracy_level: int) -> None:
         self._tensors: dict[str, tuple[GgufFile, TensorInfo]] = {t.name: (part, t) for part, t in model.tensors()}
         self._shape = shape
+        self._name = model.parts[0].name
         self._graph = graph
         self._accuracy = accuracy_level
         self.requantized: dict[str, list[str]] = {}
@@ -105,7 +109,9 @@ class DecoderGraph:
             delta = self._feed_forward(layer, normed)
         normed, _ = self._add_norm(hidden, delta, "output_norm.weight")
         # Only the newest position is ever drawn from: no (tokens, vocabulary) matrix while a prompt is read.
-        last = g.node("Slice", [normed, self._ints("minus_one", -1), self._ints("end", 2**31), self._ints("one", 1)])
+        last = g.node(
+            "Slice", [normed, self._ints("minus_one", -1), self._ints("end", 2**31), self._ints("one", 1)]
+        )
         head = "output.weight" if "output.weight" in self._tensors else "token_embd.weight"
         g.node("Identity", [self._linear(last, head)], out=g.output("logits", "float32", ("batch", 1, s.vocab)))
 
@@ -131,7 +137,7 @@ class DecoderGraph:
 
     def _find(self, name: str) -> tuple[GgufFile, TensorInfo]:
         if name not in self._tensors:
-            raise UnsupportedModel(f"the file has no tensor {name}")
+            raise UnsupportedModel(self._name, f"it has no tensor {name}")
         return self._tensors[name]
 
     def _floats(self, name: str) -> npt.NDArray[np.float32]:
@@ -151,7 +157,7 @@ class DecoderGraph:
     def _is_plain(self, name: str) -> bool:
         _, info = self._find(name)
         if len(info.shape) != 2:  # noqa: PLR2004 - a matrix
-            raise UnsupportedModel(f"{name} is no matrix: {info.shape}")
+            raise UnsupportedModel(self._name, f"{name} is no matrix: {info.shape}")
         return info.ggml_type.name in PLAIN
 
     def _plain_matrix(self, name: str) -> str:
@@ -186,7 +192,7 @@ class DecoderGraph:
         return g.node("Reshape", [g.node("Mul", [centred, steps]), self._ints("row", 0, 0, self._shape.embd)])
 
     def _linear(self, x: str, name: str, bias: str = "") -> str:
-        """x @ W.T + bias, W stored as (rows, row_values)."""
+        """Multiply by a weight: x @ W.T + bias, W stored as (rows, row_values)."""
         g = self._graph
         if self._is_plain(name):
             matrix = g.node("Transpose", [g.node("Cast", [self._plain_matrix(name)], to=_FLOAT)], perm=[1, 0])
@@ -210,7 +216,7 @@ class DecoderGraph:
 
     def _norm(self, x: str, weight: str) -> str:
         scale = self._graph.constant(weight, self._floats(weight))
-        facts = {"axis": -1, "epsilon": self._shape.epsilon, "stash_type": 1}
+        facts: dict[str, Any] = {"axis": -1, "epsilon": self._shape.epsilon, "stash_type": 1}
         return self._graph.node("SimplifiedLayerNormalization", [x, scale], **facts)
 
     def _add_norm(self, hidden: str, delta: str, weight: str) -> tuple[str, str]:

@@ -65,7 +65,9 @@ class GraphWriter:
         self._constants[name] = tensor
         return name
 
-    def node(self, op: str, inputs: Sequence[str], *, out: str | None = None, domain: str = "", **facts: Any) -> str:
+    def node(
+        self, op: str, inputs: Sequence[str], *, out: str | None = None, domain: str = "", **facts: Any
+    ) -> str:
         """A node with one result."""
         return self.nodes(op, inputs, (out or self._fresh(op),), domain=domain, **facts)[0]
 
@@ -73,7 +75,9 @@ class GraphWriter:
         self, op: str, inputs: Sequence[str], outs: Sequence[str], *, domain: str = "", **facts: Any
     ) -> tuple[str, ...]:
         """A node with several results; an empty name is one not wanted."""
-        self._nodes.append(helper.make_node(op, list(inputs), list(outs), name=self._fresh(op), domain=domain, **facts))
+        self._nodes.append(
+            helper.make_node(op, list(inputs), list(outs), name=self._fresh(op), domain=domain, **facts)
+        )
         return tuple(outs)
 
     def save(self, path: Path) -> None:

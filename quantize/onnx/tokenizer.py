@@ -33,7 +33,9 @@ def tokenizer_json(head: GgufFile) -> dict[str, Any]:
     kind, pre = meta.get("tokenizer.ggml.model"), str(meta.get("tokenizer.ggml.pre", "gpt-2"))
     if kind != "gpt2" or pre not in _SPLITS:
         known = ", ".join(_SPLITS)
-        raise UnsupportedModel(f"the tokenizer {kind}/{pre} cannot be converted to ONNX (known: gpt2 with {known})")
+        raise UnsupportedModel(
+            head.name, f"the tokenizer {kind}/{pre} cannot be converted to ONNX (known: gpt2 with {known})"
+        )
     tokens = _texts(head, "tokenizer.ggml.tokens")
     types = token_types(head, len(tokens))
     added = [
@@ -114,7 +116,9 @@ def end_tokens(head: GgufFile) -> list[int]:
 def token_types(head: GgufFile, count: int) -> np.ndarray[Any, Any]:
     """The type of each token, shape (count,). Raises: BadFile: there are not as many as tokens."""
     value = head.metadata.get("tokenizer.ggml.token_type")
-    types = value.numbers() if isinstance(value, LazyArray) else np.array(value if value is not None else [1] * count)
+    types = (
+        value.numbers() if isinstance(value, LazyArray) else np.array(value if value is not None else [1] * count)
+    )
     if len(types) != count:
         raise BadFile(head.name, f"{len(types)} token types for {count} tokens")
     return types
@@ -126,7 +130,7 @@ def _texts(head: GgufFile, key: str) -> list[str]:
         return [text.decode("utf-8", "replace") for text in value.strings()]
     if isinstance(value, tuple):
         return [str(text) for text in value]
-    raise UnsupportedModel(f"the file has no {key}")
+    raise UnsupportedModel(head.name, f"it has no {key}")
 
 
 def _pre_tokenizer(pattern: str | None) -> dict[str, Any]:
@@ -145,4 +149,9 @@ def _begin(head: GgufFile, tokens: list[str]) -> dict[str, Any] | None:
     first = {"SpecialToken": {"id": tokens[at], "type_id": 0}}
     body = [{"Sequence": {"id": name, "type_id": 0}} for name in ("A", "B")]
     marks = {tokens[at]: {"id": tokens[at], "ids": [at], "tokens": [tokens[at]]}}
-    return {"type": "TemplateProcessing", "single": [first, body[0]], "pair": [first, *body], "special_tokens": marks}
+    return {
+        "type": "TemplateProcessing",
+        "single": [first, body[0]],
+        "pair": [first, *body],
+        "special_tokens": marks,
+    }

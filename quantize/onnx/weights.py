@@ -1,6 +1,7 @@
 """Packed GGUF weights in the forms ONNX Runtime computes with; exact, or re-quantized to 8 bits and said so."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import gguf
 import numpy as np
@@ -48,7 +49,7 @@ def is_exact(qtype: str) -> bool:
     return qtype in PLAIN or qtype in {"Q4_0", "Q8_0"}
 
 
-def plain(raw: Bytes, qtype: str, shape: tuple[int, ...], name: str) -> npt.NDArray[np.float32 | np.float16]:
+def plain(raw: Bytes, qtype: str, shape: tuple[int, ...], name: str) -> npt.NDArray[Any]:
     """Unpacked values: float16 for F16, else float32.
 
     Raises: BadFile: a value is not finite.
@@ -111,6 +112,6 @@ def _scales(cells: Bytes, name: str) -> Floats:
     return scales
 
 
-def _require_finite(values: npt.NDArray[np.float32 | np.float16], name: str) -> None:
+def _require_finite(values: npt.NDArray[Any], name: str) -> None:
     if not np.isfinite(values).all():
         raise BadFile(name, "it holds values that are not finite")
