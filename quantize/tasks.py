@@ -10,6 +10,7 @@ from quantize.convert.folder import ConvertRequest, convert, prepare
 from quantize.craft.sequential import SequentialRequest, round_in_order
 from quantize.craft.tensors import TensorsRequest, round_tensors
 from quantize.evidence import MeasureRequest, Step, VerifyRequest
+from quantize.onnx.folder import OnnxRequest, convert_task
 from quantize.rounding_error import ErrorsRequest, measure_errors
 from quantize.sensitivity import AlphaRequest, measure_alpha
 from quantize.verify import verify_files
@@ -25,5 +26,6 @@ TASKS: dict[str, tuple[type[msgspec.Struct], Callable[[Any, Step], Any]]] = {
     "alpha": (AlphaRequest, measure_alpha),
     "convert": (ConvertRequest, convert),
     "prepare": (ConvertRequest, prepare),
+    "onnx": (OnnxRequest, convert_task),
     "write": (WriteRequest, write_model),
 }

@@ -26,9 +26,7 @@ def requantize(source: Path, target: Path, qtype: str, extra: dict[str, np.ndarr
             continue
         if tensor.tensor_type == gguf.GGMLQuantizationType.F16:
             values = np.asarray(tensor.data, np.float32)
-            writer.add_tensor(
-                tensor.name, quantize_rows(values, qtype), raw_dtype=gguf.GGMLQuantizationType[qtype]
-            )
+            writer.add_tensor(tensor.name, quantize_rows(values, qtype), raw_dtype=gguf.GGMLQuantizationType[qtype])
         else:
             writer.add_tensor(tensor.name, np.asarray(tensor.data))
     for name, values in (extra or {}).items():

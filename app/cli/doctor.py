@@ -2,8 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from devices.types import Finding, Machine
 
 MARKS = {"error": "[red]error[/red]", "warning": "[yellow]warning[/yellow]", "advice": "[cyan]advice[/cyan]"}
 
@@ -26,12 +30,20 @@ def command(as_json: bool, replay: Path | None) -> None:
         machine = recorded_report(load_recording(replay)) if replay else live_report(RealHost(), cache, fresh=True)
     except BadRecording as error:
         raise click.ClickException(f"{error}. Make one with `tessera devices --record FILE`.") from error
-    findings = diagnose(machine)
+    findings = diagnose(machine) if replay else (*diagnose(machine), *_accelerators(machine))
     if as_json:
         click.echo(json.dumps({"findings": to_json(list(findings)), "build": build_summary(machine)}, indent=2))
     else:
         _print(findings, build_summary(machine))
     raise SystemExit(1 if any(finding.severity == "error" for finding in findings) else 0)
+
+
+def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
+    """What ONNX Runtime's providers and FastFlowLM lack here."""
+    from engine.flm import detect  # noqa: PLC0415 - see command
+    from engine.onnx import discovery  # noqa: PLC0415 - see command
+
+    return (*discovery.findings(discovery.discover(), machine), *detect.findings(machine))
 
 
 def _print(findings: tuple[object, ...], summary: str) -> None:

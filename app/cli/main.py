@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fit": ("app.cli.fit", "Show the memory a model needs here, before it is loaded or fetched."),
     "doctor": ("app.cli.doctor", "Find what keeps models from running well here, and how to mend it."),
     "devices": ("app.cli.devices", "Show processors, GPUs, NPUs, memory and usable backends."),
+    "onnx": ("app.cli.onnx", "Convert models for ONNX Runtime, and see what it can run on here."),
     "fim-bench": ("app.cli.fim_bench", "Measure keystroke-to-suggestion latency."),
     "launch": ("app.cli.launch", "Start a coding agent on a local model, or connect an editor."),
     "code": ("app.cli.code", "Ask about and edit a project with a local model."),

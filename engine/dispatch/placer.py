@@ -12,7 +12,9 @@ from devices.errors import Overdrawn
 from devices.memory import Ledger
 from devices.process_memory import process_memory
 from devices.types import Machine
+from engine.dispatch import onnx
 from engine.dispatch.choose import audit_key, place, weights_read
+from engine.dispatch.external import is_external, place_external
 from engine.dispatch.ladder import next_rung
 from engine.dispatch.machine_state import MachineState
 from engine.dispatch.memory import DispatchMemory
@@ -69,6 +71,11 @@ class Placer:
         `exact` asks llama.cpp in a child (under a second, kept); else, or if that fails, formulas answer.
         Raises: BadModelFile.
         """
+        if is_external(settings.path):
+            return place_external(settings, self._machine())
+        if onnx.is_folder(settings.path):
+            folder, machine = onnx.folder_at(settings.path), self._machine()
+            return onnx.place_folder(folder, settings, onnx.with_power(wish), machine, self.ledger, model_id)
         return self.judge_shape(model_id, read_shape(settings.path), settings, wish, exact=exact)
 
     def judge_shape(
@@ -97,6 +104,10 @@ class Placer:
 
     def report(self, model_id: str, placement: Placement, shape: ModelShape | None = None) -> FitReport:
         """Whether that placement fits now, the largest context, and what to give up if not."""
+        if is_external(placement.settings.path):
+            return FitReport(model=model_id, fits=True, need=placement.need, available_bytes={}, largest_context=0)
+        if onnx.is_folder(placement.settings.path):
+            return onnx.folder_report(model_id, placement, self.machine.now(), self.ledger)
         shape = shape or read_shape(placement.settings.path)
         on_cpu = placement.device == "cpu"
         run = self._dry_run(placement.settings) if on_cpu and Path(placement.settings.path).is_file() else None
@@ -129,8 +140,13 @@ class Placer:
         Where memory is plentiful the formulas decide at once; where it is not, llama.cpp is asked first.
         Raises: NotEnoughMemory: with needed, available and the three cheapest ways out. BadModelFile.
         """
-        shape = read_shape(settings.path)
         machine = self._machine()
+        if is_external(settings.path):
+            return
+        if onnx.is_folder(settings.path):
+            self._needs[model_id] = onnx.admit(model_id, settings, machine, self.ledger)
+            return
+        shape = read_shape(settings.path)
         gpu, backend = offload_target(settings, machine)
         key = audit_key(shape, backend)
         need = self._need(shape, settings, machine, gpu, key, None)
@@ -151,6 +167,8 @@ class Placer:
 
     def refine(self, model_id: str, settings: LoadSettings) -> None:
         """After a load: replace what formulas reserved by what llama.cpp says it takes."""
+        if is_external(settings.path) or onnx.is_folder(settings.path):
+            return
         machine = self._machine()
         gpu, backend = offload_target(settings, machine)
         run = self._dry_run(settings) if gpu is None else None

@@ -18,7 +18,9 @@ from quantize.safetensors_file import refuse_pickle
 
 _CHUNK_BYTES = 4 * 1024 * 1024
 _RESERVE_BYTES = 256 * 1024 * 1024
-_COMPANIONS = (".json", ".jinja", ".model", ".txt", ".onnx_data", ".onnx.data")
+_COMPANIONS = (".json", ".jinja", ".model", ".txt", "_data", ".data", ".bin")
+# What sentence-transformers keeps one folder deeper: how an embedding model's rows become one.
+_POOLING = "1_Pooling/config.json"
 
 
 def import_copy(catalogue: Catalogue, path: Path, control: Control) -> ModelEntry:
@@ -40,7 +42,9 @@ def import_copy(catalogue: Catalogue, path: Path, control: Control) -> ModelEntr
             raise NotEnoughDisk(str(catalogue.paths.models), total + _RESERVE_BYTES, free)
         done = 0
         for file in files:
-            done = _copy(file, staging / file.name, control, done, total)
+            inside = staging / (file.relative_to(folder) if folder else file.name)
+            inside.parent.mkdir(exist_ok=True)
+            done = _copy(file, inside, control, done, total)
         target = _free_name(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         staging.rename(target)
@@ -92,7 +96,8 @@ def _members(path: Path) -> tuple[list[Path], Path | None]:
         return files, None
     folder = Path(candidate.folder)
     companions = (p for p in sorted(folder.iterdir()) if p.name.endswith(_COMPANIONS) and p.is_file())
-    return [*files, *(p for p in companions if p not in files)], folder
+    deeper = [folder / _POOLING] if (folder / _POOLING).is_file() and not (folder / _POOLING).is_symlink() else []
+    return [*files, *(p for p in companions if p not in files), *deeper], folder
 
 
 def _copy(source: Path, target: Path, control: Control, done: int, total: int) -> int:

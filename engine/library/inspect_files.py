@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.library import capabilities, quant_names
 from engine.library.types import Details
+from engine.onnx.folder import read_folder
 from quantize.byte_source import FileSource
 from quantize.errors import BadFile
 from quantize.gguf_file import GgufFile, TensorInfo
@@ -16,6 +17,7 @@ from quantize.safetensors_file import read_safetensors_folder, safe_member
 
 _MAX_JSON_BYTES = 4 * 1024 * 1024
 _MAX_TEMPLATE_BYTES = 1024 * 1024
+_LONGEST_MIX = 20
 
 
 def inspect_gguf(path: Path) -> Details:
@@ -75,19 +77,22 @@ def inspect_safetensors(folder: Path) -> Details:
 
 
 def inspect_onnx(folder: Path) -> Details:
-    """Facts of an ONNX Runtime GenAI folder; the graphs themselves are checked where they are run."""
-    config = _read_json(safe_member(folder, "genai_config.json", _links_root(folder)))
-    model = config.get("model")
-    if not isinstance(model, dict):
-        raise BadFile(str(folder / "genai_config.json"), "there is no model section in it")
-    context = model.get("context_length")
-    template = _hf_template(folder, _links_root(folder))
+    """Facts of an ONNX folder; the graphs themselves are checked where they are run.
+
+    Raises: quantize.errors.QuantizeError: it wants to run code, leaves its folder, or is broken.
+    """
+    found = read_folder(folder)
+    own = found.own
+    n_params, mix = own.get("n_params"), own.get("quantization")
+    can = ("completion", *capabilities.from_template(found.template)) if found.kind == "generate" else (found.kind,)
     return Details(
-        architecture=_text(model.get("type")) or "",
-        context_train=context if isinstance(context, int) and not isinstance(context, bool) else 0,
-        quantization="ONNX",
-        chat_template=template,
-        capabilities=("completion", *capabilities.from_template(template)),
+        architecture=found.architecture,
+        title=str(own.get("title") or ""),
+        n_params=n_params if isinstance(n_params, int) and 0 < n_params < 1 << 50 else 0,
+        context_train=found.context,
+        quantization=f"ONNX {mix}" if isinstance(mix, str) and len(mix) <= _LONGEST_MIX else "ONNX",
+        chat_template=found.template,
+        capabilities=can,
     )
 
 

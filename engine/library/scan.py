@@ -11,6 +11,7 @@ from engine.library.types import Format, ModelFile
 from quantize.gguf_split import parse_split_name
 
 _log = logging.getLogger(__name__)
+SUFFIXES = (".gguf", ".safetensors", ".onnx", ".json", ".data", "_data", ".bin")
 _MAX_DEPTH = 8
 _MAX_FILES = 200_000
 
@@ -56,7 +57,7 @@ def find_models(root: Path) -> Iterator[Candidate]:
                     if item.is_dir(follow_symlinks=False):
                         if depth < _MAX_DEPTH:
                             pending.append((Path(item.path), depth + 1))
-                    elif item.name.endswith((".gguf", ".safetensors", ".onnx", ".json")):
+                    elif item.name.endswith(SUFFIXES):
                         _note(item, files)
         except OSError:
             continue  # unreadable or gone meanwhile: what is known about it stays as it is
@@ -89,8 +90,9 @@ def group(folder: Path, files: dict[str, ModelFile]) -> Iterator[Candidate]:
     if "config.json" in files and shards:
         yield Candidate("safetensors", str(folder), shards, str(folder))
     graphs = tuple(files[name] for name in sorted(files) if name.endswith(".onnx"))
-    if "genai_config.json" in files and graphs:
-        yield Candidate("onnx", str(folder), graphs, str(folder))
+    if graphs and ("genai_config.json" in files or {"config.json", "tokenizer.json"} <= files.keys()):
+        weights = tuple(files[name] for name in sorted(files) if name.endswith((".data", "_data", ".bin")))
+        yield Candidate("onnx", str(folder), (*graphs, *weights), str(folder))
     for name in sorted(files):
         if not name.endswith(".gguf"):
             continue

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-Format = Literal["gguf", "safetensors", "onnx"]
+Format = Literal["gguf", "safetensors", "onnx", "flm"]
 State = Literal["online", "offline", "changed", "broken"]
 OriginKind = Literal["bundled", "hub", "file", "linked", "built"]
 
@@ -69,6 +69,11 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     def path(self) -> Path:
         """What a runner opens: the folder, or the first file."""
         return Path(self.folder or self.files[0].path)
+
+    @property
+    def servable(self) -> bool:
+        """A runner opens it as it is; safetensors are quantized first."""
+        return self.format != "safetensors"
 
     @property
     def size_bytes(self) -> int:

@@ -117,7 +117,7 @@ class RunnerProcess:
         Raises: RunnerDied: it ended, or spoke another protocol version.
         """
         process = await asyncio.create_subprocess_exec(
-            *child_command("engine.runner.main", engine, str(os.getpid())),
+            *runner_command(engine),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -365,6 +365,15 @@ def _retrieve(future: "asyncio.Future[Any]") -> None:
     """Mark a failure as seen; whoever waits gets it anyway."""
     if not future.cancelled():
         future.exception()
+
+
+def runner_command(engine: str) -> tuple[str, ...]:
+    """How to start a runner. Ryzen AI brings a Python of its own, which TESSERA_ONNX_PYTHON names."""
+    arguments = ("engine.runner.main", engine, str(os.getpid()))
+    python = os.environ.get("TESSERA_ONNX_PYTHON")
+    if engine == "onnx" and python:
+        return (python, "-X", "utf8", "-m", *arguments)
+    return tuple(child_command(*arguments))
 
 
 def runner_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -26,7 +26,8 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `n_ctx` is the longest sequence, `kv_cells` the whole cache that all sequences share (0: n_ctx).
     `n_gpu_layers` -1 offloads all. `devices` names the backend devices to use (empty: the runner's choice).
-    `path` is the first file of a split model.
+    `path` is the first file of a split model, or a folder. `provider` names the execution provider of an ONNX model
+    (empty: the folder's own wish, else the CPU); `allow_fallback` lets operators it does not take run on the CPU.
     """
 
     path: str
@@ -49,6 +50,8 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     draft_path: str | None = None
     mmproj_path: str | None = None
     embeddings: bool = False
+    provider: str = ""
+    allow_fallback: bool = False
     cache_dir: str | None = None
     cache_ram_bytes: int = 0
     cache_disk_bytes: int = 0

@@ -9,6 +9,7 @@ from typing import Final
 import psutil
 
 from engine.errors import BadModelFile, InputFault, ModelNotFound
+from engine.flm.entries import flm_entries
 from engine.library.catalogue import Catalogue
 from engine.library.types import ModelEntry
 from engine.runner.protocol import LoadSettings
@@ -19,6 +20,8 @@ DEFAULT_CONTEXT: Final = 8192
 # Below this size the cache of several full-length sequences costs little; above, sequences share one.
 SMALL_PARAMETERS: Final = 1_500_000_000
 DEFAULT_PARALLEL: Final = 8
+ONNX_PARALLEL: Final = 2
+ENGINES: Final = {"gguf": "llama", "onnx": "onnx", "flm": "flm"}
 # A model this small stays in a core's cache and has hundreds of barriers a millisecond: a second thread gains
 # little on an idle machine and loses ten times the speed on a busy one. Measured: docs/log.md, engine.
 ONE_THREAD_BYTES: Final = 64 << 20
@@ -44,6 +47,7 @@ class ServedModels:
         self._open = open_catalogue
         self._context = context
         self._catalogue: Catalogue | None = None
+        self._flm: tuple[ModelEntry, ...] | None = None
         self._lock = asyncio.Lock()
 
     async def catalogue(self) -> Catalogue:
@@ -56,7 +60,14 @@ class ServedModels:
     async def entries(self) -> tuple[ModelEntry, ...]:
         """Models that can be served now."""
         catalogue = await self.catalogue()
-        return await asyncio.to_thread(catalogue.entries)
+        return (*await asyncio.to_thread(catalogue.entries), *await self._external())
+
+    async def _external(self) -> tuple[ModelEntry, ...]:
+        """Models that FastFlowLM has; its program is asked once."""
+        async with self._lock:
+            if self._flm is None:
+                self._flm = await asyncio.to_thread(flm_entries)
+            return self._flm
 
     async def entry(self, name: str) -> ModelEntry:
         """The model of that name or alias, known to be on disk and sound.
@@ -64,7 +75,11 @@ class ServedModels:
         Raises: ModelNotFound, BadModelFile.
         """
         catalogue = await self.catalogue()
-        entry = await asyncio.to_thread(catalogue.get, self.aliases.resolve(name))
+        resolved = self.aliases.resolve(name)
+        external = next((e for e in await self._external() if e.id == resolved), None)
+        if external is not None:
+            return external
+        entry = await asyncio.to_thread(catalogue.get, resolved)
         if entry is None:
             known = tuple(e.id for e in await asyncio.to_thread(catalogue.entries))
             raise ModelNotFound(name, known[:8])
@@ -77,7 +92,7 @@ class ServedModels:
     async def resolve(self, model: str) -> tuple[str, str, LoadSettings]:
         """What the pool needs to load a model; where it runs is the dispatcher's choice, if there is one."""
         entry = await self.entry(model)
-        if entry.format != "gguf":
+        if entry.format == "safetensors":
             raise InputFault(
                 f"{entry.id} is a {entry.format} folder; convert it first with `tessera quantize {entry.id}`.",
                 "model",
@@ -85,7 +100,7 @@ class ServedModels:
         settings = self.settings(entry)
         if self._place is not None:
             settings = await asyncio.to_thread(self._place, entry.id, settings)
-        return entry.id, "llama", settings
+        return entry.id, ENGINES[entry.format], settings
 
     def settings(self, entry: ModelEntry) -> LoadSettings:
         """How the model is loaded."""
@@ -93,13 +108,16 @@ class ServedModels:
         n_ctx = min(self._context or DEFAULT_CONTEXT, trained)
         embeds = bool({"embedding", "rerank"} & set(entry.capabilities))
         small = 0 < entry.details.n_params < SMALL_PARAMETERS
+        if entry.format == "flm":
+            return LoadSettings(path=entry.folder or "", n_ctx=n_ctx, n_parallel=1)
+        onnx = entry.format == "onnx"  # one generator a sequence, each with a cache of its full length
         threads = 1 if entry.size_bytes < ONE_THREAD_BYTES else usable_cores()
         return LoadSettings(
             path=str(entry.path),
             mmproj_path=None if embeds else entry.projector,
             n_ctx=n_ctx,
-            kv_cells=n_ctx * DEFAULT_PARALLEL if small else n_ctx,
-            n_parallel=DEFAULT_PARALLEL,
+            kv_cells=n_ctx * (ONNX_PARALLEL if onnx else DEFAULT_PARALLEL if small else 1),
+            n_parallel=ONNX_PARALLEL if onnx else DEFAULT_PARALLEL,
             embeddings=embeds,
             n_threads=threads,
             n_threads_batch=threads,

@@ -1,5 +1,6 @@
 """The graph of a Llama, Qwen2 or Qwen3 decoder in the operators ONNX Runtime has fast kernels for."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,12 +86,17 @@ def decoder_shape(model: GgufModel) -> DecoderShape:
 class DecoderGraph:
     """Builds the graph of one model. `requantized` names the tensors that were not kept exactly, by type."""
 
-    def __init__(self, model: GgufModel, shape: DecoderShape, graph: GraphWriter, accuracy_level: int) -> None:
+    def __init__(
+        self, model: GgufModel, shape: DecoderShape, graph: GraphWriter, accuracy_level: int, *, all_logits: bool
+    ) -> None:
         self._tensors: dict[str, tuple[GgufFile, TensorInfo]] = {t.name: (part, t) for part, t in model.tensors()}
         self._shape = shape
         self._name = model.parts[0].name
         self._graph = graph
         self._accuracy = accuracy_level
+        self._all_logits = all_logits
+        self.resident_bytes = 0
+        self.n_params = sum(t.num_values for _, t in model.tensors())
         self.requantized: dict[str, list[str]] = {}
 
     def build(self) -> None:
@@ -108,12 +114,16 @@ class DecoderGraph:
             normed, hidden = self._add_norm(hidden, delta, f"blk.{layer}.ffn_norm.weight")
             delta = self._feed_forward(layer, normed)
         normed, _ = self._add_norm(hidden, delta, "output_norm.weight")
-        # Only the newest position is ever drawn from: no (tokens, vocabulary) matrix while a prompt is read.
-        last = g.node(
-            "Slice", [normed, self._ints("minus_one", -1), self._ints("end", 2**31), self._ints("one", 1)]
-        )
+        width: int | str = "tokens"
+        if not self._all_logits:
+            # Only the newest position is ever drawn from: no (tokens, vocabulary) matrix while a prompt is read.
+            width = 1
+            bounds = [self._ints("minus_one", -1), self._ints("end", 2**31), self._ints("one", 1)]
+            normed = g.node("Slice", [normed, *bounds])
         head = "output.weight" if "output.weight" in self._tensors else "token_embd.weight"
-        g.node("Identity", [self._linear(last, head)], out=g.output("logits", "float32", ("batch", 1, s.vocab)))
+        g.node(
+            "Identity", [self._linear(normed, head)], out=g.output("logits", "float32", ("batch", width, s.vocab))
+        )
 
     def _ints(self, name: str, *values: int) -> str:
         return self._graph.constant(f"const.{name}", np.array(values, np.int64))
@@ -175,6 +185,7 @@ class DecoderGraph:
     def _embed(self, ids: str) -> str:
         g, name = self._graph, "token_embd.weight"
         if self._is_plain(name):
+            self.resident_bytes += self._find(name)[1].nbytes
             rows = g.node("Gather", [self._plain_matrix(name), ids], axis=0)
             return g.node("Cast", [rows], to=_FLOAT)
         # The rows are unpacked by plain operators, so that a tied head can share the packed matrix.
@@ -195,19 +206,21 @@ class DecoderGraph:
         """Multiply by a weight: x @ W.T + bias, W stored as (rows, row_values)."""
         g = self._graph
         if self._is_plain(name):
+            self.resident_bytes += 4 * math.prod(self._find(name)[1].shape)  # held as float32, see Cast
             matrix = g.node("Transpose", [g.node("Cast", [self._plain_matrix(name)], to=_FLOAT)], perm=[1, 0])
             made = g.node("MatMul", [x, matrix])
         else:
             weights, packed, scales = self._packed(name)
+            self.resident_bytes += 2 * (weights.packed.nbytes + weights.scales.nbytes)  # and as the kernels want it
             rows, per_row = weights.scales.shape
             made = g.node(
                 "MatMulNBits",
                 [x, packed, scales],
                 domain=_MS,
-                K=per_row * BLOCK_VALUES,
+                K=per_row * weights.block_values,
                 N=rows,
                 bits=weights.bits,
-                block_size=BLOCK_VALUES,
+                block_size=weights.block_values,
                 accuracy_level=self._accuracy,
             )
         if bias not in self._tensors:

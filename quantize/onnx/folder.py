@@ -1,9 +1,10 @@
 """A GGUF file to a folder that ONNX Runtime GenAI loads."""
 
+import hashlib
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,34 +12,34 @@ from quantize.errors import BadWish, DiskFull
 from quantize.gguf_split import GgufModel, read_gguf_model
 from quantize.onnx.decoder import DecoderGraph, DecoderShape, decoder_shape
 from quantize.onnx.graph import GraphWriter
+from quantize.onnx.request import FAST, Converted, OnnxRequest
 from quantize.onnx.tokenizer import end_tokens, tokenizer_config, tokenizer_json
 
 GRAPH_NAME: Final = "model.onnx"
 DATA_NAME: Final = "model.onnx.data"
-# MatMulNBits with activations in 8 bits, as llama.cpp computes; 0 keeps them in float32 and is slower.
-# Source: ONNX Runtime, ContribOperators.md, MatMulNBits.
-FAST: Final = 4
-EXACT: Final = 0
+# What is written is told by this number: a folder of another one is written anew.
+FORMAT: Final = 1
+FACTS_NAME: Final = "tessera.json"
+_MAX_FACTS_BYTES: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """What was written. `notices` say, for people, what is not exactly as in the source."""
-
-    folder: Path
-    architecture: str
-    data_bytes: int
-    notices: tuple[str, ...]
+def convert_task(request: OnnxRequest, step: Callable[[float, float, str], None]) -> Converted:
+    """The conversion as a task of `quantize.child`."""
+    step(0, 1, str(request.source))
+    return convert_gguf(
+        request.source, request.out, accuracy_level=request.accuracy_level, all_logits=request.all_logits
+    )
 
 
-def convert_gguf(source: Path, folder: Path, *, accuracy_level: int = FAST) -> Converted:
+def convert_gguf(source: Path, folder: Path, *, accuracy_level: int = FAST, all_logits: bool = False) -> Converted:
     """Convert one model. The folder appears only when it is whole. Call in a child process: the file is mapped.
 
     Raises: BadWish: the folder exists. BadFile, UnsupportedModel: the file cannot be converted. DiskFull.
     """
-    if folder.exists():
-        raise BadWish("OUT", f"{folder} exists already; choose another name")
     model = read_gguf_model(source)
+    key = cache_key(model, accuracy_level, all_logits=all_logits)
+    if folder.exists():
+        return _existing(folder, key)
     shape = decoder_shape(model)
     tokenizer = tokenizer_json(model.parts[0])
     free = shutil.disk_usage(folder.parent).free
@@ -47,20 +48,53 @@ def convert_gguf(source: Path, folder: Path, *, accuracy_level: int = FAST) -> C
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.onnx.partial")
     partial.mkdir()
     try:
-        notices = _write(model, shape, tokenizer, partial, accuracy_level)
+        notices = _write(model, shape, tokenizer, partial, accuracy_level, all_logits=all_logits, key=key)
         data_bytes = (partial / DATA_NAME).stat().st_size
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return Converted(folder, shape.architecture, data_bytes, notices)
+    return Converted(folder=str(folder), architecture=shape.architecture, data_bytes=data_bytes, notices=notices)
+
+
+def cache_key(model: GgufModel, accuracy_level: int, *, all_logits: bool) -> str:
+    """Changes with anything the folder depends on: every byte of the source, the options and the format."""
+    digest = hashlib.sha256(f"{FORMAT} {accuracy_level} {all_logits}".encode())
+    for part in model.parts:
+        with Path(part.name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _existing(folder: Path, key: str) -> Converted:
+    """The folder, if it was made from the same file. Raises: BadWish."""
+    try:
+        told = json.loads((folder / FACTS_NAME).read_bytes()[:_MAX_FACTS_BYTES])
+    except (OSError, ValueError):
+        told = None
+    if not isinstance(told, dict) or told.get("key") != key or not (folder / DATA_NAME).is_file():
+        raise BadWish("OUT", f"{folder} exists already; choose another name")
+    return Converted(
+        folder=str(folder),
+        architecture=str(told.get("architecture")),
+        data_bytes=(folder / DATA_NAME).stat().st_size,
+        notices=tuple(str(n) for n in told.get("notices", ())),
+        cached=True,
+    )
 
 
 def _write(
-    model: GgufModel, shape: DecoderShape, tokenizer: dict[str, Any], folder: Path, accuracy_level: int
+    model: GgufModel,
+    shape: DecoderShape,
+    tokenizer: dict[str, Any],
+    folder: Path,
+    accuracy_level: int,
+    *,
+    all_logits: bool,
+    key: str,
 ) -> tuple[str, ...]:
     with (folder / DATA_NAME).open("wb") as data:
         graph = GraphWriter(data, DATA_NAME)
-        decoder = DecoderGraph(model, shape, graph, accuracy_level)
+        decoder = DecoderGraph(model, shape, graph, accuracy_level, all_logits=all_logits)
         decoder.build()
         data.flush()
         os.fsync(data.fileno())
@@ -70,10 +104,29 @@ def _write(
     _write_json(folder / "tokenizer.json", tokenizer)
     _write_json(folder / "tokenizer_config.json", config)
     _write_json(folder / "genai_config.json", genai_config(shape, _id(model, "bos"), end_tokens(head)))
-    return tuple(
+    notices = tuple(
         f"{len(names)} {qtype} tensors were re-quantized to 8 bits: ONNX Runtime has no exact fast form of {qtype}."
         for qtype, names in decoder.requantized.items()
     )
+    facts = {
+        "key": key,
+        "architecture": shape.architecture,
+        "title": head.metadata.get("general.name") or "",
+        "quantization": _mix(model),
+        "n_params": decoder.n_params,
+        "resident_bytes": decoder.resident_bytes,
+        "notices": notices,
+    }
+    _write_json(folder / FACTS_NAME, facts)
+    return notices
+
+
+def _mix(model: GgufModel) -> str:
+    """The type that holds most of the weights."""
+    sizes: dict[str, int] = {}
+    for _, tensor in model.tensors():
+        sizes[tensor.ggml_type.name] = sizes.get(tensor.ggml_type.name, 0) + tensor.nbytes
+    return max(sizes, key=lambda name: sizes[name], default="")
 
 
 def genai_config(shape: DecoderShape, bos: int, ends: list[int]) -> dict[str, Any]:

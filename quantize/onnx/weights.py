@@ -19,9 +19,9 @@ PLAIN = ("F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class BlockWeights:
-    """A matrix of shape (rows, row_values) in blocks of 32 values, as `MatMulNBits` reads it.
+    """A matrix of shape (rows, row_values) in blocks of 32 or 16 values, as `MatMulNBits` reads it.
 
-    `packed` is (rows, blocks, 32 * bits / 8) uint8, low nibble first; `scales` (rows, blocks) float32.
+    `packed` is (rows, blocks, block_values * bits / 8) uint8, low nibble first; `scales` (rows, blocks) float32.
     A value is scale * (code - zero), the zero being 8 for four bits and 128 for eight.
     """
 
@@ -34,11 +34,16 @@ class BlockWeights:
         """The code that stands for 0."""
         return 1 << (self.bits - 1)
 
+    @property
+    def block_values(self) -> int:
+        """Values that share a scale."""
+        return int(self.packed.shape[2]) * 8 // self.bits
+
     def values(self) -> Floats:
         """The weights as (rows, row_values) float32."""
         codes = self.packed
         if self.bits == 4:  # noqa: PLR2004 - two codes a byte
-            codes = np.stack((codes & 15, codes >> 4), axis=-1).reshape(*codes.shape[:2], BLOCK_VALUES)
+            codes = np.stack((codes & 15, codes >> 4), axis=-1).reshape(*codes.shape[:2], self.block_values)
         centred = codes.astype(np.float32) - np.float32(self.zero)
         result: Floats = (centred * self.scales[..., None]).reshape(len(codes), -1)
         return result
@@ -46,7 +51,7 @@ class BlockWeights:
 
 def is_exact(qtype: str) -> bool:
     """Whether `blocks` or `plain` keep every value of this GGML type."""
-    return qtype in PLAIN or qtype in {"Q4_0", "Q8_0"}
+    return qtype in PLAIN or qtype in {"Q4_0", "Q8_0", "Q6_K"}
 
 
 def plain(raw: Bytes, qtype: str, shape: tuple[int, ...], name: str) -> npt.NDArray[Any]:
@@ -61,7 +66,7 @@ def plain(raw: Bytes, qtype: str, shape: tuple[int, ...], name: str) -> npt.NDAr
 
 
 def blocks(raw: Bytes, qtype: str, rows: int, row_values: int, name: str) -> BlockWeights:
-    """A block-quantized matrix. Other types than Q4_0 and Q8_0 are re-quantized to eight bits.
+    """A block-quantized matrix. Other types than Q4_0, Q8_0 and Q6_K are re-quantized to eight bits.
 
     Raises: BadFile: a scale or a value is not finite, or a row is no whole number of blocks.
     """
@@ -78,9 +83,29 @@ def blocks(raw: Bytes, qtype: str, rows: int, row_values: int, name: str) -> Blo
         ordered = np.concatenate((low, high), axis=-1)
         packed = ordered[..., 0::2] | (ordered[..., 1::2] << 4)
         return BlockWeights(4, packed, _scales(cells, name))
+    if qtype == "Q6_K":
+        return _six_bits(raw.reshape(rows, -1, 210), name)
     values = dequantized(raw, qtype, row_values).reshape(rows, row_values)
     _require_finite(values, name)
     return requantized(values)
+
+
+def _six_bits(cells: Bytes, name: str) -> BlockWeights:
+    """Q6_K as 8 bits in blocks of 16: float32 holds the product of both its scales exactly.
+
+    `cells` (rows, super-blocks, 210). Source: ggml-quants.c, dequantize_row_q6_K.
+    """
+    rows, per_row, _ = cells.shape
+    low = cells[..., :128].reshape(rows, per_row, 2, 2, 32)  # (half, first or second 32 bytes, byte)
+    high = cells[..., 128:192].reshape(rows, per_row, 2, 1, 32)
+    parts = [(low & 15) | (((high >> np.array([[0], [2]], np.uint8)) & 3) << 4)]
+    parts.append((low >> 4) | (((high >> np.array([[4], [6]], np.uint8)) & 3) << 4))
+    codes = np.concatenate(parts, axis=3).reshape(rows, per_row * 16, 16) + np.uint8(128 - 32)
+    steps = cells[..., 192:208].view(np.int8).astype(np.float32)
+    scale = np.ascontiguousarray(cells[..., 208:210]).view(np.float16).astype(np.float32)
+    scales = (steps * scale).reshape(rows, per_row * 16)
+    _require_finite(scales, name)
+    return BlockWeights(8, np.ascontiguousarray(codes), scales)
 
 
 def requantized(values: Floats) -> BlockWeights:

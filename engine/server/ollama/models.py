@@ -70,7 +70,7 @@ def _tag(name: str, entry: ModelEntry) -> dict[str, Any]:
 async def tags(request: Request) -> dict[str, Any]:
     """Every model, and every alias that is no pattern."""
     state = server_state(request)
-    entries = [e for e in await state.models.entries() if e.format == "gguf" and e.state == "online"]
+    entries = [e for e in await state.models.entries() if e.servable and e.state == "online"]
     by_id = {e.id: e for e in entries}
     named = [
         (alias, by_id[model])

@@ -14,7 +14,7 @@ router = APIRouter()
 async def list_models(request: Request) -> dict[str, Any]:
     """Every model with its state and context."""
     state = server_state(request)
-    data = [describe(e, state) for e in await state.models.entries() if e.format == "gguf" and e.state == "online"]
+    data = [describe(e, state) for e in await state.models.entries() if e.servable and e.state == "online"]
     return {"object": "list", "data": data}
 
 

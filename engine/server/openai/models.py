@@ -15,7 +15,7 @@ router = APIRouter()
 async def list_models(request: Request) -> dict[str, Any]:
     """Every model this server can load."""
     state = server_state(request)
-    data = [_describe(e, state) for e in await state.models.entries() if e.format == "gguf" and e.state == "online"]
+    data = [_describe(e, state) for e in await state.models.entries() if e.servable and e.state == "online"]
     answer: dict[str, Any] = {"object": "list", "data": data}
     if "anthropic-version" in request.headers:
         ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}

@@ -39,7 +39,7 @@ async def chosen_model(state: ServerState, name: str | None) -> LoadedModel:
     loaded = sorted(state.pool.loaded, key=lambda m: m.last_used)
     if loaded:
         return loaded[-1]
-    served = [e.id for e in await state.models.entries() if e.format == "gguf" and e.state == "online"]
+    served = [e.id for e in await state.models.entries() if e.servable and e.state == "online"]
     if not served:
         raise InputFault("There is no model here; get one with `tessera models pull`.", "model")
     return await state.pool.acquire(served[0])

@@ -1,0 +1,49 @@
+"""`tessera onnx`: convert a model for ONNX Runtime, and see which execution providers work here."""
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.group("onnx")
+def command() -> None:
+    """ONNX Runtime: convert models for it, and see what it can run on here."""
+
+
+@command.command("convert")
+@click.argument("source")
+@click.argument("out", required=False, type=click.Path(path_type=Path, file_okay=False))
+@click.option("--all-logits", is_flag=True, help="Logits of every position, to check guesses; prompts cost more.")
+@click.option("--exact", is_flag=True, help="Activations in 32 bits instead of 8: slower, closer to the formula.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def convert_command(source: str, out: Path | None, all_logits: bool, exact: bool, as_json: bool) -> None:
+    """Convert SOURCE (a GGUF file or a model of the library) to a folder that ONNX Runtime runs.
+
+    Llama, Qwen2 and Qwen3. Q4_0, Q8_0 and 16-bit weights are kept exactly, Q6_K too; others become 8 bits, and that
+    is said. Without OUT the folder joins the library. Converting a file again takes the folder that is there.
+    """
+    from engine.onnx.convert import convert  # noqa: PLC0415 - keeps `tessera --help` fast
+    from quantize.onnx.request import EXACT, FAST  # noqa: PLC0415 - see above
+
+    model_id, done = convert(source, out, accuracy_level=EXACT if exact else FAST, all_logits=all_logits)
+    if as_json:
+        click.echo(json.dumps({"model": model_id, **done}))
+        return
+    for notice in done["notices"]:
+        click.echo(notice, err=True)
+    click.echo(f"{model_id} {'was converted before' if done['cached'] else 'is ready'}: {done['folder']}")
+
+
+@command.command("providers")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def providers_command(as_json: bool) -> None:
+    """Show every execution provider, whether it works here, and what is missing if not."""
+    from engine.onnx.discovery import discover  # noqa: PLC0415 - see convert_command
+
+    found = discover()
+    if as_json:
+        click.echo(json.dumps({"providers": [report.as_json() for report in found]}))
+        return
+    for report in found:
+        click.echo(f"{report.title:<22}{report.state:<14}{report.detail}")

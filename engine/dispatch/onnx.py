@@ -1,0 +1,245 @@
+"""Where an ONNX folder runs: its memory by formula, and the rule by which an NPU gets work."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import psutil
+
+from devices.errors import Overdrawn
+from devices.memory import Ledger
+from devices.types import Device, Machine
+from engine.dispatch.types import Alternative, Placement, Wish
+from engine.errors import BadModelFile
+from engine.fit.report import ledger_amounts, overdraft, refusal
+from engine.fit.types import FitReport, Need, Part
+from engine.onnx.folder import OnnxFolder, read_folder
+from engine.onnx.providers import ADAPTERS, UNTRIED, Adapter, adapter_of
+from engine.runner.protocol import LoadSettings
+from quantize.errors import QuantizeError
+
+# Python, ONNX Runtime and onnxruntime-genai with nothing loaded. Measured: docs/log.md, onnx.
+OVERHEAD_BYTES: Final = 110 << 20
+# Scratch of one prompt piece of 256 tokens beside the widest layer, generously.
+COMPUTE_BYTES: Final = 64 << 20
+NPU_RULE: Final = "an NPU is taken when quiet, on battery, pinned, or for side work beside a busy integrated GPU"
+
+
+def is_folder(path: str) -> bool:
+    """Whether these settings are for the ONNX runner: it opens folders, llama.cpp files."""
+    return Path(path).is_dir()
+
+
+def folder_at(path: str) -> OnnxFolder:
+    """The folder's facts. Raises: BadModelFile."""
+    try:
+        return read_folder(Path(path))
+    except (QuantizeError, OSError) as error:
+        raise BadModelFile(path, str(getattr(error, "reason", error))) from error
+
+
+def onnx_need(folder: OnnxFolder, settings: LoadSettings) -> Need:
+    """What the load takes: ONNX Runtime keeps 16-bit weights as 32 bits, and a full cache for each sequence."""
+    told = folder.own.get("resident_bytes")
+    files = sum(p.stat().st_size for g in folder.graphs for p in g.parent.iterdir() if p.is_file())
+    kv = folder.kv_bytes(settings.n_ctx) * settings.n_parallel
+    parts = (
+        Part(name="weights", device="cpu", num_bytes=told if isinstance(told, int) and told > 0 else files),
+        Part(name="kv", device="cpu", num_bytes=kv),
+        Part(name="compute", device="cpu", num_bytes=COMPUTE_BYTES, basis="prior"),
+        Part(name="overhead", device="cpu", num_bytes=OVERHEAD_BYTES, basis="prior"),
+    )
+    return Need(
+        n_ctx=settings.n_ctx,
+        kv_cells=settings.n_ctx * settings.n_parallel,
+        n_sequences=settings.n_parallel,
+        type_k="f32",
+        type_v="f32",
+        n_gpu_layers=0,
+        parts=parts,
+        resident_bytes=sum(part.num_bytes for part in parts),
+    )
+
+
+def place_folder(
+    folder: OnnxFolder,
+    base: LoadSettings,
+    wish: Wish,
+    machine: Machine,
+    ledger: Ledger,
+    owner: str = "",
+    environ: Mapping[str, str] | None = None,
+) -> Placement:
+    """Where the folder runs, and why not elsewhere. Raises: BadModelFile: it was compiled for what is not here."""
+    environ = os.environ if environ is None else environ
+    settings = msgspec.structs.replace(base, n_ctx=wish.n_ctx or base.n_ctx, devices=(), n_gpu_layers=0)
+    need = onnx_need(folder, settings)
+    choice = choose_provider(folder, settings, wish, machine, busy_igpu(machine, ledger), environ)
+    settings = msgspec.structs.replace(settings, provider=choice.provider)
+    device = choice.device or machine.devices[0]
+    return Placement(
+        device=device.id,
+        device_name=device.name,
+        backend=f"onnx:{choice.provider or 'CPUExecutionProvider'}",
+        n_layers=folder.layers,
+        settings=settings,
+        need=need,
+        fits=overdraft(ledger, need, owner) is None,
+        reasons=choice.reasons,
+        alternatives=choice.alternatives,
+    )
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """A provider (empty: the CPU) on a device, with reasons, and what was not taken."""
+
+    provider: str = ""
+    device: Device | None = None
+    reasons: tuple[str, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+
+
+def choose_provider(
+    folder: OnnxFolder,
+    settings: LoadSettings,
+    wish: Wish,
+    machine: Machine,
+    igpu_busy: bool,
+    environ: Mapping[str, str],
+) -> Choice:
+    """The rule. A pin beats the folder's own wish, which beats the mode; without either it is the CPU.
+
+    Raises: BadModelFile: the pinned provider, or the one the folder was compiled for, cannot be used here.
+    """
+    npus = [d for d in machine.devices if d.kind == "npu"]
+    asked = [a for a in map(adapter_of, folder.providers) if a is not None]
+    pin = settings.provider or _pinned(wish, npus)
+    if asked and not pin:
+        return _compiled(folder, asked[0], npus, environ)
+    if pin and pin.lower() not in {"cpu", "cpuexecutionprovider"}:
+        adapter = adapter_of(pin) or _for_vendor(npus, machine.system)
+        if adapter is None:
+            raise BadModelFile(str(folder.path), f"no provider for {pin!r} is known on this computer")
+        problem = adapter.problem(folder.release, environ)
+        if problem:
+            raise BadModelFile(str(folder.path), problem)
+        device = next((d for d in npus if d.vendor in adapter.vendors), None)
+        return Choice(provider=adapter.provider, device=device, reasons=("you pinned it", _tried(adapter)))
+    why = _npu_reason(folder, wish, igpu_busy)
+    found: list[Alternative] = []
+    for npu in npus:
+        adapter = _for_vendor([npu], machine.system)
+        no = _not_usable(npu, adapter, folder, environ)
+        if not no and why and adapter is not None and not pin:
+            return Choice(provider=adapter.provider, device=npu, reasons=(why, _tried(adapter)))
+        reason = no or ("you pinned the processor" if pin else NPU_RULE)
+        found.append(Alternative(device=npu.id, backend="onnx", n_gpu_layers=0, decode_tok_s=None, reason=reason))
+    reasons = ["you pinned the processor"] if pin else []
+    if why and npus and not pin:
+        reasons.append(f"{why}, but {found[0].reason}")
+    reasons.append("ONNX models run on the processor here" if npus else "this machine has no NPU")
+    return Choice(reasons=tuple(reasons), alternatives=tuple(found))
+
+
+def with_power(wish: Wish) -> Wish:
+    """The wish, with what this computer runs on now."""
+    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    unplugged = battery is not None and battery.power_plugged is False
+    return msgspec.structs.replace(wish, on_battery=True) if unplugged else wish
+
+
+def admit(model_id: str, settings: LoadSettings, machine: Machine, ledger: Ledger) -> Need:
+    """Reserve what a load takes. Raises: NotEnoughMemory, BadModelFile."""
+    folder = folder_at(settings.path)
+    need = onnx_need(folder, settings)
+    try:
+        ledger.reserve(model_id, ledger_amounts(need), f"{folder.architecture}|onnx")
+    except Overdrawn as error:
+        placement = Placement(
+            device="cpu", device_name="", backend="onnx", n_layers=folder.layers, settings=settings, need=need,
+            fits=False,
+        )  # fmt: skip
+        names = {d.id: d.name for d in machine.devices}
+        raise refusal(folder_report(model_id, placement, machine, ledger), names) from error
+    return need
+
+
+def busy_igpu(machine: Machine, ledger: Ledger) -> bool:
+    """A model is loaded on the integrated GPU."""
+    igpus = {d.id for d in machine.devices if d.kind == "igpu"}
+    return any(device in igpus for held in ledger.reservations() for device in held.amounts)
+
+
+def _compiled(folder: OnnxFolder, adapter: Adapter, npus: list[Device], environ: Mapping[str, str]) -> Choice:
+    """A vendor's folder has one place to run."""
+    problem = adapter.problem(folder.release, environ)
+    if problem:
+        raise BadModelFile(str(folder.path), problem)
+    device = next((d for d in npus if d.vendor in adapter.vendors), None)
+    which = f" (release {folder.release})" if folder.release else ""
+    return Choice(device=device, reasons=(f"it was compiled for {adapter.title}{which}", _tried(adapter)))
+
+
+def _pinned(wish: Wish, npus: list[Device]) -> str:
+    if wish.device is None:
+        return ""
+    wanted = wish.device.lower()
+    if wanted in {"cpu", "npu"} or adapter_of(wanted) is not None:
+        return wanted
+    return next(("npu" for d in npus if d.id.lower() == wanted), "")
+
+
+def _npu_reason(folder: OnnxFolder, wish: Wish, igpu_busy: bool) -> str:
+    """Why an NPU should get this, or nothing."""
+    if wish.mode == "quiet":
+        return "quiet: an NPU takes a quarter of the GPU's power"
+    if wish.on_battery:
+        return "on battery: an NPU takes a quarter of the GPU's power"
+    if igpu_busy and folder.kind != "generate":
+        return "side work beside the integrated GPU, which chats"
+    return ""
+
+
+def _for_vendor(npus: list[Device], system: str) -> Adapter | None:
+    """The provider that takes plain ONNX graphs on these NPUs; AMD's takes compiled folders only."""
+    vendors = {d.vendor for d in npus}
+    for adapter in ADAPTERS.values():
+        if vendors & set(adapter.vendors) and system in adapter.systems and adapter.genai_name in _NPU_PROVIDERS:
+            return adapter
+    return None
+
+
+_NPU_PROVIDERS: Final = ("RyzenAI", "OpenVINO", "QNN")
+
+
+def _not_usable(npu: Device, adapter: Adapter | None, folder: OnnxFolder, environ: Mapping[str, str]) -> str:
+    if npu.state not in {"usable", "present"}:
+        return f"{npu.name}: {npu.reason}"
+    if adapter is None:
+        return f"no execution provider for {npu.name} is known"
+    if adapter.genai_name == "RyzenAI":
+        return f"{npu.name} runs models that AMD has compiled for it, not this one"
+    return adapter.problem(folder.release, environ)
+
+
+def _tried(adapter: Adapter) -> str:
+    return f"{adapter.title}: {adapter.tried}" if adapter.tried != UNTRIED else f"{adapter.title} was {UNTRIED}"
+
+
+def folder_report(model_id: str, placement: Placement, machine: Machine, ledger: Ledger) -> FitReport:
+    """Whether that placement fits now."""
+    free = ledger.available("cpu", machine, exclude=model_id)
+    fixed = sum(part.num_bytes for part in placement.need.parts if part.name != "kv")
+    per_token = placement.need.part_bytes("kv") // max(1, placement.need.kv_cells)
+    sequences = max(1, placement.need.n_sequences)
+    largest = max(0, free - fixed) // (per_token * sequences) if per_token else placement.need.n_ctx
+    return FitReport(
+        model=model_id,
+        fits=placement.fits,
+        need=placement.need,
+        available_bytes={"cpu": free},
+        largest_context=int(largest),
+        notes=("ONNX Runtime keeps the cache in 32 bits, allocated in full for each sequence.",),
+    )

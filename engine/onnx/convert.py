@@ -1,0 +1,45 @@
+"""A GGUF model of the library, or any file, to an ONNX folder: in a child, for the file is untrusted."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine.errors import InputFault
+from engine.library.catalogue import Catalogue
+from engine.library.types import Origin
+from quantize.child import run_task
+from quantize.onnx.request import FAST, OnnxRequest
+
+
+def convert(
+    source: str,
+    out: Path | None,
+    *,
+    accuracy_level: int = FAST,
+    all_logits: bool = False,
+    cancelled: Callable[[], bool] = lambda: False,
+    catalogue: Catalogue | None = None,
+) -> tuple[str, dict[str, Any]]:
+    """Convert and take the folder into the library; its id and what the converter said.
+
+    Without `out` it lies beside the library's own models, named after the source.
+    Raises: InputFault, quantize.errors.QuantizeError.
+    """
+    catalogue = catalogue or Catalogue()
+    path = Path(source).expanduser()
+    if not path.is_file():
+        entry = catalogue.get(source)
+        if entry is None:
+            raise InputFault(f"There is no file and no model named {source!r} here.", "source")
+        if entry.format != "gguf":
+            raise InputFault(
+                f"{entry.id} is a {entry.format} folder; only GGUF files are converted to ONNX.", "source"
+            )
+        path = entry.path
+    name = f"{path.stem}-onnx{'-all' if all_logits else ''}{'' if accuracy_level == FAST else '-exact'}"
+    target = (out or catalogue.paths.models / "onnx" / name).absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    request = OnnxRequest(source=path.absolute(), out=target, accuracy_level=accuracy_level, all_logits=all_logits)
+    done: dict[str, Any] = run_task("onnx", request, lambda _progress: None, cancelled)
+    found = catalogue.add(target, Origin(kind="built"))
+    return found.id, done

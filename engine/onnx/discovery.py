@@ -1,0 +1,110 @@
+"""Which execution providers work here: each tried in a time-limited child, and said in words."""
+
+import os
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from devices.backends.child import child_command, run_child
+from devices.types import Finding, Machine
+from engine.onnx.providers import ADAPTERS, UNTRIED, Adapter, installed_release
+
+State = Literal["usable", "no device", "not here", "failed"]
+PROBE: Final = "engine.runner.onnx.probe"
+# A vendor's driver stack answers within seconds; antivirus on Windows reads large libraries first.
+TIMEOUT_S: Final = 30.0
+_SYSTEMS: Final = {"win32": "windows", "darwin": "macos"}
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderReport:
+    """One provider on this machine. `detail` says what was found or what is missing, and what to do."""
+
+    provider: str
+    title: str
+    state: State
+    detail: str
+    vendors: tuple[str, ...] = ()
+    tried: str = UNTRIED
+    devices: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def discover(
+    environ: Mapping[str, str] | None = None, *, timeout_s: float = TIMEOUT_S, system: str | None = None
+) -> tuple[ProviderReport, ...]:
+    """A report for the CPU and every provider that exists for this system. Never raises for what they do."""
+    environ = os.environ if environ is None else environ
+    system = system or _SYSTEMS.get(sys.platform, "linux")
+    adapters = [a for a in ADAPTERS.values() if system in a.systems]
+    with ThreadPoolExecutor(max_workers=4, thread_name_prefix="provider-probe") as pool:
+        cpu = pool.submit(_cpu, timeout_s)
+        found = list(pool.map(lambda a: probe(a, environ, timeout_s=timeout_s), adapters))
+    return (cpu.result(), *found)
+
+
+def probe(adapter: Adapter, environ: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> ProviderReport:
+    """One provider, loaded in a child when its files are here."""
+    problem = adapter.problem(None, environ)
+    if problem:
+        return _report(adapter, "not here", problem)
+    library = adapter.library(environ)
+    how = ([str(library), "register" if adapter.plugin else "load"] if library else []) or []
+    outcome = run_child([*child_command(PROBE), adapter.provider, *how], timeout_s, _quiet())
+    if outcome.answer is None:
+        return _report(
+            adapter, "failed", f"{Path(library or adapter.title).name}: {outcome.reason}. {adapter.install}"
+        )
+    devices = tuple(f"{d['vendor']} {d['kind']}" for d in outcome.answer.get("devices", ()))
+    if not outcome.answer.get("available"):
+        state: State = "no device" if library else "not here"
+        return _report(adapter, state, adapter.no_device if library else adapter.install)
+    release = installed_release(str(library), environ) if adapter.genai_name == "RyzenAI" else None
+    what = f"release {release}" if release else ", ".join(devices) or "it loads"
+    return _report(adapter, "usable", f"{what}; {adapter.tried}", devices)
+
+
+def _cpu(timeout_s: float) -> ProviderReport:
+    outcome = run_child([*child_command(PROBE), "CPUExecutionProvider"], timeout_s, _quiet())
+    if outcome.answer is None:
+        text = f"ONNX Runtime does not load: {outcome.reason}. pip install onnxruntime"
+        return ProviderReport("CPUExecutionProvider", "Processor", "failed", text, tried="")
+    text = f"ONNX Runtime {outcome.answer.get('version')}"
+    return ProviderReport("CPUExecutionProvider", "Processor", "usable", text, tried="")
+
+
+def _report(adapter: Adapter, state: State, detail: str, devices: tuple[str, ...] = ()) -> ProviderReport:
+    return ProviderReport(
+        adapter.provider, adapter.title, state, detail.strip(), adapter.vendors, adapter.tried, devices
+    )
+
+
+def _quiet() -> dict[str, str]:
+    return {"ORT_DISABLE_TELEMETRY": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+
+def findings(reports: tuple[ProviderReport, ...], machine: Machine) -> tuple[Finding, ...]:
+    """What `tessera doctor` says: providers that fail, and missing ones whose NPU is here."""
+    npus = {d.vendor: d for d in machine.devices if d.kind == "npu"}
+    found = []
+    for report in reports:
+        npu = next((npus[v] for v in report.vendors if v in npus), None)
+        if report.state == "failed":
+            title = f"{report.title} is installed but does not load"
+            found.append(Finding(f"onnx_{report.provider}", "warning", title, report.detail, ""))
+        elif npu is not None and report.state == "usable" and UNTRIED in report.tried:
+            title = f"{report.title} could run models on {npu.name}: {report.tried}"
+            found.append(Finding("npu_untried", "advice", title, report.detail, "", npu.id))
+        elif npu is not None and report.state != "usable" and report.provider in _FOR_NPUS:
+            title = f"{report.title}, which could use {npu.name}, is not usable"
+            found.append(Finding("npu_provider", "advice", title, report.detail, "", npu.id))
+    return tuple(found)
+
+
+_FOR_NPUS: Final = ("RyzenAIExecutionProvider", "OpenVINOExecutionProvider", "QNNExecutionProvider")

@@ -1,0 +1,286 @@
+"""Facts of an ONNX model folder from its small JSON files: kind, sizes, the runtime it was made for."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, Final, Literal
+
+import msgspec
+
+from quantize.byte_source import FileSource
+from quantize.errors import BadFile, RefusedFormat
+from quantize.safetensors_file import safe_member
+
+Kind = Literal["generate", "embedding", "rerank"]
+MAX_JSON_BYTES: Final = 4 << 20
+MAX_TEMPLATE_BYTES: Final = 1 << 20
+CONFIG: Final = "genai_config.json"
+GRAPH: Final = "model.onnx"
+# Far beyond any model; larger numbers are a broken or hostile file.
+LIMITS: Final = {
+    "context_length": 1 << 24,
+    "vocab_size": 1 << 22,
+    "num_hidden_layers": 1 << 10,
+    "num_attention_heads": 1 << 10,
+    "num_key_value_heads": 1 << 10,
+    "head_size": 1 << 12,
+    "hidden_size": 1 << 17,
+}
+# Settings that make ONNX Runtime load native code named by the model: never from a model's folder.
+_CODE_KEYS: Final = ("custom_ops_library", "ep_library", "custom_op_library", "ep_library_path", "library_path")
+_LIBRARY: Final = re.compile(r"\.(so|dll|dylib)(\.|$)", re.IGNORECASE)
+# Libraries of Qualcomm's own SDK that its folders name; found by the provider beside itself.
+_KNOWN_LIBRARIES: Final = ("qnnhtp.dll", "qnncpu.dll", "qnngpu.dll", "libqnnhtp.so", "libqnncpu.so", "libqnngpu.so")
+_RELEASE: Final = re.compile(r"rai[_-](\d+\.\d+(?:\.\d+)?)", re.IGNORECASE)
+
+
+class OnnxFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """One folder. `graphs` are its ONNX files; `providers` those its configuration asks for, in that order.
+
+    `release` is the Ryzen AI release it was compiled for, where it tells. Sizes are 0 where unknown.
+    """
+
+    path: Path
+    kind: Kind
+    architecture: str
+    graphs: tuple[Path, ...]
+    providers: tuple[str, ...] = ()
+    release: str | None = None
+    context: int = 0
+    vocab: int = 0
+    layers: int = 0
+    kv_heads: int = 0
+    head_size: int = 0
+    hidden: int = 0
+    bos: int = 0
+    ends: tuple[int, ...] = ()
+    logits: str = "logits"
+    template: str | None = None
+    marks: dict[str, str] = {}
+    fim: dict[str, str] = {}
+    own: dict[str, Any] = {}
+
+    def kv_bytes(self, tokens: int) -> int:
+        """Keys and values of one sequence of that many tokens, in float32, as ONNX Runtime keeps them on a CPU."""
+        return 2 * self.layers * self.kv_heads * self.head_size * 4 * tokens
+
+
+def read_folder(path: Path) -> OnnxFolder:
+    """Read and check one folder.
+
+    Raises: BadFile: something in it is missing, broken or too large. RefusedFormat: it wants to run code.
+    """
+    root = links_root(path)
+    if (path / CONFIG).exists():
+        return _generating(path, root)
+    if (path / "config.json").exists():
+        return _encoding(path, root)
+    raise BadFile(str(path), f"there is neither {CONFIG} nor config.json in it")
+
+
+def _generating(path: Path, root: Path) -> OnnxFolder:
+    config = read_json(safe_member(path, CONFIG, root))
+    model = config.get("model")
+    if not isinstance(model, dict):
+        raise BadFile(str(path / CONFIG), "there is no model section in it")
+    decoder = model.get("decoder")
+    decoder = decoder if isinstance(decoder, dict) else {}
+    for section in (model, decoder):
+        for key in LIMITS:
+            _number(section, key, path)
+    _refuse_code(config, path)
+    names = list(dict.fromkeys(_filenames(model)))
+    graphs = tuple(safe_member(path, name, root) for name in names if name.endswith(".onnx"))
+    if not graphs:
+        raise BadFile(str(path / CONFIG), "it names no ONNX graph")
+    ends = model.get("eos_token_id")
+    ends = ends if isinstance(ends, list) else [ends]
+    outputs = decoder.get("outputs")
+    tokens = _tokenizer_config(path, root)
+    own = path / "tessera.json"
+    return OnnxFolder(
+        path=path,
+        kind="generate",
+        architecture=text(model.get("type")) or "",
+        graphs=graphs,
+        providers=tuple(dict.fromkeys(_providers(model))),
+        release=_release(path, root),
+        context=_number(model, "context_length", path),
+        vocab=_number(model, "vocab_size", path),
+        layers=_number(decoder, "num_hidden_layers", path),
+        kv_heads=_number(decoder, "num_key_value_heads", path),
+        head_size=_number(decoder, "head_size", path),
+        hidden=_number(decoder, "hidden_size", path),
+        bos=model["bos_token_id"] if isinstance(model.get("bos_token_id"), int) else 0,
+        ends=tuple(e for e in ends if isinstance(e, int)),
+        logits=(text(outputs.get("logits")) if isinstance(outputs, dict) else None) or "logits",
+        template=chat_template(path, root),
+        marks={k: _mark(tokens.get(f"{k}_token")) for k in ("bos", "eos") if tokens.get(f"{k}_token")},
+        fim=_texts(tokens.get("fim_tokens")),
+        own=read_json(safe_member(path, own.name, root)) if own.exists() else {},
+    )
+
+
+def _encoding(path: Path, root: Path) -> OnnxFolder:
+    config = read_json(safe_member(path, "config.json", root))
+    holder = next((f for f in (path, path / "onnx") if (f / GRAPH).exists()), None)
+    if holder is None:
+        raise BadFile(str(path), f"there is no {GRAPH} in it")
+    if not (path / "tokenizer.json").exists():
+        raise BadFile(str(path), "there is no tokenizer.json in it")
+    heads = config.get("architectures")
+    named = text(heads[0]) if isinstance(heads, list) and heads else None
+    ranks = bool(named and named.endswith("ForSequenceClassification"))
+    return OnnxFolder(
+        path=path,
+        kind="rerank" if ranks else "embedding",
+        architecture=text(config.get("model_type")) or "",
+        graphs=(safe_member(holder, GRAPH, root),),
+        context=min(_whole(config.get("max_position_embeddings")), LIMITS["context_length"]),
+        vocab=min(_whole(config.get("vocab_size")), LIMITS["vocab_size"]),
+        layers=min(_whole(config.get("num_hidden_layers")), LIMITS["num_hidden_layers"]),
+        hidden=min(_whole(config.get("hidden_size")), LIMITS["hidden_size"]),
+    )
+
+
+def pooling(path: Path) -> str:
+    """How an embedding model's rows become one: "cls" or "mean", from its sentence-transformers module."""
+    module = path / "1_Pooling" / "config.json"
+    if not module.exists():
+        return "mean"
+    said = read_json(safe_member(module.parent, module.name, links_root(path)))
+    return "cls" if said.get("pooling_mode_cls_token") else "mean"
+
+
+def links_root(folder: Path) -> Path:
+    """How far links may lead: a snapshot of the Hugging Face cache links into its repository's blobs."""
+    repository = folder.parent.parent
+    return repository if folder.parent.name == "snapshots" and repository.name.startswith("models--") else folder
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A bounded JSON object. Raises: BadFile."""
+    with FileSource(path) as source:
+        if source.size > MAX_JSON_BYTES:
+            raise BadFile(source.name, f"{source.size} bytes of JSON; at most {MAX_JSON_BYTES} are read")
+        raw = source.read_at(0, source.size)
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise BadFile(str(path), f"no valid JSON: {str(error)[:200]}") from error
+    if not isinstance(value, dict):
+        raise BadFile(str(path), "not a JSON object")
+    return value
+
+
+def chat_template(folder: Path, root: Path) -> str | None:
+    """The chat template that a Hugging Face style folder carries."""
+    own = folder / "chat_template.jinja"
+    if own.exists():
+        with FileSource(safe_member(folder, own.name, root)) as source:
+            return source.read_at(0, min(source.size, MAX_TEMPLATE_BYTES)).decode(errors="replace")
+    template = _tokenizer_config(folder, root).get("chat_template")
+    if isinstance(template, list):  # several named ones: the default speaks for the model
+        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = named.get("default")
+    return text(template)
+
+
+def text(value: object) -> str | None:
+    """A string that says something, else None."""
+    return value if isinstance(value, str) and value else None
+
+
+def _tokenizer_config(folder: Path, root: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    return read_json(safe_member(folder, path.name, root)) if path.exists() else {}
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _number(section: dict[str, Any], key: str, path: Path) -> int:
+    value = section.get(key, 0)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LIMITS[key]:
+        raise BadFile(str(path / CONFIG), f"{key} is {str(value)[:40]}, not a number up to {LIMITS[key]}")
+    return value
+
+
+def _filenames(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key == "filename" and isinstance(inner, str):
+                yield inner
+            else:
+                yield from _filenames(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _filenames(inner)
+
+
+def _providers(value: Any) -> Iterator[str]:
+    """Names under every `provider_options`, and of graphs that a pipeline puts on a provider."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key == "provider_options" and isinstance(inner, list):
+                for options in inner:
+                    if isinstance(options, dict):
+                        yield from (str(name)[:64] for name in options)
+            else:
+                yield from _providers(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _providers(inner)
+
+
+def _refuse_code(value: Any, path: Path) -> None:
+    """Refuse settings that load a library or point outside the folder."""
+    if isinstance(value, list):
+        for inner in value:
+            _refuse_code(inner, path)
+    if not isinstance(value, dict):
+        return
+    for key, inner in value.items():
+        if key.lower() in _CODE_KEYS:
+            raise RefusedFormat(str(path / CONFIG), f"it asks for a library of its own to be loaded ({key})")
+        if isinstance(inner, str):
+            _refuse_path(key, inner, path)
+        else:
+            _refuse_code(inner, path)
+
+
+def _refuse_path(key: str, value: str, path: Path) -> None:
+    if key in {"chat_template", "template"}:
+        return
+    if _LIBRARY.search(value) and value.lower() not in _KNOWN_LIBRARIES:
+        raise RefusedFormat(
+            str(path / CONFIG), f"it asks for a library of its own to be loaded ({key}: {value[:80]})"
+        )
+    windows, posix = PureWindowsPath(value), PurePosixPath(value)
+    if windows.drive or windows.root or posix.is_absolute() or ".." in (*windows.parts, *posix.parts):
+        raise RefusedFormat(str(path / CONFIG), f"{key} points outside the folder: {value[:80]}")
+
+
+def _release(path: Path, root: Path) -> str | None:
+    """The Ryzen AI release: `rai_config.json` if it is there, else the folder's name, as AMD publishes them."""
+    config = path / "rai_config.json"
+    if config.exists():
+        found = read_json(safe_member(path, config.name, root))
+        version = text(found.get("rai_version")) or text(found.get("version"))
+        if version:
+            return version[:20]
+        releases = re.findall(r'"(\d+\.\d+(?:\.\d+)?)"\s*:', json.dumps(found))
+        if releases:
+            return str(max(releases, key=lambda r: [int(n) for n in r.split(".")]))
+    match = _RELEASE.search(path.name) or _RELEASE.search(root.name)
+    return str(match[1]) if match else None
+
+
+def _mark(value: object) -> str:
+    return text(value.get("content")) or "" if isinstance(value, dict) else text(value) or ""
+
+
+def _texts(value: object) -> dict[str, str]:
+    return {str(k): v for k, v in value.items() if isinstance(v, str)} if isinstance(value, dict) else {}

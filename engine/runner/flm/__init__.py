@@ -1,0 +1,1 @@
+"""FastFlowLM as a runner: its own server on loopback, spoken to in its own protocol."""

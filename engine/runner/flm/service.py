@@ -1,0 +1,179 @@
+"""A runner without a model of its own: it starts `flm serve`, watches it, and passes chats on.
+
+FastFlowLM keeps templates and tokenizers to itself, so the chat template of these models only writes the messages
+down as JSON, and this runner hands them over. When `flm` ends, this process ends too, with its last words.
+"""
+
+import os
+import queue
+import sys
+import threading
+import time
+from typing import Any, Final
+
+import psutil
+
+from engine.flm.detect import TEMPLATE, tag_of
+from engine.runner import protocol
+from engine.runner.channel import Channel
+from engine.runner.flm.chat import ChatFailed, ChatStream, refusal
+from engine.runner.flm.server import FlmServer, StartFailed
+from engine.types import Delta, Done, FinishReason, ModelFacts, Started, Timings, Usage
+
+_DIED: Final = 6
+
+
+class FlmRunner:
+    """Serves one FastFlowLM model over a channel; requests run one after the other, as its server does."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._inbox: queue.SimpleQueue[protocol.ToRunner] = queue.SimpleQueue()
+        self._server: FlmServer | None = None
+        self._streams: dict[int, ChatStream] = {}
+        self._cancelled: set[int] = set()
+        self._generated = 0
+
+    def run(self) -> int:
+        """Serve; returns the exit code."""
+        self._channel.send(protocol.Hello(version=protocol.VERSION, engine="flm", pid=os.getpid()))
+        threading.Thread(target=self._read, name="control", daemon=True).start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        while True:
+            message = self._inbox.get()
+            if isinstance(message, protocol.Shutdown):
+                self._stop()
+                return 0
+            if isinstance(message, protocol.Load):
+                if not self._load(message.settings):
+                    return 3
+            elif isinstance(message, protocol.Submit):
+                self._submit(message)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message = self._channel.receive()
+                if message is None:
+                    self._leave(0)
+                elif isinstance(message, protocol.Cancel):
+                    self._cancelled.add(message.id)
+                    stream = self._streams.get(message.id)
+                    if stream is not None:
+                        stream.close()
+                elif isinstance(message, protocol.StatsQuery):
+                    self._channel.send(self._stats(message.id))
+                elif isinstance(message, protocol.Load | protocol.Submit | protocol.Shutdown):
+                    self._inbox.put(message)
+                elif not isinstance(message, protocol.Credit):
+                    self._refuse(message)
+        except Exception as error:  # noqa: BLE001 - a broken peer must end the process, whatever broke
+            sys.stderr.write(f"control channel: {error!r}\n")
+            self._leave(4)
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(protocol.HEARTBEAT_S)
+            self._channel.send(protocol.Heartbeat(step_s=0.0))
+
+    def _leave(self, code: int) -> None:
+        self._stop()
+        sys.stderr.flush()
+        os._exit(code)
+
+    def _stop(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+
+    def _refuse(self, message: protocol.ToRunner) -> None:
+        text = f"FastFlowLM does not answer {type(message).__name__}; its tokenizer is its own."
+        self._channel.send(protocol.Fault(id=getattr(message, "id", None), code="not_supported", message=text))
+
+    def _load(self, settings: protocol.LoadSettings) -> bool:
+        started = time.monotonic()
+        tag = tag_of(settings.path)
+        try:
+            self._server = FlmServer(tag, settings.n_ctx)
+            self._server.wait_ready(lambda f: self._channel.send(protocol.Progress(phase="flm", fraction=f)))
+        except StartFailed as error:
+            self._stop()
+            self._channel.send(protocol.Fault(code="load_failed", message=str(error), param="model"))
+            return False
+        threading.Thread(target=self._watch, args=(self._server,), name="watch", daemon=True).start()
+        facts = ModelFacts(
+            architecture="flm",
+            description=f"{tag} (FastFlowLM, NPU)",
+            n_params=0,
+            size_bytes=0,
+            n_vocab=0,
+            n_ctx=settings.n_ctx,
+            n_ctx_train=settings.n_ctx,
+            n_parallel=1,
+            n_embd=0,
+            chat_template=TEMPLATE,
+            bos="",
+            eos="",
+            add_bos=False,
+            fim={},
+            metadata={},
+            backend="flm",
+        )
+        self._channel.send(protocol.Loaded(facts=facts, load_s=time.monotonic() - started))
+        return True
+
+    def _watch(self, server: FlmServer) -> None:
+        """End with the server: the pool then knows why, and starts both again at the next request."""
+        code = server.wait()
+        sys.stderr.write(f"flm ended with code {code}: {server.last_line}\n")
+        sys.stderr.flush()
+        os._exit(_DIED)
+
+    def _submit(self, message: protocol.Submit) -> None:
+        assert self._server is not None
+        fault = refusal(message)
+        if fault is not None:
+            self._channel.send(fault)
+            return
+        begun = time.monotonic()
+        stream = self._streams[message.id] = ChatStream(self._server, message.request)
+        reason: FinishReason = "cancelled"
+        first = last = 0.0
+        try:
+            self._events(message.id, Started(prompt_tokens=0, cached_tokens=0))
+            for text in stream.texts() if message.id not in self._cancelled else ():
+                last = time.monotonic()
+                first = first or last
+                self._events(message.id, Delta(text=text))
+            if message.id not in self._cancelled:
+                reason = stream.finish_reason
+        except ChatFailed as error:
+            if message.id not in self._cancelled:
+                self._channel.send(protocol.Fault(id=message.id, code="engine_failed", message=str(error)))
+                return
+        finally:
+            self._streams.pop(message.id, None)
+            self._cancelled.discard(message.id)
+        self._generated += stream.completion_tokens
+        usage = Usage(prompt_tokens=stream.prompt_tokens, completion_tokens=stream.completion_tokens)
+        timings = Timings(
+            prefill_s=first - begun if first else 0.0, ttft_s=first - begun if first else 0.0, decode_s=last - first
+        )
+        self._events(message.id, Done(finish_reason=reason, usage=usage, timings=timings))
+
+    def _events(self, request_id: int, event: Any) -> None:
+        self._channel.send(protocol.Events(items=[(request_id, event)]))
+
+    def _stats(self, stats_id: int) -> protocol.Stats:
+        rss = self._server.rss_bytes if self._server is not None else psutil.Process().memory_info().rss
+        return protocol.Stats(
+            id=stats_id,
+            steps=self._generated,
+            prompt_tokens=0,
+            generated_tokens=self._generated,
+            cached_tokens=0,
+            active=len(self._streams),
+            waiting=self._inbox.qsize(),
+            kv_cells_used=0,
+            kv_cells_total=0,
+            rss_bytes=rss,
+        )

@@ -1,0 +1,1 @@
+"""The ONNX Runtime runner: generation through onnxruntime-genai, encoders through plain onnxruntime."""

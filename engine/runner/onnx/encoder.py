@@ -1,0 +1,205 @@
+"""Embeddings and rerank scores of encoder graphs through plain ONNX Runtime, one bounded batch at a time."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from engine.onnx.folder import OnnxFolder, pooling
+from engine.onnx.safety import count_parameters
+from engine.runner.onnx import libraries
+from engine.runner.onnx.errors import LoadFailed
+from engine.runner.onnx.providers import CPU, open_session, register_plugin, share_of, wished_provider
+from engine.runner.onnx.vocabulary import FolderVocabulary
+from engine.runner.protocol import Embed, Embedded, Fault, LoadSettings
+from engine.types import ModelFacts
+from quantize.errors import QuantizeError
+
+# Texts of one run; those of similar length share one, so that little is padding.
+BATCH: Final = 16
+DEFAULT_LIMIT: Final = 512
+# Inputs of encoders by the usual export's names; a graph that wants another cannot be fed.
+_KNOWN_INPUTS: Final = frozenset({"input_ids", "attention_mask", "token_type_ids"})
+# A pooled output is taken as it is; per-token rows are pooled here.
+_POOLED: Final = ("sentence_embedding", "pooler_output_normalized", "embedding", "embeddings")
+_PAIR: Final = 2
+
+
+@dataclass
+class _Job:
+    id: int
+    inputs: list[tuple[list[int], list[int]]]
+    normalize: bool
+    order: list[int]
+    done: int = 0
+    vectors: dict[int, Any] = field(default_factory=dict)
+
+
+class Encoder:
+    """Owns the session. All calls from one thread; `step` is one run."""
+
+    def __init__(self, settings: LoadSettings, folder: OnnxFolder, graphs: list[Any]) -> None:
+        """Raises: LoadFailed."""
+        self._folder = folder
+        self._settings = settings
+        self._params = sum(count_parameters(graph) for graph in graphs)
+        self.vocabulary = FolderVocabulary(folder.path / "tokenizer.json", [], 0)
+        self.ranks = folder.kind == "rerank"
+        self.limit = min(folder.context or DEFAULT_LIMIT, settings.n_ctx)
+        try:
+            self._pooling = pooling(folder.path)
+        except QuantizeError as error:
+            raise LoadFailed(str(getattr(error, "reason", error))) from error
+        self._session, self.provider, self.note = _session(settings, folder)
+        self._inputs = {i.name for i in self._session.get_inputs()}
+        if not {"input_ids"} <= self._inputs <= _KNOWN_INPUTS:
+            raise LoadFailed(f"its inputs {sorted(self._inputs)} are not those of a text encoder")
+        outputs = [o.name for o in self._session.get_outputs()]
+        self._output = next((n for n in outputs if n in _POOLED), outputs[0])
+        self._jobs: deque[_Job] = deque()
+        trial = self._run([(self.vocabulary.encoding("a").ids or [0], [])])
+        if not np.isfinite(trial).all():
+            raise LoadFailed("its output is not a number; the weights are damaged")
+        self.width = trial.shape[1]
+
+    @property
+    def busy(self) -> bool:
+        """Something waits to be embedded."""
+        return bool(self._jobs)
+
+    def facts(self) -> ModelFacts:
+        """What the server shows about the loaded model."""
+        folder = self._folder
+        return ModelFacts(
+            architecture=folder.architecture,
+            description=f"{folder.architecture} (ONNX Runtime)",
+            n_params=self._params,
+            size_bytes=sum(p.stat().st_size for g in folder.graphs for p in g.parent.iterdir() if p.is_file()),
+            n_vocab=self.vocabulary.size,
+            n_ctx=self.limit,
+            n_ctx_train=folder.context,
+            n_parallel=1,
+            n_embd=self.width,
+            chat_template=None,
+            bos="",
+            eos="",
+            add_bos=False,
+            fim={},
+            metadata={"note.0": self.note} if self.note else {},
+            capabilities=("rerank" if self.ranks else "embedding",),
+            backend=self.provider,
+        )
+
+    def add(self, message: Embed) -> Fault | None:
+        """Queue a message; a Fault says why it cannot run."""
+        if message.query is not None and not self.ranks:
+            return _refused(message.id, "This model has no ranking head; load a reranker.", "model")
+        if message.query is None and self.ranks:
+            return _refused(message.id, "This model ranks documents and gives no embeddings.", "model")
+        if not message.inputs:
+            return _refused(message.id, "There is nothing to embed.", "input")
+        rows = [self._tokens(item, message.query) for item in message.inputs]
+        for index, (ids, _) in enumerate(rows):
+            problem = self._problem(index, ids)
+            if problem:
+                return _refused(message.id, problem, "input")
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
+        self._jobs.append(_Job(message.id, rows, message.normalize and not self.ranks, order))
+        return None
+
+    def _problem(self, index: int, ids: list[int]) -> str:
+        if not ids:
+            return f"Input {index} is empty."
+        if len(ids) > self.limit:
+            return f"Input {index} has {len(ids)} tokens; this model takes {self.limit}. Split it."
+        if min(ids) < 0 or max(ids) >= self.vocabulary.size:
+            return f"Token ids must be between 0 and {self.vocabulary.size - 1}."
+        return ""
+
+    def cancel(self, job_id: int) -> None:
+        """Forget a job that nobody waits for any more."""
+        self._jobs = deque(job for job in self._jobs if job.id != job_id)
+
+    def step(self) -> Embedded | Fault | None:
+        """One run; the answer once a job is complete."""
+        if not self._jobs:
+            return None
+        job = self._jobs[0]
+        chosen = job.order[job.done : job.done + BATCH]
+        try:
+            rows = self._run([job.inputs[i] for i in chosen])
+        except Exception as error:  # noqa: BLE001 - the library raises what ONNX Runtime threw
+            self._jobs.popleft()
+            return Fault(id=job.id, code="engine_failed", message=libraries.reason(error))
+        if not np.isfinite(rows).all():
+            self._jobs.popleft()
+            return Fault(id=job.id, code="not_finite", message="The model's output is not a number.")
+        if job.normalize:
+            rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+        job.vectors.update(zip(chosen, rows.astype("<f4"), strict=True))
+        job.done += len(chosen)
+        if job.done < len(job.inputs):
+            self._jobs.rotate(-1)  # a long job lets a short one in between
+            return None
+        self._jobs.popleft()
+        vectors = [job.vectors[i].tobytes() for i in range(len(job.inputs))]
+        return Embedded(
+            id=job.id, width=self.width, vectors=vectors, token_counts=[len(ids) for ids, _ in job.inputs]
+        )
+
+    def _tokens(self, item: str | list[int], query: str | None) -> tuple[list[int], list[int]]:
+        if not isinstance(item, str):
+            return list(item), []
+        clean = item.encode("utf-8", "replace").decode()
+        encoding = self.vocabulary.encoding(clean) if query is None else self.vocabulary.pair(query, clean)
+        return list(encoding.ids), list(encoding.type_ids)
+
+    def _run(self, rows: list[tuple[list[int], list[int]]]) -> Any:
+        """Pooled rows, (texts, width) float32."""
+        longest = max(len(ids) for ids, _ in rows)
+        ids, mask, kinds = (np.zeros((len(rows), longest), np.int64) for _ in range(3))
+        for i, (tokens, types) in enumerate(rows):
+            ids[i, : len(tokens)], mask[i, : len(tokens)] = tokens, 1
+            if types:
+                kinds[i, : len(types)] = types
+        feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": kinds}
+        found = self._session.run([self._output], {k: v for k, v in feeds.items() if k in self._inputs})[0]
+        values = np.asarray(found, np.float32)
+        if values.ndim == _PAIR:
+            return values[:, :1] if self.ranks else values
+        if self._pooling == "cls" or self.ranks:
+            return values[:, 0]
+        weights = mask[:, :, None].astype(np.float32)
+        return (values * weights).sum(axis=1) / weights.sum(axis=1)
+
+
+def _session(settings: LoadSettings, folder: OnnxFolder) -> tuple[Any, str, str]:
+    """The session, its provider, and the share of operators when it is not the CPU."""
+    try:
+        ort = libraries.onnxruntime()
+    except (ImportError, OSError) as error:
+        raise LoadFailed(
+            f"ONNX Runtime does not load ({libraries.reason(error)}): pip install onnxruntime"
+        ) from error
+    wish = wished_provider(settings, folder)
+    note = ""
+    if wish.name != CPU:
+        share = share_of(folder, wish, plugin=register_plugin(ort, wish, for_genai=False))
+        if share.placed < share.total and not settings.allow_fallback:
+            raise LoadFailed(share.refusal())
+        note = share.text()
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = settings.n_threads or 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        session = open_session(ort, options, str(folder.graphs[0]), wish)
+    except LoadFailed:
+        raise
+    except Exception as error:
+        raise LoadFailed(wish.explain(libraries.reason(error))) from error
+    return session, wish.name, note
+
+
+def _refused(job_id: int, message: str, param: str) -> Fault:
+    return Fault(id=job_id, code="invalid_request", message=message, param=param)

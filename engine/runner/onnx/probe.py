@@ -1,0 +1,48 @@
+"""Child process: load one execution provider, list its devices, print JSON. It may die or hang.
+
+Usage: python -m engine.runner.onnx.probe PROVIDER [LIBRARY [register|load]]. Without a library: what this build of
+ONNX Runtime brings. `register` makes it a plugin of ONNX Runtime; `load` only loads it, for libraries that
+onnxruntime-genai opens itself.
+"""
+
+import ctypes
+import json
+import sys
+
+from engine.runner.onnx import libraries
+
+
+def report(arguments: list[str]) -> dict[str, object]:
+    """What the provider is and which devices it found."""
+    ort = libraries.onnxruntime()
+    provider, library, how = (*arguments, "", "")[:3]
+    if how == "load":
+        ctypes.CDLL(library)
+        return {"version": ort.__version__, "available": True, "devices": []}
+    if library:
+        ort.register_execution_provider_library(provider, library)
+    devices = [
+        {"name": d.ep_name, "kind": str(d.device.type).rpartition(".")[2].lower(), "vendor": d.device.vendor}
+        for d in ort.get_ep_devices()
+        if d.ep_name == provider
+    ]
+    return {
+        "version": ort.__version__,
+        "available": bool(devices) or provider in ort.get_available_providers(),
+        "devices": devices,
+    }
+
+
+def main() -> int:
+    """Print the report, or the reason there is none."""
+    try:
+        found = report(sys.argv[1:])
+    except Exception as error:  # noqa: BLE001 - whatever a vendor's library throws is the answer
+        print(json.dumps({"error": libraries.reason(error)}), flush=True)  # noqa: T201 - the parent reads it
+        return 1
+    print(json.dumps(found), flush=True)  # noqa: T201 - the parent reads it
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

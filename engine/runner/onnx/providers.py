@@ -1,0 +1,158 @@
+"""Execution providers in the runner: which one is wished, registering its library, and what it really takes."""
+
+import os
+from dataclasses import dataclass
+from typing import Any, Final
+
+from engine.onnx.folder import OnnxFolder
+from engine.onnx.providers import ADAPTERS, Adapter, adapter_of
+from engine.runner.onnx import libraries
+from engine.runner.onnx.errors import LoadFailed
+from engine.runner.protocol import LoadSettings
+
+CPU: Final = "CPUExecutionProvider"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The provider a load is for. `pinned` by the user, else asked for by the folder's configuration."""
+
+    name: str
+    adapter: Adapter | None
+    library: str | None
+    pinned: bool
+
+    @property
+    def measurable(self) -> bool:
+        """Plain ONNX Runtime can tell what this provider takes; vendor folders are compiled whole."""
+        return self.adapter is not None and self.pinned
+
+    def explain(self, reason: str) -> str:
+        """A failed load in words, with what to install when the provider is the reason."""
+        if self.adapter is None:
+            return f"ONNX Runtime could not load it: {reason}"
+        return f"{self.adapter.title} could not load it: {reason}. {self.adapter.install}"
+
+
+@dataclass(frozen=True)
+class Share:
+    """How many of a graph's operators a provider took; `left` are the kinds it did not."""
+
+    provider: str
+    placed: int
+    total: int
+    left: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """For the dispatch card."""
+        rest = ", rest CPU" if self.placed < self.total else ""
+        return f"{self.provider}: {self.placed} of {self.total} operators{rest}"
+
+    def refusal(self) -> str:
+        """Why a model that the provider does not take is not loaded."""
+        return (
+            f"{self.provider} takes {self.placed} of this model's {self.total} operators; the others "
+            f"({', '.join(self.left[:6])}) would run on the CPU. Choose the CPU, allow the fallback, or use "
+            "a model compiled for this provider."
+        )
+
+
+def wished_provider(settings: LoadSettings, folder: OnnxFolder) -> Wish:
+    """The pinned provider, or what the folder was compiled for, or the CPU.
+
+    Raises: LoadFailed: no such provider is known; a vendor's folder was pinned to something else.
+    """
+    asked = [name for name in folder.providers if adapter_of(name) is not None]
+    name = settings.provider or (asked[0] if asked else CPU)
+    if name in {"cpu", CPU}:
+        if asked:
+            adapter = adapter_of(asked[0])
+            title = adapter.title if adapter else asked[0]
+            raise LoadFailed(f"it was compiled for {title} and has no form for a CPU")
+        return Wish(CPU, None, None, pinned=bool(settings.provider))
+    adapter = adapter_of(name)
+    if adapter is None:
+        raise LoadFailed(f"there is no execution provider {name!r} (known: cpu, {', '.join(ADAPTERS)})")
+    problem = adapter.problem(folder.release, dict(os.environ))
+    if problem and not adapter.built_in:
+        raise LoadFailed(problem)
+    return Wish(adapter.provider, adapter, adapter.library(dict(os.environ)), pinned=bool(settings.provider))
+
+
+def register_plugin(og: Any, wish: Wish, *, for_genai: bool = True) -> bool:
+    """Whether a plugin has to be registered; with onnxruntime-genai that is done here.
+
+    Raises: LoadFailed: it does not load.
+    """
+    if wish.library is None or wish.adapter is None or not wish.adapter.plugin:
+        return False
+    try:
+        if for_genai:
+            og.register_execution_provider_library(wish.name, wish.library)
+    except Exception as error:
+        raise LoadFailed(wish.explain(libraries.reason(error))) from error
+    return True
+
+
+def append_provider(config: Any, wish: Wish) -> None:
+    """Tell onnxruntime-genai which provider to use; a vendor's folder has said it already."""
+    if wish.name == CPU:
+        config.clear_providers()
+    elif wish.pinned and wish.adapter is not None:
+        config.clear_providers()
+        config.append_provider(wish.adapter.genai_name)
+        for key, value in wish.adapter.options.items():
+            config.set_provider_option(wish.adapter.genai_name, key, value)
+
+
+def share_of(folder: OnnxFolder, wish: Wish, *, plugin: bool) -> Share:
+    """Create a plain session on the provider and count where its operators went.
+
+    Raises: LoadFailed: ONNX Runtime has no such provider here, or it refuses the graph.
+    """
+    ort = libraries.onnxruntime()
+    assert wish.adapter is not None
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    try:
+        session = open_session(ort, options, str(folder.graphs[0]), wish, register=plugin)
+        return count_operators(session, wish.name)
+    except LoadFailed:
+        raise
+    except Exception as error:
+        raise LoadFailed(wish.explain(libraries.reason(error))) from error
+
+
+def open_session(ort: Any, options: Any, graph: str, wish: Wish, *, register: bool = False) -> Any:
+    """A plain session on the wished provider, the CPU behind it.
+
+    Raises: LoadFailed: no such provider or device here. Whatever ONNX Runtime throws.
+    """
+    if wish.adapter is None:
+        return ort.InferenceSession(graph, options, providers=[CPU])
+    if not wish.adapter.plugin:
+        if wish.name not in ort.get_available_providers():
+            raise LoadFailed(f"This ONNX Runtime has no {wish.name}. {wish.adapter.install}")
+        return ort.InferenceSession(graph, options, providers=[(wish.name, dict(wish.adapter.options)), CPU])
+    if register:
+        ort.register_execution_provider_library(wish.name, wish.library)
+    devices = [d for d in ort.get_ep_devices() if d.ep_name == wish.name]
+    if not devices:
+        raise LoadFailed(f"{wish.adapter.title} is installed but finds no device. {wish.adapter.no_device}")
+    options.add_provider_for_devices(devices[:1], dict(wish.adapter.options))
+    return ort.InferenceSession(graph, options)
+
+
+def count_operators(session: Any, provider: str) -> Share:
+    """Operators of the final graph by provider. `get_providers` would list one that took nothing."""
+    placed = total = 0
+    left: dict[str, None] = {}
+    for part in session.get_provider_graph_assignment_info():
+        nodes = len(part.get_nodes())
+        total += nodes
+        if part.ep_name == provider:
+            placed += nodes
+        else:
+            left.update(dict.fromkeys(node.op_type for node in part.get_nodes()))
+    return Share(provider, placed, total, tuple(left))

@@ -1,0 +1,321 @@
+"""The engine of the ONNX runner: each step gives every generating sequence one token and one prompt a piece.
+
+onnxruntime-genai keeps one generator a sequence; on a CPU it does not batch them. A finished sequence's generator
+stays as a prefix: a request that begins with the same tokens rewinds it and appends only what differs.
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from engine.grammar import ConstraintRefused
+from engine.runner.llama.constrain import ConstraintCompiler
+from engine.runner.llama.draw import DrawFailed, draw
+from engine.runner.llama.model import MAX_DRAFT
+from engine.runner.llama.sequence import Sequence
+from engine.runner.llama.text import TextStream
+from engine.runner.onnx import libraries
+from engine.runner.onnx.errors import NotHonoured
+from engine.runner.onnx.model import LoadedFolder
+from engine.runner.onnx.sampler import NumpySampler
+from engine.runner.protocol import Fault
+from engine.types import Event, FinishReason, GenerationRequest, TokenLogprob
+
+# Tokens of a prompt read at once: others wait no longer, and a graph that gives all logits stays bounded.
+CHUNK: Final = 256
+# Caches are allocated for their longest length; short answers share a few sizes so that they can be used again.
+SMALLEST_ROOM: Final = 512
+
+Output = tuple[int, Event] | Fault
+
+
+@dataclass
+class Slot:
+    """One generator: `tokens` are those in its cache, `room` how many it can hold."""
+
+    generator: Any
+    room: int
+    tokens: list[int] = field(default_factory=list)
+    owner: int | None = None
+    last_used: float = 0.0
+
+
+class Scheduler:
+    """Owns the generators. `step` is the whole engine; everything else prepares or answers for it."""
+
+    def __init__(self, loaded: LoadedFolder) -> None:
+        self._loaded = loaded
+        self._vocabulary = loaded.vocabulary
+        self._constraints = ConstraintCompiler(loaded.vocabulary)
+        self._constraints.warm()
+        self._slots: list[Slot] = []
+        self._waiting: deque[Sequence] = deque()
+        self._running: dict[int, tuple[Sequence, Slot]] = {}
+        self._by_id: dict[int, Sequence] = {}
+        self.steps = 0
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+        self.cached_tokens = 0
+
+    @property
+    def busy(self) -> bool:
+        """Something is running or waiting."""
+        return bool(self._by_id)
+
+    @property
+    def active(self) -> int:
+        """Sequences that hold a generator."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a generator."""
+        return len(self._waiting)
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        """Tokens in caches, and tokens the caches were made for."""
+        return sum(len(s.tokens) for s in self._slots), sum(s.room for s in self._slots)
+
+    def reading(self, request_id: int) -> Any:
+        """The generator of the only running request while it still reads its prompt; else None."""
+        found = self._running.get(request_id)
+        return found[1].generator if found and len(self._running) == 1 and not found[0].n_generated else None
+
+    def add(self, request_id: int, request: GenerationRequest, tokens: list[int]) -> Fault | None:
+        """Queue a tokenized request; a Fault says why it cannot run."""
+        n_ctx = self._loaded.n_ctx
+        if len(tokens) >= n_ctx:
+            counts: dict[str, int | float | str | None] = {"prompt_tokens": len(tokens), "context_tokens": n_ctx}
+            return Fault(id=request_id, code="context_length_exceeded", message="", facts=counts)
+        try:
+            self._refuse(request, tokens)
+            sampler = NumpySampler(request.sampling, tokens)
+            constraint = self._constraints.compile(request.constraint) if request.constraint else None
+        except NotHonoured as error:
+            return Fault(id=request_id, code="invalid_request", message=str(error), param=error.param)
+        except ConstraintRefused as error:
+            return Fault(id=request_id, code="invalid_request", message=str(error), param="response_format")
+        room = n_ctx - len(tokens)
+        wanted = room if request.max_tokens is None else min(request.max_tokens, room)
+        sequence = Sequence(
+            request_id,
+            request,
+            list(tokens),
+            len(tokens),
+            len(tokens) + wanted,
+            sampler,
+            TextStream(request.stop),
+            constraint,
+        )
+        sequence.drafter.observe(tokens)
+        self._by_id[request_id] = sequence
+        urgent = request.priority == "interactive"
+        behind = next((i for i, s in enumerate(self._waiting) if s.request.priority != "interactive"), None)
+        self._waiting.insert(behind if urgent and behind is not None else len(self._waiting), sequence)
+        return None
+
+    def _refuse(self, request: GenerationRequest, tokens: list[int]) -> None:
+        size = self._vocabulary.size
+        if not tokens:
+            raise NotHonoured("prompt", "The prompt is empty.")
+        if min(tokens) < 0 or max(tokens) >= size:
+            raise NotHonoured("prompt", f"Token ids must be between 0 and {size - 1}.")
+        unknown = [t for t in request.sampling.logit_bias if not 0 <= t < size]
+        if unknown:
+            raise NotHonoured("logit_bias", f"Token id {unknown[0]} is not in this model's vocabulary of {size}.")
+        if request.images:
+            raise NotHonoured("messages", "The ONNX runner reads no pictures.")
+        if request.lora:
+            raise NotHonoured("lora", "The ONNX runner loads no adapters.")
+        if request.context_shift:
+            raise NotHonoured("context_shift", "The ONNX runner cannot shift its context.")
+
+    def cancel(self, request_id: int) -> None:
+        """Mark a request; it ends before the next step."""
+        sequence = self._by_id.get(request_id)
+        if sequence is not None:
+            sequence.cancelled = True
+
+    def credit(self, request_id: int, count: int) -> None:
+        """The server took deltas of this request."""
+        sequence = self._by_id.get(request_id)
+        if sequence is not None:
+            sequence.credit += count
+
+    # ------------------------------------------------------------------ one step
+
+    def step(self) -> list[Output]:
+        """Admit, run, draw; returns what to tell the server."""
+        out: list[Output] = []
+        for sequence in [s for s in self._by_id.values() if s.cancelled]:
+            self._end(sequence, "cancelled", out)
+        self._admit(out)
+        running = list(self._running.values())
+        prefilling = [pair for pair in running if pair[0].n_generated == 0]
+        for sequence, slot in [pair for pair in running if pair[0].n_generated] + prefilling[:1]:
+            self._advance(sequence, slot, out)
+        if len(prefilling) > 1:  # fairness: whoever read a piece now waits for the others
+            first = prefilling[0][0].id
+            if first in self._running:
+                self._running[first] = self._running.pop(first)
+        for sequence, _ in self._running.values():
+            if sequence.pending_text or sequence.pending_logprobs:
+                delta = sequence.take_pending()
+                if delta is not None:
+                    out.append((sequence.id, delta))
+        return out
+
+    def _admit(self, out: list[Output]) -> None:
+        while self._waiting and len(self._running) < self._loaded.settings.n_parallel:
+            sequence = self._waiting.popleft()
+            try:
+                slot = self._slot_for(sequence)
+            except Exception as error:  # noqa: BLE001 - the library raises what ONNX Runtime threw
+                self._running.pop(sequence.id, None)
+                self._by_id.pop(sequence.id, None)
+                text = f"There is no room for this request's cache: {libraries.reason(error)}"
+                out.append(Fault(id=sequence.id, code="cache_full", message=text))
+                continue
+            slot.owner, slot.last_used = sequence.id, time.monotonic()
+            sequence.cached_tokens = len(slot.tokens)
+            sequence.admitted = time.monotonic()
+            self.cached_tokens += sequence.cached_tokens
+            self.prompt_tokens += sequence.n_prompt
+            self._running[sequence.id] = (sequence, slot)
+            out.append((sequence.id, sequence.started()))
+
+    def _slot_for(self, sequence: Sequence) -> Slot:
+        """The idle generator that knows most of the prompt, else a new one, else the one idle for longest."""
+        tokens, limit = sequence.tokens, sequence.limit
+        idle = [s for s in self._slots if s.owner is None]
+        fitting = [s for s in idle if s.room >= limit]
+        best = max(fitting, key=lambda s: _common(s.tokens, tokens), default=None)
+        known = _common(best.tokens, tokens) if best is not None else 0
+        # The last token is appended again: after a rewind alone, the next output is not the model's.
+        keep = min(known, len(tokens) - 1)
+        full = len(self._slots) >= self._loaded.settings.n_parallel
+        if best is not None and (keep > 0 or full):
+            return self._rewound(best, keep)
+        if full:
+            self._slots.remove(min(idle, key=lambda s: s.last_used))
+        room = SMALLEST_ROOM
+        while room < limit:
+            room *= 2
+        slot = Slot(self._loaded.generator(min(room, self._loaded.n_ctx)), min(room, self._loaded.n_ctx))
+        self._slots.append(slot)
+        return slot
+
+    @staticmethod
+    def _rewound(slot: Slot, keep: int) -> Slot:
+        if keep < len(slot.tokens):
+            slot.generator.rewind_to(keep)
+            del slot.tokens[keep:]
+        return slot
+
+    def _advance(self, sequence: Sequence, slot: Slot, out: list[Output]) -> None:
+        missing = sequence.tokens[len(slot.tokens) :][:CHUNK]
+        draft = self._draft(sequence) if sequence.n_generated else []
+        try:
+            slot.generator.append_tokens(np.array(missing + draft, np.int32))
+            slot.tokens += missing + draft
+            self.steps += 1
+            if len(slot.tokens) < len(sequence.tokens):
+                return
+            rows = self._rows(slot, len(draft) + 1)
+        except Exception as error:  # noqa: BLE001 - the library raises what ONNX Runtime threw
+            self._slots.remove(slot)  # what is in its cache is not known any more
+            if sequence.cancelled:
+                self._end(sequence, "cancelled", out)
+                return
+            out.append(Fault(id=sequence.id, code="engine_failed", message=libraries.reason(error)))
+            self._forget(sequence)
+            return
+        self._draw(sequence, slot, rows, draft, out)
+
+    def _rows(self, slot: Slot, count: int) -> Any:
+        """Logits of the last `count` positions, (count, n_vocab) float32, writable."""
+        whole = slot.generator.get_output(self._loaded.folder.logits) if count > 1 else slot.generator.get_logits()
+        rows = np.array(whole, np.float32).reshape(-1, np.shape(whole)[-1])
+        return rows[-count:, : self._vocabulary.size]
+
+    def _draft(self, sequence: Sequence) -> list[int]:
+        """Tokens that followed the same words earlier; only where the graph can check them."""
+        if not self._loaded.all_logits or sequence.request.speculate is False or len(self._running) > 1:
+            return []
+        return sequence.drafter.propose(min(sequence.limit - len(sequence.tokens) - 1, MAX_DRAFT))
+
+    def _draw(self, sequence: Sequence, slot: Slot, rows: Any, draft: list[int], out: list[Output]) -> None:
+        before, now = len(sequence.tokens), time.monotonic()
+        for i in range(len(draft) + 1):
+            try:
+                token, logprob = draw(sequence, rows[i], self._vocabulary)
+            except DrawFailed as error:
+                out.append(Fault(id=sequence.id, code=error.code, message=str(error)))
+                self._forget(sequence)
+                break
+            self._take(sequence, token, logprob, now, out)
+            if sequence.id not in self._by_id or i == len(draft) or token != draft[i]:
+                break
+        new = sequence.tokens[before:]
+        if draft:
+            sequence.drafter.judge(len(draft), max(len(new) - 1, 0))
+        sequence.drafter.observe(new)
+        right = _common(slot.tokens, sequence.tokens)
+        if right < len(slot.tokens):  # guesses that were not taken
+            self._rewound(slot, right)
+
+    def _take(
+        self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, out: list[Output]
+    ) -> None:
+        self.generated_tokens += 1
+        sequence.first_token = sequence.first_token or now
+        sequence.last_token = now
+        sequence.tokens.append(token)
+        if token in self._vocabulary.ends:
+            self._end(sequence, "stop", out)
+            return
+        sequence.sampler.accept(token)
+        constraint = sequence.constraint
+        if constraint is not None:
+            constraint.accept(token)
+        shown = sequence.request.keep_special or token not in self._vocabulary.control
+        sequence.pending_text += sequence.text.push(self._vocabulary.pieces[token] if shown else b"")
+        sequence.pending_tokens.append(token)
+        if logprob is not None:
+            sequence.pending_logprobs.append(logprob)
+        if constraint is not None and constraint.error:
+            out.append(Fault(id=sequence.id, code="constraint_failed", message=constraint.error))
+            self._forget(sequence)
+        elif sequence.text.stop is not None or (constraint is not None and constraint.finished):
+            self._end(sequence, "stop", out)
+        elif len(sequence.tokens) >= sequence.limit:
+            self._end(sequence, "length", out)
+
+    def _end(self, sequence: Sequence, reason: FinishReason, out: list[Output]) -> None:
+        out.extend((sequence.id, event) for event in sequence.finish(reason))
+        self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        del self._by_id[sequence.id]
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        found = self._running.pop(sequence.id, None)
+        if found is not None:
+            found[1].owner, found[1].last_used = None, time.monotonic()
+            if sequence.request.priority == "background":
+                found[1].tokens, found[1].last_used = found[1].tokens, 0.0
+        sequence.sampler.close()
+
+
+def _common(first: list[int], second: list[int]) -> int:
+    """Tokens that both begin with."""
+    count = 0
+    for a, b in zip(first, second, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

@@ -1,0 +1,195 @@
+"""The ONNX runner's threads: one reads control messages, one beats, one owns the model and steps."""
+
+import os
+import queue
+import sys
+import threading
+import time
+
+import psutil
+
+from engine.runner import protocol
+from engine.runner.channel import Channel
+from engine.runner.onnx import libraries, model
+from engine.runner.onnx.encoder import Encoder
+from engine.runner.onnx.errors import LoadFailed
+from engine.runner.onnx.scheduler import Output, Scheduler
+from engine.runner.onnx.vocabulary import FolderVocabulary
+
+
+class OnnxRunner:
+    """Serves one folder over a channel until it is told to stop or the server goes away."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._inbox: queue.SimpleQueue[protocol.ToRunner] = queue.SimpleQueue()
+        self._vocabulary: FolderVocabulary | None = None
+        self._scheduler: Scheduler | None = None
+        self._encoder: Encoder | None = None
+        self._step_started = 0.0
+
+    def run(self) -> int:
+        """Serve; returns the exit code."""
+        os.environ.update(libraries.QUIET)
+        self._channel.send(protocol.Hello(version=protocol.VERSION, engine="onnx", pid=os.getpid()))
+        threading.Thread(target=self._read, name="control", daemon=True).start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        while True:
+            message = self._inbox.get()
+            if isinstance(message, protocol.Load):
+                return self._serve() if self._load(message.settings) else 3
+            if isinstance(message, protocol.Shutdown):
+                return 0
+
+    def _read(self) -> None:
+        """Control thread: tokenizing is answered here, beside a running step; the rest is queued."""
+        try:
+            while True:
+                message = self._channel.receive()
+                if message is None:
+                    os._exit(0)
+                vocabulary = self._vocabulary
+                if isinstance(message, protocol.Tokenize) and vocabulary is not None:
+                    tokens = vocabulary.tokenize(
+                        message.text, add_special=message.add_special, parse_special=message.parse_special
+                    )
+                    self._channel.send(protocol.Tokens(id=message.id, token_ids=tokens))
+                elif isinstance(message, protocol.Detokenize) and vocabulary is not None:
+                    self._detokenize(message, vocabulary)
+                else:
+                    if isinstance(message, protocol.Cancel):
+                        self._cancel_now(message.id)
+                    self._inbox.put(message)
+        except Exception as error:  # noqa: BLE001 - a broken peer must end the process, whatever broke
+            sys.stderr.write(f"control channel: {error!r}\n")
+            sys.stderr.flush()
+            os._exit(4)
+
+    def _beat(self) -> None:
+        """Heartbeat thread: native calls release the interpreter."""
+        while True:
+            time.sleep(protocol.HEARTBEAT_S)
+            started = self._step_started
+            self._channel.send(protocol.Heartbeat(step_s=time.monotonic() - started if started else 0.0))
+
+    def _detokenize(self, message: protocol.Detokenize, vocabulary: FolderVocabulary) -> None:
+        known = range(vocabulary.size)
+        pieces = [
+            vocabulary.pieces[t] if t in known and (message.special or t not in vocabulary.control) else b""
+            for t in message.token_ids
+        ]
+        self._channel.send(protocol.Pieces(id=message.id, pieces=pieces))
+
+    def _cancel_now(self, request_id: int) -> None:
+        """Stop a running session that only this request waits for; the generator is then thrown away."""
+        if self._scheduler is not None:
+            generator = self._scheduler.reading(request_id)
+            if generator is not None:
+                self._scheduler.cancel(request_id)
+                generator.set_runtime_option("terminate_session", "1")
+
+    def _load(self, settings: protocol.LoadSettings) -> bool:
+        started = time.monotonic()
+        self._step_started = started
+        self._channel.send(protocol.Progress(phase="weights", fraction=0.0))
+        try:
+            folder, graphs = model.read_checked(settings.path)
+            self._channel.send(protocol.Progress(phase="weights", fraction=0.1))
+            if folder.kind == "generate":
+                loaded = model.load(settings, folder, graphs)
+                self._scheduler = Scheduler(loaded)
+                self._vocabulary, facts = loaded.vocabulary, model.facts(loaded)
+            else:
+                self._encoder = Encoder(settings, folder, graphs)
+                self._vocabulary, facts = self._encoder.vocabulary, self._encoder.facts()
+        except LoadFailed as error:
+            self._channel.send(protocol.Fault(code="load_failed", message=str(error), param="model"))
+            return False
+        finally:
+            self._step_started = 0.0
+        self._channel.send(protocol.Loaded(facts=facts, load_s=time.monotonic() - started))
+        return True
+
+    def _serve(self) -> int:
+        while True:
+            busy = (self._scheduler is not None and self._scheduler.busy) or (
+                self._encoder is not None and self._encoder.busy
+            )
+            while not busy or not self._inbox.empty():
+                message = self._inbox.get()
+                if isinstance(message, protocol.Shutdown):
+                    return 0
+                self._control(message)
+                busy = True
+            self._step_started = time.monotonic()
+            try:
+                if self._scheduler is not None:
+                    self._tell(self._scheduler.step())
+                elif self._encoder is not None:
+                    answer = self._encoder.step()
+                    if answer is not None:
+                        self._channel.send(answer)
+            finally:
+                self._step_started = 0.0
+
+    def _control(self, message: protocol.ToRunner) -> None:
+        scheduler, encoder = self._scheduler, self._encoder
+        if isinstance(message, protocol.StatsQuery):
+            self._channel.send(self._stats(message.id))
+        elif isinstance(message, protocol.Submit) and scheduler is not None:
+            self._submit(message, scheduler)
+        elif isinstance(message, protocol.Embed) and encoder is not None:
+            fault = encoder.add(message)
+            if fault is not None:
+                self._channel.send(fault)
+        elif isinstance(message, protocol.Cancel):
+            for worker in (scheduler, encoder):
+                if worker is not None:
+                    worker.cancel(message.id)
+        elif isinstance(message, protocol.Credit) and scheduler is not None:
+            scheduler.credit(message.id, message.count)
+        else:
+            self._refuse(message)
+
+    def _refuse(self, message: protocol.ToRunner) -> None:
+        text = f"This runner does not answer {type(message).__name__} for this model."
+        code = "not_supported"
+        if isinstance(message, protocol.Submit):
+            code, text = "invalid_request", "This model embeds or ranks text and generates none."
+        self._channel.send(protocol.Fault(id=getattr(message, "id", None), code=code, message=text, param="model"))
+
+    def _submit(self, message: protocol.Submit, scheduler: Scheduler) -> None:
+        request = message.request
+        assert self._vocabulary is not None
+        tokens = request.prompt
+        if isinstance(tokens, str):
+            tokens = self._vocabulary.tokenize(
+                tokens, add_special=request.add_special, parse_special=request.parse_special
+            )
+        fault = scheduler.add(message.id, request, tokens)
+        if fault is not None:
+            self._channel.send(fault)
+
+    def _tell(self, outputs: list[Output]) -> None:
+        items = [o for o in outputs if isinstance(o, tuple)]
+        if items:
+            self._channel.send(protocol.Events(items=items))
+        for output in outputs:
+            if isinstance(output, protocol.Fault):
+                self._channel.send(output)
+
+    def _stats(self, stats_id: int) -> protocol.Stats:
+        s = self._scheduler
+        used, total = s.cells if s else (0, 0)
+        return protocol.Stats(
+            id=stats_id,
+            steps=s.steps if s else 0,
+            prompt_tokens=s.prompt_tokens if s else 0,
+            generated_tokens=s.generated_tokens if s else 0,
+            cached_tokens=s.cached_tokens if s else 0,
+            active=s.active if s else 0,
+            waiting=s.waiting if s else 0,
+            kv_cells_used=used,
+            kv_cells_total=total,
+            rss_bytes=psutil.Process().memory_info().rss,
+        )
