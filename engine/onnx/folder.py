@@ -90,7 +90,7 @@ def _generating(path: Path, root: Path) -> OnnxFolder:
         for key in LIMITS:
             _number(section, key, path)
     _refuse_code(config, path)
-    names = list(dict.fromkeys(_filenames(model)))
+    names = list(dict.fromkeys(_filenames(model))) or [GRAPH]
     graphs = tuple(safe_member(path, name, root) for name in names if name.endswith(".onnx"))
     if not graphs:
         raise BadFile(str(path / CONFIG), "it names no ONNX graph")

@@ -58,7 +58,10 @@ class Encoder:
         outputs = [o.name for o in self._session.get_outputs()]
         self._output = next((n for n in outputs if n in _POOLED), outputs[0])
         self._jobs: deque[_Job] = deque()
-        trial = self._run([(self.vocabulary.encoding("a").ids or [0], [])])
+        try:
+            trial = self._run([(self.vocabulary.encoding("a").ids or [0], [])])
+        except Exception as error:  # noqa: BLE001 - the library raises what ONNX Runtime threw
+            raise LoadFailed(f"it does not run: {libraries.reason(error)}") from error
         if not np.isfinite(trial).all():
             raise LoadFailed("its output is not a number; the weights are damaged")
         self.width = trial.shape[1]
@@ -101,9 +104,16 @@ class Encoder:
             return _refused(message.id, "There is nothing to embed.", "input")
         rows = [self._tokens(item, message.query) for item in message.inputs]
         for index, (ids, _) in enumerate(rows):
+            if len(ids) > self.limit:
+                counts: dict[str, int | float | str | None] = {
+                    "prompt_tokens": len(ids),
+                    "context_tokens": self.limit,
+                }
+                param = f"input[{index}]"
+                return Fault(id=message.id, code="context_length_exceeded", message="", param=param, facts=counts)
             problem = self._problem(index, ids)
             if problem:
-                return _refused(message.id, problem, "input")
+                return _refused(message.id, problem, f"input[{index}]")
         order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
         self._jobs.append(_Job(message.id, rows, message.normalize and not self.ranks, order))
         return None
@@ -111,8 +121,6 @@ class Encoder:
     def _problem(self, index: int, ids: list[int]) -> str:
         if not ids:
             return f"Input {index} is empty."
-        if len(ids) > self.limit:
-            return f"Input {index} has {len(ids)} tokens; this model takes {self.limit}. Split it."
         if min(ids) < 0 or max(ids) >= self.vocabulary.size:
             return f"Token ids must be between 0 and {self.vocabulary.size - 1}."
         return ""

@@ -1,0 +1,117 @@
+"""Which provider an ONNX folder gets on recorded machines, with reasons."""
+
+from dataclasses import replace
+
+import pytest
+
+from devices.memory import Ledger
+from devices.recording import RecordedHost
+from devices.report import recorded_report
+from engine.dispatch.onnx import NPU_RULE, choose_provider, onnx_need, place_folder
+from engine.dispatch.types import NO_WISH, Wish
+from engine.errors import BadModelFile
+from engine.onnx.folder import OnnxFolder
+from engine.runner.protocol import LoadSettings
+from tests.machines import machines
+
+MACHINES = {name: recorded_report(RecordedHost(recording)) for name, recording in machines().items()}
+
+
+def with_npu(vendor):
+    for machine in MACHINES.values():
+        npu = next((d for d in machine.devices if d.kind == "npu" and d.vendor == vendor), None)
+        if npu is not None and machine.system in {"linux", "windows"}:
+            usable = replace(npu, state="present", reason="not tried yet")
+            return replace(machine, devices=tuple(usable if d is npu else d for d in machine.devices))
+    raise AssertionError(vendor)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    graph = tmp_path / "model.onnx"
+    graph.write_bytes(bytes(1000))
+    sizes = {"layers": 4, "kv_heads": 2, "head_size": 64, "context": 4096}
+    return OnnxFolder(path=tmp_path, kind="generate", architecture="llama", graphs=(graph,), **sizes)
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    """OpenVINO's plugin seems to be installed."""
+    package = tmp_path / "site" / "onnxruntime_ep_openvino"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "libonnxruntime_providers_openvino_plugin.so").touch()
+    monkeypatch.syspath_prepend(str(package.parent))
+
+
+def choose(folder, machine, wish=NO_WISH, busy=False, environ=None, **settings):
+    given = LoadSettings(path=str(folder.path), **settings)
+    return choose_provider(folder, given, wish, machine, busy, environ or {})
+
+
+def test_without_a_wish_it_is_the_processor_and_the_npu_is_told_why(folder, plugin):
+    choice = choose(folder, with_npu("Intel"))
+    assert choice.provider == ""
+    assert choice.alternatives[0].reason == NPU_RULE
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [(Wish(mode="quiet"), "quiet"), (Wish(on_battery=True), "on battery"), (Wish(device="npu"), "pinned")],
+)
+def test_quiet_battery_and_pins_take_the_npu(folder, plugin, wish, said):
+    machine = with_npu("Intel")
+    choice = choose(folder, machine, wish)
+    assert choice.provider == "OpenVINOExecutionProvider"
+    assert choice.device.kind == "npu"
+    assert said in choice.reasons[0]
+    assert "not tried on hardware" in choice.reasons[1]
+
+
+def test_side_work_goes_there_while_the_integrated_gpu_chats(folder, plugin):
+    import msgspec
+
+    machine, encoder = with_npu("Intel"), msgspec.structs.replace(folder, kind="embedding")
+    assert choose(encoder, machine).provider == ""
+    assert choose(encoder, machine, busy=True).provider == "OpenVINOExecutionProvider"
+    assert choose(folder, machine, busy=True).provider == ""  # a chat is no side work
+
+
+def test_a_wish_that_cannot_be_had_says_so_and_stays_on_the_processor(folder):
+    choice = choose(folder, with_npu("Intel"), Wish(mode="quiet"))
+    assert choice.provider == ""
+    assert "quiet" in choice.reasons[0]
+    assert "pip install" in choice.reasons[0]
+
+
+def test_a_pin_that_cannot_be_had_is_an_error(folder):
+    with pytest.raises(BadModelFile, match="pip install onnxruntime-qnn"):
+        choose(folder, with_npu("Intel"), Wish(device="QNN"))
+
+
+def test_amds_npu_takes_compiled_folders_only(folder):
+    choice = choose(folder, with_npu("AMD"), Wish(mode="quiet"))
+    assert choice.provider == ""
+    assert "compiled for it" in choice.alternatives[0].reason
+
+
+def test_a_compiled_folder_without_its_runtime_says_what_to_install(folder):
+    import msgspec
+
+    compiled = msgspec.structs.replace(folder, providers=("RyzenAI",), release="1.8.0")
+    with pytest.raises(BadModelFile, match="Install AMD's Ryzen AI Software"):
+        choose(compiled, with_npu("AMD"))
+
+
+def test_the_need_counts_a_full_cache_for_each_sequence(folder):
+    settings = LoadSettings(path=str(folder.path), n_ctx=4096, n_parallel=2)
+    assert onnx_need(folder, settings).part_bytes("kv") == 2 * 2 * 4 * 2 * 64 * 4 * 4096
+
+
+def test_a_folder_too_large_does_not_fit(folder):
+    import msgspec
+
+    huge = msgspec.structs.replace(folder, own={"resident_bytes": 1 << 45})
+    machine = with_npu("Intel")
+    placement = place_folder(huge, LoadSettings(path="x"), NO_WISH, machine, Ledger(lambda: machine), environ={})
+    assert not placement.fits
