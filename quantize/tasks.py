@@ -10,7 +10,8 @@ from quantize.convert.folder import ConvertRequest, convert, prepare
 from quantize.craft.sequential import SequentialRequest, round_in_order
 from quantize.craft.tensors import TensorsRequest, round_tensors
 from quantize.evidence import MeasureRequest, Step, VerifyRequest
-from quantize.onnx.folder import OnnxRequest, convert_task
+from quantize.onnx.folder import convert_task
+from quantize.onnx.request import OnnxRequest
 from quantize.rounding_error import ErrorsRequest, measure_errors
 from quantize.sensitivity import AlphaRequest, measure_alpha
 from quantize.verify import verify_files

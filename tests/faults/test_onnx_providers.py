@@ -18,7 +18,7 @@ LIBRARIES = {
     "loads": "int answer(void) { return 0; }",
     "crashes": "#include <stdlib.h>\n__attribute__((constructor)) static void now(void) { abort(); }",
     "hangs": "#include <unistd.h>\n__attribute__((constructor)) static void now(void) { for (;;) pause(); }",
-    "unresolved": "extern int xrt_device(void);\n__attribute__((constructor)) static void f(void) { xrt_device(); }",
+    "unresolved": "int xrt_device(void);\n__attribute__((constructor)) static void f(void) { xrt_device(); }",
 }
 
 

@@ -60,7 +60,7 @@ class Encoder:
         self._jobs: deque[_Job] = deque()
         try:
             trial = self._run([(self.vocabulary.encoding("a").ids or [0], [])])
-        except Exception as error:  # noqa: BLE001 - the library raises what ONNX Runtime threw
+        except Exception as error:
             raise LoadFailed(f"it does not run: {libraries.reason(error)}") from error
         if not np.isfinite(trial).all():
             raise LoadFailed("its output is not a number; the weights are damaged")
