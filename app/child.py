@@ -16,6 +16,7 @@ CHILDREN: Final = frozenset(
         "engine.chat.render_child",
         "engine.runner.llama.memory_probe",
         "engine.runner.main",
+        "engine.runner.onnx.probe",
         "quantize.guard",
         "quantize.worker",
     }

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from devices.backends.child import child_command, run_child
+from devices.backends.child import run_child
+from devices.child_command import child_command
 from devices.types import Finding, Machine
 from engine.onnx.providers import ADAPTERS, UNTRIED, Adapter, installed_release
 
 State = Literal["usable", "no device", "not here", "failed"]
-PROBE: Final = "engine.runner.onnx.probe"
 # A vendor's driver stack answers within seconds; antivirus on Windows reads large libraries first.
 TIMEOUT_S: Final = 30.0
 _SYSTEMS: Final = {"win32": "windows", "darwin": "macos"}
@@ -56,7 +56,7 @@ def probe(adapter: Adapter, environ: Mapping[str, str], *, timeout_s: float = TI
         return _report(adapter, "not here", problem)
     library = adapter.library(environ)
     how = ([str(library), "register" if adapter.plugin else "load"] if library else []) or []
-    outcome = run_child([*child_command(PROBE), adapter.provider, *how], timeout_s, _quiet())
+    outcome = run_child([*child_command("engine.runner.onnx.probe"), adapter.provider, *how], timeout_s, _quiet())
     if outcome.answer is None:
         return _report(
             adapter, "failed", f"{Path(library or adapter.title).name}: {outcome.reason}. {adapter.install}"
@@ -71,7 +71,7 @@ def probe(adapter: Adapter, environ: Mapping[str, str], *, timeout_s: float = TI
 
 
 def _cpu(timeout_s: float) -> ProviderReport:
-    outcome = run_child([*child_command(PROBE), "CPUExecutionProvider"], timeout_s, _quiet())
+    outcome = run_child([*child_command("engine.runner.onnx.probe"), "CPUExecutionProvider"], timeout_s, _quiet())
     if outcome.answer is None:
         text = f"ONNX Runtime does not load: {outcome.reason}. pip install onnxruntime"
         return ProviderReport("CPUExecutionProvider", "Processor", "failed", text, tried="")

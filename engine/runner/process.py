@@ -369,11 +369,9 @@ def _retrieve(future: "asyncio.Future[Any]") -> None:
 
 def runner_command(engine: str) -> tuple[str, ...]:
     """How to start a runner. Ryzen AI brings a Python of its own, which TESSERA_ONNX_PYTHON names."""
-    arguments = ("engine.runner.main", engine, str(os.getpid()))
+    command = child_command("engine.runner.main", engine, str(os.getpid()))
     python = os.environ.get("TESSERA_ONNX_PYTHON")
-    if engine == "onnx" and python:
-        return (python, "-X", "utf8", "-m", *arguments)
-    return tuple(child_command(*arguments))
+    return (python, *command[1:]) if engine == "onnx" and python else command
 
 
 def runner_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
