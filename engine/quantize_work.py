@@ -13,6 +13,9 @@ import psutil
 from devices.detect import inventory
 from devices.host_real import RealHost
 from devices.memory import Ledger
+from engine.bench.keys import machine_key
+from engine.bench.type_prices import PriceStore, planner_speeds
+from engine.dispatch.machine_state import MachineState
 from engine.errors import InputFault
 from engine.fit.report import machine_isa
 from engine.fit.shape import model_shape
@@ -82,6 +85,7 @@ def request_for(wish: Wish, paths: Paths, open_catalogue: Callable[[], Catalogue
         kv=fitted.kv if fitted else (),
         doubled_head_types=fitted.doubled_head_types if fitted else (),
         device=wish.device,
+        speeds=measured_speeds(paths, wish.device),
         threads=wish.threads or psutil.cpu_count(logical=False) or os.cpu_count() or 1,
         verify=wish.verify,
         plan_only=wish.plan_only,
@@ -98,6 +102,13 @@ def default_out(source: Path, words: str, paths: Paths) -> Path:
     if bundled:
         paths.models.mkdir(parents=True, exist_ok=True)
     return (paths.models if bundled else folder) / f"{name}-{words}.gguf"
+
+
+def measured_speeds(paths: Paths, device: Literal["cpu", "gpu"] = "cpu") -> dict[str, float]:
+    """Time a weight by type as it was measured on this device; empty where it was not, then a table serves."""
+    machine = MachineState(backend_cache=paths.cache / "backends.json").settled()
+    found = PriceStore(paths.state / "type_prices.json").newest(machine_key(machine), gpu=device == "gpu")
+    return dict(planner_speeds(found))
 
 
 def _source(text: str, open_catalogue: Callable[[], Catalogue]) -> Path:

@@ -14,7 +14,7 @@ from engine.library.catalogue import Catalogue
 from engine.library.errors import CannotWrite
 from engine.library.lookup import require
 from engine.library.types import ModelEntry, Origin
-from engine.quantize_work import machine_fit
+from engine.quantize_work import machine_fit, measured_speeds
 from quantize.evidence import Progress, Rounding
 from quantize.execute import quantize as run_quantize
 from quantize.job import QuantizeReport, QuantizeRequest
@@ -133,6 +133,7 @@ def _request(catalogue: Catalogue, entry: ModelEntry, wish: Wish) -> QuantizeReq
         held_out=HELD_OUT,
         cache_dir=catalogue.paths.cache / "quantize",
         tier=wish.tier,
+        speeds=measured_speeds(catalogue.paths),
         threads=psutil.cpu_count(logical=False) or 1,
         force=wish.force,
     )

@@ -72,7 +72,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     `images` replace, in order, the media markers in the prompt. `keep_special` renders control tokens as text
     (parsers of tool calls and reasoning need them); otherwise they are generated but not shown. `speculate` says
     whether the runner guesses ahead: None where that was measured to pay, True wherever there is a guess, False
-    never; the text stays the same.
+    never; the text stays the same. Without `cache_prompt` nothing computed before is used and nothing is left
+    behind: what a measurement needs.
     """
 
     prompt: str | list[int]
@@ -89,6 +90,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     speculate: bool | None = None
     context_shift: bool = False
+    cache_prompt: bool = True
     lora: tuple[tuple[str, float], ...] = ()
 
 
@@ -110,7 +112,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds one request spent; `decode_s` spans the first to the last generated token."""
+    """Seconds one request spent; `decode_s` spans the first to the last generated token.
+
+    `itl_s`: half, 90 % and 99 % of the gaps between two tokens were shorter; empty below two tokens.
+    """
 
     queue_s: float = 0.0
     prefill_s: float = 0.0
@@ -118,6 +123,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     decode_s: float = 0.0
     draft_tokens: int = 0
     draft_accepted: int = 0
+    itl_s: tuple[float, ...] = ()
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):

@@ -4,13 +4,18 @@ import asyncio
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from engine.bench.types import Concurrency, Point, Spread
 from engine.runner.process import RunnerProcess
 from engine.types import Done, GenerationRequest, SamplingParams
 
 DECODE_TOKENS: Final = 32
+# A passage said three times: what a model that copies would go on with.
+COPIED_TOKENS: Final = 48
 Step = Callable[[str], None]
 
 
@@ -19,39 +24,66 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(median=statistics.median(values), low=min(values), high=max(values))
 
 
-class Meter:
-    """Runs prompts nobody has cached through one runner. `step` is told what is measured, and may raise to stop."""
+@dataclass(frozen=True)
+class Timed:
+    """One run: tokens/s of prefill and decode, seconds to the first token and between tokens (50, 90, 99 %)."""
 
-    def __init__(self, runner: RunnerProcess, n_vocab: int, step: Step) -> None:
+    prefill_tok_s: float
+    decode_tok_s: float
+    ttft_s: float
+    itl_s: tuple[float, ...]
+
+
+class Meter:
+    """Runs prompts of random tokens through one runner, as llama-bench does; nothing is cached or left behind.
+
+    `step` is told what is measured, and may raise to stop. `tokens` are generated behind each prompt.
+    """
+
+    def __init__(self, runner: RunnerProcess, n_vocab: int, step: Step, tokens: int = DECODE_TOKENS) -> None:
         self._runner = runner
         self._random = random.Random(0)  # noqa: S311 - prompts only have to differ
         self._n_vocab = n_vocab
         self._step = step
+        self.tokens = tokens
 
-    async def _run(self, length: int, tokens: int) -> Done:
-        prompt = [self._random.randrange(self._n_vocab // 8, self._n_vocab // 2) for _ in range(length)]
+    async def run(self, length: int, tokens: int) -> Done:
+        """One prompt of `length` random tokens, then exactly `tokens` more."""
+        return await self._generate(
+            GenerationRequest(
+                prompt=self._prompt(length),
+                max_tokens=tokens,
+                sampling=SamplingParams(temperature=0),
+                ignore_eos=True,
+                speculate=False,
+                cache_prompt=False,
+                priority="background",
+            )
+        )
+
+    async def timed(self, length: int) -> Timed:
+        """One prompt of `length` tokens and the answer behind it."""
+        done = await self.run(length, self.tokens + 1)
+        t = done.timings
+        return Timed(
+            prefill_tok_s=length / max(t.prefill_s, 1e-9),
+            decode_tok_s=self.tokens / max(t.decode_s, 1e-9),
+            ttft_s=t.ttft_s,
+            itl_s=t.itl_s,
+        )
+
+    async def copy_speed(self) -> float:
+        """Decode tokens/s where the text repeats itself and guessing ahead may pay."""
         request = GenerationRequest(
-            prompt=prompt,
-            max_tokens=tokens,
+            prompt=self._prompt(COPIED_TOKENS) * 3,
+            max_tokens=self.tokens + 1,
             sampling=SamplingParams(temperature=0),
             ignore_eos=True,
-            speculate=False,
+            cache_prompt=False,
             priority="background",
         )
-        async for event in self._runner.generate(request):
-            if isinstance(event, Done):
-                return event
-        raise AssertionError("a generation ended without its last event")
-
-    async def decode_speed(self, length: int) -> float:
-        """Tokens/s of one sequence behind a prompt of `length` tokens."""
-        return (await self.timed(length))[1]
-
-    async def timed(self, length: int) -> tuple[float, float, float]:
-        """Prefill tokens/s, decode tokens/s and seconds to the first token."""
-        done = await self._run(length, DECODE_TOKENS + 1)
-        t = done.timings
-        return length / max(t.prefill_s, 1e-9), DECODE_TOKENS / max(t.decode_s, 1e-9), t.ttft_s
+        done = await self._generate(request)
+        return self.tokens / max(done.timings.decode_s, 1e-9)
 
     async def point(self, length: int, repeats: int) -> Point:
         """One length, `repeats` times."""
@@ -59,8 +91,14 @@ class Meter:
         for i in range(repeats):
             self._step(f"{length} tokens, {i + 1} of {repeats}")
             rows.append(await self.timed(length))
-        prefill, decode, ttft = (spread([r[k] for r in rows]) for k in range(3))
-        return Point(length=length, prefill_tok_s=prefill, decode_tok_s=decode, ttft_s=ttft)
+        gaps = [r.itl_s for r in rows if r.itl_s]
+        return Point(
+            length=length,
+            prefill_tok_s=spread([r.prefill_tok_s for r in rows]),
+            decode_tok_s=spread([r.decode_tok_s for r in rows]),
+            ttft_s=spread([r.ttft_s for r in rows]),
+            itl_s=tuple(statistics.median(column) for column in zip(*gaps, strict=True)),
+        )
 
     async def concurrency(self, parallel: int, repeats: int) -> Concurrency:
         """Several sequences at once, short prompts: tokens/s of all together."""
@@ -69,6 +107,20 @@ class Meter:
             self._step(f"{parallel} at once, {i + 1} of {repeats}")
             loop = asyncio.get_running_loop()
             started = loop.time()
-            await asyncio.gather(*(self._run(16, DECODE_TOKENS) for _ in range(parallel)))
-            totals.append(parallel * DECODE_TOKENS / (loop.time() - started))
+            await asyncio.gather(*(self.run(16, self.tokens) for _ in range(parallel)))
+            totals.append(parallel * self.tokens / (loop.time() - started))
         return Concurrency(parallel=parallel, total_tok_s=spread(totals))
+
+    def _prompt(self, length: int) -> list[int]:
+        return [self._random.randrange(self._n_vocab // 8, self._n_vocab // 2) for _ in range(length)]
+
+    async def _generate(self, request: GenerationRequest) -> Done:
+        async for event in self._runner.generate(request):
+            if isinstance(event, Done):
+                return event
+        raise AssertionError("a generation ended without its last event")
+
+
+def with_power(point: Point, watts: float | None) -> Point:
+    """The point with the mean power while it was measured."""
+    return msgspec.structs.replace(point, power_w=watts)

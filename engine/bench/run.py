@@ -1,18 +1,27 @@
-"""One whole measurement: load in a runner of its own, warm up, measure, note drift, unload."""
+"""One whole measurement: load in a runner of its own, warm up, measure, note drift and power, unload."""
 
+import asyncio
+import contextlib
 import platform
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 import msgspec
 
-from engine.bench.measure import Meter, Step
+from devices.host_real import RealHost
+from devices.types import Machine
+from devices.usage import UsageSampler
+from engine.bench.keys import machine_key
+from engine.bench.measure import DECODE_TOKENS, Meter, Step, with_power
 from engine.bench.types import Report
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 
-WARM_UP_TOKENS: Final = 64
+# The first prompt of a size pays for its buffers; longer ones than this use no others.
+LONGEST_WARM_UP: Final = 512
+POWER_EVERY_S: Final = 0.5
 
 
 async def bench(
@@ -24,34 +33,32 @@ async def bench(
     repeats: int,
     stand_in: bool,
     step: Step,
+    tokens: int = DECODE_TOKENS,
+    machine: Machine | None = None,
+    shape_key: str = "",
 ) -> Report:
     """Measure the model that `settings` describe. Lengths in tokens; nothing else should run meanwhile.
 
     Raises: BadModelFile, RunnerDied: it cannot be loaded, or ended.
     """
-    longest = max([*lengths, 256]) + 128
-    most = max(parallel, default=1)
-    roomy = msgspec.structs.replace(
-        settings,
-        n_ctx=longest,
-        kv_cells=max(longest, most * 128),
-        n_parallel=max(most, 1),
-        cache_ram_bytes=0,
-        cache_disk_bytes=0,
-    )
+    roomy = bench_settings(settings, lengths, parallel, tokens)
     started = time.time()
     clock = time.monotonic()
     runner = await RunnerProcess.start("llama", settings.path)
     try:
         facts = await runner.load(roomy, lambda phase, share: step(f"loading {phase} {share:.0%}"))
         load_s = time.monotonic() - clock
-        meter = Meter(runner, facts.n_vocab, step)
+        meter = Meter(runner, facts.n_vocab, step, tokens)
         step("warming up")
-        await meter.timed(WARM_UP_TOKENS)
-        first = await meter.decode_speed(16)
-        points = [await meter.point(length, repeats) for length in lengths]
+        await meter.run(min(max(lengths), LONGEST_WARM_UP), 4)
+        first = (await meter.timed(16)).decode_tok_s
+        points = []
+        for length in lengths:
+            async with _power(machine) as watts:
+                point = await meter.point(length, repeats)
+            points.append(with_power(point, statistics.fmean(watts) if watts else None))
         together = [await meter.concurrency(n, repeats) for n in parallel if n > 1]
-        last = await meter.decode_speed(16)
+        last = (await meter.timed(16)).decode_tok_s
         stats = await runner.stats()
     finally:
         await runner.stop()
@@ -72,4 +79,54 @@ async def bench(
         drift=last / first,
         stand_in=stand_in,
         started_at=started,
+        shape_key=shape_key,
+        machine_key=machine_key(machine) if machine else "",
+        tokens=tokens,
+        n_batch=settings.n_batch,
+        n_ubatch=settings.n_ubatch,
+        flash_attn=settings.flash_attn,
+        use_mmap=settings.use_mmap,
+        n_gpu_layers=settings.n_gpu_layers,
     )
+
+
+def bench_settings(
+    settings: LoadSettings, lengths: Sequence[int], parallel: Sequence[int], tokens: int = DECODE_TOKENS
+) -> LoadSettings:
+    """The load that a measurement makes: one cache with room for the longest prompt, nothing kept."""
+    longest = max([*lengths, 256]) + tokens + 64
+    most = max([*parallel, 1])
+    return msgspec.structs.replace(
+        settings,
+        n_ctx=longest,
+        kv_cells=max(longest, most * (tokens + 64)),
+        n_parallel=most,
+        cache_ram_bytes=0,
+        cache_disk_bytes=0,
+        cache_dir=None,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _power(machine: Machine | None) -> AsyncIterator[list[float]]:
+    """Collects the watts that can be read until the block ends."""
+    found: list[float] = []
+    if machine is None:
+        yield found
+        return
+    sampler = UsageSampler(RealHost(), machine.devices)
+
+    async def sample() -> None:
+        while True:
+            watts = (await asyncio.to_thread(sampler.sample)).power_w
+            if watts is not None:
+                found.append(watts)
+            await asyncio.sleep(POWER_EVERY_S)
+
+    task = asyncio.create_task(sample())
+    try:
+        yield found
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

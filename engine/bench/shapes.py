@@ -28,6 +28,8 @@ class Dimensions:
 
 
 SHAPES: Final = {
+    "smollm2-135m": Dimensions("llama", 30, 576, 9, 3, 64, 1536, 49152, tied=True),
+    "smollm2-360m": Dimensions("llama", 32, 960, 15, 5, 64, 2560, 49152, tied=True),
     "qwen3-0.6b": Dimensions("qwen3", 28, 1024, 16, 8, 128, 3072, 151936, tied=True),
     "qwen3-1.7b": Dimensions("qwen3", 28, 2048, 16, 8, 128, 6144, 151936, tied=True),
     "qwen3-4b": Dimensions("qwen3", 36, 2560, 32, 8, 128, 9728, 151936, tied=True),
@@ -70,11 +72,6 @@ def tensors(d: Dimensions) -> list[tuple[str, tuple[int, ...]]]:
 def metadata(name: str, d: Dimensions) -> dict[str, MetaValue]:
     """A header that llama.cpp loads: the dimensions, and a byte-level vocabulary filled up with numbered tokens."""
     a = d.arch
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    alphabet = {b: chr(b) for b in printable}
-    alphabet |= {b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in printable)}
-    tokens = [alphabet[b] for b in range(256)] + [f"<t{i}>" for i in range(256, d.vocab)]
-    normal, control = 1, 3
     return {
         "general.architecture": scalar(a),
         "general.name": scalar(f"{name} stand-in, random weights"),
@@ -90,12 +87,24 @@ def metadata(name: str, d: Dimensions) -> dict[str, MetaValue]:
         f"{a}.rope.freq_base": scalar(1e6),
         f"{a}.rope.dimension_count": scalar(d.head_dim),
         f"{a}.vocab_size": scalar(d.vocab),
+        **vocabulary("qwen2" if a == "qwen3" else "llama-bpe", d.vocab),
+    }
+
+
+def vocabulary(pre: str, size: int) -> dict[str, MetaValue]:
+    """Bytes first, then numbered tokens without meaning; the last one ends a text."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    alphabet = {b: chr(b) for b in printable}
+    alphabet |= {b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in printable)}
+    tokens = [alphabet[b] for b in range(256)] + [f"<t{i}>" for i in range(256, size)]
+    normal, control = 1, 3
+    return {
         "tokenizer.ggml.model": scalar("gpt2"),
-        "tokenizer.ggml.pre": scalar("qwen2" if a == "qwen3" else "llama-bpe"),
+        "tokenizer.ggml.pre": scalar(pre),
         "tokenizer.ggml.tokens": array(tokens, ValueType.STRING),
-        "tokenizer.ggml.token_type": array([normal] * (d.vocab - 1) + [control], ValueType.INT32),
+        "tokenizer.ggml.token_type": array([normal] * (size - 1) + [control], ValueType.INT32),
         "tokenizer.ggml.merges": array([f"{alphabet[32]} {alphabet[97]}"], ValueType.STRING),
-        "tokenizer.ggml.eos_token_id": scalar(d.vocab - 1),
-        "tokenizer.ggml.bos_token_id": scalar(d.vocab - 1),
+        "tokenizer.ggml.eos_token_id": scalar(size - 1),
+        "tokenizer.ggml.bos_token_id": scalar(size - 1),
         "tokenizer.ggml.add_bos_token": scalar(value=False),
     }

@@ -2,32 +2,40 @@
 
     python -m engine.bench.standin OUT --shape qwen3-8b --type Q4_K_M
     python -m engine.bench.standin OUT --like MODEL.gguf
+    python -m engine.bench.standin OUT --header KEPT.header     (of a file that is not here)
+    python -m engine.bench.standin OUT --dimensions JSON --type Q4_K
 
 Speed and memory of the kernels do not depend on the weights' values, so what is measured on the stand-in is
 what the real file would show; its text means nothing.
 """
 
 import argparse
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from devices.child_command import child_command
 from engine.bench import shapes
 from engine.errors import EnvironmentFault, InputFault
+from engine.library.hub import header_cache
 from quantize.ggml_types import GgmlType
-from quantize.gguf_file import read_gguf
-from quantize.gguf_write import GgufWriter, MetaValue, TensorSlot, copied_metadata
+from quantize.gguf_file import ValueType, read_gguf
+from quantize.gguf_write import GgufWriter, MetaValue, TensorSlot, array, copied_metadata, scalar
 from quantize.stock import stock_types
+from quantize.stock_rules import MIXES
 from quantize.types import ModelSpec, TensorSpec
 
 # Rows that are really quantized for each tensor shape; the file repeats them. Enough that no cache keeps them all.
 POOL_ROWS: Final = 64
 CHUNK_ROWS: Final = 4096
+# A disk that is full to the last byte hurts other programs.
+SPARE_DISK_BYTES: Final = 1 << 30
 _PLAIN: Final[dict[GgmlType, np.dtype[Any]]] = {
     GgmlType.F32: np.dtype(np.float32),
     GgmlType.F16: np.dtype(np.float16),
@@ -51,7 +59,14 @@ def spec_of_shape(name: str, mix: str) -> tuple[dict[str, MetaValue], list[Tenso
     """
     if name not in shapes.SHAPES:
         raise InputFault(f"There is no shape {name!r}. Known: {', '.join(shapes.SHAPES)}.", "shape")
-    d = shapes.SHAPES[name]
+    return spec_of_dimensions(name, shapes.SHAPES[name], mix)
+
+
+def spec_of_dimensions(name: str, d: shapes.Dimensions, mix: str) -> tuple[dict[str, MetaValue], list[TensorSlot]]:
+    """Header and tensors of these dimensions in a stock mix, or every matrix in one type (Q4_K).
+
+    Raises: InputFault: no such mix.
+    """
     tensors = shapes.tensors(d)
     plain = tuple(TensorSpec(n, s, "F32" if len(s) == 1 else "F16") for n, s in tensors)
     model = ModelSpec(
@@ -61,14 +76,39 @@ def spec_of_shape(name: str, mix: str) -> tuple[dict[str, MetaValue], list[Tenso
         num_kv_heads=d.kv_heads,
         tensors=plain,
     )
-    if mix == "F16":
-        types = {t.name: GgmlType[t.qtype] for t in plain}
+    if mix in GgmlType.__members__ and mix not in MIXES:
+        types = {t.name: GgmlType[mix] if len(t.shape) > 1 else GgmlType.F32 for t in plain}
     else:
         try:
             types = stock_types(model, mix, has_imatrix=True)
         except KeyError:
             raise InputFault(f"There is no stock mix {mix!r}, such as Q4_K_M or Q8_0.", "type") from None
     return shapes.metadata(name, d), [TensorSlot(n, s, types[n]) for n, s in tensors]
+
+
+def spec_of_header(path: Path) -> tuple[dict[str, MetaValue], list[TensorSlot]]:
+    """Header and tensors of a file of which only the kept header is here; the vocabulary is made up, as large.
+
+    Raises: InputFault: it cannot be read, or is no language model.
+    """
+    header = header_cache.recall(path.parent, path.stem, path.stem)
+    if header is None:
+        raise InputFault(f"{path} holds no header.", "header")
+    embedding = next((t for t in header.tensors if t.name == "token_embd.weight"), None)
+    if embedding is None:
+        raise InputFault("Only language models can be measured without their file.", "header")
+    metadata: dict[str, MetaValue] = {}
+    for key, value in header.metadata.items():
+        if key.startswith(("tokenizer.", "split.", "general.")):
+            continue
+        if isinstance(value, bool | int | float | str):
+            metadata[key] = scalar(value)
+        elif isinstance(value, tuple) and all(isinstance(v, int) for v in value):
+            kind = ValueType.BOOL if all(isinstance(v, bool) for v in value) else ValueType.INT32
+            metadata[key] = array(list(value), kind)
+    metadata["general.architecture"] = scalar(header.architecture)
+    metadata |= shapes.vocabulary("default", embedding.shape[1])
+    return metadata, [TensorSlot(t.name, t.shape, t.ggml_type) for t in header.tensors]
 
 
 def spec_like(path: Path) -> tuple[dict[str, MetaValue], list[TensorSlot]]:
@@ -97,9 +137,12 @@ def rows_of(slot: TensorSlot, rng: np.random.Generator) -> Iterator[np.ndarray[A
 
 def write(path: Path, metadata: dict[str, MetaValue], slots: list[TensorSlot]) -> None:
     """Write the file; a partial one is removed."""
+    done, total = 0, sum(slot.num_bytes for slot in slots)
+    free = shutil.disk_usage(path.parent).free
+    if total + SPARE_DISK_BYTES > free:
+        sys.exit(f"it takes {total / 1e9:.1f} GB, and {path.parent} has {free / 1e9:.1f} GB free")
     writer = GgufWriter(path, metadata, slots)
     rng = np.random.default_rng(0)
-    done, total = 0, sum(slot.num_bytes for slot in slots)
     try:
         for slot in slots:
             done += writer.write(slot.name, rows_of(slot, rng))
@@ -113,13 +156,27 @@ def write(path: Path, metadata: dict[str, MetaValue], slots: list[TensorSlot]) -
 
 
 def write_in_child(
-    path: Path, *, like: Path | None = None, shape: str = "", mix: str = "", on_progress: Callable[[int, int], None]
+    path: Path,
+    *,
+    like: Path | None = None,
+    header: Path | None = None,
+    shape: str = "",
+    probe: shapes.Dimensions | None = None,
+    mix: str = "",
+    on_progress: Callable[[int, int], None],
 ) -> None:
     """Write a stand-in in a process of its own, telling `on_progress` bytes done and in all.
 
     Raises: StandInFailed.
     """
-    chosen = ["--like", str(like)] if like is not None else ["--shape", shape, "--type", mix]
+    if like is not None:
+        chosen = ["--like", str(like)]
+    elif header is not None:
+        chosen = ["--header", str(header)]
+    elif probe is not None:
+        chosen = ["--dimensions", msgspec.json.encode(probe).decode(), "--type", mix]
+    else:
+        chosen = ["--shape", shape, "--type", mix]
     command = child_command("engine.bench.standin", str(path), *chosen)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
@@ -145,8 +202,18 @@ def main() -> None:
     parser.add_argument("--shape")
     parser.add_argument("--type", default="Q4_K_M")
     parser.add_argument("--like", type=Path)
+    parser.add_argument("--header", type=Path)
+    parser.add_argument("--dimensions")
     options = parser.parse_args()
-    spec = spec_like(options.like) if options.like else spec_of_shape(options.shape, options.type)
+    if options.like:
+        spec = spec_like(options.like)
+    elif options.header:
+        spec = spec_of_header(options.header)
+    elif options.dimensions:
+        dims = msgspec.json.decode(options.dimensions, type=shapes.Dimensions)
+        spec = spec_of_dimensions("probe", dims, options.type)
+    else:
+        spec = spec_of_shape(options.shape, options.type)
     write(options.out, *spec)
 
 

@@ -12,12 +12,17 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence behind a prompt of `length` tokens: speeds in tokens/s, times in seconds."""
+    """One sequence behind a prompt of `length` tokens: speeds in tokens/s, times in seconds.
+
+    `itl_s`: 50, 90 and 99 % of the gaps between tokens were shorter. `power_w`: mean while measuring, where readable.
+    """
 
     length: int
     prefill_tok_s: Spread
     decode_tok_s: Spread
     ttft_s: Spread
+    itl_s: tuple[float, ...] = ()
+    power_w: float | None = None
 
 
 class Concurrency(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +36,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """One measurement of one model on this machine.
 
     `drift` is the decode speed at the end divided by that at the start: below 0.9 the machine got slower meanwhile,
-    by heat or by other work. `stand_in`: random weights of the model's shape.
+    by heat or by other work. `stand_in`: random weights of the model's shape. `shape_key` and `machine_key` tell
+    which results are of the same tensors and of the same machine, driver and build. `tokens` were generated behind
+    each prompt.
     """
 
     model: str
@@ -50,3 +57,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     drift: float
     stand_in: bool
     started_at: float
+    shape_key: str = ""
+    machine_key: str = ""
+    tokens: int = 32
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    flash_attn: str = "auto"
+    use_mmap: bool = True
+    n_gpu_layers: int = 0
+
+    @property
+    def decode_tok_s(self) -> float:
+        """Tokens/s behind the shortest prompt."""
+        return min(self.points, key=lambda p: p.length).decode_tok_s.median

@@ -4,6 +4,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+from devices.backends.libraries import built_libraries, library_folder
 from devices.detect import detailed, inventory
 from devices.host import Host
 from devices.host_real import RealHost
@@ -31,6 +32,15 @@ class MachineState:
                 else:
                     self._known = live_report(self._host, self._cache, fresh=fresh)
         return self.now()
+
+    def settled(self) -> Machine:
+        """With backends tried where one could matter; a machine without a GPU is not worth the second it takes."""
+        machine = self.now()
+        if machine.backends:
+            return machine
+        built = set(built_libraries(library_folder())) - {"cpu", "rpc"}
+        gpus = any(d.kind in {"igpu", "dgpu"} for d in machine.devices)
+        return self.full() if built or gpus else machine
 
     def now(self) -> Machine:
         """Free memory of this moment, with what is known of backends. Wakes and loads nothing.

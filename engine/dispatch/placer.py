@@ -7,22 +7,24 @@ from pathlib import Path
 import msgspec
 
 from devices.audit import AuditLog
-from devices.backends.libraries import built_libraries, library_folder
 from devices.errors import Overdrawn
 from devices.memory import Ledger
 from devices.process_memory import process_memory
 from devices.types import Machine
+from engine.bench.keys import machine_key, shape_key
+from engine.bench.results import Results
 from engine.dispatch import onnx
 from engine.dispatch.choose import audit_key, place, weights_read
 from engine.dispatch.external import is_external, place_external
 from engine.dispatch.ladder import next_rung
 from engine.dispatch.machine_state import MachineState
 from engine.dispatch.memory import DispatchMemory
+from engine.dispatch.tuned import Tuned, TunedStore, pinned_elsewhere, tuned_settings
 from engine.dispatch.types import NO_WISH, Placement, Rung, Wish
 from engine.errors import BadModelFile
 from engine.fit.context import need_at
 from engine.fit.dry_run import DryRunFailed, dry_run
-from engine.fit.report import fit_report, ledger_amounts, machine_isa, refusal
+from engine.fit.report import fit_report, ledger_amounts, machine_isa, overdraft, refusal
 from engine.fit.shape import ModelShape, model_shape
 from engine.fit.types import DryRun, FitReport, Need, Part
 from engine.paths import Paths
@@ -59,6 +61,8 @@ class Placer:
         self.machine = machine or MachineState(backend_cache=paths.cache / "backends.json")
         self.ledger = Ledger(self.machine.now, AuditLog(paths.state / "memory_audits.jsonl"))
         self.memory = DispatchMemory(paths.state / "dispatch.json")
+        self.tuned = TunedStore(paths.state / "autotune.json")
+        self.results = Results(paths.state / "bench.jsonl")
         self._placements: dict[str, Placement] = {}
         self._needs: dict[str, Need] = {}
         self._read_bytes: dict[str, int] = {}
@@ -72,9 +76,9 @@ class Placer:
         Raises: BadModelFile.
         """
         if is_external(settings.path):
-            return place_external(settings, self._machine())
+            return place_external(settings, self.machine_now())
         if onnx.is_folder(settings.path):
-            folder, machine = onnx.folder_at(settings.path), self._machine()
+            folder, machine = onnx.folder_at(settings.path), self.machine_now()
             return onnx.place_folder(folder, settings, onnx.with_power(wish), machine, self.ledger, model_id)
         return self.judge_shape(model_id, read_shape(settings.path), settings, wish, exact=exact)
 
@@ -82,14 +86,67 @@ class Placer:
         self, model_id: str, shape: ModelShape, settings: LoadSettings, wish: Wish = NO_WISH, *, exact: bool = False
     ) -> Placement:
         """The same for a header that was read before, perhaps of a file that is not here."""
-        machine = self._machine()
+        placement = self.defaults(model_id, shape, settings, wish, exact=exact)
+        machine = self.machine_now()
+        placement = self._measured(model_id, shape, placement, wish, machine)
+        return self._with_prefixes(model_id, placement, settings.cache_ram_bytes, machine)
+
+    def defaults(
+        self, model_id: str, shape: ModelShape, settings: LoadSettings, wish: Wish = NO_WISH, *, exact: bool = False
+    ) -> Placement:
+        """What dispatch chooses by itself, without what was tuned, and without memory for kept prefixes."""
+        machine = self.machine_now()
 
         def ask(at: LoadSettings) -> DryRun | None:
             return self._dry_run(at) if exact else None
 
         without = msgspec.structs.replace(settings, cache_ram_bytes=0)
-        placement = place(shape, without, wish, machine, self.ledger, self.memory, ask, owner=model_id)
-        return self._with_prefixes(model_id, placement, settings.cache_ram_bytes, machine)
+        return place(shape, without, wish, machine, self.ledger, self.memory, ask, owner=model_id)
+
+    def _measured(
+        self, model_id: str, shape: ModelShape, placement: Placement, wish: Wish, machine: Machine
+    ) -> Placement:
+        """The placement with what was tuned or measured here for a model of this shape."""
+        where, which = machine_key(machine), shape_key(shape)
+        tuned = self.tuned.get(where, which, placement.settings.n_ctx)
+        if tuned is not None and not pinned_elsewhere(tuned, placement, wish):
+            return self._with_tuned(model_id, shape, placement, wish, machine, tuned)
+        report = self.results.newest(where, which)
+        if report is None or report.backend != (",".join(placement.settings.devices) or "cpu"):
+            return placement
+        speed, on = report.decode_tok_s, "a stand-in" if report.stand_in else "this model"
+        reason = f"{speed:.1f} tok/s measured here on {on}, behind {report.points[0].length} tokens"
+        return msgspec.structs.replace(
+            placement, decode_tok_s=round(speed, 1), basis="measured", reasons=(*placement.reasons, reason)
+        )
+
+    def _with_tuned(
+        self, model_id: str, shape: ModelShape, placement: Placement, wish: Wish, machine: Machine, tuned: Tuned
+    ) -> Placement:
+        """The tuned settings where they fit now; else the placement says why not."""
+        settings = tuned_settings(tuned, placement.settings, wish)
+        gpu, backend = offload_target(settings, machine)
+        need = self._need(shape, settings, machine, gpu, audit_key(shape, backend), None)
+        if settings.devices and gpu is None:
+            missing = f"tuned for {settings.devices[0]}, which is not usable now"
+            return msgspec.structs.replace(placement, reasons=(*placement.reasons, missing))
+        if overdraft(self.ledger, need, model_id) is not None:
+            return msgspec.structs.replace(
+                placement, reasons=(*placement.reasons, "the settings tuned here do not fit the memory free now")
+            )
+        device = machine.device(gpu or "cpu")
+        return msgspec.structs.replace(
+            placement,
+            device=gpu or "cpu",
+            device_name=device.name if device else placement.device_name,
+            backend=backend,
+            settings=settings,
+            need=need,
+            fits=True,
+            decode_tok_s=round(tuned.decode_tok_s, 1),
+            basis="measured",
+            reasons=(*placement.reasons, *tuned.reasons()),
+        )
 
     def _with_prefixes(self, model_id: str, placement: Placement, wanted_bytes: int, machine: Machine) -> Placement:
         """Computed prefixes may be kept in what is left over, never in what a model needs."""
@@ -140,7 +197,7 @@ class Placer:
         Where memory is plentiful the formulas decide at once; where it is not, llama.cpp is asked first.
         Raises: NotEnoughMemory: with needed, available and the three cheapest ways out. BadModelFile.
         """
-        machine = self._machine()
+        machine = self.machine_now()
         if is_external(settings.path):
             return
         if onnx.is_folder(settings.path):
@@ -169,7 +226,7 @@ class Placer:
         """After a load: replace what formulas reserved by what llama.cpp says it takes."""
         if is_external(settings.path) or onnx.is_folder(settings.path):
             return
-        machine = self._machine()
+        machine = self.machine_now()
         gpu, backend = offload_target(settings, machine)
         run = self._dry_run(settings) if gpu is None else None
         if run is None:
@@ -192,14 +249,9 @@ class Placer:
         correction = self.ledger.audits.correction(key)
         return need_at(shape, settings, machine_isa(machine), gpu, measured, correction)
 
-    def _machine(self) -> Machine:
-        """With backends tried where one could matter; a machine without a GPU is not worth the second it takes."""
-        machine = self.machine.now()
-        if machine.backends:
-            return machine
-        built = set(built_libraries(library_folder())) - {"cpu", "rpc"}
-        gpus = any(d.kind in {"igpu", "dgpu"} for d in machine.devices)
-        return self.machine.full() if built or gpus else machine
+    def machine_now(self) -> Machine:
+        """The machine with what dispatch needs to know of it."""
+        return self.machine.settled()
 
     def started(self, model_id: str, pid: int) -> None:
         """A runner process draws on the reservation."""

@@ -16,18 +16,23 @@ def hub_shape(name: str, paths: Paths, judge: Judge | None = None) -> ModelShape
 
     Raises: the hub client's errors. BadModelFile: the repository has no GGUF file whose header can be read.
     """
-    found: dict[int, ModelShape] = {}
+    parts = hub_parts(name, paths, judge)
+    tensors = [tensor for part in parts for tensor in part.tensors]
+    return shape_of(parts[0], tensors, sum(part.file_bytes for part in parts))
+
+
+def hub_parts(name: str, paths: Paths, judge: Judge | None = None) -> tuple[GgufFile, ...]:
+    """Headers of all parts of `owner/name[:quant]`. Raises: as `hub_shape`."""
+    found: dict[int, tuple[GgufFile, ...]] = {}
 
     def keep(parts: tuple[GgufFile, ...], details: Details) -> Verdict | None:
-        tensors = [tensor for part in parts for tensor in part.tensors]
-        size = sum(part.file_bytes for part in parts)
-        found[size] = shape_of(parts[0], tensors, size)
+        found[sum(part.file_bytes for part in parts)] = parts
         return judge(parts, details) if judge is not None else None
 
     wanted = parse_hub_name(name)
     plan: RepoPlan = plan_repository(HubClient(), paths, wanted.repo, revision=wanted.revision, judge=keep)
     choice = choose(plan, wanted).choice
-    shape = found.get(sum(file.size_bytes for file in choice.files))
-    if shape is None:
+    parts = found.get(sum(file.size_bytes for file in choice.files))
+    if parts is None:
         raise BadModelFile(name, "its headers could not be read")
-    return shape
+    return parts

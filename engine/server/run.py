@@ -15,6 +15,8 @@ from typing import Any
 import uvicorn
 
 from engine import quantizing
+from engine.bench import work as measuring
+from engine.bench.work import Workshop
 from engine.dispatch.admission import LedgerAdmission
 from engine.dispatch.placer import Placer
 from engine.dispatch.types import NO_WISH, Wish
@@ -191,6 +193,8 @@ def serve(options: ServeOptions) -> None:
     jobs = JobRegistry(None if options.private else options.paths.state / "jobs.json")
     work.register(jobs, lambda: Catalogue(options.paths, scan=False))
     quantizing.register(jobs, lambda: Catalogue(options.paths, scan=False))
+    workshop = Workshop(options.paths, placer, lambda: Catalogue(options.paths, scan=False))
+    measuring.register(jobs, workshop)
     access = Access(token, options.api_keys, keys)
     state = ServerState(models=models, pool=pool, access=access, jobs=jobs, placer=placer)
     public = () if is_loopback(options.host) else (options.host, socket.gethostname())

@@ -88,12 +88,21 @@ class KVCache:
             return 0 <= oldest <= max(0, length - self._n_swa)
         return True
 
-    def acquire(self, tokens: list[int], key: Key) -> CachedSequence | None:
-        """A sequence for `tokens` that already holds its longest cached prefix; None when all are in use."""
-        sequence = self._acquire(tokens, key)
+    def acquire(self, tokens: list[int], key: Key, *, fresh: bool = False) -> CachedSequence | None:
+        """A sequence for `tokens` that already holds its longest cached prefix; None when all are in use.
+
+        A `fresh` one holds nothing.
+        """
+        sequence = self._acquire_fresh(key) if fresh else self._acquire(tokens, key)
         if sequence is not None:
             self._thin_out(sequence)
         return sequence
+
+    def _acquire_fresh(self, key: Key) -> CachedSequence | None:
+        empty = self._free_sequence(keep=None)
+        if empty is not None:
+            empty.key, empty.in_use = key, True
+        return empty
 
     def _acquire(self, tokens: list[int], key: Key) -> CachedSequence | None:
         source, length = self.best_prefix(tokens, key)

@@ -162,11 +162,12 @@ class Scheduler:
             return
         while self._waiting and len(self._running) < self._loaded.settings.n_parallel:
             sequence = self._waiting[0]
-            _, shared = self._kv.best_prefix(sequence.tokens, sequence.key)
+            fresh = not sequence.request.cache_prompt
+            shared = 0 if fresh else self._kv.best_prefix(sequence.tokens, sequence.key)[1]
             free = self._kv.cells - self._kv.used_cells + self._kv.idle_cells
             if self._running and cells_needed(sequence) - shared > free - cells_promised(self._running):
                 return
-            cache = self._kv.acquire(sequence.tokens, sequence.key)
+            cache = self._kv.acquire(sequence.tokens, sequence.key, fresh=fresh)
             if cache is None:
                 return
             if sequence.media is not None:  # a picture is shared whole or not at all
@@ -307,9 +308,7 @@ class Scheduler:
         self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, out: list[Output]
     ) -> None:
         self.generated_tokens += 1
-        if not sequence.first_token:
-            sequence.first_token = now
-        sequence.last_token = now
+        sequence.drew(now)
         sequence.tokens.append(token)
         if token in self._vocabulary.ends:
             self._end(sequence, "stop", out)
@@ -351,6 +350,8 @@ class Scheduler:
         self._quarantine.acquit(sequence)
         if sequence.cache is not None:
             self._kv.shorten(sequence.cache, 0 if sequence.shifted else len(sequence.tokens) - 1)
+            if not sequence.request.cache_prompt:
+                self._kv.drop(sequence.cache)
             self._kv.release(sequence.cache, keep=sequence.request.priority != "background")
             sequence.cache = None
             self._running.remove(sequence)

@@ -1,6 +1,7 @@
 """One request while it runs."""
 
 import time
+from array import array
 from dataclasses import dataclass, field
 
 from engine.runner.llama.constrain import TokenConstraint
@@ -47,6 +48,7 @@ class Sequence:
     admitted: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
+    gaps_s: array[float] = field(default_factory=lambda: array("f"))
     cached_tokens: int = 0
     announced: bool = False
     cancelled: bool = False
@@ -104,6 +106,14 @@ class Sequence:
         if self.media is not None:
             self.media.close()
 
+    def drew(self, now: float) -> None:
+        """A token was drawn at `now`, a monotonic clock."""
+        if self.first_token:
+            self.gaps_s.append(now - self.last_token)
+        else:
+            self.first_token = now
+        self.last_token = now
+
     def started(self) -> Started:
         """The event that tells the client its prompt is being worked on."""
         self.announced = True
@@ -148,8 +158,17 @@ class Sequence:
                     decode_s=self.last_token - first if first else 0.0,
                     draft_tokens=self.proposed,
                     draft_accepted=self.accepted,
+                    itl_s=_percentiles(self.gaps_s),
                 ),
                 stop=self.text.stop,
             )
         )
         return events
+
+
+def _percentiles(gaps_s: array[float]) -> tuple[float, ...]:
+    """Median, 90 and 99 % of the gaps; empty when there are none."""
+    if not gaps_s:
+        return ()
+    ordered = sorted(gaps_s)
+    return tuple(ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.9, 0.99))

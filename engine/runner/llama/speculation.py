@@ -22,6 +22,7 @@ class Speculation:
         self._pace = pace
         self._draft_model = draft_model
         self._by_model = Acceptance()
+        self._longest = min(loaded.settings.max_draft, MAX_DRAFT)
         self._rows = 0
         self._drafting: list[tuple[Sequence, int, bool]] = []
 
@@ -38,7 +39,7 @@ class Speculation:
         if asked is None and not sequence.balance.allows:
             sequence.balance.pass_by((self._pace.cost.seconds(self._rows) or 0.0) / self._rows)
             return
-        room = min(sequence.limit - len(sequence.tokens) - 1, MAX_DRAFT, batch.room)
+        room = min(sequence.limit - len(sequence.tokens) - 1, self._longest, batch.room)
         draft, by_model = self._draft(sequence, room, forced=asked is True)
         if not draft:
             sequence.balance.pass_by((self._pace.cost.seconds(self._rows) or 0.0) / self._rows)

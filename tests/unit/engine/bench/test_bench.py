@@ -41,7 +41,8 @@ def report(**changes):
 
 @pytest.mark.parametrize("name", shapes.SHAPES)
 def test_every_shape_has_the_parameters_its_name_says(name):
-    said = float(name.rsplit("-", 1)[1].removesuffix("b"))
+    size = name.rsplit("-", 1)[1]
+    said = float(size.removesuffix("b")) if size.endswith("b") else float(size.removesuffix("m")) / 1000
     _, slots = standin.spec_of_shape(name, "Q4_K_M")
     billions = sum(_count(slot.shape) for slot in slots) / 1e9
     assert billions == pytest.approx(said, rel=0.27)

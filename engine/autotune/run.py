@@ -1,0 +1,173 @@
+"""The whole search for one model and context length: space, rounds, record, proof, report."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from engine.autotune.journal import Journal
+from engine.autotune.search import OutOfTime, Search
+from engine.autotune.space import Dimension
+from engine.autotune.trial import Admit, proof, trial
+from engine.autotune.types import ANSWER_TOKENS, Budget, Choice, Knobs, Outcome, Trial, TuneReport
+from engine.bench.measure import COPIED_TOKENS
+from engine.errors import EnvironmentFault
+from engine.runner.protocol import LoadSettings
+
+# A point may take this much longer than the settings in use before it counts as hanging.
+PATIENCE = 5.0
+SHORTEST_LIMIT_S = 20.0
+FIRST_LIMIT_S = 300.0
+# The first round reads at most so much: what it decides shows in a few ubatches.
+SHORT_PROMPT = 512
+# The adaptive drafter never exceeds these; 0 guesses nothing.
+DRAFTS = (16, 0, 4, 8)
+Step = Callable[[str, int], None]
+
+
+class NothingWorks(EnvironmentFault):
+    """Not one of the settings tried could load the model; `reason` is what the last one said."""
+
+    code = "nothing_works"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"No settings were found that load this model: {reason}")
+        self.reason = reason
+
+
+def rounds_for(prompt_tokens: int) -> tuple[Budget, ...]:
+    """Three rounds of growing length."""
+    short = min(prompt_tokens, SHORT_PROMPT)
+    return (
+        Budget(prompt=short, answer=12, repeats=1),
+        Budget(prompt=short, answer=24, repeats=2),
+        Budget(prompt=prompt_tokens, answer=32, repeats=3),
+    )
+
+
+class Tuner:
+    """Runs trials for a search, remembers them in a journal, and keeps to a time limit in seconds."""
+
+    def __init__(self, settings: LoadSettings, journal: Journal, admit: Admit, limit_s: float, step: Step) -> None:
+        self._settings = settings
+        self._journal = journal
+        self._admit = admit
+        self._deadline = time.monotonic() + limit_s
+        self._step = step
+        self._slowest: dict[Budget, float] = {}
+        self.count = 0
+
+    async def measure(self, knobs: Knobs, budget: Budget) -> Outcome:
+        """One trial, from the journal if it was done before. Raises: OutOfTime."""
+        known = self._journal.known(knobs, budget)
+        self.count += 1
+        if known is not None:
+            self._note(budget, known)
+            return known
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise OutOfTime
+        self._step(_words(knobs), self.count)
+        first = self._slowest.get(budget)
+        limit = FIRST_LIMIT_S if first is None else max(SHORTEST_LIMIT_S, PATIENCE * first)
+        self._journal.begin(knobs, budget)
+        outcome = await trial(self._settings, knobs, budget, self._admit, min(limit, left + 1))
+        if outcome.failure is not None and time.monotonic() >= self._deadline:
+            raise OutOfTime  # cut off by our own limit: nothing is known about this point
+        self._journal.end(Trial(knobs=knobs, budget=budget, outcome=outcome))
+        self._note(budget, outcome)
+        return outcome
+
+    def _note(self, budget: Budget, outcome: Outcome) -> None:
+        if outcome.failure is None:
+            self._slowest.setdefault(budget, outcome.cost_s)
+
+
+async def tune(
+    settings: LoadSettings,
+    base: Knobs,
+    dims: Sequence[Dimension],
+    *,
+    model: str,
+    prompt_tokens: int,
+    journal_path: Path,
+    admit: Admit,
+    limit_s: float,
+    step: Step,
+    drafts: bool = False,
+) -> TuneReport:
+    """Search, prove that the winner loads as the server would load it, and report.
+
+    `settings` are the server's, `base` the knobs in use; with `drafts` the length of guesses is tried too, which
+    only real weights can tell. The journal is removed when the search is complete.
+    Raises: NothingWorks.
+    """
+    journal = Journal(journal_path)
+    tuner = Tuner(settings, journal, admit, limit_s, step)
+    search = Search(base, dims, prompt_tokens, tuner.measure)
+    await search.run(rounds_for(prompt_tokens))
+    best, refused = None, "none was tried in the time given"
+    draft: tuple[int, Choice] | None = None
+    for knobs in search.ranked():
+        reason = await proof(knobs.apply(settings), admit, FIRST_LIMIT_S)
+        if reason is None:
+            best = knobs
+            draft = await _draft_length(tuner, knobs) if drafts and search.complete else None
+            break
+        refused = reason
+    if best is None:
+        failures = [t.outcome.failure for t in journal.trials if t.outcome.failure]
+        raise NothingWorks(failures[-1] if failures else refused)
+    trials = journal.trials
+    if search.complete:
+        journal.clear()
+    outcome = search.results[best]
+    return TuneReport(
+        model=model,
+        prompt_tokens=prompt_tokens,
+        best=msgspec.structs.replace(best, max_draft=draft[0]) if draft else best,
+        turn_s=search.turn_s(best),
+        default=base,
+        default_turn_s=search.turn_s(base),
+        prefill_tok_s=outcome.prefill_tok_s,
+        decode_tok_s=outcome.decode_tok_s,
+        choices=(*search.choices(best), *([draft[1]] if draft else [])),
+        trials=trials,
+        cost_s=sum(t.outcome.cost_s for t in trials),
+        complete=search.complete,
+        measured_at=time.time(),
+    )
+
+
+async def _draft_length(tuner: Tuner, knobs: Knobs) -> tuple[int, Choice] | None:
+    """The longest guess that pays where a text repeats itself; None when the time is over."""
+    budget = Budget(prompt=3 * COPIED_TOKENS, answer=48, repeats=2, copying=True)
+    seconds: dict[int, float] = {}
+    try:
+        for length in DRAFTS:
+            outcome = await tuner.measure(msgspec.structs.replace(knobs, max_draft=length), budget)
+            if outcome.failure is None:
+                seconds[length] = ANSWER_TOKENS / outcome.decode_tok_s
+    except OutOfTime:
+        return None
+    if len(seconds) < 2:  # noqa: PLR2004 - nothing to choose between
+        return None
+    (first_s, first), (next_s, second), *_ = sorted((s, n) for n, s in seconds.items())
+    choice = Choice(
+        name="longest guess",
+        value=str(first),
+        turn_s=first_s,
+        against=str(second),
+        against_turn_s=next_s,
+        of="an answer that repeats",
+    )
+    return first, choice
+
+
+def _words(knobs: Knobs) -> str:
+    where = "+".join(knobs.devices) or "processor"
+    return (
+        f"{where}, {knobs.n_threads} threads, ubatch {knobs.n_ubatch}, flash attention {knobs.flash_attn}, "
+        f"cache {knobs.kv_type}, repack {'on' if knobs.repack else 'off'}"
+    )

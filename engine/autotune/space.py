@@ -1,0 +1,103 @@
+"""Which values of which settings are worth trying for a model on a machine."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from devices.types import Machine
+from engine.autotune.types import Knobs
+from engine.dispatch.priors import BACKENDS
+
+UBATCHES = (64, 128, 256, 512, 1024, 2048)
+BATCHES = (512, 2048)
+# Lossy beyond q8_0: autotune must not trade quality for speed unasked.
+# Measured: docs/log.md, types of the KV cache.
+KV_TYPES = ("f16", "q8_0")
+
+Level = dict[str, object]
+
+
+class Dimension(msgspec.Struct, frozen=True, kw_only=True):
+    """One independent choice: the settings each level changes together."""
+
+    name: str
+    levels: tuple[Level, ...]
+
+    def words(self, knobs: Knobs) -> str:
+        """The level of `knobs` in words."""
+        level = self.levels[0]
+        return ", ".join(_word(getattr(knobs, field)) for field in level)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return "+".join(map(str, value)) or "processor"
+    return str(value)
+
+
+def dimensions(base: Knobs, machine: Machine, prompt_tokens: int, n_layers: int) -> tuple[Dimension, ...]:
+    """The choices there are, most important first. A dimension with one level is left out."""
+    found = [
+        Dimension(name="device", levels=_devices(base, machine, n_layers)),
+        Dimension(name="threads", levels=tuple({"n_threads": n} for n in thread_counts(machine))),
+        Dimension(name="repack", levels=({"repack": True}, {"repack": False})),
+        Dimension(name="flash attention", levels=({"flash_attn": "on"}, {"flash_attn": "off"})),
+        Dimension(name="ubatch", levels=tuple({"n_ubatch": n} for n in ubatches(prompt_tokens))),
+        Dimension(name="KV type", levels=tuple({"kv_type": t} for t in KV_TYPES)),
+        Dimension(name="batch", levels=tuple({"n_batch": n} for n in BATCHES if prompt_tokens > min(BATCHES))),
+        Dimension(name="mmap", levels=({"use_mmap": True}, {"use_mmap": False})),
+    ]
+    return tuple(d for d in found if len(d.levels) > 1)
+
+
+def valid(knobs: Knobs) -> bool:
+    """llama.cpp would take these settings together."""
+    if knobs.n_ubatch > knobs.n_batch or knobs.n_threads < 1:
+        return False
+    return not (knobs.flash_attn == "off" and knobs.kv_type not in ("f32", "f16", "bf16"))
+
+
+def changed(knobs: Knobs, level: Level) -> Knobs:
+    """`knobs` at a level. Where a level needs another setting to be valid, that one follows."""
+    made: Knobs = msgspec.structs.replace(knobs, **level)
+    if made.n_ubatch > made.n_batch:
+        follows = {"n_batch": made.n_ubatch} if "n_ubatch" in level else {"n_ubatch": made.n_batch}
+        made = msgspec.structs.replace(made, **follows)
+    if not valid(made) and "kv_type" in level:
+        made = msgspec.structs.replace(made, flash_attn="on")
+    if not valid(made) and "flash_attn" in level:
+        made = msgspec.structs.replace(made, kv_type="f16")
+    return made
+
+
+def thread_counts(machine: Machine) -> tuple[int, ...]:
+    """One, half and all fast cores, and every logical processor this process may use."""
+    cores = next((d.cores for d in machine.devices if d.cores), None)
+    if cores is None:
+        return (1,)
+    fast = cores.threads
+    allowed = max(fast, cores.allowed_logical if cores.quota_cores is None else fast)
+    return tuple(sorted({1, max(1, fast // 2), max(1, fast - 1), fast, allowed}))
+
+
+def ubatches(prompt_tokens: int) -> tuple[int, ...]:
+    """Sizes that differ for a prompt of this length: a larger one than the prompt is the same as one as large."""
+    small = [n for n in UBATCHES if n < prompt_tokens]
+    above = [n for n in UBATCHES if n >= prompt_tokens][:1]
+    return tuple(small[-4:] + above)
+
+
+def _devices(base: Knobs, machine: Machine, n_layers: int) -> tuple[Level, ...]:
+    """The processor, and each usable backend device with what dispatch offloads, half of it, or everything."""
+    levels: list[Level] = [{"devices": (), "n_gpu_layers": 0}]
+    for device in machine.devices:
+        for runtime in device.runtimes:
+            if device.kind not in {"igpu", "dgpu"} or runtime.state != "usable" or runtime.backend not in BACKENDS:
+                continue
+            layers: Sequence[int] = (n_layers + 1, (n_layers + 1) // 2)
+            if base.devices == (runtime.device_name,):
+                layers = tuple(dict.fromkeys((base.n_gpu_layers, *layers)))
+            levels += [{"devices": (runtime.device_name,), "n_gpu_layers": n} for n in layers if n > 0]
+    return tuple(levels)

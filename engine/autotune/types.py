@@ -1,0 +1,136 @@
+"""What is tuned, what a trial found, and the report of a whole search."""
+
+import msgspec
+
+from engine.runner.protocol import LoadSettings
+
+# Tokens of the answer in the turn that is timed: about a paragraph.
+ANSWER_TOKENS = 128
+
+
+class Knobs(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings that autotune may change; names and meanings are those of LoadSettings.
+
+    `kv_type` is the type of both caches. Hashable.
+    """
+
+    devices: tuple[str, ...] = ()
+    n_gpu_layers: int = 0
+    n_threads: int = 0
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    flash_attn: str = "auto"
+    kv_type: str = "f16"
+    use_mmap: bool = True
+    repack: bool = True
+    max_draft: int = 16
+
+    def apply(self, settings: LoadSettings) -> LoadSettings:
+        """The settings with these knobs."""
+        return msgspec.structs.replace(
+            settings,
+            devices=self.devices,
+            n_gpu_layers=self.n_gpu_layers,
+            n_threads=self.n_threads,
+            n_threads_batch=self.n_threads,
+            n_batch=self.n_batch,
+            n_ubatch=self.n_ubatch,
+            flash_attn=self.flash_attn,
+            type_k=self.kv_type,
+            type_v=self.kv_type,
+            use_mmap=self.use_mmap,
+            repack=self.repack,
+            max_draft=self.max_draft,
+        )
+
+
+def knobs_of(settings: LoadSettings) -> Knobs:
+    """The knobs of settings that were chosen without measuring."""
+    return Knobs(
+        devices=settings.devices,
+        n_gpu_layers=settings.n_gpu_layers,
+        n_threads=settings.n_threads,
+        n_batch=settings.n_batch,
+        n_ubatch=settings.n_ubatch,
+        flash_attn=settings.flash_attn,
+        kv_type=settings.type_k,
+        use_mmap=settings.use_mmap,
+        repack=settings.repack,
+        max_draft=settings.max_draft,
+    )
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """How much one trial measures: prompt tokens, answer tokens, and how often.
+
+    `copying`: a text that repeats itself is continued instead, and only its decode speed counts.
+    """
+
+    prompt: int
+    answer: int
+    repeats: int
+    copying: bool = False
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trial found. `failure` says why a point is bad; its speeds are 0 then.
+
+    Speeds in tokens/s, `cost_s` is the wall time of the trial, load included.
+    """
+
+    prefill_tok_s: float = 0.0
+    decode_tok_s: float = 0.0
+    cost_s: float = 0.0
+    failure: str | None = None
+
+    def turn_s(self, prompt: int) -> float:
+        """Seconds of one turn: read `prompt` tokens, answer with ANSWER_TOKENS. Infinite for a bad point."""
+        if self.failure is not None or self.prefill_tok_s <= 0 or self.decode_tok_s <= 0:
+            return float("inf")
+        return prompt / self.prefill_tok_s + ANSWER_TOKENS / self.decode_tok_s
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the record: a point, how it was measured and what came out."""
+
+    knobs: Knobs
+    budget: Budget
+    outcome: Outcome
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """Why one setting has its value: seconds (`of` what) with it and with the next best value, in short rounds."""
+
+    name: str
+    value: str
+    turn_s: float
+    against: str | None = None
+    against_turn_s: float | None = None
+    of: str = "a turn"
+
+    def words(self) -> str:
+        """As the dispatch card shows it."""
+        told = f"{self.name} {self.value}: {self.turn_s:.2f} s for {self.of}"
+        if self.against is None or self.against_turn_s is None:
+            return told
+        if self.against_turn_s == float("inf"):
+            return f"{told}; {self.against} failed"
+        return f"{told} against {self.against_turn_s:.2f} s with {self.against}"
+
+
+class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a search. `turn_s` and `default_turn_s` were measured in the same, longest round."""
+
+    model: str
+    prompt_tokens: int
+    best: Knobs
+    turn_s: float
+    default: Knobs
+    default_turn_s: float
+    prefill_tok_s: float
+    decode_tok_s: float
+    choices: tuple[Choice, ...]
+    trials: tuple[Trial, ...]
+    cost_s: float
+    complete: bool
+    measured_at: float

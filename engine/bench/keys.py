@@ -1,0 +1,38 @@
+"""What a measurement depends on, as short keys: the model's tensors, and the machine with its drivers and kernels."""
+
+import hashlib
+from importlib import metadata
+
+from devices.backends.libraries import built_libraries, library_folder
+from devices.types import Machine
+from engine.fit.shape import ModelShape
+
+
+def shape_key(shape: ModelShape) -> str:
+    """The same for every file with these tensors, types and architecture, whatever its weights and its name."""
+    tensors = sorted((t.name, tuple(t.shape), t.ggml_type.name) for t in shape.tensors)
+    facts = (shape.architecture, shape.heads, shape.attention, shape.sliding_window, tensors)
+    return _digest(repr(facts))
+
+
+def machine_key(machine: Machine) -> str:
+    """The same until a processor, a GPU, its driver, the kernels or the installed memory change."""
+    devices = [
+        (d.id, d.kind, d.name, sorted(d.isa), d.cores.allowed_logical if d.cores else 0, d.driver_version)
+        for d in machine.devices
+    ]
+    total = (machine.memory.installed_bytes or machine.memory.total_bytes or 0) >> 30
+    return _digest(repr((machine.system, machine.arch, total, devices, build())))
+
+
+def build() -> str:
+    """Version of the kernels and which plugins there are."""
+    try:
+        version = metadata.version("llama-cpp-python")
+    except metadata.PackageNotFoundError:
+        version = "none"
+    return f"{version} {','.join(sorted(built_libraries(library_folder())))}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,125 @@
+"""What a weight of each quantization type costs in time on this device, measured on stand-ins through real kernels.
+
+The planner asks this before it spreads types over a model: a type that unpacks slowly here is dearer than its bytes.
+"""
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from engine.bench import shapes, standin
+from engine.bench.measure import Meter
+from engine.bench.run import bench_settings
+from engine.runner.process import RunnerProcess
+from engine.runner.protocol import LoadSettings
+from quantize.ggml_types import GgmlType
+
+# Types the planner chooses between.
+TYPES: Final = (
+    "Q2_K", "Q3_K", "Q4_0", "IQ4_NL", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ3_XXS", "IQ3_S", "IQ2_XS", "IQ2_S",
+)  # fmt: skip
+# Large enough that no cache holds the weights, with next to no head, cache or norms beside them.
+PROBE: Final = shapes.Dimensions("llama", 2, 2048, 16, 4, 128, 8192, 1024, tied=True)
+DECODED: Final = 24
+REPEATS: Final = 3
+
+
+class Prices(msgspec.Struct, frozen=True, kw_only=True):
+    """Nanoseconds of decoding for one weight, by type name, with these devices and threads."""
+
+    machine_key: str
+    devices: tuple[str, ...]
+    threads: int
+    ns_per_weight: dict[str, float]
+    measured_at: float
+
+
+class PriceStore:
+    """A JSON file with the newest prices of each machine and device; what cannot be read is measured anew."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def all(self) -> list[Prices]:
+        """Everything kept."""
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=list[Prices])
+        except (OSError, msgspec.DecodeError, RecursionError):
+            return []
+
+    def newest(self, machine_key: str, *, gpu: bool) -> Prices | None:
+        """The newest of the processor, or of any GPU."""
+        found = [p for p in self.all() if p.machine_key == machine_key and bool(p.devices) == gpu]
+        return max(found, key=lambda p: p.measured_at, default=None)
+
+    def put(self, prices: Prices) -> None:
+        """Keep prices; they replace older ones of the same device."""
+        others = [p for p in self.all() if (p.machine_key, p.devices) != (prices.machine_key, prices.devices)]
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._path.with_suffix(f".{os.getpid()}.tmp")
+        partial.write_bytes(msgspec.json.encode([*others, prices]))
+        partial.replace(self._path)
+
+
+async def measure_prices(
+    machine_key: str,
+    *,
+    threads: int,
+    devices: tuple[str, ...] = (),
+    types: Sequence[str] = TYPES,
+    probe: shapes.Dimensions = PROBE,
+    scratch: Path,
+    step: Callable[[str, int, int], None],
+) -> Prices:
+    """Decode with a stand-in of each type. `scratch` needs room for about 150 MB; `step` may raise to stop.
+
+    Raises: StandInFailed, BadModelFile, RunnerDied.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    found: dict[str, float] = {}
+    for number, name in enumerate(types):
+        step(name, number, len(types))
+        with tempfile.TemporaryDirectory(dir=scratch) as folder:
+            path = Path(folder) / f"{name}.gguf"
+            standin.write_in_child(path, probe=probe, mix=name, on_progress=lambda _done, _total: None)
+            found[name] = await _ns_per_weight(path, threads, devices, probe)
+    return Prices(
+        machine_key=machine_key, devices=devices, threads=threads, ns_per_weight=found, measured_at=time.time()
+    )
+
+
+async def _ns_per_weight(path: Path, threads: int, devices: tuple[str, ...], probe: shapes.Dimensions) -> float:
+    """Of the fastest repeat: other programs only ever slow it down."""
+    layers = 99 if devices else 0
+    settings = LoadSettings(
+        path=str(path), n_threads=threads, n_threads_batch=threads, devices=devices, n_gpu_layers=layers
+    )
+    runner = await RunnerProcess.start("llama", str(path))
+    try:
+        facts = await runner.load(bench_settings(settings, (16,), (1,), DECODED))
+        meter = Meter(runner, facts.n_vocab, lambda _: None, DECODED)
+        await meter.timed(16)
+        best = max([(await meter.timed(16)).decode_tok_s for _ in range(REPEATS)])
+    finally:
+        with contextlib.suppress(TimeoutError):
+            await runner.stop()
+    return 1e9 / best / weights(probe)
+
+
+def weights(probe: shapes.Dimensions) -> int:
+    """Weights that decoding one token multiplies by."""
+    return sum(s[0] * s[1] for _, s in shapes.tensors(probe) if len(s) > 1)
+
+
+def planner_speeds(prices: Prices | None) -> Mapping[str, float]:
+    """For `quantize.plan`: time a weight by type; empty when Q4_K, the unit, was not measured."""
+    if prices is None or "Q4_K" not in prices.ns_per_weight:
+        return {}
+    known = GgmlType.__members__
+    return {name: ns for name, ns in prices.ns_per_weight.items() if name in known and ns > 0}

@@ -1,0 +1,132 @@
+"""What autotune found, kept by machine, driver and build, by the model's shape and by context length."""
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from engine.autotune.types import Choice, Knobs, TuneReport
+from engine.dispatch.types import Placement, Wish
+from engine.runner.protocol import LoadSettings
+
+log = logging.getLogger(__name__)
+KEPT = 1000
+# Below this it would read "0 % faster".
+TOLD_GAIN = 0.005
+
+
+class Tuned(msgspec.Struct, frozen=True, kw_only=True):
+    """One result: the knobs, and what a turn of `prompt_tokens` took with them and with the defaults (seconds)."""
+
+    machine_key: str
+    shape_key: str
+    prompt_tokens: int
+    knobs: Knobs
+    turn_s: float
+    default_turn_s: float
+    prefill_tok_s: float
+    decode_tok_s: float
+    choices: tuple[Choice, ...]
+    measured_at: float
+
+    def reasons(self) -> tuple[str, ...]:
+        """For the dispatch card: what was measured, and each choice with its measurement."""
+        day = time.strftime("%Y-%m-%d", time.localtime(self.measured_at))
+        gain = self.default_turn_s / self.turn_s - 1 if self.turn_s > 0 else 0.0
+        against = f"{gain:.0%} faster than the defaults" if gain >= TOLD_GAIN else "no setting beat the defaults"
+        first = (
+            f"tuned here on {day}: a turn of {self.prompt_tokens} tokens takes {self.turn_s:.2f} s "
+            f"({self.prefill_tok_s:.0f} tok/s read, {self.decode_tok_s:.1f} tok/s written), {against}"
+        )
+        return (first, *(choice.words() for choice in self.choices))
+
+
+def tuned_of(report: TuneReport, machine_key: str, shape_key: str) -> Tuned:
+    """What is kept of a report."""
+    return Tuned(
+        machine_key=machine_key,
+        shape_key=shape_key,
+        prompt_tokens=report.prompt_tokens,
+        knobs=report.best,
+        turn_s=report.turn_s,
+        default_turn_s=report.default_turn_s,
+        prefill_tok_s=report.prefill_tok_s,
+        decode_tok_s=report.decode_tok_s,
+        choices=report.choices,
+        measured_at=report.measured_at,
+    )
+
+
+class TunedStore:
+    """A JSON file of results, read again when it changed: the terminal tunes while a server runs."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._stamp: tuple[int, int] | None = None
+        self._all: list[Tuned] = []
+
+    def get(self, machine_key: str, shape_key: str, n_ctx: int) -> Tuned | None:
+        """The result for the longest prompt that a context of `n_ctx` holds, else for the shortest one measured."""
+        with self._lock:
+            self._read()
+            found = [t for t in self._all if t.machine_key == machine_key and t.shape_key == shape_key]
+        held = [t for t in found if t.prompt_tokens <= n_ctx]
+        if held:
+            return max(held, key=lambda t: t.prompt_tokens)
+        return min(found, key=lambda t: t.prompt_tokens, default=None)
+
+    def put(self, tuned: Tuned) -> None:
+        """Keep a result; it replaces the one of the same machine, shape and length. An unwritable disk is told."""
+        with self._lock:
+            self._read()
+            key = tuned.machine_key, tuned.shape_key, tuned.prompt_tokens
+            others = [t for t in self._all if (t.machine_key, t.shape_key, t.prompt_tokens) != key]
+            self._all = [*others, tuned][-KEPT:]
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            partial = self._path.with_suffix(f".{os.getpid()}.tmp")
+            partial.write_bytes(msgspec.json.encode(self._all))
+            partial.replace(self._path)
+            self._stamp = _stamp(self._path)
+
+    def _read(self) -> None:
+        stamp = _stamp(self._path)
+        if stamp == self._stamp:
+            return
+        self._stamp, self._all = stamp, []
+        with contextlib.suppress(OSError):
+            try:
+                self._all = msgspec.json.decode(self._path.read_bytes(), type=list[Tuned])
+            except (msgspec.DecodeError, RecursionError) as error:
+                log.warning("tuned settings are not readable and are measured anew: %s", error)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def tuned_settings(tuned: Tuned, settings: LoadSettings, wish: Wish) -> LoadSettings:
+    """The knobs on top of dispatched settings; what the user asked for stays as it is."""
+    knobs = tuned.knobs
+    if wish.kv_type:
+        keeps = settings.type_k in ("f32", "f16", "bf16")
+        flash = knobs.flash_attn if keeps else settings.flash_attn
+        knobs = msgspec.structs.replace(knobs, kv_type=settings.type_k, flash_attn=flash)
+    if wish.mode == "quiet" or wish.on_battery:
+        knobs = msgspec.structs.replace(knobs, n_threads=min(knobs.n_threads, settings.n_threads))
+    if wish.n_gpu_layers is not None:
+        knobs = msgspec.structs.replace(knobs, n_gpu_layers=settings.n_gpu_layers)
+    return knobs.apply(settings)
+
+
+def pinned_elsewhere(tuned: Tuned, placement: Placement, wish: Wish) -> bool:
+    """The user wants another device than the one that was tuned for."""
+    return bool(wish.device) and tuned.knobs.devices != placement.settings.devices
