@@ -1,4 +1,4 @@
-"""How busy the machine is at this moment: processors, memory, power. A look takes under a millisecond and wakes nothing."""
+"""How busy the machine is at this moment: processors, memory, power. A look wakes nothing."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -11,7 +11,8 @@ _ENDED = frozenset({"failed", "cancelled", "done"})
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a job is. `speed` is units a second over the last seconds; `eta_s` None while it is unknown.
 
-    Units are bytes unless `unit` says otherwise. `stalled`: nothing has moved for five seconds.
+    Units are bytes unless `unit` says otherwise. `stalled`: nothing has moved for five seconds. `partial` is what
+    of the result is known already.
     """
 
     phase: str = ""
@@ -22,6 +23,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     eta_s: float | None = None
     stalled: bool = False
     note: str = ""
+    partial: dict[str, Any] = {}
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):

@@ -69,7 +69,15 @@ class Control:
             self._changed.wait_for(lambda: self._wish is not None, timeout=seconds)
         self.check()
 
-    def report(self, phase: str, done: int, total: int, unit: str = "bytes", note: str = "") -> None:
+    def report(
+        self,
+        phase: str,
+        done: int,
+        total: int,
+        unit: str = "bytes",
+        note: str = "",
+        partial: dict[str, Any] | None = None,
+    ) -> None:
         """Tell how far the work is; speed and time left are worked out from the last five seconds."""
         now = time.monotonic()
         if not self._samples or done < self._samples[-1][1]:
@@ -86,7 +94,15 @@ class Control:
         speed = 0.0 if stalled or span <= 0 else (done - before) / span
         eta = (total - done) / speed if speed > 0 and total >= done else None
         progress = Progress(
-            phase=phase, done=done, total=total, unit=unit, speed=speed, eta_s=eta, stalled=stalled, note=note
+            phase=phase,
+            done=done,
+            total=total,
+            unit=unit,
+            speed=speed,
+            eta_s=eta,
+            stalled=stalled,
+            note=note,
+            partial=partial or {},
         )
         if self._on_progress:
             self._on_progress(progress)

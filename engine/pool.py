@@ -15,6 +15,7 @@ from engine.admission import Admission, Unlimited
 from engine.errors import BadModelFile, EngineError, NotEnoughMemory, RunnerDied
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
+from engine.time_spent import current_clock
 from engine.types import Done, Event, GenerationRequest, ModelFacts, Started
 
 log = logging.getLogger(__name__)
@@ -149,6 +150,7 @@ class Pool:
         if self._reaper is None:
             self._reaper = asyncio.create_task(self._reap())
         model.waiting += 1
+        began = time.monotonic()
         try:
             async with model.lock:
                 if self._should_grow(model, min_ctx) and model.runner is not None:
@@ -161,6 +163,9 @@ class Pool:
                 model.last_used = time.monotonic()
         finally:
             model.waiting -= 1
+            clock = current_clock()
+            if clock is not None:
+                clock.load_s += time.monotonic() - began
         return model
 
     @staticmethod

@@ -1,31 +1,15 @@
 """`tessera bench`."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from app.cli.measuring import open_workshop, say
+from app.cli.numbers import Numbers
+
 if TYPE_CHECKING:
     from engine.bench.types import Report
-
-
-class Numbers(click.ParamType[tuple[int, ...]]):
-    """Positive numbers separated by commas."""
-
-    name = "N,N,…"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """`512,2048` as (512, 2048)."""
-        if isinstance(value, tuple):
-            return value
-        try:
-            found = tuple(int(part) for part in str(value).split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of numbers such as 512,2048", param, ctx)
-        if not found or min(found) < 1 or max(found) > 1 << 20:
-            self.fail(f"{value!r} has numbers out of range", param, ctx)
-        return found
 
 
 @click.command(
@@ -36,107 +20,115 @@ class Numbers(click.ParamType[tuple[int, ...]]):
 @click.option(
     "--like", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A stand-in of this file."
 )
-@click.option("--type", "mix", default="Q4_K_M", show_default=True, help="Mix of the stand-in.")
+@click.option("--hub", help="A stand-in of a file on the hub, owner/name:Q4_K_M; only its header is fetched.")
+@click.option("--type", "mix", default="Q4_K_M", show_default=True, help="Mix or type of --shape.")
 @click.option(
     "--lengths", type=Numbers(), default="128,512,2048", show_default=True, help="Prompt lengths in tokens."
 )
 @click.option("--parallel", type=Numbers(), default="1,4", show_default=True, help="Sequences at once.")
+@click.option(
+    "--tokens", type=click.IntRange(1, 4096), default=32, show_default=True, help="Generated behind each prompt."
+)
 @click.option("--repeats", type=click.IntRange(1, 50), default=3, show_default=True)
-@click.option("--threads", type=click.IntRange(1, 1024), help="Default: physical cores.")
+@click.option("--threads", type=click.IntRange(1, 1024), help="Default: what dispatch or autotune chose.")
+@click.option("--types", "prices", is_flag=True, help="Measure what each quantization type costs here instead.")
+@click.option("--history", is_flag=True, help="Show what was measured before, of MODEL or of all.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print llama-bench's columns as CSV.")
+@click.option(
+    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw the result into this SVG file."
+)
 def command(
     model: str | None,
     shape: str | None,
     like: Path | None,
+    hub: str | None,
     mix: str,
     lengths: tuple[int, ...],
     parallel: tuple[int, ...],
+    tokens: int,
     repeats: int,
     threads: int | None,
+    prices: bool,
+    history: bool,
     as_json: bool,
     as_csv: bool,
+    picture: Path | None,
 ) -> None:
     """Measure, store and print."""
-    import asyncio  # noqa: PLC0415 - the command's own imports wait until it runs
-    import tempfile  # noqa: PLC0415
+    if shape == "list":
+        from engine.bench.shapes import SHAPES  # noqa: PLC0415 - the command's own imports wait until it runs
+
+        click.echo("\n".join(SHAPES))
+        return
+    if history:
+        _history(model, as_json=as_json)
+        return
+    if prices:
+        _price_types(as_json=as_json)
+        return
+    from engine.bench.results import to_csv  # noqa: PLC0415
+    from engine.bench.subject import Subject  # noqa: PLC0415
+    from engine.bench.work import BenchWish  # noqa: PLC0415
+
+    if sum(x is not None for x in (model, shape, like, hub)) != 1:
+        raise click.UsageError("Give a MODEL, or --shape, --like or --hub.")
+    subject = Subject(model=model, shape=shape, like=str(like) if like else None, hub=hub, mix=mix)
+    workshop = open_workshop()
+    wish = BenchWish(
+        subject=subject, lengths=lengths, parallel=parallel, repeats=repeats, tokens=tokens, threads=threads
+    )
+    report = workshop.bench(wish, say)
+    say("")
+    if picture is not None:
+        from engine.bench.picture import draw  # noqa: PLC0415
+
+        picture.write_text(draw([report]), encoding="utf-8")
+    if as_json:
+        import msgspec  # noqa: PLC0415
+
+        click.echo(msgspec.json.encode(report).decode())
+    elif as_csv:
+        click.echo(to_csv(report), nl=False)
+    else:
+        _show(report, workshop.results.before(report))
+
+
+def _price_types(*, as_json: bool) -> None:
+    """Measure and print what types cost."""
+    import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
+
+    found = open_workshop().price_types(lambda name, done, total: say(f"{name}, {done + 1} of {total}"))
+    say("")
+    if as_json:
+        click.echo(msgspec.json.encode(found).decode())
+        return
+    unit = found.ns_per_weight["Q4_K"]
+    click.echo(f"decoding one weight, {found.threads} threads (the planner uses these from now on):")
+    for name, ns in sorted(found.ns_per_weight.items(), key=lambda item: item[1]):
+        click.echo(f"  {name:8} {ns * 1000:6.1f} ps, {ns / unit:.2f} of Q4_K")
+
+
+def _history(model: str | None, *, as_json: bool) -> None:
+    """Print earlier results, oldest first."""
+    import time  # noqa: PLC0415 - the command's own imports wait until it runs
 
     import msgspec  # noqa: PLC0415
 
-    from engine.bench import results, shapes, standin  # noqa: PLC0415
-    from engine.bench.run import bench  # noqa: PLC0415
+    from engine.bench.results import Results  # noqa: PLC0415
     from engine.paths import user_paths  # noqa: PLC0415
-    from engine.runner.protocol import LoadSettings  # noqa: PLC0415
-    from engine.server.models import usable_cores  # noqa: PLC0415
 
-    if shape == "list":
-        click.echo("\n".join(shapes.SHAPES))
-        return
-    if sum(x is not None for x in (model, shape, like)) != 1:
-        raise click.UsageError("Give a MODEL, or --shape, or --like.")
-
-    def step(text: str) -> None:
-        if sys.stderr.isatty():
-            click.echo(f"\r\033[K{text}", nl=False, err=True)
-
-    with tempfile.TemporaryDirectory(dir=_scratch(user_paths().cache)) as folder:
-        if model is not None:
-            path, name = _model_path(model), model
-        else:
-            path, name = Path(folder) / "stand-in.gguf", like.name if like else f"{shape} {mix}"
-
-            def written(done: int, total: int) -> None:
-                step(f"writing a stand-in {done / total:.0%}")
-
-            standin.write_in_child(path, like=like, shape=shape or "", mix=mix, on_progress=written)
-        settings = LoadSettings(path=str(path), n_threads=threads or usable_cores(), n_ubatch=512)
-        report = asyncio.run(
-            bench(
-                settings,
-                model=name,
-                lengths=lengths,
-                parallel=parallel,
-                repeats=repeats,
-                stand_in=model is None,
-                step=step,
-            )
-        )
-    step("")
-    store = results.Results(user_paths().state / "bench.jsonl")
-    before = store.before(report)
-    store.add(report)
+    found = Results(user_paths().state / "bench.jsonl").all(model)
     if as_json:
-        click.echo(msgspec.json.encode(report).decode())
-    elif as_csv:
-        click.echo(results.to_csv(report), nl=False)
-    else:
-        _show(report, before)
-
-
-def _scratch(cache: Path) -> Path:
-    """Stand-ins are as large as the model: they belong on the cache's disk, not into a small /tmp."""
-    cache.mkdir(parents=True, exist_ok=True)
-    return cache
-
-
-def _model_path(model: str) -> Path:
-    """The file of a model of the library, or a file."""
-    from engine.errors import ModelNotFound  # noqa: PLC0415 - the command's own imports wait until it runs
-    from engine.library.catalogue import Catalogue  # noqa: PLC0415
-    from quantize.errors import QuantizeError  # noqa: PLC0415
-    from quantize.gguf_file import read_gguf  # noqa: PLC0415
-
-    path = Path(model)
-    if not path.is_file():
-        entry = Catalogue().get(model)
-        if entry is None:
-            raise ModelNotFound(model)
-        path = entry.path
-    try:
-        read_gguf(path)
-    except QuantizeError as error:
-        raise click.ClickException(str(error)) from error
-    return path
+        click.echo(msgspec.json.encode(found).decode())
+        return
+    for report in found:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(report.started_at))
+        speeds = ", ".join(
+            f"{p.length}: {p.prefill_tok_s.median:.0f}/{p.decode_tok_s.median:.1f}" for p in report.points
+        )
+        kind = " (stand-in)" if report.stand_in else ""
+        click.echo(f"{when}  {report.model}{kind}, {report.backend}, {report.threads} threads: {speeds} tok/s")
 
 
 def _show(report: "Report", before: "Report | None") -> None:
@@ -149,7 +141,7 @@ def _show(report: "Report", before: "Report | None") -> None:
     )
     if report.stand_in:
         console.print("measured on a stand-in with random weights")
-    table = Table("prompt", "prefill tok/s", "decode tok/s", "first token")
+    table = Table("prompt", "prefill tok/s", "decode tok/s", "first token", "between tokens, 50/90/99 %")
     known = {p.length: p for p in before.points} if before else {}
     for p in report.points:
         was = known.get(p.length)
@@ -159,10 +151,13 @@ def _show(report: "Report", before: "Report | None") -> None:
             f"{p.prefill_tok_s.median:.1f} ({p.prefill_tok_s.low:.1f}-{p.prefill_tok_s.high:.1f})",
             f"{p.decode_tok_s.median:.1f} ({p.decode_tok_s.low:.1f}-{p.decode_tok_s.high:.1f}){change}",
             f"{p.ttft_s.median * 1000:.0f} ms",
+            "/".join(f"{gap * 1000:.1f}" for gap in p.itl_s) + " ms",
         )
     console.print(table)
     for c in report.concurrency:
         console.print(f"{c.parallel} at once: {c.total_tok_s.median:.1f} tok/s together")
-    console.print(f"loaded in {report.load_s:.1f} s, {report.rss_bytes / 2**20:.0f} MiB resident")
+    power = [p.power_w for p in report.points if p.power_w is not None]
+    watts = f", {sum(power) / len(power):.1f} W" if power else ""
+    console.print(f"loaded in {report.load_s:.1f} s, {report.rss_bytes / 2**20:.0f} MiB resident{watts}")
     if report.drift < 0.9:  # noqa: PLR2004 - see Report.drift
         console.print(f"The machine got slower while measuring ({report.drift:.0%}): heat, or other programs.")

@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "window": ("app.cli.window", "Open the window (also: tessera without a command)."),
     "chat": ("app.cli.chat", "Chat with a model in the terminal."),
     "bench": ("app.cli.bench", "Measure a model, or a stand-in of one not downloaded, on this machine."),
+    "autotune": ("app.cli.autotune", "Find the fastest settings for a model on this machine."),
     "serve": ("app.cli.serve", "Serve models to editors, agents and other programs."),
     "keys": ("app.cli.keys", "Make, list and revoke API keys."),
     "quantize": ("app.cli.quantize", "Make the best file of an open model for this machine."),

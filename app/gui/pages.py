@@ -29,6 +29,7 @@ class Pages:
             PageEntry("library", "library", tr("Library"), self._library),
             PageEntry("fit", "fit", tr("Make it fit"), self._fit),
             PageEntry("devices", "devices", tr("Devices"), self._devices),
+            PageEntry("bench", "gauge", tr("Measure"), self._bench),
             PageEntry("dashboard", "dashboard", tr("Dashboard"), self._dashboard),
             PageEntry("connect", "external", tr("Connect"), self._connect),
             PageEntry("server", "server", tr("Server"), self._server),
@@ -59,6 +60,11 @@ class Pages:
         from app.gui.devices.page import DevicesPage
 
         return DevicesPage(self._services)
+
+    def _bench(self) -> QWidget:
+        from app.gui.bench.page import BenchPage
+
+        return BenchPage(self._services, self._jobs)
 
     def _dashboard(self) -> QWidget:
         from app.gui.dashboard import DashboardPage

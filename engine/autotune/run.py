@@ -40,8 +40,8 @@ def rounds_for(prompt_tokens: int) -> tuple[Budget, ...]:
     """Three rounds of growing length."""
     short = min(prompt_tokens, SHORT_PROMPT)
     return (
-        Budget(prompt=short, answer=12, repeats=1),
-        Budget(prompt=short, answer=24, repeats=2),
+        Budget(prompt=short, answer=8, repeats=1),
+        Budget(prompt=short, answer=24, repeats=1),
         Budget(prompt=prompt_tokens, answer=32, repeats=3),
     )
 
@@ -100,7 +100,7 @@ async def tune(
     """Search, prove that the winner loads as the server would load it, and report.
 
     `settings` are the server's, `base` the knobs in use; with `drafts` the length of guesses is tried too, which
-    only real weights can tell. The journal is removed when the search is complete.
+    only real weights can tell (a stand-in has none). The journal is removed when the search is complete.
     Raises: NothingWorks.
     """
     journal = Journal(journal_path)
@@ -137,6 +137,7 @@ async def tune(
         cost_s=sum(t.outcome.cost_s for t in trials),
         complete=search.complete,
         measured_at=time.time(),
+        stand_in=not drafts,
     )
 
 

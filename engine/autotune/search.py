@@ -1,4 +1,4 @@
-"""Successive halving over settings: many points briefly, the better third longer, the best ones longest.
+"""Successive halving over settings: many points briefly, the best quarter longer, the best ones longest.
 
 The first round looks at the settings in use and at every single change of them, then at combinations of the
 changes that helped. Pure but for `measure`: the same answers give the same search, so one that was interrupted
@@ -12,11 +12,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from engine.autotune.space import Dimension, Level, changed, valid
 from engine.autotune.types import Budget, Choice, Knobs, Outcome
 
-# Share of points that go on to the next round, as in the paper (Jamieson and Talwalkar 2016, eta = 3).
-ETA = 3
+# One in so many points goes on to the next round. Source: Li et al., "Hyperband", 2018 (3 or 4 there).
+ETA = 4
 # A level within this of the best one of its dimension is combined with the others: rounds are short and noisy.
 NEAR = 1.05
-MOST_COMBINATIONS = 6
+MOST_COMBINATIONS = 4
+NEARLY = 1.25
+MOST_REFINED = 3
 # A change must gain this to replace what is in use; below it is noise. Lossy ones must gain more.
 WORTH = 0.99
 LOSSY_WORTH = 0.95
@@ -105,6 +107,7 @@ class Search:
             as_good = self._short_s(self._base) <= NEAR * best
             helped.append([*better, None] if as_good or not better else better)
         await self._combine(helped, budget)
+        await self._refine(budget)
 
     async def _combine(self, helped: Sequence[Sequence[Level | None]], budget: Budget) -> None:
         """Changes that looked good alone, together: the most promising products of their gains first."""
@@ -124,8 +127,21 @@ class Search:
         for knobs in sorted(made, key=lambda k: made[k])[:MOST_COMBINATIONS]:
             await self._try(knobs, budget)
 
+    async def _refine(self, budget: Budget) -> None:
+        """Around the best point: levels that were nearly as good alone may be better in company."""
+        best = min(self._short, key=self._short_s)
+        beside: dict[Knobs, float] = {}
+        for dim in self._dims:
+            alone = [self._short_s(changed(self._base, level)) for level in dim.levels]
+            for level, seconds in zip(dim.levels, alone, strict=True):
+                if seconds <= NEARLY * min(alone):
+                    beside.setdefault(changed(best, level), seconds / min(alone))
+        unknown = [k for k in beside if k not in self._short]
+        for knobs in sorted(unknown, key=lambda k: beside[k])[:MOST_REFINED]:
+            await self._try(knobs, budget)
+
     def _survivors(self) -> list[Knobs]:
-        """The better third of the last round, and the settings in use."""
+        """The best quarter of the last round, and the settings in use."""
         last = max(self._rounds.values(), default=0)
         alive = [k for k in self.ranked() if self._rounds[k] == last]
         kept = alive[: max(2, math.ceil(len(alive) / ETA))]

@@ -12,7 +12,7 @@ UBATCHES = (64, 128, 256, 512, 1024, 2048)
 BATCHES = (512, 2048)
 # Lossy beyond q8_0: autotune must not trade quality for speed unasked.
 # Measured: docs/log.md, types of the KV cache.
-KV_TYPES = ("f16", "q8_0")
+LOSSY_KV = "q8_0"
 
 Level = dict[str, object]
 
@@ -43,13 +43,22 @@ def dimensions(base: Knobs, machine: Machine, prompt_tokens: int, n_layers: int)
         Dimension(name="device", levels=_devices(base, machine, n_layers)),
         Dimension(name="threads", levels=tuple({"n_threads": n} for n in thread_counts(machine))),
         Dimension(name="repack", levels=({"repack": True}, {"repack": False})),
-        Dimension(name="flash attention", levels=({"flash_attn": "on"}, {"flash_attn": "off"})),
+        Dimension(name="flash attention and KV type", levels=attention(base)),
         Dimension(name="ubatch", levels=tuple({"n_ubatch": n} for n in ubatches(prompt_tokens))),
-        Dimension(name="KV type", levels=tuple({"kv_type": t} for t in KV_TYPES)),
         Dimension(name="batch", levels=tuple({"n_batch": n} for n in BATCHES if prompt_tokens > min(BATCHES))),
         Dimension(name="mmap", levels=({"use_mmap": True}, {"use_mmap": False})),
     ]
     return tuple(d for d in found if len(d.levels) > 1)
+
+
+def attention(base: Knobs) -> tuple[Level, ...]:
+    """Flash attention and the cache's type: one choice, because a quantized cache needs flash attention."""
+    flash = base.flash_attn if base.flash_attn != "off" else "on"
+    return (
+        {"flash_attn": flash, "kv_type": "f16"},
+        {"flash_attn": "off", "kv_type": "f16"},
+        {"flash_attn": "on", "kv_type": LOSSY_KV},
+    )
 
 
 def valid(knobs: Knobs) -> bool:
@@ -65,10 +74,6 @@ def changed(knobs: Knobs, level: Level) -> Knobs:
     if made.n_ubatch > made.n_batch:
         follows = {"n_batch": made.n_ubatch} if "n_ubatch" in level else {"n_ubatch": made.n_batch}
         made = msgspec.structs.replace(made, **follows)
-    if not valid(made) and "kv_type" in level:
-        made = msgspec.structs.replace(made, flash_attn="on")
-    if not valid(made) and "flash_attn" in level:
-        made = msgspec.structs.replace(made, kv_type="f16")
     return made
 
 

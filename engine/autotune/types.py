@@ -134,3 +134,4 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     cost_s: float
     complete: bool
     measured_at: float
+    stand_in: bool = False

@@ -1,4 +1,4 @@
-"""What a measurement depends on, as short keys: the model's tensors, and the machine with its drivers and kernels."""
+"""What a measurement depends on, as short keys: the model's tensors; the machine, its drivers and kernels."""
 
 import hashlib
 from importlib import metadata

@@ -5,7 +5,7 @@ import contextlib
 import platform
 import statistics
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -15,7 +15,7 @@ from devices.types import Machine
 from devices.usage import UsageSampler
 from engine.bench.keys import machine_key
 from engine.bench.measure import DECODE_TOKENS, Meter, Step, with_power
-from engine.bench.types import Report
+from engine.bench.types import Point, Report
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 
@@ -36,6 +36,7 @@ async def bench(
     tokens: int = DECODE_TOKENS,
     machine: Machine | None = None,
     shape_key: str = "",
+    on_point: Callable[[Point], None] = lambda _: None,
 ) -> Report:
     """Measure the model that `settings` describe. Lengths in tokens; nothing else should run meanwhile.
 
@@ -57,6 +58,7 @@ async def bench(
             async with _power(machine) as watts:
                 point = await meter.point(length, repeats)
             points.append(with_power(point, statistics.fmean(watts) if watts else None))
+            on_point(points[-1])
         together = [await meter.concurrency(n, repeats) for n in parallel if n > 1]
         last = (await meter.timed(16)).decode_tok_s
         stats = await runner.stats()

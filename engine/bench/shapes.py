@@ -28,6 +28,7 @@ class Dimensions:
 
 
 SHAPES: Final = {
+    "stories-110m": Dimensions("llama", 12, 768, 12, 12, 64, 2048, 32000, tied=True),
     "smollm2-135m": Dimensions("llama", 30, 576, 9, 3, 64, 1536, 49152, tied=True),
     "smollm2-360m": Dimensions("llama", 32, 960, 15, 5, 64, 2560, 49152, tied=True),
     "qwen3-0.6b": Dimensions("qwen3", 28, 1024, 16, 8, 128, 3072, 151936, tied=True),

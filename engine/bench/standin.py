@@ -62,10 +62,12 @@ def spec_of_shape(name: str, mix: str) -> tuple[dict[str, MetaValue], list[Tenso
     return spec_of_dimensions(name, shapes.SHAPES[name], mix)
 
 
-def spec_of_dimensions(name: str, d: shapes.Dimensions, mix: str) -> tuple[dict[str, MetaValue], list[TensorSlot]]:
-    """Header and tensors of these dimensions in a stock mix, or every matrix in one type (Q4_K).
+def spec_of_dimensions(
+    name: str, d: shapes.Dimensions, mix: str, *, uniform: bool = False
+) -> tuple[dict[str, MetaValue], list[TensorSlot]]:
+    """Header and tensors of these dimensions in a stock mix; `uniform`: every matrix in the type of that name.
 
-    Raises: InputFault: no such mix.
+    Raises: InputFault: no such mix or type.
     """
     tensors = shapes.tensors(d)
     plain = tuple(TensorSpec(n, s, "F32" if len(s) == 1 else "F16") for n, s in tensors)
@@ -76,7 +78,9 @@ def spec_of_dimensions(name: str, d: shapes.Dimensions, mix: str) -> tuple[dict[
         num_kv_heads=d.kv_heads,
         tensors=plain,
     )
-    if mix in GgmlType.__members__ and mix not in MIXES:
+    if uniform or (mix in GgmlType.__members__ and mix not in MIXES):
+        if mix not in GgmlType.__members__:
+            raise InputFault(f"There is no type {mix!r}, such as Q4_K.", "type")
         types = {t.name: GgmlType[mix] if len(t.shape) > 1 else GgmlType.F32 for t in plain}
     else:
         try:
@@ -211,7 +215,7 @@ def main() -> None:
         spec = spec_of_header(options.header)
     elif options.dimensions:
         dims = msgspec.json.decode(options.dimensions, type=shapes.Dimensions)
-        spec = spec_of_dimensions("probe", dims, options.type)
+        spec = spec_of_dimensions("probe", dims, options.type, uniform=True)
     else:
         spec = spec_of_shape(options.shape, options.type)
     write(options.out, *spec)

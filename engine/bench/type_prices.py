@@ -1,6 +1,6 @@
 """What a weight of each quantization type costs in time on this device, measured on stand-ins through real kernels.
 
-The planner asks this before it spreads types over a model: a type that unpacks slowly here is dearer than its bytes.
+The planner asks this before it spreads types over a model: one that unpacks slowly is dearer than its bytes.
 """
 
 import contextlib
@@ -22,7 +22,8 @@ from quantize.ggml_types import GgmlType
 
 # Types the planner chooses between.
 TYPES: Final = (
-    "Q2_K", "Q3_K", "Q4_0", "IQ4_NL", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ3_XXS", "IQ3_S", "IQ2_XS", "IQ2_S",
+    "Q2_K", "Q3_K", "Q4_0", "IQ4_NL", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0",
+    "IQ3_XXS", "IQ3_S", "IQ2_XS", "IQ2_S",
 )  # fmt: skip
 # Large enough that no cache holds the weights, with next to no head, cache or norms beside them.
 PROBE: Final = shapes.Dimensions("llama", 2, 2048, 16, 4, 128, 8192, 1024, tied=True)
@@ -77,11 +78,10 @@ async def measure_prices(
     scratch: Path,
     step: Callable[[str, int, int], None],
 ) -> Prices:
-    """Decode with a stand-in of each type. `scratch` needs room for about 150 MB; `step` may raise to stop.
+    """Decode with a stand-in of each type. `scratch`: a folder with 150 MB of room. `step` may raise to stop.
 
     Raises: StandInFailed, BadModelFile, RunnerDied.
     """
-    scratch.mkdir(parents=True, exist_ok=True)
     found: dict[str, float] = {}
     for number, name in enumerate(types):
         step(name, number, len(types))

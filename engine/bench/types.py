@@ -14,7 +14,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence behind a prompt of `length` tokens: speeds in tokens/s, times in seconds.
 
-    `itl_s`: 50, 90 and 99 % of the gaps between tokens were shorter. `power_w`: mean while measuring, where readable.
+    `itl_s`: 50, 90 and 99 % of the gaps between tokens were shorter. `power_w`: mean meanwhile, where readable.
     """
 
     length: int

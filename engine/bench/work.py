@@ -13,10 +13,11 @@ from engine.autotune.run import Step, tune
 from engine.autotune.space import dimensions
 from engine.autotune.types import TuneReport, knobs_of
 from engine.bench.keys import machine_key, shape_key
+from engine.bench.results import Results
 from engine.bench.run import bench, bench_settings
 from engine.bench.subject import Opened, Subject, opened
 from engine.bench.type_prices import Prices, PriceStore, measure_prices
-from engine.bench.types import Report
+from engine.bench.types import Point, Report
 from engine.dispatch.placer import Placer, read_shape
 from engine.dispatch.tuned import tuned_of
 from engine.errors import Cancelled
@@ -59,7 +60,17 @@ class Workshop:
         self._open = open_catalogue
         self.prices = PriceStore(paths.state / "type_prices.json")
 
-    def bench(self, wish: BenchWish, step: Callable[[str], None]) -> Report:
+    @property
+    def results(self) -> Results:
+        """Everything measured on this machine."""
+        return self._placer.results
+
+    def bench(
+        self,
+        wish: BenchWish,
+        step: Callable[[str], None],
+        on_point: Callable[[Point], None] = lambda _: None,
+    ) -> Report:
         """Measure and keep the result. Raises: NotEnoughMemory, BadModelFile, RunnerDied, StandInFailed."""
         placer = self._placer
         with opened(wish.subject, self._paths, self._open, step) as subject:
@@ -82,6 +93,7 @@ class Workshop:
                         tokens=wish.tokens,
                         machine=machine,
                         shape_key=shape_key(shape),
+                        on_point=on_point,
                     )
                 )
         placer.results.add(report)
@@ -122,11 +134,13 @@ class Workshop:
 
     def price_types(self, step: Callable[[str, int, int], None]) -> Prices:
         """Measure the types on the processor and keep the prices. Raises: as `bench`."""
+        scratch = self._paths.cache / "stand-ins"
+        scratch.mkdir(parents=True, exist_ok=True)
         prices = asyncio.run(
             measure_prices(
                 machine_key(self._placer.machine_now()),
                 threads=usable_cores(),
-                scratch=self._paths.cache / "stand-ins",
+                scratch=scratch,
                 step=step,
             )
         )
@@ -172,7 +186,7 @@ def register(registry: JobRegistry, workshop: Workshop) -> None:
 
 
 def run(workshop: Workshop, task: Task, control: Control) -> dict[str, Any]:
-    """Do what a job asks for. A search that is paused goes on where it was. Raises: Paused, Cancelled from `control`."""
+    """Do what a job asks for. A search that is paused goes on where it was. Raises: Paused, Cancelled."""
     try:
         control.check()
     except Cancelled:
@@ -182,14 +196,16 @@ def run(workshop: Workshop, task: Task, control: Control) -> dict[str, Any]:
         wish = task.bench
         total = len(wish.lengths) * wish.repeats + sum(wish.repeats for n in wish.parallel if n > 1)
         done = 0
+        points: list[Point] = []
 
         def step(text: str) -> None:
             nonlocal done
             control.check()
             done += " of " in text
-            control.report("measuring", min(done, total), total, "runs", text)
+            known = {"model": wish.subject.name, "points": msgspec.to_builtins(points)}
+            control.report("measuring", min(done, total), total, "runs", text, known)
 
-        return {"report": msgspec.to_builtins(workshop.bench(wish, step))}
+        return {"report": msgspec.to_builtins(workshop.bench(wish, step, points.append))}
     if task.what == "tune" and task.tune is not None:
 
         def tried(text: str, count: int) -> None:

@@ -20,6 +20,7 @@ from engine.chat.tools.grammar import tool_grammar
 from engine.chat.tools.parser import AnswerParser
 from engine.chat.types import ChatTemplate, Message, NamedTool, Rendered, ToolChoice, ToolDefinition
 from engine.errors import InputFault
+from engine.time_spent import current_clock
 from engine.types import (
     Constraint,
     Delta,
@@ -128,6 +129,9 @@ class Conversations:
         Raises: InputFault: unknown tool choice, bad tool names, BadTemplate, ConstraintImpossible.
         """
         check_tools(query)
+        clock = current_clock()
+        if clock is not None:
+            clock.results += [m.tool_call_id for m in query.messages if m.tool_call_id]
         source = template_source(facts, query)
         template = ChatTemplate(source=source, bos=facts.bos, eos=facts.eos)
         dialect = choose(source)
@@ -337,6 +341,8 @@ class Answer:
                 self.done = self._one_call
                 out.append(event)
             else:
+                if isinstance(event, CallStarted) and (clock := current_clock()) is not None:
+                    clock.called.append(event.id)
                 out.append(event)
         return out
 

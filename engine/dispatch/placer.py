@@ -117,7 +117,11 @@ class Placer:
         speed, on = report.decode_tok_s, "a stand-in" if report.stand_in else "this model"
         reason = f"{speed:.1f} tok/s measured here on {on}, behind {report.points[0].length} tokens"
         return msgspec.structs.replace(
-            placement, decode_tok_s=round(speed, 1), basis="measured", reasons=(*placement.reasons, reason)
+            placement,
+            decode_tok_s=round(speed, 1),
+            basis="measured",
+            measured_on="stand-in" if report.stand_in else "model",
+            reasons=(*placement.reasons, reason),
         )
 
     def _with_tuned(
@@ -145,6 +149,7 @@ class Placer:
             fits=True,
             decode_tok_s=round(tuned.decode_tok_s, 1),
             basis="measured",
+            measured_on="stand-in" if tuned.stand_in else "model",
             reasons=(*placement.reasons, *tuned.reasons()),
         )
 

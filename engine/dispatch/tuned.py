@@ -32,6 +32,7 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
     decode_tok_s: float
     choices: tuple[Choice, ...]
     measured_at: float
+    stand_in: bool = False
 
     def reasons(self) -> tuple[str, ...]:
         """For the dispatch card: what was measured, and each choice with its measurement."""
@@ -58,6 +59,7 @@ def tuned_of(report: TuneReport, machine_key: str, shape_key: str) -> Tuned:
         decode_tok_s=report.decode_tok_s,
         choices=report.choices,
         measured_at=report.measured_at,
+        stand_in=report.stand_in,
     )
 
 

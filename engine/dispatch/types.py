@@ -41,7 +41,8 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Where a model runs and how. `settings` is what the runner gets; speeds are predictions, None if unknown.
 
-    `basis` says what the speed rests on: a measurement on this machine or a prior.
+    `basis` says what the speed rests on: a measurement on this machine or a prior; `measured_on` whether this shape
+    itself was measured.
     """
 
     device: str
@@ -53,6 +54,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     fits: bool
     decode_tok_s: float | None = None
     basis: Literal["measured", "prior", "unknown"] = "unknown"
+    measured_on: Literal["stand-in", "model"] | None = None
     reasons: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
 

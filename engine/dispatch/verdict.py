@@ -31,6 +31,7 @@ def judge_for(paths: Paths, placer: Placer | None = None) -> Judge:
             decode_tok_s=placement.decode_tok_s,
             device=placement.device_name,
             reasons=placement.reasons,
+            measured_on=placement.measured_on,
         )
 
     return judge

@@ -24,6 +24,7 @@ from engine.server.manage import jobs as manage_jobs
 from engine.server.manage import keys as manage_keys
 from engine.server.manage import library as manage_library
 from engine.server.manage import machine as manage_machine
+from engine.server.manage import measuring as manage_measuring
 from engine.server.manage import models as manage_models
 from engine.server.manage import quantizing as manage_quantizing
 from engine.server.manage import stats as manage_stats
@@ -75,7 +76,11 @@ def create_app(state: ServerState, hosts: Iterable[str] = (), origins: Iterable[
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         state.renderer.warm()
         state.checker.warm()
+        if state.utilization is not None:
+            state.utilization.start()
         yield
+        if state.utilization is not None:
+            await state.utilization.stop()
         await asyncio.to_thread(state.jobs.close)
         await state.pool.close()
         state.renderer.close()
@@ -85,14 +90,15 @@ def create_app(state: ServerState, hosts: Iterable[str] = (), origins: Iterable[
     app.state.server = state
     app.add_middleware(AccessCheck, access=state.access)
     app.add_middleware(Guard, hosts=tuple(hosts), origins=tuple(origins))
-    app.add_middleware(RequestLog, metrics=state.metrics)
+    app.add_middleware(RequestLog, metrics=state.metrics, times=state.times)
     for module in (models, chat, completions, fim, embeddings, tokens, lmstudio):
         app.include_router(module.router)
     for module in (responses, anthropic_messages, ollama_run, ollama_models):
         app.include_router(module.router)
     for managed in (manage_models, manage_keys, manage_stats, manage_machine, manage_library, manage_jobs):
         app.include_router(managed.router)
-    app.include_router(manage_quantizing.router)
+    for also in (manage_quantizing, manage_measuring):
+        app.include_router(also.router)
     app.add_exception_handler(EngineError, _engine_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _invalid)

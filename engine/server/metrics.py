@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from engine.chat.conversation import AnswerFinished
+from engine.time_spent import current_clock
 from engine.types import Done
 
 _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -45,7 +46,10 @@ class Metrics:
         self.prompt_tokens.labels(model).inc(tokens)
 
     def finished(self, model: str, done: Done | AnswerFinished) -> None:
-        """Count one finished generation."""
+        """Count one finished generation, and tell the clock of the request that it belongs to."""
+        clock = current_clock()
+        if clock is not None:
+            clock.generated(model, done.timings)
         self.prompt_tokens.labels(model).inc(done.usage.prompt_tokens)
         self.cached_tokens.labels(model).inc(done.usage.cached_tokens)
         self.generated_tokens.labels(model).inc(done.usage.completion_tokens)

@@ -1,4 +1,4 @@
-"""One line for each request, without any content; a request id; counters by route."""
+"""One line for each request, without any content; a request id; counters by route; where the time went."""
 
 import logging
 import secrets
@@ -8,6 +8,7 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.server.metrics import Metrics
+from engine.time_spent import TimeLog, start_clock
 
 log = logging.getLogger("engine.access")
 
@@ -18,17 +19,29 @@ _QUIET: Final = frozenset({"/health", "/metrics"})
 class RequestLog:
     """ASGI middleware, outermost. Neither query strings nor headers are written: they may carry secrets."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, times: TimeLog) -> None:
         self._app = app
         self._metrics = metrics
+        self._times = times
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         request_id = f"req_{secrets.token_hex(8)}"
-        started = time.monotonic()
+        clock = start_clock(request_id)
         status, sent = 0, 0
+        reading = True
+
+        async def timed() -> Message:
+            """The body's pieces count as time on the network; what comes after it only tells that a client left."""
+            nonlocal reading
+            before = time.monotonic()
+            message = await receive()
+            if reading:
+                clock.network_s += time.monotonic() - before
+                reading = bool(message.get("more_body"))
+            return message
 
         async def counted(message: Message) -> None:
             nonlocal status, sent
@@ -37,12 +50,16 @@ class RequestLog:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             else:
                 sent += len(message.get("body", b""))
+            before = time.monotonic()
             await send(message)
+            clock.network_s += time.monotonic() - before
 
         try:
-            await self._app(scope, receive, counted)
+            await self._app(scope, timed, counted)
         finally:
-            self._write(scope, request_id, status, sent, time.monotonic() - started)
+            self._write(scope, request_id, status, sent, time.monotonic() - clock.began)
+            if clock.model:
+                self._times.add(clock, getattr(scope.get("route"), "path", "unknown"))
 
     def _write(self, scope: Scope, request_id: str, status: int, sent: int, elapsed: float) -> None:
         route: Any = scope.get("route")

@@ -32,6 +32,7 @@ from engine.server.auth import Access, new_token, remove_server_file, write_serv
 from engine.server.keys import KeyStore
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
+from engine.server.utilization import Utilization
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +197,17 @@ def serve(options: ServeOptions) -> None:
     workshop = Workshop(options.paths, placer, lambda: Catalogue(options.paths, scan=False))
     measuring.register(jobs, workshop)
     access = Access(token, options.api_keys, keys)
-    state = ServerState(models=models, pool=pool, access=access, jobs=jobs, placer=placer)
+    utilization = Utilization(placer.machine_now)
+    state = ServerState(
+        models=models,
+        pool=pool,
+        access=access,
+        jobs=jobs,
+        placer=placer,
+        workshop=workshop,
+        utilization=utilization,
+    )
+    state.metrics.registry.register(utilization)
     public = () if is_loopback(options.host) else (options.host, socket.gethostname())
     app = create_app(state, hosts=(*options.hosts, *public), origins=options.origins)
     config = uvicorn.Config(

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from engine.bench.work import Workshop
 from engine.chat.conversation import Conversations
 from engine.chat.structured import ConstraintChecker
 from engine.chat.template import TemplateRenderer
@@ -14,6 +15,8 @@ from engine.server.auth import Access
 from engine.server.metrics import Metrics
 from engine.server.models import ServedModels
 from engine.server.responses.store import ResponseStore
+from engine.server.utilization import Utilization
+from engine.time_spent import TimeLog
 
 
 @dataclass
@@ -28,6 +31,9 @@ class ServerState:
     checker: ConstraintChecker = field(default_factory=ConstraintChecker)
     placer: Placer | None = None
     metrics: Metrics = field(default_factory=Metrics)
+    times: TimeLog = field(default_factory=TimeLog)
+    utilization: Utilization | None = None
+    workshop: Workshop | None = None
     responses: ResponseStore = field(default_factory=ResponseStore)
     conversations: Conversations = field(init=False)
 

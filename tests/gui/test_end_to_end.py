@@ -94,3 +94,23 @@ def test_the_server_ends_with_the_window(qtbot, desktop):
     desktop.link.stop()
     assert process.poll() is not None
     assert desktop.link.url == ""
+
+
+def test_the_bundled_model_is_measured_by_a_real_server(qtbot, desktop, tmp_path):
+    window = desktop.window
+    qtbot.waitUntil(lambda: bool(desktop.services.models.choices))
+    window.show_page("bench")
+    page = window.page("bench")
+    qtbot.waitUntil(lambda: page.model.count() > 5)
+    assert page.model.currentData() == ("model", "spark")
+    page.lengths.setText("16,32")
+    page.repeats.setValue(1)
+    press(qtbot, page, "Measure")
+    qtbot.waitUntil(lambda: page.table.rowCount() == 1, timeout=120_000)
+    (line,) = page.decode.lines.values()
+    assert [x for x, _ in line] == [16.0, 32.0]
+    assert all(y > 0 for _, y in line)
+    qtbot.waitUntil(lambda: len(page.busy.series.get("Processor", ())) > 1)
+    page.save(tmp_path / "real.csv")
+    qtbot.waitUntil((tmp_path / "real.csv").exists)
+    assert desktop.services.api.get("/tessera/v1/bench")["results"][0]["points"][0]["decode_tok_s"]["median"] > 0

@@ -3,7 +3,7 @@
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from PySide6.QtCore import QTimer, Signal
+from PySide6.QtCore import QCoreApplication, QTimer, Signal
 from PySide6.QtWidgets import QComboBox, QFrame, QLineEdit, QVBoxLayout, QWidget
 
 from app.gui import words
@@ -23,6 +23,7 @@ _TASKS = (
 class HubTab(QWidget):
     """Asks the hub only when the user does; says so when offline."""
 
+    trying = Signal(dict)  # the job that measures
     pull_pressed = Signal(str, str)  # repository or starter, quantization ("" for the best one)
 
     def __init__(self, services: Services) -> None:
@@ -189,7 +190,7 @@ class HubTab(QWidget):
                 )
             )
         if verdict.get("decode_tok_s"):
-            facts.append(self.tr("about {n} tokens/s").format(n=words.whole(verdict["decode_tok_s"])))
+            facts.append(speed_words(verdict))
         get = button(
             self.tr("Download"),
             self._puller(repo, str(choice.get("label", ""))),
@@ -198,9 +199,40 @@ class HubTab(QWidget):
         text = stack(line, label(" · ".join(facts), "small"), spacing=4)
         holder = row(spacing=16)
         holder.addLayout(text, 1)
+        if verdict.get("fits") and not verdict.get("measured_on"):
+            try_it = button(self.tr("Try the speed"), lambda: self._try(f"{repo}:{choice.get('label', '')}"))
+            try_it.setToolTip(
+                self.tr("Measures random weights of the same shape here; only the header is fetched.")
+            )
+            holder.addWidget(try_it)
         holder.addWidget(get)
         return card(holder)
+
+    def _try(self, name: str) -> None:
+        """Measure a stand-in of a file that is not here."""
+        body = {"hub": name, "lengths": [128], "parallel": [1], "repeats": 2}
+        self._services.background.run(
+            lambda: self._services.api.post("/tessera/v1/bench", body),
+            self._on_trying,
+            self._on_error,
+            self,
+        )
+
+    def _on_trying(self, job: dict[str, Any]) -> None:
+        self.trying.emit(job)
+        self._note.setText(self.tr("Measuring a stand-in; its speed will be shown here when you look again."))
 
     def _on_error(self, error: Exception) -> None:
         self._note.setText("")
         self.banner.tell(in_words(error), "warn", (self.tr("Try again"), self._search))
+
+
+def speed_words(verdict: dict[str, Any]) -> str:
+    """How fast a file that was not fetched would be here, and what that rests on."""
+    speed = words.whole(verdict["decode_tok_s"])
+    told = {
+        "stand-in": QCoreApplication.translate("HubTab", "about {n} tok/s here (measured on a stand-in)"),
+        "model": QCoreApplication.translate("HubTab", "about {n} tok/s here (measured)"),
+    }
+    unmeasured = QCoreApplication.translate("HubTab", "about {n} tokens/s")
+    return told.get(verdict.get("measured_on") or "", unmeasured).format(n=speed)

@@ -48,6 +48,7 @@ class LibraryPage(Page):
         self._here.setLayout(stack(self._column, self._empty, 1, spacing=0, margins=(0, 16, 0, 0)))
         self.hub = HubTab(services)
         self.hub.pull_pressed.connect(self.pull)
+        self.hub.trying.connect(jobs.started)
         self.tabs.addTab(self._here, self.tr("On this computer"))
         self.tabs.addTab(self.hub, self.tr("Find models"))
         self.tabs.currentChanged.connect(self._on_tab)

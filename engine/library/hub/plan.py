@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -30,7 +30,10 @@ _EXACT_BITS = 7.9  # Q8_0 has 8.5, MXFP4 originals less: those are ready-made al
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a file fits this machine: bytes needed and there, tokens a second expected, and the reasons."""
+    """Whether a file fits this machine: bytes needed and there, tokens a second expected, and the reasons.
+
+    `measured_on` says what the speed rests on: a `stand-in`, a `model` of this shape, or nothing (None).
+    """
 
     fits: bool
     needed_bytes: int
@@ -39,6 +42,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tok_s: float | None = None
     device: str = ""
     reasons: tuple[str, ...] = ()
+    measured_on: Literal["stand-in", "model"] | None = None
 
 
 class Judge(Protocol):

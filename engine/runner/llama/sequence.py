@@ -48,7 +48,7 @@ class Sequence:
     admitted: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
-    gaps_s: array[float] = field(default_factory=lambda: array("f"))
+    gaps_s: "array[float]" = field(default_factory=lambda: array("f"))
     cached_tokens: int = 0
     announced: bool = False
     cancelled: bool = False
@@ -166,7 +166,7 @@ class Sequence:
         return events
 
 
-def _percentiles(gaps_s: array[float]) -> tuple[float, ...]:
+def _percentiles(gaps_s: "array[float]") -> tuple[float, ...]:
     """Median, 90 and 99 % of the gaps; empty when there are none."""
     if not gaps_s:
         return ()

@@ -17,6 +17,8 @@ from engine.server.errors import sse_error
 from engine.server.manage.models import describe
 from engine.server.sse import EventStream
 from engine.server.state import ServerState, server_state
+from engine.server.utilization import KEPT_S
+from engine.time_spent import KEPT
 
 router = APIRouter(prefix="/tessera/v1", tags=["management"])
 
@@ -65,7 +67,21 @@ async def snapshot(state: ServerState, earlier: dict[str, tuple[float, Stats]]) 
         "waiting": sum(m.get("queued", 0) + m["waiting"] for m in models),
         "rss_bytes": process.memory_info().rss + sum(m.get("rss_bytes", 0) for m in models),
         "memory_available_bytes": psutil.virtual_memory().available,
+        "utilization": state.utilization.newest() if state.utilization else None,
     }
+
+
+@router.get("/stats/utilization")
+async def utilization(request: Request, seconds: Annotated[int, Query(ge=1, le=KEPT_S)] = 120) -> dict[str, Any]:
+    """How busy processors, GPUs, NPUs and memory were and what power they drew, a sample a second, oldest first."""
+    ring = server_state(request).utilization
+    return {"samples": ring.last(seconds) if ring else []}
+
+
+@router.get("/stats/requests")
+async def requests(request: Request, limit: Annotated[int, Query(ge=1, le=KEPT)] = 50) -> dict[str, Any]:
+    """Where the time of the newest requests went, newest first: seconds by part."""
+    return {"requests": msgspec.to_builtins(server_state(request).times.newest(limit))}
 
 
 async def _ask(model: LoadedModel) -> Stats | None:

@@ -1,17 +1,26 @@
 """Stand-ins are files llama.cpp would take for the real ones; results survive what may happen to their file."""
 
 import asyncio
+import csv
+import io
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
+from xml.etree import ElementTree as ET
 
+import msgspec
 import pytest
 
-from engine.bench import shapes, standin
+from engine.bench import picture, shapes, standin
+from engine.bench.keys import shape_key
 from engine.bench.results import Results, to_csv
 from engine.bench.run import bench
+from engine.bench.subject import Subject
 from engine.bench.types import Concurrency, Point, Report, Spread
+from engine.dispatch.placer import read_shape
 from engine.errors import InputFault
+from engine.library.hub import header_cache
 from engine.runner.protocol import LoadSettings
 from quantize.gguf_file import read_gguf
 
@@ -130,8 +139,78 @@ def test_a_damaged_line_costs_only_itself(tmp_path):
 
 
 def test_csv_has_a_row_for_every_figure():
-    rows = to_csv(report()).splitlines()
-    assert [r.split(",")[5] for r in rows[1:]] == ["pp64", "tg32@d64", "tg32 x4"]
+    rows = list(csv.DictReader(io.StringIO(to_csv(report(model='a "name", with a comma')))))
+    assert [r["test"] for r in rows] == ["pp64", "tg32 @ d64", "tg32 x4"]
+    assert [(r["n_prompt"], r["n_gen"], r["n_depth"]) for r in rows[:2]] == [("64", "0", "0"), ("0", "32", "64")]
+    assert {r["model_filename"] for r in rows} == {'a "name", with a comma'}
+    assert rows[0]["avg_ts"] == "2.00"
+
+
+def test_a_picture_is_an_image_with_every_length_and_escaped_names():
+    drawn = picture.draw([report(model="<a> & b"), report(points=())])
+    root = ET.fromstring(drawn)
+    words = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "64" in words
+    assert any("<a> & b" in w for w in words)
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))) == 2
+
+
+def test_the_newest_result_of_a_shape_is_found_and_the_real_file_wins(tmp_path):
+    results = Results(tmp_path / "bench.jsonl")
+    assert results.newest("m", "s") is None
+    results.add(report(machine_key="m", shape_key="s", started_at=1.0))
+    results.add(report(machine_key="m", shape_key="s", started_at=5.0, stand_in=True))
+    assert results.newest("m", "s").started_at == 1.0
+    results.add(report(machine_key="m", shape_key="s", started_at=3.0))
+    assert results.newest("m", "s").started_at == 3.0
+    assert results.newest("other", "s") is None
+
+
+def test_results_of_an_earlier_version_are_still_read(tmp_path):
+    old = msgspec.to_builtins(report())
+    for name in ("shape_key", "machine_key", "tokens", "n_batch", "n_ubatch", "flash_attn", "use_mmap"):
+        del old[name]
+    (tmp_path / "bench.jsonl").write_text(json.dumps(old) + "\n")
+    assert Results(tmp_path / "bench.jsonl").all()[0].tokens == 32
+
+
+def test_a_stand_in_of_a_file_that_is_not_here(bundled_model, tmp_path):
+    """Only the kept header is known: the tensors are the file's, the vocabulary is made up, as large."""
+    real = read_gguf(bundled_model)
+    header_cache.keep(tmp_path, "kept", real)
+    _, slots = standin.spec_of_header(tmp_path / "kept.header")
+    assert [(s.name, s.shape, s.qtype) for s in slots] == [(t.name, t.shape, t.ggml_type) for t in real.tensors]
+    out = tmp_path / "made.gguf"
+    standin.write_in_child(out, header=tmp_path / "kept.header", on_progress=lambda d, t: None)
+    made = read_gguf(out)
+    assert shape_key(read_shape(str(out))) == shape_key(read_shape(str(bundled_model)))
+    assert made.entries["tokenizer.ggml.tokens"].count == real.entries["tokenizer.ggml.tokens"].count
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93", b"\xff" * 100])
+def test_a_kept_header_that_cannot_be_read_is_refused(tmp_path, content):
+    path = tmp_path / "bad.header"
+    path.write_bytes(content)
+    with pytest.raises(InputFault):
+        standin.spec_of_header(path)
+
+
+def test_a_stand_in_never_fills_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(standin.shutil, "disk_usage", lambda _: SimpleNamespace(free=2 << 30))
+    with pytest.raises(SystemExit, match="free"):
+        standin.write(tmp_path / "x.gguf", *standin.spec_of_shape("qwen3-8b", "Q4_K_M"))
+    assert not (tmp_path / "x.gguf").exists()
+
+
+def test_every_matrix_in_one_type():
+    _, slots = standin.spec_of_dimensions("probe", shapes.SHAPES["qwen3-0.6b"], "IQ3_S", uniform=True)
+    assert {s.qtype.name for s in slots if len(s.shape) > 1} == {"IQ3_S"}
+
+
+@pytest.mark.parametrize("given", [{}, {"model": "a", "shape": "b"}, {"like": "a", "hub": "b"}])
+def test_exactly_one_thing_is_measured(given):
+    with pytest.raises(InputFault, match="exactly one"):
+        Subject(**given).check()
 
 
 def tessera(*arguments):

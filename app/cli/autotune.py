@@ -1,0 +1,59 @@
+"""`tessera autotune`."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from app.cli.measuring import open_workshop, say
+from app.cli.numbers import Numbers
+
+if TYPE_CHECKING:
+    from engine.autotune.types import TuneReport
+
+
+@click.command(
+    help="Find the fastest settings for MODEL (an id or a GGUF file) on this machine. They are used from then on."
+)
+@click.argument("model", required=False)
+@click.option("--shape", help="Tune random weights of this shape instead, such as qwen3-8b.")
+@click.option("--type", "mix", default="Q4_K_M", show_default=True, help="Mix or type of --shape.")
+@click.option(
+    "--lengths", type=Numbers(), default="512", show_default=True, help="Prompt lengths in tokens to tune for."
+)
+@click.option(
+    "--minutes", type=click.FloatRange(0.1, 600), default=10.0, show_default=True, help="The longest it may take."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything that was measured as JSON.")
+def command(
+    model: str | None, shape: str | None, mix: str, lengths: tuple[int, ...], minutes: float, as_json: bool
+) -> None:
+    """Search, store and explain."""
+    import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
+
+    from engine.bench.subject import Subject  # noqa: PLC0415
+    from engine.bench.work import TuneWish  # noqa: PLC0415
+
+    if (model is None) == (shape is None):
+        raise click.UsageError("Give a MODEL or --shape.")
+    wish = TuneWish(subject=Subject(model=model, shape=shape, mix=mix), lengths=lengths, limit_s=60 * minutes)
+    reports = open_workshop().tune(wish, lambda text, count: say(f"{count}: {text}" if count else text))
+    say("")
+    if as_json:
+        click.echo(msgspec.json.encode(reports).decode())
+        return
+    for report in reports:
+        _show(report)
+
+
+def _show(report: "TuneReport") -> None:
+    failed = sum(t.outcome.failure is not None for t in report.trials)
+    click.echo(
+        f"{report.model}, {report.prompt_tokens} tokens: {report.turn_s:.2f} s a turn "
+        f"({report.prefill_tok_s:.0f} tok/s read, {report.decode_tok_s:.1f} tok/s written), "
+        f"{report.default_turn_s:.2f} s with the defaults"
+    )
+    for choice in report.choices:
+        click.echo(f"  {choice.words()}")
+    click.echo(f"  {len(report.trials)} trials in {report.cost_s:.0f} s, {failed} of them bad")
+    if not report.complete:
+        click.echo("  The time was over before the search was: run it again, and it goes on where it was.")

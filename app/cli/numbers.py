@@ -1,0 +1,21 @@
+"""A list of positive numbers as an option's value."""
+
+import click
+
+
+class Numbers(click.ParamType[tuple[int, ...]]):
+    """Positive numbers separated by commas."""
+
+    name = "N,N,…"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """`512,2048` as (512, 2048)."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            found = tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers such as 512,2048", param, ctx)
+        if not found or min(found) < 1 or max(found) > 1 << 20:
+            self.fail(f"{value!r} has numbers out of range", param, ctx)
+        return found

@@ -1,0 +1,338 @@
+"""The bench page: measure a model or a shape, watch it, compare with what was measured before, export."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QTimer
+from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QComboBox,
+    QFileDialog,
+    QHeaderView,
+    QLineEdit,
+    QProgressBar,
+    QSpinBox,
+    QTableWidget,
+    QTableWidgetItem,
+)
+
+from app.gui import words
+from app.gui.api import in_words
+from app.gui.bench import export
+from app.gui.bench.plots import BusyPlot, SpeedPlot
+from app.gui.jobs import ENDED, Jobs
+from app.gui.services import Services
+from app.gui.widgets.basics import Banner, Page, button, card, label, row
+
+_BUSY_MS = 1000
+_MIXES = ("Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16")
+_LONGEST = 1 << 20
+
+
+class BenchPage(Page):
+    """Results live on the server; this page asks for them when it is shown and when a measurement ends."""
+
+    def __init__(self, services: Services, jobs: Jobs) -> None:
+        super().__init__(
+            self.tr("Measure"),
+            self.tr("How fast models run on this computer, also ones you have not downloaded."),
+        )
+        self._services, self._jobs = services, jobs
+        self._job: str | None = None
+        self._live: dict[str, Any] | None = None
+        self._results: list[dict[str, Any]] = []
+        self._shapes: list[str] = []
+        self.banner = Banner(services.look)
+        self.content.addWidget(self.banner)
+        self._build_controls()
+        self._build_plots()
+        self._build_results()
+        self._timer = QTimer(self)
+        self._timer.setInterval(_BUSY_MS)
+        self._timer.timeout.connect(self._look_at_machine)
+        services.models.changed.connect(self._list_models)
+        jobs.changed.connect(self._on_job)
+        self._list_models()
+
+    def _build_controls(self) -> None:
+        self.model = QComboBox()
+        self.model.setAccessibleName(self.tr("Model or shape to measure"))
+        self.model.currentIndexChanged.connect(lambda _: self._on_model())
+        self.mix = QComboBox()
+        self.mix.addItems(list(_MIXES))
+        self.mix.setAccessibleName(self.tr("Precision of the stand-in"))
+        self.lengths = QLineEdit("128,512,2048")
+        self.lengths.setAccessibleName(self.tr("Prompt lengths in tokens"))
+        self.repeats = QSpinBox()
+        self.repeats.setRange(1, 20)
+        self.repeats.setValue(3)
+        self.repeats.setAccessibleName(self.tr("Repeats"))
+        self.start = button(self.tr("Measure"), self._measure, "primary")
+        self.tune = button(self.tr("Find the fastest settings"), self._tune)
+        self.stop = button(self.tr("Stop"), self._stop)
+        self.stop.hide()
+        self.progress = QProgressBar()
+        self.progress.setAccessibleName(self.tr("Progress of the measurement"))
+        self.progress.hide()
+        self.note = label("", "small", wrap=True)
+        first = row(self.model, self.mix)
+        first.setStretch(0, 1)
+        second = row(
+            label(self.tr("Prompt lengths"), "small"),
+            self.lengths,
+            label(self.tr("Repeats"), "small"),
+            self.repeats,
+            1,
+            self.stop,
+            self.tune,
+            self.start,
+        )
+        self.content.addWidget(card(first, second, self.progress, self.note, spacing=12))
+
+    def _build_plots(self) -> None:
+        look = self._services.look
+        self.decode = SpeedPlot(look, self.tr("Writing, tokens/s"), "decode_tok_s")
+        self.prefill = SpeedPlot(look, self.tr("Reading, tokens/s"), "prefill_tok_s")
+        self.busy = BusyPlot(look, self.tr("How busy the computer is, %"))
+        self.content.addWidget(card(self.decode, self.prefill))
+        self.content.addWidget(card(self.busy))
+
+    def _build_results(self) -> None:
+        self.table = QTableWidget(0, 6)
+        self.table.setHorizontalHeaderLabels(
+            [
+                self.tr("When"),
+                self.tr("Model"),
+                self.tr("Settings"),
+                self.tr("Reads, tok/s"),
+                self.tr("Writes, tok/s"),
+                self.tr("Memory"),
+            ]
+        )
+        self.table.verticalHeader().hide()
+        self.table.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
+        self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.table.setEditTriggers(QTableWidget.EditTrigger.NoEditTriggers)
+        self.table.setShowGrid(False)
+        self.table.setMinimumHeight(200)
+        self.table.setAccessibleName(self.tr("What was measured before"))
+        self.table.itemSelectionChanged.connect(self._draw)
+        self.picture = button(self.tr("Save picture"), lambda: self._save("png"))
+        self.csv = button(self.tr("Save CSV"), lambda: self._save("csv"))
+        self.json = button(self.tr("Save JSON"), lambda: self._save("json"))
+        head = row(label(self.tr("Measured before"), "strong"), 1, self.picture, self.csv, self.json)
+        hint = label(self.tr("Select several rows to compare them."), "small")
+        self.content.addLayout(head)
+        self.content.addWidget(card(self.table, hint))
+
+    # ------------------------------------------------------------------ what there is
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Ask for results, and look at the machine while seen."""
+        super().showEvent(event)
+        self.refresh()
+        self._look_at_machine()
+        self._timer.start()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        """Nothing runs for a page that is not seen."""
+        super().hideEvent(event)
+        self._timer.stop()
+
+    def refresh(self) -> None:
+        """Ask for the shapes and for everything measured before."""
+        api = self._services.api
+
+        def show_shapes(answer: dict[str, Any]) -> None:
+            self._shapes = list(answer.get("shapes") or ())
+            self._list_models()
+
+        self._run(lambda: api.get("/tessera/v1/bench/shapes"), show_shapes)
+        self._run(lambda: api.get("/tessera/v1/bench"), self._show_results)
+
+    def _list_models(self) -> None:
+        chosen = self.model.currentData()
+        self.model.blockSignals(True)
+        self.model.clear()
+        for choice in self._services.models.choices:
+            self.model.addItem(choice.title, ("model", choice.id))
+        for shape in self._shapes:
+            self.model.addItem(self.tr("{shape} (not downloaded)").format(shape=shape), ("shape", shape))
+        found = self.model.findData(chosen)
+        self.model.setCurrentIndex(max(found, 0))
+        self.model.blockSignals(False)
+        self._on_model()
+
+    def _on_model(self) -> None:
+        kind = (self.model.currentData() or ("", ""))[0]
+        self.mix.setVisible(kind == "shape")
+        free = self._job is None and bool(kind)
+        self.start.setEnabled(free)
+        self.tune.setEnabled(free)
+
+    def _look_at_machine(self) -> None:
+        self._services.background.run(
+            lambda: self._services.api.get("/tessera/v1/stats/utilization?seconds=120"),
+            lambda answer: self.busy.show_samples(answer.get("samples") or ()),
+            lambda _: None,
+            self,
+        )
+
+    # ------------------------------------------------------------------ measuring
+
+    def _body(self) -> dict[str, Any] | None:
+        kind, name = self.model.currentData() or ("", "")
+        try:
+            lengths = [int(part) for part in self.lengths.text().split(",")]
+        except ValueError:
+            lengths = []
+        if not lengths or not all(1 <= n <= _LONGEST for n in lengths):
+            self.banner.tell(self.tr("Prompt lengths are numbers such as 128,512,2048."), "warn")
+            return None
+        body: dict[str, Any] = {kind: name, "lengths": lengths}
+        if kind == "shape":
+            body["type"] = self.mix.currentText()
+        return body
+
+    def _measure(self) -> None:
+        body = self._body()
+        if body is not None:
+            self._begin("/tessera/v1/bench", {**body, "repeats": self.repeats.value()})
+
+    def _tune(self) -> None:
+        body = self._body()
+        if body is not None:
+            self._begin("/tessera/v1/autotune", body)
+
+    def _begin(self, path: str, body: dict[str, Any]) -> None:
+        self.banner.hide()
+
+        def started(job: dict[str, Any]) -> None:
+            self._job = job["id"]
+            self._jobs.started(job)
+
+        self._run(lambda: self._services.api.post(path, body), started)
+
+    def _stop(self) -> None:
+        if self._job is not None:
+            self._jobs.do(self._job, "cancel")
+
+    def _on_job(self, job: dict[str, Any]) -> None:
+        """Follow our job; one that was begun elsewhere is taken over, for only one runs at a time."""
+        if job["kind"] != "measure" or (self._job not in {None, job["id"]}):
+            return
+        if job["state"] in ENDED or job["state"] == "paused":
+            if self._job == job["id"]:
+                self._finish(job)
+            return
+        self._job = job["id"]
+        progress = job.get("progress") or {}
+        self.progress.setRange(0, progress.get("total") or 0)
+        self.progress.setValue(progress.get("done") or 0)
+        self.progress.show()
+        self.stop.show()
+        self.note.setText(progress.get("note") or job["title"])
+        partial = progress.get("partial") or {}
+        if partial.get("points"):
+            self._live = partial
+            self._draw()
+        self._on_model()
+
+    def _finish(self, job: dict[str, Any]) -> None:
+        self._job, self._live = None, None
+        self.progress.hide()
+        self.stop.hide()
+        self.note.setText("")
+        self._on_model()
+        if job["state"] == "failed":
+            self.banner.tell(str((job.get("error") or {}).get("message", "")), "bad")
+        reports = (job.get("result") or {}).get("reports") or ()
+        if reports:
+            self.banner.tell("\n".join(self._tuned(report) for report in reports), "ok")
+        self._run(lambda: self._services.api.get("/tessera/v1/bench"), self._show_results)
+
+    def _tuned(self, report: dict[str, Any]) -> str:
+        before, now = report["default_turn_s"], report["turn_s"]
+        best = report["best"]
+        return self.tr(
+            "{model}, {length} tokens: {now} s a turn, {before} s before. Threads {threads}, ubatch {ubatch}, "
+            "flash attention {flash}, cache {cache}."
+        ).format(
+            model=report["model"],
+            length=report["prompt_tokens"],
+            now=words.decimal(now, 2),
+            before=words.decimal(before, 2),
+            threads=best["n_threads"],
+            ubatch=best["n_ubatch"],
+            flash=best["flash_attn"],
+            cache=best["kv_type"],
+        )
+
+    # ------------------------------------------------------------------ results
+
+    def _show_results(self, answer: dict[str, Any]) -> None:
+        self._results = list(answer.get("results") or ())
+        self.table.setRowCount(len(self._results))
+        for line, result in enumerate(self._results):
+            points = sorted(result["points"], key=lambda p: p["length"])
+            settings = (
+                f"{result['backend']}, {result['threads']} threads, {result['type_k']}, ub {result['n_ubatch']}"
+            )
+            cells = [
+                time.strftime("%Y-%m-%d %H:%M", time.localtime(result["started_at"])),
+                result["model"] + (self.tr(" (stand-in)") if result["stand_in"] else ""),
+                settings,
+                words.whole(points[-1]["prefill_tok_s"]["median"]) if points else "",
+                words.decimal(points[0]["decode_tok_s"]["median"], 1) if points else "",
+                words.size(result["rss_bytes"]),
+            ]
+            for column, cell in enumerate(cells):
+                self.table.setItem(line, column, QTableWidgetItem(cell))
+        if self._results and not self.table.selectedItems():
+            self.table.selectRow(0)
+        self._draw()
+
+    @property
+    def selected(self) -> list[dict[str, Any]]:
+        """Results of the selected rows, in the order of the table."""
+        rows = sorted({index.row() for index in self.table.selectedIndexes()})
+        return [self._results[r] for r in rows if r < len(self._results)]
+
+    def _draw(self) -> None:
+        shown = [(self._name(result), result) for result in self.selected]
+        if self._live is not None:
+            shown.insert(0, (self.tr("now: {model}").format(model=self._live["model"]), self._live))
+        for plot in (self.decode, self.prefill):
+            plot.show_results(shown)
+        for made in (self.picture, self.csv, self.json):
+            made.setEnabled(bool(self.selected))
+
+    def _name(self, result: dict[str, Any]) -> str:
+        when = time.strftime("%m-%d %H:%M", time.localtime(result["started_at"]))
+        return f"{result['model']}, {result['threads']} ({when})"
+
+    def _save(self, kind: str) -> None:
+        name, _ = QFileDialog.getSaveFileName(self, self.tr("Save"), f"measured.{kind}", f"*.{kind}")
+        if name:
+            path = Path(name)
+            self.save(path if path.suffix else path.with_suffix(f".{kind}"))
+
+    def save(self, path: Path) -> None:
+        """Write the selected results: a picture, CSV or JSON by the file's ending."""
+        if path.suffix.lower() == ".png":
+            image = export.picture((self.decode, self.prefill)).toImage()
+            self._run(lambda: image.save(str(path)), lambda done: self._saved(path, bool(done)))
+            return
+        results = [{k: v for k, v in result.items() if k != "id"} for result in self.selected]
+        self._run(lambda: export.write(path, results), lambda _: self._saved(path, done=True))
+
+    def _saved(self, path: Path, done: bool) -> None:
+        if done:
+            self.banner.tell(self.tr("Saved as {path}.").format(path=path), "ok")
+        else:
+            self.banner.tell(self.tr("{path} could not be written.").format(path=path), "bad")
+
+    def _run(self, work: Any, on_done: Any) -> None:
+        self._services.background.run(work, on_done, lambda error: self.banner.tell(in_words(error), "bad"), self)

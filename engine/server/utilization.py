@@ -1,0 +1,106 @@
+"""How busy the machine was in the last minutes: a sample a second in a ring, also for Prometheus."""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any, Final
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from devices.host import Host
+from devices.host_real import RealHost
+from devices.types import Machine
+from devices.usage import Usage, UsageSampler
+
+log = logging.getLogger(__name__)
+EVERY_S: Final = 1.0
+KEPT_S: Final = 600
+
+
+class Utilization(Collector):
+    """Samples while the server runs. `read_machine` names the devices, asked once; reading is done off the loop."""
+
+    def __init__(
+        self, read_machine: Callable[[], Machine], host: Host | None = None, every_s: float = EVERY_S
+    ) -> None:
+        self._read_machine = read_machine
+        self._host = host or RealHost()
+        self._every_s = every_s
+        self._ring: deque[Usage] = deque(maxlen=KEPT_S)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin; needs a running loop."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="utilization")
+
+    async def stop(self) -> None:
+        """End; the ring stays."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _run(self) -> None:
+        machine = await asyncio.to_thread(self._read_machine)
+        sampler = UsageSampler(self._host, machine.devices)
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        await asyncio.to_thread(sampler.sample)  # rates begin with the second sample
+        while True:
+            due = max(due + self._every_s, loop.time())
+            await asyncio.sleep(due - loop.time())
+            try:
+                self._ring.append(await asyncio.to_thread(sampler.sample))
+            except OSError as error:  # a device that left: the next sample may work again
+                log.warning("no usage sample: %s", error)
+
+    def newest(self) -> dict[str, Any] | None:
+        """The last sample; None in the first second."""
+        return told(self._ring[-1]) if self._ring else None
+
+    def last(self, seconds: int) -> list[dict[str, Any]]:
+        """Samples of so many seconds, oldest first."""
+        samples = list(self._ring)
+        return [told(s) for s in samples if s.at >= samples[-1].at - seconds]
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """The last sample as Prometheus' gauges; what is not readable here is left out."""
+        if not self._ring:
+            return
+        now = self._ring[-1]
+        yield _gauge("cpu_busy_ratio", "Share of the processors' time in the last second", now.cpu_frac)
+        yield _gauge("memory_used_bytes", "Memory in use on the machine", now.memory_used_bytes)
+        yield _gauge("memory_total_bytes", "Memory of the machine", now.memory_total_bytes)
+        for name, words, value in (
+            ("cpu_power_watts", "Power of the processor package", now.cpu_power_w),
+            ("battery_power_watts", "Power drawn from the battery", now.battery_w),
+        ):
+            if value is not None:
+                yield _gauge(name, words, value)
+        for field, name, words in (
+            ("busy_frac", "device_busy_ratio", "Share of time a GPU or NPU was busy"),
+            ("memory_used_bytes", "device_memory_used_bytes", "Memory in use on a GPU or NPU"),
+            ("power_w", "device_power_watts", "Power of a GPU or NPU"),
+        ):
+            family = GaugeMetricFamily(f"tessera_{name}", words, labels=["device", "kind"])
+            for device in now.devices:
+                value = getattr(device, field)
+                if value is not None:
+                    family.add_metric([device.device, device.kind], value)
+            if family.samples:
+                yield family
+
+
+def _gauge(name: str, words: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"tessera_{name}", words, value=value)
+
+
+def told(usage: Usage) -> dict[str, Any]:
+    """A sample as JSON has it."""
+    return {**asdict(usage), "devices": [asdict(d) for d in usage.devices], "power_w": usage.power_w}

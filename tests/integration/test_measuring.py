@@ -1,0 +1,162 @@
+"""Measuring with real runners: bad points, a kill in the middle, prices of types, the routes of the server."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+
+from engine.autotune.journal import Journal
+from engine.autotune.trial import proof, trial, trial_settings
+from engine.autotune.types import Budget, Knobs
+from engine.bench import shapes
+from engine.bench.type_prices import PriceStore, measure_prices, planner_speeds
+from engine.errors import NotEnoughMemory
+from engine.paths import Paths
+from engine.quantize_work import measured_speeds
+from engine.runner.protocol import LoadSettings
+from tests.conftest import ROOT
+
+KNOBS = Knobs(n_threads=1, n_ubatch=64, n_batch=512)
+BUDGET = Budget(prompt=64, answer=4, repeats=1)
+
+
+@contextmanager
+def freely(_settings):
+    yield
+
+
+@contextmanager
+def never(_settings):
+    raise NotEnoughMemory(10, 5, "cpu")
+    yield
+
+
+def tried(bundled_model, knobs=KNOBS, admit=freely, limit_s=120.0):
+    return asyncio.run(trial(LoadSettings(path=str(bundled_model)), knobs, BUDGET, admit, limit_s))
+
+
+def test_a_trial_measures(bundled_model):
+    found = tried(bundled_model)
+    assert found.failure is None
+    assert found.prefill_tok_s > 0
+    assert found.decode_tok_s > 0
+    assert found.cost_s > 0
+
+
+def test_a_device_that_is_not_there_is_a_bad_point(bundled_model):
+    found = tried(bundled_model, msgspec.structs.replace(KNOBS, devices=("Vulkan9",), n_gpu_layers=9))
+    assert "Vulkan9" in found.failure
+    assert found.turn_s(64) == float("inf")
+
+
+def test_a_setting_that_is_refused_is_a_bad_point(bundled_model):
+    found = tried(bundled_model, msgspec.structs.replace(KNOBS, kv_type="q4_0", flash_attn="off"))
+    assert "flash attention" in found.failure
+
+
+def test_a_runner_that_hangs_is_a_bad_point(bundled_model):
+    assert "no end after" in tried(bundled_model, limit_s=0.01).failure
+
+
+def test_memory_is_asked_for_before_a_load(bundled_model):
+    assert tried(bundled_model, admit=never).failure
+
+
+def test_a_runner_that_crashes_is_a_bad_point(bundled_model, monkeypatch):
+    async def crash(self, length, tokens):
+        os.kill(self._runner.pid, signal.SIGSEGV)
+        return await inner(self, length, tokens)
+
+    from engine.bench.measure import Meter
+
+    inner = Meter.run
+    monkeypatch.setattr(Meter, "run", crash)
+    assert "runner ended" in tried(bundled_model).failure
+
+
+def test_the_winner_is_loaded_as_the_server_would(bundled_model):
+    settings = trial_settings(KNOBS.apply(LoadSettings(path=str(bundled_model))), BUDGET)
+    assert asyncio.run(proof(settings, freely, 120.0)) is None
+    refused = msgspec.structs.replace(settings, type_v="q4_0", flash_attn="off")
+    assert asyncio.run(proof(refused, freely, 120.0)) is not None
+
+
+SEARCH = """
+import asyncio, sys
+from contextlib import nullcontext
+from pathlib import Path
+from engine.autotune import run
+from engine.autotune.space import Dimension
+from engine.autotune.types import Knobs
+from engine.runner.protocol import LoadSettings
+
+run.rounds_for = lambda n: (run.Budget(prompt=32, answer=2, repeats=1), run.Budget(prompt=32, answer=3, repeats=1))
+dims = [Dimension(name="ubatch", levels=tuple({"n_ubatch": n} for n in (16, 32, 64)))]
+report = asyncio.run(run.tune(
+    LoadSettings(path=sys.argv[1], n_ctx=256), Knobs(n_threads=1, n_ubatch=64), dims,
+    model="m", prompt_tokens=32, journal_path=Path(sys.argv[2]), admit=lambda _: nullcontext(), limit_s=300,
+    step=lambda text, count: print(count, flush=True),
+))
+import msgspec
+print(msgspec.json.encode(report).decode())
+"""
+
+
+@pytest.mark.slow
+def test_a_search_that_was_killed_goes_on(bundled_model, tmp_path):
+    journal = tmp_path / "search.jsonl"
+    command = [sys.executable, "-c", SEARCH, str(bundled_model), str(journal)]
+    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    for line in first.stdout:
+        if int(line) == 2:  # the second trial has begun
+            break
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    first.stdout.close()
+    before = Journal(journal).trials
+    assert len(before) >= 1
+    second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
+    *steps, last = second.stdout.splitlines()
+    report = json.loads(last)
+    after = {json.dumps([t["knobs"], t["budget"]], sort_keys=True): t["outcome"] for t in report["trials"]}
+    for kept in msgspec.to_builtins(before):
+        assert after[json.dumps([kept["knobs"], kept["budget"]], sort_keys=True)] == kept["outcome"]
+    assert len(steps) == len(after) - len(before)
+    assert report["complete"]
+    assert not journal.exists()
+
+
+SMALL = shapes.Dimensions("llama", 1, 256, 4, 2, 64, 512, 512, tied=True)
+
+
+@pytest.mark.slow
+def test_types_are_priced_and_reach_the_planner(tmp_path):
+    paths = Paths(*(tmp_path / name for name in ("config", "models", "state", "cache", "logs")))
+    steps = []
+    prices = asyncio.run(
+        measure_prices(
+            "m",
+            threads=1,
+            types=("Q4_K", "IQ3_S"),
+            probe=SMALL,
+            scratch=tmp_path,
+            step=lambda *told: steps.append(told),
+        )
+    )
+    assert [name for name, *_ in steps] == ["Q4_K", "IQ3_S"]
+    assert all(ns > 0 for ns in prices.ns_per_weight.values())
+    assert not list(tmp_path.glob("*.gguf"))
+    from engine.bench.keys import machine_key
+    from engine.dispatch.machine_state import MachineState
+
+    assert measured_speeds(paths) == {}
+    mine = msgspec.structs.replace(prices, machine_key=machine_key(MachineState().settled()))
+    PriceStore(paths.state / "type_prices.json").put(mine)
+    assert measured_speeds(paths) == planner_speeds(prices)
+    assert measured_speeds(paths, "gpu") == {}
