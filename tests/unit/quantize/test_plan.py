@@ -8,13 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.bench.keys import machine_key
+from engine.bench.type_prices import Prices, PriceStore
+from engine.dispatch.machine_state import MachineState
+from engine.paths import Paths
+from engine.quantize_work import measured_speeds
 from quantize.errors import BadWish, BudgetTooSmall
-from quantize.ggml_types import GgmlType, bits_per_weight
+from quantize.ggml_types import BLOCK_SIZES, GgmlType, bits_per_weight
 from quantize.gguf_file import read_gguf
 from quantize.gguf_write import padded
 from quantize.model_spec import model_spec
 from quantize.plan import Question, best_stock, make_plan, stock_plans
-from quantize.speed import decode_time
+from quantize.speed import decode_time, relative_bytes
 from quantize.tensor_rules import allows_quantization, effective_type
 from quantize.types import EvidenceRef, Goal, KvOption, Lock, ModelSpec, TensorSpec
 
@@ -23,6 +28,8 @@ ERROR = {
     "Q2_K": 0.09, "IQ3_XXS": 0.045, "IQ3_S": 0.028, "Q3_K": 0.03, "IQ4_XS": 0.0075, "IQ4_NL": 0.0074,
     "Q4_K": 0.0065, "Q4_0": 0.009, "Q5_0": 0.002, "Q5_1": 0.0019, "Q5_K": 0.0018, "Q6_K": 0.0005, "Q8_0": 3e-5,
 }  # fmt: skip
+# Of Q4_K's time a weight. Measured: docs/log.md, measuring ("what types cost here").
+MEASURED_IQ3_S = 2.3
 EVIDENCE = EvidenceRef(tier="max", has_imatrix=True)
 
 
@@ -141,6 +148,30 @@ def test_slow_types_are_priced(spark):
     measured = dict.fromkeys(ERROR, 1.0) | {"IQ3_S": 0.1}
     assert decode_time(GgmlType.IQ3_S, "cpu", measured) == 0.1
     assert "IQ3_S" in make_plan(question(spark, speeds=measured), tight).types.values()
+
+
+def test_prices_measured_here_decide_about_iq3(spark, tmp_path):
+    """From the store of this machine's prices to the plan: IQ3 where it is fast here, not where it is slow."""
+    paths = Paths(*(tmp_path / name for name in ("config", "models", "state", "cache", "logs")))
+    here = machine_key(MachineState().settled())
+    store = PriceStore(paths.state / "type_prices.json")
+    tight = Goal(kind="budget", limit_bytes=4_400_000)
+
+    def planned(**ns_per_weight):
+        # Bytes of Q4_K in its time, everything else by its bytes: nothing is slow but what is said to be.
+        even = {name: relative_bytes(GgmlType[name]) for name in ERROR if GgmlType[name] in BLOCK_SIZES}
+        prices = Prices(
+            machine_key=here,
+            devices=(),
+            threads=2,
+            ns_per_weight={**even, "Q4_K": 1.0, **ns_per_weight},
+            measured_at=1,
+        )
+        store.put(prices)
+        return make_plan(question(spark, speeds=measured_speeds(paths)), tight)
+
+    assert "IQ3_S" in planned().types.values()
+    assert "IQ3_S" not in planned(IQ3_S=MEASURED_IQ3_S).types.values()
 
 
 def test_cache_and_weights_share_the_budget(spark):
