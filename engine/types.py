@@ -73,7 +73,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     (parsers of tool calls and reasoning need them); otherwise they are generated but not shown. `speculate` says
     whether the runner guesses ahead: None where that was measured to pay, True wherever there is a guess, False
     never; the text stays the same. Without `cache_prompt` nothing computed before is used and nothing is left
-    behind: what a measurement needs.
+    behind: what a measurement needs. Without `stream` the text comes whole at the end, and no token wakes anybody.
     """
 
     prompt: str | list[int]
@@ -91,6 +91,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     speculate: bool | None = None
     context_shift: bool = False
     cache_prompt: bool = True
+    stream: bool = True
     lora: tuple[tuple[str, float], ...] = ()
 
 

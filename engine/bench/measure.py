@@ -57,6 +57,7 @@ class Meter:
                 ignore_eos=True,
                 speculate=False,
                 cache_prompt=False,
+                stream=False,
                 priority="background",
             )
         )
@@ -80,6 +81,7 @@ class Meter:
             sampling=SamplingParams(temperature=0),
             ignore_eos=True,
             cache_prompt=False,
+            stream=False,
             priority="background",
         )
         done = await self._generate(request)

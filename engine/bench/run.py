@@ -119,10 +119,13 @@ async def _power(machine: Machine | None) -> AsyncIterator[list[float]]:
     sampler = UsageSampler(RealHost(), machine.devices)
 
     async def sample() -> None:
-        while True:
+        """Until the second sample without watts: where there is nothing to read, nothing shall disturb."""
+        misses = 0
+        while misses <= 1:
             watts = (await asyncio.to_thread(sampler.sample)).power_w
             if watts is not None:
                 found.append(watts)
+            misses = 0 if watts is not None else misses + 1
             await asyncio.sleep(POWER_EVERY_S)
 
     task = asyncio.create_task(sample())

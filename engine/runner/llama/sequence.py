@@ -106,6 +106,10 @@ class Sequence:
         if self.media is not None:
             self.media.close()
 
+    def __post_init__(self) -> None:
+        if not self.request.stream:
+            self.credit = 0
+
     def drew(self, now: float) -> None:
         """A token was drawn at `now`, a monotonic clock."""
         if self.first_token:
