@@ -5,9 +5,10 @@ The planner asks this before it spreads types over a model: one that unpacks slo
 
 import contextlib
 import os
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +29,8 @@ TYPES: Final = (
 # Large enough that no cache holds the weights, with next to no head, cache or norms beside them.
 PROBE: Final = shapes.Dimensions("llama", 2, 2048, 16, 4, 128, 8192, 1024, tied=True)
 DECODED: Final = 24
-REPEATS: Final = 3
+TURNS: Final = 6
+UNIT: Final = "Q4_K"
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,38 +80,57 @@ async def measure_prices(
     scratch: Path,
     step: Callable[[str, int, int], None],
 ) -> Prices:
-    """Decode with a stand-in of each type. `scratch`: a folder with 150 MB of room. `step` may raise to stop.
+    """Decode with a stand-in of each type. `scratch`: a folder with 300 MB of room. `step` may raise to stop.
 
+    Each type takes turns with the unit in a second runner: a machine's speed drifts by more than types differ.
     Raises: StandInFailed, BadModelFile, RunnerDied.
     """
     found: dict[str, float] = {}
-    for number, name in enumerate(types):
-        step(name, number, len(types))
-        with tempfile.TemporaryDirectory(dir=scratch) as folder:
-            path = Path(folder) / f"{name}.gguf"
-            standin.write_in_child(path, probe=probe, mix=name, on_progress=lambda _done, _total: None)
-            found[name] = await _ns_per_weight(path, threads, devices, probe)
+    unit_ns: list[float] = []
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        async with _loaded(Path(folder), UNIT, threads, devices, probe) as unit:
+            for number, name in enumerate(types):
+                step(name, number, len(types))
+                if name == UNIT:
+                    continue
+                async with _loaded(Path(folder), name, threads, devices, probe) as meter:
+                    ratios = []
+                    for _ in range(TURNS):
+                        mine, other = (1e9 / (await m.timed(16)).decode_tok_s for m in (meter, unit))
+                        unit_ns.append(other)
+                        ratios.append(mine / other)
+                found[name] = statistics.median(ratios)
+    unit_s = statistics.median(unit_ns) / weights(probe)
+    priced = {name: ratio * unit_s for name, ratio in found.items()} | {UNIT: unit_s}
     return Prices(
-        machine_key=machine_key, devices=devices, threads=threads, ns_per_weight=found, measured_at=time.time()
+        machine_key=machine_key, devices=devices, threads=threads, ns_per_weight=priced, measured_at=time.time()
     )
 
 
-async def _ns_per_weight(path: Path, threads: int, devices: tuple[str, ...], probe: shapes.Dimensions) -> float:
-    """Of the fastest repeat: other programs only ever slow it down."""
-    layers = 99 if devices else 0
+@contextlib.asynccontextmanager
+async def _loaded(
+    folder: Path, name: str, threads: int, devices: tuple[str, ...], probe: shapes.Dimensions
+) -> AsyncIterator[Meter]:
+    """A runner with a stand-in of one type, warmed up; the file is gone once it is loaded."""
+    path = folder / f"{name}.gguf"
+    standin.write_in_child(path, probe=probe, mix=name, on_progress=lambda _done, _total: None)
     settings = LoadSettings(
-        path=str(path), n_threads=threads, n_threads_batch=threads, devices=devices, n_gpu_layers=layers
+        path=str(path),
+        n_threads=threads,
+        n_threads_batch=threads,
+        devices=devices,
+        n_gpu_layers=99 if devices else 0,
+        use_mmap=False,
     )
     runner = await RunnerProcess.start("llama", str(path))
     try:
         facts = await runner.load(bench_settings(settings, (16,), (1,), DECODED))
+        path.unlink()
         meter = Meter(runner, facts.n_vocab, lambda _: None, DECODED)
         await meter.timed(16)
-        best = max([(await meter.timed(16)).decode_tok_s for _ in range(REPEATS)])
+        yield meter
     finally:
-        with contextlib.suppress(TimeoutError):
-            await runner.stop()
-    return 1e9 / best / weights(probe)
+        await runner.stop()
 
 
 def weights(probe: shapes.Dimensions) -> int:

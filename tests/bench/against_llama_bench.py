@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from app.cli.bench import command
 from engine.bench import standin
 
-SHAPES = ("smollm2-135m:Q8_0", "smollm2-360m:Q4_K_M", "qwen3-0.6b:Q4_K_M")
+SHAPES = ("smollm2-135m:Q8_0", "stories-110m:Q8_0", "smollm2-360m:Q4_K_M")
 
 
 def ours(path: Path, threads: int, prompt: int, tokens: int, repeats: int) -> tuple[float, float]:
@@ -44,11 +44,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tools", type=Path, required=True)
     parser.add_argument("--shapes", nargs="*", default=SHAPES)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="Keep the stand-ins here, so that another run writes none.")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -59,12 +59,18 @@ def main() -> None:
             if not path.exists():
                 standin.write_in_child(path, shape=name, mix=mix, on_progress=lambda _done, _total: None)
             size = options.threads, options.prompt, options.tokens, options.repeats
-            rows = [(ours(path, *size), theirs(options.tools, path, *size)) for _ in range(options.rounds)]
+            rows = []
+            for turn in range(options.rounds):
+                if turn % 2:
+                    rows.append((ours(path, *size), theirs(options.tools, path, *size)))
+                else:
+                    other = theirs(options.tools, path, *size)
+                    rows.append((ours(path, *size), other))
             for i, test in enumerate((f"pp{options.prompt}", f"tg{options.tokens}")):
                 mine = statistics.median(o[i] for o, _ in rows)
                 other = statistics.median(t[i] for _, t in rows)
                 each = ", ".join(f"{o[i] / t[i]:.3f}" for o, t in rows)
-                ratio = f"{mine / other:.3f} ({each})"
+                ratio = f"{mine / other:.3f}, of each round {each}"
                 print(f"{shape} {test}: ours {mine:.2f}, llama-bench {other:.2f} tok/s, ratio {ratio}", flush=True)
 
 
