@@ -46,7 +46,7 @@ class Clock:
     """
 
     id: str
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108 - looked up when called
     model: str = ""
     load_s: float = 0.0
     queue_s: float = 0.0

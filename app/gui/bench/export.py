@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from PySide6.QtCore import QPoint
 from PySide6.QtGui import QPainter, QPixmap
 from PySide6.QtWidgets import QWidget
 
@@ -24,7 +23,7 @@ def picture(widgets: Sequence[QWidget]) -> QPixmap:
     painter = QPainter(made)
     top = 0
     for widget in widgets:
-        widget.render(painter, QPoint(0, top))
+        painter.drawPixmap(0, top, widget.grab())
         top += widget.height()
     painter.end()
     return made
