@@ -96,7 +96,7 @@ async def measure_prices(
                 async with _loaded(Path(folder), name, threads, devices, probe) as meter:
                     ratios = []
                     for _ in range(TURNS):
-                        mine, other = (1e9 / (await m.timed(16)).decode_tok_s for m in (meter, unit))
+                        mine, other = [1e9 / (await m.timed(16)).decode_tok_s for m in (meter, unit)]
                         unit_ns.append(other)
                         ratios.append(mine / other)
                 found[name] = statistics.median(ratios)
