@@ -12,6 +12,7 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,13 +28,14 @@ CONTEXT = 32768
 class Sides:
     """Both servers over one model; `ask(side, …)` speaks to one of them."""
 
-    def __init__(self, model: str, tools: Path, home: Path, threads: int) -> None:
+    def __init__(self, model: str, tools: Path, home: Path, threads: int, parallel: int | None) -> None:
         self.model, self.tools, self.home, self.threads = model, tools, home, threads
         models = home / "models"
         models.mkdir()
         self.name = f"bench-{Path(model).name}"
         (models / self.name).symlink_to(Path(model).resolve())
-        self.ours = RunningServer(home, "--ctx", str(CONTEXT // 4))
+        slots = ("--parallel", str(parallel)) if parallel else ()
+        self.ours = RunningServer(home, "--ctx", str(CONTEXT // 4), *slots)
         self.rival = LlamaServer(tools, model, threads=threads, context=CONTEXT, parallel=16)
 
     def ask(self, side: str, prompt, tokens: int, **options):
@@ -62,15 +64,15 @@ def report(name: str, ours: list[float], rival: list[float], unit: str, *, lower
 
 
 def decode(sides: Sides, rounds: int, rng: random.Random) -> None:
-    """One sequence: decode of 64 tokens, prefill of 1,024, against llama-server and llama-bench."""
+    """One sequence: decode of 64 tokens, prefill of 2,048, against llama-server and llama-bench."""
     speeds: dict[str, list[float]] = {"ours": [], "rival": [], "bench": []}
     prefill: dict[str, list[float]] = {"ours": [], "rival": [], "bench": []}
     for _ in range(rounds):
         for side in ("ours", "rival"):
             reply = sides.ask(side, fresh(rng, 16), 65)
             speeds[side].append(64 / (reply.arrivals[-1] - reply.arrivals[0]))
-            prefill[side].append(1024 / sides.ask(side, fresh(rng, 1024), 1).first)
-        bench = llama_bench(sides.tools, sides.model, threads=sides.threads, prompt=1024, generate=64)
+            prefill[side].append(2048 / sides.ask(side, fresh(rng, 2048), 1).first)
+        bench = llama_bench(sides.tools, sides.model, threads=sides.threads, prompt=2048, generate=64)
         speeds["bench"].append(bench["tg"])
         prefill["bench"].append(bench["pp"])
     report("decode against llama-server", speeds["ours"], speeds["rival"], "tok/s")
@@ -80,40 +82,56 @@ def decode(sides: Sides, rounds: int, rng: random.Random) -> None:
 
 
 def concurrent(sides: Sides, rounds: int, rng: random.Random) -> None:
-    """4 and 8 requests of mixed length at once: total tokens/s; and gaps while a long prompt arrives."""
-    for count in (4, 8):
+    """4, 8 and 16 requests of mixed length at once: total tokens/s."""
+    for count in (4, 8, 16):
         totals: dict[str, list[float]] = {"ours": [], "rival": []}
-        gaps: dict[str, list[float]] = {"ours": [], "rival": []}
         for _ in range(rounds):
             work = [(fresh(rng, rng.randrange(16, 128)), rng.randrange(24, 64)) for _ in range(count)]
-            late = fresh(rng, 1500)
             for side in ("ours", "rival"):
-                replies, seconds = together([lambda p=p, n=n, s=side: sides.ask(s, p, n) for p, n in work])
+                _, seconds = together([lambda p=p, n=n, s=side: sides.ask(s, p, n) for p, n in work])
                 totals[side].append(sum(n for _, n in work) / seconds)
-                mixed = [lambda p=p, s=side: sides.ask(s, p, 48) for p, _ in work[:3]]
-                mixed.append(lambda s=side, p=late: sides.ask(s, p, 2))
-                replies, _ = together(mixed)
-                found = sorted(g for r in replies[:3] for g in r.gaps)
-                gaps[side].append(found[int(0.95 * (len(found) - 1))])
         report(f"{count} at once, total", totals["ours"], totals["rival"], "tok/s")
-        report(f"p95 gap while a 1.5k prompt arrives ({count})", gaps["ours"], gaps["rival"], "s", lower=True)
+
+
+def gaps(sides: Sides, rounds: int, rng: random.Random) -> None:
+    """Three answers while a 4k prompt arrives: gaps between their tokens, and the worst of them."""
+    usual: dict[str, list[float]] = {"ours": [], "rival": []}
+    worst: dict[str, list[float]] = {"ours": [], "rival": []}
+    first: dict[str, list[float]] = {"ours": [], "rival": []}
+    for _ in range(rounds):
+        prompts, late = [fresh(rng, 64) for _ in range(3)], fresh(rng, 4096)
+        for side in ("ours", "rival"):
+
+            def begin_late(side=side, late=late):
+                time.sleep(1.5)
+                return sides.ask(side, late, 2)
+
+            calls = [lambda p=p, s=side: sides.ask(s, p, 160) for p in prompts]
+            replies, _ = together([*calls, begin_late])
+            found = sorted(g for r in replies[:3] for g in r.gaps)
+            usual[side].append(found[int(0.95 * (len(found) - 1))])
+            worst[side].append(found[-1])
+            first[side].append(replies[3].first)
+    report("p95 gap while a 4k prompt arrives", usual["ours"], usual["rival"], "s", lower=True)
+    report("longest gap while a 4k prompt arrives", worst["ours"], worst["rival"], "s", lower=True)
+    report("first token of that prompt", first["ours"], first["rival"], "s", lower=True)
 
 
 def shared(sides: Sides, rounds: int, rng: random.Random) -> None:
-    """Eight requests that share a 1k prefix arrive together: time until the last has its first token."""
+    """Eight requests that share a 2k prefix arrive together: time until the last has its first token."""
     last: dict[str, list[float]] = {"ours": [], "rival": []}
     turn: dict[str, list[float]] = {"ours": [], "rival": []}
     for _ in range(rounds):
-        prefix = fresh(rng, 1024)
+        prefix = fresh(rng, 2048)
         prompts = [prefix + fresh(rng, 16) for _ in range(8)]
-        chat = fresh(rng, 1500)
+        chat = fresh(rng, 4096)
         for side in ("ours", "rival"):
             replies, _ = together([lambda p=p, s=side: sides.ask(s, p, 4) for p in prompts])
             last[side].append(max(r.first for r in replies))
             sides.ask(side, chat, 16)
             turn[side].append(sides.ask(side, chat + fresh(rng, 24), 2).first)
-    report("eight share 1k: last first token", last["ours"], last["rival"], "s", lower=True)
-    report("second turn of a 1.5k chat: first token", turn["ours"], turn["rival"], "s", lower=True)
+    report("eight share 2k: last first token", last["ours"], last["rival"], "s", lower=True)
+    report("second turn of a 4k chat: first token", turn["ours"], turn["rival"], "s", lower=True)
 
 
 def restart(sides: Sides, rounds: int, rng: random.Random) -> None:
@@ -122,8 +140,6 @@ def restart(sides: Sides, rounds: int, rng: random.Random) -> None:
     for _ in range(rounds):
         prompt = fresh(rng, 1500)
         cold.append(sides.ask("ours", prompt, 2).first)
-        import time
-
         time.sleep(3)  # the pause in which prefixes are written
         (runner,) = sides.ours.runners()
         runner.kill()
@@ -145,7 +161,7 @@ def speculation(sides: Sides, rounds: int, rng: random.Random) -> None:
         report(f"guessing ahead, {name} prompt, on against off", on, off, "tok/s")
 
 
-COMPARISONS = {f.__name__: f for f in (decode, concurrent, shared, restart, speculation)}
+COMPARISONS = {f.__name__: f for f in (decode, concurrent, gaps, shared, restart, speculation)}
 
 
 def main() -> None:
@@ -155,10 +171,11 @@ def main() -> None:
     parser.add_argument("--tools", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--parallel", type=int, help="requests we answer at once (default: the server's own)")
     parser.add_argument("--only", nargs="*", choices=COMPARISONS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
-        sides = Sides(options.model, options.tools, Path(home), options.threads)
+        sides = Sides(options.model, options.tools, Path(home), options.threads, options.parallel)
         try:
             for side in ("ours", "rival"):
                 sides.ask(side, [300] * 8, 8)
