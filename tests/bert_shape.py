@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "\u2581one", "\u2581two", "\u2581three", "\u2581tile", "s"]
-EMBD, LAYERS, CONTEXT, FFN = 32, 2, 64, 64
+EMBD, LAYERS, CONTEXT, FFN, HEADS = 32, 2, 64, 64, 4
 
 
 def write_bert(path: Path, *, rank: bool = False, seed: int = 0) -> Path:
@@ -16,7 +16,7 @@ def write_bert(path: Path, *, rank: bool = False, seed: int = 0) -> Path:
     writer.add_embedding_length(EMBD)
     writer.add_block_count(LAYERS)
     writer.add_feed_forward_length(FFN)
-    writer.add_head_count(4)
+    writer.add_head_count(HEADS)
     writer.add_layer_norm_eps(1e-12)
     writer.add_causal_attention(False)
     writer.add_pooling_type(gguf.PoolingType.RANK if rank else gguf.PoolingType.CLS)

@@ -118,6 +118,7 @@ class ServedModels:
             n_ctx=n_ctx,
             kv_cells=n_ctx * (ONNX_PARALLEL if onnx else DEFAULT_PARALLEL if small else 1),
             n_parallel=ONNX_PARALLEL if onnx else DEFAULT_PARALLEL,
+            allow_fallback=onnx and os.environ.get("TESSERA_ONNX_FALLBACK") == "1",
             embeddings=embeds,
             n_threads=threads,
             n_threads_batch=threads,

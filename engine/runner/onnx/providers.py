@@ -52,7 +52,7 @@ class Share:
         """Why a model that the provider does not take is not loaded."""
         return (
             f"{self.provider} takes {self.placed} of this model's {self.total} operators; the others "
-            f"({', '.join(self.left[:6])}) would run on the CPU. Choose the CPU, allow the fallback, or use "
+            f"({', '.join(self.left[:6])}) would run on the CPU. Choose the CPU, allow that (TESSERA_ONNX_FALLBACK=1), or use "
             "a model compiled for this provider."
         )
 
@@ -74,9 +74,17 @@ def wished_provider(settings: LoadSettings, folder: OnnxFolder) -> Wish:
     if adapter is None:
         raise LoadFailed(f"there is no execution provider {name!r} (known: cpu, {', '.join(ADAPTERS)})")
     problem = adapter.problem(folder.release, dict(os.environ))
-    if problem and not adapter.built_in:
+    if problem and not adapter.built_in and not _brought(adapter.provider):
         raise LoadFailed(problem)
     return Wish(adapter.provider, adapter, adapter.library(dict(os.environ)), pinned=bool(settings.provider))
+
+
+def _brought(provider: str) -> bool:
+    """This build of ONNX Runtime has the provider inside, as vendors' own builds do."""
+    try:
+        return provider in libraries.onnxruntime().get_available_providers()
+    except (ImportError, OSError):
+        return False
 
 
 def register_plugin(og: Any, wish: Wish, *, for_genai: bool = True) -> bool:
@@ -131,7 +139,7 @@ def open_session(ort: Any, options: Any, graph: str, wish: Wish, *, register: bo
     """
     if wish.adapter is None:
         return ort.InferenceSession(graph, options, providers=[CPU])
-    if not wish.adapter.plugin:
+    if not wish.adapter.plugin or wish.library is None:
         if wish.name not in ort.get_available_providers():
             raise LoadFailed(f"This ONNX Runtime has no {wish.name}. {wish.adapter.install}")
         return ort.InferenceSession(graph, options, providers=[(wish.name, dict(wish.adapter.options)), CPU])

@@ -1,0 +1,90 @@
+"""Real execution providers, where their wheels were unpacked. They are large and carry their vendors' licences.
+
+    pip install --no-deps --target QNN onnxruntime-qnn
+    pip install --no-deps --target OV onnxruntime-openvino==1.24.1
+    TESSERA_QNN_SITE=QNN TESSERA_OPENVINO_SITE=OV python -m pytest tests/optin/test_onnx_providers.py -s
+
+On x86-64 Linux Qualcomm's wheel runs its emulator of the NPU; OpenVINO's replaces the onnxruntime package, so it
+only ever meets a process of its own. Each test prints the share of operators that the provider took.
+"""
+
+import asyncio
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bert_shape import write_bert
+from onnx_bert import write_onnx_bert
+
+from engine.errors import BadModelFile
+from engine.runner.process import RunnerProcess
+from engine.runner.protocol import LoadSettings
+from engine.types import Delta, GenerationRequest, SamplingParams
+from quantize.onnx.folder import convert_gguf
+
+TEXTS = ["one two three", "tiles w1 w2 w3"]
+SITES = {"QNNExecutionProvider": "TESSERA_QNN_SITE", "OpenVINOExecutionProvider": "TESSERA_OPENVINO_SITE"}
+
+
+def run(path, work, provider="", **settings):
+    async def main():
+        site = os.environ.get(SITES.get(provider, ""), "")
+        runner = await RunnerProcess.start("onnx", str(path), {"PYTHONPATH": f"{site}{os.pathsep}{Path.cwd()}"})
+        try:
+            given = {"n_ctx": 64, "n_threads": 1, "n_parallel": 1, "provider": provider, **settings}
+            facts = await runner.load(LoadSettings(path=str(path), **given))
+            return facts, await work(runner)
+        finally:
+            await runner.stop()
+
+    return asyncio.run(main())
+
+
+async def embed(runner):
+    done = await runner.embed(TEXTS)
+    return np.stack([np.frombuffer(v, "<f4") for v in done.vectors])
+
+
+async def generate(runner):
+    request = GenerationRequest(prompt="Once upon", sampling=SamplingParams(temperature=0), max_tokens=12)
+    return [e.token_ids async for e in runner.generate(request) if isinstance(e, Delta)]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bert")
+    return write_onnx_bert(write_bert(folder / "bert.gguf"), folder / "onnx")
+
+
+@pytest.fixture(params=SITES)
+def provider(request):
+    if SITES[request.param] not in os.environ:
+        pytest.skip(f"set {SITES[request.param]}")
+    return request.param
+
+
+def test_without_permission_nothing_falls_back(encoder, provider):
+    with pytest.raises(BadModelFile, match="would run on the CPU") as caught:
+        run(encoder, embed, provider)
+    print(caught.value)
+
+
+def test_embeddings_on_the_provider(encoder, provider):
+    facts, ours = run(encoder, embed, provider, allow_fallback=True)
+    _, wanted = run(encoder, embed)
+    print(provider, facts.metadata["note.0"], "cosine", (ours * wanted).sum(axis=1))
+    assert facts.backend == provider
+    assert ((ours * wanted).sum(axis=1) > 0.99).all()
+
+
+def test_a_language_model_says_its_share(tmp_path, bundled_model):
+    provider = "QNNExecutionProvider"
+    if SITES[provider] not in os.environ:
+        pytest.skip(f"set {SITES[provider]}")
+    convert_gguf(bundled_model, tmp_path / "spark")
+    with pytest.raises(BadModelFile, match="would run on the CPU"):
+        run(tmp_path / "spark", generate, provider)
+    facts, tokens = run(tmp_path / "spark", generate, provider, allow_fallback=True)
+    print(facts.metadata["note.0"])
+    assert tokens == run(tmp_path / "spark", generate)[1]
