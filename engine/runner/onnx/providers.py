@@ -52,8 +52,8 @@ class Share:
         """Why a model that the provider does not take is not loaded."""
         return (
             f"{self.provider} takes {self.placed} of this model's {self.total} operators; the others "
-            f"({', '.join(self.left[:6])}) would run on the CPU. Choose the CPU, allow that (TESSERA_ONNX_FALLBACK=1), or use "
-            "a model compiled for this provider."
+            f"({', '.join(self.left[:6])}) would run on the CPU. Choose the CPU, allow that "
+            "(TESSERA_ONNX_FALLBACK=1), or use a model compiled for this provider."
         )
 
 

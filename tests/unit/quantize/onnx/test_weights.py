@@ -173,7 +173,7 @@ def test_the_same_file_is_not_converted_twice(tmp_path, bundled_model):
 
 @pytest.mark.parametrize("name", ["gemma3", "mamba", "qwen3moe"])
 def test_other_architectures_are_refused_by_name(tmp_path, name):
-    source = write_shape(tmp_path / "m.gguf", SHAPES[name])
+    source = write_shape(tmp_path / "m.gguf", scaled(name, vocab=300, embd=256))
     with pytest.raises(UnsupportedModel, match=SHAPES[name].arch):
         convert_gguf(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
