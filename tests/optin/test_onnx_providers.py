@@ -10,11 +10,14 @@ only ever meets a process of its own. Each test prints the share of operators th
 
 import asyncio
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from bert_shape import write_bert
+from onnx import helper, numpy_helper
 from onnx_bert import write_onnx_bert
 
 from engine.errors import BadModelFile
@@ -49,6 +52,42 @@ async def embed(runner):
 async def generate(runner):
     request = GenerationRequest(prompt="Once upon", sampling=SamplingParams(temperature=0), max_tokens=12)
     return [e.token_ids async for e in runner.generate(request) if isinstance(e, Delta)]
+
+
+PLACED = """
+import sys, numpy as np
+from pathlib import Path
+from engine.onnx.folder import OnnxFolder
+from engine.runner.onnx import libraries
+from engine.runner.onnx.providers import share_of, open_session, wished_provider
+from engine.runner.protocol import LoadSettings
+ort = libraries.onnxruntime()
+folder = OnnxFolder(path=Path(sys.argv[1]).parent, kind="embedding", architecture="", graphs=(Path(sys.argv[1]),))
+wish = wished_provider(LoadSettings(path="", provider=sys.argv[2]), folder)
+print(share_of(folder, wish, plugin=wish.library is not None).text())
+x = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+ours, wanted = (s.run(None, {"x": x})[0] for s in (
+    open_session(ort, ort.SessionOptions(), sys.argv[1], wish),
+    ort.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])))
+print("largest error", abs(ours - wanted).max(), "of", abs(wanted).max())
+"""
+
+
+def test_a_graph_of_fixed_shapes_is_placed(tmp_path, provider):
+    """What an NPU's compiler takes: known sizes and plain operators."""
+    weights = numpy_helper.from_array(np.random.default_rng(1).normal(size=(64, 32)).astype(np.float32), "w")
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
+    ends = [helper.make_tensor_value_info(n, 1, s) for n, s in (("x", [4, 64]), ("y", [4, 32]))]
+    graph = helper.make_graph(nodes, "fixed", ends[:1], ends[1:], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    env = {**os.environ, "PYTHONPATH": f"{os.environ[SITES[provider]]}{os.pathsep}{Path.cwd()}"}
+    command = [sys.executable, "-c", PLACED, str(path), provider]
+    done = subprocess.run(command, env=env, capture_output=True, timeout=100, text=True)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    assert f"{provider}: 2 of 2 operators" in done.stdout or f"{provider}: 1 of 1 operators" in done.stdout
 
 
 @pytest.fixture(scope="module")

@@ -115,3 +115,23 @@ def test_a_folder_too_large_does_not_fit(folder):
     machine = with_npu("Intel")
     placement = place_folder(huge, LoadSettings(path="x"), NO_WISH, machine, Ledger(lambda: machine), environ={})
     assert not placement.fits
+
+
+def test_the_doctor_names_what_an_npu_lacks_and_what_was_not_tried():
+    from engine.onnx.discovery import ProviderReport, findings
+    from engine.onnx.providers import ADAPTERS
+
+    machine = with_npu("AMD")
+    ryzen = ADAPTERS["RyzenAIExecutionProvider"]
+
+    def told(state, detail="x"):
+        report = ProviderReport(ryzen.provider, ryzen.title, state, detail, ryzen.vendors, ryzen.tried)
+        return [(f.severity, f.title) for f in findings((report,), machine)]
+
+    assert told("not here")[0][0] == "advice"
+    assert "is not usable" in told("not here")[0][1]
+    assert told("failed") == [("warning", "AMD Ryzen AI is installed but does not load")]
+    assert "not tried on hardware" in told("usable")[0][1]
+    no_npu = replace(machine, devices=tuple(d for d in machine.devices if d.kind != "npu"))
+    report = ProviderReport(ryzen.provider, ryzen.title, "not here", "x", ryzen.vendors, ryzen.tried)
+    assert findings((report,), no_npu) == ()

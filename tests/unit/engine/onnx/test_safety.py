@@ -199,3 +199,21 @@ def test_every_adapter_says_what_was_tried():
 def test_numpy_written_tensors_pass(folder):
     inside = onnx.numpy_helper.from_array(np.zeros((4, 4), np.float32), "w")
     check_graph(write(folder, inside), folder)
+
+
+def test_importing_takes_the_pooling_of_an_encoder_along(tmp_path, tessera_home):
+    from bert_shape import write_bert
+    from onnx_bert import write_onnx_bert
+
+    from engine.jobs import Control
+    from engine.library.catalogue import Catalogue
+    from engine.library.importing import import_copy
+    from engine.onnx.folder import pooling
+
+    source = write_onnx_bert(write_bert(tmp_path / "b.gguf"), tmp_path / "encoder")
+    catalogue = Catalogue()
+    entry = import_copy(catalogue, source, Control())
+    assert (entry.format, entry.capabilities) == ("onnx", ("embedding",))
+    assert pooling(entry.path) == "cls"
+    assert sum(f.path.endswith(".data") for f in entry.files) == 1
+    catalogue.close()
