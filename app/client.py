@@ -9,6 +9,7 @@ from typing import Any, Final, Self
 import httpx2
 
 from engine.paths import Paths, user_paths
+from engine.version import __version__
 
 CONNECT_S: Final = 2.0
 # Loading a large model from a slow disk takes minutes; the server pings in between.
@@ -55,7 +56,8 @@ class Client:
     def __init__(self, url: str, token: str | None = None) -> None:
         self.url = url
         self.token = token
-        headers = {"authorization": f"Bearer {token}"} if token else {}
+        headers = {"user-agent": f"Tessera/{__version__}"}
+        headers |= {"authorization": f"Bearer {token}"} if token else {}
         timeout = httpx2.Timeout(READ_S, connect=CONNECT_S)
         self._http = httpx2.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
 
@@ -132,7 +134,7 @@ class Client:
             response = self._http.request(method, path, **arguments)
         if response.status_code >= httpx2.codes.BAD_REQUEST:
             raise _api_error(response)
-        return response.json()
+        return response.json() if response.content else None
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -97,6 +97,21 @@ SETTINGS: tuple[Setting, ...] = (
         choices=("system", "light", "dark"),
     ),
     Setting(
+        "window.contrast",
+        "system",
+        "Contrast",
+        "High: black or white text and strong borders.",
+        "Look",
+        choices=("system", "normal", "high"),
+    ),
+    Setting(
+        "window.tray",
+        False,
+        "Icon in the tray",
+        "Closing the window then leaves Tessera running; the icon brings it back.",
+        "Look",
+    ),
+    Setting(
         "window.text_percent",
         100,
         "Text size",

@@ -27,8 +27,8 @@ KIND = "quantize"
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked for: a model of the library, and one of a size, bits a weight, a mix by name, or to fit.
 
-    `fit` is for `n_seq` sequences of `n_ctx` tokens in `memory_bytes` (None: what is free). `locks` are
-    (pattern, type, whether it is a minimum).
+    `fit` is for `n_seq` sequences of `n_ctx` tokens in `memory_bytes` (None: what is free), their cache stored in
+    `kv_type` (None: the solver chooses). `locks` are (pattern, type, whether it is a minimum).
     """
 
     model: str
@@ -41,6 +41,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     n_ctx: int = 8192
     n_seq: int = 1
+    kv_type: str | None = None
     locks: tuple[tuple[str, str, bool], ...] = ()
     rounding: Rounding | None = None
 
@@ -125,7 +126,7 @@ def _request(catalogue: Catalogue, entry: ModelEntry, wish: Wish) -> QuantizeReq
         source=entry.path,
         out=_free_name(folder, entry, wish),
         goal=fitted.goal if fitted else wish.goal(),
-        kv=fitted.kv if fitted else (),
+        kv=tuple(o for o in fitted.kv if wish.kv_type in {None, o.type_k}) if fitted else (),
         doubled_head_types=fitted.doubled_head_types if fitted else (),
         locks=tuple(Lock(pattern, qtype.upper(), least) for pattern, qtype, least in wish.locks),
         rounding=wish.rounding,
@@ -144,7 +145,7 @@ def _free_name(folder: Path, entry: ModelEntry, wish: Wish) -> Path:
     if wish.mix is not None:
         words = wish.mix.upper()
     elif wish.fit:
-        words = f"fit-{wish.n_ctx}"
+        words = f"fit-{wish.n_ctx}" + (f"-{wish.kv_type}" if wish.kv_type else "")
     elif wish.bpw is not None:
         words = f"{wish.bpw:g}bpw"
     else:

@@ -17,6 +17,7 @@ from app.gui.background import Background
 from app.gui.crash import CrashReports
 from app.gui.jobs import Jobs
 from app.gui.language import install_language
+from app.gui.leaving import would_be_lost
 from app.gui.look import ASSETS, Look
 from app.gui.main_window import MainWindow
 from app.gui.markdown.highlight import warm_up
@@ -38,7 +39,9 @@ class Desktop:
         self.background = Background(app)
         settings = LiveSettings(self.background, parent=app)
         install_language(app, settings.now.text("window.language"))
-        look = Look(app, settings.now.text("window.theme"), settings.now.integer("window.text_percent"))
+        now = settings.now
+        contrast = now.text("window.contrast")
+        look = Look(app, now.text("window.theme"), now.integer("window.text_percent"), contrast)
         models = Models(link, self.background, app)
         self.link = link
         self.services = Services(look, self.background, store, link, settings, models)
@@ -47,6 +50,9 @@ class Desktop:
             self.services, lambda window: Pages(self.services, self.jobs, window, link).entries()
         )
         self.window.server_wanted.connect(self.start_server)
+        self.window.find_lost = lambda: would_be_lost(self.jobs.by_id, server_ends=link.owned)
+        self.window.closed.connect(app.quit)  # the last window may be a hidden one, which Qt does not count
+        self.window.tray.set_wanted(now.flag("window.tray"))
         settings.changed.connect(self._on_setting)
         settings.save_failed.connect(
             lambda reason: self.window.banner.tell(
@@ -108,6 +114,12 @@ class Desktop:
         action = self.window.tr("Restore the backup {name}").format(name=newest.name)
         self.window.banner.tell(words, "bad", (action, restore))
 
+    def tell_crash(self, report: str) -> None:
+        """Something broke, now or in the run before: offer the report, which stays on this computer."""
+        words = self.window.tr("Something went wrong. A report without names or chats is on this computer.")
+        copy = self.window.tr("Copy the report")
+        self.window.banner.tell(words, "bad", (copy, lambda: QGuiApplication.clipboard().setText(report)))
+
     def close(self) -> None:
         """Join every thread, stop the server this window started, close the store."""
         self.services.models.stop()
@@ -115,11 +127,15 @@ class Desktop:
         self.background.close()
         self.link.stop()
         self.services.store.close()
+        self.services.look.close()
 
     def _on_setting(self, name: str) -> None:
         now = self.services.settings.now
-        if name in {"window.theme", "window.text_percent"}:
-            self.services.look.set(now.text("window.theme"), now.integer("window.text_percent"))
+        if name in {"window.theme", "window.text_percent", "window.contrast"}:
+            percent, contrast = now.integer("window.text_percent"), now.text("window.contrast")
+            self.services.look.set(now.text("window.theme"), percent, contrast)
+        elif name == "window.tray":
+            self.window.tray.set_wanted(now.flag("window.tray"))
 
     def _back_up(self) -> None:
         keep = self.services.settings.now.integer("chat.backup_days")
@@ -155,7 +171,10 @@ def run(files: list[str]) -> int:
         return 4
     desktop = Desktop(app, store, ServerLink())
     instance.opened.connect(desktop.window.open_files)
+    crashes.reported.connect(desktop.tell_crash)
     desktop.start()
+    if crashes.earlier_fault:
+        desktop.tell_crash(crashes.report(crashes.earlier_fault))
     desktop.tell_recovery()
     if unwritable is not None:
         desktop.window.banner.tell(

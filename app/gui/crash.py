@@ -13,9 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from PySide6.QtCore import QObject, Signal
+
 from engine.version import __version__
 
 _LAST_RECORDS = 200
+_MOST_CHARACTERS = 100_000
 _SECRET = re.compile(r"(?i)(bearer\s+|hf_|sk-|token[\"'=:\s]+|key[\"'=:\s]+)[A-Za-z0-9_\-.]{8,}")
 
 
@@ -32,11 +35,15 @@ class RecentLog(logging.Handler):
         self.records.append(self.format(record))
 
 
-class CrashReports:
+class CrashReports(QObject):
     """Writes reports into a folder; faults of native code go to a file that the next start finds."""
 
-    def __init__(self, folder: Path) -> None:
+    reported = Signal(str)
+
+    def __init__(self, folder: Path, parent: QObject | None = None) -> None:
+        super().__init__(parent)
         self._folder = folder
+        self.earlier_fault = ""  # what native code left in the run before
         self.log = RecentLog()
         self._fault_file: IO[str] | None = None
 
@@ -45,6 +52,7 @@ class CrashReports:
         logging.getLogger().addHandler(self.log)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            self.earlier_fault = self._take_native_fault()
             # Held open for the life of the process: the fault handler writes to its descriptor.
             self._fault_file = (self._folder / "native-fault.txt").open("a", encoding="utf-8")
             faulthandler.enable(self._fault_file)
@@ -70,6 +78,7 @@ class CrashReports:
             (self._folder / f"crash-{time.strftime('%Y%m%dT%H%M%S')}.txt").write_text(text, "utf-8")
         except OSError:
             logging.getLogger(__name__).exception("the crash report could not be written")
+        self.reported.emit(text)
 
     def report(self, what: str = "") -> str:
         """Facts for a bug report, without names, secrets or what was said."""
@@ -81,12 +90,17 @@ class CrashReports:
         ]
         return redact("\n".join(lines)) + "\n"
 
-    def last_native_fault(self) -> str:
-        """What the fault handler wrote in an earlier run; empty when there was none."""
+    def _take_native_fault(self) -> str:
+        """The fault of an earlier run, moved aside so that it is told once; empty when there was none."""
+        file = self._folder / "native-fault.txt"
         try:
-            return (self._folder / "native-fault.txt").read_text("utf-8", "replace")
+            with file.open(encoding="utf-8", errors="replace") as found:
+                text = found.read(_MOST_CHARACTERS)
+            if text:
+                file.replace(self._folder / f"crash-native-{time.strftime('%Y%m%dT%H%M%S')}.txt")
         except OSError:
             return ""
+        return text
 
 
 def redact(text: str) -> str:

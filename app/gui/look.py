@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QByteArray, QObject, QRectF, Qt, Signal
-from PySide6.QtGui import QColor, QFont, QFontDatabase, QGuiApplication, QIcon, QPainter, QPalette, QPixmap
+from PySide6.QtGui import QColor, QFont, QFontDatabase, QIcon, QPainter, QPalette, QPixmap
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QApplication
 
@@ -54,14 +54,15 @@ class Tokens:
         return QColor(scale[-1][1])
 
 
-def tokens(*, dark: bool, text_percent: int = 100) -> Tokens:
-    """Read the token file for one scheme and text size."""
+def tokens(*, dark: bool, text_percent: int = 100, contrast: bool = False) -> Tokens:
+    """Read the token file for one scheme, contrast and text size."""
     with _TOKENS.open("rb") as file:
         raw: dict[str, Any] = tomllib.load(file)
     text = {name: round(size * text_percent / 100) for name, size in raw["text"].items()}
+    scheme = "dark" if dark else "light"
     return Tokens(
         dark=dark,
-        colours=raw["dark" if dark else "light"],
+        colours=raw[scheme] | (raw[f"{scheme}_contrast"] if contrast else {}),
         precision=tuple(zip(raw["precision"]["bits"], raw["precision"]["colours"], strict=True)),
         memory=raw["memory"],
         ours=raw["plot"]["ours"],
@@ -81,23 +82,32 @@ class Look(QObject):
 
     changed = Signal()
 
-    def __init__(self, app: QApplication, theme: str = "system", text_percent: int = 100) -> None:
+    def __init__(
+        self, app: QApplication, theme: str = "system", text_percent: int = 100, contrast: str = "system"
+    ) -> None:
         super().__init__(app)
         self._app = app
-        self._theme = theme
+        self._hints = app.styleHints()  # held: what it hands out dies with this reference
+        self._theme, self._contrast = theme, contrast
         self._percent = text_percent
         self._icons: dict[tuple[str, str], QIcon] = {}
         for file in (ASSETS / "fonts").glob("*.otf"):
             QFontDatabase.addApplicationFont(str(file))
         app.setStyle("Fusion")
-        self.tokens = tokens(dark=self._is_dark(), text_percent=text_percent)
+        self.tokens = self._tokens()
         self._apply()
-        app.styleHints().colorSchemeChanged.connect(self._on_scheme_changed)
+        self._hints.colorSchemeChanged.connect(self._on_scheme_changed)
+        self._hints.accessibility().contrastPreferenceChanged.connect(self._on_contrast_changed)
 
-    def set(self, theme: str, text_percent: int) -> None:
-        """Change theme (system, light, dark) and text size, live."""
-        self._theme, self._percent = theme, text_percent
+    def set(self, theme: str, text_percent: int, contrast: str = "system") -> None:
+        """Change theme (system, light, dark), text size and contrast (system, normal, high), live."""
+        self._theme, self._percent, self._contrast = theme, text_percent, contrast
         self._renew()
+
+    def close(self) -> None:
+        """Follow the system no more."""
+        self._hints.colorSchemeChanged.disconnect(self._on_scheme_changed)
+        self._hints.accessibility().contrastPreferenceChanged.disconnect(self._on_contrast_changed)
 
     def font(self, size: str = "body", *, strong: bool = False, mono: bool = False) -> QFont:
         """A font of the scale: size small, body, title or mono; two weights."""
@@ -130,15 +140,28 @@ class Look(QObject):
 
     def _is_dark(self) -> bool:
         if self._theme == "system":
-            return QGuiApplication.styleHints().colorScheme() == Qt.ColorScheme.Dark
+            return self._hints.colorScheme() == Qt.ColorScheme.Dark
         return self._theme == "dark"
+
+    def _is_high_contrast(self) -> bool:
+        if self._contrast == "system":
+            wanted = self._hints.accessibility().contrastPreference()
+            return wanted == Qt.ContrastPreference.HighContrast
+        return self._contrast == "high"
+
+    def _tokens(self) -> Tokens:
+        return tokens(dark=self._is_dark(), text_percent=self._percent, contrast=self._is_high_contrast())
+
+    def _on_contrast_changed(self) -> None:
+        if self._contrast == "system":
+            self._renew()
 
     def _on_scheme_changed(self) -> None:
         if self._theme == "system":
             self._renew()
 
     def _renew(self) -> None:
-        self.tokens = tokens(dark=self._is_dark(), text_percent=self._percent)
+        self.tokens = self._tokens()
         self._icons.clear()
         self._apply()
         self.changed.emit()

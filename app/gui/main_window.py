@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QByteArray, QSettings, QSize, Qt, QTimer, Signal
@@ -9,8 +10,11 @@ from PySide6.QtGui import QAction, QCloseEvent, QDragEnterEvent, QDropEvent, QIc
 from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QMainWindow, QStackedWidget, QToolButton, QWidget
 
 from app.gui.chat.page import ChatPage
+from app.gui.leaving import question
 from app.gui.look import ASSETS
 from app.gui.services import Services
+from app.gui.shortcuts import SHORTCUTS, ShortcutSheet
+from app.gui.tray import Tray
 from app.gui.widgets.basics import Banner, stack
 from engine.paths import user_paths
 
@@ -30,6 +34,9 @@ class MainWindow(QMainWindow):
 
     model_dropped = Signal(str)
     server_wanted = Signal()
+    closed = Signal()
+    _quitting = False
+    _sure = False
 
     def __init__(self, services: Services, pages: Callable[["MainWindow"], list[PageEntry]]) -> None:
         super().__init__()
@@ -39,6 +46,8 @@ class MainWindow(QMainWindow):
         self.setMinimumSize(QSize(720, 480))
         self.setAcceptDrops(True)
         self.banner = Banner(services.look)
+        self.tray = Tray(self, self.quit)
+        self.find_lost: Callable[[], list[str]] = list
         self.chat = ChatPage(services)
         self._made: dict[str, QWidget] = {"chat": self.chat}
         self._entries = {entry.name: entry for entry in pages(self)}
@@ -139,30 +148,45 @@ class MainWindow(QMainWindow):
             made.setIcon(self._services.look.icon(icons[name]))
 
     def _add_shortcuts(self) -> None:
-        def add(keys: QKeySequence | QKeySequence.StandardKey | str, run: Callable[[], object]) -> None:
-            action = QAction(self)
-            action.setShortcut(QKeySequence(keys))
-            action.triggered.connect(lambda _checked=False: run())
-            self.addAction(action)
-
-        def new_chat() -> None:
-            self.show_page("chat")
-            self.chat.new_chat()
-
-        def find() -> None:
-            self.show_page("chat")
-            self.chat.sidebar.show()
-            self.chat.sidebar.focus_search()
-
-        add(QKeySequence.StandardKey.New, new_chat)
-        add(QKeySequence.StandardKey.Find, find)
-        add("Ctrl+L", lambda: self.show_page("chat"))
-        add("Esc", self.chat.stop)
-        add(QKeySequence.StandardKey.Quit, self.close)
-        if "settings" in self._entries:
-            add("Ctrl+,", lambda: self.show_page("settings"))
+        runs: dict[str, Callable[[], object]] = {
+            "new": self._new_chat,
+            "find": self._find,
+            "write": lambda: self.show_page("chat"),
+            "stop": self.chat.stop,
+            "settings": lambda: self.show_page("settings"),
+            "help": self.show_shortcuts,
+            "quit": self.quit,
+        }
+        for shortcut in SHORTCUTS:
+            if shortcut.name in runs:
+                self._add_shortcut(shortcut.keys, runs[shortcut.name])
         for position, name in enumerate(self.page_names[:9]):
-            add(f"Ctrl+{position + 1}", lambda name=name: self.show_page(name))  # type: ignore[misc]  # bound now
+            self._add_shortcut(f"Ctrl+{position + 1}", partial(self.show_page, name))
+
+    def _add_shortcut(self, keys: str, run: Callable[[], object]) -> None:
+        action = QAction(self)
+        action.setShortcut(QKeySequence(keys))
+        action.triggered.connect(lambda _checked=False: run())
+        self.addAction(action)
+
+    def _new_chat(self) -> None:
+        self.show_page("chat")
+        self.chat.new_chat()
+
+    def _find(self) -> None:
+        self.show_page("chat")
+        self.chat.sidebar.show()
+        self.chat.sidebar.focus_search()
+
+    def show_shortcuts(self) -> None:
+        """The sheet of shortcuts."""
+        ShortcutSheet(min(len(self.page_names), 9), self).open()
+
+    def quit(self) -> None:
+        """Close for good, tray or not."""
+        self._quitting = True
+        self.close()
+        self._quitting = False
 
     def open_files(self, files: list[str]) -> None:
         """Models go to the library, other files to the chat."""
@@ -187,7 +211,24 @@ class MainWindow(QMainWindow):
         event.acceptProposedAction()
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        """Nothing is lost by closing: drafts and answers under way are kept."""
-        self.chat.stop()
+        """Drafts and answers under way are kept; only work that would begin anew is worth a question."""
         self.save_state()
+        if self.tray.keeps_running and not self._quitting:
+            self.hide()
+            event.ignore()
+            return
+        lost = self.find_lost()
+        if lost and not self._sure:
+            event.ignore()
+            self.tray.show_window()
+            self.banner.tell(
+                question(lost), "warn", (self.tr("Close"), self._close_anyway), (self.tr("Stay"), lambda: None)
+            )
+            return
+        self.chat.stop()
         super().closeEvent(event)
+        self.closed.emit()
+
+    def _close_anyway(self) -> None:
+        self._sure = True
+        self.quit()

@@ -77,7 +77,7 @@ class Pages:
         return ConnectPage(self._services, self._link)
 
     def _server(self) -> QWidget:
-        from app.gui.server_page import ServerPage
+        from app.gui.server.page import ServerPage
 
         page = ServerPage(self._services, self._link)
         page.start_pressed.connect(self._window.server_wanted)

@@ -16,22 +16,12 @@ from PySide6.QtWidgets import (
 )
 
 from app.gui.services import Services
+from app.gui.shortcuts import SHORTCUTS, shown_keys, words_of
 from app.gui.widgets.basics import Page, button, card, label, row, rule, stack
 from app.settings import SETTINGS, Setting, SettingsError, Value, settings_file
 from engine.paths import user_paths
 
 _DELAY_MS = 400
-SHORTCUTS = (
-    ("Ctrl+N", "New chat"),
-    ("Ctrl+F", "Search all chats"),
-    ("Ctrl+L", "Write a message"),
-    ("Enter", "Send"),
-    ("Shift+Enter", "New line"),
-    ("Esc", "Stop the answer"),
-    ("Ctrl+1 … Ctrl+8", "Switch page"),
-    ("Ctrl+,", "Settings"),
-    ("Ctrl+Q", "Quit"),
-)
 
 
 class SettingsPage(Page):
@@ -156,7 +146,7 @@ class SettingsPage(Page):
 
     def _add_shortcuts(self) -> None:
         self.content.addWidget(label(self.tr("Shortcuts"), "strong"))
-        lines = [row(label(self.tr(words)), 1, label(keys, "chip")) for keys, words in SHORTCUTS]
+        lines = [row(label(words_of(shown)), 1, label(shown_keys(shown), "chip")) for shown in SHORTCUTS]
         self.content.addWidget(card(*lines))
 
     def _add_places(self) -> None:

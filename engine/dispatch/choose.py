@@ -219,7 +219,8 @@ def _gpu(
 def _is_pinned(candidate: _Candidate, pin: str | None) -> bool:
     if pin is None:
         return False
-    names = {candidate.device.id.lower(), candidate.device.kind, candidate.backend}
+    device, backend = candidate.device, candidate.backend
+    names = {device.id.lower(), device.kind, backend, f"{device.id}/{backend}".lower()}
     if candidate.runtime:
         names.add(candidate.runtime.device_name.lower())
     return pin.lower() in names

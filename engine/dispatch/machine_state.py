@@ -4,10 +4,13 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
+
 from devices.backends.libraries import built_libraries, library_folder
 from devices.detect import detailed, inventory
 from devices.host import Host
 from devices.host_real import RealHost
+from devices.live import LiveReader, Reading
 from devices.merge import merged
 from devices.recording import RecordedHost
 from devices.report import live_report, recorded_report
@@ -22,6 +25,15 @@ class MachineState:
         self._cache = backend_cache
         self._known: Machine | None = None
         self._lock = threading.Lock()
+        is_live = isinstance(self._host, RealHost)
+        self._reader = LiveReader(self._host, (lambda: float(psutil.cpu_percent())) if is_live else None)
+        self._reading = threading.Lock()
+
+    def live(self) -> tuple[Reading, ...]:
+        """How busy, warm and hungry each device is, since the call before. Wakes nothing."""
+        devices = (self._known or self.now()).devices
+        with self._reading:
+            return self._reader.read(devices)
 
     def full(self, *, fresh: bool = False) -> Machine:
         """With every backend tried; `fresh` tries them again."""

@@ -13,7 +13,10 @@ KEPT = 500
 
 
 class DispatchMemory:
-    """A small JSON file: `speeds` (device|backend → GB/s read while decoding) and `ladders` (model → settings).
+    """A small JSON file of `speeds`, `ladders` and `pins`.
+
+    `speeds`: device|backend → GB/s read while decoding. `ladders`: model → settings. `pins`: model → device, or
+    device/backend, that the user chose for it.
 
     Keys carry what the value depends on, so an update of a driver or a file simply asks anew.
     """
@@ -21,7 +24,7 @@ class DispatchMemory:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._speeds, self._ladders = _read(path)
+        self._speeds, self._ladders, self._pins = _read(path)
 
     def speed_gbs(self, device: str, backend: str) -> float | None:
         """Measured bytes a second read while decoding, in GB/s."""
@@ -50,6 +53,20 @@ class DispatchMemory:
                 self._ladders.pop(model, None)
             self._save()
 
+    def pin(self, model: str) -> str | None:
+        """The device the user wants this model on."""
+        return self._pins.get(model)
+
+    def set_pin(self, model: str, device: str | None) -> None:
+        """Keep the user's choice, and forget what an earlier choice had to give up; None: no choice any more."""
+        with self._lock:
+            if device is None:
+                self._pins.pop(model, None)
+            else:
+                self._pins[model] = device
+            self._ladders.pop(model, None)
+            self._save()
+
     def _save(self) -> None:
         if self._path is None:
             return
@@ -58,23 +75,27 @@ class DispatchMemory:
         with contextlib.suppress(OSError):  # forgetting costs a slower first choice, nothing else
             self._path.parent.mkdir(parents=True, exist_ok=True)
             partial = self._path.with_suffix(f".{os.getpid()}.tmp")
-            partial.write_text(json.dumps({"speeds": speeds, "ladders": ladders}), encoding="utf-8")
+            stored = {"speeds": speeds, "ladders": ladders, "pins": dict(list(self._pins.items())[-KEPT:])}
+            partial.write_text(json.dumps(stored), encoding="utf-8")
             partial.replace(self._path)
 
 
-def _read(path: Path | None) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
+def _read(path: Path | None) -> tuple[dict[str, float], dict[str, dict[str, Any]], dict[str, str]]:
     if path is None:
-        return {}, {}
+        return {}, {}, {}
     try:
         stored = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
-        return {}, {}
+        return {}, {}, {}
     if not isinstance(stored, dict):
-        return {}, {}
-    speeds, ladders = stored.get("speeds"), stored.get("ladders")
+        return {}, {}, {}
+
+    def table(name: str) -> dict[str, Any]:
+        found = stored.get(name)
+        return found if isinstance(found, dict) else {}
+
     return (
-        {k: float(v) for k, v in speeds.items() if type(v) in {int, float} and v > 0}
-        if isinstance(speeds, dict)
-        else {},
-        {k: v for k, v in ladders.items() if isinstance(v, dict)} if isinstance(ladders, dict) else {},
+        {k: float(v) for k, v in table("speeds").items() if type(v) in {int, float} and v > 0},
+        {k: v for k, v in table("ladders").items() if isinstance(v, dict)},
+        {k: v for k, v in table("pins").items() if isinstance(v, str)},
     )

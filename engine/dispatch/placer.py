@@ -22,7 +22,7 @@ from engine.dispatch.memory import DispatchMemory
 from engine.dispatch.tuned import Tuned, TunedStore, pinned_elsewhere, tuned_settings
 from engine.dispatch.types import NO_WISH, Placement, Rung, Wish
 from engine.errors import BadModelFile
-from engine.fit.context import need_at
+from engine.fit.context import largest_context, need_at
 from engine.fit.dry_run import DryRunFailed, dry_run
 from engine.fit.report import fit_report, ledger_amounts, machine_isa, overdraft, refusal
 from engine.fit.shape import ModelShape, model_shape
@@ -73,10 +73,13 @@ class Placer:
         """Where and how the model would run now.
 
         `exact` asks llama.cpp in a child (under a second, kept); else, or if that fails, formulas answer.
+        What the user pinned the model to counts unless the wish names a device.
         Raises: BadModelFile.
         """
         if is_external(settings.path):
             return place_external(settings, self.machine_now())
+        if wish.device is None:
+            wish = msgspec.structs.replace(wish, device=self.memory.pin(model_id))
         if onnx.is_folder(settings.path):
             folder, machine = onnx.folder_at(settings.path), self.machine_now()
             return onnx.place_folder(folder, settings, onnx.with_power(wish), machine, self.ledger, model_id)
@@ -184,6 +187,22 @@ class Placer:
             correction=self.ledger.audits.correction(audit_key(shape, placement.backend)),
             on_disk=Path(placement.settings.path).is_file(),
         )
+
+    def context_beside(self, settings: LoadSettings, weights_bytes: int) -> int:
+        """Tokens of context that fit now, in the largest memory here, once the weights take `weights_bytes`.
+
+        By formulas; at most what the model was trained for; 0 when nothing fits. Raises: BadModelFile.
+        """
+        shape, machine = read_shape(settings.path), self.machine_now()
+        usable = [d.id for d in machine.devices if d.state == "usable" and d.kind != "npu"] or ["cpu"]
+        free = max(self.ledger.available(device, machine) for device in usable)
+        isa = machine_isa(machine)
+
+        def fits(at: LoadSettings) -> bool:
+            need = need_at(shape, at, isa, None, None)
+            return need.total_bytes - need.part_bytes("weights") + weights_bytes <= free
+
+        return largest_context(settings, shape.context_train or max(settings.n_ctx, 1 << 17), fits)
 
     def choose_settings(self, model_id: str, settings: LoadSettings, wish: Wish = NO_WISH) -> LoadSettings:
         """The settings a load gets: dispatched, or those that worked after others had failed.

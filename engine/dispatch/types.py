@@ -13,7 +13,8 @@ Mode = Literal["quiet", "balanced", "fast"]
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """What the user asked for. None leaves a choice to the dispatcher.
 
-    `device` pins a device id, a kind (cpu, igpu, dgpu) or a backend (vulkan); `on_battery` prefers little power.
+    `device` pins a device id, a kind (cpu, igpu, dgpu), a backend (vulkan) or `id/backend`.
+    `on_battery` prefers little power.
     """
 
     n_ctx: int | None = None

@@ -27,6 +27,7 @@ from engine.server.manage import machine as manage_machine
 from engine.server.manage import measuring as manage_measuring
 from engine.server.manage import models as manage_models
 from engine.server.manage import quantizing as manage_quantizing
+from engine.server.manage import recent as manage_recent
 from engine.server.manage import stats as manage_stats
 from engine.server.ollama import models as ollama_models
 from engine.server.ollama import run as ollama_run
@@ -90,14 +91,14 @@ def create_app(state: ServerState, hosts: Iterable[str] = (), origins: Iterable[
     app.state.server = state
     app.add_middleware(AccessCheck, access=state.access)
     app.add_middleware(Guard, hosts=tuple(hosts), origins=tuple(origins))
-    app.add_middleware(RequestLog, metrics=state.metrics, times=state.times)
+    app.add_middleware(RequestLog, metrics=state.metrics, times=state.times, recent=state.recent)
     for module in (models, chat, completions, fim, embeddings, tokens, lmstudio):
         app.include_router(module.router)
     for module in (responses, anthropic_messages, ollama_run, ollama_models):
         app.include_router(module.router)
     for managed in (manage_models, manage_keys, manage_stats, manage_machine, manage_library, manage_jobs):
         app.include_router(managed.router)
-    for also in (manage_quantizing, manage_measuring):
+    for also in (manage_quantizing, manage_measuring, manage_recent):
         app.include_router(also.router)
     app.add_exception_handler(EngineError, _engine_error)
     app.add_exception_handler(HTTPException, _http_error)

@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from engine.chat.conversation import AnswerFinished
+from engine.server.recent import note_usage
 from engine.time_spent import current_clock
 from engine.types import Done
 
@@ -50,6 +51,7 @@ class Metrics:
         clock = current_clock()
         if clock is not None:
             clock.generated(model, done.timings)
+        note_usage(model, done)
         self.prompt_tokens.labels(model).inc(done.usage.prompt_tokens)
         self.cached_tokens.labels(model).inc(done.usage.cached_tokens)
         self.generated_tokens.labels(model).inc(done.usage.completion_tokens)

@@ -1,4 +1,4 @@
-"""One line for each request, without any content; a request id; counters by route; where the time went."""
+"""One line for each request, without any content; a request id; counters; where the time went; who asked."""
 
 import logging
 import secrets
@@ -7,22 +7,28 @@ from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.server.auth import manages
 from engine.server.metrics import Metrics
+from engine.server.recent import RecentRequests, RequestRecord, current, program_of
 from engine.time_spent import TimeLog, start_clock
 
 log = logging.getLogger("engine.access")
 
 # Routes that programs poll; their lines would bury the others.
 _QUIET: Final = frozenset({"/health", "/metrics"})
+# Only these methods run a model on a route that is not of the management.
+_ASKING: Final = frozenset({"POST"})
+_MOST_PATH: Final = 60
 
 
 class RequestLog:
     """ASGI middleware, outermost. Neither query strings nor headers are written: they may carry secrets."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, times: TimeLog) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, times: TimeLog, recent: RecentRequests) -> None:
         self._app = app
         self._metrics = metrics
         self._times = times
+        self._recent = recent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -54,12 +60,33 @@ class RequestLog:
             await send(message)
             clock.network_s += time.monotonic() - before
 
+        record = self._begin(scope, request_id)
+        token = current.set(record)
         try:
             await self._app(scope, timed, counted)
         finally:
-            self._write(scope, request_id, status, sent, time.monotonic() - clock.began)
+            current.reset(token)
+            elapsed = time.monotonic() - clock.began
             if clock.model:
                 self._times.add(clock, getattr(scope.get("route"), "path", "unknown"))
+            if record is not None:
+                self._recent.ended(record, status=status, seconds=elapsed, sent_bytes=sent)
+            self._write(scope, request_id, status, sent, elapsed)
+
+    def _begin(self, scope: Scope, request_id: str) -> RequestRecord | None:
+        path = scope["path"]
+        if path in _QUIET or path == "/" or manages(path):
+            return None
+        client = scope.get("client")
+        record = RequestRecord(
+            id=request_id,
+            time=time.time(),
+            route=path if path.isprintable() and len(path) <= _MOST_PATH else "unknown",
+            program=program_of(dict(scope["headers"])),
+            address=client[0] if client else "-",
+        )
+        self._recent.began(record, counts=scope["method"] in _ASKING)
+        return record
 
     def _write(self, scope: Scope, request_id: str, status: int, sent: int, elapsed: float) -> None:
         route: Any = scope.get("route")

@@ -14,6 +14,7 @@ from engine.pool import Pool
 from engine.server.auth import Access
 from engine.server.metrics import Metrics
 from engine.server.models import ServedModels
+from engine.server.recent import RecentRequests
 from engine.server.responses.store import ResponseStore
 from engine.server.utilization import Utilization
 from engine.time_spent import TimeLog
@@ -34,6 +35,7 @@ class ServerState:
     times: TimeLog = field(default_factory=TimeLog)
     utilization: Utilization | None = None
     workshop: Workshop | None = None
+    recent: RecentRequests = field(default_factory=RecentRequests)
     responses: ResponseStore = field(default_factory=ResponseStore)
     conversations: Conversations = field(init=False)
 

@@ -101,3 +101,72 @@ def test_unloading_from_the_terminal_audits_once_more(client, server, monkeypatc
     audit = ledger["audits"][-1]
     assert audit["moment"] == "unload"
     assert abs(audit["error_frac"]) < 0.3  # two tokens touch little of what a full context does
+
+
+def test_live_readings_name_every_device(client):
+    known = {d["id"] for d in get(client, "/tessera/v1/devices")["devices"]}
+    get(client, "/tessera/v1/devices/live")
+    readings = get(client, "/tessera/v1/devices/live")["devices"]
+    assert {reading["device"] for reading in readings} == known
+    cpu = next(reading for reading in readings if reading["device"] == "cpu")
+    assert cpu["busy_frac"] is None or 0 <= cpu["busy_frac"] <= 1
+
+
+def test_a_pin_is_kept_shown_and_taken_back(client):
+    path = "/tessera/v1/models/spark-f16"
+    refused = client.post(f"{path}/pin", json={"device": "warp-core"})
+    assert refused.status_code == 400
+    assert "cpu" in refused.json()["error"]["message"]
+    pinned = client.post(f"{path}/pin", json={"device": "cpu/cpu"})
+    assert pinned.json()["device"] == "cpu/cpu"
+    told = get(client, f"{path}/placement")
+    assert told["pinned"] == "cpu/cpu"
+    assert "you pinned cpu/cpu" in told["placement"]["reasons"]
+    assert client.post(f"{path}/pin", json={"device": None}).json()["device"] is None
+    assert get(client, f"{path}/placement")["pinned"] is None
+
+
+def test_every_tensor_of_a_file_is_told(client):
+    tensors = get(client, "/tessera/v1/models/spark/tensors")["tensors"]
+    by_name = {tensor["name"]: tensor for tensor in tensors}
+    assert len(by_name) == len(tensors)
+    embedding = by_name["token_embd.weight"]
+    assert embedding["qtype"] == "F16"
+    assert embedding["num_bytes"] == 2 * embedding["shape"][0] * embedding["shape"][1]
+    assert "error" in get(client, "/tessera/v1/models/none-such/tensors", 404)
+
+
+def test_recent_requests_name_program_model_and_numbers_but_nothing_said(client):
+    question = {"role": "user", "content": "What is quantization?"}
+    body = {"model": "spark", "messages": [question], "max_tokens": 8, "temperature": 0}
+    headers = {"user-agent": "My-Editor/1.2 (secret words)"}
+    assert client.post("/v1/chat/completions", json=body, headers=headers).status_code == 200
+    refused = client.post("/v1/chat/completions", json={**body, "model": "gone"}, headers=headers)
+    assert refused.status_code == 404
+    told = get(client, "/tessera/v1/requests")
+    failed, done = told["requests"][:2]
+    assert (failed["status"], failed["model"], failed["running"]) == (404, None, False)
+    assert (done["program"], done["route"], done["status"]) == ("My-Editor/1.2", "/v1/chat/completions", 200)
+    assert done["completion_tokens"] == 8
+    assert done["prompt_tokens"] > 0
+    assert done["tok_s"] > 0
+    assert done["ttft_s"] > 0
+    editor = next(program for program in told["programs"] if program["name"] == "My-Editor/1.2")
+    assert (editor["connected"], editor["active"], editor["num_requests"]) == (True, 0, 2)
+    assert "quantization" not in str(told)
+    assert "secret" not in str(told)
+    assert not any(
+        program["name"].startswith("python-httpx2") and program["active"] for program in told["programs"]
+    )
+
+
+def test_a_plan_tells_the_context_that_fits_beside_it_and_takes_a_cache_type(client):
+    path = "/tessera/v1/quantize/plan"
+    plan = client.post(path, json={"model": "spark", "tier": "instant", "budget_bytes": 6_000_000}).json()
+    trained = 1024
+    assert plan["forecast"]["largest_context"] == trained
+    wish = {"model": "spark", "tier": "instant", "fit": True, "n_ctx": 1024, "memory_bytes": 1 << 30}
+    for cache in ("q8_0", "q4_0"):
+        fitted = client.post(path, json={**wish, "kv_type": cache}).json()
+        assert fitted["plan"]["kv"]["type_k"] == cache
+    assert client.post(path, json={**wish, "kv_type": "q9"}).status_code == 400

@@ -60,7 +60,7 @@ def server():
 def look(qapp):
     made = Look(qapp, "light")
     yield made
-    qapp.styleHints().colorSchemeChanged.disconnect(made._on_scheme_changed)
+    made.close()
     made.deleteLater()
 
 

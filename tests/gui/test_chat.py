@@ -306,10 +306,19 @@ def test_export_and_import_bring_a_chat_back_with_all_branches(qtbot, tmp_path, 
 
 
 def test_without_a_server_nothing_can_be_sent_and_the_page_says_so(qtbot, services, page, server):
-    server.api.disconnect()
+    services.models.stop()
     services.models._on_error(RuntimeError("gone"))
     services.models.choices = ()
     services.models.changed.emit()
     page.composer.set_text("anyone?")
     assert not page.composer._send.isEnabled()
-    assert page.models.currentText() == "Starting…"
+    assert page.bar.models.currentText() == "Starting…"
+
+
+def test_a_draft_too_long_for_the_model_is_told_before_anything_is_sent(qtbot, page, server):
+    page.composer.set_text("x" * 9000)
+    assert page.composer.meter.level == "bad"
+    assert "this model takes 1,024" in page.banner.text
+    page.banner.hide()
+    page.composer.set_text("x" * 9001)
+    assert not page.banner.isVisible(), "a closed warning does not come back with every letter"

@@ -24,7 +24,6 @@ def desktop(qtbot, home, monkeypatch):
     yield made
     made.window.close()
     made.close()
-    app.styleHints().colorSchemeChanged.disconnect(made.services.look._on_scheme_changed)
     for left in (made.window, made.jobs, made.services.models, made.services.settings, made.background):
         left.deleteLater()
 

@@ -206,6 +206,23 @@ def test_details_show_the_mosaic_and_close(qtbot, library):
     dialog.close()
 
 
+def test_the_mosaic_has_one_tile_for_each_tensor(qtbot, library, server):
+    tensors = [
+        {"name": "token_embd.weight", "qtype": "Q8_0", "shape": [256, 4096], "num_bytes": 1_114_112},
+        {"name": "blk.0.attn_norm.weight", "qtype": "F32", "shape": [256], "num_bytes": 1024},
+        {"name": "blk.0.attn_q.weight", "qtype": "Q4_K", "shape": [256, 256], "num_bytes": 36_864},
+    ]
+    server.routes["GET", "/tessera/v1/models/spark/tensors"] = {"tensors": tensors}
+    library._show_details("spark")
+    qtbot.waitUntil(lambda: library.findChild(DetailsDialog) is not None)
+    dialog = library.findChild(DetailsDialog)
+    assert [(tile.bits, tile.tip.split(":")[0]) for tile in dialog.mosaic._tiles] == [
+        (8.5, "token_embd.weight"), (4.5, "blk.0.attn_q.weight"),
+    ]  # fmt: skip
+    assert "each of 2 tensors" in texts(dialog)
+    dialog.close()
+
+
 def test_a_server_error_is_shown_in_its_own_words(qtbot, library, server):
     server.routes["GET", "/tessera/v1/models"] = (
         503,

@@ -35,6 +35,8 @@ class ChatController(QObject):
         self.conversation = Conversation(0)
         self.tree = MessageTree()
         self.skip_before: int | None = None  # messages before this one are left out of the context
+        self.second_model = ""  # answers each new question too, after the first
+        self._second_wanted = False
         self._answer: Answer | None = None
         self._answer_id = 0
         self._job: StreamJob | None = None
@@ -64,6 +66,20 @@ class ChatController(QObject):
             reasoning=self._answer.reasoning,
             status="streaming",
         )
+
+    def pair(self, message_id: int) -> list[int]:
+        """The answers to one question that belong side by side, first model first; empty when there is no pair."""
+        message = self.tree[message_id]
+        if not self.second_model or message.role != "assistant":
+            return []
+        siblings = self.tree.siblings(message_id)
+        seconds = [i for i in siblings if self.tree[i].model == self.second_model]
+        firsts = [i for i in siblings if self.tree[i].model != self.second_model]
+        if message_id in seconds:
+            return [firsts[-1], message_id] if firsts else []
+        if seconds:
+            return [message_id, seconds[-1]]
+        return [message_id] if self._second_wanted and message_id == self.tree.leaf_id else []
 
     def new(self, conversation: Conversation) -> None:
         """Show an empty conversation; it is written with its first message."""
@@ -152,6 +168,7 @@ class ChatController(QObject):
         if self.busy:
             return
         self._set_starting()
+        self._second_wanted = self.second_model not in {"", self.conversation.model}
         draft = turns.Draft(self.conversation, parent_id, text, attachments)
         future = self._services.store.submit(turns.ask, draft)
         self._watch(future, self._on_turn, lambda error: self._on_not_saved(error, text))
@@ -193,7 +210,7 @@ class ChatController(QObject):
         if not continue_last:
             path = path[:-1]
         body = chat_body(
-            self.conversation.model,
+            self._model_of(message_id),
             path,
             system_prompt=self.conversation.system_prompt,
             sampling=self.conversation.sampling,
@@ -261,8 +278,32 @@ class ChatController(QObject):
             facts=kept,
         )
         self._watch(future, None, lambda error: self.save_failed.emit("", in_words(error)))
+        self._second_wanted = self._second_wanted and status == "complete"
         self.message_changed.emit(message_id)
-        self.busy_changed.emit(False)
+        if self._second_wanted:
+            self._ask_second(message_id)
+        else:
+            self.busy_changed.emit(False)
+
+    def _ask_second(self, message_id: int) -> None:
+        """The second model answers the same question, alone, so that both show their own speed."""
+        self._set_starting()
+        asked = replace(self.conversation, model=self.second_model)
+
+        def begin(turn: turns.Turn) -> None:
+            self._second_wanted = False
+            if message_id in self.tree:  # the user may have opened another chat meanwhile
+                self._on_turn(replace(turn, conversation=self.conversation))
+
+        question_id = self.tree[message_id].parent_id
+        assert question_id is not None  # an answer follows a question
+        future = self._services.store.submit(turns.answer_again, asked, question_id)
+        self._watch(future, begin, self._on_not_saved)
+
+    def _model_of(self, message_id: int) -> str:
+        """Who writes this message: its own model while that is there."""
+        model = self.tree[message_id].model
+        return model if self._services.models.get(model) is not None else self.conversation.model
 
     def _save_text(self) -> None:
         answer = self._answer

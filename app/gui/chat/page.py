@@ -2,18 +2,19 @@
 
 from PySide6.QtCore import QPoint, QRect, Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QComboBox, QFrame, QSplitter, QWidget
+from PySide6.QtWidgets import QFrame, QSplitter, QWidget
 
 from app.db import conversations
 from app.db.records import Attachment, Conversation, Message
 from app.gui.api import ApiError
 from app.gui.chat.composer import Composer
+from app.gui.chat.context_watch import ContextWatch
 from app.gui.chat.controller import ChatController
 from app.gui.chat.exchange import Exchange
-from app.gui.chat.facts import number, used_tokens
 from app.gui.chat.message_widget import MessageWidget
+from app.gui.chat.model_bar import ModelBar
 from app.gui.chat.options import ChatOptions, default_sampling
-from app.gui.chat.request import estimate_message
+from app.gui.chat.pair_widget import PairWidget
 from app.gui.chat.sidebar import Sidebar
 from app.gui.chat.welcome import Welcome
 from app.gui.services import Services
@@ -21,6 +22,7 @@ from app.gui.widgets.basics import Banner, IconButton, label, row, stack
 from app.gui.widgets.column import Column, ColumnItem
 
 _DRAFT_MS = 600
+_PAIR_SHARE = 1.6  # of the width of one answer
 # Pixels of a message before it is laid out: measured, a line of body text holds about 95 characters.
 _LINE_CHARACTERS, _LINE_PIXELS, _MESSAGE_PIXELS = 95, 23, 84
 
@@ -51,10 +53,8 @@ class ChatPage(QSplitter):
         self._to_end.setParent(self.transcript)
         self._to_end.setProperty("kind", "float")
         self._to_end.hide()
-        self.models = QComboBox()
-        self.models.setAccessibleName(self.tr("Model"))
-        self.models.setMinimumWidth(200)
-        self.models.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
+        self.bar = ModelBar(services)
+        self._context = ContextWatch(services, self.controller, self.composer, self.banner, self)
         self._draft_timer = QTimer(self)
         self._draft_timer.setSingleShot(True)
         self._draft_timer.setInterval(_DRAFT_MS)
@@ -67,11 +67,6 @@ class ChatPage(QSplitter):
 
     def _build(self) -> None:
         unit = self._services.look.tokens.unit
-        fold = IconButton(self._services.look, "sidebar", self.tr("Show or hide the list of chats"), self._fold)
-        tune = IconButton(
-            self._services.look, "sliders", self.tr("System prompt and sampling"), self._toggle_options
-        )
-        header = row(fold, self.models, 1, tune, margins=(unit, unit, unit, unit))
         self._middle = QFrame()
         self._middle.setLayout(stack(self.transcript, self._welcome, spacing=0))
         foot = QWidget()
@@ -85,7 +80,7 @@ class ChatPage(QSplitter):
         centred.addStretch(1)
         main = QWidget()
         column = stack(spacing=0)
-        column.addLayout(header)
+        column.addWidget(self.bar)
         column.addWidget(self._middle, 1)
         column.addLayout(centred)
         main.setLayout(row(_with(column), self.options, spacing=0))
@@ -121,12 +116,14 @@ class ChatPage(QSplitter):
         self.exchange.imported.connect(self.sidebar.refresh)
         self.exchange.failed.connect(lambda text: self.banner.tell(text, "bad"))
         self.options.changed.connect(lambda fields: chat.change(**fields))
-        self.models.activated.connect(self._on_model_chosen)
+        self.bar.chosen.connect(self._on_model_chosen)
+        self.bar.second_chosen.connect(self._on_second_chosen)
+        self.bar.fold_pressed.connect(lambda: self.sidebar.setVisible(not self.sidebar.isVisible()))
+        self.bar.tune_pressed.connect(lambda: self.options.setVisible(not self.options.isVisible()))
+        self._context.new_chat_wanted.connect(self.new_chat)
         self._services.models.changed.connect(self._show_models)
         self._services.models.reachable_changed.connect(self._on_reachable)
-        self._services.look.changed.connect(
-            lambda: self.transcript.set_width_limit(self._services.look.tokens.column)
-        )
+        self._services.look.changed.connect(self._set_width)
         self.transcript.at_end_changed.connect(self._on_at_end)
 
     # -- what the user does
@@ -173,6 +170,7 @@ class ChatPage(QSplitter):
         self.controller.stop()
 
     _opening = False
+    _shown_id = -1
     _wanted_message = 0
 
     def _default_model(self) -> str:
@@ -188,19 +186,25 @@ class ChatPage(QSplitter):
         self.transcript.scroll_to_end()
         self.controller.send(text, attachments)
 
-    def _on_model_chosen(self, position: int) -> None:
-        self.controller.change(model=self.models.itemData(position))
-        self._show_context()
+    def _on_model_chosen(self, model: str) -> None:
+        self.controller.change(model=model)
+        self._context.refresh()
 
-    def _fold(self) -> None:
-        self.sidebar.setVisible(not self.sidebar.isVisible())
+    def _on_second_chosen(self, model: str) -> None:
+        self.controller.second_model = model
+        self._set_width()
+        for message in self.controller.tree.path():
+            if message.role == "assistant":
+                self.transcript.rebuild(message.id)
 
-    def _toggle_options(self) -> None:
-        self.options.setVisible(not self.options.isVisible())
+    def _set_width(self) -> None:
+        """Two answers side by side take more room."""
+        share = _PAIR_SHARE if self.controller.second_model else 1
+        self.transcript.set_width_limit(round(self._services.look.tokens.column * share))
 
     def _on_draft(self, text: str) -> None:
         del text
-        self._show_context()
+        self._context.refresh()
         self._draft_timer.start()
 
     # -- what the conversation does
@@ -211,13 +215,15 @@ class ChatPage(QSplitter):
         self.transcript.set_keys([message.id for message in path])
         self._welcome.setVisible(not path)
         self.transcript.setVisible(bool(path))
-        self.composer.set_text(self.controller.conversation.draft)
+        if self._shown_id != self.controller.conversation.id:  # another branch leaves what is being written alone
+            self._shown_id = self.controller.conversation.id
+            self.composer.set_text(self.controller.conversation.draft)
         self.banner.hide()
         self._opening = False
         if self._wanted_message:
             self.transcript.scroll_to(self._wanted_message)
             self._wanted_message = 0
-        self._show_context()
+        self._context.refresh()
 
     def _on_added(self, message_id: int) -> None:
         self._welcome.hide()
@@ -231,19 +237,24 @@ class ChatPage(QSplitter):
 
     def _on_changed(self, message_id: int) -> None:
         self.transcript.rebuild(message_id)
-        self._show_context()
+        self._context.refresh()
 
     def _on_text(self, message_id: int, content: str, reasoning: str) -> None:
         item = self.transcript.item(message_id)
-        if isinstance(item, MessageWidget):
-            item.append_text(content, reasoning)
+        pane = item.pane(message_id) if isinstance(item, PairWidget) else item
+        if isinstance(pane, MessageWidget):
+            pane.append_text(content, reasoning)
 
     def _on_busy(self, busy: bool) -> None:
         self.composer.set_busy(busy)
         if not busy:
             self.sidebar.refresh()
+            leaf = self.controller.tree.leaf_id
+            if leaf is not None and self.controller.pair(leaf):
+                self.transcript.rebuild(leaf)  # which one to go on with is asked when both are there
 
     def _on_conversation(self, conversation: Conversation) -> None:
+        self._shown_id = conversation.id
         self.options.show_conversation(conversation)
         self.sidebar.select(conversation.id)
         self._show_models()
@@ -274,25 +285,12 @@ class ChatPage(QSplitter):
         if remedy == "retry":
             chat.regenerate(message_id)
         elif question is not None and remedy == "shorten":
-            self.leave_out_oldest()
+            self._context.leave_out_oldest()
             chat.regenerate(message_id)
         elif question is not None:
             asked = chat.tree[question]
             self.new_chat()
             self.composer.set_text(asked.content)
-
-    def leave_out_oldest(self) -> None:
-        """Leave the older half of the conversation out of the context; it stays in the transcript."""
-        path = self.controller.context_path()
-        questions = [message.id for message in path if message.role == "user"]
-        if len(questions) > 1:
-            self.controller.skip_before = questions[(len(questions) + 1) // 2]
-            count = sum(message.id < self.controller.skip_before for message in self.controller.tree.path())
-            self.banner.tell(
-                self.tr("The first {n} messages are no longer sent to the model. They stay here.").format(n=count),
-                "info",
-            )
-            self._show_context()
 
     def _on_reachable(self, reachable: bool) -> None:
         del reachable
@@ -308,52 +306,26 @@ class ChatPage(QSplitter):
             if current:
                 self.controller.change(model=current)
                 return
-        self.models.clear()
-        for choice in choices:
-            self.models.addItem(choice.title, choice.id)
-        position = self.models.findData(current)
-        if position < 0 and current and choices:
-            self.models.addItem(self.tr("{name} (not here)").format(name=current), current)
-            position = self.models.count() - 1
-        if not choices:
-            self.models.addItem(
-                self.tr("Starting…") if not self._services.models.reachable else self.tr("No model")
-            )
-            position = 0
-        self.models.setCurrentIndex(position)
-        self.models.setEnabled(bool(choices))
+        self.bar.show_models(current)
         self.composer.set_ready(bool(choices) and self._services.models.get(current) is not None)
-        self._show_context()
-
-    def _n_ctx(self) -> int:
-        choice = self._services.models.get(self.controller.conversation.model)
-        return choice.n_ctx if choice else 0
-
-    def _show_context(self) -> None:
-        path = self.controller.context_path()
-        used = next((used_tokens(message) for message in reversed(path) if used_tokens(message)), 0)
-        if self.controller.skip_before is not None or not used:
-            used = sum(estimate_message(message) for message in path)
-        warn = self._services.settings.now.integer("chat.context_warn_percent") / 100
-        meter = self.composer.meter
-        meter.show_counts(used, self.composer.draft_tokens(), self._n_ctx(), warn)
-        if meter.level != "ok" and path and not self.banner.isVisible() and not self.controller.busy:
-            self._warn_of_context(used)
-
-    def _warn_of_context(self, used: int) -> None:
-        if getattr(self, "_warned_at", None) == (self.controller.conversation.id, self.controller.tree.leaf_id):
-            return
-        self._warned_at = (self.controller.conversation.id, self.controller.tree.leaf_id)
-        self.banner.tell(
-            self.tr("This chat is close to the model's limit: {used} of {total} tokens.").format(
-                used=number(used + self.composer.draft_tokens()), total=number(self._n_ctx())
-            ),
-            "warn",
-            (self.tr("Leave out the oldest"), self.leave_out_oldest),
-            (self.tr("New chat"), self.new_chat),
-        )
+        self._context.refresh()
 
     def _make_item(self, message_id: int) -> ColumnItem:
+        pair = self.controller.pair(message_id)
+        if not pair:
+            return self._make_message(message_id, self.controller.tree.siblings(message_id))
+        second = self._services.models.get(self.controller.second_model)
+        made = PairWidget(
+            self._services.look,
+            [self._make_message(answer, [answer]) for answer in pair],
+            second.title if second else self.controller.second_model,
+            message_id,
+            busy=self.controller.busy,
+        )
+        made.picked.connect(self.controller.switch_branch)
+        return made
+
+    def _make_message(self, message_id: int, siblings: list[int]) -> MessageWidget:
         message = self.controller.tree[message_id]
         if message_id == self.controller.answering_id and self.controller.partial is not None:
             message = self.controller.partial
@@ -361,7 +333,7 @@ class ChatPage(QSplitter):
         made = MessageWidget(
             self._services.look,
             message,
-            self.controller.tree.siblings(message_id),
+            siblings,
             last=self.controller.tree.leaf_id == message_id,
             title=choice.title if choice else message.model,
             n_ctx=choice.n_ctx if choice else 0,

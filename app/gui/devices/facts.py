@@ -64,6 +64,34 @@ def device_facts(device: dict[str, Any]) -> str:
     return " · ".join(parts)
 
 
+def live_facts(reading: dict[str, Any]) -> str:
+    """Utilization, temperature and power as far as the system tells; empty when it tells nothing."""
+    if reading.get("asleep"):
+        return tr("asleep")
+    parts: list[str] = []
+    if reading.get("busy_frac") is not None:
+        parts.append(tr("{n} % in use").format(n=words.whole(100 * reading["busy_frac"])))
+    if reading.get("temperature_c") is not None:
+        parts.append(tr("{n} °C").format(n=words.whole(reading["temperature_c"])))
+    if reading.get("power_w") is not None:
+        parts.append(tr("{n} W").format(n=words.decimal(reading["power_w"])))
+    return " · ".join(parts)
+
+
+# What a part of the ledger is called, by its name there. The names are those of engine.fit.types.PartName.
+PARTS = {
+    "weights": "weights",
+    "kv": "context",
+    "recurrent": "state",
+    "compute": "scratch",
+    "output": "logits",
+    "projector": "image reader",
+    "overhead": "process",
+    "prefixes": "kept prompts",
+    "correction": "margin",
+}
+
+
 def pool_shares(pool: dict[str, Any], reservations: list[dict[str, Any]]) -> list[Share]:
     """Who holds what of a pool: our models by purpose, then everybody else."""
     shares: list[Share] = []
@@ -76,7 +104,7 @@ def pool_shares(pool: dict[str, Any], reservations: list[dict[str, Any]]) -> lis
         known = sum(value for value in parts.values() if isinstance(value, int | float))
         if known:
             shares.extend(
-                Share(part, f"{item.get('owner')}: {part}", round(drawn * value / known))
+                Share(part, f"{item.get('owner')}: {tr(PARTS.get(part, part))}", round(drawn * value / known))
                 for part, value in parts.items()
                 if isinstance(value, int | float)
             )

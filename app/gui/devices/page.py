@@ -5,10 +5,10 @@ from urllib.parse import quote
 
 from PySide6.QtCore import QTimer
 from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
-from PySide6.QtWidgets import QFrame, QVBoxLayout
+from PySide6.QtWidgets import QFrame, QLabel, QProgressBar, QVBoxLayout
 
 from app.gui.api import ApiError, in_words
-from app.gui.devices.facts import KINDS, device_facts, pool_shares, summary
+from app.gui.devices.facts import KINDS, device_facts, live_facts, pool_shares, summary
 from app.gui.devices.placement import placement_card
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, LabelKind, Page, button, card, clear, label, row, stack
@@ -47,8 +47,7 @@ class DevicesPage(Page):
         for layout in (self._loaded, self._devices, self._backends):
             layout.setSpacing(8)
         self.content.addWidget(self.banner)
-        for item in (self._memory_title, self._memory):
-            self.content.addWidget(item)
+        self.content.addLayout(stack(self._memory_title, self._memory, spacing=8))
         for layout in (self._loaded, self._devices, self._backends):
             self.content.addLayout(layout)
         self._timer = QTimer(self)
@@ -56,6 +55,7 @@ class DevicesPage(Page):
         self._timer.timeout.connect(self._refresh_ledger)
         self._asked: set[str] = set()
         self._placements: tuple[str, ...] = ()
+        self._live: dict[str, tuple[QLabel, QProgressBar]] = {}
         services.models.reachable_changed.connect(lambda reachable: self.refresh() if reachable else None)
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -77,6 +77,7 @@ class DevicesPage(Page):
     def _refresh_ledger(self) -> None:
         self._ask("/tessera/v1/ledger", self._show_ledger)
         self._ask("/tessera/v1/loaded", self._show_loaded)
+        self._ask("/tessera/v1/devices/live", self._show_live)
 
     def _ask(self, path: str, on_done: Any) -> None:
         if path in self._asked:
@@ -99,6 +100,7 @@ class DevicesPage(Page):
         self.subtitle.setText(summary(machine))
         self.subtitle.show()
         clear(self._devices)
+        self._live.clear()
         self._devices.addWidget(label(self.tr("Devices"), "strong"))
         for device in machine.get("devices") or ():
             self._devices.addWidget(self._device_card(device))
@@ -121,7 +123,25 @@ class DevicesPage(Page):
         facts = device_facts(device)
         if facts:
             rows.addWidget(label(facts, "small", wrap=True))
+        if device.get("state") in {"usable", "present"}:
+            now, bar = label("", "small"), QProgressBar()
+            bar.setRange(0, 100)
+            bar.setFixedWidth(160)
+            bar.setAccessibleName(self.tr("Use of {name}").format(name=device.get("name") or kind))
+            bar.hide()
+            rows.addLayout(row(bar, now, 1, spacing=12))
+            self._live[str(device.get("id"))] = (now, bar)
         return made
+
+    def _show_live(self, answer: dict[str, Any]) -> None:
+        for reading in answer.get("devices") or ():
+            now, bar = self._live.get(reading.get("device", ""), (None, None))
+            if now is None or bar is None:
+                continue
+            now.setText(live_facts(reading))
+            busy = reading.get("busy_frac")
+            bar.setVisible(busy is not None)
+            bar.setValue(round(100 * (busy or 0)))
 
     def _state_rows(self, name: str, item: dict[str, Any]) -> QVBoxLayout:
         words, kind = _STATES.get(item.get("state", "unknown"), _STATES["unknown"])
@@ -182,6 +202,23 @@ class DevicesPage(Page):
             path = f"/tessera/v1/models/{quote(model)}/placement"
 
             def show(answer: dict[str, Any], place: QVBoxLayout = place, model: str = model) -> None:
-                place.addWidget(placement_card(self._services.look, model, answer))
+                clear(place)
+                place.addWidget(placement_card(model, answer, self._pin))
 
             self._ask(path, show)
+
+    def _pin(self, model: str, device: str | None) -> None:
+        def pinned(answer: dict[str, Any]) -> None:
+            self._placements = ()
+            where = device or self.tr("the best place")
+            words = self.tr("{name} will run on {where} when it is next loaded.").format(name=model, where=where)
+            self.banner.tell(words, "ok")
+            load = f"/tessera/v1/models/{quote(model)}/load"
+            if answer.get("unloaded"):  # it was idle: bring it back where it was wanted
+                self._run(lambda: self._services.api.post(load, {}), lambda _: self._refresh_ledger())
+
+        path = f"/tessera/v1/models/{quote(model)}/pin"
+        self._run(lambda: self._services.api.post(path, {"device": device}), pinned)
+
+    def _run(self, work: Any, on_done: Any) -> None:
+        self._services.background.run(work, on_done, lambda error: self.banner.tell(in_words(error), "bad"), self)

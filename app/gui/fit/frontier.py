@@ -1,15 +1,18 @@
 """The frontier: bytes against loss, our mixes and the stock ones, and where the slider stands."""
 
 from collections.abc import Mapping, Sequence
+from math import log10
 from typing import Any
 
 import pyqtgraph
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QPointF, Qt, QTimer
 
 from app.gui import words
+from app.gui.fit.label_places import Box, place
 from app.gui.look import Look
 
 _MIB = 1 << 20
+_DOT = 10  # pixels of a point
 # The mixes people know; the others are points without a name, or the names would cover each other.
 _NAMED = frozenset({"Q2_K", "Q3_K_M", "IQ4_XS", "Q4_K_M", "Q5_K_M", "Q6_K"})
 
@@ -32,6 +35,12 @@ class FrontierPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is 
         self._here = pyqtgraph.InfiniteLine(angle=90, movable=False)
         self.addItem(self._here)
         self._labels: list[pyqtgraph.TextItem] = []
+        self._points: list[tuple[float, float]] = []
+        self._settle = QTimer(self)
+        self._settle.setSingleShot(True)
+        self._settle.timeout.connect(self._place_labels)
+        self.getViewBox().sigRangeChanged.connect(lambda *_: self._settle.start(0))
+        self.getViewBox().sigResized.connect(lambda *_: self._settle.start(0))
         self._stock_rows: Sequence[Mapping[str, Any]] = ()
         self.legend = self.addLegend(offset=(-8, 8))
         self.legend.addItem(self._ours, self.tr("Tessera"))
@@ -43,6 +52,7 @@ class FrontierPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is 
         """Ours: file bytes to predicted loss. Stock: rows with name, file_bytes, damage (None: not known)."""
         points = sorted((size, loss) for size, loss in ours.items() if loss > 0)
         self._ours.setData([size / _MIB for size, _ in points], [loss for _, loss in points])
+        self._points = [(size / _MIB, log10(loss)) for size, loss in points]
         self._stock_rows = [row for row in stock if (row.get("damage") or 0) > 0]
         self._show_stock()
 
@@ -51,8 +61,7 @@ class FrontierPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is 
         self._here.setValue(num_bytes / _MIB)
 
     def _show_stock(self) -> None:
-        from math import log10  # noqa: PLC0415 - the scatter item does not follow the logarithmic mode by itself
-
+        # The scatter item does not follow the logarithmic mode by itself.
         self._stock.setData(
             [row["file_bytes"] / _MIB for row in self._stock_rows],
             [log10(row["damage"]) for row in self._stock_rows],
@@ -64,10 +73,29 @@ class FrontierPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is 
             if row["name"] not in _NAMED:
                 continue
             item = pyqtgraph.TextItem(row["name"], color=self._look.tokens.colour("muted"), anchor=(0, 1))
+            item.setZValue(2)
             item.setFont(self._look.font("small"))
             item.setPos(row["file_bytes"] / _MIB, log10(row["damage"]))
             self.addItem(item)
             self._labels.append(item)
+        self._settle.start(0)
+
+    def _place_labels(self) -> None:
+        """Names beside their points, where they cover neither points nor each other."""
+        box = self.getViewBox()
+        stock = [(row["file_bytes"] / _MIB, log10(row["damage"])) for row in self._stock_rows]
+        taken = []
+        for x, y in (*stock, *self._points):
+            at = box.mapViewToScene(QPointF(x, y))
+            taken.append(Box(at.x() - _DOT / 2, at.y() - _DOT / 2, _DOT, _DOT))
+        for item in self._labels:
+            at = box.mapViewToScene(item.pos())
+            size = item.boundingRect()
+            found = place(at.x(), at.y(), size.width(), size.height(), taken)
+            item.setVisible(found is not None)
+            if found is not None:
+                taken.append(found)
+                item.setAnchor(((at.x() - found.left) / found.width, (at.y() - found.top) / found.height))
 
     def _recolour(self) -> None:
         tokens = self._look.tokens

@@ -8,14 +8,15 @@ from PySide6.QtWidgets import QComboBox, QSlider, QVBoxLayout
 
 from app.gui import words
 from app.gui.api import ApiError, in_words
+from app.gui.fit.aim import Aim
 from app.gui.fit.frontier import FrontierPlot, size_words
-from app.gui.fit.report import report_card, tiles_of_plan
+from app.gui.fit.report import report_card
 from app.gui.jobs import Jobs
 from app.gui.library.job_card import JobList
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, Page, button, card, clear, label, row, set_kind
 from app.gui.widgets.flow import Flow
-from app.gui.widgets.mosaic import Mosaic, PrecisionLegend
+from app.gui.widgets.mosaic import Mosaic, PrecisionLegend, tiles_of_tensors
 
 _DELAY_MS = 250
 _STEPS = 1000
@@ -81,13 +82,15 @@ class FitPage(Page):
         self.mosaic = Mosaic(look, height=96)
         self.plot = FrontierPlot(look)
         self._report = QVBoxLayout()
+        self.aim = Aim()
+        self.aim.changed.connect(self._on_aim)
         choose = row(self.model, 1, label(self.tr("How thorough"), "small"), self.tier)
         ends = row(self._smallest, 1, self._largest)
         go = row(self.size_words, 1, self.start)
         self.content.addWidget(self.banner)
         self.content.addWidget(JobList(look, jobs, frozenset({"quantize", "convert"})))
         self.content.addLayout(self._report)
-        self.content.addWidget(card(choose, go, self.slider, ends, self.chips, spacing=12))
+        self.content.addWidget(card(choose, self.aim, go, self.slider, ends, self.chips, spacing=12))
         self.content.addWidget(card(self.mosaic, PrecisionLegend(look), self.plot, spacing=12))
         jobs.finished.connect(self._on_finished)
         services.models.reachable_changed.connect(lambda reachable: self._refresh() if reachable else None)
@@ -135,14 +138,25 @@ class FitPage(Page):
         if self.model.currentData():
             self._forecast()
 
-    def _on_slider(self) -> None:
+    def _on_aim(self) -> None:
+        is_size = not self.aim.is_context
+        for widget in (self.slider, self._smallest, self._largest):
+            widget.setVisible(is_size)
         if self._range[1]:
+            self.start.setEnabled(False)
+            self._forecast()
+
+    def _on_slider(self) -> None:
+        if self._range[1] and not self.aim.is_context:
             self.size_words.setText(words.size(self.budget_bytes))
             self.plot.show_here(self.budget_bytes)
             self._delay.start()
 
     def _body(self, budget: int) -> dict[str, Any]:
-        return {"model": self.model.currentData(), "budget_bytes": budget or None, "tier": self.tier.currentData()}
+        body = {"model": self.model.currentData(), "tier": self.tier.currentData()}
+        if self.aim.is_context and self._range[1]:
+            return {**body, **self.aim.body()}
+        return {**body, "budget_bytes": budget or None}
 
     def _forecast(self) -> None:
         self._asked += 1
@@ -177,7 +191,7 @@ class FitPage(Page):
             return
         self.start.setEnabled(True)
         self.size_words.setText(size_words(plan["file_bytes"], _bpw(plan)))
-        self.mosaic.show_tiles(tiles_of_plan(plan))
+        self.mosaic.show_tiles(tiles_of_tensors(plan.get("tensors") or ()))
         self._ours[plan["file_bytes"]] = plan["damage"]
         self._stock = list(plan.get("stock") or self._stock)
         self.plot.show_points(self._ours, self._stock)
@@ -191,21 +205,29 @@ class FitPage(Page):
         chip = label(self.tr("Loss of quality: {name} ({n})").format(name=self.tr(name), n=words.decimal(loss, 4)))
         set_kind(chip, kind)
         self.chips.add(chip)
-        if forecast.get("seconds"):
-            time = words.duration(forecast["seconds"])
-            self.chips.add(label(self.tr("Takes about {time}").format(time=time), "chip"))
-        if forecast.get("disk_bytes"):
-            disk = words.size(forecast["disk_bytes"])
-            self.chips.add(label(self.tr("{size} of disk meanwhile").format(size=disk), "chip"))
-        if plan.get("decode_cost"):
-            self.chips.add(
-                label(
-                    self.tr("{n} times the speed of 4 bits").format(n=words.decimal(1 / plan["decode_cost"], 2)),
-                    "chip",
-                )
-            )
+        for text in self._facts(plan, forecast):
+            self.chips.add(label(text, "chip"))
+
+    def _facts(self, plan: dict[str, Any], forecast: dict[str, Any]) -> list[str]:
+        """What the plan means here, as far as it is known."""
+        found: list[str] = []
+        if self.aim.is_context:
+            found.append(self.tr("For a context of {n}").format(n=words.whole(self.aim.n_ctx)))
+        elif forecast.get("largest_context"):
+            context = words.whole(forecast["largest_context"])
+            found.append(self.tr("Context up to {n} fits").format(n=context))
+        elif forecast.get("largest_context") == 0:
+            found.append(self.tr("Does not fit the memory that is free now"))
         if plan.get("kv"):
-            self.chips.add(label(self.tr("Cache {k}").format(k=plan["kv"].get("type_k", "")), "chip"))
+            found.append(self.tr("Context stored in {k}").format(k=plan["kv"].get("type_k", "")))
+        if plan.get("decode_cost"):
+            speed = words.decimal(1 / plan["decode_cost"], 2)
+            found.append(self.tr("{n} times the speed of 4 bits").format(n=speed))
+        if forecast.get("seconds"):
+            found.append(self.tr("Takes about {time}").format(time=words.duration(forecast["seconds"])))
+        if forecast.get("disk_bytes"):
+            found.append(self.tr("{size} of disk meanwhile").format(size=words.size(forecast["disk_bytes"])))
+        return found
 
     def _set_range(self, smallest: int, largest: int) -> None:
         self._range = (smallest, max(largest, smallest + 1))

@@ -9,16 +9,7 @@ from PySide6.QtWidgets import QFrame, QGridLayout
 from app.gui import words
 from app.gui.look import Look
 from app.gui.widgets.basics import card, label
-from app.gui.widgets.mosaic import Mosaic, PrecisionLegend, Tile, bits_of
-
-
-def tiles_of_plan(plan: dict[str, Any]) -> list[Tile]:
-    """One tile a tensor that was given a precision."""
-    return [
-        Tile(bits_of(row["qtype"]), f"{row['name']}: {row['qtype']}, {words.size(row['num_bytes'])}")
-        for row in plan.get("tensors") or ()
-        if len(row.get("shape") or (0, 0)) > 1
-    ]
+from app.gui.widgets.mosaic import Mosaic, PrecisionLegend, tiles_of_tensors
 
 
 def report_card(look: Look, report: dict[str, Any]) -> QFrame:
@@ -26,7 +17,7 @@ def report_card(look: Look, report: dict[str, Any]) -> QFrame:
     plan, ours, stock = report.get("plan") or {}, report.get("ours") or {}, report.get("stock") or {}
     verdict = label(_verdict(report), wrap=True)
     mosaic = Mosaic(look, height=96)
-    mosaic.show_tiles(tiles_of_plan(plan))
+    mosaic.show_tiles(tiles_of_tensors(plan.get("tensors") or ()))
     grid = QGridLayout()
     grid.setHorizontalSpacing(24)
     grid.setColumnStretch(0, 1)

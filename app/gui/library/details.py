@@ -1,5 +1,6 @@
 """Everything about one model: its mosaic, facts, files, chat template."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from PySide6.QtCore import Qt
@@ -9,22 +10,30 @@ from app.gui import words
 from app.gui.library.model_card import facts_of
 from app.gui.look import Look
 from app.gui.widgets.basics import button, label, row, stack
-from app.gui.widgets.mosaic import Mosaic, PrecisionLegend, tiles_of_types
+from app.gui.widgets.mosaic import Mosaic, PrecisionLegend, tiles_of_tensors, tiles_of_types
 
 _TILES = 240
 
 
 class DetailsDialog(QDialog):
-    """Closes with Esc."""
+    """Closes with Esc. Without `tensors` (not a GGUF file, or not readable) the mosaic shows shares of types."""
 
-    def __init__(self, look: Look, model: dict[str, Any], parent: QWidget) -> None:
+    def __init__(
+        self, look: Look, model: dict[str, Any], tensors: Sequence[Mapping[str, Any]], parent: QWidget
+    ) -> None:
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(model["name"])
         self.resize(640, 560)
         details = model.get("details") or {}
-        mosaic = Mosaic(look, height=120)
-        mosaic.show_tiles(tiles_of_types(details.get("type_bytes") or {}, _TILES))
+        self.mosaic = Mosaic(look, height=120)
+        tiles = tiles_of_tensors(tensors)
+        self.mosaic.show_tiles(tiles or tiles_of_types(details.get("type_bytes") or {}, _TILES))
+        what = (
+            self.tr("One tile for each of {n} tensors; point at one to read its name.").format(n=len(tiles))
+            if tiles
+            else self.tr("Each tile is a share of the weights.")
+        )
         grid = QGridLayout()
         grid.setColumnStretch(1, 1)
         grid.setVerticalSpacing(8)
@@ -35,7 +44,8 @@ class DetailsDialog(QDialog):
         layout = stack(
             label(model["name"], "title"),
             label(facts_of(model), "muted", wrap=True),
-            mosaic,
+            self.mosaic,
+            label(what, "small", wrap=True),
             PrecisionLegend(look),
             grid,
             spacing=12,

@@ -9,7 +9,7 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QFileDialog, QMenu, QTabWidget, QVBoxLayout, QWidget
 
 from app.code.certify.run import CertificateStore
-from app.gui.api import in_words
+from app.gui.api import ApiError, in_words
 from app.gui.jobs import Jobs
 from app.gui.library.details import DetailsDialog
 from app.gui.library.hub_tab import HubTab
@@ -156,10 +156,19 @@ class LibraryPage(Page):
         )
 
     def _show_details(self, model: str) -> None:
-        def show(found: dict[str, Any]) -> None:
-            DetailsDialog(self._services.look, found, self).open()
+        path, api = f"/tessera/v1/models/{quote(model)}", self._services.api
 
-        self._run(lambda: self._services.api.get(f"/tessera/v1/models/{quote(model)}"), show)
+        def ask() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+            found: dict[str, Any] = api.get(path)
+            try:
+                return found, api.get(f"{path}/tensors")["tensors"]
+            except ApiError:  # a folder, or a file that is gone: the rest is shown all the same
+                return found, []
+
+        def show(found: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
+            DetailsDialog(self._services.look, *found, self).open()
+
+        self._run(ask, show)
 
     def _show_add_menu(self) -> None:
         menu = QMenu(self)

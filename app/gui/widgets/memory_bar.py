@@ -15,7 +15,7 @@ from app.gui.widgets.flow import Flow
 
 @dataclass(frozen=True)
 class Share:
-    """One holder: `owner` is a name of the memory colours (weights, kv, compute, state, overhead, other)."""
+    """One holder: `owner` is a name of the memory colours of the token file, or of a part of the ledger."""
 
     owner: str
     name: str
@@ -131,4 +131,5 @@ class _Dot(QWidget):
 
 def owner_colour(look: Look, owner: str) -> QColor:
     """The colour of a holder of memory."""
-    return QColor(look.tokens.memory.get(owner, look.tokens.memory["compute"]))
+    same = {"output": "compute", "recurrent": "state", "projector": "weights", "correction": "overhead"}
+    return QColor(look.tokens.memory.get(same.get(owner, owner), look.tokens.memory["compute"]))

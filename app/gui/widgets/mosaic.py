@@ -1,8 +1,9 @@
 """A model as a mosaic: one tile a tensor, coloured by its precision."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from PySide6.QtCore import QEvent, QRectF, QSize, Qt
 from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent
@@ -36,6 +37,15 @@ def tiles_of_types(type_bytes: Mapping[str, int], num_tiles: int) -> list[Tile]:
         tip = f"{name}: {words.size(type_bytes[name])}"
         made.extend([Tile(bits_of(name), tip)] * max(1, round(num_tiles * share / total)))
     return made[:num_tiles]
+
+
+def tiles_of_tensors(tensors: Iterable[Mapping[str, Any]]) -> list[Tile]:
+    """One tile a tensor, in file order; vectors (norms, biases) stay out, for no plan may change them."""
+    return [
+        Tile(bits_of(row["qtype"]), f"{row['name']}: {row['qtype']}, {words.size(row['num_bytes'])}")
+        for row in tensors
+        if sum(extent > 1 for extent in row.get("shape") or (2, 2)) > 1
+    ]
 
 
 class Mosaic(QWidget):

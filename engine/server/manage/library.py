@@ -7,6 +7,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from pydantic import Field
 
+from engine.errors import BadModelFile, InputFault
 from engine.library import foreign, importing
 from engine.library.catalogue import Catalogue
 from engine.library.lookup import require
@@ -16,6 +17,8 @@ from engine.library.trash import Removed, Trash
 from engine.library.types import ModelEntry
 from engine.server.body import Body, openapi_body, parse
 from engine.server.state import server_state
+from quantize.errors import QuantizeError
+from quantize.gguf_split import read_gguf_model
 
 router = APIRouter(prefix="/tessera/v1", tags=["library"])
 
@@ -80,6 +83,24 @@ async def link(request: Request) -> dict[str, Any]:
 async def show_model(request: Request, model: str) -> dict[str, Any]:
     """One model with everything known about it."""
     return _model(await asyncio.to_thread(require, await _catalogue(request), model), with_template=True)
+
+
+@router.get("/models/{model}/tensors")
+async def show_tensors(request: Request, model: str) -> dict[str, Any]:
+    """Name, type, shape and bytes of every tensor, from the header of a GGUF file."""
+    entry = await asyncio.to_thread(require, await _catalogue(request), model)
+    if entry.format != "gguf" or entry.state != "online":
+        raise InputFault(f"{entry.id} has no tensors to show: it is {entry.format}, {entry.state}.", "model")
+    try:
+        header = await asyncio.to_thread(read_gguf_model, entry.path)
+    except QuantizeError as error:
+        raise BadModelFile(str(entry.path), str(error)) from error
+    return {
+        "tensors": [
+            {"name": t.name, "qtype": t.ggml_type.name, "shape": list(t.shape), "num_bytes": t.nbytes}
+            for _, t in header.tensors()
+        ]
+    }
 
 
 @router.post("/models/{model}/verify", status_code=202)

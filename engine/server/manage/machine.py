@@ -1,10 +1,11 @@
-"""/tessera/v1/devices, /ledger and /models/{id}/placement: the machine, its memory, and where models run."""
+"""/tessera/v1/devices, /ledger, /models/{id}/placement and /pin: the machine, its memory, and where models run."""
 
 import asyncio
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Query, Request
+from pydantic import Field
 
 from devices.as_json import to_json
 from devices.doctor import build_summary, diagnose
@@ -14,10 +15,17 @@ from engine.dispatch.placer import Placer
 from engine.dispatch.types import Wish
 from engine.errors import InputFault
 from engine.runner.llama.limits import KV_TYPES
+from engine.server.body import Body, openapi_body, parse
 from engine.server.state import server_state
 
 router = APIRouter(prefix="/tessera/v1", tags=["machine"])
 RECENT_AUDITS = 50
+
+
+class PinBody(Body):
+    """POST /tessera/v1/models/{id}/pin: a device, backend or `device/backend`; null lets Tessera choose again."""
+
+    device: Annotated[str, Field(min_length=1, max_length=100)] | None
 
 
 @router.get("/devices")
@@ -26,6 +34,27 @@ async def devices(request: Request, *, fresh: bool = False) -> dict[str, Any]:
     placer = _placer(request)
     machine = await asyncio.to_thread(placer.machine.full, fresh=fresh)
     return {**to_json(machine), "findings": to_json(list(diagnose(machine))), "build": build_summary(machine)}
+
+
+@router.get("/devices/live")
+async def live(request: Request) -> dict[str, Any]:
+    """How busy, warm and hungry each device is since the call before; null where the system does not tell."""
+    return {"devices": to_json(list(await asyncio.to_thread(_placer(request).machine.live)))}
+
+
+@router.post("/models/{name:path}/pin", openapi_extra=openapi_body(PinBody))
+async def pin(request: Request, name: str) -> dict[str, Any]:
+    """Keep a model on a device. An idle model is unloaded, so that its next request loads it there."""
+    body = await parse(request, PinBody)
+    state, placer = server_state(request), _placer(request)
+    entry = await state.models.entry(name)
+    if body.device is not None:
+        machine = await asyncio.to_thread(placer.machine.full)
+        _check_pin(machine, body.device)
+    await asyncio.to_thread(placer.memory.set_pin, entry.id, body.device)
+    loaded = state.pool.get(entry.id)
+    unloaded = bool(loaded and loaded.idle) and await state.pool.unload(entry.id)
+    return {"id": entry.id, "device": body.device, "unloaded": unloaded}
 
 
 @router.get("/ledger")
@@ -57,7 +86,18 @@ async def placement(
         "placement": {**msgspec.to_builtins(placed), **msgspec.to_builtins(placed.settings)},
         "fit": msgspec.to_builtins(report),
         "loaded": msgspec.to_builtins(loaded) if loaded else None,
+        "pinned": placer.memory.pin(model_id),
     }
+
+
+def _check_pin(machine: Machine, wanted: str) -> None:
+    """Raises: InputFault: no device of this machine goes by that name."""
+    names: set[str] = set()
+    for device in machine.devices:
+        backends = {r.backend for r in device.runtimes if r.state == "usable"} | ({"cpu"} & {device.kind})
+        names |= {device.id, device.kind, *backends, *(f"{device.id}/{backend}" for backend in backends)}
+    if wanted.lower() not in {name.lower() for name in names}:
+        raise InputFault(f"{wanted!r} is not a device here; use one of {', '.join(sorted(names))}.", "device")
 
 
 def _placer(request: Request) -> Placer:

@@ -24,7 +24,10 @@ class LockBody(Body):
 
 
 class QuantizeBody(Body):
-    """A model of the library and one wish for its size. `tier` as in `tessera quantize`."""
+    """A model of the library and one wish for its size. `tier` as in `tessera quantize`.
+
+    `fit`: so that `n_seq` contexts of `n_ctx` fit beside the weights, their cache in `kv_type` (null: the best).
+    """
 
     model: str = Field(min_length=1, max_length=500)
     tier: Literal["instant", "balanced", "max"] = "balanced"
@@ -36,6 +39,7 @@ class QuantizeBody(Body):
     memory_bytes: Annotated[int, Field(ge=1, le=1 << 50)] | None = None
     n_ctx: int = Field(default=8192, ge=256, le=1 << 24)
     n_seq: int = Field(default=1, ge=1, le=256)
+    kv_type: Literal["f16", "q8_0", "q5_1", "q4_0"] | None = None
     locks: list[LockBody] = Field(default_factory=list, max_length=100)
     rounding: Literal["stock", "rows", "craft", "sequential"] | None = None
 
@@ -52,6 +56,7 @@ class QuantizeBody(Body):
             memory_bytes=self.memory_bytes,
             n_ctx=self.n_ctx,
             n_seq=self.n_seq,
+            kv_type=self.kv_type,
             locks=tuple((lock.pattern, lock.type, lock.at_least) for lock in self.locks),
             rounding=self.rounding,
         )
@@ -61,8 +66,18 @@ class QuantizeBody(Body):
 async def plan(request: Request) -> dict[str, Any]:
     """The likely plan and what the job would take; nothing is measured or written."""
     body = await parse(request, QuantizeBody)
-    catalogue = await server_state(request).models.catalogue()
-    return as_json(await asyncio.to_thread(predict, catalogue, body.wish()))
+    state = server_state(request)
+    catalogue = await state.models.catalogue()
+    report = await asyncio.to_thread(predict, catalogue, body.wish())
+    told = as_json(report)
+    entry = await asyncio.to_thread(require, catalogue, body.model)
+    if state.placer is not None and entry.format == "gguf":
+        settings = state.models.settings(entry)
+        weights = report.plan.file_bytes
+        told["forecast"]["largest_context"] = await asyncio.to_thread(
+            state.placer.context_beside, settings, weights
+        )
+    return told
 
 
 @router.post("", status_code=202, openapi_extra=openapi_body(QuantizeBody))

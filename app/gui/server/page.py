@@ -1,32 +1,40 @@
-"""The server page: where programs find the server, and what to paste into them."""
+"""The server page: on and off, where programs find it, their keys, who is connected, and what was asked."""
 
 from typing import Any
 
 from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
-from PySide6.QtWidgets import QComboBox, QPlainTextEdit
+from PySide6.QtWidgets import QComboBox, QPlainTextEdit, QWidget
 
 from app.gui.api import in_words
+from app.gui.server import requests
+from app.gui.server.keys_card import KeysCard
+from app.gui.server.snippets import SNIPPETS
 from app.gui.server_link import ServerLink, server_log
 from app.gui.services import Services
-from app.gui.snippets import SNIPPETS
-from app.gui.widgets.basics import Banner, IconButton, Page, button, card, label, row, set_kind
+from app.gui.widgets.basics import Banner, IconButton, Page, button, card, label, row, set_kind, stack
+from app.gui.widgets.plain_table import PlainTable
 
 _DONE_MS = 1500
 _REFRESH_MS = 2000
-_LOG_BYTES = 16_384
+_LOG_BYTES = 65_536
+_SHOWN_REQUESTS = 50
+_SNIPPET_LINES = 14
+# What the window itself asks of the server would bury everything else.
+_OWN = "route=/tessera/"
 
 
 class ServerPage(Page):
-    """On and off, address, snippets, log."""
+    """On and off, address, snippets, keys, programs, requests, log."""
 
     start_pressed = Signal()
+    _asking = False
 
     def __init__(self, services: Services, link: ServerLink) -> None:
         super().__init__(
             self.tr("Server"),
             self.tr("Editors, coding agents and other programs use your models through this address."),
-            width=840,
+            width=960,
         )
         self._services, self._link = services, link
         look = services.look
@@ -41,18 +49,21 @@ class ServerPage(Page):
             card(row(self.state, self.address, self._copy, 1, self.switch), self._where, spacing=12)
         )
         self._build_snippets()
-        self.content.addWidget(label(self.tr("Log"), "strong"))
+        self._build_activity()
+        self.keys = KeysCard(services)
+        self.keys.failed.connect(lambda text: self.banner.tell(text, "bad"))
+        self._section(self.tr("Keys"), self.keys)
         self.log = QPlainTextEdit()
         self.log.setReadOnly(True)
         self.log.setFont(look.font("small", mono=True))
         self.log.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.log.setMinimumHeight(200)
         self.log.setAccessibleName(self.tr("Log of the server"))
-        self.log.setPlaceholderText(self.tr("Requests appear here, without what was said in them."))
-        self.content.addWidget(self.log)
+        self.log.setPlaceholderText(self.tr("What the server writes appears here."))
+        self._section(self.tr("Log"), self.log)
         self._timer = QTimer(self)
         self._timer.setInterval(_REFRESH_MS)
-        self._timer.timeout.connect(self._read_log)
+        self._timer.timeout.connect(self._follow)
         services.models.reachable_changed.connect(lambda _: self.refresh())
         services.models.changed.connect(self.refresh)
         self.refresh()
@@ -68,13 +79,32 @@ class ServerPage(Page):
         self.snippet.setReadOnly(True)
         self.snippet.setFont(look.font(mono=True))
         self.snippet.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
-        self.snippet.setFixedHeight(200)
         self.snippet.setAccessibleName(self.tr("What to paste"))
         self._hint = label("", "small", wrap=True)
         copy = button(self.tr("Copy"), self._copy_snippet, "primary")
         self._copy_button = copy
-        self.content.addWidget(label(self.tr("Connect a program"), "strong"))
-        self.content.addWidget(card(row(self.client, 1, copy), self._hint, self.snippet))
+        self._section(self.tr("Connect a program"), card(row(self.client, 1, copy), self._hint, self.snippet))
+
+    def _build_activity(self) -> None:
+        look = self._services.look
+        self.programs = PlainTable(
+            look, self.tr("Programs that are connected"), requests.program_columns(), numbers=2, rows=5
+        )
+        self._nobody = label(
+            self.tr("No program has asked in the last minutes. Connect one with the text above."),
+            "muted",
+            wrap=True,
+        )
+        self._section(self.tr("What is connected"), card(self._nobody, self.programs))
+        self.requests = PlainTable(
+            look, self.tr("Requests, newest first"), requests.request_columns(), numbers=6, rows=8
+        )
+        self._none = label(self.tr("Requests appear here, without what was said in them."), "muted", wrap=True)
+        self._section(self.tr("Requests"), card(self._none, self.requests))
+        self._show_activity({})
+
+    def _section(self, title: str, *widgets: QWidget) -> None:
+        self.content.addLayout(stack(label(title, "strong"), *widgets, spacing=8))
 
     def refresh(self) -> None:
         """Show what is known now."""
@@ -100,7 +130,8 @@ class ServerPage(Page):
     def showEvent(self, event: QShowEvent) -> None:
         """Follow the log while it is seen."""
         super().showEvent(event)
-        self._read_log()
+        self.keys.refresh()
+        self._follow()
         self._timer.start()
 
     def hideEvent(self, event: QHideEvent) -> None:
@@ -116,6 +147,9 @@ class ServerPage(Page):
         url = self._link.url or f"http://{now.text('server.host')}:{now.integer('server.port')}"
         self._hint.setText(self.tr(snippet.hint))
         self.snippet.setPlainText(snippet.text(url, model))
+        lines = min(self.snippet.blockCount(), _SNIPPET_LINES)
+        line = self.snippet.fontMetrics().lineSpacing()
+        self.snippet.setFixedHeight(line * (lines + 1) + 2 * self._services.look.tokens.unit)
 
     def _toggle(self) -> None:
         if not self._services.models.reachable:
@@ -142,13 +176,34 @@ class ServerPage(Page):
         self._copy_button.setText(self.tr("Copied"))
         QTimer.singleShot(_DONE_MS, self._copy_button, lambda: self._copy_button.setText(self.tr("Copy")))
 
+    def _follow(self) -> None:
+        self._read_log()
+        if not self._asking and self._services.models.reachable:
+            self._asking = True
+            run, api = self._services.background.run, self._services.api
+            run(lambda: api.get(requests.PATH), self._show_activity, lambda _: self._show_activity(None), self)
+
+    def _show_activity(self, answer: dict[str, Any] | None) -> None:
+        self._asking = False
+        if answer is None:
+            return
+        programs = [program for program in answer.get("programs") or () if program.get("connected")]
+        self.programs.show_rows([requests.program_row(program) for program in programs])
+        self.programs.setVisible(bool(programs))
+        self._nobody.setVisible(not programs)
+        asked = list(answer.get("requests") or ())[:_SHOWN_REQUESTS]
+        self.requests.show_rows([requests.request_row(request) for request in asked])
+        self.requests.setVisible(bool(asked))
+        self._none.setVisible(not asked)
+
     def _read_log(self) -> None:
         def read() -> str:
             try:
                 with server_log().open("rb") as file:
                     file.seek(0, 2)
                     file.seek(max(0, file.tell() - _LOG_BYTES))
-                    return file.read().decode("utf-8", "replace")
+                    lines = file.read().decode("utf-8", "replace").splitlines()
+                    return "\n".join(line for line in lines if _OWN not in line)
             except OSError:
                 return ""
 

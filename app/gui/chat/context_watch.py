@@ -1,0 +1,85 @@
+"""How full the context is: keeps the meter up to date, warns before it overflows and offers what to do."""
+
+from PySide6.QtCore import QObject, Signal
+
+from app.gui.chat.composer import Composer
+from app.gui.chat.controller import ChatController
+from app.gui.chat.facts import number, used_tokens
+from app.gui.chat.request import estimate_message
+from app.gui.services import Services
+from app.gui.widgets.basics import Banner
+
+
+class ContextWatch(QObject):
+    """Warns once at each level of each branch, so that a closed warning does not come back with every letter."""
+
+    new_chat_wanted = Signal()
+
+    def __init__(
+        self, services: Services, controller: ChatController, composer: Composer, banner: Banner, parent: QObject
+    ) -> None:
+        super().__init__(parent)
+        self._services = services
+        self._controller, self._composer, self._banner = controller, composer, banner
+        self._warned: tuple[int, int | None, str] | None = None
+
+    def n_ctx(self) -> int:
+        """Tokens of the chosen model's context; 0 when nobody knows."""
+        choice = self._services.models.get(self._controller.conversation.model)
+        return choice.n_ctx if choice else 0
+
+    def refresh(self) -> None:
+        """Show the counts of now, and warn if need be."""
+        path = self._controller.context_path()
+        used = next((used_tokens(message) for message in reversed(path) if used_tokens(message)), 0)
+        if self._controller.skip_before is not None or not used:
+            used = sum(estimate_message(message) for message in path)
+        warn = self._services.settings.now.integer("chat.context_warn_percent") / 100
+        meter = self._composer.meter
+        meter.show_counts(used, self._composer.draft_tokens(), self.n_ctx(), warn)
+        if meter.level != "ok" and not self._controller.busy:
+            self._warn(used, meter.level, alone=not path)
+
+    def leave_out_oldest(self) -> None:
+        """Leave the older half of the conversation out of the context; it stays in the transcript."""
+        path = self._controller.context_path()
+        questions = [message.id for message in path if message.role == "user"]
+        if len(questions) <= 1:
+            self._banner.tell(
+                self.tr("There is only one question left to send. Shorten it, or start a new chat."),
+                "warn",
+                (self.tr("New chat"), self.new_chat_wanted.emit),
+            )
+            return
+        self._controller.skip_before = questions[(len(questions) + 1) // 2]
+        count = sum(message.id < self._controller.skip_before for message in self._controller.tree.path())
+        self._banner.tell(
+            self.tr("The first {n} messages are no longer sent to the model. They stay here.").format(n=count),
+            "info",
+        )
+        self.refresh()
+
+    def _warn(self, used: int, level: str, *, alone: bool) -> None:
+        here = (self._controller.conversation.id, self._controller.tree.leaf_id, level)
+        if self._warned == here:
+            return
+        self._warned = here
+        draft, total = number(self._composer.draft_tokens()), number(self.n_ctx())
+        if alone:
+            self._banner.tell(
+                self.tr(
+                    "What you are writing has about {draft} tokens; this model takes {total} with its answer. "
+                    "Shorten it, attach less, or choose a model with a longer context."
+                ).format(draft=draft, total=total),
+                "warn",
+            )
+            return
+        words = self.tr("This chat is close to the model's limit: {used} of {total} tokens.")
+        if level == "bad":
+            words = self.tr("With what you are writing, this chat needs {used} tokens; the model takes {total}.")
+        self._banner.tell(
+            words.format(used=number(used + self._composer.draft_tokens()), total=total),
+            "warn",
+            (self.tr("Leave out the oldest"), self.leave_out_oldest),
+            (self.tr("New chat"), self.new_chat_wanted.emit),
+        )

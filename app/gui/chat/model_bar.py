@@ -1,0 +1,78 @@
+"""The line above a chat: which model answers, a second one to compare with, and the panels beside it."""
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QComboBox, QWidget
+
+from app.gui.services import Services
+from app.gui.widgets.basics import IconButton, row
+
+
+class ModelBar(QWidget):
+    """Emits what was chosen; shows what it is told."""
+
+    chosen = Signal(str)
+    second_chosen = Signal(str)  # empty: no comparison
+    fold_pressed = Signal()
+    tune_pressed = Signal()
+
+    def __init__(self, services: Services) -> None:
+        super().__init__()
+        self._services = services
+        look = services.look
+        unit = look.tokens.unit
+        fold = IconButton(look, "sidebar", self.tr("Show or hide the list of chats"), self.fold_pressed.emit)
+        tune = IconButton(look, "sliders", self.tr("System prompt and sampling"), self.tune_pressed.emit)
+        self.models = self._box(self.tr("Model"))
+        self.models.activated.connect(lambda at: self.chosen.emit(str(self.models.itemData(at))))
+        self.compare = IconButton(look, "split", self.tr("Compare with a second model"))
+        self.compare.setCheckable(True)
+        self.compare.toggled.connect(self._on_compare)
+        self.second = self._box(self.tr("Second model"))
+        self.second.activated.connect(lambda at: self.second_chosen.emit(str(self.second.itemData(at))))
+        self.second.hide()
+        self.setLayout(row(fold, self.models, self.compare, self.second, 1, tune, margins=(unit, unit, unit, unit)))
+
+    def show_models(self, current: str) -> None:
+        """Show the models there are, with `current` chosen; one that is gone is named as such."""
+        choices = self._services.models.choices
+        self.models.clear()
+        for choice in choices:
+            self.models.addItem(choice.title, choice.id)
+        position = self.models.findData(current)
+        if position < 0 and current and choices:
+            self.models.addItem(self.tr("{name} (not here)").format(name=current), current)
+            position = self.models.count() - 1
+        if not choices:
+            reachable = self._services.models.reachable
+            self.models.addItem(self.tr("No model") if reachable else self.tr("Starting…"))
+            position = 0
+        self.models.setCurrentIndex(position)
+        self.models.setEnabled(bool(choices))
+        self._show_second(current)
+
+    def _show_second(self, current: str) -> None:
+        others = [choice for choice in self._services.models.choices if choice.id != current]
+        wanted = self.second.currentData()
+        self.second.clear()
+        for choice in others:
+            self.second.addItem(choice.title, choice.id)
+        self.second.setCurrentIndex(max(self.second.findData(wanted), 0) if others else -1)
+        self.compare.setEnabled(bool(others))
+        words = self.tr("Compare with a second model")
+        self.compare.setToolTip(words if others else self.tr("A second model is needed to compare"))
+        if not others:
+            self.compare.setChecked(False)
+        elif self.compare.isChecked() and self.second.currentData() != wanted:
+            self.second_chosen.emit(str(self.second.currentData()))
+
+    def _on_compare(self, checked: bool) -> None:
+        self.second.setVisible(checked)
+        self.second_chosen.emit(str(self.second.currentData() or "") if checked else "")
+
+    @staticmethod
+    def _box(words: str) -> QComboBox:
+        box = QComboBox()
+        box.setAccessibleName(words)
+        box.setMinimumWidth(160)
+        box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
+        return box

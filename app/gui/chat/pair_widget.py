@@ -1,0 +1,74 @@
+"""Two answers to one question, side by side."""
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout
+
+from app.gui.chat.message_widget import MessageWidget
+from app.gui.look import Look
+from app.gui.widgets.basics import button, label, row, stack
+from app.gui.widgets.column import ColumnItem
+
+
+class PairWidget(ColumnItem):
+    """The first model's answer on the left, the second's on the right; `chosen` is what the chat goes on from."""
+
+    picked = Signal(int)
+
+    def __init__(self, look: Look, panes: list[MessageWidget], waiting: str, chosen_id: int, *, busy: bool) -> None:
+        super().__init__()
+        self._gap = 2 * look.tokens.unit
+        self._panes = panes
+        self._inset = 2 * look.tokens.unit
+        self._foot = 0
+        layout = QHBoxLayout(self)
+        layout.setContentsMargins(0, look.tokens.unit, 0, look.tokens.unit)
+        layout.setSpacing(self._gap)
+        for pane in panes:
+            pane.height_changed.connect(self.height_changed)
+            layout.addWidget(self._framed(pane, chosen_id, busy=busy), 1)
+        if len(panes) == 1:
+            note = label(self.tr("Waits for the first answer, so that both run at full speed"), "muted", wrap=True)
+            holder = self._frame()
+            holder.setLayout(stack(label(waiting, "small"), note, 1, spacing=4, margins=(16, 16, 16, 16)))
+            layout.addWidget(holder, 1)
+
+    def pane(self, message_id: int) -> MessageWidget | None:
+        """The half that shows this message."""
+        return next((pane for pane in self._panes if pane.message.id == message_id), None)
+
+    def fit(self, width: int) -> int:
+        """Lay out both halves for their share of this width."""
+        half = (width - self._gap) // 2
+        tallest = 0
+        for pane in self._panes:
+            tallest = max(tallest, pane.fit(half - 2 * self._inset))
+        layout = self.layout()
+        assert layout is not None
+        layout.invalidate()
+        layout.activate()
+        margins = layout.contentsMargins()
+        return tallest + self._foot + 2 * self._gap + margins.top() + margins.bottom()
+
+    def _framed(self, pane: MessageWidget, chosen_id: int, *, busy: bool) -> QFrame:
+        frame = self._frame()
+        column = QVBoxLayout()
+        column.setContentsMargins(self._inset, self._gap // 2, self._inset, self._gap // 2)
+        column.setSpacing(self._gap // 2)
+        column.addWidget(pane)
+        column.addStretch(1)
+        if len(self._panes) > 1 and not busy:
+            if pane.message.id == chosen_id:
+                foot = row(label(self.tr("The chat goes on from here"), "chip-ok"), 1)
+            else:
+                go_on = button(self.tr("Go on with this one"), lambda: self.picked.emit(pane.message.id))
+                foot = row(go_on, 1)
+            column.addLayout(foot)
+            self._foot = max(self._foot, foot.sizeHint().height() + self._gap // 2)
+        frame.setLayout(column)
+        return frame
+
+    @staticmethod
+    def _frame() -> QFrame:
+        frame = QFrame()
+        frame.setProperty("kind", "card")
+        return frame

@@ -1,0 +1,68 @@
+"""What a model is made to fit: a size of the file, or a context in the memory of this computer."""
+
+from typing import Any
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QComboBox, QWidget
+
+from app.gui import words
+from app.gui.widgets.basics import label, row
+
+_CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_USUAL = 8192
+# The types engine.quantize_fit weighs; None leaves the choice to the solver.
+_CACHES: tuple[tuple[str | None, str], ...] = (
+    (None, "the best for it"),
+    ("f16", "f16, exact"),
+    ("q8_0", "q8_0, half as large"),
+    ("q5_1", "q5_1"),
+    ("q4_0", "q4_0, smallest"),
+)
+
+
+class Aim(QWidget):
+    """`body` is what the server is asked for when the aim is a context."""
+
+    changed = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind = QComboBox()
+        self.kind.setAccessibleName(self.tr("What to aim for"))
+        self.kind.addItem(self.tr("Aim for a size"))
+        self.kind.addItem(self.tr("Aim for a context on this computer"))
+        self.context = QComboBox()
+        self.context.setAccessibleName(self.tr("Context in tokens"))
+        for n_ctx in _CONTEXTS:
+            self.context.addItem(self.tr("{n} tokens").format(n=words.whole(n_ctx)), n_ctx)
+        self.context.setCurrentIndex(self.context.findData(_USUAL))
+        self.cache = QComboBox()
+        self.cache.setAccessibleName(self.tr("How the context is stored"))
+        for value, name in _CACHES:
+            self.cache.addItem(self.tr(name), value)
+        self._more = QWidget()
+        stored = label(self.tr("stored in"), "small")
+        self._more.setLayout(row(self.context, stored, self.cache))
+        self._more.hide()
+        self.setLayout(row(self.kind, self._more, 1))
+        self.kind.currentIndexChanged.connect(self._on_kind)
+        for box in (self.context, self.cache):
+            box.currentIndexChanged.connect(lambda _: self.changed.emit())
+
+    @property
+    def is_context(self) -> bool:
+        """Whether a context is aimed for."""
+        return self.kind.currentIndex() == 1
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens aimed for."""
+        return int(self.context.currentData())
+
+    def body(self) -> dict[str, Any]:
+        """The wish as the server takes it; what is free decides the size."""
+        return {"fit": True, "n_ctx": self.n_ctx, "kv_type": self.cache.currentData()}
+
+    def _on_kind(self, _position: int) -> None:
+        self._more.setVisible(self.is_context)
+        self.changed.emit()

@@ -1,0 +1,39 @@
+"""Where a name goes beside its point, so that it covers nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Directions to try, best first: right above, above, right, left above, left, below.
+_WAYS = ((0.0, -1.0), (-0.5, -1.0), (0.0, -0.5), (-1.0, -1.0), (-1.0, -0.5), (0.0, 0.0), (-0.5, 0.0))
+_DISTANCES = (6, 12, 20, 30)
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle in pixels, y downwards."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+
+    def meets(self, other: "Box") -> bool:
+        """They share area."""
+        return (
+            self.left < other.left + other.width
+            and other.left < self.left + self.width
+            and self.top < other.top + other.height
+            and other.top < self.top + self.height
+        )
+
+
+def place(x: float, y: float, width: float, height: float, taken: Sequence[Box]) -> Box | None:
+    """The nearest free place for a name of this size beside the point; None when all around is taken."""
+    for distance in _DISTANCES:
+        for across, down in _WAYS:
+            left = x + across * width + distance * (0 if across == -0.5 else 1 if across == 0 else -1)  # noqa: PLR2004 - centred
+            top = y + down * height + distance * (0 if down == -0.5 else 1 if down == 0 else -1)  # noqa: PLR2004 - centred
+            box = Box(left, top, width, height)
+            if not any(box.meets(other) for other in taken):
+                return box
+    return None

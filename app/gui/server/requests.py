@@ -1,0 +1,89 @@
+"""The last requests and the programs that sent them, as rows of a table. No widgets here."""
+
+import time
+from typing import Any
+
+from PySide6.QtCore import QCoreApplication, QDateTime, QLocale
+
+from app.gui import words
+
+PATH = "/tessera/v1/requests"
+_OK_BELOW = 400
+_MINUTE_S = 60
+
+
+def request_columns() -> list[str]:
+    """Heads of `request_row`."""
+    return [
+        _tr("Program"), _tr("Route"), _tr("Model"), _tr("Time"), _tr("State"), _tr("Read"), _tr("From cache"),
+        _tr("Generated"), _tr("First token"), _tr("Tokens/s"), _tr("Took"),
+    ]  # fmt: skip
+
+
+def request_row(row: dict[str, Any]) -> list[str]:
+    """One request in words; what nobody measured is a dash."""
+    return [
+        str(row["program"]),
+        str(row["route"]),
+        str(row.get("model") or words.UNKNOWN),
+        clock(row["time"]),
+        state_of(row),
+        _whole(row.get("prompt_tokens")),
+        _whole(row.get("cached_tokens")),
+        _whole(row.get("completion_tokens")),
+        _seconds(row.get("ttft_s")),
+        words.UNKNOWN if row.get("tok_s") is None else words.decimal(row["tok_s"]),
+        words.UNKNOWN if row.get("running") else _seconds(row.get("seconds")),
+    ]
+
+
+def state_of(row: dict[str, Any]) -> str:
+    """Running, done, refused with a status, or left by the client."""
+    if row.get("running"):
+        return _tr("Running")
+    status = int(row.get("status") or 0)
+    if not status:
+        return _tr("Client left")
+    return _tr("Done") if status < _OK_BELOW else _tr("Refused ({status})").format(status=status)
+
+
+def program_columns() -> list[str]:
+    """Heads of `program_row`."""
+    return [_tr("Program"), _tr("Address"), _tr("Last seen"), _tr("Running"), _tr("Requests")]
+
+
+def program_row(row: dict[str, Any], now: float | None = None) -> list[str]:
+    """One program in words."""
+    seconds = max(0.0, (time.time() if now is None else now) - row["last_seen"])
+    ago = (
+        _tr("now") if row.get("active") or seconds < _MINUTE_S else _tr("{n} ago").format(n=words.duration(seconds))
+    )
+    return [
+        str(row["name"]),
+        str(row["address"]),
+        ago,
+        words.whole(row.get("active") or 0),
+        words.whole(row.get("num_requests") or 0),
+    ]
+
+
+def clock(seconds: float) -> str:
+    """A moment as the time of day."""
+    moment = QDateTime.fromSecsSinceEpoch(int(seconds))
+    return QLocale().toString(moment.time(), "HH:mm:ss")
+
+
+def _whole(value: Any) -> str:
+    return words.UNKNOWN if value is None else words.whole(value)
+
+
+def _seconds(value: Any) -> str:
+    if value is None:
+        return words.UNKNOWN
+    if value < 1:
+        return _tr("{n} ms").format(n=words.whole(1000 * value))
+    return _tr("{n} s").format(n=words.decimal(value))
+
+
+def _tr(text: str) -> str:
+    return QCoreApplication.translate("requests", text)

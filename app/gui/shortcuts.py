@@ -1,0 +1,67 @@
+"""Every shortcut of the window: one table makes the keys, the sheet and the list in the settings."""
+
+from dataclasses import dataclass
+
+from PySide6.QtCore import QCoreApplication, Qt
+from PySide6.QtGui import QKeySequence
+from PySide6.QtWidgets import QDialog, QGridLayout, QWidget
+
+from app.gui.widgets.basics import button, label, row, stack
+
+
+@dataclass(frozen=True)
+class Shortcut:
+    """`name` is what the window connects; empty: the key belongs to a control, and is only listed."""
+
+    name: str
+    keys: str
+    words: str
+
+
+# PAGES stands for Ctrl+1 and on, one a page.
+PAGES = "pages"
+SHORTCUTS: tuple[Shortcut, ...] = (
+    Shortcut("new", "Ctrl+N", "New chat"),
+    Shortcut("find", "Ctrl+F", "Search all chats"),
+    Shortcut("write", "Ctrl+L", "Write a message"),
+    Shortcut("", "Return", "Send"),
+    Shortcut("", "Shift+Return", "New line"),
+    Shortcut("stop", "Esc", "Stop the answer"),
+    Shortcut(PAGES, "Ctrl+1", "Switch page, in the order of the bar"),
+    Shortcut("settings", "Ctrl+,", "Settings"),
+    Shortcut("help", "F1", "This list"),
+    Shortcut("quit", "Ctrl+Q", "Quit"),
+)
+
+
+def shown_keys(shortcut: Shortcut, num_pages: int = 9) -> str:
+    """The keys as this system writes them."""
+    native = QKeySequence.SequenceFormat.NativeText
+    first = QKeySequence(shortcut.keys).toString(native)
+    if shortcut.name != PAGES:
+        return first
+    return f"{first} … {QKeySequence(f'Ctrl+{num_pages}').toString(native)}"
+
+
+def words_of(shortcut: Shortcut) -> str:
+    """What it does, translated."""
+    return QCoreApplication.translate("shortcuts", shortcut.words)
+
+
+class ShortcutSheet(QDialog):
+    """All shortcuts at a glance; Esc closes it."""
+
+    def __init__(self, num_pages: int, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle(self.tr("Shortcuts"))
+        grid = QGridLayout()
+        grid.setHorizontalSpacing(48)
+        grid.setVerticalSpacing(8)
+        for number, shortcut in enumerate(SHORTCUTS):
+            grid.addWidget(label(words_of(shortcut)), number, 0)
+            grid.addWidget(label(shown_keys(shortcut, num_pages), "chip"), number, 1, Qt.AlignmentFlag.AlignRight)
+        close = button(self.tr("Close"), self.close)
+        self.setLayout(
+            stack(label(self.tr("Shortcuts"), "title"), grid, row(1, close), spacing=16, margins=(24, 24, 24, 24))
+        )

@@ -1,0 +1,72 @@
+"""A quiet table of words: no grid, no selection, as high as its rows."""
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QHeaderView, QSizePolicy, QTableWidget, QTableWidgetItem
+
+from app.gui.look import Look
+
+
+class PlainTable(QTableWidget):
+    """`show_rows` replaces what changed; numbers stand right, words left. The first column takes what is left."""
+
+    def __init__(self, look: Look, name: str, columns: Sequence[str], *, numbers: int, rows: int = 8) -> None:
+        super().__init__(0, len(columns))
+        self._look, self._most, self._numbers = look, rows, numbers
+        self.setAccessibleName(name)
+        self.setHorizontalHeaderLabels(list(columns))
+        self.verticalHeader().hide()
+        header = self.horizontalHeader()
+        header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
+        header.setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
+        header.setHighlightSections(False)
+        header.setSectionsClickable(False)
+        for column in range(len(columns)):
+            item = self.horizontalHeaderItem(column)
+            assert item is not None
+            item.setTextAlignment(self._alignment(column))
+        self.setShowGrid(False)
+        self.setEditTriggers(QTableWidget.EditTrigger.NoEditTriggers)
+        self.setSelectionMode(QTableWidget.SelectionMode.NoSelection)
+        self.setVerticalScrollMode(QTableWidget.ScrollMode.ScrollPerPixel)
+        self.setHorizontalScrollMode(QTableWidget.ScrollMode.ScrollPerPixel)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setTabKeyNavigation(False)
+        self._fit()
+        look.changed.connect(self._fit)
+
+    def show_rows(self, rows: Sequence[Sequence[str]]) -> None:
+        """Show these cells; what is the same stays untouched, so nothing flickers."""
+        if self.rowCount() != len(rows):
+            self.setRowCount(len(rows))
+        for number, cells in enumerate(rows):
+            for column, text in enumerate(cells):
+                item = self.item(number, column)
+                if item is None:
+                    item = QTableWidgetItem(text)
+                    item.setTextAlignment(self._alignment(column))
+                    self.setItem(number, column, item)
+                elif item.text() != text:
+                    item.setText(text)
+        self._fit()
+
+    def texts(self) -> list[list[str]]:
+        """The cells shown."""
+        return [
+            [item.text() if (item := self.item(row, column)) else "" for column in range(self.columnCount())]
+            for row in range(self.rowCount())
+        ]
+
+    def _alignment(self, column: int) -> Qt.AlignmentFlag:
+        is_number = column >= self.columnCount() - self._numbers
+        side = Qt.AlignmentFlag.AlignRight if is_number else Qt.AlignmentFlag.AlignLeft
+        return side | Qt.AlignmentFlag.AlignVCenter
+
+    def _fit(self) -> None:
+        tokens = self._look.tokens
+        line = self.fontMetrics().height() + tokens.unit
+        self.verticalHeader().setDefaultSectionSize(line)
+        shown = min(max(self.rowCount(), 1), self._most)
+        bar = self.horizontalScrollBar().sizeHint().height()
+        self.setFixedHeight(self.horizontalHeader().sizeHint().height() + shown * line + bar)

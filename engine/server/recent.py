@@ -1,0 +1,117 @@
+"""What the server did lately and who asked: the last requests with their numbers, and the programs behind them."""
+
+import re
+import time
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any, Final
+
+import msgspec
+
+from engine.chat.conversation import AnswerFinished
+from engine.types import Done
+
+KEPT_REQUESTS: Final = 200
+KEPT_PROGRAMS: Final = 100
+# A program that asked within this time counts as connected. Source: the longest interval at which editors poll.
+CONNECTED_S: Final = 300.0
+_PRODUCT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/-]{0,39}")
+
+
+class RequestRecord(msgspec.Struct, kw_only=True):
+    """One request for inference, without anything that was said in it. Times in seconds; None: not known."""
+
+    id: str
+    time: float
+    route: str
+    program: str
+    address: str
+    status: int = 0
+    seconds: float = 0.0
+    sent_bytes: int = 0
+    running: bool = True
+    model: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    ttft_s: float | None = None
+    tok_s: float | None = None
+
+
+class Program(msgspec.Struct, kw_only=True):
+    """A program at an address, by the product its User-Agent names."""
+
+    name: str
+    address: str
+    first_seen: float
+    last_seen: float
+    num_requests: int = 0
+    active: int = 0
+
+
+current: ContextVar[RequestRecord | None] = ContextVar("current", default=None)
+
+
+class RecentRequests:
+    """The newest requests and programs, in memory only."""
+
+    def __init__(self) -> None:
+        self._requests: deque[RequestRecord] = deque(maxlen=KEPT_REQUESTS)
+        self._programs: OrderedDict[tuple[str, str], Program] = OrderedDict()
+
+    def began(self, record: RequestRecord, *, counts: bool) -> None:
+        """A request arrived; only what `counts` (runs a model) is listed by itself."""
+        key = (record.program, record.address)
+        seen = self._programs.get(key)
+        if seen is None:
+            seen = Program(name=record.program, address=record.address, first_seen=record.time, last_seen=0)
+            self._programs[key] = seen
+            if len(self._programs) > KEPT_PROGRAMS:
+                self._programs.popitem(last=False)
+        seen.last_seen = record.time
+        seen.num_requests += 1
+        seen.active += 1
+        self._programs.move_to_end(key)
+        if counts:
+            self._requests.append(record)
+
+    def ended(self, record: RequestRecord, *, status: int, seconds: float, sent_bytes: int) -> None:
+        """Its answer is complete, or its client has left (status 0)."""
+        record.status, record.seconds, record.sent_bytes, record.running = status, seconds, sent_bytes, False
+        program = self._programs.get((record.program, record.address))
+        if program is not None:
+            program.last_seen = record.time + seconds
+            program.active = max(0, program.active - 1)
+
+    def told(self) -> dict[str, Any]:
+        """Newest first; `connected` is whether a program asked lately or is being answered."""
+        now = time.time()
+        programs = [
+            {**msgspec.to_builtins(p), "connected": p.active > 0 or now - p.last_seen < CONNECTED_S}
+            for p in reversed(self._programs.values())
+        ]
+        return {"requests": msgspec.to_builtins(list(reversed(self._requests))), "programs": programs}
+
+
+def note_usage(model: str, done: Done | AnswerFinished) -> None:
+    """Write the numbers of a finished generation to the request that asked for it."""
+    record = current.get()
+    if record is None:
+        return
+    usage, timings = done.usage, done.timings
+    record.model = model
+    record.prompt_tokens = (record.prompt_tokens or 0) + usage.prompt_tokens
+    record.cached_tokens = (record.cached_tokens or 0) + usage.cached_tokens
+    record.completion_tokens = (record.completion_tokens or 0) + usage.completion_tokens
+    if timings.ttft_s > 0:
+        record.ttft_s = timings.ttft_s
+    gaps = usage.completion_tokens - 1
+    if gaps > 0 and timings.decode_s > 0:
+        record.tok_s = round(gaps / timings.decode_s, 2)
+
+
+def program_of(headers: Mapping[bytes, bytes]) -> str:
+    """The first product of the User-Agent, cut short; whatever else a client writes there is not kept."""
+    match = _PRODUCT.match(headers.get(b"user-agent", b"").decode("latin-1").strip())
+    return match.group() if match else "unknown"

@@ -1,0 +1,108 @@
+"""Two models side by side on one question."""
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QLabel, QPushButton
+
+from app.db import messages
+from app.gui.chat.page import ChatPage
+from app.gui.chat.pair_widget import PairWidget
+
+
+@pytest.fixture
+def page(qtbot, services, server):
+    server.models.append({"id": "other", "name": "Other", "context_length": 2048, "capabilities": ["chat"]})
+    made = ChatPage(services)
+    qtbot.addWidget(made)
+    made.resize(1000, 700)
+    made.show()
+    services.models.start()
+    qtbot.waitUntil(lambda: len(services.models.choices) == 2)
+    qtbot.waitUntil(lambda: made.controller.conversation.model == "spark")
+    yield made
+    made.controller.stop()
+    made.save_draft()
+    made.close()
+
+
+def ask(qtbot, page, text="Hi there"):
+    page.composer.set_text(text)
+    qtbot.keyClick(page.composer.editor, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: not page.controller.busy)
+
+
+def pair(page):
+    return page.transcript.item(page.controller.tree.leaf_id)
+
+
+def compare(qtbot, page):
+    qtbot.mouseClick(page.bar.compare, Qt.MouseButton.LeftButton)
+    assert page.bar.second.isVisible()
+    assert page.bar.second.currentData() == "other"
+
+
+def test_both_models_answer_one_question_and_the_chat_goes_on_from_the_chosen_one(qtbot, services, page, server):
+    compare(qtbot, page)
+    ask(qtbot, page)
+    assert [body["model"] for body in server.bodies] == ["spark", "other"]
+    assert server.bodies[0]["messages"] == server.bodies[1]["messages"]
+    question, first, second = services.store.submit(
+        messages.of_conversation, page.controller.conversation.id
+    ).result()
+    assert (first.model, second.model) == ("spark", "other")
+    assert first.parent_id == second.parent_id == question.id
+    assert (first.status, second.status) == ("complete", "complete")
+    assert page.controller.conversation.model == "spark", "the second model is asked, not switched to"
+
+    shown = pair(page)
+    assert isinstance(shown, PairWidget)
+    for message in (first, second):
+        assert shown.pane(message.id).text_view.toPlainText() == "Hello world"
+    assert shown.pane(first.id).x() < shown.pane(second.id).mapTo(shown, shown.rect().topLeft()).x()
+    assert shown.pane(second.id).mapTo(shown, shown.pane(second.id).rect().bottomLeft()).y() <= shown.height()
+
+    go_on = next(b for b in shown.findChildren(QPushButton) if b.text() == "Go on with this one")
+    qtbot.mouseClick(go_on, Qt.MouseButton.LeftButton)
+    assert page.controller.tree.leaf_id == first.id
+    server.pieces = ["More"]
+    ask(qtbot, page, "And then?")
+    assert server.bodies[2]["messages"][1]["content"] == "Hello **world**"
+    path = page.controller.tree.path()
+    assert [m.model for m in path if m.role == "assistant"] == ["spark", "other"]
+
+
+def test_the_second_waits_for_the_first_and_says_so(qtbot, page, server):
+    compare(qtbot, page)
+    server.hold.clear()
+    page.composer.set_text("Hi")
+    page.composer.send()
+    qtbot.waitUntil(lambda: isinstance(pair(page), PairWidget))
+    assert any("Waits for the first answer" in made.text() for made in pair(page).findChildren(QLabel))
+    assert len(server.bodies) <= 1
+    page.composer.set_text("typed meanwhile")
+    server.hold.set()
+    qtbot.waitUntil(lambda: not page.controller.busy)
+    assert len(server.bodies) == 2
+    assert page.composer.text == "typed meanwhile"
+
+
+def test_stopping_the_first_asks_no_second(qtbot, page, server):
+    compare(qtbot, page)
+    server.hold.clear()
+    page.composer.set_text("Hi")
+    page.composer.send()
+    qtbot.waitUntil(lambda: page.controller.answering_id != 0)
+    page.controller.stop()
+    server.hold.set()
+    assert not page.controller.busy
+    assert len(server.bodies) <= 1
+    assert page.controller.tree.path()[-1].status == "stopped"
+
+
+def test_without_a_second_model_there_is_nothing_to_compare(qtbot, services, page, server):
+    compare(qtbot, page)
+    server.models.pop()
+    services.models.refresh()
+    qtbot.waitUntil(lambda: not page.bar.compare.isEnabled())
+    assert page.controller.second_model == ""
+    assert not page.bar.second.isVisible()
