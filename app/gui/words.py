@@ -3,6 +3,7 @@
 from PySide6.QtCore import QCoreApplication, QLocale
 
 _MINUTE, _HOUR = 60, 3600
+_EXACT_BELOW = 10
 UNKNOWN = "—"  # a number nobody has
 _SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 
@@ -28,6 +29,11 @@ def whole(value: float) -> str:
 def decimal(value: float, places: int = 1) -> str:
     """4.25."""
     return QLocale().toString(float(value), "f", places)
+
+
+def speed(tok_s: float) -> str:
+    """0.8, 3.4, 120: a decimal only where it says something."""
+    return decimal(tok_s) if tok_s < _EXACT_BELOW else whole(tok_s)
 
 
 def duration(seconds: float | None) -> str:

@@ -19,6 +19,7 @@ from engine.dispatch.external import is_external, place_external
 from engine.dispatch.ladder import next_rung
 from engine.dispatch.machine_state import MachineState
 from engine.dispatch.memory import DispatchMemory
+from engine.dispatch.priors import effective_gbs
 from engine.dispatch.tuned import Tuned, TunedStore, pinned_elsewhere, tuned_settings
 from engine.dispatch.types import NO_WISH, Placement, Rung, Wish
 from engine.errors import BadModelFile
@@ -203,6 +204,16 @@ class Placer:
             return need.total_bytes - need.part_bytes("weights") + weights_bytes <= free
 
         return largest_context(settings, shape.context_train or max(settings.n_ctx, 1 << 17), fits)
+
+    def expected_tok_s(self, bytes_per_token: int) -> float:
+        """Decode speed of a model that reads so many bytes a token, on the fastest usable device here."""
+        speeds = [
+            self.memory.speed_gbs(device.id, backend) or effective_gbs(device, backend)
+            for device in self.machine_now().devices
+            if device.state == "usable" and device.kind != "npu"
+            for backend in {r.backend for r in device.runtimes if r.state == "usable"} | {"cpu"} & {device.kind}
+        ]
+        return max(speeds, default=0.0) * 1e9 / max(1, bytes_per_token)
 
     def choose_settings(self, model_id: str, settings: LoadSettings, wish: Wish = NO_WISH) -> LoadSettings:
         """The settings a load gets: dispatched, or those that worked after others had failed.

@@ -36,6 +36,11 @@ class Starter(msgspec.Struct, frozen=True, kw_only=True):
         """Memory it needs at a usual 4-bit mix, or as published if that is smaller; an estimate, not a promise."""
         return int(self.parameters * min(self.native_bits, _USUAL_BITS) / 8 * _MARGIN)
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Weights read for one token at the same mix."""
+        return int((self.active or self.parameters) * min(self.native_bits, _USUAL_BITS) / 8)
+
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """A starter that fits, and why this one."""

@@ -318,7 +318,7 @@ def test_without_a_server_nothing_can_be_sent_and_the_page_says_so(qtbot, servic
 def test_a_draft_too_long_for_the_model_is_told_before_anything_is_sent(qtbot, page, server):
     page.composer.set_text("x" * 9000)
     assert page.composer.meter.level == "bad"
-    assert "this model takes 1,024" in page.banner.text
+    assert "this model takes 1024" in page.banner.text
     page.banner.hide()
     page.composer.set_text("x" * 9001)
     assert not page.banner.isVisible(), "a closed warning does not come back with every letter"

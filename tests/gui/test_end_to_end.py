@@ -1,9 +1,18 @@
-"""The whole window with a real server process and the bundled model: the path of docs/first-run.md."""
+"""The whole window with a real server process and the bundled model: the path of docs/first-run.md, by clicks."""
 
+import json
+import os
+import re
+import shutil
 import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
 
 import pytest
-from PySide6.QtWidgets import QApplication, QPushButton
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QApplication, QComboBox, QPushButton
 
 from app.db.connection import open_store
 from app.db.store import Store
@@ -11,84 +20,129 @@ from app.gui.application import Desktop
 from app.gui.server_link import ServerLink
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def desktop(qtbot, home, monkeypatch):
+def desktop(qtbot, home, monkeypatch, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("TESSERA_SERVER_PORT", str(free.getsockname()[1]))
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
     app = QApplication.instance()
     made = Desktop(app, Store(open_store(home / "state" / "chats.db")), ServerLink())
     made.start()
     yield made
+    made.window.find_lost = list
     made.window.close()
     made.close()
     for left in (made.window, made.jobs, made.services.models, made.services.settings, made.background):
         left.deleteLater()
 
 
-def press(qtbot, widget, text):
+def click(qtbot, widget, text):
+    """A real click on the button of that text or name, as soon as it can be clicked."""
+
     def found():
-        return [b for b in widget.findChildren(QPushButton) if b.text() == text and b.isVisible() and b.isEnabled()]
+        return [
+            b
+            for b in widget.findChildren(QPushButton)
+            if text in {b.text(), b.accessibleName()} and b.isVisible() and b.isEnabled()
+        ]
 
     qtbot.waitUntil(lambda: bool(found()))
-    found()[0].click()
+    qtbot.mouseClick(found()[0], Qt.MouseButton.LeftButton)
 
 
-def test_from_the_first_start_to_a_model_made_to_fit(qtbot, desktop):
+def go(qtbot, window, name):
+    """A click on the bar of pages."""
+    qtbot.mouseClick(window._buttons[name], Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(window.page(name).isVisible)
+    return window.page(name)
+
+
+def choose(qtbot, box: QComboBox, data):
+    """Choose an entry with the keyboard, as a user would."""
+    box.setFocus()
+    while box.currentData() != data:
+        before = box.currentIndex()
+        qtbot.keyClick(box, Qt.Key.Key_Down if before < box.findData(data) else Qt.Key.Key_Up)
+        assert box.currentIndex() != before
+
+
+def answer_of_the_written_model(config: str) -> str:
+    """What a program gets that reads this configuration."""
+    base = re.search(r"apiBase:\s*[\"']?(http://127\.0\.0\.1:\d+/v1)", config).group(1)
+    model = re.search(r"\bmodel:\s*[\"']?([\w./-]+)", config).group(1)
+    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    asked = urllib.request.Request(
+        f"{base}/chat/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json", "authorization": "Bearer local", "user-agent": "Continue/1.0"},
+    )
+    with urllib.request.urlopen(asked, timeout=30) as answered:
+        return json.load(answered)["choices"][0]["message"]["content"]
+
+
+def test_from_the_first_start_to_a_connected_editor(qtbot, desktop, tmp_path):
     window, services = desktop.window, desktop.services
     chat = window.chat
-    qtbot.waitUntil(lambda: bool(services.models.choices), timeout=40_000)
-    qtbot.waitUntil(lambda: chat.composer.ready)
 
-    press(qtbot, chat, "What is quantization?")
-    qtbot.waitUntil(lambda: len(chat.controller.tree) == 2, timeout=20_000)
-    qtbot.waitUntil(lambda: not chat.controller.busy, timeout=60_000)
+    # A first chat: one click.
+    qtbot.waitUntil(lambda: chat.composer.ready)
+    click(qtbot, chat, "What is quantization?")
+    qtbot.waitUntil(lambda: len(chat.controller.tree) == 2)
+    qtbot.waitUntil(lambda: not chat.controller.busy)
     answer = chat.controller.tree.path()[-1]
     assert answer.status == "complete"
     assert answer.content
     assert answer.facts["usage"]["completion_tokens"] > 0
     assert answer.facts["timings"]["tok_s"] > 0
 
-    window.show_page("library")
-    library = window.page("library")
-    qtbot.waitUntil(lambda: len(library.cards) == 1, timeout=20_000)
-    press(qtbot, library.cards[0], "Make it fit")
-
+    # A model made to fit: three clicks.
+    library = go(qtbot, window, "library")
+    qtbot.waitUntil(lambda: len(library.cards) == 1)
+    click(qtbot, library.cards[0], "Make it fit")
     fit = window.page("fit")
-    qtbot.waitUntil(fit.start.isEnabled, timeout=40_000)
-    fit.tier.setCurrentIndex(fit.tier.findData("instant"))
-    fit._forecast()
-    fit.start.click()
+    qtbot.waitUntil(fit.start.isEnabled)
+    choose(qtbot, fit.tier, "instant")
+    qtbot.waitUntil(fit.start.isEnabled)
+    click(qtbot, fit, "Make it fit")
     qtbot.waitUntil(lambda: "Done" in fit.banner.text, timeout=100_000)
-    press(qtbot, fit.banner, "Chat with it")
-
+    click(qtbot, fit.banner, "Chat with it")
     made = chat.controller.conversation.model
     assert made != "spark"
-    qtbot.waitUntil(lambda: services.models.get(made) is not None, timeout=20_000)
+    qtbot.waitUntil(lambda: services.models.get(made) is not None)
     qtbot.waitUntil(lambda: chat.composer.ready)
-    chat.composer.set_text("What is Tessera?")
-    chat.composer.send()
-    qtbot.waitUntil(lambda: len(chat.controller.tree) == 2, timeout=20_000)
-    qtbot.waitUntil(lambda: not chat.controller.busy, timeout=60_000)
+    qtbot.keyClicks(chat.composer.editor, "What is Tessera?")
+    qtbot.keyClick(chat.composer.editor, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: len(chat.controller.tree) == 2)
+    qtbot.waitUntil(lambda: not chat.controller.busy)
     assert chat.controller.tree.path()[-1].status == "complete"
     assert chat.controller.tree.path()[-1].model == made
 
-    window.show_page("devices")
-    devices = window.page("devices")
-    qtbot.waitUntil(lambda: "ram" in devices._uses and made in devices._placements, timeout=40_000)
-    window.show_page("dashboard")
-    dashboard = window.page("dashboard")
-    qtbot.waitUntil(lambda: dashboard.table.rowCount() == 2, timeout=20_000)
-    window.show_page("server")
-    server = window.page("server")
-    qtbot.waitUntil(lambda: "loaded model" in server.log.toPlainText(), timeout=20_000)
+    # A connected editor: two clicks, and what was written works.
+    connect = go(qtbot, window, "connect")
+    click(qtbot, connect, "Connect Continue (VS Code, JetBrains)")
+    click(qtbot, connect, "Write this")
+    qtbot.waitUntil(lambda: connect._states["continue"].text() == "Connected")
+    written = (tmp_path / "user" / ".continue" / "config.yaml").read_text()
+    assert answer_of_the_written_model(written)
+
+    # The other pages know of it.
+    server = go(qtbot, window, "server")
+    qtbot.waitUntil(lambda: any(row[0] == "Continue/1.0" for row in server.programs.texts()))
+    qtbot.waitUntil(lambda: "loaded model" in server.log.toPlainText())
+    devices = go(qtbot, window, "devices")
+    qtbot.waitUntil(lambda: "ram" in devices._uses and made in devices._placements)
+    dashboard = go(qtbot, window, "dashboard")
+    qtbot.waitUntil(lambda: dashboard.table.rowCount() == 2)
+    qtbot.waitUntil(lambda: dashboard.history.texts()[0][0] == "Continue/1.0")
     assert desktop.link.owned
 
 
 def test_the_server_ends_with_the_window(qtbot, desktop):
-    qtbot.waitUntil(lambda: desktop.services.models.reachable, timeout=40_000)
+    qtbot.waitUntil(lambda: desktop.services.models.reachable)
     process = desktop.link._process
     desktop.link.stop()
     assert process.poll() is not None
@@ -104,7 +158,7 @@ def test_the_bundled_model_is_measured_by_a_real_server(qtbot, desktop, tmp_path
     assert page.model.currentData() == ("model", "spark")
     page.lengths.setText("16,32")
     page.repeats.setValue(1)
-    press(qtbot, page, "Measure")
+    click(qtbot, page, "Measure")
     qtbot.waitUntil(lambda: page.table.rowCount() == 1, timeout=120_000)
     (line,) = page.decode.lines.values()
     assert [x for x, _ in line] == [16.0, 32.0]
@@ -113,3 +167,52 @@ def test_the_bundled_model_is_measured_by_a_real_server(qtbot, desktop, tmp_path
     page.save(tmp_path / "real.csv")
     qtbot.waitUntil((tmp_path / "real.csv").exists)
     assert desktop.services.api.get("/tessera/v1/bench")["results"][0]["points"][0]["decode_tok_s"]["median"] > 0
+
+
+def can_cut() -> bool:
+    """Whether this system lets a process have a network of its own."""
+    probe = ["unshare", "-rn", "true"]
+    return bool(shutil.which("unshare")) and not subprocess.run(probe, capture_output=True, check=False).returncode
+
+
+# Every connection of the window's process is told, by Python's own audit hook, before it is made.
+WATCHED = """
+import fcntl, socket, struct, sys
+with socket.socket() as any_socket:  # a new network namespace has its loopback down
+    fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh", b"lo", 1))  # SIOCSIFFLAGS, IFF_UP
+tried = []
+def hook(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
+        target = arguments[1] if event != "socket.getaddrinfo" else arguments[:2]
+        host = target[0] if isinstance(target, tuple) else str(target)
+        if host not in ("127.0.0.1", "::1", "localhost") and not str(host).startswith(("/", "\\0")):
+            tried.append((event, host))
+sys.addaudithook(hook)
+import pytest
+code = pytest.main(["-q", "-p", "no:cacheprovider", "-o", "addopts=", "--strict-markers", *sys.argv[1:]])
+print("TRIED", tried)
+sys.exit(1 if tried else int(code))
+"""
+
+
+@pytest.mark.skipif(not can_cut(), reason="needs unshare and user namespaces (Linux)")
+def test_without_any_network_the_window_works_and_tries_nothing(tmp_path):
+    """First start, chat, fit and connect, and the pages, in a network namespace that has only loopback."""
+    tests = [
+        "tests/gui/test_end_to_end.py::test_from_the_first_start_to_a_connected_editor",
+        "tests/gui/test_library.py",
+        "tests/gui/test_markdown.py",
+    ]
+    script = tmp_path / "watched.py"
+    script.write_text(WATCHED)
+    run = subprocess.run(
+        ["unshare", "-rn", sys.executable, str(script), *tests],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert "TRIED []" in run.stdout, run.stdout[-3000:] + run.stderr[-2000:]
+    assert run.returncode == 0, run.stdout[-3000:]

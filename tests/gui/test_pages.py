@@ -105,13 +105,13 @@ def test_a_context_can_be_aimed_for_with_a_way_to_store_it(qtbot, fit, server):
 
     server.routes["POST", "/tessera/v1/quantize/plan"] = fitted
     fit._forecast()
-    qtbot.waitUntil(lambda: "Context up to 16,384 fits" in texts(fit))
+    qtbot.waitUntil(lambda: "Context up to 16384 fits" in texts(fit))
     fit.aim.kind.setCurrentIndex(1)
-    qtbot.waitUntil(lambda: "For a context of 8,192" in texts(fit) and "Context stored in q8_0" in texts(fit))
+    qtbot.waitUntil(lambda: "For a context of 8192" in texts(fit) and "Context stored in q8_0" in texts(fit))
     assert not fit.slider.isVisible()
     fit.aim.context.setCurrentIndex(fit.aim.context.findData(32768))
     fit.aim.cache.setCurrentIndex(fit.aim.cache.findData("q4_0"))
-    qtbot.waitUntil(lambda: "For a context of 32,768" in texts(fit) and "Context stored in q4_0" in texts(fit))
+    qtbot.waitUntil(lambda: "For a context of 32768" in texts(fit) and "Context stored in q4_0" in texts(fit))
     server.routes["POST", "/tessera/v1/quantize"] = (400, {"error": {"message": "not now"}})
     qtbot.waitUntil(fit.start.isEnabled)
     fit.start.click()
@@ -277,7 +277,7 @@ def test_the_dashboard_reads_the_counters(qtbot, show, services, server, monkeyp
     }  # fmt: skip
     running, done = page.history.texts()
     assert done[:3] == ["OpenAI/Python", "/v1/chat/completions", "spark"]
-    assert done[4:] == ["Done", "1,200", "1,000", "50", "12 ms", "431.5", "2.5 s"]
+    assert done[4:] == ["Done", "1200", "1000", "50", "12 ms", "431.5", "2.5 s"]
     assert running[2] == "—"
     assert running[4:] == ["Running", "—", "—", "—", "—", "—", "—"]
     monkeypatch.setattr(server.api, "text", lambda path: METRICS.replace("100.0", "900.0"))
@@ -384,10 +384,11 @@ def test_the_first_run_says_what_fits_and_offers_the_demo(qtbot, show, services,
     server.routes["GET", "/tessera/v1/devices"] = MACHINE
     server.routes["GET", "/tessera/v1/hub/starters"] = {
         "proposals": [{"starter": {"id": "s1", "repo": "org/small", "job": "chat", "parameters": 8e9},
-                       "expected_bytes": 5 << 30}]
+                       "expected_bytes": 5 << 30, "expected_tok_s": 7.25}]
     }  # fmt: skip
     page = show(Welcome(services))
     qtbot.waitUntil(lambda: "small" in texts(page) and "EPYC" in texts(page))
+    assert "about 5.0 GiB · about 7.2 tokens/s" in texts(page) or "about 7.3 tokens/s" in texts(page)
     with qtbot.waitSignal(page.asked) as asked:
         press(page, "What is quantization?")
     assert asked.args == ["What is quantization?"]

@@ -50,6 +50,7 @@ class Welcome(QScrollArea):
             stack(
                 self._try,
                 self._questions,
+                _gap(),
                 self._begin,
                 self._proposals,
                 row(1, more, 1),
@@ -112,6 +113,9 @@ class Welcome(QScrollArea):
                 n=words.count(starter.get("parameters") or 0),
                 size=words.size(proposal.get("expected_bytes") or 0),
             )
+            if proposal.get("expected_tok_s"):
+                speed = self.tr("about {n} tokens/s").format(n=words.speed(proposal["expected_tok_s"]))
+                facts = f"{facts} · {speed}"
             name = str(starter.get("repo", "")).rpartition("/")[2]
             get = button(self.tr("Download"), self._puller(str(starter.get("id"))))
             get.setAccessibleName(self.tr("Download {name}").format(name=name))
@@ -122,6 +126,12 @@ class Welcome(QScrollArea):
 
     def _puller(self, model: str) -> Any:
         return lambda: self.pull_pressed.emit(model)
+
+
+def _gap() -> QWidget:
+    made = QWidget()
+    made.setFixedHeight(8)
+    return made
 
 
 def _heading(text: str) -> QLabel:

@@ -75,6 +75,9 @@ class HubTab(QWidget):
                     str(starter.get("job", "")),
                     self.tr("{n} parameters").format(n=words.count(starter.get("parameters") or 0)),
                     self.tr("about {n}").format(n=words.size(proposal.get("expected_bytes") or 0)),
+                    self.tr("about {n} tokens/s").format(n=words.speed(proposal["expected_tok_s"]))
+                    if proposal.get("expected_tok_s")
+                    else "",
                     str(starter.get("license", "")),
                 )
                 if part

@@ -190,10 +190,20 @@ async def plan(
 
 
 @router.get("/hub/starters")
-async def starters() -> dict[str, Any]:
-    """Three models to begin with that fit this machine."""
-    found = await asyncio.to_thread(lambda: propose(memory_bytes()))
-    return {"proposals": [{**msgspec.to_builtins(p), "expected_bytes": p.starter.expected_bytes} for p in found]}
+async def starters(request: Request) -> dict[str, Any]:
+    """Three models to begin with that fit this machine, with the speed to expect (null: not known)."""
+    placer = server_state(request).placer
+
+    def tell() -> list[dict[str, Any]]:
+        told = []
+        for proposal in propose(memory_bytes()):
+            starter = proposal.starter
+            speed = placer.expected_tok_s(starter.bytes_per_token) if placer is not None else 0.0
+            facts = {"expected_bytes": starter.expected_bytes, "expected_tok_s": round(speed, 1) or None}
+            told.append({**msgspec.to_builtins(proposal), **facts})
+        return told
+
+    return {"proposals": await asyncio.to_thread(tell)}
 
 
 @router.get("/hub/folders")
