@@ -7,12 +7,12 @@ from typing import Any
 
 from PySide6.QtCore import QTimer
 from PySide6.QtGui import QHideEvent, QShowEvent
-from PySide6.QtWidgets import QGridLayout, QTableWidget, QWidget
+from PySide6.QtWidgets import QGridLayout
 
 from app.gui import words
 from app.gui.server import requests
 from app.gui.services import Services
-from app.gui.widgets.basics import Page, card, label, stack
+from app.gui.widgets.basics import Page, card
 from app.gui.widgets.plain_table import PlainTable
 from app.gui.widgets.time_plot import TimePlot
 
@@ -63,19 +63,15 @@ class DashboardPage(Page):
         self.content.addLayout(grid)
         columns = [self.tr("Model"), self.tr("Requests"), self.tr("Tokens read"), self.tr("Tokens generated")]
         self.table = PlainTable(services.look, self.tr("Use by model"), columns, numbers=3, rows=6)
-        self._section(self.tr("By model since the server started"), self.table)
+        self.add_section(self.tr("By model since the server started"), card(self.table))
         name = self.tr("History of requests, newest first")
         self.history = PlainTable(services.look, name, requests.request_columns(), numbers=6, rows=10)
-        self._section(self.tr("History of requests"), self.history)
+        self.add_section(self.tr("History of requests"), card(self.history))
         self._last: tuple[float, dict[str, float]] | None = None
         self._asking = False
         self._timer = QTimer(self)
         self._timer.setInterval(_EVERY_MS)
         self._timer.timeout.connect(self.refresh)
-
-    def _section(self, title: str, table: QTableWidget) -> None:
-        holder: QWidget = card(table)
-        self.content.addLayout(stack(label(title, "strong"), holder, spacing=8))
 
     def showEvent(self, event: QShowEvent) -> None:
         """Look while seen."""

@@ -36,7 +36,6 @@ class SettingsPage(Page):
         for setting in SETTINGS:
             groups.setdefault(setting.group, []).append(setting)
         for name, rows in groups.items():
-            self.content.addWidget(label(self.tr(name), "strong"))
             frame = card(spacing=12)
             column = frame.layout()
             assert isinstance(column, QVBoxLayout)
@@ -44,7 +43,7 @@ class SettingsPage(Page):
                 if position:
                     column.addWidget(rule())
                 self._add_row(column, setting)
-            self.content.addWidget(frame)
+            self.add_section(self.tr(name), frame)
         self._add_shortcuts()
         self._add_places()
         services.settings.changed.connect(self._show_value)
@@ -145,12 +144,10 @@ class SettingsPage(Page):
             editor.setText(str(value))
 
     def _add_shortcuts(self) -> None:
-        self.content.addWidget(label(self.tr("Shortcuts"), "strong"))
         lines = [row(label(words_of(shown)), 1, label(shown_keys(shown), "chip")) for shown in SHORTCUTS]
-        self.content.addWidget(card(*lines))
+        self.add_section(self.tr("Shortcuts"), card(*lines))
 
     def _add_places(self) -> None:
-        self.content.addWidget(label(self.tr("Where things are"), "strong"))
         paths = user_paths()
         places = (
             (self.tr("Settings"), settings_file()),
@@ -160,7 +157,7 @@ class SettingsPage(Page):
         )
         lines = [row(label(words), 1, label(str(path), "small", selectable=True)) for words, path in places]
         empty = button(self.tr("Empty the trash of chats…"), self._ask_empty_trash, "danger")
-        self.content.addWidget(card(*lines, row(empty, 1)))
+        self.add_section(self.tr("Where things are"), card(*lines, row(empty, 1)))
 
     def _ask_empty_trash(self) -> None:
         from PySide6.QtWidgets import QMessageBox  # noqa: PLC0415 - rarely used

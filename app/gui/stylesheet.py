@@ -40,7 +40,8 @@ QLineEdit, QPlainTextEdit, QTextEdit, QComboBox, QAbstractSpinBox {{ background:
   color: {c["text"]}; border: 1px solid {c["border"]}; border-radius: {radius}px;
   padding: {half}px {unit}px; selection-background-color: {c["accent"]};
   selection-color: {c["on_accent"]}; }}
-QLineEdit, QComboBox, QAbstractSpinBox {{ min-height: {3 * unit}px; }}
+QLineEdit, QComboBox {{ min-height: {3 * unit}px; }}
+QAbstractSpinBox {{ min-height: {3 * unit - 3}px; }}
 QLineEdit:focus, QPlainTextEdit:focus, QTextEdit:focus, QComboBox:focus, QAbstractSpinBox:focus {{
   border: 2px solid {c["accent"]}; padding: {half - 1}px {unit - 1}px; }}
 QAbstractSpinBox::up-button, QAbstractSpinBox::down-button {{ width: 0; border: none; }}
@@ -85,6 +86,7 @@ QSlider::handle:horizontal {{ background: {c["raised"]}; border: 2px solid {c["a
 QSlider:focus::handle:horizontal {{ border-color: {c["text"]}; }}
 QSplitter::handle {{ background: {c["border"]}; }}
 QSplitter::handle:horizontal {{ width: 1px; }}
+QSplitter::handle:vertical {{ height: 1px; }}
 QFrame[kind="card"] {{ background: {c["raised"]}; border: 1px solid {c["border"]}; border-radius: {radius}px; }}
 QFrame[kind="rail"] {{ background: {c["surface"]}; border: none; border-right: 1px solid {c["border"]}; }}
 QFrame[kind="side"] {{ background: {c["surface"]}; border: none; }}

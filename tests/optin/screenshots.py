@@ -13,6 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from PySide6.QtWidgets import QDialog
+
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "docs" / "screenshots"
 PAGES = (
@@ -27,6 +29,9 @@ PAGES = (
     "connect",
     "server",
     "settings",
+    "shortcuts",
+    "details",
+    "compare",
 )
 STYLES = (("light", 1), ("dark", 1), ("light", 2), ("dark", 2))
 QUESTIONS = ("What is quantization?", "What is Tessera?")
@@ -100,7 +105,10 @@ class Camera:
 
     def shoot(self, name):
         self.rest(700)
-        picture = self.window.screen().grabWindow(self.window.winId()).toImage()
+        # A dialog is a window of its own, above this one: the picture is what the screen shows there.
+        at = self.window.geometry()
+        screen = self.window.screen()
+        picture = screen.grabWindow(0, at.x(), at.y(), at.width(), at.height()).toImage()
         picture.convertToFormat(picture.Format.Format_RGB888).save(str(self.out / f"{name}-{self.name}"), quality=0)
 
     def first_run(self):
@@ -131,6 +139,7 @@ class Camera:
         fit = self.window.page("fit")
         self.wait(lambda: fit.start.isEnabled() and len(fit._ours) > 5)
 
+<<<<<<< HEAD
     def code(self):
         self.window.show_page("code")
         page = self.window.page("code")
@@ -138,6 +147,36 @@ class Camera:
         self.wait(page.files.tree.topLevelItemCount)
         page.files.open("types.py")
         self.wait(lambda: page.files.source.path)
+=======
+    def shortcuts(self):
+        self.window.show_page("chat")
+        self.window.show_shortcuts()
+
+    def details(self):
+        for dialog in self.window.findChildren(QDialog):
+            dialog.close()
+        self.window.show_page("library")
+        self.window.page("library").tabs.setCurrentIndex(0)
+        self.window.page("library")._show_details("spark")
+        self.wait(lambda: self.window.page("library").findChildren(QDialog))
+
+    def compare(self):
+        """The demo and a smaller version of itself, made here."""
+        for dialog in self.window.findChildren(QDialog):
+            dialog.close()
+        wish = {"model": "spark", "tier": "instant", "budget_bytes": 4_500_000}
+        self.services.api.post("/tessera/v1/quantize", wish)
+        self.wait(lambda: len(self.services.models.choices) > 1)
+        chat = self.window.chat
+        self.window.show_page("chat")
+        chat.use_model("spark")
+        chat.controller.change(sampling={"temperature": 0})
+        chat.bar.compare.setChecked(True)
+        chat.composer.set_text("What is quantization?")
+        chat.composer.send()
+        self.wait(lambda: chat.controller.busy)
+        self.wait(lambda: not chat.controller.busy)
+>>>>>>> 36090f8 (One section helper, one height of fields, hairlines between panes)
 
     def plain(self, name):
         self.window.show_page(name)
@@ -149,7 +188,12 @@ def take(theme, scale, pages, out):
     camera.desktop.start()
     camera.wait(lambda: camera.services.models.choices)
     steps = {"first-run": camera.first_run, "chat": camera.chat, "library": camera.library, "find": camera.find}
+<<<<<<< HEAD
     steps |= {"fit": camera.fit, "code": camera.code}
+=======
+    for name in ("fit", "shortcuts", "details", "compare"):
+        steps[name] = getattr(camera, name)
+>>>>>>> 36090f8 (One section helper, one height of fields, hairlines between panes)
     for name in PAGES:
         if name in pages:
             steps.get(name, lambda name=name: camera.plain(name))()

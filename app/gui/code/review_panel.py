@@ -33,6 +33,7 @@ class ReviewPanel(QWidget):
         self.apply.setEnabled(False)
         self.undo = button(self.tr("Undo"), self.undo_pressed.emit)
         split = QSplitter(Qt.Orientation.Vertical)
+        split.setHandleWidth(1)
         split.addWidget(self.hunks)
         split.addWidget(self.diff)
         split.setStretchFactor(1, 3)

@@ -4,7 +4,7 @@ from typing import Any
 
 from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
-from PySide6.QtWidgets import QComboBox, QPlainTextEdit, QWidget
+from PySide6.QtWidgets import QComboBox, QPlainTextEdit
 
 from app.gui.api import in_words
 from app.gui.server import requests
@@ -12,7 +12,7 @@ from app.gui.server.keys_card import KeysCard
 from app.gui.server.snippets import SNIPPETS
 from app.gui.server_link import ServerLink, server_log
 from app.gui.services import Services
-from app.gui.widgets.basics import Banner, IconButton, Page, button, card, label, row, set_kind, stack
+from app.gui.widgets.basics import Banner, IconButton, Page, button, card, label, row, set_kind
 from app.gui.widgets.plain_table import PlainTable
 
 _DONE_MS = 1500
@@ -52,7 +52,7 @@ class ServerPage(Page):
         self._build_activity()
         self.keys = KeysCard(services)
         self.keys.failed.connect(lambda text: self.banner.tell(text, "bad"))
-        self._section(self.tr("Keys"), self.keys)
+        self.add_section(self.tr("Keys"), self.keys)
         self.log = QPlainTextEdit()
         self.log.setReadOnly(True)
         self.log.setFont(look.font("small", mono=True))
@@ -60,7 +60,7 @@ class ServerPage(Page):
         self.log.setMinimumHeight(200)
         self.log.setAccessibleName(self.tr("Log of the server"))
         self.log.setPlaceholderText(self.tr("What the server writes appears here."))
-        self._section(self.tr("Log"), self.log)
+        self.add_section(self.tr("Log"), self.log)
         self._timer = QTimer(self)
         self._timer.setInterval(_REFRESH_MS)
         self._timer.timeout.connect(self._follow)
@@ -83,7 +83,7 @@ class ServerPage(Page):
         self._hint = label("", "small", wrap=True)
         copy = button(self.tr("Copy"), self._copy_snippet, "primary")
         self._copy_button = copy
-        self._section(self.tr("Connect a program"), card(row(self.client, 1, copy), self._hint, self.snippet))
+        self.add_section(self.tr("Connect a program"), card(row(self.client, 1, copy), self._hint, self.snippet))
 
     def _build_activity(self) -> None:
         look = self._services.look
@@ -95,16 +95,13 @@ class ServerPage(Page):
             "muted",
             wrap=True,
         )
-        self._section(self.tr("What is connected"), card(self._nobody, self.programs))
+        self.add_section(self.tr("What is connected"), card(self._nobody, self.programs))
         self.requests = PlainTable(
             look, self.tr("Requests, newest first"), requests.request_columns(), numbers=6, rows=8
         )
         self._none = label(self.tr("Requests appear here, without what was said in them."), "muted", wrap=True)
-        self._section(self.tr("Requests"), card(self._none, self.requests))
+        self.add_section(self.tr("Requests"), card(self._none, self.requests))
         self._show_activity({})
-
-    def _section(self, title: str, *widgets: QWidget) -> None:
-        self.content.addLayout(stack(label(title, "strong"), *widgets, spacing=8))
 
     def refresh(self) -> None:
         """Show what is known now."""

@@ -173,7 +173,7 @@ class Page(QScrollArea):
         self.subtitle.setVisible(bool(subtitle))
         self.header = QHBoxLayout()
         self.header.setSpacing(8)
-        self.header.addLayout(stack(self.title, self.subtitle, spacing=4), 1)
+        self.header.addLayout(stack(self.title, self.subtitle, 1, spacing=4), 1)
         self.content = stack(self.header, spacing=16, margins=(32, 32, 32, 32))
         self.content.setAlignment(Qt.AlignmentFlag.AlignTop)
         column.setLayout(self.content)
@@ -184,6 +184,10 @@ class Page(QScrollArea):
         outer.addStretch(1)
         self.setWidget(inner)
         self.setAccessibleName(title)
+
+    def add_section(self, title: str, *items: QWidget | QLayout) -> None:
+        """A heading with what belongs to it, at the end of the page."""
+        self.content.addLayout(stack(label(title, "strong"), *items, spacing=8))
 
 
 class Banner(QFrame):

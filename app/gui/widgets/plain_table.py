@@ -7,6 +7,8 @@ from PySide6.QtWidgets import QHeaderView, QSizePolicy, QTableWidget, QTableWidg
 
 from app.gui.look import Look
 
+_NARROWEST = 64
+
 
 class PlainTable(QTableWidget):
     """`show_rows` replaces what changed; numbers stand right, words left. The first column takes what is left."""
@@ -21,6 +23,7 @@ class PlainTable(QTableWidget):
         header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
         header.setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
         header.setHighlightSections(False)
+        header.setMinimumSectionSize(_NARROWEST)
         header.setSectionsClickable(False)
         for column in range(len(columns)):
             item = self.horizontalHeaderItem(column)
