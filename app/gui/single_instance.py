@@ -71,7 +71,7 @@ class SingleInstance(QObject):
                 return
             try:
                 files = json.loads(bytes(socket.readLine(_MOST_BYTES).data()))
-            except ValueError:
+            except (ValueError, RecursionError):
                 files = []
             self.opened.emit([name for name in files if isinstance(name, str)] if isinstance(files, list) else [])
             socket.disconnectFromServer()

@@ -4,7 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from PySide6.QtCore import QEvent, QMimeData, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QDragEnterEvent, QDropEvent, QFocusEvent, QKeyEvent, QPainter, QPaintEvent
+from PySide6.QtGui import (
+    QColor,
+    QDragEnterEvent,
+    QDropEvent,
+    QFocusEvent,
+    QKeyEvent,
+    QPainter,
+    QPaintEvent,
+    QResizeEvent,
+)
 from PySide6.QtWidgets import QFileDialog, QFrame, QPlainTextEdit, QSizePolicy, QToolButton, QWidget
 
 from app.db.records import Attachment
@@ -18,6 +27,7 @@ from app.gui.widgets.basics import IconButton, label, row, stack
 from app.gui.widgets.flow import Flow
 
 _MOST_LINES = 10
+_BESIDE_HINT = 240  # attach, meter, send and their distances
 
 
 class _Editor(QPlainTextEdit):
@@ -165,12 +175,12 @@ class Composer(QFrame):
         self._send.setIconSize(QSize(18, 18))
         self._send.clicked.connect(self._on_send_clicked)
         look.changed.connect(self._refresh)
-        hint = label(self.tr("Enter sends · Shift+Enter for a new line"), "small")
+        self._hint = label(self.tr("Enter sends · Shift+Enter for a new line"), "small")
         self.setLayout(
             stack(
                 self._chips,
                 self.editor,
-                row(self._attach, hint, 1, self.meter, self._send, spacing=8),
+                row(self._attach, self._hint, 1, self.meter, self._send, spacing=8),
                 spacing=8,
                 margins=(16, 12, 12, 8),
             )
@@ -231,6 +241,11 @@ class Composer(QFrame):
                 lambda error: self.failed.emit(in_words(error)),
                 self,
             )
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """The hint gives way where there is little room."""
+        super().resizeEvent(event)
+        self._hint.setVisible(self.width() > self._hint.sizeHint().width() + _BESIDE_HINT)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         """Files may be dropped."""

@@ -11,6 +11,7 @@ from app.gui import words
 from app.gui.devices.facts import summary
 from app.gui.services import Services
 from app.gui.widgets.basics import button, card, clear, label, row, stack
+from app.gui.widgets.flow import Flow
 
 _DEMO = "spark"
 _QUESTIONS = ("What is quantization?", "How do I use tar?", "What is Tessera?")
@@ -37,11 +38,10 @@ class Welcome(QScrollArea):
         self._first = QWidget()
         self._proposals = QVBoxLayout()
         self._proposals.setSpacing(8)
-        self._questions = QHBoxLayout()
-        self._questions.addStretch(1)
-        for text in _QUESTIONS:
-            self._questions.addWidget(button(text, partial(self.asked.emit, text)))
-        self._questions.addStretch(1)
+        questions = Flow()
+        for text in map(self.tr, _QUESTIONS):
+            questions.add(button(text, partial(self.asked.emit, text)))
+        self._questions = row(1, questions, 1)
         self._try = _heading(self.tr("Try it now with the demo that comes with Tessera"))
         self._begin = _heading(self.tr("Or begin with a model that fits this computer"))
         self._begin.hide()

@@ -106,6 +106,7 @@ class FitPage(Page):
         self._refresh()
 
     _wanted = ""
+    _refused = False
 
     @property
     def budget_bytes(self) -> int:
@@ -176,6 +177,7 @@ class FitPage(Page):
         self._services.background.run(lambda: self._services.api.post(PLAN, body), show, failed, self)
 
     def _show_refusal(self, error: Exception) -> None:
+        self._refused = True
         self.start.setEnabled(False)
         if isinstance(error, ApiError) and error.status == 404 and error.code != "model_not_found":  # noqa: PLR2004
             self.banner.tell(self.tr("This server cannot make models fit yet."), "warn")
@@ -183,7 +185,9 @@ class FitPage(Page):
             self.banner.tell(in_words(error), "warn")
 
     def _show_forecast(self, report: dict[str, Any], model: str) -> None:
-        self.banner.hide()
+        if self._refused:  # what a finished job says stays
+            self._refused = False
+            self.banner.hide()
         plan, forecast = report["plan"], report.get("forecast") or {}
         if not self._range[1]:
             self._set_range(plan["smallest_bytes"], report.get("source_bytes") or plan["file_bytes"])

@@ -237,7 +237,7 @@ class Empty(QWidget):
         words.setFixedWidth(440)
         layout = stack(1, spacing=8)
         layout.addWidget(heading, 0, Qt.AlignmentFlag.AlignHCenter)
-        layout.addWidget(words, 0, Qt.AlignmentFlag.AlignHCenter)
+        layout.addLayout(row(1, words, 1))  # aligned instead, it would not get the height its lines need
         if action:
             layout.addSpacing(8)
             layout.addWidget(button(action, self.pressed.emit, "primary"), 0, Qt.AlignmentFlag.AlignHCenter)
