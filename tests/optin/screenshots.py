@@ -139,7 +139,6 @@ class Camera:
         fit = self.window.page("fit")
         self.wait(lambda: fit.start.isEnabled() and len(fit._ours) > 5)
 
-<<<<<<< HEAD
     def code(self):
         self.window.show_page("code")
         page = self.window.page("code")
@@ -147,7 +146,7 @@ class Camera:
         self.wait(page.files.tree.topLevelItemCount)
         page.files.open("types.py")
         self.wait(lambda: page.files.source.path)
-=======
+
     def shortcuts(self):
         self.window.show_page("chat")
         self.window.show_shortcuts()
@@ -176,7 +175,6 @@ class Camera:
         chat.composer.send()
         self.wait(lambda: chat.controller.busy)
         self.wait(lambda: not chat.controller.busy)
->>>>>>> 36090f8 (One section helper, one height of fields, hairlines between panes)
 
     def plain(self, name):
         self.window.show_page(name)
@@ -188,12 +186,8 @@ def take(theme, scale, pages, out):
     camera.desktop.start()
     camera.wait(lambda: camera.services.models.choices)
     steps = {"first-run": camera.first_run, "chat": camera.chat, "library": camera.library, "find": camera.find}
-<<<<<<< HEAD
-    steps |= {"fit": camera.fit, "code": camera.code}
-=======
-    for name in ("fit", "shortcuts", "details", "compare"):
+    for name in ("fit", "code", "shortcuts", "details", "compare"):
         steps[name] = getattr(camera, name)
->>>>>>> 36090f8 (One section helper, one height of fields, hairlines between panes)
     for name in PAGES:
         if name in pages:
             steps.get(name, lambda name=name: camera.plain(name))()
