@@ -144,7 +144,11 @@ class SettingsPage(Page):
             editor.setText(str(value))
 
     def _add_shortcuts(self) -> None:
-        lines = [row(label(words_of(shown)), 1, label(shown_keys(shown), "chip")) for shown in SHORTCUTS]
+        lines = []
+        for shown in SHORTCUTS:
+            line = row(label(words_of(shown), wrap=True), label(shown_keys(shown), "chip"))
+            line.setStretch(0, 1)
+            lines.append(line)
         self.add_section(self.tr("Shortcuts"), card(*lines))
 
     def _add_places(self) -> None:
@@ -155,9 +159,21 @@ class SettingsPage(Page):
             (self.tr("Models"), paths.models),
             (self.tr("Logs and crash reports"), paths.logs),
         )
-        lines = [row(label(words), 1, label(str(path), "small", selectable=True)) for words, path in places]
+        lines = [self._place(words, str(path)) for words, path in places]
         empty = button(self.tr("Empty the trash of chats…"), self._ask_empty_trash, "danger")
         self.add_section(self.tr("Where things are"), card(*lines, row(empty, 1)))
+
+    @staticmethod
+    def _place(words: str, path: str) -> QHBoxLayout:
+        """A path that can be read to its end and copied, however long it is."""
+        shown = QLineEdit(path)
+        shown.setReadOnly(True)
+        shown.setAccessibleName(words)
+        shown.setCursorPosition(0)
+        line = row(label(words), shown, spacing=16)
+        line.setStretch(0, 1)
+        line.setStretch(1, 2)
+        return line
 
     def _ask_empty_trash(self) -> None:
         from PySide6.QtWidgets import QMessageBox  # noqa: PLC0415 - rarely used

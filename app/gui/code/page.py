@@ -83,6 +83,8 @@ class CodePage(QWidget):
         self._connect()
         self._on_models()
         self._on_busy(busy=False)
+        for widget in (self.folder, self.commit):  # the empty page says it, and there is nothing to commit
+            widget.hide()
 
     def _build(self) -> None:
         top = row(
@@ -160,6 +162,7 @@ class CodePage(QWidget):
 
     def open_folder(self, folder: Path) -> None:
         """Open a project."""
+        self.folder.show()
         self.folder.setText(self.tr("Reading %1").replace("%1", folder.name))
         self.controller.open_folder(folder)
 
@@ -171,6 +174,7 @@ class CodePage(QWidget):
     def _on_opened(self, folder: str, num_files: int) -> None:
         self.folder.setText(f"{Path(folder).name} · {num_files} {self.tr('files')}")
         self.folder.setToolTip(folder)
+        self.commit.show()
         self.transcript.clear()
         self.review.clear()
         self.pages.setCurrentIndex(1)

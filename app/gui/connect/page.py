@@ -69,9 +69,9 @@ class ConnectPage(Page):
             hint += " · " + self.tr("starts without any change by: {command}").format(
                 command=f"tessera launch {name}"
             )
-        return card(
-            row(label(integration.title, "strong"), state, 1, remove, connect), label(hint, "small", wrap=True)
-        )
+        below = row(state, label(hint, "small", wrap=True))
+        below.setStretch(1, 1)
+        return card(row(label(integration.title, "strong"), 1, remove, connect), below)
 
     def showEvent(self, event: QShowEvent) -> None:
         """See what is connected."""

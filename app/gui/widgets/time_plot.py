@@ -41,7 +41,7 @@ class TimePlot(QFrame):
         self._axis = self.plot.getPlotItem().getAxis("left")
         self.setLayout(
             stack(
-                label(title, "small"),
+                label(title, "small", wrap=True),
                 row(self.value, label(unit, "small"), 1),
                 self.plot,
                 margins=(16, 12, 16, 12),
