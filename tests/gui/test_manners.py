@@ -395,7 +395,7 @@ def test_every_text_of_every_page_goes_through_the_translation(qtbot, home, serv
     qtbot.waitUntil(lambda: bool(made.services.models.choices))
     names = {
         "http", "tessera ", "Spark", str(home), "VS Code", "Ctrl", "Return", "Esc", "F1", "Shift", "pip ", "npm ",
-        "Zed", "Aider", "Continue", "Cline", "curl", "openai", "Claude", "Codex", "Tessera",
+        "Zed", "Aider", "Continue", "Cline", "curl", "openai", "Claude", "Codex", "Tessera", "no route",
         "aider", "OpenCode", "llama", "GiB",
     }  # fmt: skip
     missed = {}

@@ -85,11 +85,9 @@ class BenchPage(Page):
             label(self.tr("Repeats"), "small"),
             self.repeats,
             1,
-            self.stop,
-            self.tune,
-            self.start,
         )
-        self.content.addWidget(card(first, second, self.progress, self.note, spacing=12))
+        actions = row(1, self.stop, self.tune, self.start)
+        self.content.addWidget(card(first, second, actions, self.progress, self.note, spacing=12))
 
     def _build_plots(self) -> None:
         look = self._services.look
@@ -122,10 +120,9 @@ class BenchPage(Page):
         self.picture = button(self.tr("Save picture"), lambda: self._save("png"))
         self.csv = button(self.tr("Save CSV"), lambda: self._save("csv"))
         self.json = button(self.tr("Save JSON"), lambda: self._save("json"))
-        head = row(label(self.tr("Measured before"), "strong"), 1, self.picture, self.csv, self.json)
+        keep = row(1, self.picture, self.csv, self.json)
         hint = label(self.tr("Select several rows to compare them."), "small")
-        self.content.addLayout(head)
-        self.content.addWidget(card(self.table, hint))
+        self.add_section(self.tr("Measured before"), card(self.table, hint, keep))
 
     # ------------------------------------------------------------------ what there is
 
