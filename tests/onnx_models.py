@@ -12,8 +12,13 @@ from quantize.native.blocks import quantize_rows
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 
-def requantize(source: Path, target: Path, qtype: str, extra: dict[str, np.ndarray] | None = None) -> Path:
-    """A copy of an F16 model whose matrices are stored as `qtype`; `extra` replaces or adds tensors."""
+def requantize(
+    source: Path, target: Path, qtype: str, extra: dict[str, np.ndarray] | None = None, scale: float = 0.0
+) -> Path:
+    """A copy of an F16 model whose matrices are stored as `qtype`; `extra` replaces or adds tensors.
+
+    `scale` is the factor of linear rotary scaling, if any.
+    """
     reader = gguf.GGUFReader(str(source))
     writer = gguf.GGUFWriter(str(target), read_gguf(source).architecture)
     for field in reader.fields.values():
@@ -21,10 +26,13 @@ def requantize(source: Path, target: Path, qtype: str, extra: dict[str, np.ndarr
             continue
         inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(field.name, field.contents(), field.types[0], inner)
+    if scale:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(scale)
     for tensor in reader.tensors:
         if extra and tensor.name in extra:
             continue
-        if tensor.tensor_type == gguf.GGMLQuantizationType.F16:
+        if tensor.tensor_type == gguf.GGMLQuantizationType.F16 and qtype != "F16":
             values = np.asarray(tensor.data, np.float32)
             writer.add_tensor(tensor.name, quantize_rows(values, qtype), raw_dtype=gguf.GGMLQuantizationType[qtype])
         else:

@@ -153,6 +153,18 @@ def test_the_bundled_model_in_each_type(tmp_path, bundled_model, qtype):
     assert onnx_models.distance(found, onnx_models.llama_logits(source, TOKENS)) < 0.05
 
 
+@pytest.mark.parametrize("kind", ["linear", "by frequency"])
+def test_rotary_scaling_is_llama_cpps(tmp_path, bundled_model, kind):
+    """Linear scaling of positions, and Llama 3's factors of single frequencies."""
+    factors = {"rope_freqs.weight": np.linspace(1, 8, 32, dtype=np.float32)}
+    given = {"scale": 4.0} if kind == "linear" else {"extra": factors}
+    source = onnx_models.requantize(bundled_model, tmp_path / "m.gguf", "F16", **given)
+    convert_gguf(source, tmp_path / "out", accuracy_level=EXACT)
+    found = onnx_models.onnx_logits(tmp_path / "out", TOKENS)
+    assert onnx_models.distance(found, onnx_models.llama_logits(source, TOKENS)) < 0.01
+    assert onnx_models.distance(found, onnx_models.llama_logits(bundled_model, TOKENS)) > 0.05
+
+
 def test_types_that_are_not_kept_are_named(tmp_path, bundled_model):
     source = onnx_models.requantize(bundled_model, tmp_path / "m.gguf", "Q4_K")
     done = convert_gguf(source, tmp_path / "out", accuracy_level=EXACT)
