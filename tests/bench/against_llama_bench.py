@@ -20,20 +20,30 @@ from engine.bench import standin
 SHAPES = ("smollm2-135m:Q8_0", "stories-110m:Q8_0", "smollm2-360m:Q4_K_M")
 
 
-def ours(path: Path, threads: int, prompt: int, tokens: int, repeats: int) -> tuple[float, float]:
-    """Prefill and decode of `tessera bench`, decode behind one token as llama-bench does."""
-    options = ["--lengths", f"1,{prompt}", "--parallel", "1", "--tokens", str(tokens), "--repeats", str(repeats)]
-    done = CliRunner().invoke(command, [str(path), *options, "--threads", str(threads), "--json"])
+Size = tuple[int, int, int, int]
+Settings = tuple[str, ...]
+
+
+def ours(path: Path, size: Size) -> tuple[tuple[float, float], Settings]:
+    """Prefill and decode of `tessera bench` (decode behind one token), and its settings for llama-bench."""
+    threads, prompt, tokens, repeats = map(str, size)
+    options = ["--lengths", f"1,{prompt}", "--parallel", "1", "--tokens", tokens, "--repeats", repeats]
+    done = CliRunner().invoke(command, [str(path), *options, "--threads", threads, "--json"])
     if done.exit_code:
         raise SystemExit(f"tessera bench failed: {done.output} {done.exception}")
-    by_length = {p["length"]: p for p in json.loads(done.stdout)["points"]}
-    return by_length[prompt]["prefill_tok_s"]["median"], by_length[1]["decode_tok_s"]["median"]
+    report = json.loads(done.stdout)
+    by_length = {p["length"]: p for p in report["points"]}
+    used = ("-ub", str(report["n_ubatch"]), "-b", str(report["n_batch"]), "-fa", report["flash_attn"])
+    kinds = ("-ctk", report["type_k"], "-ctv", report["type_v"])
+    pair = by_length[size[1]]["prefill_tok_s"]["median"], by_length[1]["decode_tok_s"]["median"]
+    return pair, (*used, *kinds)
 
 
-def theirs(tools: Path, path: Path, threads: int, prompt: int, tokens: int, repeats: int) -> tuple[float, float]:
+def theirs(tools: Path, path: Path, size: Size, settings: Settings) -> tuple[float, float]:
     """Prefill and decode of llama-bench: the median of its samples."""
-    settings = ["-t", str(threads), "-p", str(prompt), "-n", str(tokens), "-r", str(repeats), "-ub", "512"]
-    command_line = [str(tools / "llama-bench"), "-m", str(path), *settings, "-o", "json"]
+    threads, prompt, tokens, repeats = map(str, size)
+    options = ["-t", threads, "-p", prompt, "-n", tokens, "-r", repeats, *settings]
+    command_line = [str(tools / "llama-bench"), "-m", str(path), *options, "-o", "json"]
     rows = json.loads(subprocess.run(command_line, capture_output=True, text=True, check=True).stdout)
     found = {("pp" if row["n_prompt"] else "tg"): statistics.median(row["samples_ts"]) for row in rows}
     return found["pp"], found["tg"]
@@ -59,18 +69,20 @@ def main() -> None:
             if not path.exists():
                 standin.write_in_child(path, shape=name, mix=mix, on_progress=lambda _done, _total: None)
             size = options.threads, options.prompt, options.tokens, options.repeats
-            rows = []
+            rows: list[tuple[tuple[float, float], tuple[float, float]]] = []
+            _, settings = ours(path, size)  # also warms the file's pages
             for turn in range(options.rounds):
                 if turn % 2:
-                    rows.append((ours(path, *size), theirs(options.tools, path, *size)))
+                    rows.append((ours(path, size)[0], theirs(options.tools, path, size, settings)))
                 else:
-                    other = theirs(options.tools, path, *size)
-                    rows.append((ours(path, *size), other))
+                    other = theirs(options.tools, path, size, settings)
+                    rows.append((ours(path, size)[0], other))
             for i, test in enumerate((f"pp{options.prompt}", f"tg{options.tokens}")):
                 mine = statistics.median(o[i] for o, _ in rows)
                 other = statistics.median(t[i] for _, t in rows)
                 each = ", ".join(f"{o[i] / t[i]:.3f}" for o, t in rows)
-                ratio = f"{mine / other:.3f}, of each round {each}"
+                median = statistics.median(o[i] / t[i] for o, t in rows)
+                ratio = f"{median:.3f}, of each round {each}"
                 print(f"{shape} {test}: ours {mine:.2f}, llama-bench {other:.2f} tok/s, ratio {ratio}", flush=True)
 
 
