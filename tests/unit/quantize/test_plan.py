@@ -29,7 +29,7 @@ ERROR = {
     "Q4_K": 0.0065, "Q4_0": 0.009, "Q5_0": 0.002, "Q5_1": 0.0019, "Q5_K": 0.0018, "Q6_K": 0.0005, "Q8_0": 3e-5,
 }  # fmt: skip
 # Of Q4_K's time a weight. Measured: docs/log.md, measuring ("what types cost here").
-MEASURED_IQ3_S = 2.3
+MEASURED_IQ3_S = 1.98
 EVIDENCE = EvidenceRef(tier="max", has_imatrix=True)
 
 
