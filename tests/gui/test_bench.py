@@ -150,11 +150,12 @@ def test_lengths_that_are_none_are_not_sent(page, server, text):
 def test_results_are_exported(qtbot, page, tmp_path, monkeypatch):
     page.table.selectAll()
     picture, table, everything = (tmp_path / f"out.{kind}" for kind in ("png", "csv", "json"))
+    size = (page.decode.width(), page.decode.height() + page.prefill.height())
     page.save(picture)
     qtbot.waitUntil(picture.exists)
     qtbot.waitUntil(lambda: "out.png" in page.banner.text)
     image = QImage(str(picture))
-    assert (image.width(), image.height()) == (page.decode.width(), page.decode.height() + page.prefill.height())
+    assert (image.width(), image.height()) == size, "as it was: what tells of the file takes room from the plots"
     colours = {image.pixel(x, y) for x in range(0, image.width(), 7) for y in range(0, image.height(), 7)}
     assert len(colours) > 4
     page.save(table)
