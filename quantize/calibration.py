@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from quantize.errors import InputFault, Unreadable
-from quantize.native.reference import ReferenceModel, Tokens
+from quantize.native.lane import Tokens
+from quantize.native.reference import ReferenceModel
 
 WINDOW = 512  # tokens. Source: llama-imatrix and llama-perplexity, default context
 _MIN_WINDOWS = 4

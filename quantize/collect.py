@@ -7,11 +7,10 @@ from quantize.calibration import WINDOW, read_windows
 from quantize.evidence import MeasureRequest, Step
 from quantize.imatrix import Importance, write_imatrix
 from quantize.moments import GroupTap, MomentTap
+from quantize.native.lane import Lane, Tokens
 from quantize.native.reference import ReferenceModel
 from quantize.source_weights import SourceWeights
 from quantize.work_folder import Group, WorkFolder, write_array, write_json
-
-_BATCH = 4  # windows a batch
 
 
 class MomentsRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,13 +39,22 @@ def collect_moments(request: MomentsRequest, send: Step) -> int:
     measure = request.measure
     folder = WorkFolder.open(measure)
     groups = [g for g in folder.groups() or () if g.name in request.groups]
-    tap = MomentTap(groups)
     everywhere = np.ones(WINDOW, np.bool_)
-    with _load(measure) as model:
+    # Each lane adds up for itself, in second moments of its own.
+    affordable = max(1, measure.memory_bytes // max(1, sum(g.moment_bytes for g in groups)))
+    with _load(measure, affordable) as model:
+        threads = measure.threads if model.lanes == 1 else 1
+        taps = [MomentTap(groups, threads) for _ in range(model.lanes)]
+
+        def watch(lane: Lane, index: int, part: Tokens) -> None:
+            lane.run(part, everywhere, taps[index], drop_logits=True)
+
         windows = read_windows(model, measure.calibration, measure.max_tokens)
-        for first in range(0, len(windows), _BATCH):
-            send(first, len(windows), f"{first * WINDOW} tokens")
-            model.run(windows[first : first + _BATCH], everywhere, tap, drop_logits=True)
+        for done, _ in enumerate(model.side_by_side([w[None] for w in windows], watch)):
+            send(done, len(windows), f"{done * WINDOW} tokens")
+    tap = taps[0]
+    for other in taps[1:]:
+        tap.add(other)
     for group in groups:
         means = tap.means(group.name)
         diagonals = np.ascontiguousarray(means.diagonal(axis1=1, axis2=2))
@@ -78,11 +86,11 @@ def write_importance(folder: WorkFolder, groups: tuple[Group, ...], dataset: str
     write_imatrix(folder.imatrix, entries, dataset, WINDOW)
 
 
-def _load(request: MeasureRequest) -> ReferenceModel:
+def _load(request: MeasureRequest, max_lanes: int = 1) -> ReferenceModel:
     return ReferenceModel(
         request.source,
         window=WINDOW,
-        batch_windows=_BATCH,
         threads=request.threads,
         gpu_layers=request.gpu_layers,
+        max_lanes=max_lanes,
     )

@@ -7,7 +7,8 @@ import numpy.typing as npt
 
 from quantize.errors import InputFault
 from quantize.native.graph import GgmlTensor, op_id, read_floats, read_ints, tensor_at
-from quantize.native.reference import Tap
+from quantize.native.taps import Tap
+from quantize.products import gram
 from quantize.source_weights import SourceWeights, quantizable
 from quantize.work_folder import Group
 
@@ -68,7 +69,8 @@ class GroupTap(Tap):
 class MomentTap(Tap):
     """Sums x x^T over tokens, for each wanted group and expert."""
 
-    def __init__(self, groups: Iterable[Group]) -> None:
+    def __init__(self, groups: Iterable[Group], threads: int = 1) -> None:
+        self._threads = threads
         self._groups: Mapping[str, Group] = {g.name: g for g in groups}
         shapes = {g.name: (g.experts, g.width, g.width) for g in self._groups.values()}
         self.sums: dict[str, npt.NDArray[np.float32]] = {n: np.zeros(s, np.float32) for n, s in shapes.items()}
@@ -104,8 +106,14 @@ class MomentTap(Tap):
             self._add(weight, int(expert), inputs[token, slots[slot]])
 
     def _add(self, weight: str, expert: int, rows: npt.NDArray[np.float32]) -> None:
-        self.sums[weight][expert] += rows.T @ rows
+        self.sums[weight][expert] += gram(rows, self._threads)
         self.tokens[weight][expert] += len(rows)
+
+    def add(self, other: "MomentTap") -> None:
+        """Add what another tap of the same groups has seen."""
+        for name, sums in other.sums.items():
+            self.sums[name] += sums
+            self.tokens[name] += other.tokens[name]
 
     def means(self, name: str) -> npt.NDArray[np.float32]:
         """(experts, width, width) mean outer products; zero for an expert that no token reached."""

@@ -10,13 +10,13 @@ from quantize.calibration import WINDOW, read_windows
 from quantize.divergence import kld_from, log_softmax
 from quantize.evidence import MeasureRequest, Step
 from quantize.native.blocks import dequantize_rows, quantize_rows
-from quantize.native.reference import Logits, ReferenceModel
+from quantize.native.lane import Lane, Logits, Tokens
+from quantize.native.reference import ReferenceModel
 from quantize.rounding_error import ANCHORS, load_errors, measured_types
 from quantize.source_weights import SourceWeights
 from quantize.work_folder import Group, WorkFolder, read_json, write_json
 
 _LOGITS_BYTES = 256 << 20  # of the reference's predictions kept in memory
-_BATCH = 2
 
 
 class AlphaRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ def measure_alpha(request: AlphaRequest, send: Step) -> int:
     path = alpha_file(folder, measure.tier, measure.probe_tokens)
     known: dict[str, float] = read_json(path) or {}
     with ReferenceModel(
-        measure.source, window=WINDOW, batch_windows=_BATCH, threads=measure.threads, gpu_layers=measure.gpu_layers
+        measure.source, window=WINDOW, threads=measure.threads, gpu_layers=measure.gpu_layers
     ) as model:
         windows = read_windows(model, measure.calibration, measure.probe_tokens, spread=True)
         keep = _kept_positions(model.num_vocab, len(windows))
@@ -66,24 +66,26 @@ class _Probe:
 
     def __init__(self, model: ReferenceModel, windows: npt.NDArray[np.int32], keep: npt.NDArray[np.bool_]) -> None:
         self.model = model
-        self._windows = windows
+        self._windows = [window[None] for window in windows]
         self._keep = keep
-        self._reference = [log_softmax(self._logits(part)) for part in self._parts()]
 
-    def _parts(self) -> list[npt.NDArray[np.int32]]:
-        return [self._windows[i : i + _BATCH] for i in range(0, len(self._windows), _BATCH)]
+        def predict(lane: Lane, _: int, window: Tokens) -> Logits:
+            return log_softmax(self._logits(lane, window))
 
-    def _logits(self, windows: npt.NDArray[np.int32]) -> Logits:
-        logits: Logits = self.model.run(windows, self._keep).reshape(-1, self.model.num_vocab)
+        self._reference = list(model.side_by_side(self._windows, predict))
+
+    def _logits(self, lane: Lane, window: Tokens) -> Logits:
+        logits: Logits = lane.run(window, self._keep).reshape(-1, self.model.num_vocab)
         return logits
 
     def kld(self) -> float:
         """Mean KL divergence of the model as it now is from the model as it was loaded."""
-        parts = [
-            kld_from(reference, self._logits(windows))
-            for reference, windows in zip(self._reference, self._parts(), strict=True)
-        ]
-        return float(np.concatenate(parts).mean())
+
+        def compare(lane: Lane, _: int, part: tuple[Tokens, Logits]) -> npt.NDArray[np.float64]:
+            return kld_from(part[1], self._logits(lane, part[0]))
+
+        parts = list(zip(self._windows, self._reference, strict=True))
+        return float(np.concatenate(list(self.model.side_by_side(parts, compare))).mean())
 
 
 def _kept_positions(num_vocab: int, windows: int) -> npt.NDArray[np.bool_]:

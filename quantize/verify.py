@@ -13,6 +13,7 @@ from quantize.child import run_task
 from quantize.divergence import Comparison, compare
 from quantize.errors import InputFault
 from quantize.evidence import Cancelled, FileReport, Interval, OnProgress, Step, VerifyRequest
+from quantize.native.lane import Lane, Logits, Tokens
 from quantize.native.reference import ReferenceModel
 
 _RESAMPLES = 2000
@@ -41,22 +42,22 @@ def verify(request: VerifyRequest, on_progress: OnProgress, cancelled: Cancelled
 
 
 def verify_files(request: VerifyRequest, send: Step) -> tuple[FileReport, ...]:
-    """The child's side of `verify`: every model sees every window once, one window at a time."""
+    """The child's side of `verify`: every model sees every window once, a window a lane at a time."""
     with ExitStack() as stack:
 
-        def load(path: Path) -> ReferenceModel:
+        def load(path: Path, max_lanes: int | None = None) -> ReferenceModel:
             return stack.enter_context(
                 ReferenceModel(
                     path,
                     window=request.window,
-                    batch_windows=1,
                     threads=request.threads,
                     gpu_layers=request.gpu_layers,
+                    max_lanes=max_lanes,
                 )
             )
 
         reference = load(request.reference)
-        models = [load(path) for path in request.files]
+        models = [load(path, reference.lanes) for path in request.files]
         for path, model in zip(request.files, models, strict=True):
             if model.num_vocab != reference.num_vocab:
                 raise VocabularyDiffers(str(path), model.num_vocab, reference.num_vocab)
@@ -64,13 +65,22 @@ def verify_files(request: VerifyRequest, send: Step) -> tuple[FileReport, ...]:
         # As llama-perplexity counts: the second half of each window, where there is context to predict from.
         keep = np.zeros(request.window, np.bool_)
         keep[request.window // 2 : -1] = True
+
+        def predict(lane: Lane, _: int, part: Tokens) -> Logits:
+            logits: Logits = lane.run(part, keep)[0]
+            return logits
+
+        def judge(lane: Lane, _: int, part: tuple[Tokens, Logits]) -> Comparison:
+            window, expected = part
+            return compare(expected, lane.run(window, keep)[0], window[0, 1:][keep[:-1]])
+
         found: list[list[Comparison]] = [[] for _ in models]
-        for index, window in enumerate(windows):
-            send(index, len(windows), "")
-            following = window[1:][keep[:-1]]
-            expected = reference.run(window[None], keep)[0]
+        for first in range(0, len(windows), reference.lanes):
+            send(first, len(windows), "")
+            parts = [window[None] for window in windows[first : first + reference.lanes]]
+            known = list(zip(parts, reference.side_by_side(parts, predict), strict=True))
             for results, model in zip(found, models, strict=True):
-                results.append(compare(expected, model.run(window[None], keep)[0], following))
+                results.extend(model.side_by_side(known, judge))
         send(len(windows), len(windows), "")
     return tuple(
         report(str(path), path.stat().st_size, results) for path, results in zip(request.files, found, strict=True)

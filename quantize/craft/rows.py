@@ -1,5 +1,6 @@
 """The best blocks for rows of weights, given what multiplies them."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,8 @@ from quantize.native.blocks import dequantize_rows, quantize_rows
 EXPONENTS = (1.0, 0.5, 0.0)
 # Weights on their way through one pass: bounds memory to about ten times as many float32.
 _PASS_VALUES = 1 << 22
+# Rows that are worth a thread of their own: with fewer, numpy is done with a column before another thread may begin.
+_MIN_SHARE_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +41,24 @@ def plain_rows(weights: Floats, qtype: str, curvature: Curvature, exponents: tup
 
 
 def craft_rows(
-    weights: Floats, qtypes: tuple[str, ...], curvature: Curvature, exponents: tuple[float, ...] = EXPONENTS
+    weights: Floats,
+    qtypes: tuple[str, ...],
+    curvature: Curvature,
+    exponents: tuple[float, ...] = EXPONENTS,
+    *,
+    threads: int = 1,
 ) -> dict[str, RoundedRows]:
     """Rows with integers chosen against the second moments, on the scales of each exponent; the best of them a row.
 
     Types without an integer grid are rounded by ggml. Several types are rounded in one pass, which is faster than
     one after the other.
     """
+    shares = min(threads, len(weights) // _MIN_SHARE_ROWS)
+    if shares > 1:
+        with ThreadPoolExecutor(max_workers=shares) as pool:
+            pieces = np.array_split(weights, shares)
+            done = list(pool.map(lambda piece: craft_rows(piece, qtypes, curvature, exponents), pieces))
+        return {q: _joined([part[q] for part in done]) for q in qtypes}
     found = {q: plain_rows(weights, q, curvature, exponents) for q in qtypes if not is_craftable(q)}
     craftable = sorted((q for q in qtypes if is_craftable(q)), key=lambda q: LAYOUTS[q].nonlinear)
     rows, width = weights.shape
@@ -62,11 +76,11 @@ def craft_rows(
                 best[qtype] = _better(best.get(qtype), rounded)
         for qtype, rounded in best.items():
             parts[qtype].append(rounded)
-    for qtype, pieces in parts.items():
-        found[qtype] = RoundedRows(
-            np.concatenate([p.blocks for p in pieces]), np.concatenate([p.errors for p in pieces])
-        )
-    return found
+    return found | {qtype: _joined(pieces) for qtype, pieces in parts.items()}
+
+
+def _joined(pieces: list[RoundedRows]) -> RoundedRows:
+    return RoundedRows(np.concatenate([p.blocks for p in pieces]), np.concatenate([p.errors for p in pieces]))
 
 
 def _craft_pass(

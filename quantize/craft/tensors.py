@@ -71,12 +71,14 @@ class Rounder:
         request: RoundRequest,
         groups: dict[str, Group],
         stock: dict[str, Importance],
+        threads: int = 1,
     ) -> None:
         self._folder = folder
         self._source = source
         self._request = request
         self._groups = groups
         self._stock = stock
+        self._threads = threads
         self._last: tuple[str, int, Curvature] | None = None
 
     def chunks(self, name: str) -> Iterator[tuple[int, Blocks]]:
@@ -97,7 +99,7 @@ class Rounder:
         curvature = self._curvature(self._groups[name], matrix)
         if rounding == "rows":
             return plain_rows(weights, qtype, curvature, EXPONENTS).blocks
-        return craft_rows(weights, (qtype,), curvature)[qtype].blocks
+        return craft_rows(weights, (qtype,), curvature, threads=self._threads)[qtype].blocks
 
     def _curvature(self, group: Group, expert: int) -> Curvature:
         if self._last is None or self._last[:2] != (group.name, expert):

@@ -1,93 +1,51 @@
 """A model loaded by llama.cpp whose insides can be watched and whose weights can be swapped in place."""
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from quantize.native.graph import GgmlTensor, name_of, op_id, read_bytes, tensor_at, write_bytes
+from quantize.native.graph import GgmlTensor, op_id, read_bytes, tensor_at, write_bytes
+from quantize.native.lane import Lane, LoadFailed, Logits, Tokens
 from quantize.native.libraries import llama
+from quantize.native.taps import NodeTap
 
-Tokens = npt.NDArray[np.int32]
-Logits = npt.NDArray[np.float32]
+P = TypeVar("P")
+T = TypeVar("T")
 
-
-class LoadFailed(Exception):
-    """llama.cpp would not load the file or make a context for it; `path` and the step that failed."""
-
-    def __init__(self, path: str, step: str) -> None:
-        super().__init__(f"llama.cpp could not {step}: {path}")
-        self.path = path
-        self.step = step
-
-
-class NodeTap:
-    """What to do with the nodes of a running graph. Subclass, and pass to `ReferenceModel.run`."""
-
-    def asks(self, address: int, node: GgmlTensor) -> bool:
-        """Whether the values of a node are needed. Called for every node, before it is computed."""
-        raise NotImplementedError
-
-    def takes(self, address: int, node: GgmlTensor) -> bool:
-        """Read a node that was asked for, just computed. False ends this graph here."""
-        raise NotImplementedError
-
-
-class Tap(NodeTap):
-    """Watches the inputs of multiplications with named weights."""
-
-    def wants(self, weight: str, node: GgmlTensor) -> bool:
-        """Whether the values of this multiplication's input are needed. Called before it is computed."""
-        raise NotImplementedError
-
-    def take(self, weight: str, node: GgmlTensor) -> None:
-        """Read the input of a wanted multiplication. Called after it was computed."""
-        raise NotImplementedError
-
-    def asks(self, address: int, node: GgmlTensor) -> bool:
-        """Pass multiplications on to `wants`."""
-        del address
-        weight = multiplied_weight(node)
-        return weight is not None and self.wants(weight, node)
-
-    def takes(self, address: int, node: GgmlTensor) -> bool:
-        """Pass multiplications on to `take`."""
-        del address
-        weight = multiplied_weight(node)
-        assert weight is not None
-        self.take(weight, node)
-        return True
-
-
-def multiplied_weight(node: GgmlTensor) -> str | None:
-    """The name of the weight a node multiplies by; None if it is no multiplication."""
-    if node.op not in (op_id("MUL_MAT"), op_id("MUL_MAT_ID")) or not node.src[0]:
-        return None
-    return name_of(tensor_at(node.src[0]))
+# Files up to here are evaluated in lanes of one thread each: their steps are so short that threads working on one
+# would mostly wait for each other, and a lane's cache and scratch memory is small.
+# Measured: docs/log.md, craft ("Lanes").
+_LANED_BYTES = 256 << 20
 
 
 class ReferenceModel:
-    """One loaded model and one context of `batch_windows` sequences of `window` tokens each.
+    """One loaded model, and as many contexts for it as run well side by side.
 
     Use in a child process: llama.cpp may end the process on a file it dislikes.
+    Args: max_lanes: an upper bound for `lanes`, where each needs memory of its own.
     Raises: LoadFailed.
     """
 
     def __init__(
-        self, path: Path, *, window: int, batch_windows: int = 4, threads: int, gpu_layers: int = 0
+        self,
+        path: Path,
+        *,
+        window: int,
+        batch_windows: int = 1,
+        threads: int,
+        gpu_layers: int = 0,
+        max_lanes: int | None = None,
     ) -> None:
-        self.window = window
-        self.batch_windows = batch_windows
         self._lib = llama()
         self._path = path
-        self._tap: NodeTap | None = None
-        self._tap_error: BaseException | None = None
-        self._weights: dict[str, int] = {}
+        self._lanes: list[Lane] = []
         params = self._lib.llama_model_default_params()
         # In memory of our own, in ggml's plain layout: so that weights may be overwritten.
         params.load_mode = self._lib.LLAMA_LOAD_MODE_NONE
@@ -98,32 +56,38 @@ class ReferenceModel:
             raise LoadFailed(str(path), "load the model")
         self._vocab = self._lib.llama_model_get_vocab(self._model)
         self.num_vocab = int(self._lib.llama_vocab_n_tokens(self._vocab))
-        self._context = self._make_context(window, batch_windows, threads)
-        self._probe_weights()
+        laned = gpu_layers == 0 and path.stat().st_size <= _LANED_BYTES
+        count = max(1, min(threads, max_lanes or threads)) if laned else 1
+        try:
+            for _ in range(count):
+                lane = Lane(
+                    self._model,
+                    str(path),
+                    window=window,
+                    batch_windows=batch_windows,
+                    threads=max(1, threads // count),
+                    num_vocab=self.num_vocab,
+                )
+                self._lanes.append(lane)
+            learning = _WeightTap()
+            self.run(np.zeros((1, 1), np.int32), None, learning)
+        except BaseException:
+            self.close()
+            raise
+        self._weights = learning.weights
 
-    def _make_context(self, window: int, batch_windows: int, threads: int) -> Any:
-        params = self._lib.llama_context_default_params()
-        params.n_ctx = window * batch_windows
-        params.n_batch = window * batch_windows
-        params.n_ubatch = min(512, window * batch_windows)
-        params.n_seq_max = batch_windows
-        params.n_threads = threads
-        params.n_threads_batch = threads
-        params.no_perf = True
-        self._callback = self._lib.ggml_backend_sched_eval_callback(self._on_node)
-        params.cb_eval = self._callback
-        context = self._lib.llama_init_from_model(self._model, params)
-        if not context:
-            self._lib.llama_model_free(self._model)
-            raise LoadFailed(str(self._path), "make a context")
-        return context
+    @property
+    def lanes(self) -> int:
+        """How many parts `side_by_side` works on at once."""
+        return len(self._lanes)
 
     def close(self) -> None:
-        """Free the context and the model."""
-        if self._context is not None:
-            self._lib.llama_free(self._context)
+        """Free the contexts and the model."""
+        for lane in self._lanes:
+            lane.close()
+        if self._model is not None:
             self._lib.llama_model_free(self._model)
-            self._context = None
+            self._model = None
 
     def __enter__(self) -> Self:
         return self
@@ -159,55 +123,22 @@ class ReferenceModel:
         *,
         drop_logits: bool = False,
     ) -> Logits:
-        """Evaluate windows side by side, each from an empty cache.
+        """Evaluate windows, as `Lane.run` does."""
+        return self._lanes[0].run(windows, keep, tap, drop_logits=drop_logits)
 
-        Args: windows: (count, window) with count ≤ `batch_windows`. keep: (window,) positions whose logits are
-        wanted; None: none of them (one is computed and dropped). drop_logits: compute them only for `tap` to see.
-        Returns: (count, kept, num_vocab) float32, a copy.
-        Raises: LoadFailed: evaluation failed. Whatever `tap` raised.
+    def side_by_side(self, parts: Sequence[P], work: Callable[[Lane, int, P], T]) -> Iterator[T]:
+        """Answers of `work(lane, index of the lane, part)`, in the order of the parts.
+
+        As many at once as there are lanes, and a part is always in the same lane: nothing depends on timing.
         """
-        count, length = windows.shape
-        if length > self.window or count > self.batch_windows:
-            raise ValueError(f"{count} windows of {length} tokens, room for {self.batch_windows} of {self.window}")
-        if windows.size and (windows.min() < 0 or windows.max() >= self.num_vocab):
-            raise ValueError("token id outside the vocabulary")
-        flags = np.zeros(length, np.int8) if keep is None else keep.astype(np.int8)
-        if keep is None:
-            flags[-1] = 1
-        total = count * length
-        tokens = np.ascontiguousarray(windows, np.int32).reshape(-1)
-        positions = np.tile(np.arange(length, dtype=np.int32), count)
-        outputs = np.tile(flags, count)
-        one = np.ones(total, np.int32)
-        ids = np.repeat(np.arange(count, dtype=np.int32), length)
-        pointers = (ctypes.POINTER(ctypes.c_int32) * total)()
-        for i in range(total):
-            pointers[i] = ctypes.cast(ids.ctypes.data + 4 * i, ctypes.POINTER(ctypes.c_int32))
-        batch = self._lib.llama_batch(
-            total,
-            tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            None,
-            positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            one.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            ctypes.cast(pointers, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
-            outputs.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
-        )
-        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), False)
-        self._tap, self._tap_error = tap, None
-        try:
-            status = self._lib.llama_decode(self._context, batch)
-        finally:
-            self._tap = None
-        if self._tap_error is not None:
-            raise self._tap_error
-        if status != 0:
-            raise LoadFailed(str(self._path), f"evaluate the model (status {status})")
-        kept = int(flags.sum())
-        if keep is None or drop_logits:
-            return np.empty((count, 0, self.num_vocab), np.float32)
-        data = self._lib.llama_get_logits(self._context)
-        flat = np.ctypeslib.as_array(data, (count * kept, self.num_vocab))
-        return flat.reshape(count, kept, self.num_vocab).copy()
+        if len(self._lanes) == 1:
+            for part in parts:
+                yield work(self._lanes[0], 0, part)
+            return
+        with ThreadPoolExecutor(max_workers=len(self._lanes)) as pool:
+            for first in range(0, len(parts), len(self._lanes)):
+                some = parts[first : first + len(self._lanes)]
+                yield from pool.map(work, self._lanes, range(len(some)), some)
 
     @property
     def weights(self) -> tuple[str, ...]:
@@ -236,31 +167,22 @@ class ReferenceModel:
         """Overwrite one weight for good with other bytes of its own type."""
         write_bytes(tensor_at(self._weights[name]), values)
 
-    def _probe_weights(self) -> None:
-        """Run one token to learn where the weights are."""
-        self._learning = True
-        self.run(np.zeros((1, 1), np.int32))
-        self._learning = False
 
-    def _on_node(self, address: int, ask: bool, user_data: object) -> bool:
-        """Called by the scheduler for every node; an exception here would be swallowed, so it is kept."""
-        del user_data
-        try:
-            if self._learning:
-                return self._learn(address) if ask else True
-            if self._tap is None or self._tap_error is not None:
-                return not ask
-            node = tensor_at(address)
-            return self._tap.asks(address, node) if ask else self._tap.takes(address, node)
-        except BaseException as error:  # noqa: BLE001  raised again by `run`; C code cannot carry it
-            self._tap_error = error
-            return not ask
+class _WeightTap(NodeTap):
+    """Learns where the weights are. Reads no values."""
 
-    def _learn(self, address: int) -> bool:
-        node = tensor_at(address)
+    def __init__(self) -> None:
+        self.weights: dict[str, int] = {}
+
+    def asks(self, address: int, node: GgmlTensor) -> bool:
+        """Note the weight of a multiplication or lookup; never ask for values."""
+        del address
         if node.op in (op_id("MUL_MAT"), op_id("MUL_MAT_ID"), op_id("GET_ROWS")) and node.src[0]:
-            source = tensor_at(node.src[0])
-            name = source.name.decode(errors="replace")
+            name = tensor_at(node.src[0]).name.decode(errors="replace")
             if name.endswith(".weight"):
-                self._weights.setdefault(name, int(node.src[0]))
+                self.weights.setdefault(name, int(node.src[0]))
         return False
+
+    def takes(self, address: int, node: GgmlTensor) -> bool:
+        """Never called."""
+        raise NotImplementedError
