@@ -14,9 +14,7 @@ from engine.library.catalogue import Catalogue
 from engine.library.errors import CannotWrite
 from engine.library.lookup import require
 from engine.library.types import ModelEntry, Origin
-from engine.quantize_work import machine_fit, measured_speeds
 from quantize.evidence import Progress, Rounding
-from quantize.execute import quantize as run_quantize
 from quantize.job import QuantizeReport, QuantizeRequest
 from quantize.texts import CALIBRATION, HELD_OUT
 from quantize.types import Goal, Lock, Tier
@@ -75,6 +73,8 @@ def predict(catalogue: Catalogue, wish: Wish) -> QuantizeReport:
     entry = _source(catalogue, wish)
     if wish.budget_bytes is None and wish.bpw is None and wish.mix is None and not wish.fit:
         wish = msgspec.structs.replace(wish, budget_bytes=max(entry.size_bytes, 1))
+    from quantize.execute import quantize as run_quantize  # noqa: PLC0415 - not while the server starts
+
     try:
         preview = msgspec.structs.replace(_request(catalogue, entry, wish), plan_only=True)
         return run_quantize(preview, lambda _: None, lambda: False)
@@ -84,6 +84,8 @@ def predict(catalogue: Catalogue, wish: Wish) -> QuantizeReport:
 
 def make(catalogue: Catalogue, wish: Wish, control: Control) -> dict[str, Any]:
     """Make the file and list it. Raises: the quantizer's errors; Cancelled and Paused from `control`."""
+    from quantize.execute import quantize as run_quantize  # noqa: PLC0415 - not while the server starts
+
     entry = _source(catalogue, wish)
     request = _request(catalogue, entry, wish)
 
@@ -114,6 +116,8 @@ def _source(catalogue: Catalogue, wish: Wish) -> ModelEntry:
 
 
 def _request(catalogue: Catalogue, entry: ModelEntry, wish: Wish) -> QuantizeRequest:
+    from engine.quantize_work import machine_fit, measured_speeds  # noqa: PLC0415 - as above
+
     folder = catalogue.paths.models / "local"
     try:
         folder.mkdir(parents=True, exist_ok=True)

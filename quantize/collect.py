@@ -10,7 +10,7 @@ from quantize.moments import GroupTap, MomentTap
 from quantize.native.lane import Lane, Tokens
 from quantize.native.reference import ReferenceModel
 from quantize.source_weights import SourceWeights
-from quantize.work_folder import Group, WorkFolder, write_array, write_json
+from quantize.work_folder import Group, WorkFolder, write_array, write_json, writing_whole
 
 
 class MomentsRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,9 +59,8 @@ def collect_moments(request: MomentsRequest, send: Step) -> int:
         means = tap.means(group.name)
         diagonals = np.ascontiguousarray(means.diagonal(axis1=1, axis2=2))
         path = folder.part("moments", group.name, ".diagonal.npz")
-        partial = path.with_name(f"{path.stem}.partial.npz")
-        np.savez(partial, mean=diagonals, tokens=tap.tokens[group.name])
-        partial.replace(path)
+        with writing_whole(path) as partial, partial.open("wb") as file:
+            np.savez(file, mean=diagonals, tokens=tap.tokens[group.name])
         write_array(folder.part("moments", group.name, ".npy"), means)
     send(len(windows), len(windows), "")
     return int(windows.size)

@@ -31,6 +31,7 @@ def measure(request: MeasureRequest, on_progress: OnProgress, cancelled: Cancell
     if known is not None:
         return known
     folder = WorkFolder.open(request)
+    folder.sweep()
     if folder.groups() is None:
         run_task("survey", request, on_progress, cancelled)
     groups = folder.groups()

@@ -25,6 +25,7 @@ def round_plan(request: RoundRequest, on_progress: OnProgress, cancelled: Cancel
     Raises: Cancelled. BadFile: weights that are not finite (the tensor is named). ChildDied. DiskFull.
     """
     folder = WorkFolder.open(request.measure)
+    folder.sweep()
     source = SourceWeights(request.measure.source)
     names = [n for n in source.names if n in request.types]
     pending = [n for n in names if not packed_path(folder, request, n).exists()]

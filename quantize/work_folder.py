@@ -13,6 +13,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import psutil
 
 from quantize.errors import DiskFull, Unreadable
 from quantize.evidence import MeasureRequest
@@ -58,6 +59,13 @@ class WorkFolder:
         for part in ("moments", "errors", "packed"):
             (path / part).mkdir(parents=True, exist_ok=True)
         return cls(path, source, text)
+
+    def sweep(self) -> None:
+        """Remove the unfinished parts of processes that were killed."""
+        for path in self.path.rglob("*.partial"):
+            pid = path.name.split(".")[-2]
+            if pid.isdecimal() and int(pid) != os.getpid() and not psutil.pid_exists(int(pid)):
+                path.unlink(missing_ok=True)
 
     def part(self, kind: str, name: str, suffix: str) -> Path:
         """The file of one part; tensor names become safe file names."""

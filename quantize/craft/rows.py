@@ -17,7 +17,7 @@ from quantize.native.blocks import dequantize_rows, quantize_rows
 EXPONENTS = (1.0, 0.5, 0.0)
 # Weights on their way through one pass: bounds memory to about ten times as many float32.
 _PASS_VALUES = 1 << 22
-# Rows that are worth a thread of their own: with fewer, numpy is done with a column before another thread may begin.
+# Rows that are worth a thread: with fewer, numpy is done with a column before another thread may begin.
 _MIN_SHARE_ROWS = 1024
 
 

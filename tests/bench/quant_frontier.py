@@ -1,7 +1,8 @@
 """Bytes against KL divergence: ours and the stock mixes of llama.cpp, as a table and a picture.
 
 Usage: python tests/bench/quant_frontier.py [--model F.gguf] [--mixes Q3_K_M,Q4_K_M] [--kinds rows,craft,sequential]
-       [--tier balanced] [--tokens 32768] [--llama-cpp DIR] [--picture docs/quant_frontier.svg] [--work DIR]
+       [--tier balanced] [--tokens 32768] [--calibration-tokens 131072] [--llama-cpp DIR]
+       [--picture docs/quant_frontier.svg] [--work DIR]
 
 Stock mixes are built with the same importance matrix; with --llama-cpp (a folder with llama-quantize and
 llama-perplexity) they are built and everything is judged by those tools, else by our own, which agree with them.
@@ -121,6 +122,7 @@ def main() -> None:
     parser.add_argument("--kinds", default="rows,craft,sequential")
     parser.add_argument("--tier", default="balanced")
     parser.add_argument("--tokens", type=int, default=32_768)
+    parser.add_argument("--calibration-tokens", type=int, default=131_072)
     parser.add_argument("--llama-cpp", type=Path)
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--work", type=Path, default=Path("build/quant_frontier"))
@@ -133,6 +135,7 @@ def main() -> None:
         cache_dir=args.work / "cache",
         tier=args.tier,
         threads=2,
+        max_tokens=args.calibration_tokens,
     )
     started = time.monotonic()
     measured = measure(request, lambda _p: None, lambda: False)

@@ -5,7 +5,8 @@ python tests/optin/train_small_models.py FOLDER [--families qwen3,phi3] [--minut
 Needs torch and transformers, in an environment of their own. Text: assets/text/calibration.txt, this project's own
 documents and the standard library's sources; no file with a passage of assets/text/heldout.txt is learned from.
 Each model becomes FOLDER/FAMILY, a Hugging Face folder with the bundled model's tokenizer, for `tessera quantize`
-and tests/bench/quant_frontier.py; it is random at first and knows a little after twenty minutes.
+and tests/bench/quant_frontier.py; it is
+random at first, knows a little after twenty minutes, and a second run goes on.
 """
 
 import argparse
@@ -23,23 +24,24 @@ ROOT = Path(__file__).resolve().parents[2]
 SPARK = ROOT / "tests/data/spark-hf"
 TEXT = ROOT / "assets/text"
 VOCAB = {"vocab_size": 8192, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 0}
-WINDOW, BATCH = 512, 8
+WINDOW, BATCH = 512, 4
 _PASSAGE = 120  # characters that are found in two texts only if one has it from the other
 _WARM_UP_S = 30.0
+_TOP_LR = 0.003
 
 
 def qwen3() -> transformers.PretrainedConfig:
-    """Width 512, norms on q and k, grouped heads, tied head: 14 M weights."""
+    """Width 512, norms on q and k, grouped heads, tied head: 11 M weights."""
     return transformers.Qwen3Config(
-        **VOCAB, hidden_size=512, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=8,
+        **VOCAB, hidden_size=512, intermediate_size=1024, num_hidden_layers=3, num_attention_heads=8,
         num_key_value_heads=4, head_dim=64, max_position_embeddings=1024, tie_word_embeddings=True,
     )  # fmt: skip
 
 
 def phi3() -> transformers.PretrainedConfig:
-    """Width 768, q, k and v in one tensor, gate and up in another, a head of its own: 23 M weights."""
+    """Width 768, q, k and v in one tensor, gate and up in another, a head of its own: 21 M weights."""
     return transformers.Phi3Config(
-        **VOCAB, hidden_size=768, intermediate_size=1280, num_hidden_layers=2, num_attention_heads=12,
+        **VOCAB, hidden_size=768, intermediate_size=1024, num_hidden_layers=2, num_attention_heads=12,
         num_key_value_heads=4, max_position_embeddings=1024, original_max_position_embeddings=1024,
         tie_word_embeddings=False,
     )  # fmt: skip
@@ -64,29 +66,20 @@ def training_tokens() -> torch.Tensor:
     return torch.tensor([i for row in rows for i in row])
 
 
-def optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for tables and norms."""
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and ".layers." in n]
-    taken = {id(p) for p in matrices}
-    rest = [p for p in model.parameters() if id(p) not in taken]
-    return [
-        torch.optim.Muon(matrices, lr=0.02, weight_decay=0.01),
-        torch.optim.AdamW(rest, lr=0.003, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-
-
 def train(family: str, folder: Path, tokens: torch.Tensor, seconds: float) -> None:
     """Learn for so long, then save."""
-    torch.manual_seed(20261121)
-    model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]())
-    found = optimizers(model)
-    top = [group["lr"] for o in found for group in o.param_groups]
+    torch.seed()
+    if (folder / family / "config.json").exists():  # goes on with what an earlier run has learned
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder / family, dtype=torch.float32)
+    else:
+        model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_TOP_LR, betas=(0.9, 0.95), weight_decay=0.01)
     started, step = time.monotonic(), 0
     while (passed := time.monotonic() - started) < seconds:
         # Up in half a minute, then down to nothing at the end.
         share = min(1.0, passed / _WARM_UP_S) * (1 - passed / seconds)
-        for group, lr in zip([g for o in found for g in o.param_groups], top, strict=True):
-            group["lr"] = lr * share
+        for group in optimizer.param_groups:
+            group["lr"] = _TOP_LR * share
         places = torch.randint(len(tokens) - WINDOW, (BATCH,))
         batch = torch.stack([tokens[i : i + WINDOW] for i in places])
         with torch.autocast("cpu", torch.bfloat16):
@@ -94,9 +87,8 @@ def train(family: str, folder: Path, tokens: torch.Tensor, seconds: float) -> No
         loss = torch.nn.functional.cross_entropy(logits[:, :-1].float().flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in found:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         if step % 20 == 0:
             told = f"{family}: step {step}, {passed:.0f} s, loss {loss.item():.3f}, perplexity"
             print(told, f"{math.exp(loss.item()):.1f}", flush=True)

@@ -58,6 +58,22 @@ def test_second_moments_equal_those_computed_from_the_weights(request_for, tmp_p
     assert np.abs(moments[0] - expected).max() < 2e-3 * np.abs(expected).max()
 
 
+def test_lanes_see_what_one_alone_sees(request_for, tmp_path):
+    found = []
+    for threads in (1, 2):
+        request = msgspec.structs.replace(
+            request_for, cache_dir=tmp_path / str(threads), max_tokens=2048, threads=threads
+        )
+        run_task("survey", request, ignore, never)
+        groups = WorkFolder.open(request).groups()
+        chosen = [g for g in groups if g.name in {"blk.0.attn_q.weight", "blk.7.ffn_down.weight"}]
+        run_task("moments", MomentsRequest(measure=request, groups=tuple(g.name for g in chosen)), ignore, never)
+        found.append([np.array(WorkFolder.open(request).moments(g)) for g in chosen])
+
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_allclose(two, one, rtol=1e-3, atol=1e-4 * float(one.max()))
+
+
 def test_the_importance_matrix_covers_every_weight_and_the_head(request_for, measured):
     entries = read_imatrix(measured.imatrix)
 

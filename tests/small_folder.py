@@ -1,0 +1,89 @@
+"""Hugging Face folders that are measured and crafted in seconds: some layers of the bundled model, and experts."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+from measured_model import CALIBRATION, ROOT
+
+SPARK_HF = ROOT / "tests/data/spark-hf"
+LAYERS, HIDDEN, EXPERTS, EXPERT_FFN, HEAD_DIM, VOCAB = 2, 256, 4, 256, 64, 8192
+Tensors = dict[str, np.ndarray]
+
+
+def first_layers(folder: Path, layers: int) -> Path:
+    """The bundled model's first layers and its tables: trained weights, worse text."""
+    raw = (SPARK_HF / "model.safetensors").read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    rows = json.loads(raw[8 : 8 + size])
+    rows.pop("__metadata__", None)
+    tensors = {}
+    for name, row in rows.items():
+        parts = name.split(".")
+        if parts[1] != "layers" or int(parts[2]) < layers:
+            begin, end = row["data_offsets"]
+            values = np.frombuffer(raw, np.float16, (end - begin) // 2, 8 + size + begin)
+            tensors[name] = values.reshape(row["shape"])
+    return _write(folder, {"num_hidden_layers": layers}, tensors)
+
+
+def with_experts(folder: Path) -> Path:
+    """A random Qwen3 with four experts, two of them used for each token."""
+    rng = np.random.default_rng(7)
+
+    def random(rows: int, width: int) -> np.ndarray:
+        # A few columns weigh more, as in trained models: what there is to gain from knowing the inputs.
+        scale = np.exp(rng.standard_normal(width)) / np.sqrt(width)
+        return (rng.standard_normal((rows, width)) * scale).astype(np.float16)
+
+    tensors: Tensors = {"model.embed_tokens.weight": random(VOCAB, HIDDEN), "lm_head.weight": random(VOCAB, HIDDEN)}
+    tensors["model.norm.weight"] = np.ones(HIDDEN, np.float16)
+    for layer in range(LAYERS):
+        p = f"model.layers.{layer}."
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{p}{norm}.weight"] = np.exp(rng.standard_normal(HIDDEN) / 2).astype(np.float16)
+        for part, rows in (("q", 4), ("k", 2), ("v", 2)):
+            tensors[f"{p}self_attn.{part}_proj.weight"] = random(rows * HEAD_DIM, HIDDEN)
+        tensors[f"{p}self_attn.o_proj.weight"] = random(HIDDEN, 4 * HEAD_DIM)
+        for part in ("q", "k"):
+            tensors[f"{p}self_attn.{part}_norm.weight"] = np.ones(HEAD_DIM, np.float16)
+        tensors[f"{p}mlp.gate.weight"] = random(EXPERTS, HIDDEN)
+        for expert in range(EXPERTS):
+            q = f"{p}mlp.experts.{expert}."
+            tensors[f"{q}gate_proj.weight"] = random(EXPERT_FFN, HIDDEN)
+            tensors[f"{q}up_proj.weight"] = random(EXPERT_FFN, HIDDEN)
+            tensors[f"{q}down_proj.weight"] = random(HIDDEN, EXPERT_FFN)
+    changes = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": LAYERS,
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": EXPERT_FFN,
+        "norm_topk_prob": True,
+        "tie_word_embeddings": False,
+    }
+    return _write(folder, changes, tensors)
+
+
+def short_text(path: Path, characters: int = 20_000) -> Path:
+    """The beginning of the calibration text: some eight thousand tokens."""
+    path.write_text(CALIBRATION.read_text(encoding="utf-8")[:characters], encoding="utf-8")
+    return path
+
+
+def _write(folder: Path, changes: dict[str, object], tensors: Tensors) -> Path:
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(SPARK_HF / name, folder / name)
+    config = json.loads((SPARK_HF / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    head, at = {}, 0
+    for name, values in tensors.items():
+        head[name] = {"dtype": "F16", "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
+        at += values.nbytes
+    text = json.dumps(head).encode()
+    data = b"".join(values.tobytes() for values in tensors.values())
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return folder
