@@ -1,6 +1,6 @@
 """Train small models of other families and widths than the bundled one, so that damage can be measured on them.
 
-python tests/optin/train_small_models.py FOLDER [--families qwen3,phi3] [--minutes 20] [--threads 2]
+python tests/optin/train_small_models.py FOLDER [--families qwen3,phi] [--minutes 20] [--threads 2]
 
 Needs torch and transformers, in an environment of their own. Text: assets/text/calibration.txt, this project's own
 documents and the standard library's sources; no file with a passage of assets/text/heldout.txt is learned from.
@@ -47,7 +47,8 @@ def phi3() -> transformers.PretrainedConfig:
     )  # fmt: skip
 
 
-FAMILIES = {"qwen3": qwen3, "phi3": phi3}
+# llama.cpp wants certain tokens of a model with "phi3" in its name.
+FAMILIES = {"qwen3": qwen3, "phi": phi3}
 
 
 def training_tokens() -> torch.Tensor:
