@@ -101,7 +101,8 @@ class Ledger:
     ) -> Audit | None:
         """After a load and before an unload: what the process holds, measured here by its pid if not given.
 
-        `buffers` are its backend's; `kept_bytes` of its memory are a cache that no prediction counts.
+        `buffers` are its backend's (None: as at the last audit); `kept_bytes` of its memory are a cache that no
+        prediction counts.
 
         Returns the audit, which is stored and corrects later predictions of the same key; None if unknown.
         """
@@ -113,16 +114,19 @@ class Ledger:
             measured = self._measure(reservation.pid)
         if measured is None:
             return None
+        held = dict(reservation.buffers if buffers is None else buffers)
         with self._lock:
-            self._held[owner] = replace(reservation, measured=measured, buffers=dict(buffers or {}))
-        on_gpu = sum((buffers or {}).get(device, 0) for device in reservation.amounts if device != "cpu")
+            self._held[owner] = replace(reservation, measured=measured, buffers=held)
+        # What a process is expected to show is host memory; a reservation without that counts its devices too.
+        devices = [d for d in reservation.amounts if d != "cpu"] if reservation.expected_bytes is None else []
+        on_gpu = sum(held.get(device, 0) for device in devices)
         return self.audits.add(
             owner,
             reservation.key,
             reservation.expected_bytes or reservation.predicted_bytes,
             # Predictions know nothing of pages that happen to be shared.
             max(1, measured.rss_bytes - kept_bytes) + on_gpu,
-            buffers or {},
+            held,
             moment,
         )
 

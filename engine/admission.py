@@ -4,6 +4,7 @@ from typing import Protocol
 
 from engine.dispatch.types import Rung
 from engine.errors import EngineError
+from engine.runner.buffers import BufferLog
 from engine.runner.protocol import LoadSettings
 
 
@@ -22,8 +23,8 @@ class Admission(Protocol):
         """The model has generated a token with the settings it was loaded with."""
         ...
 
-    def attach(self, model_id: str, pid: int) -> None:
-        """The model lives in this process now."""
+    def attach(self, model_id: str, pid: int, buffers: BufferLog) -> None:
+        """The model lives in this process now; `buffers` is what its log says it allocated."""
         ...
 
     def observed(self, model_id: str, tokens: int, decode_s: float) -> None:
@@ -51,7 +52,7 @@ class Unlimited:
     def proven(self, model_id: str) -> None:
         """Nothing is remembered."""
 
-    def attach(self, model_id: str, pid: int) -> None:
+    def attach(self, model_id: str, pid: int, buffers: BufferLog) -> None:
         """Nothing is counted."""
 
     def observed(self, model_id: str, tokens: int, decode_s: float) -> None:

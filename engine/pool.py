@@ -201,7 +201,7 @@ class Pool:
         model.loading = True
         try:
             runner = await self._start_loaded(model, progress)
-            self._admission.attach(model.id, runner.pid)
+            self._admission.attach(model.id, runner.pid, runner.buffers)
         except BaseException:
             self._admission.release(model.id)
             raise

@@ -45,7 +45,8 @@ class Question:
     `damage` maps tensor and type to expected KL divergence; `stock_damage` is the same without craft (None:
     the same figures). `header_bytes` is what the file holds beside tensor data. `kv` are the ways to store
     the cache at the promised context (for goals of kind "fit"). `speeds` are times a weight by type name.
-    `doubled_head_types` are types in which a tied embedding is held in memory twice.
+    `doubled_head_types` are types in which a tied embedding is held in memory twice. Without `with_stock` the plan
+    has no prices of stock mixes, which take most of the time.
     """
 
     model: ModelSpec
@@ -59,6 +60,7 @@ class Question:
     speeds: Mapping[str, float] | None = None
     speed_price: float = _SPEED_PRICE
     doubled_head_types: frozenset[str] = frozenset()
+    with_stock: bool = True
 
 
 @dataclass(frozen=True)
@@ -321,7 +323,7 @@ def _assemble(question: Question, goal: Goal, outcome: _Outcome) -> QuantPlan:
         )
         for tensor, pick in zip(question.model.tensors, picks, strict=True)
     )
-    stock = stock_plans(question)
+    stock = stock_plans(question) if question.with_stock else ()
     rival = best_stock(stock, outcome.stock_limit, has_imatrix=question.evidence.has_imatrix)
     return QuantPlan(
         architecture=question.model.architecture,

@@ -6,6 +6,7 @@ import logging
 from engine.dispatch.placer import Placer
 from engine.dispatch.types import Rung
 from engine.errors import BadModelFile, EngineError, RunnerDied
+from engine.runner.buffers import BufferLog
 from engine.runner.protocol import LoadSettings
 
 log = logging.getLogger(__name__)
@@ -27,20 +28,22 @@ class LedgerAdmission:
         await asyncio.to_thread(self._placer.admit, model_id, settings)
         self._reserved[model_id] = settings
 
-    def attach(self, model_id: str, pid: int) -> None:
+    def attach(self, model_id: str, pid: int, buffers: BufferLog) -> None:
         """The model is loaded in this process: audit it, and remember how if the first way had failed."""
         self._placer.started(model_id, pid)
         tried = self._ladders.get(model_id)
         if tried:  # a write of a kilobyte, at once: the next crash may come before any task runs
             self._placer.worked(model_id, tried[0], tried[-1])
-        task = asyncio.get_running_loop().create_task(self._loaded(model_id, pid, self._reserved.get(model_id)))
+        task = asyncio.get_running_loop().create_task(
+            self._loaded(model_id, pid, buffers, self._reserved.get(model_id))
+        )
         self._audits.add(task)
         task.add_done_callback(self._audits.discard)
 
-    async def _loaded(self, model_id: str, pid: int, settings: LoadSettings | None) -> None:
+    async def _loaded(self, model_id: str, pid: int, buffers: BufferLog, settings: LoadSettings | None) -> None:
         if settings is not None:
             await asyncio.to_thread(self._placer.refine, model_id, settings)
-        await asyncio.to_thread(self._placer.loaded, model_id, pid, {})
+        await asyncio.to_thread(self._placer.loaded, model_id, pid, buffers.bytes())
 
     def proven(self, model_id: str) -> None:
         """What is remembered of the ladder stays as it is: these settings also generate."""

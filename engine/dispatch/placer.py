@@ -293,7 +293,7 @@ class Placer:
         self.ledger.attach(model_id, pid)
 
     def loaded(self, model_id: str, pid: int, buffers: Mapping[str, int]) -> None:
-        """The load is done: audit it."""
+        """The load is done: audit it. `buffers` are bytes by the backend's names (`CPU_Mapped`, `Vulkan0`)."""
         self.ledger.attach(model_id, pid)
         measured = process_memory(pid)
         if measured is not None:

@@ -180,14 +180,19 @@ def _compute(
 
 
 def work_bytes(shape: ModelShape, settings: LoadSettings) -> int:
-    """The CPU kernels' copy of one ubatch of activations in the weights' own format, kept between steps.
+    """The CPU kernels' copy of one ubatch of a product's right side in the format of its left, kept between steps.
 
-    Source: ggml-cpu.c, ggml_graph_plan: 2 bytes a value for f16 and bf16 weights, about 1 for quantized ones.
+    The largest product counts: of a weight and activations, or, without fused attention, of values and scores.
+    Source: ggml-cpu.c, ggml_graph_plan: 2 bytes a value for f16 and bf16, about 1 for quantized weights.
     """
     widest = max(shape.feed_forward, shape.embedding, shape.attention)
     matrix = next((t for t in shape.tensors if len(t.shape) > 1 and t.name.startswith("blk.")), None)
     plain = matrix is not None and matrix.ggml_type in {GgmlType.F16, GgmlType.BF16}
-    return settings.n_ubatch * widest * (2 if plain else 1)
+    activations = settings.n_ubatch * widest * (2 if plain else 1)
+    if settings.flash_attn != "off" or settings.type_v == "f32":
+        return activations
+    scores = 2 * shape.heads * padded(max(settings.kv_cells, settings.n_ctx)) * settings.n_ubatch
+    return max(activations, scores)
 
 
 def is_host(buffer: str) -> bool:

@@ -12,6 +12,7 @@ from devices.child_command import child_command
 from devices.environment import without_secrets
 from engine.errors import BadModelFile, ContextOverflow, EngineError, InputFault, RunnerDied
 from engine.runner import orphans, protocol
+from engine.runner.buffers import BufferLog
 from engine.runner.exits import exit_reason
 from engine.types import Delta, Done, Event, GenerationRequest, ModelFacts
 
@@ -81,6 +82,7 @@ class RunnerProcess:
             future.add_done_callback(_retrieve)
         self._on_progress: Callable[[str, float], None] = lambda _phase, _fraction: None
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
+        self.buffers = BufferLog()
         self._stderr_task = asyncio.create_task(self._read_stderr())
         self._reader_task = asyncio.create_task(self._read())
         self._stopping = False
@@ -353,7 +355,9 @@ class RunnerProcess:
                 continue
             if not line:
                 return
-            self._stderr.append(line.decode("utf-8", "replace").rstrip())
+            text = line.decode("utf-8", "replace").rstrip()
+            self._stderr.append(text)
+            self.buffers.read(text)
 
 
 def _resolve(future: "asyncio.Future[Any]", value: Any) -> None:

@@ -17,6 +17,7 @@ from engine.library import verify
 from engine.library.catalogue import Catalogue
 from engine.library.hub.client import HubClient
 from engine.library.hub.plan import plan_repository
+from engine.library.machine import machine_judge
 from engine.paths import Paths
 from quantize.ggml_types import GgmlType
 from quantize.gguf_file import read_gguf, read_gguf_source
@@ -54,13 +55,16 @@ def planning(root):
     child.start()
     client = HubClient(here.recv())
     for label in ("first look", "second look"):
-        plan = plan_repository(client, folders(root), "org/Big-GGUF")
+        begin = time.perf_counter()
+        plan = plan_repository(client, folders(root), "org/Big-GGUF", judge=machine_judge())
+        took = time.perf_counter() - begin
         here.send("count")
         sent, requests = here.recv()
         print(
             f"plan, 20 files, 150,000 tokens, 50 ms, 100 Mbit/s, {label:<12}"
-            f"{plan.elapsed_s * 1000:10.0f} ms, {sent / 1e6:.2f} MB, {requests} requests,"
-            f" {sum(1 for o in plan.options if o.details)} headers"
+            f"{took * 1000:10.0f} ms, {sent / 1e6:.2f} MB, {requests} requests,"
+            f" {sum(1 for o in plan.options if o.details)} headers, own build {plan.own.kld:.4f}"
+            f" against {plan.own.ready_kld} of {plan.own.instead_of}"
         )
     here.send("stop")
     child.join()

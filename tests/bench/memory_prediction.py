@@ -1,6 +1,6 @@
 """Predicted beside measured memory of loaded models, for docs/log.md.
 
-    python -m tests.bench.memory_prediction [--contexts 2048 8192 32768] [--kv f16 q8_0] [--only NAME ...]
+    python -m tests.bench.memory_prediction [--contexts 2048 8192 32768] [--kv f16 q8_0] [--plain] [--only ...]
 
 Writes each shape, predicts, loads it in a real runner, fills its cells with four sequences, and prints the
 system's figure. A context of 32k takes a minute or more on two cores.
@@ -15,6 +15,7 @@ from pathlib import Path
 from devices.detect import inventory
 from devices.host_real import RealHost
 from devices.process_memory import process_memory
+from engine.dispatch.attention import DENSE_PIECE
 from engine.dispatch.placer import read_shape
 from engine.fit.dry_run import dry_run
 from engine.fit.need import estimate
@@ -48,10 +49,16 @@ class Row:
         return (self.need.resident_bytes - self.measured_bytes) / self.measured_bytes
 
 
-def measure(path: str, n_ctx: int, kv_type: str, n_parallel: int = 4) -> Row:
-    """Predict, load, fill the context, compare."""
+def measure(path: str, n_ctx: int, kv_type: str, n_parallel: int = 4, *, plain: bool = False) -> Row:
+    """Predict, load, fill the context, compare. `plain`: attention and ubatch as dispatched for a processor."""
     settings = LoadSettings(
-        path=path, n_ctx=n_ctx, n_parallel=n_parallel, type_k=kv_type, type_v=kv_type, flash_attn="on"
+        path=path,
+        n_ctx=n_ctx,
+        n_parallel=n_parallel,
+        type_k=kv_type,
+        type_v=kv_type,
+        flash_attn="off" if plain else "on",
+        n_ubatch=DENSE_PIECE if plain else 512,
     )
     isa = inventory(RealHost()).devices[0].isa
     need = estimate(read_shape(path), settings, isa, dry_run=dry_run(settings))
@@ -84,6 +91,7 @@ def main() -> None:
     parser.add_argument("--contexts", type=int, nargs="+", default=[2048, 8192, 32768])
     parser.add_argument("--kv", nargs="+", default=["f16", "q8_0"])
     parser.add_argument("--only", nargs="+", default=["spark-f16", *SHAPES])
+    parser.add_argument("--plain", action="store_true", help="Attention that is not fused.")
     options = parser.parse_args()
     cases = [(n_ctx, kv_type) for n_ctx in options.contexts for kv_type in options.kv]
     print("| model | context | cache | weights | kv | state | compute | process | predicted | measured | error |")
@@ -97,7 +105,7 @@ def main() -> None:
             files.append(str(write_shape(Path(folder) / f"{name}.gguf", shape)))
         for path in files:
             for n_ctx, kv_type in cases:
-                row = measure(path, n_ctx, kv_type)
+                row = measure(path, n_ctx, kv_type, plain=options.plain)
                 part = row.need.part_bytes
                 sizes = [part(p) for p in ("weights", "kv", "recurrent", "compute", "overhead")]
                 sizes += [row.need.resident_bytes, row.measured_bytes]

@@ -83,6 +83,8 @@ def test_a_load_is_reserved_measured_and_audited(client):
     assert held["parts"]["weights"] > 1 << 20
     audit = ledger["audits"][-1]
     assert abs(audit["error_frac"]) < 0.3  # scratch memory not yet touched counts as predicted only
+    assert audit["buffers"]["CPU"] > 1 << 20
+    assert sum(audit["buffers"].values()) < audit["predicted_bytes"]
     pools = {p["id"]: p for p in ledger["pools"]}
     assert sum(p["capacity_bytes"] for p in ledger["pools"]) <= pools["ram"]["capacity_bytes"]
     assert ledger["available_bytes"]["cpu"] < pools["ram"]["free_bytes"]

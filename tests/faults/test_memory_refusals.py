@@ -15,6 +15,7 @@ from engine.dispatch.placer import Placer
 from engine.errors import NotEnoughMemory, RunnerDied
 from engine.paths import Paths
 from engine.pool import Pool
+from engine.runner.buffers import BufferLog
 from engine.runner.protocol import LoadSettings
 from engine.types import Delta, GenerationRequest, ModelFacts, Started
 from tests.machines import machines
@@ -124,6 +125,7 @@ class Dying:
 
     def __init__(self, works, seen, generates=lambda _settings: True):
         self.works, self.seen, self.generates = works, seen, generates
+        self.buffers = BufferLog()
 
     async def load(self, settings, progress):
         self.seen.append(settings)

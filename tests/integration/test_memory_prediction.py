@@ -27,6 +27,7 @@ def test_within_three_per_cent(name, changes, n_ctx, kv_type, tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs the kernel's own figures")
-def test_the_bundled_model_within_three_per_cent():
-    row = measure(str(ROOT / "assets/models/spark-f16.gguf"), 1024, "f16", n_parallel=2)
+@pytest.mark.parametrize("plain", [False, True])
+def test_the_bundled_model_within_three_per_cent(plain):
+    row = measure(str(ROOT / "assets/models/spark-f16.gguf"), 4096 if plain else 1024, "f16", 2, plain=plain)
     assert abs(row.error_frac) <= 0.03, f"{row.need.resident_bytes} predicted, {row.measured_bytes} measured"

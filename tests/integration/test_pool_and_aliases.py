@@ -86,7 +86,7 @@ class OneFits:
     async def retry(self, model_id, settings, error):
         return None
 
-    def attach(self, model_id, pid):
+    def attach(self, model_id, pid, buffers):
         assert model_id in self.held
 
     async def unloading(self, model_id, kept_bytes):

@@ -1,7 +1,9 @@
 """The file Tessera would quantize itself instead of fetching a ready one: its size and the damage to expect."""
 
+import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -16,6 +18,8 @@ from quantize.types import EvidenceRef, Goal, ModelSpec, TensorSpec
 _log = logging.getLogger(__name__)
 # Where no ready file sets the size: bits a weight of Q6_K, whose damage is close to what can be measured at all.
 _BITS_WITHOUT_A_RIVAL = 6.6
+# Raised when the priors or the solver change, so that kept builds are made anew.
+VERSION = 1
 NOTE = "shipped priors; nothing of this model was measured"
 
 
@@ -51,7 +55,9 @@ def own_build(
     header_bytes = sum(part.file_bytes for part in unquantized) - sum(t.nbytes for t in tensors)
     damage = prior_damage(spec)
     evidence = EvidenceRef(tier="instant", has_imatrix=False, note=NOTE)
-    question = Question(model=spec, damage=damage, evidence=evidence, header_bytes=max(0, header_bytes))
+    question = Question(
+        model=spec, damage=damage, evidence=evidence, header_bytes=max(0, header_bytes), with_stock=False
+    )
     goal = (
         Goal(kind="budget", limit_bytes=limit_bytes) if limit_bytes else Goal(kind="bpw", bpw=_BITS_WITHOUT_A_RIVAL)
     )
@@ -68,6 +74,21 @@ def own_build(
         instead_of=rival[0] if rival else None,
         ready_kld=_ready_damage(spec, rival[1], damage) if rival else None,
     )
+
+
+def remembered(folder: Path, facts: tuple[object, ...], build: Callable[[], OwnBuild | None]) -> OwnBuild | None:
+    """The build kept in `folder` for these facts (hashes of files, a limit), or a new one, then kept."""
+    path = folder / f"{hashlib.sha256(repr((VERSION, *facts)).encode()).hexdigest()}.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=OwnBuild | None)
+    except (OSError, msgspec.DecodeError):
+        made = build()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.encode(made))
+    except OSError as error:
+        _log.info("own build not kept: %s", error)
+    return made
 
 
 def _as_source(tensor: TensorInfo) -> TensorSpec:

@@ -12,7 +12,7 @@ import msgspec
 from engine.errors import EngineError
 from engine.library.hub import header_cache
 from engine.library.hub.client import HubClient
-from engine.library.hub.own_build import OwnBuild, own_build
+from engine.library.hub.own_build import OwnBuild, own_build, remembered
 from engine.library.hub.remote_file import RemoteFile
 from engine.library.hub.repository import Choice, RepoFile, Repository
 from engine.library.inspect_files import gguf_details
@@ -112,13 +112,14 @@ def plan_repository(
     options = [_option(choice, headers.get(choice.label), judge) for choice in choices]
     options = _mark_best(options)
     build_from = _build_from(options)
+    own = _own(options, headers, build_from, paths.cache / "hub" / "own") if judge else None
     return RepoPlan(
         repository=repository,
         options=tuple(options),
         fetched_bytes=reading.fetched_bytes,
         elapsed_s=time.monotonic() - begin,
         build_from=build_from,
-        own=_own(options, headers, build_from) if judge else None,
+        own=own,
     )
 
 
@@ -238,7 +239,7 @@ def _build_from(options: list[Option]) -> str | None:
 
 
 def _own(
-    options: list[Option], headers: Mapping[str, tuple[GgufFile, ...] | str], source: str | None
+    options: list[Option], headers: Mapping[str, tuple[GgufFile, ...] | str], source: str | None, folder: Path
 ) -> OwnBuild | None:
     """Our own mix in the bytes of the best ready file, or, where none fits, in what the smallest lacks."""
     known = {label: found for label, found in headers.items() if not isinstance(found, str)}
@@ -246,15 +247,22 @@ def _own(
     if source is None or shape is None:
         return None
     best = next((o for o in options if o.best and o.choice.label != source), None)
-    if best is not None:
-        return own_build(source, shape, (best.choice.label, known[best.choice.label]), best.choice.size_bytes)
+    rival = (best.choice.label, known[best.choice.label]) if best else None
+    limit_bytes = best.choice.size_bytes if best else _room_bytes(options)
+    if limit_bytes is not None and limit_bytes <= 0:
+        return None
+    involved = [o.choice for o in options if o is best or o.choice.label == source]
+    hashes = [(c.label, [(f.name, f.sha256, f.git_sha1) for f in c.files]) for c in involved]
+    return remembered(folder, (hashes, limit_bytes), lambda: own_build(source, shape, rival, limit_bytes))
+
+
+def _room_bytes(options: list[Option]) -> int | None:
+    """Bytes a file of our own may have where no ready one is the best; None: as many as do any good."""
     judged = [o for o in options if o.verdict is not None and o.choice.format == "gguf"]
     smallest = min(judged, key=lambda o: o.choice.size_bytes, default=None)
     if smallest is None or smallest.verdict is None:
-        return None
+        return 0
     beside_bytes = smallest.verdict.needed_bytes - smallest.choice.size_bytes
     room_bytes = smallest.verdict.available_bytes - beside_bytes
     enough_bytes = smallest.details.n_params * _ENOUGH_BITS / 8 if smallest.details else 0
-    if smallest.verdict.fits and room_bytes >= enough_bytes:
-        return own_build(source, shape, None, None)
-    return own_build(source, shape, None, room_bytes) if room_bytes > 0 else None
+    return None if smallest.verdict.fits and room_bytes >= enough_bytes else room_bytes

@@ -99,7 +99,7 @@ def wait_for(client, job, state):
 
 
 def test_pause_resume_and_cancel(server, hub):
-    hub.faults.bytes_per_s = 8 * MB
+    hub.faults.bytes_per_s = MB
     job = server.post("/tessera/v1/models/pull", json={"model": "org/Spark-GGUF"}).json()
     while not server.get(f"/tessera/v1/jobs/{job['id']}").json()["progress"]["done"]:
         time.sleep(0.02)
@@ -112,7 +112,7 @@ def test_pause_resume_and_cancel(server, hub):
     assert wait_for(server, job, "done")["result"]["model"] == "spark-q4_k_m"
     assert server.post(f"/tessera/v1/jobs/{job['id']}/resume").status_code == 400
     hub.add("org/Other-GGUF", {"other-Q4_K_M.gguf": SPARK.read_bytes()})
-    hub.faults.bytes_per_s = 4 * MB
+    hub.faults.bytes_per_s = MB
     job = server.post("/tessera/v1/models/pull", json={"model": "org/Other-GGUF"}).json()
     while not server.get(f"/tessera/v1/jobs/{job['id']}").json()["progress"]["done"]:
         time.sleep(0.02)
@@ -124,7 +124,7 @@ def test_pause_resume_and_cancel(server, hub):
 
 
 def test_cancelling_a_paused_download_drops_its_bytes_without_asking_the_hub(server, hub, tmp_path):
-    hub.faults.bytes_per_s = 8 * MB
+    hub.faults.bytes_per_s = MB
     job = server.post("/tessera/v1/models/pull", json={"model": "org/Spark-GGUF"}).json()
     while not server.get(f"/tessera/v1/jobs/{job['id']}").json()["progress"]["done"]:
         time.sleep(0.02)
