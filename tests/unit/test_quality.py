@@ -57,3 +57,8 @@ def test_lock_files_hold_hashes_and_no_addresses():
         text = lock.read_text()
         assert "://" not in text, lock.name
         assert text.count("--hash=sha256:") >= text.count("=="), lock.name
+
+
+def test_files_are_small():
+    long = {str(p.relative_to(ROOT)): n for p in sources() if (n := len(p.read_text().splitlines())) > 400}
+    assert long == {}
