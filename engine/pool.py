@@ -113,6 +113,7 @@ class Pool:
         self._ids: dict[str, str] = {}
         self._admitting = asyncio.Lock()
         self._reaper: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
 
     @property
     def loaded(self) -> list[LoadedModel]:
@@ -324,18 +325,24 @@ class Pool:
         return True
 
     async def unload(self, model_id: str) -> bool:
-        """Stop a model's runner; False when it was not loaded."""
+        """Stop a model's runner; False when it was not loaded. Once begun, cancelling does not keep it running."""
         model = self._models.pop(model_id, None)
         if model is None or model.runner is None:
             return False
+        task = asyncio.create_task(self._end(model, model.runner))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        await asyncio.shield(task)
+        return True
+
+    async def _end(self, model: LoadedModel, runner: RunnerProcess) -> None:
         async with model.lock:
             if model.ready:
                 with contextlib.suppress(EngineError, TimeoutError):
-                    stats = await asyncio.wait_for(model.runner.stats(), STATS_S)
-                    await self._admission.unloading(model_id, stats.cache_ram_bytes)
-            await model.runner.stop()
-        self._admission.release(model_id)
-        return True
+                    stats = await asyncio.wait_for(runner.stats(), STATS_S)
+                    await self._admission.unloading(model.id, stats.cache_ram_bytes)
+            await (model.runner or runner).stop()
+        self._admission.release(model.id)
 
     async def close(self) -> None:
         """Stop every runner."""
@@ -345,6 +352,7 @@ class Pool:
                 await self._reaper
             self._reaper = None
         await asyncio.gather(*(self.unload(model_id) for model_id in list(self._models)))
+        await asyncio.gather(*self._ending)
 
 
 def with_context(settings: LoadSettings, min_ctx: int, trained_ctx: int) -> LoadSettings:

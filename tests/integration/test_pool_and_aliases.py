@@ -157,3 +157,17 @@ def test_an_idle_model_leaves_after_its_time_to_live(tmp_path):
             await pool.close()
 
     assert run(scenario()) == [["b"]]
+
+
+def test_a_cancelled_unload_still_ends_the_runner(tmp_path):
+    async def scenario():
+        pool = Pool(Source(), starter(tmp_path))
+        runner = (await pool.acquire("a")).runner
+        unloading = asyncio.create_task(pool.unload("a"))
+        await asyncio.sleep(0)
+        unloading.cancel()
+        await asyncio.gather(unloading, return_exceptions=True)
+        await pool.close()
+        return runner.alive
+
+    assert run(scenario()) == [False]
