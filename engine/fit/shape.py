@@ -22,6 +22,8 @@ SWA_EVERY = {
 }  # fmt: skip
 # In these the first layer of each group is the full one, in the others the last.
 DENSE_FIRST = frozenset({"cohere2moe", "laguna", "modern-bert", "smallthinker"})
+# These have windows only in the size with so many layers. Source: models/exaone4.cpp.
+SWA_WITH_LAYERS = {"exaone4": 64}
 # gemma3n caches its first 20 layers only; gemma4 says so itself. Source: models/gemma3n.cpp.
 CACHED_LAYERS = {"gemma3n": 20}
 DEFAULT_FULL_ATTENTION_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
@@ -139,6 +141,9 @@ def _has_cache(head: GgufFile, index: int, total: int) -> bool:
 
 
 def _is_sliding(head: GgufFile, index: int) -> bool:
+    layers = head.arch_int("block_count") or 0
+    if SWA_WITH_LAYERS.get(head.architecture, layers) != layers:
+        return False
     pattern = head.arch_value("attention.sliding_window_pattern")
     if isinstance(pattern, tuple | LazyArray):
         return bool(_per_layer(head, "attention.sliding_window_pattern", index))

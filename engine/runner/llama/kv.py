@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from engine.runner.llama.checkpoints import Checkpoint, Checkpoints, budget, places, within
 from engine.runner.llama.model import LoadedModel
 from engine.runner.llama.prefix_store import Key, PrefixStore
 
@@ -20,7 +21,8 @@ class CachedSequence:
     """One llama.cpp sequence: `tokens` are those whose keys and values are in the cache.
 
     `shared` of them came by `seq_cp` from another sequence, so they cost no cells of their own. `key` keeps
-    prefixes made under different adapters apart.
+    prefixes made under different adapters apart. Of models whose state cannot be cut, `checkpoints` are the copies
+    to go back to, and `wanted` the lengths at which the next ones are to be taken.
     """
 
     seq_id: int
@@ -29,6 +31,8 @@ class CachedSequence:
     shared: int = 0
     in_use: bool = False
     last_used: int = 0
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
 
 
 # A prefix shorter than this is computed faster than it is copied out, looked up and copied in again.
@@ -51,6 +55,8 @@ class KVCache:
         self._memory = loaded.memory
         self._keeps_partial = loaded.keeps_partial
         self._n_swa = loaded.n_swa
+        self._n_ubatch = loaded.n_ubatch
+        self._checkpoints = Checkpoints(loaded, budget(loaded))
         self.cells = loaded.kv_cells
         self._sequences = [CachedSequence(i) for i in range(loaded.n_seq_max)]
         self._clock = 0
@@ -74,11 +80,21 @@ class KVCache:
             length = common_prefix(candidate.tokens, tokens)
             # The last prompt token is always decoded again: restored cells have no logits.
             length = min(length, len(tokens) - 1)
-            if length > best_length and self._can_fork(candidate, length):
+            if length > best_length:
+                length = self._usable(candidate, length)
+            if length > best_length:
                 best, best_length = candidate, length
         return best, best_length
 
-    def _can_fork(self, source: CachedSequence, length: int) -> bool:
+    def _usable(self, source: CachedSequence, length: int) -> int:
+        """How much of the first `length` tokens can be taken: all, or up to a checkpoint."""
+        if self._steps_back(source, length):
+            return length
+        saved = within(self._checkpoints.alive(source.checkpoints), length)
+        return saved.length if saved is not None else 0
+
+    def _steps_back(self, source: CachedSequence, length: int) -> bool:
+        """The sequence is that long, or can be cut to it as it is."""
         if length == len(source.tokens):
             return True
         if not self._keeps_partial:
@@ -93,8 +109,12 @@ class KVCache:
 
         A `fresh` one holds nothing.
         """
+        branch = 0 if fresh or self._cuts else self._branch(tokens, key)
         sequence = self._acquire_fresh(key) if fresh else self._acquire(tokens, key)
         if sequence is not None:
+            if not fresh and not self._cuts:
+                sequence.wanted = places(len(tokens), len(sequence.tokens), branch, self._n_ubatch)
+                self.note_progress(sequence)
             self._thin_out(sequence)
         return sequence
 
@@ -103,6 +123,12 @@ class KVCache:
         if empty is not None:
             empty.key, empty.in_use = key, True
         return empty
+
+    def _branch(self, tokens: list[int], key: Key) -> int:
+        """The longest prefix that some known text shares with `tokens`, whether it can be taken or not."""
+        live = max((common_prefix(s.tokens, tokens) for s in self._sequences if s.key == key), default=0)
+        _, stored = self._store.best(np.asarray(tokens, np.int32), key, whole_only=False)
+        return max(live, stored)
 
     def _acquire(self, tokens: list[int], key: Key) -> CachedSequence | None:
         source, length = self.best_prefix(tokens, key)
@@ -119,15 +145,10 @@ class KVCache:
             if source is None or source.in_use:
                 return None
             target = source  # the only idle one left is the source itself: cut it to the shared part
-            if not self._api.llama_memory_seq_rm(self._memory, target.seq_id, length, -1):
+            if not self._go_back(target, source, length):
                 self.drop(target)
-                length = 0
-            target.tokens = target.tokens[:length]
-            target.shared = min(target.shared, length)
         elif source is not None:
-            self._api.llama_memory_seq_cp(self._memory, source.seq_id, target.seq_id, 0, length)
-            target.tokens = tokens[:length]
-            target.shared = length
+            self._fork(source, target, length)
         target.key = key
         target.in_use = True
         return target
@@ -142,12 +163,48 @@ class KVCache:
             return False
         if len(source.tokens) - length >= MIN_STORED_TOKENS:
             self._spill(source)
-            if not self._store.holds(np.asarray(source.tokens, np.int32), source.key):
+            if not self._held(source):
                 return False
         if not self.truncate(source, length):
             return False
         source.in_use = True
         return True
+
+    def _fork(self, source: CachedSequence, target: CachedSequence, length: int) -> None:
+        """Give an empty sequence the first `length` tokens of another."""
+        self._api.llama_memory_seq_cp(self._memory, source.seq_id, target.seq_id, 0, length)
+        target.tokens = source.tokens[:length]
+        target.shared = length
+        target.checkpoints = [c for c in source.checkpoints if c.length <= length]
+        if not self._go_back(target, source, length):
+            self.drop(target)
+
+    def _go_back(self, target: CachedSequence, source: CachedSequence, length: int) -> bool:
+        """Make `length` tokens the present of `target`, which holds the cells of `source` or is it."""
+        if not self._steps_back(source, length):
+            saved = within(self._checkpoints.alive(source.checkpoints), length)
+            if saved is None or saved.length != length or not self._checkpoints.put(saved, target.seq_id):
+                return False
+        if not self._api.llama_memory_seq_rm(self._memory, target.seq_id, length, -1):
+            return False
+        del target.tokens[length:]
+        target.shared = min(target.shared, length)
+        target.checkpoints = [c for c in target.checkpoints if c.length <= length]
+        return True
+
+    def until_checkpoint(self, sequence: CachedSequence, take: int) -> int:
+        """How many of the next `take` prompt tokens to compute before a checkpoint is due."""
+        return min(take, sequence.wanted[0] - len(sequence.tokens)) if sequence.wanted else take
+
+    def note_progress(self, sequence: CachedSequence) -> None:
+        """Tokens were computed: copy the state if this is a place to come back to."""
+        length = len(sequence.tokens)
+        while sequence.wanted and sequence.wanted[0] <= length:
+            known = within(self._checkpoints.alive(sequence.checkpoints), length)
+            if sequence.wanted.pop(0) == length and (known is None or known.length < length):
+                saved = self._checkpoints.take(sequence.seq_id, length)
+                if saved is not None:
+                    sequence.checkpoints = [*self._checkpoints.alive(sequence.checkpoints), saved]
 
     def _free_sequence(self, keep: CachedSequence | None) -> CachedSequence | None:
         idle = [s for s in self._sequences if not s.in_use and s is not keep]
@@ -170,7 +227,7 @@ class KVCache:
         self.store_idle()
         self._api.llama_memory_clear(self._memory, True)
         for sequence in self._sequences:
-            sequence.tokens, sequence.shared = [], 0
+            sequence.tokens, sequence.shared, sequence.checkpoints, sequence.wanted = [], 0, [], []
 
     def forget_stored(self, tokens: list[int], key: Key) -> None:
         """Take stored prefixes of a prompt out of the store."""
@@ -199,13 +256,18 @@ class KVCache:
         if not self._store.enabled or len(sequence.tokens) < MIN_STORED_TOKENS or sequence.last_used == 0:
             return
         tokens = np.asarray(sequence.tokens, np.int32)
-        if self._store.covers(tokens, sequence.key):
+        if self._store.covers(tokens, sequence.key, whole_only=not self._cuts):
             return
         size = self._api.llama_state_seq_get_size(self._context, sequence.seq_id)
         data = np.empty(size, np.uint8)
         pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         if self._api.llama_state_seq_get_data(self._context, pointer, size, sequence.seq_id) == size:
-            self._store.put(sequence.key, tokens, data)
+            self._store.put(sequence.key, tokens, data, self._kept(sequence))
+
+    def _kept(self, sequence: CachedSequence) -> list[tuple[int, Any]]:
+        """The checkpoints that go with a stored state: the first (a common beginning) and the last."""
+        alive = self._checkpoints.alive(sequence.checkpoints)
+        return [(c.length, c.data) for c in (alive if len(alive) < 3 else (alive[0], alive[-1]))]  # noqa: PLR2004 - the two
 
     def _thin_out(self, chosen: CachedSequence) -> None:
         """Take idle prefixes out of the cells beside `chosen`: all that the store holds, else only a surplus."""
@@ -217,8 +279,12 @@ class KVCache:
             if self.idle_cells > max(IDLE_CELLS, self.used_cells - self.idle_cells):
                 self._spill(sequence)
                 self.drop(sequence)
-            elif alone and self._store.holds(np.asarray(sequence.tokens, np.int32), sequence.key):
+            elif alone and self._held(sequence):
                 self.drop(sequence)
+
+    def _held(self, sequence: CachedSequence) -> bool:
+        tokens = np.asarray(sequence.tokens, np.int32)
+        return self._store.holds(tokens, sequence.key, whole_only=not self._cuts)
 
     def store_idle(self) -> None:
         """Copy idle prefixes to the store's memory, so that their cells can be given up at once."""
@@ -246,12 +312,14 @@ class KVCache:
         if data is None:
             return None
         pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        if not self._api.llama_state_seq_set_data(self._context, pointer, len(data), target.seq_id):
+        if not self._api.llama_state_seq_set_data(self._context, pointer, entry.state_bytes, target.seq_id):
             self.drop(target)
             return None
         target.tokens = entry.tokens.tolist()
         target.shared, target.key, target.in_use = 0, key, True
-        if not self.truncate(target, length):
+        target.checkpoints = [Checkpoint(marked, entry.mark(data, marked).copy()) for marked, _ in entry.marks]
+        self._checkpoints.adopt(target.checkpoints)
+        if not self._go_back(target, target, length):
             self.drop(target)
         return target
 
@@ -263,6 +331,10 @@ class KVCache:
             self._rebase(sequence)
         sequence.tokens = []
         sequence.shared = 0
+        sequence.wanted = []
+        if sequence.checkpoints:
+            sequence.checkpoints = []
+            self._checkpoints.keep_only(c for s in self._sequences for c in s.checkpoints)
 
     def _rebase(self, gone: CachedSequence) -> None:
         """Cells that others still share with a dropped owner are from now on counted at one of them."""

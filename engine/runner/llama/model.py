@@ -123,6 +123,11 @@ def load(
     del keep
     if not model:
         raise LoadFailed("llama.cpp could not load the file (its log, on stderr, says why)")
+    if api.llama_model_has_encoder(model) and api.llama_model_has_decoder(model):
+        api.llama_model_free(model)
+        raise LoadFailed(
+            "models of an encoder and a decoder (T5 and its like) are not served; use a decoder-only one"
+        )
     recurrent = api.llama_model_is_recurrent(model)
     hybrid = api.llama_model_is_hybrid(model)
     # An embedding model generates nothing: its own context (embed.py) is the one that needs room.

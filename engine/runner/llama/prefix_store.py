@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -33,11 +34,15 @@ class _FileHeader(msgspec.Struct):
     tokens: bytes
     size: int
     checksum: int
+    marks: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(eq=False)  # two of them are the same only if they are one
 class StoredPrefix:
-    """One computed prefix. `tokens` (n,) int32; `data` its state while it is in memory, `path` its file if any."""
+    """One computed prefix. `tokens` (n,) int32; `data` its state while it is in memory, `path` its file if any.
+
+    Behind the state follow the checkpoints of a model that cannot be cut: `marks` are their (length, bytes).
+    """
 
     key: Key
     tokens: Any
@@ -45,6 +50,27 @@ class StoredPrefix:
     data: Any = None
     path: Path | None = None
     last_used: float = 0.0
+    marks: tuple[tuple[int, int], ...] = ()
+
+    def usable(self, shared: int, *, whole_only: bool) -> int:
+        """How many of `shared` equal tokens the state can be brought to."""
+        if not whole_only or shared == len(self.tokens):
+            return shared
+        return max((length for length, _ in self.marks if length <= shared), default=0)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state itself."""
+        return self.size - sum(size for _, size in self.marks)
+
+    def mark(self, data: Any, length: int) -> Any:
+        """The checkpoint of that length in the loaded `data`; None if there is none."""
+        start = self.state_bytes
+        for marked, size in self.marks:
+            if marked == length:
+                return data[start : start + size]
+            start += size
+        return None
 
 
 class PrefixStore:
@@ -83,30 +109,37 @@ class PrefixStore:
         for entry in self._entries:
             if entry.key != key:
                 continue
-            length = shared_length(entry.tokens, tokens)
-            usable = length if not whole_only or length == len(entry.tokens) else 0
+            usable = entry.usable(shared_length(entry.tokens, tokens), whole_only=whole_only)
             if usable > best_length:
                 best, best_length = entry, usable
         return best, best_length
 
-    def covers(self, tokens: Any, key: Key) -> bool:
-        """A stored prefix already holds all of `tokens`."""
-        return any(e.key == key and shared_length(e.tokens, tokens) == len(tokens) for e in self._entries)
+    def covers(self, tokens: Any, key: Key, *, whole_only: bool) -> bool:
+        """A stored prefix can bring back all of `tokens`."""
+        return self.best(tokens, key, whole_only=whole_only)[1] == len(tokens)
 
-    def holds(self, tokens: Any, key: Key) -> bool:
-        """A prefix in memory holds all of `tokens`: bringing it back is a copy."""
+    def holds(self, tokens: Any, key: Key, *, whole_only: bool) -> bool:
+        """A prefix in memory can bring back all of `tokens`: that is a copy."""
         return any(
-            e.data is not None and e.key == key and shared_length(e.tokens, tokens) == len(tokens)
+            e.data is not None
+            and e.key == key
+            and e.usable(shared_length(e.tokens, tokens), whole_only=whole_only) == len(tokens)
             for e in self._entries
         )
 
-    def put(self, key: Key, tokens: Any, data: Any) -> None:
-        """Keep the state `data` (bytes as uint8) of `tokens`; shorter prefixes of the same text are replaced."""
-        if not self.enabled or self.covers(tokens, key):
+    def put(self, key: Key, tokens: Any, data: Any, marks: Sequence[tuple[int, Any]] = ()) -> None:
+        """Keep the state `data` (bytes as uint8) of `tokens`; shorter prefixes of the same text are replaced.
+
+        `marks` are (length, bytes as uint8) of checkpoints before the end.
+        """
+        if not self.enabled or self.covers(tokens, key, whole_only=True):
             return
+        sizes = tuple((length, len(copy)) for length, copy in marks)
+        if marks:
+            data = np.concatenate([data, *(copy for _, copy in marks)])
         for old in [e for e in self._entries if e.key == key and shared_length(e.tokens, tokens) == len(e.tokens)]:
             self._remove(old)
-        entry = StoredPrefix(key, tokens, len(data), data, None, time.monotonic())
+        entry = StoredPrefix(key, tokens, len(data), data, None, time.monotonic(), sizes)
         self._entries.append(entry)
         if self._ram_limit < entry.size:
             self._write(entry)
@@ -197,7 +230,12 @@ class PrefixStore:
         temporary = path.with_suffix(f".{os.getpid()}.part")
         header = msgspec.msgpack.encode(
             _FileHeader(
-                self._fingerprint, entry.key, entry.tokens.tobytes(), entry.size, zlib.crc32(memoryview(data))
+                self._fingerprint,
+                entry.key,
+                entry.tokens.tobytes(),
+                entry.size,
+                zlib.crc32(memoryview(data)),
+                entry.marks,
             )
         )
         try:
@@ -248,7 +286,8 @@ class PrefixStore:
             header = found[0]
             tokens = np.frombuffer(header.tokens, np.int32)
             age = time.time() - path.stat().st_mtime
-            self._entries.append(StoredPrefix(header.key, tokens, header.size, None, path, time.monotonic() - age))
+            used = time.monotonic() - age
+            self._entries.append(StoredPrefix(header.key, tokens, header.size, None, path, used, header.marks))
 
 
 def _prune(folder: Path, limit: int, keep: Path | None) -> None:

@@ -203,7 +203,7 @@ class Scheduler:
         for i, sequence in enumerate(prefilling):
             assert sequence.cache is not None
             share = max(budget // (len(prefilling) - i), 1) if budget > 0 else 0
-            take = min(sequence.n_missing, share, batch.room)
+            take = self._kv.until_checkpoint(sequence.cache, min(sequence.n_missing, share, batch.room))
             if take <= 0:
                 continue
             start = len(sequence.cache.tokens)
@@ -245,6 +245,7 @@ class Scheduler:
             cache = by_seq[seq_id].cache
             assert cache is not None
             cache.tokens.extend(pieces)
+            self._kv.note_progress(cache)
 
     # ------------------------------------------------------------------ sampling
 

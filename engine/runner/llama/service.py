@@ -16,6 +16,7 @@ from engine.runner.channel import Channel
 from engine.runner.llama import model as llama_model
 from engine.runner.llama.abort import AbortSwitch
 from engine.runner.llama.binding import KernelsMissing, start_backends
+from engine.runner.llama.checkpoints import budget
 from engine.runner.llama.draft_model import DraftModel
 from engine.runner.llama.embed import CannotEmbed, Embedder
 from engine.runner.llama.picture import PictureRefused
@@ -31,8 +32,9 @@ SETTLE_S: Final = 0.05
 PERSIST_AFTER_S: Final = 1.0
 
 
-def _prefix_store(api: Any, settings: protocol.LoadSettings) -> PrefixStore:
+def _prefix_store(api: Any, loaded: llama_model.LoadedModel) -> PrefixStore:
     """The store for this model's prefixes: only states of the same file, cache types and build fit."""
+    settings = loaded.settings
     path = Path(settings.path)
     build = api.llama_version().decode()
     shape: tuple[object, ...] = (settings.type_k, settings.type_v, settings.flash_attn, build, protocol.VERSION)
@@ -41,7 +43,7 @@ def _prefix_store(api: Any, settings: protocol.LoadSettings) -> PrefixStore:
         shape += (settings.mmproj_path, projector.st_size, projector.st_mtime_ns)
     folder = Path(settings.cache_dir) if settings.cache_dir else None
     fingerprint = model_fingerprint(path, *shape)
-    return PrefixStore(settings.cache_ram_bytes, settings.cache_disk_bytes, folder, fingerprint)
+    return PrefixStore(settings.cache_ram_bytes - budget(loaded), settings.cache_disk_bytes, folder, fingerprint)
 
 
 def _sentence(error: Exception) -> str:
@@ -136,7 +138,7 @@ class LlamaRunner:
             llama_model.warm_up(loaded)
             if settings.mmproj_path is not None:
                 self._open_eyes(loaded, settings.mmproj_path)
-            self._store = _prefix_store(api, settings)
+            self._store = _prefix_store(api, loaded)
             draft_model = DraftModel.load(api, settings, vocabulary) if settings.draft_path else None
             self._scheduler = Scheduler(loaded, vocabulary, self._store, draft_model, self._vision)
         except (KernelsMissing, llama_model.LoadFailed) as error:
