@@ -12,8 +12,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """How the next token is drawn. Defaults are neutral except temperature, as OpenAI documents it.
 
     `temperature` 0 means greedy. `top_k` 0, `top_p` 1, `min_p` 0, `typical_p` 1, `top_n_sigma` -1,
-    `repeat_penalty` 1, `xtc_probability` 0, `dry_multiplier` 0, `mirostat` 0 and `dynatemp_range` 0 switch a
-    stage off. `seed` None draws one. `order` lists the stages to run (None: the runner's default order).
+    `repeat_penalty` 1, `xtc_probability` 0, `dry_multiplier` 0, `mirostat` 0, `dynatemp_range` 0 and
+    `adaptive_target` -1 switch a stage off. `seed` None draws one. `order` lists the stages to run, one may be left
+    out (None: the runner's default order); mirostat has its own.
     """
 
     temperature: float = 1.0
@@ -40,6 +41,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     mirostat_eta: float = 0.1
     dynatemp_range: float = 0.0
     dynatemp_exponent: float = 1.0
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
     order: tuple[str, ...] | None = None
 
 
@@ -74,6 +77,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     whether the runner guesses ahead: None where that was measured to pay, True wherever there is a guess, False
     never; the text stays the same. Without `cache_prompt` nothing computed before is used and nothing is left
     behind: what a measurement needs. Without `stream` the text comes whole at the end, and no token wakes anybody.
+    With `context_shift` an answer goes on when the context is full: the older half of what follows the prompt's
+    beginning is forgotten. `lora` are (adapter, scale).
     """
 
     prompt: str | list[int]

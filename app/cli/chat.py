@@ -21,6 +21,9 @@ HELP = "Type a message. Ctrl-C stops an answer, Ctrl-D leaves. /new starts over,
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest answer, in tokens.")
 @click.option("--temperature", "-t", type=click.FloatRange(0, 5), help="0 is deterministic.")
 @click.option("--seed", type=int, help="Makes sampling repeatable.")
+@click.option(
+    "--lora", multiple=True, metavar="NAME[=SCALE]", help="LoRA adapter the server loaded with the model."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: answer, usage, timings.")
 def command(
     model: str | None,
@@ -29,6 +32,7 @@ def command(
     max_tokens: int | None,
     temperature: float | None,
     seed: int | None,
+    lora: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Answer --prompt, or hold a conversation."""
@@ -39,7 +43,8 @@ def command(
         prompt = sys.stdin.read()
     if as_json and prompt is None:
         raise click.UsageError("--json needs --prompt.")
-    given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    given: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    given["lora"] = [_adapter(choice) for choice in lora] or None
     options = {k: v for k, v in given.items() if v is not None}
     client = running_server()
     own = None
@@ -68,6 +73,15 @@ def default_model(client: "Client") -> str:
         return entry["state"] != "loaded", "chat" not in entry["capabilities"], entry["id"] == "spark"
 
     return str(min(models, key=rank)["id"])
+
+
+def _adapter(choice: str) -> dict[str, Any]:
+    """One `--lora` as the request has it."""
+    name, _, scale = choice.partition("=")
+    try:
+        return {"name": name, "scale": float(scale or 1)}
+    except ValueError:
+        raise click.BadParameter(f"{choice!r} is not NAME or NAME=SCALE.", param_hint="--lora") from None
 
 
 class Conversation:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 @click.option("--mode", type=click.Choice(["quiet", "balanced", "fast"]), default="balanced", show_default=True)
 @click.option("--ttl", "ttl_s", default=3600.0, show_default=True, help="Seconds an idle model stays; 0: for good.")
 @click.option("--max-models", type=click.IntRange(1, 1000), help="Models loaded at once; idle ones make room.")
+@click.option(
+    "--lora", "lora", multiple=True, metavar="MODEL=FILE", help="LoRA adapter (GGUF) loaded with a model."
+)
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate (PEM); with it only TLS is spoken.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="The certificate's private key (PEM).")
 @click.option("--private", "parent", type=int, hidden=True, help="Serve only the process with this id.")
@@ -42,6 +45,7 @@ def command(
     mode: "Mode",
     ttl_s: float,
     max_models: int | None,
+    lora: tuple[str, ...],
     tls_cert: Path | None,
     tls_key: Path | None,
     parent: int | None,
@@ -68,8 +72,17 @@ def command(
             wish=Wish(n_parallel=parallel, kv_type=kv, device=device, mode=mode),
             ttl_s=ttl_s or None,
             max_models=max_models,
+            lora=tuple(_adapter(given) for given in lora),
             tls_cert=tls_cert,
             tls_key=tls_key,
             private=parent is not None,
         )
     )
+
+
+def _adapter(given: str) -> tuple[str, str]:
+    """Model and adapter file of one `--lora`."""
+    model, _, file = given.partition("=")
+    if not model or not Path(file).is_file():
+        raise click.BadParameter(f"{given!r} is not MODEL=FILE with a file that exists.", param_hint="--lora")
+    return model, str(Path(file).resolve())

@@ -74,6 +74,8 @@ class ChatQuery(msgspec.Struct, frozen=True, kw_only=True):
     priority: Priority = "interactive"
     ignore_eos: bool = False
     speculate: bool | None = None
+    context_shift: bool = False
+    lora: tuple[tuple[str, float], ...] = ()
 
 
 class AnswerStarted(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +163,8 @@ class Conversations:
             keep_special=special,
             ignore_eos=query.ignore_eos,
             speculate=query.speculate,
+            context_shift=query.context_shift,
+            lora=query.lora,
         )
         notes = (*rendered.repairs, *_switch_notes(query, source))
         return PreparedChat(request=request, rendered=rendered, dialect=dialect, query=query, notes=notes)

@@ -40,7 +40,9 @@ class ServedModels:
         aliases: Aliases | None = None,
         cache: Path | None = None,
         place: Callable[[str, LoadSettings], LoadSettings] | None = None,
+        lora: tuple[tuple[str, str], ...] = (),
     ) -> None:
+        self._lora = lora
         self._cache = cache
         self._place = place
         self.aliases = aliases or Aliases()
@@ -125,6 +127,7 @@ class ServedModels:
             cache_dir=str(self._cache / "prefixes") if self._cache else None,
             cache_ram_bytes=PREFIX_RAM_BYTES,
             cache_disk_bytes=PREFIX_DISK_BYTES,
+            lora=tuple(path for name, path in self._lora if self.aliases.resolve(name) == entry.id),
         )
 
 

@@ -61,6 +61,7 @@ class ServeOptions:
     `private` server belongs to the process that started it: it tells its address on standard output instead of
     to all of this user's programs. With a certificate only TLS is spoken, and this user's own programs start a
     server of their own beside it. A model is unloaded after `ttl_s` without a request (None: never).
+    `lora` are (model, adapter file), loaded with that model and used by the requests that name them.
     """
 
     host: str = DEFAULT_HOST
@@ -75,6 +76,7 @@ class ServeOptions:
     tls_key: Path | None = None
     ttl_s: float | None = 3600.0
     max_models: int | None = None
+    lora: tuple[tuple[str, str], ...] = ()
     paths: Paths = field(default_factory=user_paths)
 
 
@@ -189,7 +191,7 @@ def serve(options: ServeOptions) -> None:
     placer = Placer(options.paths)
     open_catalogue = partial(Catalogue, options.paths)
     place = partial(placer.choose_settings, wish=options.wish)
-    models = ServedModels(open_catalogue, options.context, aliases, options.paths.cache, place)
+    models = ServedModels(open_catalogue, options.context, aliases, options.paths.cache, place, options.lora)
     pool = Pool(models, admission=LedgerAdmission(placer), ttl_s=options.ttl_s, max_models=options.max_models)
     jobs = JobRegistry(None if options.private else options.paths.state / "jobs.json")
     work.register(jobs, lambda: Catalogue(options.paths, scan=False))

@@ -2,7 +2,7 @@
 
 The reference is a decode of one sequence with nothing around it (tests/plain_decode.py). Weights and caches are f32
 and flash attention is off, so that only the order of sums differs; an answer counts as equal when it is the same
-token by token up to the first place where the reference's two best logits are so close that the shape of a batch may
+token by token up to the first place where the reference's two best logits are so close that a batch's shape may
 decide. The committed table must be the one this test makes; to write it anew:
 
     TESSERA_WRITE_DOCS=1 python -m pytest tests/integration/test_architectures.py
@@ -222,8 +222,8 @@ Encoders keep nothing between requests; their vectors in a batch of four are tho
 encoder and a decoder are refused when they are loaded.
 
 States (recurrent layers) and sliding windows cannot be cut to a shorter prefix; they come back from checkpoints,
-see [architecture.md](architecture.md). With flash attention, or a cache of f16, the kernels round more, and where two
-logits are close a batch may choose the other token; docs/log.md has the figures.
+see [architecture.md](architecture.md). With flash attention, or a cache of f16, the kernels round more, and where
+two logits are close a batch may choose the other token; docs/log.md has the figures.
 """
 
 

@@ -92,6 +92,8 @@ def test_responses_parameters(server, name, example, fate):
         ("dry_multiplier", 0.5, "dry_multiplier"),
         ("mirostat", 2, "mirostat"),
         ("dynatemp_range", 0.5, "dynatemp_range"),
+        ("adaptive_target", 0.25, "adaptive_target"),
+        ("samplers", ["penalties", "top_k"], "order"),
     ],
 )
 def test_honoured_sampling_reaches_the_runner(server, name, example, where):

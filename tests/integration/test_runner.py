@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from lora_adapter import write_adapter
 
 from engine.errors import BadModelFile, ContextOverflow, InputFault, RunnerDied
 from engine.runner.process import RunnerProcess
@@ -306,30 +307,9 @@ def test_background_requests_do_not_evict_the_chat(bundled_model):
     assert back[2].usage.cached_tokens >= back[2].usage.prompt_tokens - 1
 
 
-def write_adapter(path, bundled_model, strength, seed=0):
-    """A random LoRA adapter of rank 4 on the query projections of the bundled model."""
-    import gguf
-    import numpy as np
-
-    rng = np.random.default_rng(seed)
-    writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_type("adapter")
-    writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", 4.0)
-    for layer in range(8):
-        name = f"blk.{layer}.attn_q.weight"
-        writer.add_tensor(f"{name}.lora_a", rng.normal(0, strength, (4, 256)).astype(np.float32))
-        writer.add_tensor(f"{name}.lora_b", rng.normal(0, strength, (256, 4)).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return str(path)
-
-
 def test_adapters_are_chosen_by_each_request_and_never_mix(bundled_model, tmp_path):
-    one = write_adapter(tmp_path / "one.gguf", bundled_model, 0.3, seed=1)
-    two = write_adapter(tmp_path / "two.gguf", bundled_model, 0.3, seed=2)
+    one = write_adapter(tmp_path / "one.gguf", 0.3, seed=1)
+    two = write_adapter(tmp_path / "two.gguf", 0.3, seed=2)
     prompt = CHAT.format("What is a token?")
     wishes = [(), (("one", 1.0),), (("two", 1.0),), (("one", 0.5), ("two", 0.5))]
 

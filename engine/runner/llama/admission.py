@@ -37,7 +37,7 @@ def new_sequence(
     media: Media | None,
 ) -> Sequence:
     """A request that was not refused, ready to wait for its turn."""
-    room = loaded.n_ctx - len(tokens)
+    room = loaded.n_ctx - len(tokens) if not request.context_shift else request.max_tokens or 0
     wanted = room if request.max_tokens is None else min(request.max_tokens, room)
     text = tokens if media is None else [t for t in tokens if t >= 0]
     trained = int(loaded.api.llama_model_n_ctx_train(loaded.model))
@@ -75,7 +75,7 @@ def refusal(
     if len(tokens) >= n_ctx:
         counts: dict[str, int | float | str | None] = {"prompt_tokens": len(tokens), "context_tokens": n_ctx}
         return Fault(id=request_id, code="context_length_exceeded", message="", facts=counts)
-    problem = _problem(request, tokens, n_vocab, adapters)
+    problem = _problem(request, tokens, n_vocab, adapters) or _unending(request)
     if problem is None:
         return None
     param, text = problem
@@ -97,4 +97,12 @@ def _problem(
     if missing is not None:
         loaded = ", ".join(adapters.names) or "none"
         return "lora", f"The adapter {missing!r} was not loaded with this model (loaded: {loaded})."
+    return None
+
+
+def _unending(request: GenerationRequest) -> tuple[str, str] | None:
+    if request.context_shift and request.max_tokens is None:
+        return "context_shift", "context_shift needs max_tokens: nothing else would end the answer."
+    if request.context_shift and request.images:
+        return "context_shift", "context_shift is possible with text only: a picture cannot be cut."
     return None

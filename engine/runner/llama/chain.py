@@ -8,8 +8,19 @@ import msgspec
 
 from engine.types import SamplingParams
 
-# llama.cpp's default order, without the stages that the sampler does in place.
-DEFAULT_ORDER: Final = ("dry", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature")
+# llama.cpp's default order. Penalties are the sampler's own work, not a stage of llama.cpp's.
+PENALTIES: Final = "penalties"
+DEFAULT_ORDER: Final = (
+    PENALTIES,
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typical_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+)
 # Mirostat 1 estimates from this many tokens. Source: the authors' value, kept by llama.cpp.
 _MIROSTAT_M: Final = 100
 
@@ -51,19 +62,32 @@ STAGES: Final[dict[str, Stage]] = {
         else None
     ),
     "temperature": _temperature,
+    "infill": lambda api, vocab, _p, _n: api.llama_sampler_init_infill(vocab),
 }
 
 
-def build(api: Any, vocab: Any, p: SamplingParams, n_ctx: int, seed: int) -> Any:
-    """A chain that ends by drawing a token; free it with `llama_sampler_free`.
+def build(api: Any, vocab: Any, p: SamplingParams, n_ctx: int, seed: int) -> tuple[Any, Any]:
+    """The chain before the penalties (None when nothing comes before them), and the one that ends by drawing.
 
-    Raises: KeyError: an unknown stage in `p.order`.
+    Free both with `llama_sampler_free`. Raises: KeyError: an unknown stage in `p.order`.
     """
     p = msgspec.structs.replace(p, seed=seed)
+    order = p.order if p.order is not None else DEFAULT_ORDER
+    split = order.index(PENALTIES) if PENALTIES in order and not p.mirostat else 0
+    first = [STAGES[name](api, vocab, p, n_ctx) for name in order[:split]]
+    before = _chain(api, [s for s in first if s is not None])
+    rest = tuple(name for name in order[split:] if name != PENALTIES)
+    drawing = _chain(api, _stages(api, vocab, p, n_ctx, rest))
+    return before, drawing
+
+
+def _chain(api: Any, stages: list[Any]) -> Any:
+    if not stages:
+        return None
     chain_params = api.llama_sampler_chain_default_params()
     chain_params.no_perf = True
     chain = api.llama_sampler_chain_init(chain_params)
-    for stage in _stages(api, vocab, p, n_ctx, seed):
+    for stage in stages:
         if not stage:  # a NULL stage in a chain ends the process
             api.llama_sampler_free(chain)
             raise ValueError("llama.cpp refused a sampler stage")
@@ -71,7 +95,8 @@ def build(api: Any, vocab: Any, p: SamplingParams, n_ctx: int, seed: int) -> Any
     return chain
 
 
-def _stages(api: Any, vocab: Any, p: SamplingParams, n_ctx: int, seed: int) -> list[Any]:
+def _stages(api: Any, vocab: Any, p: SamplingParams, n_ctx: int, order: tuple[str, ...]) -> list[Any]:
+    seed = p.seed
     if p.mirostat == 1:
         n_vocab = api.llama_vocab_n_tokens(vocab)
         last = api.llama_sampler_init_mirostat(n_vocab, seed, p.mirostat_tau, p.mirostat_eta, _MIROSTAT_M)
@@ -79,7 +104,11 @@ def _stages(api: Any, vocab: Any, p: SamplingParams, n_ctx: int, seed: int) -> l
     if p.mirostat:
         last = api.llama_sampler_init_mirostat_v2(seed, p.mirostat_tau, p.mirostat_eta)
         return [api.llama_sampler_init_temp(p.temperature), last]
-    stages = [STAGES[name](api, vocab, p, n_ctx) for name in p.order or DEFAULT_ORDER]
-    greedy = p.temperature <= 0
-    last = api.llama_sampler_init_greedy() if greedy else api.llama_sampler_init_dist(seed)
+    stages = [STAGES[name](api, vocab, p, n_ctx) for name in order]
+    if p.temperature <= 0:
+        last = api.llama_sampler_init_greedy()
+    elif p.adaptive_target >= 0:
+        last = api.llama_sampler_init_adaptive_p(p.adaptive_target, p.adaptive_decay, seed)
+    else:
+        last = api.llama_sampler_init_dist(seed)
     return [*(s for s in stages if s is not None), last]

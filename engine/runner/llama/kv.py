@@ -194,7 +194,8 @@ class KVCache:
 
     def until_checkpoint(self, sequence: CachedSequence, take: int) -> int:
         """How many of the next `take` prompt tokens to compute before a checkpoint is due."""
-        return min(take, sequence.wanted[0] - len(sequence.tokens)) if sequence.wanted else take
+        ahead = sequence.wanted[0] - len(sequence.tokens) if sequence.wanted else 0
+        return min(take, ahead) if ahead > 0 else take
 
     def note_progress(self, sequence: CachedSequence) -> None:
         """Tokens were computed: copy the state if this is a place to come back to."""
@@ -349,10 +350,13 @@ class KVCache:
         """Cut a sequence to its first `length` tokens; False when this memory cannot do that."""
         if length >= len(sequence.tokens):
             return True
+        if self._n_swa > 0 and not self._steps_back(sequence, length):
+            return False
         if not self._api.llama_memory_seq_rm(self._memory, sequence.seq_id, length, -1):
             return False
         del sequence.tokens[length:]
         sequence.shared = min(sequence.shared, length)
+        sequence.checkpoints = [c for c in sequence.checkpoints if c.length <= length]
         return True
 
     def shorten(self, sequence: CachedSequence, length: int) -> None:

@@ -36,11 +36,16 @@ class Sampler:
         self._bias = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
         self.greedy = params.temperature <= 0
         needs_chain = not self.greedy or params.dry_multiplier > 0
-        self._chain = chain.build(api, vocab, params, n_ctx_train, self.seed) if needs_chain else None
-        if self._chain is not None and params.dry_multiplier > 0:
+        self._before: Any = None
+        self._chain: Any = None
+        if needs_chain:
+            self._before, self._chain = chain.build(api, vocab, params, n_ctx_train, self.seed)
+        self._chains = [c for c in (self._before, self._chain) if c is not None]
+        self._accepts = bool(self._chains) and (params.dry_multiplier > 0 or params.adaptive_target >= 0)
+        if params.dry_multiplier > 0:
             for token in prompt:
-                api.llama_sampler_accept(self._chain, token)
-        self._accepts = self._chain is not None and params.dry_multiplier > 0
+                self._accept(token)
+        self._penalizes = params.order is None or chain.PENALTIES in params.order or self.greedy
         in_default_order = params.order is None
         self._cut_min_p = in_default_order and params.min_p > 0 and params.top_p >= 1 and params.typical_p >= 1
         self._cut_top_p = (
@@ -62,14 +67,24 @@ class Sampler:
         if p.presence_penalty or p.frequency_penalty:
             self._counts[token] += 1
         if self._accepts:
-            self._api.llama_sampler_accept(self._chain, token)
+            self._accept(token)
+
+    def _accept(self, token: int) -> None:
+        for stages in self._chains:
+            self._api.llama_sampler_accept(stages, token)
 
     def adjust(self, row: Any) -> None:
-        """Apply penalties and biases to `row` (n_vocab,) float32, in place.
+        """Apply penalties and biases to `row` (n_vocab,) float32, in place; penalties later if stages go before.
 
         The repetition penalty looks at the last tokens of prompt and answer, presence and frequency penalties
         at the answer only, as their authors define them.
         """
+        if self._penalizes and self._before is None:
+            self._penalize(row)
+        if len(self._bias_ids):
+            row[self._bias_ids] += self._bias
+
+    def _penalize(self, row: Any) -> None:
         p = self._params
         if p.repeat_penalty != 1 and self._recent:
             ids = np.unique(np.asarray(self._recent, np.int64))
@@ -79,8 +94,6 @@ class Sampler:
             ids = np.fromiter(self._counts, np.int64, len(self._counts))
             counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
             row[ids] -= p.presence_penalty + p.frequency_penalty * counts
-        if len(self._bias_ids):
-            row[self._bias_ids] += self._bias
 
     def draw(self, row: Any) -> int:
         """The next token from an adjusted row.
@@ -113,16 +126,31 @@ class Sampler:
         array.size = len(candidates)
         array.selected = -1
         array.sorted = False
+        if self._before is not None:
+            api.llama_sampler_apply(self._before, ctypes.byref(array))
+            self._penalize_kept(array, len(logits))
         api.llama_sampler_apply(self._chain, ctypes.byref(array))
         if not 0 <= array.selected < array.size:
             raise NotFinite("no token could be drawn")
         return int(array.data[array.selected].id)
 
+    def _penalize_kept(self, array: Any, n_vocab: int) -> None:
+        """Penalties on what earlier stages left over."""
+        kept = np.ctypeslib.as_array(
+            ctypes.cast(array.data, ctypes.POINTER(ctypes.c_uint8)), (int(array.size) * _CANDIDATE.itemsize,)
+        ).view(_CANDIDATE)
+        row = np.full(n_vocab, -np.inf, np.float32)
+        row[kept["id"]] = kept["logit"]
+        self._penalize(row)
+        kept["logit"] = row[kept["id"]]
+        array.sorted = False
+
     def close(self) -> None:
-        """Free the native chain."""
-        if self._chain is not None:
-            self._api.llama_sampler_free(self._chain)
-            self._chain = None
+        """Free the native chains."""
+        for stages in self._chains:
+            self._api.llama_sampler_free(stages)
+        self._chains = []
+        self._before = self._chain = None
 
 
 def _nucleus(row: Any, top: float, p: float) -> Any:

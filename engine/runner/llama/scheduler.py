@@ -17,6 +17,7 @@ from engine.runner.llama.pacing import Pace
 from engine.runner.llama.prefix_store import PrefixStore
 from engine.runner.llama.quarantine import Quarantine
 from engine.runner.llama.sequence import Sequence
+from engine.runner.llama.shift import is_full, shift
 from engine.runner.llama.speculation import Speculation
 from engine.runner.llama.vision import Media, Span, Vision
 from engine.runner.llama.vocabulary import Vocabulary
@@ -190,6 +191,8 @@ class Scheduler:
         batch.clear()
         for sequence in self._running:
             sequence.row = -1
+            if is_full(sequence, self._loaded.n_ctx):
+                shift(sequence, self._kv, self._loaded.n_ctx)
         members = self._adapters.members(self._running)
         generating = [s for s in members if s.decoding]
         prefilling = [s for s in members if not s.decoding]

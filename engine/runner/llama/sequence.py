@@ -31,7 +31,7 @@ class Sequence:
     """State of one generation. `tokens` are prompt and answer; `n_prompt` of them are the client's prompt.
 
     `cache` is set while the sequence holds cells; `len(cache.tokens)` of `tokens` are computed. `media` are the
-    pictures among the prompt's tokens.
+    pictures among the prompt's tokens. `forgotten` tokens were taken out of the middle by a context shift.
     """
 
     id: int
@@ -50,6 +50,7 @@ class Sequence:
     last_token: float = 0.0
     gaps_s: "array[float]" = field(default_factory=lambda: array("f"))
     cached_tokens: int = 0
+    forgotten: int = 0
     announced: bool = False
     cancelled: bool = False
     credit: int = INITIAL_CREDIT
@@ -67,7 +68,7 @@ class Sequence:
     @property
     def n_generated(self) -> int:
         """Tokens of the answer so far."""
-        return len(self.tokens) - self.n_prompt
+        return len(self.tokens) + self.forgotten - self.n_prompt
 
     @property
     def n_missing(self) -> int:

@@ -37,7 +37,9 @@ def _prefix_store(api: Any, loaded: llama_model.LoadedModel) -> PrefixStore:
     settings = loaded.settings
     path = Path(settings.path)
     build = api.llama_version().decode()
+    adapters = tuple(model_fingerprint(Path(adapter)) for adapter in settings.lora)
     shape: tuple[object, ...] = (settings.type_k, settings.type_v, settings.flash_attn, build, protocol.VERSION)
+    shape += adapters
     if settings.mmproj_path is not None:
         projector = Path(settings.mmproj_path).stat()
         shape += (settings.mmproj_path, projector.st_size, projector.st_mtime_ns)

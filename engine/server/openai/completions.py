@@ -51,6 +51,8 @@ def _requests(body: CompletionRequest) -> list[GenerationRequest]:
             logprobs=body.logprobs,
             ignore_eos=bool(body.ignore_eos),
             speculate=body.speculate,
+            context_shift=bool(body.context_shift),
+            lora=body.adapters(),
         )
         for prompt in body.prompts()
         for choice in range(body.n or 1)

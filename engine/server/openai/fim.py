@@ -49,10 +49,9 @@ class InfillRequest(SamplingBody):
     n_predict: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     t_max_predict_ms: Annotated[float, Field(ge=0)] | None = None
     response_fields: Annotated[list[str], Field(max_length=64)] | None = None
-    # These describe what is always so here: prefixes are cached, the stages below are the sampler's.
+    # Prefixes are always cached here.
     cache_prompt: bool | None = None
     n_indent: int | None = None
-    samplers: list[str] | None = None
 
     @property
     def max_tokens(self) -> int:

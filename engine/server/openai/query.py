@@ -36,6 +36,8 @@ def to_query(body: ChatRequest) -> ChatQuery:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         ignore_eos=bool(body.ignore_eos),
         speculate=body.speculate,
+        context_shift=bool(body.context_shift),
+        lora=body.adapters(),
     )
 
 

@@ -18,6 +18,29 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
+# llama-server's names of the stages; both spellings of the typical filter are known there.
+SamplerName = Literal[
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "typical_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+    "infill",
+]
+
+
+class LoraChoice(Body):
+    """One adapter that the model was loaded with, and how strongly it works."""
+
+    name: Annotated[str, Field(min_length=1, max_length=255)]
+    scale: Annotated[float, Field(ge=-10, le=10)] = 1.0
+
+
 class SamplingBody(Body):
     """Sampling fields of chat and text completions. None and absence mean the default."""
 
@@ -43,6 +66,9 @@ class SamplingBody(Body):
     mirostat_eta: Annotated[float, Field(gt=0, le=1)] | None = None
     dynatemp_range: Annotated[float, Field(ge=0, le=5)] | None = None
     dynatemp_exponent: Annotated[float, Field(ge=0, le=10)] | None = None
+    adaptive_target: Annotated[float, Field(ge=-1, le=1)] | None = None
+    adaptive_decay: Annotated[float, Field(ge=0, le=0.99)] | None = None
+    samplers: Annotated[list[SamplerName], Field(max_length=16)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -51,6 +77,8 @@ class SamplingBody(Body):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     speculate: bool | None = None
+    context_shift: bool | None = None
+    lora: Annotated[list[LoraChoice], Field(max_length=8)] | None = None
 
     def sampling(self, choice: int = 0) -> SamplingParams:
         """Sampling parameters of one choice; with a seed, each choice gets its own."""
@@ -62,7 +90,13 @@ class SamplingBody(Body):
             given["logit_bias"] = {_token_id(k): v for k, v in self.logit_bias.items()}
         if self.dry_sequence_breakers is not None:
             given["dry_sequence_breakers"] = tuple(self.dry_sequence_breakers)
+        if self.samplers is not None:
+            given["order"] = tuple("typical_p" if name == "typ_p" else name for name in self.samplers)
         return SamplingParams(**given)
+
+    def adapters(self) -> tuple[tuple[str, float], ...]:
+        """LoRA adapters as the engine takes them."""
+        return tuple((choice.name, choice.scale) for choice in self.lora or ())
 
     def stops(self) -> tuple[str, ...]:
         """Stop strings as a tuple."""

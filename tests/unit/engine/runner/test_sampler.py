@@ -134,3 +134,100 @@ def test_log_probabilities_sum_to_one(vocab):
     assert [t for t, _, _ in entry.top] == [1, 2, 3]
     assert sum(np.exp(p) for _, _, p in entry.top) == pytest.approx(1.0, abs=1e-3)
     assert entry.logprob == pytest.approx(entry.top[1][2])
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        ({"typical_p": 0.3}, {2}),
+        ({"xtc_probability": 1.0, "xtc_threshold": 0.2}, {2, 3, 4}),
+        ({"mirostat": 2, "mirostat_tau": 0.1}, {1}),
+        ({"mirostat": 1, "mirostat_tau": 0.1}, {1}),
+        ({"dynatemp_range": 0.5, "temperature": 0.5, "top_k": 1}, {1}),
+    ],
+)
+def test_further_stages_do_what_they_are_named_for(vocab, params, kept):
+    """XTC takes away the best of those above its threshold; low mirostat surprise is the best token."""
+    logits = row({1: np.log(0.55), 2: np.log(0.3), 3: np.log(0.1), 4: np.log(0.05)})
+    assert set(frequencies(vocab, logits, draws=300, **params)) == kept
+
+
+def test_dynamic_temperature_follows_how_sure_the_model_is(vocab):
+    """At full range a sure distribution is drawn colder than a flat one."""
+    sure = row({1: 6.0, 2: 4.0})
+    fixed = frequencies(vocab, sure, temperature=1.0).get(2, 0)
+    assert frequencies(vocab, sure, temperature=1.0, dynatemp_range=1.0).get(2, 0) < fixed / 2
+
+
+def test_adaptive_p_prefers_tokens_near_its_target(vocab):
+    logits = row({1: np.log(0.7), 2: np.log(0.2), 3: np.log(0.1)})
+
+    def share(target):
+        sampler = make(vocab, seed=4, adaptive_target=target)
+        drawn = []
+        for _ in range(600):
+            drawn.append(sampler.draw(logits.copy()))
+            sampler.accept(drawn[-1])
+        sampler.close()
+        return drawn.count(1) / len(drawn)
+
+    assert share(0.1) < share(0.9) - 0.1
+
+
+def test_the_order_of_stages_matters(vocab):
+    """Min-p after a high temperature keeps what it would have cut before it."""
+    logits = row({1: 3.0, 2: 0.0})
+    hot = {"temperature": 4.0, "min_p": 0.2}
+    assert set(frequencies(vocab, logits, **hot, order=("min_p", "temperature"))) == {1}
+    assert {1, 2} <= set(frequencies(vocab, logits, **hot, order=("temperature", "min_p")))
+
+
+def test_a_stage_left_out_does_nothing(vocab):
+    logits = row({1: 2.0, 2: 1.9})
+    params = {"top_k": 1, "repeat_penalty": 5.0, "prompt": [1]}
+    assert set(frequencies_of(vocab, logits, **params)) == {2}
+    assert set(frequencies_of(vocab, logits, **params, order=("top_k",))) == {1}
+    assert set(frequencies_of(vocab, logits, **params, order=("penalties",))) > {2}
+
+
+def test_penalties_after_a_filter_cannot_bring_back_what_it_cut(vocab):
+    """Top-k of one keeps the repeated token; the penalty comes too late to let another in."""
+    logits = row({1: 2.0, 2: 1.9})
+    params = {"top_k": 1, "repeat_penalty": 5.0, "prompt": [1]}
+    assert set(frequencies_of(vocab, logits, **params, order=("penalties", "top_k"))) == {2}
+    assert set(frequencies_of(vocab, logits, **params, order=("top_k", "penalties"))) == {1}
+
+
+def test_late_penalties_change_the_shares(vocab):
+    logits = row({1: 2.0, 2: 2.0})
+    params = {"presence_penalty": 2.0, "top_k": 2}
+    sampler = make(vocab, seed=3, **params, order=("top_k", "penalties"))
+    sampler.accept(1)
+
+    def draw():
+        adjusted = logits.copy()
+        sampler.adjust(adjusted)
+        assert np.array_equal(adjusted, logits)
+        return sampler.draw(adjusted)
+
+    drawn = Counter(draw() for _ in range(1000))
+    sampler.close()
+    assert drawn[1] / 1000 == pytest.approx(1 / (1 + np.e**2), abs=0.04)
+
+
+def test_an_unknown_stage_is_an_error(vocab):
+    with pytest.raises(KeyError):
+        make(vocab, order=("top_z",))
+
+
+def frequencies_of(vocab, logits, draws=200, prompt=(), **params):
+    sampler = make(vocab, prompt=prompt, seed=11, **params)
+
+    def draw():
+        adjusted = logits.copy()
+        sampler.adjust(adjusted)
+        return sampler.draw(adjusted)
+
+    counts = Counter(draw() for _ in range(draws))
+    sampler.close()
+    return counts

@@ -1,0 +1,106 @@
+"""States and windows that cannot be cut: what later turns take from the cache, and that the text stays right."""
+
+import asyncio
+
+import pytest
+from architectures import ARCHITECTURES, write_architecture
+
+from engine.errors import InputFault
+from engine.runner.llama.checkpoints import BEFORE_END
+from engine.runner.process import RunnerProcess
+from engine.runner.protocol import LoadSettings
+from engine.types import Delta, Done, GenerationRequest, SamplingParams
+
+FIRST = list(range(20, 220))
+MIB = 1 << 20
+
+
+async def collect(runner, prompt, **options):
+    """Tokens of the answer, cached tokens and the finish reason."""
+    request = GenerationRequest(
+        prompt=prompt, sampling=SamplingParams(temperature=0), **{"max_tokens": 12, "ignore_eos": True, **options}
+    )
+    ids, done = [], None
+    async for event in runner.generate(request):
+        if isinstance(event, Delta):
+            ids += event.token_ids
+        elif isinstance(event, Done):
+            done = event
+    return ids, done.usage.cached_tokens, done.finish_reason
+
+
+def run(path, work, **settings):
+    async def main():
+        runner = await RunnerProcess.start("llama", str(path))
+        try:
+            defaults = {
+                "n_ctx": 512,
+                "kv_cells": 1024,
+                "n_parallel": 2,
+                "n_ubatch": 64,
+                "cache_ram_bytes": 32 * MIB,
+            }
+            exact = {"type_k": "f32", "type_v": "f32", "flash_attn": "off", "n_threads": 1}
+            await runner.load(LoadSettings(path=str(path), **{**defaults, **exact, **settings}))
+            return await work(runner)
+        finally:
+            await runner.stop()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["LFM2", "Mamba 2", "Gemma 2"])
+def test_a_turn_that_departs_near_the_end_of_the_last_prompt(name, tmp_path):
+    """As with templates that drop the reasoning of earlier turns: the prompt before was not the next one's start."""
+    path = write_architecture(tmp_path / "model.gguf", ARCHITECTURES[name])
+    turn = [*FIRST[:-6], *range(300, 420)]
+
+    async def conversation(runner):
+        await collect(runner, FIRST, max_tokens=40)
+        return await collect(runner, turn)
+
+    ids, cached, _ = run(path, conversation)
+    fresh, none, _ = run(path, lambda r: collect(r, turn), cache_ram_bytes=0)
+    assert ids == fresh
+    assert none == 0
+    assert cached >= len(FIRST) - 6 - BEFORE_END
+
+
+def test_without_memory_for_checkpoints_the_prompt_is_computed_again(tmp_path):
+    path = write_architecture(tmp_path / "model.gguf", ARCHITECTURES["Mamba 2"])
+    turn = [*FIRST[:-6], *range(300, 420)]
+
+    async def conversation(runner):
+        await collect(runner, FIRST, max_tokens=40)
+        return await collect(runner, turn)
+
+    ids, cached, _ = run(path, conversation, cache_ram_bytes=0)
+    assert cached == 0
+    assert ids == run(path, lambda r: collect(r, turn), cache_ram_bytes=0)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Llama, Mistral", "Gemma 2", "LFM2"])
+def test_a_full_context_ends_the_answer_unless_a_shift_was_asked_for(name, tmp_path):
+    path = write_architecture(tmp_path / "model.gguf", ARCHITECTURES[name])
+
+    async def both(runner):
+        ended = await collect(runner, FIRST, max_tokens=500)
+        shifted = await collect(runner, FIRST, max_tokens=500, context_shift=True)
+        with pytest.raises(InputFault, match="max_tokens"):
+            await collect(runner, FIRST, max_tokens=None, context_shift=True)
+        after = await collect(runner, FIRST[::-1])
+        return ended, shifted, after
+
+    ended, shifted, after = run(path, both, n_ctx=256)
+    assert (len(ended[0]), ended[2]) == (256 - len(FIRST), "length")
+    assert (len(shifted[0]), shifted[2]) == (500, "length")
+    before = shifted[0][: 256 - len(FIRST) - 17]
+    assert before == ended[0][: len(before)]
+    # What follows the first shift is what the shortened text continues with.
+    full = [*FIRST, *shifted[0][: 256 - len(FIRST) - 17]]
+    left = [*full[:64], *full[64 + (len(full) - 64) // 2 :]]
+    fresh = run(path, lambda r: collect(r, left, max_tokens=20), n_ctx=256, cache_ram_bytes=0)
+    assert shifted[0][len(before) : len(before) + 20] == fresh[0]
+    assert after[0] == run(path, lambda r: collect(r, FIRST[::-1]), n_ctx=256, cache_ram_bytes=0)[0]
