@@ -52,7 +52,7 @@ def run(path, work, **settings):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["LFM2", "Mamba 2", "Gemma 2"])
 def test_a_turn_that_departs_near_the_end_of_the_last_prompt(name, tmp_path):
-    """As with templates that drop the reasoning of earlier turns: the prompt before was not the next one's start."""
+    """As with templates that drop the reasoning of earlier turns."""
     path = write_architecture(tmp_path / "model.gguf", ARCHITECTURES[name])
     turn = [*FIRST[:-6], *range(300, 420)]
 
