@@ -94,8 +94,8 @@ class Sequence:
 
     @property
     def may_guess(self) -> bool:
-        """Tokens may be drafted for it: neither texts nor draft models say what follows pictures."""
-        return self.media is None and self.request.speculate is not False
+        """Tokens may be drafted for it: neither texts nor draft models say what follows pictures or a cut."""
+        return self.media is None and not self.forgotten and self.request.speculate is not False
 
     def position(self, place: int) -> int:
         """The position that the model counts for one of `tokens`."""
