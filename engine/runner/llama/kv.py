@@ -263,7 +263,7 @@ class KVCache:
         data = np.empty(size, np.uint8)
         pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         if self._api.llama_state_seq_get_data(self._context, pointer, size, sequence.seq_id) == size:
-            self._store.put(sequence.key, tokens, data, self._kept(sequence))
+            self._store.put(sequence.key, tokens, data, self._kept(sequence), whole_only=not self._cuts)
 
     def _kept(self, sequence: CachedSequence) -> list[tuple[int, Any]]:
         """The checkpoints that go with a stored state: the first (a common beginning) and the last."""

@@ -118,7 +118,7 @@ class PrefixStore:
         """A stored prefix can bring back all of `tokens`."""
         return self.best(tokens, key, whole_only=whole_only)[1] == len(tokens)
 
-    def holds(self, tokens: Any, key: Key, *, whole_only: bool) -> bool:
+    def holds(self, tokens: Any, key: Key, *, whole_only: bool = False) -> bool:
         """A prefix in memory can bring back all of `tokens`: that is a copy."""
         return any(
             e.data is not None
@@ -127,12 +127,20 @@ class PrefixStore:
             for e in self._entries
         )
 
-    def put(self, key: Key, tokens: Any, data: Any, marks: Sequence[tuple[int, Any]] = ()) -> None:
+    def put(
+        self,
+        key: Key,
+        tokens: Any,
+        data: Any,
+        marks: Sequence[tuple[int, Any]] = (),
+        *,
+        whole_only: bool = False,
+    ) -> None:
         """Keep the state `data` (bytes as uint8) of `tokens`; shorter prefixes of the same text are replaced.
 
-        `marks` are (length, bytes as uint8) of checkpoints before the end.
+        `marks` are (length, bytes as uint8) of checkpoints before the end, of a state that is `whole_only`.
         """
-        if not self.enabled or self.covers(tokens, key, whole_only=True):
+        if not self.enabled or self.covers(tokens, key, whole_only=whole_only):
             return
         sizes = tuple((length, len(copy)) for length, copy in marks)
         if marks:

@@ -62,5 +62,5 @@ def test_a_longer_state_without_marks_does_not_stand_for_a_shorter_one():
     assert store.covers(tokens[:200], (), whole_only=False)
     assert not store.covers(tokens[:200], (), whole_only=True)
     assert not store.holds(tokens[:200], (), whole_only=True)
-    store.put((), tokens[:200], np.zeros(90, np.uint8))
+    store.put((), tokens[:200], np.zeros(90, np.uint8), whole_only=True)
     assert store.covers(tokens[:200], (), whole_only=True)
