@@ -262,11 +262,14 @@ class Scheduler:
                 break
         new = sequence.tokens[before:]
         if draft:
-            sequence.drafter.judge(len(draft), max(len(new) - 1, 0))
+            right = max(len(new) - 1, 0)
+            sequence.drafter.judge(len(draft), right)
+            sequence.proposed += len(draft)
+            sequence.accepted += right
         sequence.drafter.observe(new)
-        right = _common(slot.tokens, sequence.tokens)
-        if right < len(slot.tokens):  # guesses that were not taken
-            self._rewound(slot, right)
+        known = _common(slot.tokens, sequence.tokens)
+        if known < len(slot.tokens):  # guesses that were not taken
+            self._rewound(slot, known)
 
     def _take(
         self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, out: list[Output]
