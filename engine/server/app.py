@@ -32,6 +32,7 @@ from engine.server.manage import stats as manage_stats
 from engine.server.ollama import models as ollama_models
 from engine.server.ollama import run as ollama_run
 from engine.server.openai import chat, completions, embeddings, fim, lmstudio, models, tokens
+from engine.server.openapi import complete
 from engine.server.request_log import RequestLog
 from engine.server.responses import routes as responses
 from engine.server.state import ServerState, server_state
@@ -107,6 +108,7 @@ def create_app(state: ServerState, hosts: Iterable[str] = (), origins: Iterable[
     app.add_api_route("/health", _health, methods=["GET"])
     app.add_api_route("/metrics", _metrics, methods=["GET"], response_class=PlainTextResponse)
     app.add_api_route("/", _root, methods=["GET", "HEAD"], include_in_schema=False)
+    complete(app)
     return app
 
 
@@ -137,7 +139,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     path = request.url.path
     code = "not_found" if error.status_code == 404 else "http_error"  # noqa: PLR2004 - HTTP
     body = refusal_body(path, error.status_code, code, f"{request.method} {path}: {error.detail}")
-    return JSONResponse(body, status_code=error.status_code, headers={"x-should-retry": "false"})
+    headers = {"x-should-retry": "false", **(error.headers or {})}
+    return JSONResponse(body, status_code=error.status_code, headers=headers)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

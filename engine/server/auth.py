@@ -18,6 +18,9 @@ MANAGEMENT_PREFIX: Final = "/tessera/"
 MANAGEMENT_PATHS: Final = frozenset({"/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"})
 
 
+# Routes that tell nothing and are open to all.
+OPEN_PATHS: Final = frozenset({"/health", "/"})
+
 # Wrong keys from one address before it has to wait, and for how long. Source: what people mistype, many times over.
 MAX_FAILURES: Final = 10
 FAILURE_WINDOW_S: Final = 60.0
@@ -106,7 +109,7 @@ class Access:
 
     def check(self, path: str, headers: Mapping[str, str], address: str = "") -> None:
         """Pass, or raise Unauthorized, Forbidden or TooManyFailures. `/health` and `/` are open to all."""
-        if path in ("/health", "/"):
+        if path in OPEN_PATHS:
             return
         keys = presented_keys(headers)
         # The window and the terminal share this address with whatever sends wrong keys; they are never locked out.

@@ -95,18 +95,29 @@ def test_llama_index(python, server):
     assert run(python, LLAMA_INDEX, server) == ["Hello", "Bye now"]
 
 
-def test_schemathesis_finds_no_server_error(python, server, tmp_path):
-    command = [str(python), "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--url", server.url]
-    wanted = [
-        "--checks",
-        "not_a_server_error",
-        "--max-examples",
-        "20",
-        "--include-path-regex",
-        "^/(v1|api|tokenize)",
-    ]
-    token = ["--header", f"Authorization: Bearer {TOKEN}"]
+# What would reach for a network, try devices, write the disk for long, or stream without an end.
+NOT_FUZZED = "hub|/events|/stats|quantize|pull|/import|/link|/verify|/devices|/placement"
+CHECKS = (
+    "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_headers_conformance",
+    "response_schema_conformance", "ignored_auth", "unsupported_method", "allow_header_conformance",
+)  # fmt: skip
+
+
+def test_schemathesis_finds_nothing(python, server, tmp_path):
+    """No 5xx, no answer that differs from the page, no management call without a key."""
+    server.state.access.failures.note = lambda address: None  # it guesses keys without an end
     done = subprocess.run(
-        [*command, *wanted, *token], cwd=tmp_path, capture_output=True, text=True, timeout=800, check=False
+        [
+            *(str(python), "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--url", server.url),
+            *("--checks", ",".join(CHECKS), "--exclude-path-regex", NOT_FUZZED, "--phases", "examples,fuzzing"),
+            *("--max-examples", "15", "--request-timeout", "30", "--header", f"Authorization: Bearer {TOKEN}"),
+            "--continue-on-failure",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
     )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    (tmp_path / "report.txt").write_text(done.stdout + done.stderr)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
