@@ -17,6 +17,8 @@ from engine.runner.exits import exit_reason
 from engine.types import Delta, Done, Event, GenerationRequest, ModelFacts
 
 STDERR_LINES: Final = 200
+# As much of the pipe as is taken at once: every frame of a step, and of several when the server is late.
+READ_BYTES: Final = 1 << 18
 SHUTDOWN_S: Final = 3.0
 # Ten missed heartbeats: only a stopped or deadlocked process is silent that long, even on a busy machine.
 SILENCE_S: Final = 20.0
@@ -265,11 +267,12 @@ class RunnerProcess:
         assert reader is not None
         reason = None
         try:
-            while True:
-                body = await reader.readexactly(protocol.frame_length(await reader.readexactly(4)))
+            frames = protocol.FrameReader()
+            while data := await reader.read(READ_BYTES):
                 self.last_heard = time.monotonic()
-                self._dispatch(protocol.decode_from_runner(body))
-        except (asyncio.IncompleteReadError, ConnectionError):
+                for body in frames.feed(data):
+                    self._dispatch(protocol.decode_from_runner(body))
+        except ConnectionError:
             pass
         except Exception as error:  # noqa: BLE001 - whatever it sent, this child can no longer be trusted
             reason = f"the runner sent an unreadable frame: {error}"

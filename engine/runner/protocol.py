@@ -224,7 +224,7 @@ def frame(message: ToRunner | FromRunner) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def frame_length(header: bytes) -> int:
+def frame_length(header: bytes | bytearray) -> int:
     """Body length announced by a frame's first four bytes.
 
     Raises: ValueError: longer than MAX_FRAME_BYTES.
@@ -233,3 +233,30 @@ def frame_length(header: bytes) -> int:
     if length > MAX_FRAME_BYTES:
         raise ValueError(f"frame of {length} bytes, limit {MAX_FRAME_BYTES}")
     return int(length)
+
+
+class FrameReader:
+    """Cuts a stream of bytes into the bodies of its frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Bodies that these bytes complete.
+
+        Raises: ValueError: a frame longer than MAX_FRAME_BYTES is announced.
+        """
+        buffer = self._buffer
+        buffer += data
+        bodies: list[bytes] = []
+        at = 0
+        while len(buffer) - at >= _LENGTH.size:
+            begin = at + _LENGTH.size
+            end = begin + frame_length(buffer[at:begin])
+            if end > len(buffer):
+                break
+            bodies.append(bytes(buffer[begin:end]))
+            at = end
+        if at:
+            del buffer[:at]
+        return bodies

@@ -26,3 +26,16 @@ def test_an_overlong_frame_is_refused_on_both_sides(monkeypatch):
     monkeypatch.setattr(protocol, "MAX_FRAME_BYTES", 100)
     with pytest.raises(ValueError, match="limit"):
         protocol.frame(protocol.Tokenize(id=1, text="x" * 200))
+
+
+def test_frames_come_whole_however_the_bytes_are_cut():
+    messages = [protocol.Heartbeat(step_s=float(i)) for i in range(5)] + [
+        protocol.Pieces(id=1, pieces=[b"x" * 100_000])
+    ]
+    stream = b"".join(protocol.frame(m) for m in messages)
+    for size in (1, 3, 4, 7, 1000, len(stream)):
+        reader = protocol.FrameReader()
+        bodies = [b for at in range(0, len(stream), size) for b in reader.feed(stream[at : at + size])]
+        assert [protocol.decode_from_runner(b) for b in bodies] == messages
+    with pytest.raises(ValueError, match="limit"):
+        protocol.FrameReader().feed(b"\xff\xff\xff\xff")
