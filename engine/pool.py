@@ -89,6 +89,25 @@ class LoadedModel:
         return max(0.0, self.last_used + self.ttl_s - time.monotonic())
 
 
+class Place:
+    """Where one request stands while its model loads, for those who tell the client."""
+
+    def __init__(self) -> None:
+        self._model: LoadedModel | None = None
+        self._before = 0
+
+    def take(self, model: LoadedModel) -> None:
+        """Queue up for a model."""
+        self._model, self._before = model, model.waiting
+
+    def words(self) -> str:
+        """How far the load is and who came before; nothing once the model is there."""
+        model = self._model
+        if model is None or model.ready:
+            return ""
+        return f"loading {model.progress:.0%}, requests before this one: {self._before}"
+
+
 class Pool:
     """Hands out live runners by model name.
 
@@ -130,12 +149,16 @@ class Pool:
         return self._models.get(model_id)
 
     async def acquire(
-        self, name: str, on_progress: Callable[[float], None] | None = None, min_ctx: int = 0
+        self,
+        name: str,
+        on_progress: Callable[[float], None] | None = None,
+        min_ctx: int = 0,
+        place: Place | None = None,
     ) -> LoadedModel:
         """A loaded model, loading it first if need be.
 
         A model with less context than `min_ctx` tokens is loaded again if it was trained for more and nobody
-        uses it; otherwise it serves as it is, and `facts.n_ctx` tells.
+        uses it; otherwise it serves as it is, and `facts.n_ctx` tells. `place` is kept up to date meanwhile.
 
         Raises: ModelNotFound, BadModelFile, NotEnoughMemory, RunnerDied.
         """
@@ -150,6 +173,8 @@ class Pool:
             model = self._models[model_id] = LoadedModel(model_id, engine, settings, ttl_s=self._ttl_s)
         if self._reaper is None:
             self._reaper = asyncio.create_task(self._reap())
+        if place is not None:
+            place.take(model)
         model.waiting += 1
         began = time.monotonic()
         try:

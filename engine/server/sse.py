@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine.errors import Cancelled, EngineError
+from engine.pool import Place
 from engine.server.errors import lookup, openai_body, retry_header
 
 log = logging.getLogger(__name__)
@@ -101,12 +102,20 @@ class EventStream(Response):
 
     async def _beat(self, send: Send) -> None:
         await asyncio.sleep(EARLY_HEADERS_S)
+        waits = not self._begun
         await self._begin(send)
         while True:
-            await asyncio.sleep(PING_S)
-            if time.monotonic() - self._last_sent >= PING_S:
+            if waits or time.monotonic() - self._last_sent >= PING_S:
                 ping = self._ping if isinstance(self._ping, bytes) else self._ping()
-                await send({"type": "http.response.body", "body": ping, "more_body": True})
+                if ping:
+                    await send({"type": "http.response.body", "body": ping, "more_body": True})
+            waits = False
+            await asyncio.sleep(PING_S)
+
+
+def comment_of(place: Place) -> Callable[[], bytes]:
+    """A sign of life that says how far the load of the model is and how many requests came before."""
+    return lambda: b": " + (place.words() or "ping").encode() + b"\n\n"
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -1,4 +1,4 @@
-"""Processes that die, clients that leave."""
+"""Processes that die, clients that leave: T1, T24 and T25 of the fault list, each in the name of its test."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def test_health_answers_at_once_and_the_idle_server_is_small(own_server):
     assert memory < 150e6, f"{memory / 1e6:.0f} MB"
 
 
-def test_a_killed_runner_is_an_error_event_and_the_next_request_works(own_server):
+def test_t1_a_killed_runner_is_an_error_event_and_the_next_request_works(own_server):
     with httpx2.stream("POST", f"{own_server.url}/v1/chat/completions", json=LONG, timeout=60) as response:
         lines = response.iter_lines()
         next(line for line in lines if '"content":"' in line and '"content":""' not in line)
@@ -87,7 +87,7 @@ def test_killing_the_server_leaves_no_runner(own_server):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_cancels_its_generation(own_server, stream):
+def test_t24_a_client_that_leaves_cancels_its_generation(own_server, stream):
     httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
     address = urlsplit(own_server.url)
     body = json.dumps({**LONG, "stream": stream}).encode()
@@ -101,7 +101,7 @@ def test_a_client_that_leaves_cancels_its_generation(own_server, stream):
     assert httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60).status_code == 200
 
 
-def test_a_hundred_disconnects_leave_nothing_behind(own_server):
+def test_t24_a_hundred_disconnects_leave_nothing_behind(own_server):
     httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
     process = psutil.Process(own_server.process.pid)
     files, threads = process.num_fds(), process.num_threads()
@@ -130,7 +130,7 @@ def test_terminate_ends_in_good_order(own_server):
     assert not (own_server.home / "state" / "server.json").exists()
 
 
-def test_a_used_port_is_named(own_server, tmp_path):
+def test_t25_a_used_port_is_named(own_server, tmp_path):
     port = str(urlsplit(own_server.url).port)
     with pytest.raises(RuntimeError, match=f"Port {port} on 127.0.0.1 is in use by .*pid"):
         RunningServer(tmp_path / "second", "--port", port) if (tmp_path / "second").mkdir() is None else None
@@ -139,3 +139,37 @@ def test_a_used_port_is_named(own_server, tmp_path):
 def test_a_public_address_needs_a_key(tmp_path):
     with pytest.raises(RuntimeError, match="API key is required"):
         RunningServer(tmp_path, "--host", "0.0.0.0")
+
+
+def test_t24_a_reader_that_stops_reading_holds_up_nobody(own_server):
+    httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
+    process = psutil.Process(own_server.process.pid)
+    before = process.memory_info().rss
+    address = urlsplit(own_server.url)
+    body = json.dumps(LONG).encode()
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((address.hostname, address.port))
+        slow.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(body) + body
+        )
+        wait_for(lambda: active(own_server) > 0, what="the generation's start")
+        for _ in range(3):
+            assert httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60).status_code == 200
+        assert process.memory_info().rss - before < 50e6
+    wait_for(lambda: active(own_server) == 0, 10, "the end of what nobody reads")
+
+
+def test_t25_what_a_killed_server_left_is_in_nobodys_way(own_server):
+    own_server.process.kill()
+    own_server.process.wait()
+    file = own_server.home / "state" / "server.json"
+    assert file.exists()
+    second = RunningServer(own_server.home)
+    try:
+        wait_for(lambda: json.loads(file.read_text())["pid"] == second.process.pid, 30, "its own file")
+        assert httpx2.get(f"{json.loads(file.read_text())['url']}/health").status_code == 200
+    finally:
+        second.stop()
+    assert not file.exists()

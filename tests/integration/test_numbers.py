@@ -73,7 +73,7 @@ def within(value, schema):
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_every_number_at_every_value(qwen, route):
+def test_t23_every_number_at_every_value(qwen, route):
     base = {"model": "spark", **ROUTES[route]}
     tried = refused = 0
     with httpx2.Client(base_url=qwen.url, timeout=60) as client:

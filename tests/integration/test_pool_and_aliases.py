@@ -6,11 +6,12 @@ import time
 
 import httpx2
 import pytest
-from scripted import TOKEN, starter
+from scripted import TOKEN, ScriptedServer, starter
 
 from engine.errors import InputFault, NotEnoughMemory
 from engine.pool import Pool
 from engine.runner.protocol import LoadSettings
+from engine.server import sse
 from engine.server.aliases import Aliases
 
 MANAGE = {"authorization": f"Bearer {TOKEN}"}
@@ -171,3 +172,29 @@ def test_a_cancelled_unload_still_ends_the_runner(tmp_path):
         return runner.alive
 
     assert run(scenario()) == [False]
+
+
+def test_a_stream_tells_the_load_and_its_place_while_it_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(sse, "EARLY_HEADERS_S", 0.05)
+    monkeypatch.setattr(sse, "PING_S", 0.05)
+    monkeypatch.setenv("FAKE_LOAD_S", "3")
+    server = ScriptedServer(tmp_path / "home")
+    body = {"model": "spark", "messages": [{"role": "user", "content": "x"}], "stream": True, "max_tokens": 2}
+
+    def comments():
+        with httpx2.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as answer:
+            lines = list(answer.iter_lines())
+        assert lines[-2] == "data: [DONE]" or "data: [DONE]" in lines
+        return [line for line in lines if line.startswith(": loading")]
+
+    try:
+        found = []
+        threads = [threading.Thread(target=lambda: found.append(comments())) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        places = sorted(told[0].rpartition(" ")[2] for told in found)
+        assert places == ["0", "1", "2"]
+    finally:
+        server.stop()

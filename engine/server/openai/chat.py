@@ -17,14 +17,14 @@ from engine.chat.conversation import (
     read,
 )
 from engine.chat.events import CallArguments, CallStarted, ReasoningDelta, TextDelta
-from engine.pool import LoadedModel
+from engine.pool import LoadedModel, Place
 from engine.server.body import openapi_body, parse
 from engine.server.errors import sse_error
 from engine.server.fanout import merge
 from engine.server.openai import shapes
 from engine.server.openai.query import to_query
 from engine.server.openai.schemas import ChatRequest
-from engine.server.sse import EventStream, while_connected
+from engine.server.sse import EventStream, comment_of, while_connected
 from engine.server.state import ServerState, server_state
 from engine.types import TokenLogprob
 
@@ -39,16 +39,17 @@ async def chat_completions(request: Request) -> Response:
     body.refuse_impossible()
     headers = shapes.ignored_header(body)
     if body.stream:
-        return EventStream(_stream(state, body), sse_error, headers=headers)
+        place = Place()
+        return EventStream(_stream(state, body, place), sse_error, ping=comment_of(place), headers=headers)
     answer = await while_connected(request, _complete(state, body))
     return JSONResponse(answer, headers=headers)
 
 
 async def _start(
-    state: ServerState, body: ChatRequest
+    state: ServerState, body: ChatRequest, place: Place | None = None
 ) -> tuple[LoadedModel, PreparedChat, list[AsyncIterator[ChatEvent]]]:
     query = to_query(body)
-    model = await state.pool.acquire(body.model)
+    model = await state.pool.acquire(body.model, place=place)
     assert model.facts is not None
     chat = await state.conversations.prepare(model.facts, query)
     answers = []
@@ -130,8 +131,8 @@ def _logprobs(entries: list[TokenLogprob]) -> dict[str, Any]:
     return {"content": [shapes.chat_logprob(e) for e in entries], "refusal": None}
 
 
-async def _stream(state: ServerState, body: ChatRequest) -> AsyncGenerator[bytes, None]:
-    model, chat, answers = await _start(state, body)
+async def _stream(state: ServerState, body: ChatRequest, place: Place) -> AsyncGenerator[bytes, None]:
+    model, chat, answers = await _start(state, body, place)
     writer = shapes.ChunkWriter("chat.completion.chunk", shapes.new_id("chatcmpl"), body.model)
     ends: dict[int, AnswerFinished] = {}
     greeted: set[int] = set()

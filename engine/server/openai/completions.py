@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from engine.chat.fim import FimGap
 from engine.errors import InputFault
-from engine.pool import LoadedModel
+from engine.pool import LoadedModel, Place
 from engine.server.body import openapi_body, parse
 from engine.server.errors import sse_error
 from engine.server.fanout import merge
@@ -19,7 +19,7 @@ from engine.server.fim import fim_prompt, fim_request
 from engine.server.openai import shapes
 from engine.server.openai.query import output_of
 from engine.server.openai.schemas import CompletionRequest
-from engine.server.sse import EventStream, while_connected
+from engine.server.sse import EventStream, comment_of, while_connected
 from engine.server.state import ServerState, server_state
 from engine.types import Delta, Done, Event, GenerationRequest, TokenLogprob
 
@@ -36,7 +36,8 @@ async def completions(request: Request) -> Response:
     body = await parse(request, CompletionRequest)
     headers = shapes.ignored_header(body)
     if body.stream:
-        return EventStream(_stream(state, body), sse_error, headers=headers)
+        place = Place()
+        return EventStream(_stream(state, body, place), sse_error, ping=comment_of(place), headers=headers)
     answer = await while_connected(request, _complete(state, body))
     return JSONResponse(answer, headers=headers)
 
@@ -59,8 +60,10 @@ def _requests(body: CompletionRequest) -> list[GenerationRequest]:
     ]
 
 
-async def _start(state: ServerState, body: CompletionRequest) -> tuple[LoadedModel, list[AsyncIterator[Event]]]:
-    model = await state.pool.acquire(body.model)
+async def _start(
+    state: ServerState, body: CompletionRequest, place: Place | None = None
+) -> tuple[LoadedModel, list[AsyncIterator[Event]]]:
+    model = await state.pool.acquire(body.model, place=place)
     requests = _requests(body)
     output, param = output_of(body)
     if output is not None:
@@ -150,8 +153,8 @@ def _logprobs(entries: list[TokenLogprob], offset: int) -> dict[str, Any]:
     }
 
 
-async def _stream(state: ServerState, body: CompletionRequest) -> AsyncGenerator[bytes, None]:
-    model, generations = await _start(state, body)
+async def _stream(state: ServerState, body: CompletionRequest, place: Place) -> AsyncGenerator[bytes, None]:
+    model, generations = await _start(state, body, place)
     echoes = await _echoes(model, body)
     writer = shapes.ChunkWriter("text_completion", shapes.new_id("cmpl"), body.model)
     offsets = [len(t) for t in echoes]
