@@ -119,5 +119,5 @@ def test_schemathesis_finds_nothing(python, server, tmp_path):
         timeout=800,
         check=False,
     )
-    (tmp_path / "report.txt").write_text(done.stdout + done.stderr)
+    print(done.stdout[-3000:])
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
