@@ -72,6 +72,7 @@ def within(value, schema):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", ROUTES)
 def test_t23_every_number_at_every_value(qwen, route):
     base = {"model": "spark", **ROUTES[route]}
@@ -79,9 +80,13 @@ def test_t23_every_number_at_every_value(qwen, route):
     with httpx2.Client(base_url=qwen.url, timeout=60) as client:
         page = client.get("/openapi.json").json()
         schema = page["paths"][route]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        fields = {}
         for path, limits in numbers(schema):
+            fields.setdefault(path, []).append(limits)
+        for path, choices in fields.items():
             for value in VALUES:
-                if within(value, limits) and value > 64:
+                allowed = any(within(value, limits) for limits in choices)
+                if allowed and value > 64:
                     continue  # allowed, and this much would only be waited for
                 body = placed(base, path, value)
                 if body is None:
@@ -90,7 +95,7 @@ def test_t23_every_number_at_every_value(qwen, route):
                 where = (path, value, answer.text[:300])
                 assert answer.status_code < 500, where
                 tried += 1
-                if isinstance(value, int | float) and not isinstance(value, bool) and not within(value, limits):
+                if isinstance(value, int | float) and not isinstance(value, bool) and not allowed:
                     assert answer.status_code == 400, where
                     refused += 1
                     if math.isfinite(value):

@@ -5,6 +5,7 @@ import json
 import random
 
 import jsonschema
+import pytest
 from shapes import SHAPES, write_shape
 
 from engine.runner.process import RunnerProcess
@@ -59,10 +60,11 @@ async def ask(runner, wanted, seed):
     return text, reason
 
 
+@pytest.mark.slow
 def test_what_random_weights_say_under_random_schemas_validates(tmp_path):
     path = write_shape(tmp_path / "random.gguf", SHAPES["llama"])
     rng = random.Random(20261121)
-    schemas = [schema(rng) for _ in range(60)]
+    schemas = [schema(rng) for _ in range(24)]
 
     async def main():
         runner = await RunnerProcess.start("llama", str(path))
@@ -79,4 +81,4 @@ def test_what_random_weights_say_under_random_schemas_validates(tmp_path):
         if reason == "stop":
             ended += 1
             jsonschema.Draft202012Validator(wanted).validate(json.loads(text))
-    assert ended >= 50, f"only {ended} of {len(schemas)} answers ended"
+    assert ended >= 20, f"only {ended} of {len(schemas)} answers ended"
