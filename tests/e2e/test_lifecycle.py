@@ -139,37 +139,3 @@ def test_t25_a_used_port_is_named(own_server, tmp_path):
 def test_a_public_address_needs_a_key(tmp_path):
     with pytest.raises(RuntimeError, match="API key is required"):
         RunningServer(tmp_path, "--host", "0.0.0.0")
-
-
-def test_t24_a_reader_that_stops_reading_holds_up_nobody(own_server):
-    httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
-    process = psutil.Process(own_server.process.pid)
-    before = process.memory_info().rss
-    address = urlsplit(own_server.url)
-    body = json.dumps(LONG).encode()
-    with socket.socket() as slow:
-        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        slow.connect((address.hostname, address.port))
-        slow.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n" % len(body) + body
-        )
-        wait_for(lambda: active(own_server) > 0, what="the generation's start")
-        for _ in range(3):
-            assert httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60).status_code == 200
-        assert process.memory_info().rss - before < 50e6
-    wait_for(lambda: active(own_server) == 0, 10, "the end of what nobody reads")
-
-
-def test_t25_what_a_killed_server_left_is_in_nobodys_way(own_server):
-    own_server.process.kill()
-    own_server.process.wait()
-    file = own_server.home / "state" / "server.json"
-    assert file.exists()
-    second = RunningServer(own_server.home)
-    try:
-        wait_for(lambda: json.loads(file.read_text())["pid"] == second.process.pid, 30, "its own file")
-        assert httpx2.get(f"{json.loads(file.read_text())['url']}/health").status_code == 200
-    finally:
-        second.stop()
-    assert not file.exists()
