@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from engine.runner.llama.chain import DEFAULT_ORDER
+from engine.runner.llama.chain import DEFAULT_ORDER, PENALTIES
 from engine.runner.llama.sampler import NotFinite, Sampler
 from engine.runner.onnx.errors import NotHonoured
 from engine.types import SamplingParams
@@ -24,14 +24,19 @@ class NumpySampler(Sampler):
             raise NotHonoured("dry_multiplier", "DRY sampling is not done by the ONNX runner; leave it out.")
         if params.mirostat:
             raise NotHonoured("mirostat", "Mirostat is not done by the ONNX runner; leave it out.")
+        if params.adaptive_target >= 0:
+            raise NotHonoured("adaptive_target", "Adaptive sampling is not done by the ONNX runner; leave it out.")
         order = DEFAULT_ORDER if params.order is None else params.order
-        unknown = [name for name in order if name not in STAGES]
+        if PENALTIES in order and order[0] != PENALTIES:
+            raise NotHonoured("order", "The ONNX runner applies penalties before every other stage.")
+        unknown = [name for name in order if name not in {*STAGES, PENALTIES}]
         if unknown:
             raise NotHonoured("order", f"There is no sampling stage {unknown[0]!r}.")
         super().__init__(None, None, msgspec.structs.replace(params, temperature=0.0), 0, prompt)
         self._given = params
-        self._order = tuple(name for name in order if name != "dry")
+        self._order = tuple(name for name in order if name not in {"dry", PENALTIES})
         self.greedy = params.temperature <= 0
+        self._penalizes = params.order is None or PENALTIES in params.order or self.greedy
         self._random = np.random.default_rng(self.seed)
 
     def draw(self, row: Any) -> int:
