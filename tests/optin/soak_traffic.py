@@ -215,9 +215,9 @@ def refusal(body: bytes) -> str | None:
     """The message of an error answer in any of the protocols; None when it has no known shape."""
     try:
         told = json.loads(body)
-        error = told["error"]
+        error = (told.get("response") or told)["error"]
         return str(error if isinstance(error, str) else error["message"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

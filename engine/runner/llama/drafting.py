@@ -13,7 +13,8 @@ from engine.runner.llama.payoff import Acceptance
 
 # Tokens that must match before what followed them is proposed. Shorter keys match everywhere and guess badly.
 KEY_TOKENS: Final = 4
-FIRST_LENGTH: Final = 4
+# With the newest token four, then eight, then sixteen rows: processors take rows by four (pacing.py).
+FIRST_LENGTH: Final = 3
 # From so many matching tokens on a copy is under way, and it is judged apart from chance matches.
 LONG_MATCH: Final = 12
 # How often guesses are thought right at first: behind a chance match, and within a copy.
@@ -75,7 +76,7 @@ class NgramDrafter:
         """Learn from a checked draft before its tokens are observed: longer after success, rarer after failures."""
         self.acceptance.note(proposed, accepted)
         if accepted == proposed:
-            self.length = min(2 * self.length, MAX_DRAFT)
+            self.length = min(2 * self.length + 1, MAX_DRAFT - 1)
             self._failures, self._pause = 0, PAUSE_TOKENS
             return
         self.length = max(FIRST_LENGTH, accepted + 1)

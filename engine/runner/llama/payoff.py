@@ -12,6 +12,8 @@ HOPE: Final = 0.7
 HOPE_WEIGHT: Final = 2.0
 # What was judged long ago counts less: a text changes from copying to inventing. Halved after some fifteen drafts.
 FORGET: Final = 0.95
+# Processors take rows by four: what is left over costs as much as four more. Source: ggml-cpu/repack.cpp.
+ROWS_AT_ONCE: Final = 4
 # A guess must promise this much, or the noise of measuring would decide.
 WORTH: Final = 1.03
 # What guessing may cost a text in which it never helps: one step, and this share of its time. Together below 3 % of
@@ -99,6 +101,8 @@ def best_length(cost: StepCost, rows: int, limit: int, acceptance: Acceptance, g
     for length in range(1, limit + 1):
         right *= rate
         expected += right
+        if (rows + length) % ROWS_AT_ONCE and length < limit:
+            continue
         speed = expected / (steps[length] + length * guess_s)
         if speed > best_speed:
             best, best_speed = length, speed

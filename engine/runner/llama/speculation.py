@@ -11,7 +11,7 @@ from engine.runner.llama.payoff import Acceptance, best_length
 from engine.runner.llama.sequence import Sequence
 
 # Draft length of a draft model that is asked for whatever it costs.
-FORCED_LENGTH: Final = 8
+FORCED_LENGTH: Final = 7
 
 
 class Speculation:
