@@ -24,6 +24,7 @@ HELP = "Type a message. Ctrl-C stops an answer, Ctrl-D leaves. /new starts over,
 @click.option(
     "--lora", multiple=True, metavar="NAME[=SCALE]", help="LoRA adapter the server loaded with the model."
 )
+@click.option("--draft", help="Smaller model of the same vocabulary that guesses ahead for MODEL; 'none': no more.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: answer, usage, timings.")
 def command(
     model: str | None,
@@ -33,6 +34,7 @@ def command(
     temperature: float | None,
     seed: int | None,
     lora: tuple[str, ...],
+    draft: str | None,
     as_json: bool,
 ) -> None:
     """Answer --prompt, or hold a conversation."""
@@ -52,7 +54,10 @@ def command(
         own = ServerProcess()
         client = own.connect()
     try:
-        chat = Conversation(client, model or default_model(client), system, options)
+        chosen = model or default_model(client)
+        if draft is not None:
+            client.post(f"/tessera/v1/models/{chosen}/load", {"draft": "" if draft == "none" else draft})
+        chat = Conversation(client, chosen, system, options)
         if prompt is not None:
             chat.ask(prompt, as_json=as_json)
         else:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 @click.option(
     "--lora", "lora", multiple=True, metavar="MODEL=FILE", help="LoRA adapter (GGUF) loaded with a model."
 )
+@click.option("--draft", help="Small model that guesses ahead for all models of its vocabulary.")
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate (PEM); with it only TLS is spoken.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="The certificate's private key (PEM).")
 @click.option("--private", "parent", type=int, hidden=True, help="Serve only the process with this id.")
@@ -46,6 +47,7 @@ def command(
     ttl_s: float,
     max_models: int | None,
     lora: tuple[str, ...],
+    draft: str | None,
     tls_cert: Path | None,
     tls_key: Path | None,
     parent: int | None,
@@ -73,6 +75,7 @@ def command(
             ttl_s=ttl_s or None,
             max_models=max_models,
             lora=tuple(_adapter(given) for given in lora),
+            draft=draft,
             tls_cert=tls_cert,
             tls_key=tls_key,
             private=parent is not None,

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import msgspec
 
+from engine.fit.draft import draft_shape, with_draft
 from engine.fit.need import compute_prior, estimate, kv_layer_bytes
 from engine.fit.shape import ModelShape
 from engine.fit.types import DryRun, Need
+from engine.runner.llama.limits import draft_settings
 from engine.runner.protocol import LoadSettings
 
 STEP = 256
@@ -41,7 +43,10 @@ def need_at(
     run = rescaled(shape, measured[1], measured[0], settings) if measured else None
     projector = Path(settings.mmproj_path) if settings.mmproj_path else None
     size = projector.stat().st_size if projector is not None and projector.is_file() else 0
-    return estimate(shape, settings, isa, gpu=gpu, dry_run=run, projector_bytes=size, correction=correction)
+    need = estimate(shape, settings, isa, gpu=gpu, dry_run=run, projector_bytes=size, correction=correction)
+    if settings.draft_path is None:
+        return need
+    return with_draft(need, estimate(draft_shape(settings.draft_path), draft_settings(settings), isa, gpu=gpu))
 
 
 def largest_context(settings: LoadSettings, limit: int, fits: Callable[[LoadSettings], bool]) -> int:

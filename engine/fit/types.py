@@ -6,7 +6,7 @@ import msgspec
 
 Basis = Literal["formula", "probe", "prior"]
 PartName = Literal[
-    "weights", "kv", "recurrent", "compute", "output", "projector", "overhead", "prefixes", "correction"
+    "weights", "kv", "recurrent", "compute", "output", "projector", "draft", "overhead", "prefixes", "correction"
 ]
 
 

@@ -1,11 +1,13 @@
 """Which models this server offers, and how each is loaded."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import psutil
 
 from engine.errors import BadModelFile, InputFault, ModelNotFound
@@ -14,6 +16,9 @@ from engine.library.catalogue import Catalogue
 from engine.library.types import ModelEntry
 from engine.runner.protocol import LoadSettings
 from engine.server.aliases import Aliases
+from engine.server.drafts import Drafts, unfit_draft
+
+log = logging.getLogger(__name__)
 
 # Without a wish, long-context models get this much: enough for a long chat, small next to the weights.
 DEFAULT_CONTEXT: Final = 8192
@@ -41,8 +46,10 @@ class ServedModels:
         cache: Path | None = None,
         place: Callable[[str, LoadSettings], LoadSettings] | None = None,
         lora: tuple[tuple[str, str], ...] = (),
+        drafts: Drafts | None = None,
     ) -> None:
         self._lora = lora
+        self.drafts = drafts or Drafts()
         self._cache = cache
         self._place = place
         self.aliases = aliases or Aliases()
@@ -100,9 +107,39 @@ class ServedModels:
                 "model",
             )
         settings = self.settings(entry)
+        draft_path = None if settings.embeddings else await self._draft_path(entry)
+        settings = msgspec.structs.replace(settings, draft_path=draft_path)
         if self._place is not None:
             settings = await asyncio.to_thread(self._place, entry.id, settings)
         return entry.id, ENGINES[entry.format], settings
+
+    async def choose_draft(self, entry: ModelEntry, name: str | None) -> None:
+        """Let another model draft for this one; None: no longer.
+
+        Raises: ModelNotFound, BadModelFile; InputFault: it is of another vocabulary.
+        """
+        if name is None:
+            self.drafts.set(entry.id, None)
+            return
+        draft = await self.entry(name)
+        problem = await asyncio.to_thread(unfit_draft, entry.path, draft.path)
+        if problem is not None:
+            raise InputFault(f"{draft.id} cannot draft for {entry.id}: {problem}.", "draft")
+        self.drafts.set(entry.id, draft.id)
+
+    async def _draft_path(self, entry: ModelEntry) -> str | None:
+        """The file of the model that drafts: the chosen one, or the server's if it fits."""
+        chosen = self.drafts.get(entry.id)
+        if chosen is not None:
+            return str((await self.entry(chosen)).path)
+        if self.drafts.default is None:
+            return None
+        draft = await self.entry(self.drafts.default)
+        problem = await asyncio.to_thread(unfit_draft, entry.path, draft.path)
+        if problem is not None:
+            log.info("model=%s runs without draft model %s: %s", entry.id, draft.id, problem)
+            return None
+        return str(draft.path)
 
     def settings(self, entry: ModelEntry) -> LoadSettings:
         """How the model is loaded."""

@@ -29,6 +29,7 @@ from engine.pool import Pool
 from engine.server.aliases import Aliases
 from engine.server.app import create_app
 from engine.server.auth import Access, new_token, remove_server_file, write_server_file
+from engine.server.drafts import Drafts
 from engine.server.keys import KeyStore
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
@@ -61,7 +62,8 @@ class ServeOptions:
     `private` server belongs to the process that started it: it tells its address on standard output instead of
     to all of this user's programs. With a certificate only TLS is spoken, and this user's own programs start a
     server of their own beside it. A model is unloaded after `ttl_s` without a request (None: never).
-    `lora` are (model, adapter file), loaded with that model and used by the requests that name them.
+    `lora` are (model, adapter file), loaded with that model and used by the requests that name them. `draft` names
+    a model that guesses ahead for all others of its vocabulary.
     """
 
     host: str = DEFAULT_HOST
@@ -77,6 +79,7 @@ class ServeOptions:
     ttl_s: float | None = 3600.0
     max_models: int | None = None
     lora: tuple[tuple[str, str], ...] = ()
+    draft: str | None = None
     paths: Paths = field(default_factory=user_paths)
 
 
@@ -191,7 +194,10 @@ def serve(options: ServeOptions) -> None:
     placer = Placer(options.paths)
     open_catalogue = partial(Catalogue, options.paths)
     place = partial(placer.choose_settings, wish=options.wish)
-    models = ServedModels(open_catalogue, options.context, aliases, options.paths.cache, place, options.lora)
+    drafts = Drafts(options.paths.config / "drafts.json", options.draft)
+    models = ServedModels(
+        open_catalogue, options.context, aliases, options.paths.cache, place, options.lora, drafts
+    )
     pool = Pool(models, admission=LedgerAdmission(placer), ttl_s=options.ttl_s, max_models=options.max_models)
     jobs = JobRegistry(None if options.private else options.paths.state / "jobs.json")
     work.register(jobs, lambda: Catalogue(options.paths, scan=False))

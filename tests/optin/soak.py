@@ -37,6 +37,8 @@ NUM_GOLDEN = 48
 # Seconds without a byte after which a request counts as stuck. Counted in ticks of this process, so that a machine
 # that sleeps or pauses all of this does not look like a server that does.
 STUCK_TICKS = 180
+# A second that took this long: the machine slept, or this process and its servers were stopped together.
+PAUSE_S = 30.0
 # Answers that a fault on the server's side may give, while one was injected.
 FAULT_CODES = ("runner_died", "runner", "died", "stuck")
 # Logits of one position differ by up to 0.03 between batches of different shapes (docs/architecture.md).
@@ -60,6 +62,7 @@ class Soak:
         self.ties = 0
         self.sent = 0
         self.tick = 0
+        self.paused = 0.0
         self.open: dict[int, tuple[Shot, int]] = {}
         self.faults: list[tuple[float, str]] = []
         self.memory: list[tuple[int, str, int, int]] = []  # requests sent, who, process id, bytes
@@ -119,6 +122,11 @@ class Soak:
             begun = time.monotonic()
             try:
                 await self._send(number, shot, begun)
+            except httpx2.TransportError as error:
+                if self.paused > begun - 5:  # idle connections ran out while all of this stood still
+                    self.counts["lost in a pause of the machine"] += 1
+                else:
+                    self._blame(shot, f"{error!r}")
             except Exception as error:
                 self._blame(shot, f"{error!r}")
             finally:
@@ -205,8 +213,11 @@ class Soak:
 
     async def _watch(self) -> None:
         while True:
+            before = time.monotonic()
             await asyncio.sleep(1)
             self.tick += 1
+            if time.monotonic() - before > PAUSE_S:
+                self.paused = time.monotonic()
             for number, (shot, at) in list(self.open.items()):
                 if self.tick - at == STUCK_TICKS:
                     self._blame(shot, f"request {number} is stuck")

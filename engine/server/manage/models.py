@@ -1,25 +1,30 @@
 """/tessera/v1/loaded and models/{id}/load: what is loaded, loading and unloading by hand, pins and aliases."""
 
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from engine.errors import ModelNotFound
+from engine.errors import InputFault, ModelNotFound
 from engine.pool import LoadedModel
 from engine.server.body import Body, openapi_body, parse, parse_or
 from engine.server.sse import while_connected
-from engine.server.state import server_state
+from engine.server.state import ServerState, server_state
 
 router = APIRouter(prefix="/tessera/v1", tags=["management"])
 
 
 class LoadRequest(Body):
-    """POST /tessera/v1/models/{id}/load. `ttl_s` 0 keeps the model until it is unloaded."""
+    """POST /tessera/v1/models/{id}/load. `ttl_s` 0 keeps the model until it is unloaded.
+
+    `draft` names a smaller model of the same vocabulary that guesses ahead, from now on; empty: none does.
+    """
 
     pinned: bool | None = None
+    draft: Annotated[str, Field(max_length=200)] | None = None
     ttl_s: Annotated[float, Field(ge=0, le=1e9)] | None = None
 
 
@@ -48,6 +53,7 @@ def describe(model: LoadedModel) -> dict[str, Any]:
         "n_ctx": facts.n_ctx if facts is not None else model.settings.n_ctx,
         "backend": facts.backend if facts is not None else None,
         "notes": list(model.notes),
+        "draft": Path(model.settings.draft_path).name if model.settings.draft_path else None,
         "died": died.reason if died is not None and not model.ready else None,
     }
 
@@ -62,12 +68,27 @@ async def loaded_models(request: Request) -> dict[str, Any]:
 async def load(request: Request, model: str) -> dict[str, Any]:
     """Load a model now, and say how long it stays."""
     body = await parse_or(request, LoadRequest)
-    found = await while_connected(request, server_state(request).pool.acquire(model))
+    state = server_state(request)
+    if body.draft is not None:
+        entry = await state.models.entry(model)
+        await state.models.choose_draft(entry, body.draft or None)
+        await _reload_with(state, entry.id)
+    found = await while_connected(request, state.pool.acquire(model))
     if body.pinned is not None:
         found.pinned = body.pinned
     if body.ttl_s is not None:
         found.ttl_s = body.ttl_s or None
     return describe(found)
+
+
+async def _reload_with(state: ServerState, model_id: str) -> None:
+    """A model that is loaded with another draft model is loaded again, unless somebody uses it now."""
+    _, _, settings = await state.models.resolve(model_id)
+    loaded = state.pool.get(model_id)
+    if loaded is not None and loaded.ready and loaded.settings.draft_path != settings.draft_path:
+        if not loaded.idle:
+            raise InputFault(f"{model_id} is in use; its draft model changes when it is loaded next.", "draft")
+        await state.pool.unload(model_id)
 
 
 @router.post("/models/{model:path}/unload")

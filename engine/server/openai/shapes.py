@@ -45,15 +45,17 @@ def usage_body(usages: list[Usage]) -> dict[str, Any]:
 
 
 def timings_body(done: Done | AnswerFinished) -> dict[str, float]:
-    """Tessera's extra field: where the time of a request went, in seconds, and its speed."""
+    """Tessera's extra field: where the time of a request went, in seconds, its speed, and its guesses."""
     t = done.timings
     gaps = max(done.usage.completion_tokens - 1, 0)
+    drafts = {"draft_n": t.draft_tokens, "draft_n_accepted": t.draft_accepted} if t.draft_tokens else {}
     return {
         "queue_s": round(t.queue_s, 6),
         "prefill_s": round(t.prefill_s, 6),
         "ttft_s": round(t.ttft_s, 6),
         "decode_s": round(t.decode_s, 6),
         "tok_s": round(gaps / t.decode_s, 2) if t.decode_s > 0 else 0.0,
+        **drafts,
     }
 
 

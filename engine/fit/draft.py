@@ -1,0 +1,52 @@
+"""What a draft model adds to a load."""
+
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from engine.errors import BadModelFile
+from engine.fit.shape import ModelShape, model_shape
+from engine.fit.types import Need, Part
+from quantize.errors import QuantizeError
+from quantize.gguf_split import read_gguf_model
+
+
+def draft_shape(path: str) -> ModelShape:
+    """The shape of a draft model's file, read once while it stays the same.
+
+    Raises: BadModelFile.
+    """
+    try:
+        info = Path(path).stat()
+        return _read(path, info.st_mtime_ns, info.st_size)
+    except OSError as error:
+        raise BadModelFile(path, f"the draft model cannot be read: {error.strerror}") from error
+    except QuantizeError as error:
+        raise BadModelFile(path, f"the draft model: {error}") from error
+
+
+@lru_cache(maxsize=16)
+def _read(path: str, _changed_ns: int, _size: int) -> ModelShape:
+    return model_shape(read_gguf_model(path))
+
+
+def with_draft(need: Need, draft: Need) -> Need:
+    """`need` and that of the draft model, which shares the process of its target."""
+    parts = tuple(
+        Part(
+            name="draft",
+            device=part.device,
+            num_bytes=part.num_bytes,
+            mapped_bytes=part.mapped_bytes,
+            basis="prior",
+        )
+        for part in draft.parts
+        if part.name != "overhead"
+    )
+    shared = draft.part_bytes("overhead")
+    return msgspec.structs.replace(
+        need,
+        parts=(*need.parts, *parts),
+        resident_bytes=need.resident_bytes + max(0, draft.resident_bytes - shared),
+    )
