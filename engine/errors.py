@@ -57,6 +57,15 @@ class BadModelFile(InputFault):
         self.reason = reason
 
 
+class SelfCheckFailed(BadModelFile):
+    """The file was loaded, but this machine computes nonsense with it: of broken kernels or of broken weights."""
+
+    code = "self_check_failed"
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, f"the check after loading failed: {reason}")
+
+
 class ContextOverflow(InputFault):
     """The prompt does not fit the context; both counts in tokens."""
 

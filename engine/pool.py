@@ -44,7 +44,7 @@ Starter = Callable[[str, str], Awaitable[RunnerProcess]]
 class LoadedModel:
     """One model that is loaded or being loaded.
 
-    `progress` runs from 0 to 1; `waiting` requests wait for its load. It is unloaded after `ttl_s` without a
+    `progress` of `phase` is 0 to 1; `waiting` requests wait for its load. It is unloaded after `ttl_s` without a
     request (None: never), or earlier when another model needs its room, unless it is `pinned`. `notes` tell what
     was changed because the first settings failed; `proven` are the last settings that generated a token.
     """
@@ -55,6 +55,7 @@ class LoadedModel:
     runner: RunnerProcess | None = None
     facts: ModelFacts | None = None
     progress: float = 0.0
+    phase: str = ""
     loading: bool = False
     waiting: int = 0
     ttl_s: float | None = None
@@ -219,8 +220,8 @@ class Pool:
             )
         model.facts, model.progress = None, 0.0
 
-        def progress(_phase: str, fraction: float) -> None:
-            model.progress = fraction
+        def progress(phase: str, fraction: float) -> None:
+            model.phase, model.progress = phase, fraction
             if on_progress is not None:
                 on_progress(fraction)
 

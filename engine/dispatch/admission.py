@@ -3,9 +3,11 @@
 import asyncio
 import logging
 
+import msgspec
+
 from engine.dispatch.placer import Placer
 from engine.dispatch.types import Rung
-from engine.errors import BadModelFile, EngineError, RunnerDied
+from engine.errors import BadModelFile, EngineError, RunnerDied, SelfCheckFailed
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import LoadSettings
 
@@ -65,8 +67,13 @@ class LedgerAdmission:
     async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Rung | None:
         """What to try after a failed load or first token; None when the file is at fault or nothing is left.
 
-        A file that llama.cpp refuses on the processor is broken; on a GPU the backend may be.
+        A file that llama.cpp refuses on the processor is broken; on a GPU the backend may be. Where the check after
+        the load fails on the processor, only its kernels for rewritten weights may be at fault.
         """
+        if isinstance(error, SelfCheckFailed) and not settings.devices and settings.repack:
+            plain = msgspec.structs.replace(settings, repack=False)
+            self._ladders.setdefault(model_id, [settings]).append(plain)
+            return Rung(settings=plain, change="use the weights as the file has them")
         if not isinstance(error, RunnerDied) and not (isinstance(error, BadModelFile) and settings.devices):
             self._ladders.pop(model_id, None)
             return None

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from devices.child_command import child_command
 from devices.environment import without_secrets
-from engine.errors import BadModelFile, ContextOverflow, EngineError, InputFault, RunnerDied
+from engine.errors import BadModelFile, ContextOverflow, EngineError, InputFault, RunnerDied, SelfCheckFailed
 from engine.runner import orphans, protocol
 from engine.runner.buffers import BufferLog
 from engine.runner.exits import exit_reason
@@ -67,6 +67,8 @@ def fault_to_error(fault: protocol.Fault, path: str) -> EngineError:
         return ContextOverflow(int(fault.facts["prompt_tokens"] or 0), int(fault.facts["context_tokens"] or 0))
     if fault.code == "invalid_request":
         return InputFault(fault.message, fault.param)
+    if fault.code == "self_check_failed":
+        return SelfCheckFailed(path, fault.message)
     if fault.code == "load_failed":
         return BadModelFile(path, fault.message)
     return RequestFailed(fault.code, fault.message)

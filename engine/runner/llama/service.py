@@ -22,6 +22,7 @@ from engine.runner.llama.embed import CannotEmbed, Embedder
 from engine.runner.llama.picture import PictureRefused
 from engine.runner.llama.prefix_store import PrefixStore, model_fingerprint
 from engine.runner.llama.scheduler import EngineBroken, Output, Scheduler
+from engine.runner.llama.self_check import SelfCheckFailed, self_check
 from engine.runner.llama.vision import Media, Vision
 from engine.runner.llama.vocabulary import Vocabulary
 from engine.types import GenerationRequest, ModelFacts
@@ -137,14 +138,19 @@ class LlamaRunner:
             api = start_backends()
             loaded = llama_model.load(api, settings, on_progress)
             vocabulary = Vocabulary(api, loaded.vocab)
-            llama_model.warm_up(loaded)
+            self._channel.send(protocol.Progress(phase="check", fraction=1.0))
+            if settings.embeddings or api.llama_model_has_encoder(loaded.model):
+                llama_model.warm_up(loaded)
+            else:
+                self_check(loaded, vocabulary)
             if settings.mmproj_path is not None:
                 self._open_eyes(loaded, settings.mmproj_path)
             self._store = _prefix_store(api, loaded)
             draft_model = DraftModel.load(api, settings, vocabulary) if settings.draft_path else None
             self._scheduler = Scheduler(loaded, vocabulary, self._store, draft_model, self._vision)
         except (KernelsMissing, llama_model.LoadFailed) as error:
-            self._channel.send(protocol.Fault(code="load_failed", message=str(error), param="model"))
+            code = "self_check_failed" if isinstance(error, SelfCheckFailed) else "load_failed"
+            self._channel.send(protocol.Fault(code=code, message=str(error), param="model"))
             return False
         self._loaded = loaded
         self._abort = AbortSwitch(api, loaded.context)

@@ -43,6 +43,7 @@ def describe(model: LoadedModel) -> dict[str, Any]:
         "id": model.id,
         "state": state,
         "progress": round(model.progress, 3),
+        "phase": model.phase if model.loading else None,
         "waiting": model.waiting,
         "active": model.runner.active_requests if model.runner is not None and model.ready else 0,
         "pinned": model.pinned,

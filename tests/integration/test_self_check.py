@@ -1,0 +1,75 @@
+"""The check after a load: for sound models a formality, for broken ones the end of the load, told with a reason."""
+
+import asyncio
+import json
+import shutil
+
+import httpx2
+import pytest
+from servers import RunningServer
+from shapes import SHAPES, write_shape
+from test_draft_model import collect, with_runner
+
+from engine.dispatch.admission import LedgerAdmission
+from engine.errors import SelfCheckFailed
+from engine.runner.llama.binding import start_backends
+from engine.runner.llama.model import load
+from engine.runner.llama.self_check import LARGEST_DIFFERENCE, self_check
+from engine.runner.llama.vocabulary import Vocabulary
+from engine.runner.protocol import LoadSettings
+from quantize.gguf_file import read_gguf
+
+
+def write_nan(source, target):
+    """A copy whose last norm is not a number."""
+    shutil.copy(source, target)
+    tensor = next(t for t in read_gguf(source).tensors if t.name == "output_norm.weight")
+    with target.open("r+b") as file:
+        file.seek(tensor.offset)
+        file.write(b"\x00\x00\xc0\x7f")
+    return target
+
+
+@pytest.mark.parametrize("shape", ["llama-q4_0", "gemma3", "qwen3moe", "mamba", "lfm2", "deepseek2"])
+@pytest.mark.parametrize("kv", ["f16", "q4_0"])
+def test_sound_models_pass_by_far(tmp_path, shape, kv):
+    path = write_shape(tmp_path / "model.gguf", SHAPES[shape])
+    api = start_backends()
+    loaded = load(api, LoadSettings(path=str(path), n_ctx=512, n_threads=1, type_k=kv), lambda _fraction: True)
+    try:
+        assert self_check(loaded, Vocabulary(api, loaded.vocab)) < LARGEST_DIFFERENCE / 3
+        assert api.llama_memory_seq_pos_max(loaded.memory, 0) == -1  # it leaves nothing behind
+    finally:
+        loaded.close()
+
+
+def test_weights_that_are_not_numbers_end_the_load(bundled_model, tmp_path):
+    path = write_nan(bundled_model, tmp_path / "nan.gguf")
+    with pytest.raises(SelfCheckFailed, match="not a number"):
+        with_runner(path, lambda runner: collect(runner, "x"))
+
+
+def test_on_the_processor_only_the_rewritten_weights_are_given_up():
+    settings = LoadSettings(path="m.gguf")
+    admission = LedgerAdmission(placer=None)
+    error = SelfCheckFailed("m.gguf", "difference 1.40")
+    rung = asyncio.run(admission.retry("m", settings, error))
+    assert rung is not None
+    assert not rung.settings.repack
+    assert asyncio.run(admission.retry("m", rung.settings, error)) is None
+
+
+def test_the_server_tries_the_ladder_and_says_what_happened(bundled_model, tmp_path):
+    (tmp_path / "models").mkdir()
+    write_nan(bundled_model, tmp_path / "models" / "nan.gguf")
+    server = RunningServer(tmp_path)
+    try:
+        body = {"model": "nan.gguf", "prompt": "x", "max_tokens": 4}
+        answer = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        assert answer.status_code == 422
+        error = json.loads(answer.text)["error"]
+        assert error["code"] == "self_check_failed"
+        assert "not a number" in error["message"]
+        assert "trying: use the weights as the file has them" in server.log
+    finally:
+        server.stop()
