@@ -1,0 +1,115 @@
+"""Guessing ahead on the edit of a file, and where it cannot help: with against without, turn by turn, one runner.
+
+    python tests/bench/speculation.py MODEL.gguf [--rounds 5] [--draft MODEL.gguf]
+
+The text is forced, token by token, to an edited copy of a real source file (a name changed everywhere, a line put
+in, one taken out), so any model will do: random weights of the right shape cost what trained ones cost. The second
+text is made so that every four tokens have been seen before, each time followed by something else.
+"""
+
+import argparse
+import asyncio
+import random
+import re
+import statistics
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from engine.runner.process import RunnerProcess  # noqa: E402 - after sys.path
+from engine.runner.protocol import LoadSettings  # noqa: E402
+from engine.types import Constraint, Done, GenerationRequest, SamplingParams  # noqa: E402
+
+SOURCE = ROOT / "engine" / "runner" / "llama" / "prefix_store.py"
+FIRST_ID = 300
+
+
+def edited_file() -> tuple[list[int], list[int]]:
+    """Prompt (the file) and answer (the file after an edit) as token ids, one a word or sign."""
+    before = "\n".join(SOURCE.read_text("utf-8").split("\n")[30:100])
+    lines = re.sub(r"\bentry\b", "stored", before).split("\n")
+    lines.insert(25, "        log.debug('looking for %d tokens', len(tokens))")
+    del lines[50]
+    ids: dict[str, int] = {}
+
+    def tokens(text: str) -> list[int]:
+        words = re.findall(r" ?[A-Za-z]{1,6}| ?\d|\n *|[^\sA-Za-z0-9]| ", text)
+        return [FIRST_ID + ids.setdefault(word, len(ids)) for word in words]
+
+    return tokens(f"Rename it.\n{before}\nanswer:\n"), tokens("\n".join(lines))
+
+
+def misleading(rng: random.Random) -> tuple[list[int], list[int]]:
+    """The same four tokens again and again, and each time another one behind them."""
+    rest = rng.sample(range(1000, 4000), 120)
+    text = [token for other in rest for token in (300, 301, 302, 303, other)]
+    return text[:200], text[200:500]
+
+
+async def speed(
+    runner: RunnerProcess, prompt: list[int], answer: list[int], *, speculate: bool | None
+) -> tuple[float, Done]:
+    """Tokens a second of the forced answer."""
+    source = "start: " + " ".join(f"<[{token}]>" for token in answer)
+    request = GenerationRequest(
+        prompt=prompt,
+        max_tokens=len(answer),
+        sampling=SamplingParams(temperature=0),
+        constraint=Constraint(kind="lark", source=source),
+        speculate=speculate,
+        ignore_eos=True,
+    )
+    ids: list[int] = []
+    async for event in runner.generate(request):
+        if isinstance(event, Done):
+            done = event
+        else:
+            ids += getattr(event, "token_ids", ())
+    if ids[: len(answer)] != answer:
+        raise SystemExit("the answer was not the forced text")
+    return (len(answer) - 1) / done.timings.decode_s, done
+
+
+async def measure(options: argparse.Namespace) -> None:
+    """All comparisons."""
+    runner = await RunnerProcess.start("llama", options.model)
+    try:
+        settings = LoadSettings(
+            path=options.model, n_ctx=4096, n_parallel=2, n_threads=options.threads, draft_path=options.draft
+        )
+        await runner.load(settings)
+        rng = random.Random(1)
+        for name, (prompt, answer) in (("edited file", edited_file()), ("misleading text", misleading(rng))):
+            await speed(runner, prompt, answer[:20], speculate=False)
+            ratios, on_speeds, off_speeds = [], [], []
+            for _ in range(options.rounds):
+                on, done = await speed(runner, prompt, answer, speculate=None)
+                off, _ = await speed(runner, prompt, answer, speculate=False)
+                ratios.append(on / off)
+                on_speeds.append(on)
+                off_speeds.append(off)
+            print(
+                f"{name}, {len(prompt)} + {len(answer)} tokens: with {statistics.median(on_speeds):.1f} tok/s, off "
+                f"{statistics.median(off_speeds):.1f}, ratio {statistics.median(ratios):.3f} "
+                f"({min(ratios):.3f}..{max(ratios):.3f}); last: {done.timings.draft_tokens} guessed, "
+                f"{done.timings.draft_accepted} right",
+                flush=True,
+            )
+    finally:
+        await runner.stop()
+
+
+def main() -> None:
+    """Parse and run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--draft")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    asyncio.run(measure(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
