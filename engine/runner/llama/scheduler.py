@@ -190,7 +190,7 @@ class Scheduler:
         batch = self._batch
         batch.clear()
         for sequence in self._running:
-            sequence.row = -1
+            sequence.row, sequence.draft = -1, []  # a step that failed has left them
             if is_full(sequence, self._loaded.n_ctx):
                 shift(sequence, self._kv, self._loaded.n_ctx)
         members = self._adapters.members(self._running)
