@@ -6,9 +6,9 @@ import shutil
 
 import httpx2
 import pytest
+from runner_calls import collect, with_runner
 from servers import RunningServer
 from shapes import SHAPES, write_shape
-from test_draft_model import collect, with_runner
 
 from engine.dispatch.admission import LedgerAdmission
 from engine.errors import SelfCheckFailed
@@ -30,8 +30,18 @@ def write_nan(source, target):
     return target
 
 
-@pytest.mark.parametrize("shape", ["llama-q4_0", "gemma3", "qwen3moe", "mamba", "lfm2", "deepseek2"])
-@pytest.mark.parametrize("kv", ["f16", "q4_0"])
+@pytest.mark.parametrize(
+    ("shape", "kv"),
+    [
+        ("llama-q4_0", "f16"),
+        ("llama-q4_0", "q4_0"),
+        ("gemma3", "q4_0"),
+        ("qwen3moe", "q4_0"),
+        ("mamba", "f16"),
+        ("lfm2", "f16"),
+        ("deepseek2", "f16"),
+    ],
+)
 def test_sound_models_pass_by_far(tmp_path, shape, kv):
     path = write_shape(tmp_path / "model.gguf", SHAPES[shape])
     api = start_backends()

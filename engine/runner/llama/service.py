@@ -110,10 +110,14 @@ class LlamaRunner:
 
     def _beat(self) -> None:
         """Heartbeat thread: native calls release the interpreter, so this goes on during the longest decode."""
+        seen = step_s = 0.0
         while True:
             time.sleep(protocol.HEARTBEAT_S)
             started = self._step_started
-            self._channel.send(protocol.Heartbeat(step_s=time.monotonic() - started if started else 0.0))
+            # Beats are counted, not the clock: a step in which the computer slept has not taken so long.
+            step_s = step_s + protocol.HEARTBEAT_S if started and started == seen else 0.0
+            seen = started
+            self._channel.send(protocol.Heartbeat(step_s=step_s))
 
     def _detokenize(self, message: protocol.Detokenize, vocabulary: Vocabulary) -> None:
         known = range(vocabulary.size)

@@ -1,0 +1,36 @@
+"""A runner as a real process: load, ask, stop."""
+
+import asyncio
+
+from engine.runner.process import RunnerProcess
+from engine.runner.protocol import LoadSettings
+from engine.types import Delta, Done, GenerationRequest, SamplingParams
+
+CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+GREEDY = SamplingParams(temperature=0)
+
+
+def with_runner(path, work, **settings):
+    async def main():
+        runner = await RunnerProcess.start("llama", str(path))
+        try:
+            at = LoadSettings(path=str(path), n_threads=1, **{"n_ctx": 1024, "kv_cells": 4096, **settings})
+            await runner.load(at)
+            return await work(runner)
+        finally:
+            await runner.stop()
+
+    return asyncio.run(main())
+
+
+async def collect(runner, prompt, **options):
+    request = GenerationRequest(
+        prompt=prompt, **{"sampling": GREEDY, "max_tokens": 60, "ignore_eos": True, **options}
+    )
+    ids, done = [], None
+    async for event in runner.generate(request):
+        if isinstance(event, Delta):
+            ids += event.token_ids
+        elif isinstance(event, Done):
+            done = event
+    return ids, done.timings
