@@ -46,7 +46,7 @@ class Speculation:
             return
         assert sequence.cache is not None
         for i, token in enumerate(draft):
-            batch.add(token, len(sequence.tokens) + i, sequence.cache.seq_id)
+            batch.add(token, sequence.position(len(sequence.tokens) + i), sequence.cache.seq_id)
         sequence.draft = draft
         self._drafting.append((sequence, len(draft), by_model))
 
@@ -59,7 +59,12 @@ class Speculation:
             if not draft:
                 drafter.acceptance.fade()
         model = self._draft_model
-        if model is None or room <= 0 or (draft and drafter.acceptance.rate >= self._by_model.rate):
+        if (
+            model is None
+            or sequence.media is not None
+            or room <= 0
+            or (draft and drafter.acceptance.rate >= self._by_model.rate)
+        ):
             return draft, False
         limit = min(room, FORCED_LENGTH)
         if not forced:
