@@ -12,7 +12,7 @@ from quantize.collect import MomentsRequest, write_importance
 from quantize.evidence import Cancelled, Evidence, Measured, MeasureRequest, OnProgress, Progress, TensorEvidence
 from quantize.moments import partition
 from quantize.rounding_error import ErrorsRequest, has_errors, load_errors, measured_types
-from quantize.sensitivity import AlphaRequest, alpha_file, probe_units
+from quantize.sensitivity import AlphaRequest, Alphas, probe_units
 from quantize.work_folder import Group, WorkFolder, file_sha256, read_json, write_json
 
 # Second moments stay on disk for the rounding that follows if they take no more than this share of what is free.
@@ -38,8 +38,8 @@ def measure(request: MeasureRequest, on_progress: OnProgress, cancelled: Cancell
     assert groups is not None
     _measure_errors(request, folder, groups, on_progress, cancelled)
     write_importance(folder, groups, request.calibration.name)
-    tokens = run_task("alpha", AlphaRequest(measure=request), on_progress, cancelled)
-    evidence = _assemble(request, folder, groups, tokens)
+    found = run_task("alpha", AlphaRequest(measure=request), on_progress, cancelled)
+    evidence = _assemble(request, folder, groups, msgspec.convert(found, Alphas))
     write_json(_evidence_file(request, folder), evidence)
     return Measured(evidence=evidence, imatrix=folder.imatrix, folder=folder.path)
 
@@ -123,10 +123,7 @@ def _measure_errors(
                 folder.drop_moments(group)
 
 
-def _assemble(
-    request: MeasureRequest, folder: WorkFolder, groups: tuple[Group, ...], probe_tokens: int
-) -> Evidence:
-    alphas = read_json(alpha_file(folder, request.tier, request.probe_tokens))
+def _assemble(request: MeasureRequest, folder: WorkFolder, groups: tuple[Group, ...], alphas: Alphas) -> Evidence:
     unit_of = {name: unit for unit, names, _ in probe_units(groups, request.tier) for name in names}
     tensors = []
     for group in groups:
@@ -135,13 +132,13 @@ def _assemble(
         for name in group.members:
             picked = {r: {q: found[q] for q in wanted} for r, found in errors[name].items()}
             unit = unit_of[name]
-            tensors.append(TensorEvidence(name=name, group=unit, alpha=alphas[unit], errors=picked))
+            tensors.append(TensorEvidence(name=name, group=unit, alpha=alphas.values[unit], errors=picked))
     return Evidence(
         tier=request.tier,
         source_sha256=folder.source_sha256,
         calibration_sha256=folder.calibration_sha256,
         imatrix_sha256=file_sha256(folder.imatrix),
         tokens=read_json(folder.path / "tokens.json"),
-        probe_tokens=probe_tokens,
+        probe_tokens=alphas.tokens,
         tensors=tuple(tensors),
     )

@@ -25,6 +25,13 @@ class AlphaRequest(msgspec.Struct, frozen=True, kw_only=True):
     measure: MeasureRequest
 
 
+class Alphas(msgspec.Struct, frozen=True, kw_only=True):
+    """Alpha by unit, and the tokens each was judged on."""
+
+    tokens: int
+    values: dict[str, float]
+
+
 def probe_units(groups: tuple[Group, ...], tier: str) -> list[tuple[str, tuple[str, ...], Group]]:
     """What is swapped together: (name of the unit, tensors, their group)."""
     if tier == "balanced":
@@ -37,8 +44,8 @@ def alpha_file(folder: WorkFolder, tier: str, probe_tokens: int) -> Path:
     return folder.path / f"alpha-{tier}-{probe_tokens}.json"
 
 
-def measure_alpha(request: AlphaRequest, send: Step) -> int:
-    """Swap, evaluate, restore, unit by unit, into the cache after each. Returns tokens evaluated a probe."""
+def measure_alpha(request: AlphaRequest, send: Step) -> Alphas:
+    """Swap, evaluate, restore, unit by unit, into the cache after each (which another job may write to as well)."""
     measure = request.measure
     folder = WorkFolder.open(measure)
     source = SourceWeights(measure.source)
@@ -58,7 +65,7 @@ def measure_alpha(request: AlphaRequest, send: Step) -> int:
             known[unit] = _alpha(probe, folder, source, names, group, measure)
             write_json(path, known)
         send(len(units), len(units), "")
-    return int(windows.size)
+    return Alphas(tokens=int(windows.size), values=known)
 
 
 class _Probe:

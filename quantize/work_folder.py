@@ -19,6 +19,7 @@ from quantize.errors import DiskFull, Unreadable
 from quantize.evidence import MeasureRequest
 
 _HASH_CHUNK = 1 << 22
+_FULL_BYTES = 1 << 20
 _VERSION = 3  # raised when the meaning of a cached part changes
 
 
@@ -170,9 +171,11 @@ def writing_whole(path: Path) -> Iterator[Path]:
         yield partial
         partial.replace(path)
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        free = shutil.disk_usage(path.parent).free
+        # numpy tells of a short write without a number.
+        if error.errno == errno.ENOSPC or (error.errno is None and free < _FULL_BYTES):
             have = partial.stat().st_size if partial.exists() else 0
-            raise DiskFull(str(path), have + 1, shutil.disk_usage(path.parent).free) from error
+            raise DiskFull(str(path), have + 1, free) from error
         raise
     finally:
         partial.unlink(missing_ok=True)

@@ -1,0 +1,151 @@
+"""Kills at every phase of measuring, crafting and proving, full disks, two jobs at once: nothing is left behind."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from measured_model import HELD_OUT, ignore, never
+from small_folder import first_layers, short_text
+
+from quantize.child import Child, ChildDied
+from quantize.errors import DiskFull
+from quantize.evidence import encode
+from quantize.execute import quantize
+from quantize.job import QuantizeRequest
+from quantize.report import read_report
+from quantize.types import Goal
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(os.name == "nt", reason="signals and mounts"),
+]
+
+# Stops for ever where it is told to: its children may finish what they do, but nothing new begins.
+JOB = """
+import sys, time
+from quantize.evidence import decode
+from quantize.execute import quantize
+from quantize.job import QuantizeRequest
+def tell(progress):
+    if progress.phase == sys.argv[2] and (progress.total > 1 or progress.phase == "survey"):
+        print("there", flush=True)
+        time.sleep(600)
+quantize(decode(sys.argv[1], QuantizeRequest), tell, lambda: False)
+"""
+# In the order in which a job comes to them: each run goes on where the one before was killed.
+PHASES = ("survey", "moments", "errors", "alpha", "round", "write", "verify")
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    return first_layers(tmp_path / "source", 1)
+
+
+def request(tmp_path: Path, source: Path, **changes) -> QuantizeRequest:
+    facts = {
+        "source": source,
+        "out": tmp_path / "out.gguf",
+        "goal": Goal(kind="bpw", bpw=4.4),
+        "calibration": short_text(tmp_path / "text.txt"),
+        "held_out": HELD_OUT,
+        "cache_dir": tmp_path / "cache",
+        "threads": 2,
+        "verify_tokens": 4096,
+    }
+    return QuantizeRequest(**(facts | changes))
+
+
+def start(job: QuantizeRequest, stop_at: str = "") -> subprocess.Popen:
+    command = [sys.executable, "-c", JOB, encode(job).decode(), stop_at]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def kill_at(phase: str, job: QuantizeRequest) -> None:
+    """kill -9 of a job in the midst of a phase; waits until its children have noticed."""
+    process = start(job, phase)
+    assert process.stdout.readline() == "there\n", process.stderr.read()
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def left(folder: Path) -> set[str]:
+    return {p.name for p in folder.iterdir()} - {"source", "text.txt", "cache"}
+
+
+def digest(folder: Path) -> str:
+    return hashlib.sha256(b"".join(p.read_bytes() for p in sorted(folder.iterdir()))).hexdigest()
+
+
+def test_kill_9_at_every_phase_leaves_nothing(tmp_path, source):
+    before = digest(source)
+    for phase in PHASES:
+        kill_at(phase, request(tmp_path, source))
+        assert left(tmp_path) == set(), phase
+        assert digest(source) == before, phase
+    kill_at("sequential", request(tmp_path, source, tier="max"))
+    assert left(tmp_path) == set()
+
+    made = quantize(request(tmp_path, source), ignore, never)
+
+    assert made.shipped == "ours"
+    assert not list((tmp_path / "cache").rglob("*.partial"))
+    assert left(tmp_path) == {"out.gguf", "out.tessera.json"}
+
+
+def test_kill_9_of_any_child_is_told_by_name_and_the_next_run_goes_on(tmp_path, source, monkeypatch):
+    started = Child.__init__
+    victim = ""
+
+    def start_and_kill(self, task, wanted):
+        started(self, task, wanted)
+        if task == victim:
+            os.kill(self.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(Child, "__init__", start_and_kill)
+    for victim in PHASES:
+        with pytest.raises(ChildDied) as caught:
+            quantize(request(tmp_path, source), ignore, never)
+        assert (caught.value.task, caught.value.exit_code) == (victim, -signal.SIGKILL)
+        assert left(tmp_path) == set(), victim
+    for victim in ("sequential", ""):
+        wanted = request(tmp_path, source, tier="max")
+        if victim:
+            with pytest.raises(ChildDied, match=victim):
+                quantize(wanted, ignore, never)
+        else:
+            assert quantize(wanted, ignore, never).shipped == "ours"
+
+
+def test_two_jobs_measure_one_source_at_once(tmp_path, source):
+    before = digest(source)
+    outs = [tmp_path / "one.gguf", tmp_path / "two.gguf"]
+    jobs = [start(request(tmp_path, source, out=out)) for out in outs]
+    said = [job.communicate(timeout=280) for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], said
+    plans = [read_report(out.with_suffix(".tessera.json")).plan.types for out in outs]
+    assert plans[0] == plans[1]
+    assert digest(source) == before
+
+
+def test_a_cache_on_a_full_disk(tmp_path, source):
+    small = tmp_path / "cache"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(small)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no right to mount a small disk here")
+    try:
+        with pytest.raises(DiskFull):
+            quantize(request(tmp_path, source), ignore, never)
+        assert left(tmp_path) == set()
+        assert not list(small.rglob("*.partial"))
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
