@@ -67,6 +67,7 @@ class DashboardPage(Page):
         name = self.tr("History of requests, newest first")
         self.history = PlainTable(services.look, name, requests.request_columns(), numbers=6, rows=10)
         self.add_section(self.tr("History of requests"), card(self.history))
+        self.content.addStretch(1)
         self._last: tuple[float, dict[str, float]] | None = None
         self._asking = False
         self._timer = QTimer(self)

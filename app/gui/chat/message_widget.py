@@ -185,8 +185,9 @@ class MessageWidget(ColumnItem):
         summary = answer_summary(message, self._n_ctx)
         if summary:
             actions.addSpacing(self._look.tokens.unit)
-            actions.addWidget(label(summary, "small"))
-        actions.addStretch(1)
+            actions.addWidget(label(summary, "small", wrap=True), 1)
+        else:
+            actions.addStretch(1)
         self._column.addLayout(actions)
 
     def _add_status(self) -> None:

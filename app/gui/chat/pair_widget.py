@@ -1,7 +1,7 @@
 """Two answers to one question, side by side."""
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.gui.chat.message_widget import MessageWidget
 from app.gui.look import Look
@@ -19,7 +19,7 @@ class PairWidget(ColumnItem):
         self._gap = 2 * look.tokens.unit
         self._panes = panes
         self._inset = 2 * look.tokens.unit
-        self._foot = 0
+        self._feet: list[QWidget] = []
         layout = QHBoxLayout(self)
         layout.setContentsMargins(0, look.tokens.unit, 0, look.tokens.unit)
         layout.setSpacing(self._gap)
@@ -47,7 +47,11 @@ class PairWidget(ColumnItem):
         layout.invalidate()
         layout.activate()
         margins = layout.contentsMargins()
-        return tallest + self._foot + 2 * self._gap + margins.top() + margins.bottom()
+        foot = 0
+        for made in self._feet:
+            made.ensurePolished()  # before it, a button does not know its height
+            foot = max(foot, made.sizeHint().height())
+        return tallest + foot + 2 * self._gap + margins.top() + margins.bottom()
 
     def _framed(self, pane: MessageWidget, chosen_id: int, *, busy: bool) -> QFrame:
         frame = self._frame()
@@ -58,12 +62,11 @@ class PairWidget(ColumnItem):
         column.addStretch(1)
         if len(self._panes) > 1 and not busy:
             if pane.message.id == chosen_id:
-                foot = row(label(self.tr("The chat goes on from here"), "chip-ok"), 1)
+                foot: QWidget = label(self.tr("The chat goes on from here"), "chip-ok")
             else:
-                go_on = button(self.tr("Go on with this one"), lambda: self.picked.emit(pane.message.id))
-                foot = row(go_on, 1)
-            column.addLayout(foot)
-            self._foot = max(self._foot, foot.sizeHint().height() + self._gap // 2)
+                foot = button(self.tr("Go on with this one"), lambda: self.picked.emit(pane.message.id))
+            column.addLayout(row(foot, 1))
+            self._feet.append(foot)
         frame.setLayout(column)
         return frame
 

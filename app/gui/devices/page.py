@@ -97,8 +97,7 @@ class DevicesPage(Page):
 
     def _show_machine(self, answer: dict[str, Any]) -> None:
         machine = answer.get("machine") or answer
-        self.subtitle.setText(summary(machine))
-        self.subtitle.show()
+        self.set_subtitle(summary(machine))
         clear(self._devices)
         self._live.clear()
         self._devices.addWidget(label(self.tr("Devices"), "strong"))

@@ -15,8 +15,8 @@ _MINUTE_S = 60
 def request_columns() -> list[str]:
     """Heads of `request_row`."""
     return [
-        _tr("Program"), _tr("Route"), _tr("Model"), _tr("Time"), _tr("State"), _tr("Read"), _tr("From cache"),
-        _tr("Generated"), _tr("First token"), _tr("Tokens/s"), _tr("Took"),
+        _tr("Program"), _tr("Route"), _tr("Model"), _tr("Time"), _tr("State"), _tr("Read"), _tr("Cached"),
+        _tr("Written"), _tr("First"), _tr("Tokens/s"), _tr("Took"),
     ]  # fmt: skip
 
 

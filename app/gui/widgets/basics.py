@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
@@ -173,7 +174,7 @@ class Page(QScrollArea):
         self.subtitle.setVisible(bool(subtitle))
         self.header = QHBoxLayout()
         self.header.setSpacing(8)
-        self.header.addLayout(stack(self.title, self.subtitle, 1, spacing=4), 1)
+        self.header.addLayout(stack(self.title, self.subtitle, spacing=4), 1)
         self.content = stack(self.header, spacing=16, margins=(32, 32, 32, 32))
         self.content.setAlignment(Qt.AlignmentFlag.AlignTop)
         column.setLayout(self.content)
@@ -184,6 +185,20 @@ class Page(QScrollArea):
         outer.addStretch(1)
         self.setWidget(inner)
         self.setAccessibleName(title)
+
+    def set_subtitle(self, text: str) -> None:
+        """Say something else below the title."""
+        self.subtitle.setText(text)
+        self.subtitle.setVisible(bool(text))
+        self._fit_subtitle()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """The subtitle gets the height its lines need, which the layout of the header does not give it."""
+        super().resizeEvent(event)
+        self._fit_subtitle()
+
+    def _fit_subtitle(self) -> None:
+        self.subtitle.setMinimumHeight(max(0, self.subtitle.heightForWidth(self.subtitle.width())))
 
     def add_section(self, title: str, *items: QWidget | QLayout) -> None:
         """A heading with what belongs to it, at the end of the page."""

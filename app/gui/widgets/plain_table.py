@@ -68,6 +68,7 @@ class PlainTable(QTableWidget):
 
     def _fit(self) -> None:
         tokens = self._look.tokens
+        self.setFont(self._look.font("small"))
         line = self.fontMetrics().height() + tokens.unit
         self.verticalHeader().setDefaultSectionSize(line)
         shown = min(max(self.rowCount(), 1), self._most)

@@ -37,8 +37,8 @@ class TimePlot(QFrame):
         self.plot.setAccessibleName(title)
         self._curve = self.plot.plot([], [], fillLevel=0)
         self.plot.setXRange(-KEPT_S, 0, padding=0)
-        self.plot.setYRange(0, 1, padding=0.02)
         self._axis = self.plot.getPlotItem().getAxis("left")
+        self._scale(1.0)
         self.setLayout(
             stack(
                 label(title, "small", wrap=True),
@@ -59,7 +59,9 @@ class TimePlot(QFrame):
             self._points.popleft()
         self.value.setText(_written(value))
         self._curve.setData([t - newest for t, _ in self._points], [v for _, v in self._points])
-        top = _round_up(max(v for _, v in self._points) * _ROOM)
+        self._scale(_round_up(max(v for _, v in self._points) * _ROOM))
+
+    def _scale(self, top: float) -> None:
         self.plot.setYRange(0, top, padding=0.02)
         self._axis.setTicks([[(part * top / _TICKS, _written(part * top / _TICKS)) for part in range(_TICKS + 1)]])
 
