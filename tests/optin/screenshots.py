@@ -30,7 +30,6 @@ PAGES = (
     "server",
     "settings",
     "shortcuts",
-    "details",
     "compare",
 )
 STYLES = (("light", 1), ("dark", 1), ("light", 2), ("dark", 2))
@@ -151,14 +150,6 @@ class Camera:
         self.window.show_page("chat")
         self.window.show_shortcuts()
 
-    def details(self):
-        for dialog in self.window.findChildren(QDialog):
-            dialog.close()
-        self.window.show_page("library")
-        self.window.page("library").tabs.setCurrentIndex(0)
-        self.window.page("library")._show_details("spark")
-        self.wait(lambda: self.window.page("library").findChildren(QDialog))
-
     def compare(self):
         """The demo and a smaller version of itself, made here."""
         for dialog in self.window.findChildren(QDialog):
@@ -186,7 +177,7 @@ def take(theme, scale, pages, out):
     camera.desktop.start()
     camera.wait(lambda: camera.services.models.choices)
     steps = {"first-run": camera.first_run, "chat": camera.chat, "library": camera.library, "find": camera.find}
-    for name in ("fit", "code", "shortcuts", "details", "compare"):
+    for name in ("fit", "code", "shortcuts", "compare"):
         steps[name] = getattr(camera, name)
     for name in PAGES:
         if name in pages:
