@@ -121,6 +121,28 @@ def test_t24_a_hundred_disconnects_leave_nothing_behind(own_server):
     assert process.num_threads() <= threads + 2
 
 
+def test_t24_a_client_that_stops_reading_holds_nobody_up_and_is_let_go(own_server):
+    httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
+    process = psutil.Process(own_server.process.pid)
+    files = process.num_fds()
+    address = urlsplit(own_server.url)
+    body = json.dumps({**LONG, "n": 2}).encode()  # slots are left for others
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((address.hostname, address.port))
+        connection.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(body) + body
+        )
+        wait_for(lambda: active(own_server) > 0, what="the generation's start")
+        for _ in range(3):
+            answer = httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
+            assert answer.status_code == 200
+    wait_for(lambda: active(own_server) == 0, 20, "the generation's end")
+    wait_for(lambda: process.num_fds() <= files + 2, what="closed connections")
+    assert httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60).status_code == 200
+
+
 def test_terminate_ends_in_good_order(own_server):
     httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
     (runner,) = own_server.runners()
