@@ -14,6 +14,7 @@ from engine.errors import BadModelFile, ContextOverflow, EngineError, InputFault
 from engine.runner import orphans, protocol
 from engine.runner.buffers import BufferLog
 from engine.runner.exits import exit_reason
+from engine.runner.mailbox import Mailbox
 from engine.types import Delta, Done, Event, GenerationRequest, ModelFacts
 
 STDERR_LINES: Final = 200
@@ -42,25 +43,6 @@ class RequestFailed(EngineError):
         self.message = message
 
 
-class _Mailbox:
-    """Events of one request on their way from the reader to its consumer."""
-
-    def __init__(self) -> None:
-        self.items: deque[Event | EngineError] = deque()
-        self._wake: asyncio.Future[None] | None = None
-
-    def put(self, item: Event | EngineError) -> None:
-        self.items.append(item)
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
-
-    async def get(self) -> Event | EngineError:
-        while not self.items:
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
-        return self.items.popleft()
-
-
 def fault_to_error(fault: protocol.Fault, path: str) -> EngineError:
     """The engine error that a runner's fault stands for."""
     if fault.code == "context_length_exceeded":
@@ -81,7 +63,7 @@ class RunnerProcess:
         self._process = process
         self._path = path
         self._next_id = 0
-        self._mailboxes: dict[int, _Mailbox] = {}
+        self._mailboxes: dict[int, Mailbox] = {}
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._hello: asyncio.Future[protocol.Hello] = asyncio.get_running_loop().create_future()
         self._loaded: asyncio.Future[ModelFacts] = asyncio.get_running_loop().create_future()
@@ -161,7 +143,7 @@ class RunnerProcess:
         if self.died is not None:
             raise self.died
         request_id = self._new_id()
-        mailbox = self._mailboxes[request_id] = _Mailbox()
+        mailbox = self._mailboxes[request_id] = Mailbox()
         finished = False
         taken = 0
         try:

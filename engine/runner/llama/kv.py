@@ -37,6 +37,8 @@ class CachedSequence:
 
 # A prefix shorter than this is computed faster than it is copied out, looked up and copied in again.
 MIN_STORED_TOKENS: Final = 64
+# Bringing a prefix back copies all of it; a token copied costs a hundredth of one computed (0.6B: 0.04, 5 ms).
+MIN_GAIN, COPIES_PER_TOKEN = 8, 64
 # Idle cells that may stay beside running requests even when nothing in use is as large. Every step walks over idle
 # cells too: 2,000 of them cost a 0.6B model a tenth of its decode speed (docs/log.md, engine).
 IDLE_CELLS: Final = 1024
@@ -154,14 +156,13 @@ class KVCache:
         return target
 
     def _cut_in_place(self, source: CachedSequence, length: int) -> bool:
-        """Where nothing else runs, go on in the cells of an idle sequence; what follows its shared part is stored.
+        """Where nothing else runs, go on in an idle sequence's cells; what follows its shared part is stored.
 
-        The same request then meets the same cells each time, and plain attention sums in the same order: a seed
-        gives the same text.
+        The same request meets the same cells each time and sums in the same order: a seed gives the same text.
         """
         if not self._keeps_partial or any(s.in_use for s in self._sequences):
             return False
-        if len(source.tokens) - length >= MIN_STORED_TOKENS:
+        if len(source.tokens) >= MIN_STORED_TOKENS or min(source.tokens) < 0:  # pictures cost more than their rows
             self._spill(source)
             if not self._held(source):
                 return False
@@ -304,7 +305,7 @@ class KVCache:
             return None
         wanted = np.asarray(tokens[:-1], np.int32)
         entry, length = self._store.best(wanted, key, whole_only=not self._cuts)
-        if entry is None or length < live + MIN_STORED_TOKENS:
+        if entry is None or length - live < max(MIN_GAIN, length // COPIES_PER_TOKEN):
             return None
         target = self._free_sequence(keep=None)
         if target is None or not self.make_room(len(entry.tokens), spare=target):
