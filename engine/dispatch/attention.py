@@ -4,7 +4,6 @@ from typing import Final
 
 import msgspec
 
-from engine.fit.need import score_bytes
 from engine.fit.shape import ModelShape
 from engine.runner.protocol import LoadSettings
 
@@ -14,9 +13,10 @@ PLAIN_WHY: Final = "plain attention: on this processor it answers faster in long
 # It also walks over the cells of other requests, which the fused one skips: with more of them it loses.
 MOST_PARALLEL: Final = 8
 # Processors read prompts as fast in pieces of this many tokens, experts need more rows to be busy.
-DENSE_PIECE, EXPERT_PIECE, SMALLEST_PIECE = 128, 256, 32
-# The product holds a score for every cell, head and row of a piece: pieces shrink until that is no more than this.
-MOST_SCORE_BYTES: Final = 1 << 29
+DENSE_PIECE, EXPERT_PIECE = 128, 256
+# Its values lie transposed, a cache's length apart: in larger caches every read is another page, and one row
+# at 8,192 cells took 1.5 times as long as fused. Measured: docs/log.md, engine.
+MOST_CELLS: Final = 4096
 FLOAT_CACHES: Final = ("f16", "f32", "bf16")
 
 
@@ -29,9 +29,7 @@ def plain_attention(settings: LoadSettings, shape: ModelShape, isa: frozenset[st
         return None
     if settings.type_v not in FLOAT_CACHES or settings.n_parallel > MOST_PARALLEL:
         return None
-    piece = min(EXPERT_PIECE if shape.experts else DENSE_PIECE, settings.n_ubatch)
-    while score_bytes(shape, msgspec.structs.replace(settings, n_ubatch=piece)) > MOST_SCORE_BYTES:
-        piece //= 2
-    if piece < min(SMALLEST_PIECE, settings.n_ubatch):
+    if max(settings.kv_cells, settings.n_ctx) > MOST_CELLS:
         return None
+    piece = min(EXPERT_PIECE if shape.experts else DENSE_PIECE, settings.n_ubatch)
     return msgspec.structs.replace(settings, flash_attn="off", n_ubatch=piece)

@@ -154,11 +154,11 @@ def test_processors_attend_plainly_where_that_is_faster_and_fits(shape, path):
     assert kept.settings.flash_attn == "on"
 
 
-def test_long_contexts_read_prompts_in_smaller_pieces(shape, path):
-    settings = placed(shape, path, HALO, Wish(device="cpu", n_ctx=262144)).settings
-    assert settings.flash_attn == "off"
-    assert settings.n_ubatch == 32
-    assert placed(shape, path, HALO, Wish(device="cpu", n_ctx=1 << 20)).settings.flash_attn == "auto"
+def test_large_caches_keep_fused_attention(shape, path):
+    assert placed(shape, path, HALO, Wish(device="cpu", n_ctx=4096)).settings.flash_attn == "off"
+    assert placed(shape, path, HALO, Wish(device="cpu", n_ctx=8192)).settings.flash_attn == "auto"
+    shared = base(path, kv_cells=16384)
+    assert placed(shape, path, HALO, Wish(device="cpu"), settings=shared).settings.flash_attn == "auto"
 
 
 def test_experts_that_are_not_used_are_not_read(tmp_path):
