@@ -59,3 +59,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[RunningServer]
 
 
 from servers import RunningServer  # noqa: E402 - after sys.path
+
+
+def pytest_unconfigure() -> None:
+    """llama_cpp opens the null device on import and never closes it; the warning would follow the summary."""
+    opened = sys.modules.get("llama_cpp._utils")
+    for name in ("outnull_file", "errnull_file"):
+        if opened is not None and hasattr(opened, name):
+            getattr(opened, name).close()
