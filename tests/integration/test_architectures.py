@@ -137,7 +137,7 @@ async def observe(path, cache_dir, reference, process):
         seen.same("cancel", after, reference[2])
         stats = await runner.stats()
         seen.check("cancel", f"{stats.active} still run", holds=stats.active == 0)
-        fit(seen, load, log, process, process_memory(runner.pid))
+        fit(seen, load, log, process, (await runner.stats()).cache_ram_bytes, process_memory(runner.pid))
     finally:
         await runner.stop()
     runner, _ = await started(load)
@@ -161,7 +161,7 @@ async def cancel(runner):
         await generation.aclose()
 
 
-def fit(seen, load, log, process, held):
+def fit(seen, load, log, process, kept_bytes, held):
     """The prediction from the header alone beside llama.cpp's own figures, and the whole beside the process."""
     shape = read_shape(load.path)
     plain = msgspec.structs.replace(load, cache_ram_bytes=0)
@@ -172,7 +172,7 @@ def fit(seen, load, log, process, held):
         seen.check("fit", f"{name}: {predicted} predicted, {real} real", holds=abs(predicted - real) < 0.02 * MIB)
     if held is not None:
         whole = msgspec.structs.replace(process, **{k: told[k] for k in DryRun.__struct_fields__ if k in told})
-        need = estimate(shape, plain, frozenset(), dry_run=whole).resident_bytes
+        need = estimate(shape, plain, frozenset(), dry_run=whole).resident_bytes + kept_bytes
         error = (need - held.rss_bytes) / held.rss_bytes
         seen.check("fit", f"process: {need} predicted, {held.rss_bytes} real", holds=abs(error) < 0.1)
     sliding = any(layer.sliding and layer.key_values for layer in shape.layers)
