@@ -1,22 +1,17 @@
 """From files to facts, by the bounded readers only: no native code, no imports from a model's folder."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from engine.library import capabilities, quant_names
 from engine.library.types import Details
+from engine.model_folder import chat_template, links_root, read_json, text
 from engine.onnx.folder import read_folder
-from quantize.byte_source import FileSource
-from quantize.errors import BadFile
 from quantize.gguf_file import GgufFile, TensorInfo
 from quantize.gguf_split import read_gguf_model
 from quantize.safetensors_file import read_safetensors_folder, safe_member
 
-_MAX_JSON_BYTES = 4 * 1024 * 1024
-_MAX_TEMPLATE_BYTES = 1024 * 1024
 _LONGEST_MIX = 20
 
 
@@ -35,22 +30,22 @@ def gguf_details(head: GgufFile, tensors: list[TensorInfo]) -> Details:
     is_projector = head.architecture == "clip"
     return Details(
         architecture=head.architecture,
-        title=_text(metadata.get("general.name")) or "",
+        title=text(metadata.get("general.name")) or "",
         n_params=sum(tensor.num_values for tensor in tensors),
         context_train=head.arch_int("context_length") or 0,
         quantization=quant_names.from_header(metadata.get("general.file_type"), type_bytes),
         type_bytes=dict(type_bytes),
-        chat_template=_text(metadata.get("tokenizer.chat_template")),
+        chat_template=text(metadata.get("tokenizer.chat_template")),
         capabilities=() if is_projector else capabilities.from_gguf(metadata, (t.name for t in tensors)),
-        license=_text(metadata.get("general.license")),
+        license=text(metadata.get("general.license")),
         is_projector=is_projector,
     )
 
 
 def inspect_safetensors(folder: Path) -> Details:
     """Facts of a Hugging Face folder. Raises: quantize.errors.QuantizeError."""
-    root = _links_root(folder)
-    config = _read_json(safe_member(folder, "config.json", root))
+    root = links_root(folder)
+    config = read_json(safe_member(folder, "config.json", root))
     model = read_safetensors_folder(folder, root)
     tensors = [tensor for file in model.files for tensor in file.tensors]
     type_bytes: Counter[str] = Counter()
@@ -58,15 +53,15 @@ def inspect_safetensors(folder: Path) -> Details:
         type_bytes[tensor.dtype] += tensor.nbytes
     inner = config.get("text_config")
     text_config = inner if isinstance(inner, dict) else config
-    template = _hf_template(folder, root)
+    template = chat_template(folder, root)
     architectures = config.get("architectures")
     context = text_config.get("max_position_embeddings")
     found = ["completion", *capabilities.from_template(template)]
     if "vision_config" in config:
         found.append("vision")
     return Details(
-        architecture=_first_text(architectures) or _text(config.get("model_type")) or "",
-        title=_text(config.get("_name_or_path")) or "",
+        architecture=_first_text(architectures) or text(config.get("model_type")) or "",
+        title=text(config.get("_name_or_path")) or "",
         n_params=sum(tensor.num_values for tensor in tensors),
         context_train=context if isinstance(context, int) and not isinstance(context, bool) else 0,
         quantization=quant_names.from_header(None, type_bytes),
@@ -94,45 +89,6 @@ def inspect_onnx(folder: Path) -> Details:
         chat_template=found.template,
         capabilities=can,
     )
-
-
-def _links_root(folder: Path) -> Path:
-    """How far links may lead: a snapshot of the Hugging Face cache links into its repository's blobs."""
-    repository = folder.parent.parent
-    return repository if folder.parent.name == "snapshots" and repository.name.startswith("models--") else folder
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    with FileSource(path) as source:
-        if source.size > _MAX_JSON_BYTES:
-            raise BadFile(source.name, f"{source.size} bytes of JSON; at most {_MAX_JSON_BYTES} are read")
-        raw = source.read_at(0, source.size)
-    try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise BadFile(str(path), f"no valid JSON: {str(error)[:200]}") from error
-    if not isinstance(value, dict):
-        raise BadFile(str(path), "not a JSON object")
-    return value
-
-
-def _hf_template(folder: Path, root: Path) -> str | None:
-    own = folder / "chat_template.jinja"
-    if own.exists():
-        with FileSource(safe_member(folder, own.name, root)) as source:
-            return source.read_at(0, min(source.size, _MAX_TEMPLATE_BYTES)).decode(errors="replace")
-    tokenizer = folder / "tokenizer_config.json"
-    if not tokenizer.exists():
-        return None
-    template = _read_json(safe_member(folder, tokenizer.name, root)).get("chat_template")
-    if isinstance(template, list):  # several named ones: the default speaks for the model
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        template = named.get("default")
-    return _text(template)
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
 
 
 def _first_text(values: object) -> str | None:

@@ -8,13 +8,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from quantize.byte_source import FileSource
+from engine.model_folder import chat_template, links_root, read_json, text, tokenizer_config
 from quantize.errors import BadFile, RefusedFormat
 from quantize.safetensors_file import safe_member
 
 Kind = Literal["generate", "embedding", "rerank"]
-MAX_JSON_BYTES: Final = 4 << 20
-MAX_TEMPLATE_BYTES: Final = 1 << 20
 CONFIG: Final = "genai_config.json"
 GRAPH: Final = "model.onnx"
 # Far beyond any model; larger numbers are a broken or hostile file.
@@ -97,7 +95,7 @@ def _generating(path: Path, root: Path) -> OnnxFolder:
     ends = model.get("eos_token_id")
     ends = ends if isinstance(ends, list) else [ends]
     outputs = decoder.get("outputs")
-    tokens = _tokenizer_config(path, root)
+    tokens = tokenizer_config(path, root)
     own = path / "tessera.json"
     return OnnxFolder(
         path=path,
@@ -151,50 +149,6 @@ def pooling(path: Path) -> str:
         return "mean"
     said = read_json(safe_member(module.parent, module.name, links_root(path)))
     return "cls" if said.get("pooling_mode_cls_token") else "mean"
-
-
-def links_root(folder: Path) -> Path:
-    """How far links may lead: a snapshot of the Hugging Face cache links into its repository's blobs."""
-    repository = folder.parent.parent
-    return repository if folder.parent.name == "snapshots" and repository.name.startswith("models--") else folder
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A bounded JSON object. Raises: BadFile."""
-    with FileSource(path) as source:
-        if source.size > MAX_JSON_BYTES:
-            raise BadFile(source.name, f"{source.size} bytes of JSON; at most {MAX_JSON_BYTES} are read")
-        raw = source.read_at(0, source.size)
-    try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise BadFile(str(path), f"no valid JSON: {str(error)[:200]}") from error
-    if not isinstance(value, dict):
-        raise BadFile(str(path), "not a JSON object")
-    return value
-
-
-def chat_template(folder: Path, root: Path) -> str | None:
-    """The chat template that a Hugging Face style folder carries."""
-    own = folder / "chat_template.jinja"
-    if own.exists():
-        with FileSource(safe_member(folder, own.name, root)) as source:
-            return source.read_at(0, min(source.size, MAX_TEMPLATE_BYTES)).decode(errors="replace")
-    template = _tokenizer_config(folder, root).get("chat_template")
-    if isinstance(template, list):  # several named ones: the default speaks for the model
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        template = named.get("default")
-    return text(template)
-
-
-def text(value: object) -> str | None:
-    """A string that says something, else None."""
-    return value if isinstance(value, str) and value else None
-
-
-def _tokenizer_config(folder: Path, root: Path) -> dict[str, Any]:
-    path = folder / "tokenizer_config.json"
-    return read_json(safe_member(folder, path.name, root)) if path.exists() else {}
 
 
 def _whole(value: object) -> int:

@@ -22,14 +22,13 @@ from engine.runner.llama.speculation import Speculation
 from engine.runner.llama.vision import Media, Span, Vision
 from engine.runner.llama.vocabulary import Vocabulary
 from engine.runner.protocol import Fault
-from engine.types import Event, FinishReason, GenerationRequest, TokenLogprob
+from engine.runner.service import Output
+from engine.types import FinishReason, GenerationRequest, TokenLogprob
 
 # Answers of llama_decode, see llama.h.
 _NO_ROOM: Final = 1
 _ABORTED: Final = 2
 _REFUSED: Final = -1
-
-Output = tuple[int, Event] | Fault
 
 
 class EngineBroken(Exception):

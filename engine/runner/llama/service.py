@@ -1,9 +1,7 @@
-"""The llama.cpp runner's two threads: one reads control messages, one owns the model and runs the scheduler."""
+"""The llama.cpp runner: one model in this process, its scheduler, prefixes and pictures."""
 
-import os
 import queue
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -21,10 +19,11 @@ from engine.runner.llama.draft_model import DraftModel
 from engine.runner.llama.embed import CannotEmbed, Embedder
 from engine.runner.llama.picture import PictureRefused
 from engine.runner.llama.prefix_store import PrefixStore, model_fingerprint
-from engine.runner.llama.scheduler import EngineBroken, Output, Scheduler
+from engine.runner.llama.scheduler import EngineBroken, Scheduler
 from engine.runner.llama.self_check import SelfCheckFailed, self_check
 from engine.runner.llama.vision import Media, Vision
 from engine.runner.llama.vocabulary import Vocabulary
+from engine.runner.service import RunnerService
 from engine.types import GenerationRequest, ModelFacts
 
 # Requests of one program follow each other faster than this; idle prefixes are copied out of the cells then.
@@ -54,78 +53,19 @@ def _sentence(error: Exception) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-class LlamaRunner:
-    """Serves one model over a channel until it is told to stop or the server goes away."""
+class LlamaRunner(RunnerService):
+    """Serves one GGUF model."""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._inbox: queue.SimpleQueue[protocol.ToRunner] = queue.SimpleQueue()
-        self._vocabulary: Vocabulary | None = None
+        super().__init__(channel, "llama.cpp")
         self._scheduler: Scheduler | None = None
         self._store: PrefixStore | None = None
-        self._step_started = 0.0
         self._abort: AbortSwitch | None = None
         self._loaded: llama_model.LoadedModel | None = None
         self._facts: ModelFacts | None = None
         self._embedder: Embedder | None = None
         self._vision: Vision | None = None
         self._blind = "this model was loaded without the part that sees pictures"
-
-    def run(self) -> int:
-        """Serve; returns the exit code."""
-        self._channel.send(protocol.Hello(version=protocol.VERSION, engine="llama.cpp", pid=os.getpid()))
-        threading.Thread(target=self._read, name="control", daemon=True).start()
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
-        while True:
-            message = self._inbox.get()
-            if isinstance(message, protocol.Load):
-                if not self._load(message.settings):
-                    return 3
-                return self._serve()
-            if isinstance(message, protocol.Shutdown):
-                return 0
-
-    def _read(self) -> None:
-        """Control thread: tokenizing is answered here, beside a running decode; the rest is queued."""
-        try:
-            while True:
-                message = self._channel.receive()
-                if message is None:
-                    os._exit(0)
-                if isinstance(message, protocol.Tokenize) and self._vocabulary is not None:
-                    tokens = self._vocabulary.tokenize(
-                        message.text, add_special=message.add_special, parse_special=message.parse_special
-                    )
-                    self._channel.send(protocol.Tokens(id=message.id, token_ids=tokens))
-                elif isinstance(message, protocol.Detokenize) and self._vocabulary is not None:
-                    self._detokenize(message, self._vocabulary)
-                else:
-                    if isinstance(message, protocol.Cancel):
-                        self._cancel_now(message.id)
-                    self._inbox.put(message)
-        except Exception as error:  # noqa: BLE001 - a broken peer must end the process, whatever broke
-            sys.stderr.write(f"control channel: {error!r}\n")
-            sys.stderr.flush()
-            os._exit(4)
-
-    def _beat(self) -> None:
-        """Heartbeat thread: native calls release the interpreter, so this goes on during the longest decode."""
-        seen = step_s = 0.0
-        while True:
-            time.sleep(protocol.HEARTBEAT_S)
-            started = self._step_started
-            # Beats are counted, not the clock: a step in which the computer slept has not taken so long.
-            step_s = step_s + protocol.HEARTBEAT_S if started and started == seen else 0.0
-            seen = started
-            self._channel.send(protocol.Heartbeat(step_s=step_s))
-
-    def _detokenize(self, message: protocol.Detokenize, vocabulary: Vocabulary) -> None:
-        known = range(vocabulary.size)
-        pieces = [
-            vocabulary.pieces[t] if t in known and (message.special or t not in vocabulary.control) else b""
-            for t in message.token_ids
-        ]
-        self._channel.send(protocol.Pieces(id=message.id, pieces=pieces))
 
     def _cancel_now(self, request_id: int) -> None:
         if self._abort is not None and self._scheduler is not None and self._scheduler.only_prefilling(request_id):
@@ -294,14 +234,6 @@ class LlamaRunner:
         fault = self._embedder.add(message)
         if fault is not None:
             self._channel.send(fault)
-
-    def _tell(self, outputs: list[Output]) -> None:
-        items = [o for o in outputs if isinstance(o, tuple)]
-        if items:
-            self._channel.send(protocol.Events(items=items))
-        for output in outputs:
-            if isinstance(output, protocol.Fault):
-                self._channel.send(output)
 
     def _stats(self, stats_id: int, scheduler: Scheduler) -> protocol.Stats:
         return protocol.Stats(

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from engine.grammar import ConstraintRefused
+from engine.runner.llama.admission import enqueue
 from engine.runner.llama.constrain import ConstraintCompiler
 from engine.runner.llama.draw import DrawFailed, draw
 from engine.runner.llama.model import MAX_DRAFT
@@ -22,14 +23,13 @@ from engine.runner.onnx.errors import NotHonoured
 from engine.runner.onnx.model import LoadedFolder
 from engine.runner.onnx.sampler import NumpySampler
 from engine.runner.protocol import Fault
-from engine.types import Event, FinishReason, GenerationRequest, TokenLogprob
+from engine.runner.service import Output
+from engine.types import FinishReason, GenerationRequest, TokenLogprob
 
 # Tokens of a prompt read at once: others wait no longer, and a graph that gives all logits stays bounded.
 CHUNK: Final = 256
 # Caches are allocated for their longest length; short answers share a few sizes so that they can be used again.
 SMALLEST_ROOM: Final = 512
-
-Output = tuple[int, Event] | Fault
 
 
 @dataclass
@@ -113,9 +113,7 @@ class Scheduler:
         )
         sequence.drafter.observe(tokens)
         self._by_id[request_id] = sequence
-        urgent = request.priority == "interactive"
-        behind = next((i for i, s in enumerate(self._waiting) if s.request.priority != "interactive"), None)
-        self._waiting.insert(behind if urgent and behind is not None else len(self._waiting), sequence)
+        enqueue(self._waiting, sequence)
         return None
 
     def _refuse(self, request: GenerationRequest, tokens: list[int]) -> None:

@@ -1,9 +1,6 @@
-"""The ONNX runner's threads: one reads control messages, one beats, one owns the model and steps."""
+"""The ONNX runner: one folder in this process, its scheduler or its encoder."""
 
 import os
-import queue
-import sys
-import threading
 import time
 
 import psutil
@@ -13,72 +10,22 @@ from engine.runner.channel import Channel
 from engine.runner.onnx import libraries, model
 from engine.runner.onnx.encoder import Encoder
 from engine.runner.onnx.errors import LoadFailed
-from engine.runner.onnx.scheduler import Output, Scheduler
-from engine.runner.onnx.vocabulary import FolderVocabulary
+from engine.runner.onnx.scheduler import Scheduler
+from engine.runner.service import RunnerService
 
 
-class OnnxRunner:
-    """Serves one folder over a channel until it is told to stop or the server goes away."""
+class OnnxRunner(RunnerService):
+    """Serves one ONNX folder."""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._inbox: queue.SimpleQueue[protocol.ToRunner] = queue.SimpleQueue()
-        self._vocabulary: FolderVocabulary | None = None
+        super().__init__(channel, "onnx")
         self._scheduler: Scheduler | None = None
         self._encoder: Encoder | None = None
-        self._step_started = 0.0
 
     def run(self) -> int:
         """Serve; returns the exit code."""
         os.environ.update(libraries.QUIET)
-        self._channel.send(protocol.Hello(version=protocol.VERSION, engine="onnx", pid=os.getpid()))
-        threading.Thread(target=self._read, name="control", daemon=True).start()
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
-        while True:
-            message = self._inbox.get()
-            if isinstance(message, protocol.Load):
-                return self._serve() if self._load(message.settings) else 3
-            if isinstance(message, protocol.Shutdown):
-                return 0
-
-    def _read(self) -> None:
-        """Control thread: tokenizing is answered here, beside a running step; the rest is queued."""
-        try:
-            while True:
-                message = self._channel.receive()
-                if message is None:
-                    os._exit(0)
-                vocabulary = self._vocabulary
-                if isinstance(message, protocol.Tokenize) and vocabulary is not None:
-                    tokens = vocabulary.tokenize(
-                        message.text, add_special=message.add_special, parse_special=message.parse_special
-                    )
-                    self._channel.send(protocol.Tokens(id=message.id, token_ids=tokens))
-                elif isinstance(message, protocol.Detokenize) and vocabulary is not None:
-                    self._detokenize(message, vocabulary)
-                else:
-                    if isinstance(message, protocol.Cancel):
-                        self._cancel_now(message.id)
-                    self._inbox.put(message)
-        except Exception as error:  # noqa: BLE001 - a broken peer must end the process, whatever broke
-            sys.stderr.write(f"control channel: {error!r}\n")
-            sys.stderr.flush()
-            os._exit(4)
-
-    def _beat(self) -> None:
-        """Heartbeat thread: native calls release the interpreter."""
-        while True:
-            time.sleep(protocol.HEARTBEAT_S)
-            started = self._step_started
-            self._channel.send(protocol.Heartbeat(step_s=time.monotonic() - started if started else 0.0))
-
-    def _detokenize(self, message: protocol.Detokenize, vocabulary: FolderVocabulary) -> None:
-        known = range(vocabulary.size)
-        pieces = [
-            vocabulary.pieces[t] if t in known and (message.special or t not in vocabulary.control) else b""
-            for t in message.token_ids
-        ]
-        self._channel.send(protocol.Pieces(id=message.id, pieces=pieces))
+        return super().run()
 
     def _cancel_now(self, request_id: int) -> None:
         """Stop a running session that only this request waits for; the generator is then thrown away."""
@@ -169,14 +116,6 @@ class OnnxRunner:
         fault = scheduler.add(message.id, request, tokens)
         if fault is not None:
             self._channel.send(fault)
-
-    def _tell(self, outputs: list[Output]) -> None:
-        items = [o for o in outputs if isinstance(o, tuple)]
-        if items:
-            self._channel.send(protocol.Events(items=items))
-        for output in outputs:
-            if isinstance(output, protocol.Fault):
-                self._channel.send(output)
 
     def _stats(self, stats_id: int) -> protocol.Stats:
         s = self._scheduler

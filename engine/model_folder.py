@@ -1,0 +1,57 @@
+"""What the small files of a Hugging Face style folder say, read within bounds and never beyond the folder."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from quantize.byte_source import FileSource
+from quantize.errors import BadFile
+from quantize.safetensors_file import safe_member
+
+MAX_JSON_BYTES: Final = 4 << 20
+MAX_TEMPLATE_BYTES: Final = 1 << 20
+
+
+def links_root(folder: Path) -> Path:
+    """How far links may lead: a snapshot of the Hugging Face cache links into its repository's blobs."""
+    repository = folder.parent.parent
+    return repository if folder.parent.name == "snapshots" and repository.name.startswith("models--") else folder
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A bounded JSON object. Raises: BadFile."""
+    with FileSource(path) as source:
+        if source.size > MAX_JSON_BYTES:
+            raise BadFile(source.name, f"{source.size} bytes of JSON; at most {MAX_JSON_BYTES} are read")
+        raw = source.read_at(0, source.size)
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise BadFile(str(path), f"no valid JSON: {str(error)[:200]}") from error
+    if not isinstance(value, dict):
+        raise BadFile(str(path), "not a JSON object")
+    return value
+
+
+def chat_template(folder: Path, root: Path) -> str | None:
+    """The chat template that a Hugging Face style folder carries."""
+    own = folder / "chat_template.jinja"
+    if own.exists():
+        with FileSource(safe_member(folder, own.name, root)) as source:
+            return source.read_at(0, min(source.size, MAX_TEMPLATE_BYTES)).decode(errors="replace")
+    template = tokenizer_config(folder, root).get("chat_template")
+    if isinstance(template, list):  # several named ones: the default speaks for the model
+        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = named.get("default")
+    return text(template)
+
+
+def text(value: object) -> str | None:
+    """A string that says something, else None."""
+    return value if isinstance(value, str) and value else None
+
+
+def tokenizer_config(folder: Path, root: Path) -> dict[str, Any]:
+    """The tokenizer's settings; empty where there is no such file. Raises: BadFile."""
+    path = folder / "tokenizer_config.json"
+    return read_json(safe_member(folder, path.name, root)) if path.exists() else {}

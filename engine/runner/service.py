@@ -1,0 +1,105 @@
+"""What every runner with a tokenizer of its own does around its model: messages in, heartbeats and events out."""
+
+import os
+import queue
+import sys
+import threading
+import time
+
+from engine.runner import protocol
+from engine.runner.channel import Channel
+from engine.runner.llama.vocabulary import Vocabulary
+from engine.types import Event
+
+Output = tuple[int, Event] | protocol.Fault
+
+
+class RunnerService:
+    """One model over a channel, until it is told to stop or the server goes away.
+
+    Three threads: one reads control messages, one beats, the caller of `run` owns the model. Subclasses say what
+    loading, serving and cancelling mean, set `_vocabulary` once loaded, and `_step_started` around each step.
+    """
+
+    def __init__(self, channel: Channel, engine: str) -> None:
+        self._channel = channel
+        self._engine = engine
+        self._inbox: queue.SimpleQueue[protocol.ToRunner] = queue.SimpleQueue()
+        self._vocabulary: Vocabulary | None = None
+        self._step_started = 0.0
+
+    def run(self) -> int:
+        """Serve; returns the exit code."""
+        self._channel.send(protocol.Hello(version=protocol.VERSION, engine=self._engine, pid=os.getpid()))
+        threading.Thread(target=self._read, name="control", daemon=True).start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        while True:
+            message = self._inbox.get()
+            if isinstance(message, protocol.Load):
+                return self._serve() if self._load(message.settings) else 3
+            if isinstance(message, protocol.Shutdown):
+                return 0
+
+    def _load(self, settings: protocol.LoadSettings) -> bool:
+        """Load the model and tell its facts, or the Fault that prevents it."""
+        raise NotImplementedError
+
+    def _serve(self) -> int:
+        """Answer until a Shutdown; returns the exit code."""
+        raise NotImplementedError
+
+    def _cancel_now(self, request_id: int) -> None:
+        """Stop a step that is running for this request alone; on the control thread."""
+        raise NotImplementedError
+
+    def _read(self) -> None:
+        """Control thread: tokenizing is answered here, beside a running step; the rest is queued."""
+        try:
+            while True:
+                message = self._channel.receive()
+                if message is None:
+                    os._exit(0)
+                vocabulary = self._vocabulary
+                if isinstance(message, protocol.Tokenize) and vocabulary is not None:
+                    tokens = vocabulary.tokenize(
+                        message.text, add_special=message.add_special, parse_special=message.parse_special
+                    )
+                    self._channel.send(protocol.Tokens(id=message.id, token_ids=tokens))
+                elif isinstance(message, protocol.Detokenize) and vocabulary is not None:
+                    self._detokenize(message, vocabulary)
+                else:
+                    if isinstance(message, protocol.Cancel):
+                        self._cancel_now(message.id)
+                    self._inbox.put(message)
+        except Exception as error:  # noqa: BLE001 - a broken peer must end the process, whatever broke
+            sys.stderr.write(f"control channel: {error!r}\n")
+            sys.stderr.flush()
+            os._exit(4)
+
+    def _beat(self) -> None:
+        """Heartbeat thread: native calls release the interpreter, so this goes on during the longest step."""
+        seen = step_s = 0.0
+        while True:
+            time.sleep(protocol.HEARTBEAT_S)
+            started = self._step_started
+            # Beats are counted, not the clock: a step in which the computer slept has not taken so long.
+            step_s = step_s + protocol.HEARTBEAT_S if started and started == seen else 0.0
+            seen = started
+            self._channel.send(protocol.Heartbeat(step_s=step_s))
+
+    def _detokenize(self, message: protocol.Detokenize, vocabulary: Vocabulary) -> None:
+        known = range(vocabulary.size)
+        pieces = [
+            vocabulary.pieces[t] if t in known and (message.special or t not in vocabulary.control) else b""
+            for t in message.token_ids
+        ]
+        self._channel.send(protocol.Pieces(id=message.id, pieces=pieces))
+
+    def _tell(self, outputs: list[Output]) -> None:
+        """Send what a step produced: events together, then faults."""
+        items = [o for o in outputs if isinstance(o, tuple)]
+        if items:
+            self._channel.send(protocol.Events(items=items))
+        for output in outputs:
+            if isinstance(output, protocol.Fault):
+                self._channel.send(output)
