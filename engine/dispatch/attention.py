@@ -9,7 +9,7 @@ from engine.runner.protocol import LoadSettings
 
 # Without it attention is a matrix product over all cells, which x86 kernels do 1.5 times as fast for one row at
 # 2,000 cells and as fast for a whole prompt. Measured: docs/log.md, engine.
-PLAIN_WHY: Final = "plain attention: on this processor it answers faster in long contexts than the fused one"
+PLAIN_WHY: Final = "plain attention: in a cache of this size it is the faster one on this processor"
 # It also walks over the cells of other requests, which the fused one skips: with more of them it loses.
 MOST_PARALLEL: Final = 8
 # Processors read prompts as fast in pieces of this many tokens, experts need more rows to be busy.

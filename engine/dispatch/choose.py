@@ -8,6 +8,7 @@ import msgspec
 from devices.memory import Ledger
 from devices.types import Device, Machine, Runtime
 from engine.dispatch.attention import PLAIN_WHY, plain_attention
+from engine.dispatch.cells import within_reason
 from engine.dispatch.memory import DispatchMemory
 from engine.dispatch.priors import BACKENDS, CPU_EFFICIENCY, NPU_LARGEST_PARAMETERS, bandwidth_gbs, effective_gbs
 from engine.dispatch.types import Alternative, Placement, Wish
@@ -53,7 +54,7 @@ def place(
     A user's pin beats a stored measurement, which beats a prior; what does not fit loses to what does. `dry_run`
     may return None, then formulas are used.
     """
-    wished = wished_settings(base, wish)
+    wished = within_reason(wished_settings(base, wish), shape)
     candidates = [_cpu(shape, wished, wish, machine, ledger, memory, dry_run, owner)]
     candidates += [
         _gpu(shape, wished, wish, device, runtime, machine, ledger, memory, owner)
@@ -161,8 +162,12 @@ def _cpu(
         return _Candidate(cpu, None, tried, need, fits, tok_s, measured)
 
     plain = plain_attention(settings, shape, isa)
-    candidate = at(plain) if plain is not None else None
-    return candidate if candidate is not None and candidate.fits else at(settings)
+    tight = msgspec.structs.replace(settings, kv_cells=0) if settings.kv_cells > settings.n_ctx else None
+    for tried in (plain, settings, tight):
+        candidate = at(tried) if tried is not None else None
+        if candidate is not None and candidate.fits:
+            return candidate
+    return at(settings)
 
 
 def audit_key(shape: ModelShape, backend: str) -> str:

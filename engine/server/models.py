@@ -22,8 +22,6 @@ log = logging.getLogger(__name__)
 
 # Without a wish, long-context models get this much: enough for a long chat, small next to the weights.
 DEFAULT_CONTEXT: Final = 8192
-# Below this size the cache of several full-length sequences costs little; above, sequences share one.
-SMALL_PARAMETERS: Final = 1_500_000_000
 DEFAULT_PARALLEL: Final = 8
 ONNX_PARALLEL: Final = 2
 ENGINES: Final = {"gguf": "llama", "onnx": "onnx", "flm": "flm"}
@@ -146,7 +144,6 @@ class ServedModels:
         trained = entry.context_train or DEFAULT_CONTEXT
         n_ctx = min(self._context or DEFAULT_CONTEXT, trained)
         embeds = bool({"embedding", "rerank"} & set(entry.capabilities))
-        small = 0 < entry.details.n_params < SMALL_PARAMETERS
         if entry.format == "flm":
             return LoadSettings(path=entry.folder or "", n_ctx=n_ctx, n_parallel=1)
         onnx = entry.format == "onnx"  # one generator a sequence, each with a cache of its full length
@@ -155,7 +152,7 @@ class ServedModels:
             path=str(entry.path),
             mmproj_path=None if embeds else entry.projector,
             n_ctx=n_ctx,
-            kv_cells=n_ctx * (ONNX_PARALLEL if onnx else DEFAULT_PARALLEL if small else 1),
+            kv_cells=n_ctx * (ONNX_PARALLEL if onnx else DEFAULT_PARALLEL),
             n_parallel=ONNX_PARALLEL if onnx else DEFAULT_PARALLEL,
             allow_fallback=onnx and os.environ.get("TESSERA_ONNX_FALLBACK") == "1",
             embeddings=embeds,

@@ -39,9 +39,12 @@ class Pace:
             self._threads_set = wanted
             self._loaded.api.llama_set_n_threads(self._loaded.context, wanted, wanted)
 
-    def note(self, rows: int, outputs: int, seconds: float, now: float) -> None:
-        """A step of `rows`, of which `outputs` wanted logits, took so long; `now` is a monotonic clock."""
-        self._threads.note(rows, seconds, now)
+    def note(self, rows: int, outputs: int, seconds: float, cpu_s: float, now: float) -> None:
+        """A step of `rows`, of which `outputs` wanted logits, took so long, and so much processor time.
+
+        `now` is a monotonic clock.
+        """
+        self._threads.note(rows, seconds, cpu_s, now)
         if rows == outputs:
             self.cost.note(rows, seconds)
         elif rows - outputs >= MIN_CHUNK and seconds > 0:

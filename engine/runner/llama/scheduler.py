@@ -135,13 +135,14 @@ class Scheduler:
         if self._batch.size == 0:
             return out
         self._pace.set_threads(self._batch.size)
-        started = time.monotonic()
+        started, cpu = time.monotonic(), time.process_time()
         code = self._batch.decode()
         self._loaded.api.llama_synchronize(self._loaded.context)
         now = time.monotonic()
         if code == 0:
             self.steps += 1
-            self._pace.note(self._batch.size, self._batch.outputs, now - started, now)
+            cpu = time.process_time() - cpu
+            self._pace.note(self._batch.size, self._batch.outputs, now - started, cpu, now)
             self._commit_batch()
             self._sample(out)
             if self._batch.size == self._batch.outputs:

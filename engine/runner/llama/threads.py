@@ -1,17 +1,17 @@
 """How many threads a decode step should use right now.
 
 Threads of a step meet at hundreds of barriers; when another program takes one core, all wait for it, and fewer
-threads are faster. The governor notices that steps became slow, tries fewer, and comes back when the machine is
-quiet again. Pure bookkeeping: the caller measures and sets.
+threads are faster. The governor notices that steps get less processor time than their threads could use, tries
+fewer, and comes back when the machine is quiet again. How long a step takes says nothing: it grows with the batch
+and with the length of the text. Pure bookkeeping: the caller measures and sets.
 """
 
 from dataclasses import dataclass, field
 from typing import Final
 
-# A step this much slower than the best seen is contended; noise of a quiet machine stays below it.
-# Measured: docs/log.md, engine (two threads beside one busy program: 10 to 60 times slower).
-SLOW: Final = 1.6
-SLOW_STEPS: Final = 4
+# Threads that run less than this part of their time wait for other programs. Measured: docs/log.md, engine
+# (two threads, mean of a step: .90 to 1.0 alone, .72 beside one busy program).
+STARVED: Final = 0.82
 # A change must pay this much, or the count would flutter.
 WORTH: Final = 0.9
 PROBE_STEPS: Final = 3
@@ -22,13 +22,12 @@ LONGEST_PAUSE_S: Final = 16.0
 
 @dataclass
 class ThreadGovernor:
-    """Feed it the seconds of each single-token step; `threads` is what the next step should use."""
+    """Feed it the seconds of each step of one width; `threads` is what the next step should use."""
 
     most: int
     threads: int = 0
     _mean_s: dict[int, float] = field(default_factory=dict)
-    _best_s: float = 0.0
-    _slow: int = 0
+    _ran: float = 1.0
     _probe: int = 0
     _probe_from: int = 0
     _probe_s: list[float] = field(default_factory=list)
@@ -38,8 +37,13 @@ class ThreadGovernor:
     def __post_init__(self) -> None:
         self.threads = self.most
 
-    def note(self, step_s: float, now: float) -> None:
-        """One step took `step_s` with `threads`; `now` is a monotonic clock."""
+    @property
+    def settled(self) -> int:
+        """The number of threads that is known to pay, also while another is tried."""
+        return self._probe_from if self._probe else self.threads
+
+    def note(self, step_s: float, cpu_s: float, now: float) -> None:
+        """One step took `step_s` and `cpu_s` of processor time with `threads`; `now` is a monotonic clock."""
         if self.most == 1 or step_s <= 0:
             return
         if self._probe:
@@ -47,17 +51,15 @@ class ThreadGovernor:
             return
         mean = self._mean_s.get(self.threads, step_s)
         self._mean_s[self.threads] = 0.8 * mean + 0.2 * step_s
-        if not self._best_s or step_s < self._best_s:
-            self._best_s = step_s
-        self._slow = self._slow + 1 if step_s > SLOW * self._best_s else 0
+        self._ran = 0.8 * self._ran + 0.2 * min(1.0, cpu_s / (step_s * self.threads))
         if self.threads < self.most and now >= self._quiet_until:
             self._begin(self.most)
-        elif self._slow >= SLOW_STEPS and self.threads > 1 and now >= self._quiet_until:
+        elif self._ran < STARVED and self.threads > 1 and now >= self._quiet_until:
             self._begin(max(1, self.threads // 2))
 
     def _begin(self, threads: int) -> None:
         self._probe_from, self.threads = self.threads, threads
-        self._probe, self._probe_s, self._slow = PROBE_STEPS, [], 0
+        self._probe, self._probe_s, self._ran = PROBE_STEPS, [], 1.0
 
     def _note_probe(self, step_s: float, now: float) -> None:
         self._probe_s.append(step_s)
@@ -100,9 +102,9 @@ class BatchThreads:
             governor.threads = self._last
         return governor.threads
 
-    def note(self, rows: int, step_s: float, now: float) -> None:
-        """A batch of `rows` took `step_s`."""
+    def note(self, rows: int, step_s: float, cpu_s: float, now: float) -> None:
+        """A batch of `rows` took `step_s` and `cpu_s` of processor time."""
         governor = self._governors.get(rows.bit_length()) if rows < WIDE_ROWS else None
         if governor is not None:
-            governor.note(step_s, now)
-            self._last = governor.threads
+            governor.note(step_s / rows, cpu_s / rows, now)
+            self._last = governor.settled

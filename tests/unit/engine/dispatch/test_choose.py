@@ -4,16 +4,19 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace as replaced
 
 from devices.memory import Ledger
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from devices.types import CoreCounts, Runtime
+from engine.dispatch.cells import ROOMY_BYTES
 from engine.dispatch.choose import bytes_per_token, place
 from engine.dispatch.ladder import next_rung
 from engine.dispatch.memory import DispatchMemory
 from engine.dispatch.placer import read_shape
 from engine.dispatch.types import NO_WISH, Wish
+from engine.fit.need import kv_layer_bytes
 from engine.runner.protocol import LoadSettings
 from tests.machines import machines
 from tests.shapes import scaled, write_shape
@@ -159,6 +162,28 @@ def test_large_caches_keep_fused_attention(shape, path):
     assert placed(shape, path, HALO, Wish(device="cpu", n_ctx=8192)).settings.flash_attn == "auto"
     shared = base(path, kv_cells=16384)
     assert placed(shape, path, HALO, Wish(device="cpu"), settings=shared).settings.flash_attn == "auto"
+
+
+def test_a_shared_cache_is_roomy_where_that_is_cheap(shape, path):
+    per_cell = sum(kv_layer_bytes(shape, replaced(base(path), n_ctx=1024))) // 1024
+
+    def cells(n_ctx, times):
+        asked = replaced(base(path), n_ctx=n_ctx, kv_cells=times * n_ctx)
+        return placed(shape, path, HALO, Wish(device="cpu"), settings=asked).settings.kv_cells
+
+    assert cells(1024, 4) == 4096
+    assert cells(1024, 1 << 16) == ROOMY_BYTES // per_cell // 256 * 256
+    whole = ROOMY_BYTES // per_cell // 256 * 512  # one context alone is more
+    assert cells(whole, 8) == whole
+
+
+def test_a_roomy_cache_gives_way_to_what_fits(shape, path):
+    def fits(available, kv_cells):
+        machine = replace(HALO, memory=replace(HALO.memory, available_bytes=available))
+        return placed(shape, path, machine, Wish(device="cpu"), settings=base(path, kv_cells=kv_cells)).fits
+
+    least = next(n for n in range(GIB // 8, HALO.memory.total_bytes, 16 << 20) if fits(n, 0))
+    assert fits(least, 1 << 20)
 
 
 def test_experts_that_are_not_used_are_not_read(tmp_path):

@@ -19,9 +19,9 @@ def test_alone_a_prompt_takes_the_whole_batch(pace):
 
 def test_beside_answers_a_step_stays_short(pace):
     assert MIN_CHUNK <= pace.prefill_budget(1) < MIN_CHUNK + 4
-    pace.note(rows=1000, outputs=1, seconds=1.0, now=1.0)  # 1,000 tok/s: 100 in a tenth of a second
+    pace.note(rows=1000, outputs=1, seconds=1.0, cpu_s=2.0, now=1.0)  # 1,000 tok/s: 100 in a tenth of a second
     assert 100 <= pace.prefill_budget(1) < 104
-    pace.note(rows=2000, outputs=1, seconds=0.01, now=2.0)
+    pace.note(rows=2000, outputs=1, seconds=0.01, cpu_s=0.02, now=2.0)
     assert 512 <= pace.prefill_budget(1) < 516
 
 

@@ -1,6 +1,6 @@
-"""The governor on machines that are simulated as a time per step for each number of threads."""
+"""The governor on machines that are simulated as a time per step, and the part of it that threads got to run."""
 
-from engine.runner.llama.threads import ThreadGovernor
+from engine.runner.llama.threads import BatchThreads, ThreadGovernor
 
 
 class Machine:
@@ -13,23 +13,30 @@ class Machine:
         for i in range(steps):
             n = self.governor.threads
             self.counts.append(n)
-            took = cost(n, i)
+            took, ran = cost(n, i)
             self.now += took
-            self.governor.note(took, self.now)
+            self.governor.note(took, took * n * ran, self.now)
 
 
 def quiet(n, i):
-    return 0.010 / n * (1 + 0.05 * (i % 3))
+    return 0.010 / n * (1 + 0.05 * (i % 3)), 0.99
 
 
 def contended(n, i):
-    return 0.012 if n == 1 else 0.300
+    return (0.012, 0.95) if n == 1 else (0.300, 0.6)
 
 
 def test_a_quiet_machine_keeps_all_threads():
     machine = Machine(4)
     machine.run(500, quiet)
     assert set(machine.counts) == {4}
+
+
+def test_a_text_that_grows_is_no_other_program():
+    machine = Machine(2)
+    machine.run(50, quiet)
+    machine.run(500, lambda n, i: (0.005 * (1 + i / 50), 0.98))
+    assert set(machine.counts) == {2}
 
 
 def test_a_taken_core_is_noticed_within_a_few_steps():
@@ -58,7 +65,7 @@ def test_retrying_a_busy_machine_becomes_rare():
 def test_with_many_cores_it_halves():
     machine = Machine(8)
     machine.run(50, quiet)
-    machine.run(60, lambda n, i: 0.003 if n == 4 else 0.2 if n > 4 else 0.012 / n)
+    machine.run(60, lambda n, i: (0.003, 0.98) if n == 4 else (0.2, 0.5) if n > 4 else (0.012 / n, 1.0))
     assert machine.governor.threads == 4
 
 
@@ -66,3 +73,12 @@ def test_one_core_has_no_choice():
     machine = Machine(1)
     machine.run(50, contended)
     assert set(machine.counts) == {1}
+
+
+def test_a_width_that_is_new_takes_no_part_in_a_trial_of_another():
+    threads = BatchThreads(2)
+    threads.threads(1)
+    for i in range(5):
+        threads.note(1, 0.3, 0.3, now=float(i))
+    assert threads.threads(1) == 1  # a trial of one thread has begun
+    assert threads.threads(24) == 2
