@@ -6,34 +6,14 @@ prefixes until their id or their cells are needed.
 """
 
 import ctypes
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
+from engine.runner.llama.cached_sequence import CachedSequence, common_prefix
 from engine.runner.llama.checkpoints import Checkpoint, Checkpoints, budget, places, within
 from engine.runner.llama.model import LoadedModel
 from engine.runner.llama.prefix_store import Key, PrefixStore
-
-
-@dataclass(eq=False)  # two of them are the same only if they are one
-class CachedSequence:
-    """One llama.cpp sequence: `tokens` are those whose keys and values are in the cache.
-
-    `shared` of them came by `seq_cp` from another sequence, so they cost no cells of their own. `key` keeps
-    prefixes made under different adapters apart. Of models whose state cannot be cut, `checkpoints` are the copies
-    to go back to, and `wanted` the lengths at which the next ones are to be taken.
-    """
-
-    seq_id: int
-    key: Key = ()
-    tokens: list[int] = field(default_factory=list)
-    shared: int = 0
-    in_use: bool = False
-    last_used: int = 0
-    checkpoints: list[Checkpoint] = field(default_factory=list)
-    wanted: list[int] = field(default_factory=list)
-
 
 # A prefix shorter than this is computed faster than it is copied out, looked up and copied in again.
 MIN_STORED_TOKENS: Final = 64
@@ -57,6 +37,7 @@ class KVCache:
         self._memory = loaded.memory
         self._keeps_partial = loaded.keeps_partial
         self._n_swa = loaded.n_swa
+        self._in_order = loaded.settings.flash_attn == "off"
         self._n_ubatch = loaded.n_ubatch
         self._checkpoints = Checkpoints(loaded, budget(loaded))
         self.cells = loaded.kv_cells
@@ -156,13 +137,18 @@ class KVCache:
         return target
 
     def _cut_in_place(self, source: CachedSequence, length: int) -> bool:
-        """Where nothing else runs, go on in an idle sequence's cells; what follows its shared part is stored.
+        """Where nothing else runs, go on in an idle sequence's cells, if what it loses is little or stored.
 
-        The same request meets the same cells each time and sums in the same order: a seed gives the same text.
+        Plain attention sums over cells in their order: the same request must meet the same cells for a seed to give
+        the same text, whatever storing costs. With the fused one a copy of its own is as good, and costs nothing.
         """
         if not self._keeps_partial or any(s.in_use for s in self._sequences):
             return False
-        if len(source.tokens) >= MIN_STORED_TOKENS or min(source.tokens) < 0:  # pictures cost more than their rows
+        lost = source.tokens[length:]
+        pictures = min(lost) < 0  # they cost more than their rows
+        if pictures or len(lost) > max(MIN_STORED_TOKENS, length // COPIES_PER_TOKEN):
+            if not self._in_order:
+                return False
             self._spill(source)
             if not self._held(source):
                 return False
@@ -176,6 +162,8 @@ class KVCache:
         self._api.llama_memory_seq_cp(self._memory, source.seq_id, target.seq_id, 0, length)
         target.tokens = source.tokens[:length]
         target.shared = length
+        if not source.in_use:  # what runs owns the common cells, what idles may be evicted without them
+            target.shared, source.shared = min(source.shared, length), max(source.shared, length)
         target.checkpoints = [c for c in source.checkpoints if c.length <= length]
         if not self._go_back(target, source, length):
             self.drop(target)
@@ -385,14 +373,3 @@ class KVCache:
             self._spill(oldest)
             self.drop(oldest)
         return True
-
-
-def common_prefix(a: list[int], b: list[int]) -> int:
-    """Number of equal leading tokens."""
-    n = min(len(a), len(b))
-    if n == 0 or a[0] != b[0]:
-        return 0
-    if a[:n] == b[:n]:
-        return n
-    different: Any = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
-    return int(different[0])

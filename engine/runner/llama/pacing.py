@@ -12,6 +12,9 @@ TARGET_STEP_S: Final = 0.1
 MIN_CHUNK: Final = 16
 # Its kernels take rows by four; what is left over is computed one by one. Source: ggml-cpu/repack.cpp.
 ROWS_AT_ONCE: Final = 4
+# An answer is told this often at most. Each time costs the runner, the server and the client half a millisecond of
+# the cores that compute; an eye takes text in at the rate of a display. Measured: docs/log.md, engine.
+TELL_EVERY_S: Final = 0.02
 
 
 class Pace:

@@ -5,7 +5,8 @@ some kernels (seen on the processor, docs/log.md). So the whole cache is wiped, 
 those that showed NaN one by one and alone, without any stored prefix: who shows it again is to blame.
 """
 
-from engine.runner.llama.kv import CachedSequence, KVCache
+from engine.runner.llama.cached_sequence import CachedSequence
+from engine.runner.llama.kv import KVCache
 from engine.runner.llama.sequence import Sequence
 
 

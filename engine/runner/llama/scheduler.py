@@ -8,12 +8,13 @@ from engine.grammar import ConstraintRefused
 from engine.runner.llama.adapters import Adapters
 from engine.runner.llama.admission import cells_needed, cells_promised, enqueue, new_sequence, refusal
 from engine.runner.llama.batch import Batch, Logits
+from engine.runner.llama.cached_sequence import CachedSequence
 from engine.runner.llama.constrain import ConstraintCompiler
 from engine.runner.llama.draft_model import DraftModel
 from engine.runner.llama.draw import DrawFailed, draw
-from engine.runner.llama.kv import CachedSequence, KVCache
+from engine.runner.llama.kv import KVCache
 from engine.runner.llama.model import LoadedModel
-from engine.runner.llama.pacing import Pace
+from engine.runner.llama.pacing import TELL_EVERY_S, Pace
 from engine.runner.llama.prefix_store import PrefixStore
 from engine.runner.llama.quarantine import Quarantine
 from engine.runner.llama.sequence import Sequence
@@ -333,10 +334,15 @@ class Scheduler:
             self._end(sequence, "length", out)
 
     def _flush(self, out: list[Output]) -> None:
+        now = time.monotonic()
+        soon = all(s.decoding for s in self._running)  # the next step is a short one
         for sequence in self._running:
+            if soon and now - sequence.told < TELL_EVERY_S:
+                continue
             if sequence.pending_text or sequence.pending_logprobs:
                 delta = sequence.take_pending()
                 if delta is not None:
+                    sequence.told = now
                     out.append((sequence.id, delta))
 
     # ------------------------------------------------------------------ ends and faults

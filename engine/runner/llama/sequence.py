@@ -4,9 +4,9 @@ import time
 from array import array
 from dataclasses import dataclass, field
 
+from engine.runner.llama.cached_sequence import CachedSequence
 from engine.runner.llama.constrain import TokenConstraint
 from engine.runner.llama.drafting import NgramDrafter
-from engine.runner.llama.kv import CachedSequence
 from engine.runner.llama.payoff import Balance
 from engine.runner.llama.prefix_store import Key
 from engine.runner.llama.sampler import Sampler
@@ -48,6 +48,7 @@ class Sequence:
     admitted: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
+    told: float = 0.0
     gaps_s: "array[float]" = field(default_factory=lambda: array("f"))
     cached_tokens: int = 0
     forgotten: int = 0

@@ -1,0 +1,39 @@
+"""What one sequence of llama.cpp's memory holds."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from engine.runner.llama.checkpoints import Checkpoint
+from engine.runner.llama.prefix_store import Key
+
+
+@dataclass(eq=False)  # two of them are the same only if they are one
+class CachedSequence:
+    """One llama.cpp sequence: `tokens` are those whose keys and values are in the cache.
+
+    `shared` of them came by `seq_cp` from another sequence, so they cost no cells of their own. `key` keeps
+    prefixes made under different adapters apart. Of models whose state cannot be cut, `checkpoints` are the copies
+    to go back to, and `wanted` the lengths at which the next ones are to be taken.
+    """
+
+    seq_id: int
+    key: Key = ()
+    tokens: list[int] = field(default_factory=list)
+    shared: int = 0
+    in_use: bool = False
+    last_used: int = 0
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
+
+
+def common_prefix(a: list[int], b: list[int]) -> int:
+    """Number of equal leading tokens."""
+    n = min(len(a), len(b))
+    if n == 0 or a[0] != b[0]:
+        return 0
+    if a[:n] == b[:n]:
+        return n
+    different: Any = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
+    return int(different[0])
