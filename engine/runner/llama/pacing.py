@@ -6,8 +6,10 @@ from engine.runner.llama.model import LoadedModel
 from engine.runner.llama.payoff import StepCost
 from engine.runner.llama.threads import BatchThreads
 
-# Longest step wanted while others are generating; prompts are cut to what fits into it.
+# Longest step wanted while another is generating; prompts are cut to what fits into it. It grows with the number of
+# requests that wait for their first token for each that generates: wider steps read them faster.
 TARGET_STEP_S: Final = 0.1
+MOST_STRETCH: Final = 5
 # A processor is as efficient with this many rows as with hundreds. Measured: docs/log.md, engine.
 MIN_CHUNK: Final = 16
 # Its kernels take rows by four; what is left over is computed one by one. Source: ggml-cpu/repack.cpp.
@@ -27,11 +29,15 @@ class Pace:
         self._prefill_tok_s = 0.0
         self.cost = StepCost()
 
-    def prefill_budget(self, generating: int) -> int:
-        """Prompt tokens for the next step; `generating` rows are answers, which must not wait for long."""
+    def prefill_budget(self, generating: int, waiting: int = 1) -> int:
+        """Prompt tokens for the next step; `generating` rows are answers, which must not wait for long.
+
+        `waiting` requests read their prompts.
+        """
         if not generating:
             return self._loaded.n_batch
-        wanted = int(self._prefill_tok_s * TARGET_STEP_S)
+        stretch = min(max(1.0, waiting / generating), MOST_STRETCH)
+        wanted = int(self._prefill_tok_s * TARGET_STEP_S * stretch)
         chunk = max(MIN_CHUNK, min(wanted, self._loaded.n_ubatch))
         return chunk + -(chunk + generating) % ROWS_AT_ONCE
 

@@ -122,8 +122,6 @@ class Scheduler:
         """This request is the only one running and still reads its prompt: aborting the decode hurts nobody."""
         return len(self._running) == 1 and self._running[0].id == request_id and not self._running[0].decoding
 
-    # ------------------------------------------------------------------ one step
-
     def step(self) -> list[Output]:
         """Admit, decode one batch, sample; returns what to tell the server."""
         out: list[Output] = []
@@ -203,7 +201,7 @@ class Scheduler:
             position = sequence.position(len(sequence.tokens) - 1)
             sequence.row = batch.add(sequence.tokens[-1], position, sequence.cache.seq_id)
             self._speculation.extend(batch, sequence)
-        budget = self._pace.prefill_budget(batch.size)
+        budget = self._pace.prefill_budget(batch.size, len(prefilling))
         for i, sequence in enumerate(prefilling):
             assert sequence.cache is not None
             share = max(budget // (len(prefilling) - i), 1) if budget > 0 else 0
@@ -250,8 +248,6 @@ class Scheduler:
             assert cache is not None
             cache.tokens.extend(pieces)
             self._kv.note_progress(cache)
-
-    # ------------------------------------------------------------------ sampling
 
     def _sample(self, out: list[Output]) -> None:
         rows = None
@@ -344,8 +340,6 @@ class Scheduler:
                 if delta is not None:
                     sequence.told = now
                     out.append((sequence.id, delta))
-
-    # ------------------------------------------------------------------ ends and faults
 
     def _end(self, sequence: Sequence, reason: FinishReason, out: list[Output]) -> None:
         out.extend((sequence.id, event) for event in sequence.finish(reason))

@@ -28,3 +28,10 @@ def test_beside_answers_a_step_stays_short(pace):
 @pytest.mark.parametrize("generating", range(1, 9))
 def test_rows_fill_whole_tiles(pace, generating):
     assert (pace.prefill_budget(generating) + generating) % 4 == 0
+
+
+def test_many_that_wait_for_their_first_token_stretch_a_step(pace):
+    pace.note(rows=1000, outputs=1, seconds=1.0, cpu_s=2.0, now=1.0)
+    assert 300 <= pace.prefill_budget(1, waiting=3) < 304
+    assert pace.prefill_budget(4, waiting=2) == pace.prefill_budget(4)
+    assert pace.prefill_budget(1, waiting=50) == pace.prefill_budget(1, waiting=5)
