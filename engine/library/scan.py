@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.library.types import Format, ModelFile
+from engine.onnx.folder import OPENVINO_GRAPHS
 from quantize.gguf_split import parse_split_name
 
 _log = logging.getLogger(__name__)
-SUFFIXES = (".gguf", ".safetensors", ".onnx", ".json", ".data", "_data", ".bin")
+SUFFIXES = (".gguf", ".safetensors", ".onnx", ".json", ".data", "_data", ".bin", ".xml")
 _MAX_DEPTH = 8
 _MAX_FILES = 200_000
 
@@ -93,6 +94,9 @@ def group(folder: Path, files: dict[str, ModelFile]) -> Iterator[Candidate]:
     if graphs and ("genai_config.json" in files or {"config.json", "tokenizer.json"} <= files.keys()):
         weights = tuple(files[name] for name in sorted(files) if name.endswith((".data", "_data", ".bin")))
         yield Candidate("onnx", str(folder), (*graphs, *weights), str(folder))
+    elif "config.json" in files and not shards and OPENVINO_GRAPHS & files.keys():  # shown, with what it needs
+        compiled = tuple(files[name] for name in sorted(files) if name.endswith((".xml", ".bin")))
+        yield Candidate("onnx", str(folder), compiled, str(folder))
     for name in sorted(files):
         if not name.endswith(".gguf"):
             continue

@@ -15,6 +15,8 @@ from quantize.safetensors_file import safe_member
 Kind = Literal["generate", "embedding", "rerank"]
 CONFIG: Final = "genai_config.json"
 GRAPH: Final = "model.onnx"
+# What OpenVINO's own converter writes: graphs of a format that ONNX Runtime does not read.
+OPENVINO_GRAPHS: Final = frozenset(("openvino_model.xml", "openvino_language_model.xml"))
 # Far beyond any model; larger numbers are a broken or hostile file.
 LIMITS: Final = {
     "context_length": 1 << 24,
@@ -67,11 +69,17 @@ class OnnxFolder(msgspec.Struct, frozen=True, kw_only=True):
 def read_folder(path: Path) -> OnnxFolder:
     """Read and check one folder.
 
-    Raises: BadFile: something in it is missing, broken or too large. RefusedFormat: it wants to run code.
+    Raises: BadFile: something in it is missing, broken or too large. RefusedFormat: it wants to run code, or is
+    OpenVINO's own format.
     """
     root = links_root(path)
     if (path / CONFIG).exists():
         return _generating(path, root)
+    if any((path / name).exists() for name in OPENVINO_GRAPHS) and not any(
+        (f / GRAPH).exists() for f in (path, path / "onnx")
+    ):
+        needs = "it is in OpenVINO's own format (openvino_*.xml), which OpenVINO GenAI runs and ONNX Runtime does not"
+        raise RefusedFormat(str(path), f"{needs}; take the model as ONNX (genai_config.json) or as GGUF instead")
     if (path / "config.json").exists():
         return _encoding(path, root)
     raise BadFile(str(path), f"there is neither {CONFIG} nor config.json in it")

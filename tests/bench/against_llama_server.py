@@ -150,13 +150,13 @@ def restart(sides: Sides, rounds: int, rng: random.Random) -> None:
 
 
 def speculation(sides: Sides, rounds: int, rng: random.Random) -> None:
-    """A text that repeats itself, with and without guessing ahead; and one that does not."""
+    """A text that repeats itself, guessing ahead where it pays and not at all; and one that does not."""
     block = fresh(rng, 60)
     for name, prompt in (("repeating", block * 4), ("not repeating", fresh(rng, 240))):
         on, off = [], []
         for _ in range(rounds):
-            for found, flag in ((on, True), (off, False)):
-                reply = sides.ask("ours", prompt, 97, speculate=flag)
+            for found, flags in ((on, {}), (off, {"speculate": False})):
+                reply = sides.ask("ours", prompt, 97, **flags)
                 found.append(96 / (reply.arrivals[-1] - reply.arrivals[0]))
         report(f"guessing ahead, {name} prompt, on against off", on, off, "tok/s")
 

@@ -27,7 +27,7 @@ LOCK = ROOT / "installers" / "lock" / "llama.txt"
 PACKAGES = ("glslc", "libshaderc1", "mesa-vulkan-drivers", "libvulkan1", "libllvm15", "libdrm2", "libdrm-amdgpu1")
 # ggml's Vulkan backend needs types of 1.4; Debian 12 has 1.3.239. Only headers are taken from Debian 13.
 NEWER_PACKAGES = ("libvulkan-dev", "spirv-headers")
-NEWER = "deb http://deb.debian.org/debian trixie main"
+NEWER_SUITE = "trixie"
 FLAGS = ("GGML_BACKEND_DL=ON", "GGML_NATIVE=OFF", "GGML_VULKAN=ON", "GGML_RPC=ON", "GGML_CPU_ALL_VARIANTS=ON")
 PLUGIN_ONLY = (
     "CMAKE_BUILD_TYPE=Release",
@@ -36,6 +36,13 @@ PLUGIN_ONLY = (
     "LLAMA_BUILD_EXAMPLES=OFF",
 )
 INSTALL = ("BINDIR=llama_cpp/lib", "LIBDIR=llama_cpp/lib", "INCLUDEDIR=llama_cpp/include", "RPATH=$ORIGIN")
+
+
+def mirror() -> str:
+    """The address this machine takes Debian's packages from."""
+    listed = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
+    known = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
+    return next(address for address in known if address.rstrip("/").endswith("/debian"))
 
 
 def unpack_packages(folder: Path) -> Path:
@@ -47,7 +54,7 @@ def unpack_packages(folder: Path) -> Path:
     for made in (root, debs, lists / "partial"):
         made.mkdir(parents=True, exist_ok=True)
     source = folder / "newer.list"
-    source.write_text(NEWER + "\n", encoding="ascii")
+    source.write_text(f"deb {mirror()} {NEWER_SUITE} main\n", encoding="ascii")
     newer = [
         f"-oDir::Etc::sourcelist={source}",
         "-oDir::Etc::sourceparts=-",

@@ -136,6 +136,19 @@ def test_onnx_folders(catalogue, put):
     assert catalogue.get("bad").state == "broken"
 
 
+def test_a_folder_in_openvinos_own_format_is_shown_with_what_it_needs(catalogue, put):
+    put("phi-int4-ov/config.json", b"{}")
+    for name in ("openvino_model.xml", "openvino_model.bin", "openvino_tokenizer.xml"):
+        put(f"phi-int4-ov/{name}", b"x")
+    put("minilm/openvino/openvino_model.xml", b"x")  # beside the ONNX form of the same model: no second one
+    catalogue.refresh()
+    assert {e.id for e in catalogue.entries()} == {"phi-int4-ov", "spark"}
+    entry = catalogue.get("phi-int4-ov")
+    assert entry.state == "broken"
+    assert "OpenVINO's own format" in entry.problem
+    assert "GGUF instead" in entry.problem
+
+
 def test_a_projector_belongs_to_the_models_beside_it(catalogue, put, gguf):
     put("gemma/gemma.gguf", gguf())
     put("gemma/mmproj-F16.gguf", gguf("clip"))
