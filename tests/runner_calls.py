@@ -1,10 +1,11 @@
 """A runner as a real process: load, ask, stop."""
 
 import asyncio
+from dataclasses import dataclass, field
 
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Delta, Done, GenerationRequest, SamplingParams
+from engine.types import Delta, Done, GenerationRequest, SamplingParams, Started
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 GREEDY = SamplingParams(temperature=0)
@@ -23,14 +24,33 @@ def with_runner(path, work, **settings):
     return asyncio.run(main())
 
 
+@dataclass
+class Answer:
+    """All that one request was told."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    started: Started | None = None
+    done: Done | None = None
+
+
+async def answered(runner, request):
+    """The whole answer of a request."""
+    answer = Answer()
+    async for event in runner.generate(request):
+        if isinstance(event, Delta):
+            answer.text += event.text
+            answer.ids += event.token_ids
+        elif isinstance(event, Started):
+            answer.started = event
+        elif isinstance(event, Done):
+            answer.done = event
+    return answer
+
+
 async def collect(runner, prompt, **options):
     request = GenerationRequest(
         prompt=prompt, **{"sampling": GREEDY, "max_tokens": 60, "ignore_eos": True, **options}
     )
-    ids, done = [], None
-    async for event in runner.generate(request):
-        if isinstance(event, Delta):
-            ids += event.token_ids
-        elif isinstance(event, Done):
-            done = event
-    return ids, done.timings
+    answer = await answered(runner, request)
+    return answer.ids, answer.done.timings

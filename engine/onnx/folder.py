@@ -78,7 +78,9 @@ def read_folder(path: Path) -> OnnxFolder:
     if any((path / name).exists() for name in OPENVINO_GRAPHS) and not any(
         (f / GRAPH).exists() for f in (path, path / "onnx")
     ):
-        needs = "it is in OpenVINO's own format (openvino_*.xml), which OpenVINO GenAI runs and ONNX Runtime does not"
+        needs = (
+            "it is in OpenVINO's own format (openvino_*.xml), which OpenVINO GenAI runs and ONNX Runtime does not"
+        )
         raise RefusedFormat(str(path), f"{needs}; take the model as ONNX (genai_config.json) or as GGUF instead")
     if (path / "config.json").exists():
         return _encoding(path, root)

@@ -30,7 +30,8 @@ from engine.fit.types import DryRun
 from engine.runner.llama.memory_probe import sizes
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Delta, Done, GenerationRequest, SamplingParams
+from engine.types import Delta, GenerationRequest, SamplingParams
+from tests.runner_calls import answered
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architectures.md"
@@ -76,13 +77,8 @@ async def collect(runner, prompt, **options):
         sampling=SamplingParams(temperature=0),
         **{"max_tokens": COUNT, "ignore_eos": True, **options},
     )
-    ids, done = [], None
-    async for event in runner.generate(request):
-        if isinstance(event, Delta):
-            ids += event.token_ids
-        elif isinstance(event, Done):
-            done = event
-    return ids, done.usage.cached_tokens
+    answer = await answered(runner, request)
+    return answer.ids, answer.done.usage.cached_tokens
 
 
 def settings(path, cache_dir, **options):

@@ -9,7 +9,8 @@ from engine.errors import InputFault
 from engine.runner.llama.checkpoints import BEFORE_END
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Delta, Done, GenerationRequest, SamplingParams
+from engine.types import GenerationRequest, SamplingParams
+from tests.runner_calls import answered
 
 FIRST = list(range(20, 220))
 MIB = 1 << 20
@@ -20,13 +21,8 @@ async def collect(runner, prompt, **options):
     request = GenerationRequest(
         prompt=prompt, sampling=SamplingParams(temperature=0), **{"max_tokens": 12, "ignore_eos": True, **options}
     )
-    ids, done = [], None
-    async for event in runner.generate(request):
-        if isinstance(event, Delta):
-            ids += event.token_ids
-        elif isinstance(event, Done):
-            done = event
-    return ids, done.usage.cached_tokens, done.finish_reason
+    answer = await answered(runner, request)
+    return answer.ids, answer.done.usage.cached_tokens, answer.done.finish_reason
 
 
 def run(path, work, **settings):

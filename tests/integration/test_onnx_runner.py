@@ -13,8 +13,9 @@ import pytest
 from engine.errors import BadModelFile, ContextOverflow, InputFault, RunnerDied
 from engine.runner.process import RequestFailed, RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Constraint, Delta, Done, GenerationRequest, SamplingParams
+from engine.types import Constraint, Delta, GenerationRequest, SamplingParams
 from quantize.onnx.folder import convert_gguf
+from tests.runner_calls import answered
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 GREEDY = SamplingParams(temperature=0)
@@ -52,14 +53,8 @@ def with_runner(path, work, **settings):
 
 async def collect(runner, prompt, **options):
     request = GenerationRequest(prompt=prompt, **{"sampling": GREEDY, "max_tokens": 24, **options})
-    text, ids, done = "", [], None
-    async for event in runner.generate(request):
-        if isinstance(event, Delta):
-            text += event.text
-            ids += event.token_ids
-        elif isinstance(event, Done):
-            done = event
-    return text, ids, done
+    answer = await answered(runner, request)
+    return answer.text, answer.ids, answer.done
 
 
 def test_generation_prefixes_and_structure(folder):

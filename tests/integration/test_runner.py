@@ -8,7 +8,8 @@ from lora_adapter import write_adapter
 from engine.errors import BadModelFile, ContextOverflow, InputFault, RunnerDied
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Delta, Done, GenerationRequest, SamplingParams, Started
+from engine.types import Delta, GenerationRequest, SamplingParams, Started
+from tests.runner_calls import answered
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 GREEDY = SamplingParams(temperature=0)
@@ -30,14 +31,8 @@ def with_runner(path, work, **settings):
 
 async def collect(runner, prompt, **options):
     request = GenerationRequest(prompt=prompt, **{"sampling": GREEDY, "max_tokens": 40, **options})
-    text, ids, done = "", [], None
-    async for event in runner.generate(request):
-        if isinstance(event, Delta):
-            text += event.text
-            ids += event.token_ids
-        elif isinstance(event, Done):
-            done = event
-    return text, ids, done
+    answer = await answered(runner, request)
+    return answer.text, answer.ids, answer.done
 
 
 def test_guessing_ahead_changes_nothing_but_the_speed(bundled_model):

@@ -17,7 +17,8 @@ from vision_shapes import noise, png, write_projector
 from engine.errors import InputFault
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Delta, Done, GenerationRequest, Image, SamplingParams, Started
+from engine.types import GenerationRequest, Image, SamplingParams
+from tests.runner_calls import answered
 
 REFERENCE = Path(__file__).resolve().parents[1] / "vision_reference.py"
 GREEDY = SamplingParams(temperature=0)
@@ -61,15 +62,8 @@ async def collect(runner, prompt, *pictures, **options):
         ignore_eos=True,
         **{"sampling": GREEDY, "max_tokens": 12, **options},
     )
-    ids, started, done = [], None, None
-    async for event in runner.generate(request):
-        if isinstance(event, Delta):
-            ids += event.token_ids
-        elif isinstance(event, Started):
-            started = event
-        elif isinstance(event, Done):
-            done = event
-    return ids, started, done
+    answer = await answered(runner, request)
+    return answer.ids, answer.started, answer.done
 
 
 @pytest.mark.parametrize("kind", ["square", "mrope"])
