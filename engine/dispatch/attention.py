@@ -7,16 +7,15 @@ import msgspec
 from engine.fit.shape import ModelShape
 from engine.runner.protocol import LoadSettings
 
-# Without it attention is a matrix product over all cells, which x86 kernels do 1.5 times as fast for one row at
-# 2,000 cells and as fast for a whole prompt. Measured: docs/log.md, engine.
-PLAIN_WHY: Final = "plain attention: in a cache of this size it is the faster one on this processor"
+# Without it attention is a matrix product over all cells: on x86 one row takes 1.15 of the time in a text of 50 tokens,
+# .9 at 400, .7 at 2,000 and .46 at 6,000, and a prompt of 6,000 tokens .7. Measured: docs/log.md, engine.
+PLAIN_WHY: Final = "plain attention: from some hundred tokens on it is faster than the fused one on this processor"
 # It also walks over the cells of other requests, which the fused one skips: with more of them it loses.
 MOST_PARALLEL: Final = 8
 # Processors read prompts as fast in pieces of this many tokens, experts need more rows to be busy.
 DENSE_PIECE, EXPERT_PIECE = 128, 256
-# Its values lie transposed, a cache's length apart: in larger caches every read is another page, and one row
-# at 8,192 cells took 1.5 times as long as fused. Measured: docs/log.md, engine.
-MOST_CELLS: Final = 4096
+# Its scores of one piece take memory: 12 KiB a cell where there are 16 heads, 400 MB for this many.
+MOST_CELLS: Final = 32768
 FLOAT_CACHES: Final = ("f16", "f32", "bf16")
 
 

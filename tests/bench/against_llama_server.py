@@ -82,6 +82,19 @@ def decode(sides: Sides, rounds: int, rng: random.Random) -> None:
     report("prefill against llama-bench", prefill["ours"], prefill["bench"], "tok/s")
 
 
+def deep(sides: Sides, rounds: int, rng: random.Random) -> None:
+    """One sequence behind a prompt of 4,096 tokens: reading it, and decode of 32 tokens."""
+    speeds: dict[str, list[float]] = {"ours": [], "rival": []}
+    first: dict[str, list[float]] = {"ours": [], "rival": []}
+    for _ in range(rounds):
+        for side in ("ours", "rival"):
+            reply = sides.ask(side, fresh(rng, 4096), 33)
+            speeds[side].append(32 / (reply.arrivals[-1] - reply.arrivals[0]))
+            first[side].append(reply.first)
+    report("decode behind 4k", speeds["ours"], speeds["rival"], "tok/s")
+    report("first token of 4k", first["ours"], first["rival"], "s", lower=True)
+
+
 def concurrent(sides: Sides, rounds: int, rng: random.Random) -> None:
     """4, 8 and 16 requests of mixed length at once: total tokens/s."""
     for count in (4, 8, 16):
@@ -162,7 +175,7 @@ def speculation(sides: Sides, rounds: int, rng: random.Random) -> None:
         report(f"guessing ahead, {name} prompt, on against off", on, off, "tok/s")
 
 
-COMPARISONS = {f.__name__: f for f in (decode, concurrent, gaps, shared, restart, speculation)}
+COMPARISONS = {f.__name__: f for f in (decode, deep, concurrent, gaps, shared, restart, speculation)}
 
 
 def main() -> None:

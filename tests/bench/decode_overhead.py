@@ -3,7 +3,8 @@
     python tests/bench/decode_overhead.py MODEL.gguf [MODEL.gguf ...] [--tokens 96] [--rounds 5] [--threads 2]
 
 The bare side is `llama_decode` on one token at a time in a process of its own, with nothing else: no sampling, no
-text, no client. The served side is a real server and a streaming client. Prints tokens/s and the ratio per round.
+text, no client. The served side is a real server and a streaming client. Both use the context and the attention that
+dispatch chose. Prints tokens/s and the ratio per round.
 """
 
 import argparse
@@ -18,21 +19,24 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "bench")]
 
+import httpx2  # noqa: E402 - after sys.path
 from clients import complete  # noqa: E402 - after sys.path
 
 
-def bare(path: str, threads: int) -> None:
+def bare(path: str, threads: int, n_ctx: int, attention: str) -> None:
     """Child: answers each line on stdin (a token count) with the seconds its decode took."""
     import ctypes
 
     from engine.runner.llama.binding import start_backends
+    from engine.runner.llama.model import FLASH_ATTN
 
     api = start_backends()
     quiet = api.llama_log_callback(lambda *_: None)  # kept: llama.cpp calls it as long as it lives
     api.llama_log_set(quiet, None)
     model = api.llama_model_load_from_file(path.encode(), api.llama_model_default_params())
     params = api.llama_context_default_params()
-    params.n_ctx, params.n_threads, params.n_threads_batch = 1024, threads, threads
+    params.n_ctx, params.n_threads, params.n_threads_batch = n_ctx, threads, threads
+    params.flash_attn_type = FLASH_ATTN[attention]
     context = api.llama_init_from_model(model, params)
     memory = api.llama_get_memory(context)
     for line in sys.stdin:
@@ -56,6 +60,14 @@ def served(url: str, model: str, count: int) -> float:
     return reply.arrivals[-1] - reply.arrivals[0]
 
 
+def chosen(server, model: str) -> tuple[int, str]:
+    """Cells and attention that the served side will use."""
+    url = f"{server.url}/tessera/v1/models/{model}/placement"
+    answer = httpx2.get(url, headers={"authorization": f"Bearer {server.token}"}, timeout=60)
+    placement = answer.raise_for_status().json()["placement"]
+    return max(placement["n_ctx"], placement["kv_cells"]), placement["flash_attn"]
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -63,10 +75,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--bare", action="store_true")
+    parser.add_argument("--bare", nargs=2, metavar=("CELLS", "ATTENTION"), help="Be the bare side.")
     options = parser.parse_args()
     if options.bare:
-        bare(options.models[0], options.threads)
+        bare(options.models[0], options.threads, int(options.bare[0]), options.bare[1])
         return
     from servers import RunningServer
 
@@ -77,7 +89,9 @@ def main() -> None:
             link = models / f"bench-{Path(path).name}"
             link.symlink_to(Path(path).resolve())
             server = RunningServer(Path(home))
-            command = [sys.executable, __file__, path, "--bare", "--threads", str(options.threads)]
+            cells, attention = chosen(server, link.name)
+            command = [sys.executable, __file__, path, "--threads", str(options.threads)]
+            command += ["--bare", str(cells), attention]
             child = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,

@@ -158,9 +158,9 @@ def test_processors_attend_plainly_where_that_is_faster_and_fits(shape, path):
 
 
 def test_large_caches_keep_fused_attention(shape, path):
-    assert placed(shape, path, HALO, Wish(device="cpu", n_ctx=4096)).settings.flash_attn == "off"
-    assert placed(shape, path, HALO, Wish(device="cpu", n_ctx=8192)).settings.flash_attn == "auto"
-    shared = base(path, kv_cells=16384)
+    assert placed(shape, path, HALO, Wish(device="cpu", n_ctx=32768)).settings.flash_attn == "off"
+    assert placed(shape, path, HALO, Wish(device="cpu", n_ctx=65536)).settings.flash_attn == "auto"
+    shared = base(path, kv_cells=65536)
     assert placed(shape, path, HALO, Wish(device="cpu"), settings=shared).settings.flash_attn == "auto"
 
 
