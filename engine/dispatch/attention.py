@@ -7,8 +7,8 @@ import msgspec
 from engine.fit.shape import ModelShape
 from engine.runner.protocol import LoadSettings
 
-# Without it attention is a matrix product over all cells: on x86 one row takes 1.15 of the time in a text of 50 tokens,
-# .9 at 400, .7 at 2,000 and .46 at 6,000, and a prompt of 6,000 tokens .7. Measured: docs/log.md, engine.
+# Without it attention is a matrix product over all cells: on x86 one row takes 1.15 of the time in a text of 50
+# tokens, .9 at 400, .7 at 2,000 and .46 at 6,000, and a prompt of 6,000 tokens .7. Measured: docs/log.md, engine.
 PLAIN_WHY: Final = "plain attention: from some hundred tokens on it is faster than the fused one on this processor"
 # It also walks over the cells of other requests, which the fused one skips: with more of them it loses.
 MOST_PARALLEL: Final = 8
