@@ -8,10 +8,11 @@ from quantize.types import ModelSpec, QuantPlan, Tier
 _WRITE_MWEIGHTS_S = 8.0
 _ERRORS_MWEIGHTS_S = 0.9
 _CRAFT_MWEIGHTS_S = 0.35
-_SEQUENTIAL_FACTOR = 3.0
 # Weights times tokens a core goes through in a second of evaluation.
 _EVAL_MWEIGHT_TOKENS_S = 40_000.0
-_CALIBRATION_TOKENS, _PROBE_TOKENS, _VERIFY_TOKENS = 131_072, 3_072, 32_768
+_CALIBRATION_TOKENS, _PROBE_TOKENS, _SEQUENTIAL_TOKENS, _VERIFY_TOKENS = 131_072, 3_072, 32_768, 32_768
+# Places of a layer whose inputs the sequential pass collects anew: attention, its output, both halves of the rest.
+_STAGES_PER_LAYER = 4
 _SAMPLED_FRAC_CAP = 64e6  # weights of a tensor's rows that errors are measured on, all types together
 
 
@@ -30,8 +31,9 @@ def forecast(
         seconds += measured / (_ERRORS_MWEIGHTS_S * cores)
         seconds += evaluation * (2 * _CALIBRATION_TOKENS + probes * _PROBE_TOKENS)
     if rounding in {"craft", "sequential"}:
-        factor = _SEQUENTIAL_FACTOR if rounding == "sequential" else 1.0
-        seconds += factor * weights / (_CRAFT_MWEIGHTS_S * cores)
+        seconds += weights / (_CRAFT_MWEIGHTS_S * cores)
+    if rounding == "sequential":  # both models, each time up to the layer in hand: half of them on average
+        seconds += _STAGES_PER_LAYER * model.num_layers * evaluation * _SEQUENTIAL_TOKENS
     source_bytes = sum(t.num_values for t in model.tensors) * 2
     files = 2 if verified else 1
     if verified:

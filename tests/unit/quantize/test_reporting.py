@@ -103,3 +103,12 @@ def test_more_work_is_forecast_to_take_longer(plan):
 def test_plans_travel_as_json(plan):
     _, chosen = plan
     assert msgspec.json.decode(msgspec.json.encode(chosen), type=type(chosen)) == chosen
+
+
+def test_the_forecast_of_the_bundled_model_is_what_was_measured(plan, bundled_model):
+    """195 and 98 s were measured for tiers max and balanced: docs/log.md, sequential pass and one click."""
+    model, chosen = model_spec(read_gguf(bundled_model)), plan[1]
+    most = forecast(model, chosen, tier="max", rounding="sequential", threads=2, verified=True).seconds
+    usual = forecast(model, chosen, tier="balanced", rounding="craft", threads=2, verified=True).seconds
+    assert 130 < most < 290
+    assert 65 < usual < 150
