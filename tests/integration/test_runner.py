@@ -6,9 +6,10 @@ import pytest
 from lora_adapter import write_adapter
 
 from engine.errors import BadModelFile, ContextOverflow, InputFault, RunnerDied
+from engine.runner.llama.pacing import TELL_EVERY_S
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Delta, GenerationRequest, SamplingParams, Started
+from engine.types import Delta, Done, GenerationRequest, SamplingParams, Started
 from tests.runner_calls import answered
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -82,6 +83,25 @@ def test_a_rejected_guess_leaves_no_trace_in_the_cache(bundled_model):
     fresh = with_runner(bundled_model, lambda r: collect(r, longer, max_tokens=30))
     assert reused[2].usage.cached_tokens > 30
     assert reused[0] == fresh[0]
+
+
+def test_answers_are_told_at_the_rate_of_a_display(bundled_model):
+    """Hundreds of tokens a second come in tens of deltas; the first one alone and at once, and none is lost."""
+
+    async def work(runner):
+        request = GenerationRequest(prompt="Once", sampling=GREEDY, max_tokens=300, ignore_eos=True)
+        loop, deltas, done = asyncio.get_running_loop(), [], None
+        async for event in runner.generate(request):
+            if isinstance(event, Delta):
+                deltas.append((loop.time(), len(event.token_ids)))
+            elif isinstance(event, Done):
+                done = event
+        return deltas, done
+
+    deltas, done = with_runner(bundled_model, work)
+    assert sum(count for _, count in deltas) == done.usage.completion_tokens == 300
+    assert deltas[0][1] == 1
+    assert len(deltas) <= done.timings.decode_s / TELL_EVERY_S + 3
 
 
 def test_a_small_cache_preempts_and_loses_nothing(bundled_model):

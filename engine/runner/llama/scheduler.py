@@ -332,8 +332,8 @@ class Scheduler:
     def _flush(self, out: list[Output]) -> None:
         now = time.monotonic()
         soon = all(s.decoding for s in self._running)  # the next step is a short one
-        for sequence in self._running:
-            if soon and now - sequence.told < TELL_EVERY_S:
+        for sequence in self._by_id.values():
+            if soon and sequence.cache is not None and now - sequence.told < TELL_EVERY_S:
                 continue
             if sequence.pending_text or sequence.pending_logprobs:
                 delta = sequence.take_pending()
