@@ -10,8 +10,8 @@ from engine.runner.protocol import LoadSettings
 # Without it attention is a matrix product over all cells: on x86 one row takes 1.15 of the time in a text of 50
 # tokens, .9 at 400, .7 at 2,000 and .46 at 6,000, and a prompt of 6,000 tokens .7. Measured: docs/log.md, engine.
 PLAIN_WHY: Final = "plain attention: from some hundred tokens on it is faster than the fused one on this processor"
-# It also walks over the cells of other requests, which the fused one skips: with more of them it loses.
-MOST_PARALLEL: Final = 8
+# It also walks over the cells of other requests, which the fused one skips: eight short ones take 1.5 of the time.
+MOST_PARALLEL: Final = 2
 # Processors read prompts as fast in pieces of this many tokens, experts need more rows to be busy.
 DENSE_PIECE, EXPERT_PIECE = 128, 256
 # Its scores of one piece take memory: 12 KiB a cell where there are 16 heads, 400 MB for this many.

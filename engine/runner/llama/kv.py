@@ -146,7 +146,7 @@ class KVCache:
             return False
         lost = source.tokens[length:]
         pictures = min(lost) < 0  # they cost more than their rows
-        if pictures or len(lost) > max(MIN_STORED_TOKENS, length // COPIES_PER_TOKEN):
+        if pictures or len(lost) > length // COPIES_PER_TOKEN:
             if not self._in_order:
                 return False
             self._spill(source)

@@ -148,20 +148,25 @@ def test_wishes_reach_the_settings(shape, path):
 
 
 def test_processors_attend_plainly_where_that_is_faster_and_fits(shape, path):
-    settings = placed(shape, path, HALO, Wish(device="cpu")).settings
+    settings = placed(shape, path, HALO, Wish(device="cpu", n_parallel=2)).settings
     assert (settings.flash_attn, settings.n_ubatch) == ("off", 128)
     assert placed(shape, path, HALO).settings.flash_attn == "on"
-    assert placed(shape, path, HALO, Wish(device="cpu", n_parallel=16)).settings.flash_attn == "auto"
-    assert placed(shape, path, HALO, Wish(device="cpu", kv_type="q8_0")).settings.flash_attn == "on"
-    kept = placed(shape, path, HALO, Wish(device="cpu"), settings=base(path, flash_attn="on"))
+    assert placed(shape, path, HALO, Wish(device="cpu", n_parallel=4)).settings.flash_attn == "auto"
+    assert placed(shape, path, HALO, Wish(device="cpu", n_parallel=2, kv_type="q8_0")).settings.flash_attn == "on"
+    kept = placed(shape, path, HALO, Wish(device="cpu", n_parallel=2), settings=base(path, flash_attn="on"))
     assert kept.settings.flash_attn == "on"
 
 
 def test_large_caches_keep_fused_attention(shape, path):
-    assert placed(shape, path, HALO, Wish(device="cpu", n_ctx=32768)).settings.flash_attn == "off"
-    assert placed(shape, path, HALO, Wish(device="cpu", n_ctx=65536)).settings.flash_attn == "auto"
-    shared = base(path, kv_cells=65536)
-    assert placed(shape, path, HALO, Wish(device="cpu"), settings=shared).settings.flash_attn == "auto"
+    def attention(**wish):
+        return placed(
+            shape, path, HALO, Wish(device="cpu", **wish), settings=base(path, kv_cells=4097)
+        ).settings.flash_attn
+
+    assert attention(n_ctx=32768, n_parallel=1) == "off"
+    assert attention(n_ctx=16384, n_parallel=2) == "off"
+    assert attention(n_ctx=32768, n_parallel=2) == "auto"
+    assert attention(n_ctx=65536, n_parallel=1) == "auto"
 
 
 def test_a_shared_cache_is_roomy_where_that_is_cheap(shape, path):
