@@ -1,11 +1,10 @@
 """What the small files of a Hugging Face style folder say, read within bounds and never beyond the folder."""
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
+from quantize import json_file
 from quantize.byte_source import FileSource
-from quantize.errors import BadFile
 from quantize.safetensors_file import safe_member
 
 MAX_JSON_BYTES: Final = 4 << 20
@@ -19,18 +18,8 @@ def links_root(folder: Path) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A bounded JSON object. Raises: BadFile."""
-    with FileSource(path) as source:
-        if source.size > MAX_JSON_BYTES:
-            raise BadFile(source.name, f"{source.size} bytes of JSON; at most {MAX_JSON_BYTES} are read")
-        raw = source.read_at(0, source.size)
-    try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise BadFile(str(path), f"no valid JSON: {str(error)[:200]}") from error
-    if not isinstance(value, dict):
-        raise BadFile(str(path), "not a JSON object")
-    return value
+    """One of the folder's JSON objects. Raises: BadFile."""
+    return json_file.read_json(path, MAX_JSON_BYTES)
 
 
 def chat_template(folder: Path, root: Path) -> str | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Delta, Done, GenerationRequest, SamplingParams, Started
+from engine.types import Delta, Done, GenerationRequest, SamplingParams, Started, TokenLogprob
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 GREEDY = SamplingParams(temperature=0)
@@ -30,6 +30,7 @@ class Answer:
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     started: Started | None = None
     done: Done | None = None
 
@@ -41,6 +42,7 @@ async def answered(runner, request):
         if isinstance(event, Delta):
             answer.text += event.text
             answer.ids += event.token_ids
+            answer.logprobs += event.logprobs
         elif isinstance(event, Started):
             answer.started = event
         elif isinstance(event, Done):

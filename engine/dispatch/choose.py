@@ -162,12 +162,13 @@ def _cpu(
         return _Candidate(cpu, None, tried, need, fits, tok_s, measured)
 
     plain = plain_attention(settings, shape, isa)
-    tight = msgspec.structs.replace(settings, kv_cells=0) if settings.kv_cells > settings.n_ctx else None
-    for tried in (plain, settings, tight):
-        candidate = at(tried) if tried is not None else None
-        if candidate is not None and candidate.fits:
-            return candidate
-    return at(settings)
+    if plain is not None and (candidate := at(plain)).fits:
+        return candidate
+    usual = at(settings)
+    if usual.fits or settings.kv_cells <= settings.n_ctx:
+        return usual
+    tight = at(msgspec.structs.replace(settings, kv_cells=0))
+    return tight if tight.fits else usual
 
 
 def audit_key(shape: ModelShape, backend: str) -> str:

@@ -75,13 +75,6 @@ def read_folder(path: Path) -> OnnxFolder:
     root = links_root(path)
     if (path / CONFIG).exists():
         return _generating(path, root)
-    if any((path / name).exists() for name in OPENVINO_GRAPHS) and not any(
-        (f / GRAPH).exists() for f in (path, path / "onnx")
-    ):
-        needs = (
-            "it is in OpenVINO's own format (openvino_*.xml), which OpenVINO GenAI runs and ONNX Runtime does not"
-        )
-        raise RefusedFormat(str(path), f"{needs}; take the model as ONNX (genai_config.json) or as GGUF instead")
     if (path / "config.json").exists():
         return _encoding(path, root)
     raise BadFile(str(path), f"there is neither {CONFIG} nor config.json in it")
@@ -133,6 +126,9 @@ def _generating(path: Path, root: Path) -> OnnxFolder:
 def _encoding(path: Path, root: Path) -> OnnxFolder:
     config = read_json(safe_member(path, "config.json", root))
     holder = next((f for f in (path, path / "onnx") if (f / GRAPH).exists()), None)
+    if holder is None and any((path / name).exists() for name in OPENVINO_GRAPHS):
+        why = "it is in OpenVINO's own format (openvino_*.xml), which OpenVINO GenAI runs and ONNX Runtime does not"
+        raise RefusedFormat(str(path), f"{why}; take the model as ONNX (genai_config.json) or as GGUF instead")
     if holder is None:
         raise BadFile(str(path), f"there is no {GRAPH} in it")
     if not (path / "tokenizer.json").exists():

@@ -1,6 +1,5 @@
 """A Hugging Face model folder: its configuration and its weights, read in pieces of bounded size."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 
 from quantize.byte_source import FileSource
 from quantize.errors import BadFile, IncompleteFile, UnsupportedModel
+from quantize.json_file import read_json
 from quantize.safetensors_file import SafetensorInfo, read_safetensors_folder, safe_member
 
 Array = np.ndarray[Any, Any]
@@ -84,17 +84,7 @@ class Checkpoint:
         if not path.is_file():
             raise BadFile(str(self.folder), f"{name} is missing")
         limit = _MAX_TOKENIZER_BYTES if name == "tokenizer.json" else _MAX_CONFIG_BYTES
-        with FileSource(path) as source:
-            if source.size > limit:
-                raise BadFile(str(path), f"{source.size} bytes; at most {limit} are read")
-            raw = source.read_at(0, source.size)
-        try:
-            value = json.loads(raw)
-        except (ValueError, RecursionError) as error:
-            raise BadFile(str(path), f"no valid JSON: {str(error)[:200]}") from error
-        if not isinstance(value, dict):
-            raise BadFile(str(path), "no JSON object")
-        return value
+        return read_json(path, limit)
 
     def optional_json(self, name: str) -> dict[str, Any]:
         """The same, empty if the file is not there."""

@@ -8,7 +8,8 @@ from lora_adapter import write_adapter
 
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Delta, GenerationRequest, SamplingParams
+from engine.types import GenerationRequest, SamplingParams
+from tests.runner_calls import answered
 
 WISHES = ((), (("one", 1.0),), (("two", 1.0),), (("one", 0.5), ("two", 0.5)))
 SYSTEM = "You are a helpful assistant that answers briefly. " * 12
@@ -24,7 +25,6 @@ def prompt(question):
 
 
 async def answer(runner, question, wish, **options):
-    ids, probabilities = [], []
     request = GenerationRequest(
         prompt=prompt(question),
         lora=wish,
@@ -34,11 +34,8 @@ async def answer(runner, question, wish, **options):
         logprobs=2,
         **options,
     )
-    async for event in runner.generate(request):
-        if isinstance(event, Delta):
-            ids += event.token_ids
-            probabilities += event.logprobs
-    return ids, probabilities
+    whole = await answered(runner, request)
+    return whole.ids, whole.logprobs
 
 
 def same_up_to_ties(found, wanted):

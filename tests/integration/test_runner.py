@@ -9,7 +9,7 @@ from engine.errors import BadModelFile, ContextOverflow, InputFault, RunnerDied
 from engine.runner.llama.pacing import TELL_EVERY_S
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Delta, Done, GenerationRequest, SamplingParams, Started
+from engine.types import Delta, GenerationRequest, SamplingParams, Started
 from tests.runner_calls import answered
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -90,17 +90,12 @@ def test_answers_are_told_at_the_rate_of_a_display(bundled_model):
 
     async def work(runner):
         request = GenerationRequest(prompt="Once", sampling=GREEDY, max_tokens=300, ignore_eos=True)
-        loop, deltas, done = asyncio.get_running_loop(), [], None
-        async for event in runner.generate(request):
-            if isinstance(event, Delta):
-                deltas.append((loop.time(), len(event.token_ids)))
-            elif isinstance(event, Done):
-                done = event
-        return deltas, done
+        events = [event async for event in runner.generate(request)]
+        return [len(event.token_ids) for event in events if isinstance(event, Delta)], events[-1]
 
     deltas, done = with_runner(bundled_model, work)
-    assert sum(count for _, count in deltas) == done.usage.completion_tokens == 300
-    assert deltas[0][1] == 1
+    assert sum(deltas) == done.usage.completion_tokens == 300
+    assert deltas[0] == 1
     assert len(deltas) <= done.timings.decode_s / TELL_EVERY_S + 3
 
 

@@ -17,7 +17,7 @@ from engine.runner.llama.prefix_store import Key, PrefixStore
 
 # A prefix shorter than this is computed faster than it is copied out, looked up and copied in again.
 MIN_STORED_TOKENS: Final = 64
-# Bringing a prefix back copies all of it; a token copied costs a hundredth of one computed (0.6B: 0.04, 5 ms).
+# Bringing a prefix back copies all of it; a token copied costs a part of one computed (0.6B: 0.04 to 0.27 ms, 5).
 MIN_GAIN, COPIES_PER_TOKEN = 8, 64
 # Idle cells that may stay beside running requests even when nothing in use is as large. Every step walks over idle
 # cells too: 2,000 of them cost a 0.6B model a tenth of its decode speed (docs/log.md, engine).
