@@ -6,7 +6,14 @@ from typing import Any, Final
 
 from engine.grammar import ConstraintRefused
 from engine.runner.llama.adapters import Adapters
-from engine.runner.llama.admission import cells_needed, cells_promised, enqueue, new_sequence, refusal
+from engine.runner.llama.admission import (
+    cells_needed,
+    cells_promised,
+    enqueue,
+    new_sequence,
+    reading_order,
+    refusal,
+)
 from engine.runner.llama.batch import Batch, Logits
 from engine.runner.llama.cached_sequence import CachedSequence
 from engine.runner.llama.constrain import ConstraintCompiler
@@ -202,10 +209,9 @@ class Scheduler:
             sequence.row = batch.add(sequence.tokens[-1], position, sequence.cache.seq_id)
             self._speculation.extend(batch, sequence)
         budget = self._pace.prefill_budget(batch.size, len(prefilling))
-        for i, sequence in enumerate(prefilling):
+        for sequence in reading_order(prefilling, self.steps):
             assert sequence.cache is not None
-            share = max(budget // (len(prefilling) - i), 1) if budget > 0 else 0
-            take = self._kv.until_checkpoint(sequence.cache, min(sequence.n_missing, share, batch.room))
+            take = self._kv.until_checkpoint(sequence.cache, min(sequence.n_missing, budget, batch.room))
             if take <= 0:
                 continue
             start = len(sequence.cache.tokens)
@@ -220,10 +226,6 @@ class Scheduler:
             piece = sequence.tokens[start : start + take]
             sequence.row = batch.add_prompt(piece, sequence.position(start), sequence.cache.seq_id, last=last)
             budget -= take
-        # Fairness: whoever came first this time comes last the next.
-        if len(prefilling) > 1 and prefilling[0].cache is not None:
-            self._running.remove(prefilling[0])
-            self._running.append(prefilling[0])
 
     def _put_picture(self, sequence: Sequence, cache: CachedSequence, span: Span, out: list[Output]) -> None:
         """Encode one picture into the cache, beside the batch."""

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from engine.runner.llama.admission import reading_order
 from engine.runner.llama.pacing import MIN_CHUNK, Pace
 
 
@@ -35,3 +36,14 @@ def test_many_that_wait_for_their_first_token_stretch_a_step(pace):
     assert 300 <= pace.prefill_budget(1, waiting=3) < 304
     assert pace.prefill_budget(4, waiting=2) == pace.prefill_budget(4)
     assert pace.prefill_budget(1, waiting=50) == pace.prefill_budget(1, waiting=5)
+
+
+def asked(n_missing, priority="interactive"):
+    return SimpleNamespace(n_missing=n_missing, request=SimpleNamespace(priority=priority))
+
+
+def test_the_shortest_rest_and_the_oldest_prompt_read_in_turns():
+    oldest, short, batch = asked(900), asked(30), asked(5, "batch")
+    came = [oldest, short, batch]
+    assert reading_order(came, 0) == [short, oldest, batch]
+    assert reading_order(came, 1) == came
