@@ -6,10 +6,13 @@ from engine.runner.llama.model import LoadedModel
 from engine.runner.llama.payoff import StepCost
 from engine.runner.llama.threads import BatchThreads
 
-# Longest step wanted while another is generating; prompts are cut to what fits into it. It grows with the number of
-# requests that wait for their first token for each that generates: wider steps read them faster.
-TARGET_STEP_S: Final = 0.1
+# What a prompt may add to a step while others generate, or as much again as their rows take, when that is more. It
+# grows with the number of requests that wait for their first token for each that generates: wide steps read faster.
+PROMPT_STEP_S: Final = 0.1
 MOST_STRETCH: Final = 5
+# A row of an answer takes as long as this many of a prompt, until measured: it is also multiplied by the output
+# matrix, and looks at more text. Measured: docs/log.md, engine.
+ANSWER_ROWS: Final = 3
 # A processor is as efficient with this many rows as with hundreds. Measured: docs/log.md, engine.
 MIN_CHUNK: Final = 16
 # Its kernels take rows by four; what is left over is computed one by one. Source: ggml-cpu/repack.cpp.
@@ -26,7 +29,7 @@ class Pace:
         self._loaded = loaded
         self._threads_set = int(loaded.api.llama_n_threads_batch(loaded.context))
         self._threads = BatchThreads(self._threads_set)
-        self._prefill_tok_s = 0.0
+        self._prompt_row_s = 0.0
         self.cost = StepCost()
 
     def prefill_budget(self, generating: int, waiting: int = 1) -> int:
@@ -37,7 +40,8 @@ class Pace:
         if not generating:
             return self._loaded.n_batch
         stretch = min(max(1.0, waiting / generating), MOST_STRETCH)
-        wanted = int(self._prefill_tok_s * TARGET_STEP_S * stretch)
+        added_s = max(PROMPT_STEP_S, self._answers_s(generating)) * stretch
+        wanted = int(added_s / self._prompt_row_s) if self._prompt_row_s else 0
         chunk = max(MIN_CHUNK, min(wanted, self._loaded.n_ubatch))
         return chunk + -(chunk + generating) % ROWS_AT_ONCE
 
@@ -54,8 +58,15 @@ class Pace:
         `now` is a monotonic clock.
         """
         self._threads.note(rows, seconds, cpu_s, now)
-        if rows == outputs:
+        prompt = rows - outputs
+        if not prompt:
             self.cost.note(rows, seconds)
-        elif rows - outputs >= MIN_CHUNK and seconds > 0:
-            speed = rows / seconds
-            self._prefill_tok_s = speed if not self._prefill_tok_s else 0.7 * self._prefill_tok_s + 0.3 * speed
+        elif prompt >= MIN_CHUNK and seconds > 0:
+            share_s = prompt * seconds / (prompt + ANSWER_ROWS * outputs)
+            answers_s = self.cost.seconds(outputs)
+            row_s = (share_s if answers_s is None else max(seconds - answers_s, share_s / 2)) / prompt
+            self._prompt_row_s = 0.7 * self._prompt_row_s + 0.3 * row_s if self._prompt_row_s else row_s
+
+    def _answers_s(self, rows: int) -> float:
+        """What a step of answers alone takes."""
+        return self.cost.seconds(rows) or rows * ANSWER_ROWS * self._prompt_row_s

@@ -18,12 +18,26 @@ def test_alone_a_prompt_takes_the_whole_batch(pace):
     assert pace.prefill_budget(0) == 2048
 
 
-def test_beside_answers_a_step_stays_short(pace):
+def test_beside_answers_a_prompt_adds_a_tenth_of_a_second(pace):
     assert MIN_CHUNK <= pace.prefill_budget(1) < MIN_CHUNK + 4
-    pace.note(rows=1000, outputs=1, seconds=1.0, cpu_s=2.0, now=1.0)  # 1,000 tok/s: 100 in a tenth of a second
+    pace.note(rows=1000, outputs=0, seconds=1.0, cpu_s=2.0, now=1.0)  # 1,000 tok/s: 100 in a tenth of a second
     assert 100 <= pace.prefill_budget(1) < 104
-    pace.note(rows=2000, outputs=1, seconds=0.01, cpu_s=0.02, now=2.0)
+    for _ in range(20):
+        pace.note(rows=2000, outputs=0, seconds=0.01, cpu_s=0.02, now=2.0)
     assert 512 <= pace.prefill_budget(1) < 516
+
+
+def test_what_answers_take_is_not_held_against_the_prompt(pace):
+    """Else wide steps make prompts look slow, prompts get less, and steps look slower still."""
+    pace.note(rows=8, outputs=8, seconds=0.12, cpu_s=0.24, now=1.0)
+    for i in range(30):
+        pace.note(rows=28, outputs=8, seconds=0.12 + 20 * 0.004, cpu_s=0.4, now=2.0 + i)
+    assert 30 <= pace.prefill_budget(8) < 34  # as much again as the eight take, at 4 ms a token
+
+
+def test_before_answers_were_measured_they_count_as_three_rows_of_a_prompt(pace):
+    pace.note(rows=104, outputs=4, seconds=0.112, cpu_s=0.2, now=1.0)
+    assert 100 <= pace.prefill_budget(1) < 104  # 1 ms a row
 
 
 @pytest.mark.parametrize("generating", range(1, 9))
@@ -32,7 +46,7 @@ def test_rows_fill_whole_tiles(pace, generating):
 
 
 def test_many_that_wait_for_their_first_token_stretch_a_step(pace):
-    pace.note(rows=1000, outputs=1, seconds=1.0, cpu_s=2.0, now=1.0)
+    pace.note(rows=1000, outputs=0, seconds=1.0, cpu_s=2.0, now=1.0)
     assert 300 <= pace.prefill_budget(1, waiting=3) < 304
     assert pace.prefill_budget(4, waiting=2) == pace.prefill_budget(4)
     assert pace.prefill_budget(1, waiting=50) == pace.prefill_budget(1, waiting=5)
