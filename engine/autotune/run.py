@@ -37,11 +37,10 @@ class NothingWorks(EnvironmentFault):
 
 
 def rounds_for(prompt_tokens: int) -> tuple[Budget, ...]:
-    """Three rounds of growing length."""
+    """A short round for many points, a long one for the best: most of a trial is loading, so no more rounds."""
     short = min(prompt_tokens, SHORT_PROMPT)
     return (
-        Budget(prompt=short, answer=8, repeats=1),
-        Budget(prompt=short, answer=24, repeats=1),
+        Budget(prompt=short, answer=8, repeats=2),
         Budget(prompt=prompt_tokens, answer=32, repeats=3),
     )
 

@@ -1,4 +1,4 @@
-"""Successive halving over settings: many points briefly, the best quarter longer, the best ones longest.
+"""Successive halving over settings: many points briefly, the best quarter longer.
 
 The first round looks at the settings in use and at every single change of them, then at combinations of the
 changes that helped. Pure but for `measure`: the same answers give the same search, so one that was interrupted
@@ -14,6 +14,8 @@ from engine.autotune.types import Budget, Choice, Knobs, Outcome
 
 # One in so many points goes on to the next round. Source: Li et al., "Hyperband", 2018 (3 or 4 there).
 ETA = 4
+# The best points differ by less than the noise of one short trial. Measured: docs/log.md, autotune against a grid.
+LEAST_KEPT = 3
 # A level within this of the best one of its dimension is combined with the others: rounds are short and noisy.
 NEAR = 1.05
 MOST_COMBINATIONS = 4
@@ -141,10 +143,10 @@ class Search:
             await self._try(knobs, budget)
 
     def _survivors(self) -> list[Knobs]:
-        """The best quarter of the last round, and the settings in use."""
+        """The best quarter of the last round, three at least, and the settings in use."""
         last = max(self._rounds.values(), default=0)
         alive = [k for k in self.ranked() if self._rounds[k] == last]
-        kept = alive[: max(2, math.ceil(len(alive) / ETA))]
+        kept = alive[: max(LEAST_KEPT, math.ceil(len(alive) / ETA))]
         if self._base not in kept and math.isfinite(self.turn_s(self._base)):
             kept.append(self._base)
         return kept

@@ -8,7 +8,7 @@ from devices.types import Machine
 from engine.autotune.types import Knobs
 from engine.dispatch.priors import BACKENDS
 
-UBATCHES = (64, 128, 256, 512, 1024, 2048)
+UBATCHES = (32, 64, 128, 256, 512, 1024, 2048)
 BATCHES = (512, 2048)
 # Lossy beyond q8_0: autotune must not trade quality for speed unasked.
 # Measured: docs/log.md, types of the KV cache.
@@ -44,7 +44,7 @@ def dimensions(base: Knobs, machine: Machine, prompt_tokens: int, n_layers: int)
         Dimension(name="threads", levels=tuple({"n_threads": n} for n in thread_counts(machine))),
         Dimension(name="repack", levels=({"repack": True}, {"repack": False})),
         Dimension(name="flash attention and KV type", levels=attention(base)),
-        Dimension(name="ubatch", levels=tuple({"n_ubatch": n} for n in ubatches(prompt_tokens))),
+        Dimension(name="ubatch", levels=tuple({"n_ubatch": n} for n in ubatches(prompt_tokens, base.n_ubatch))),
         Dimension(name="batch", levels=tuple({"n_batch": n} for n in BATCHES if prompt_tokens > min(BATCHES))),
         Dimension(name="mmap", levels=({"use_mmap": True}, {"use_mmap": False})),
     ]
@@ -87,10 +87,10 @@ def thread_counts(machine: Machine) -> tuple[int, ...]:
     return tuple(sorted({1, max(1, fast // 2), max(1, fast - 1), fast, allowed}))
 
 
-def ubatches(prompt_tokens: int) -> tuple[int, ...]:
-    """Sizes that differ for a prompt of this length: a larger one than the prompt is the same as one as large."""
+def ubatches(prompt_tokens: int, in_use: int) -> tuple[int, ...]:
+    """Sizes that differ for a prompt of this length; those above it are all the same, like the one `in_use`."""
     small = [n for n in UBATCHES if n < prompt_tokens]
-    above = [n for n in UBATCHES if n >= prompt_tokens][:1]
+    above = [in_use] if in_use >= prompt_tokens else [n for n in UBATCHES if n >= prompt_tokens][:1]
     return tuple(small[-4:] + above)
 
 

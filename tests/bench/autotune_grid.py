@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import csv
 import itertools
+import random
 import statistics
 import time
 from contextlib import nullcontext
@@ -29,7 +30,7 @@ from engine.dispatch.placer import Placer, read_shape
 from engine.paths import user_paths
 from engine.runner.protocol import LoadSettings
 
-TURNS = 4
+TURNS = 10
 
 
 def grid(base: Knobs, machine: Machine, ubatches: list[int]) -> list[Knobs]:
@@ -109,9 +110,9 @@ def main() -> None:
     ranked = sorted(points, key=lambda k: outcomes[k].turn_s(options.length))
     turns: dict[Knobs, list[float]] = {k: [] for k in dict.fromkeys([report.best, *ranked[:3]])}
     for _ in range(TURNS):
-        for knobs, seconds in turns.items():
+        for knobs in random.sample(list(turns), len(turns)):
             again = asyncio.run(trial(settings, knobs, budget, lambda _: nullcontext(), 300.0))
-            seconds.append(again.turn_s(options.length))
+            turns[knobs].append(again.turn_s(options.length))
     found = {k: statistics.median(s) for k, s in turns.items()}
     best = min(found.values())
     loads = asyncio.run(proof(report.best.apply(settings), lambda _: nullcontext(), 300.0))

@@ -180,7 +180,7 @@ def journalled(path, bench, stop_after=None):
     return found
 
 
-@pytest.mark.parametrize("stop_after", [0, 1, 7, 15])
+@pytest.mark.parametrize("stop_after", [0, 1, 7, 12])
 def test_a_killed_search_goes_on_where_it_was(tmp_path, stop_after):
     path = tmp_path / "state" / "search.jsonl"
     bench = Bench(landscape(7), noise=0.0)
@@ -229,8 +229,9 @@ def test_the_space_follows_the_machine():
 
 
 def test_sizes_and_threads_that_make_no_difference_are_left_out():
-    assert ubatches(200) == (64, 128, 256)
-    assert ubatches(8000) == (256, 512, 1024, 2048)
+    assert ubatches(200, 64) == (32, 64, 128, 256)
+    assert ubatches(200, 512) == (32, 64, 128, 512)
+    assert ubatches(8000, 512) == (256, 512, 1024, 2048)
     assert thread_counts(machine(cores=1, logical=1)) == (1,)
     assert thread_counts(machine(cores=2, logical=2)) == (1, 2)
     assert thread_counts(machine(cores=8, logical=16)) == (1, 4, 7, 8, 16)
