@@ -1,7 +1,6 @@
 """The llama.cpp runner as a real process: sharing, guessing, preempting, cancelling."""
 
 import asyncio
-import random
 import sys
 from pathlib import Path
 
@@ -377,29 +376,3 @@ def test_weights_and_cache_ask_for_huge_pages(bundled_model):
     maps = with_runner(bundled_model, work, n_ctx=8192)
     asked = [m for m in maps.split("VmFlags:")[1:] if " hg" in m.splitlines()[0]]
     assert asked
-
-
-def test_a_long_prompt_is_read_while_short_ones_keep_coming(bundled_model):
-    """Short prompts are shorter in every step there is; every other step belongs to whoever came first."""
-    rng = random.Random(4)
-
-    def prompt(length):
-        return [rng.randrange(40, 200) for _ in range(length)]
-
-    async def work(runner):
-        long = asyncio.create_task(collect(runner, prompt(3000), max_tokens=4, ignore_eos=True))
-        answered = 0
-
-        async def keep_asking():
-            nonlocal answered
-            while not long.done():
-                await collect(runner, prompt(60), max_tokens=1, ignore_eos=True)
-                answered += 1
-
-        await asyncio.sleep(0)
-        await asyncio.wait_for(asyncio.gather(*(keep_asking() for _ in range(6))), 60)
-        return answered, (await long)[2].usage
-
-    answered, usage = with_runner(bundled_model, work, n_ctx=4096, n_parallel=8, n_batch=64, n_ubatch=64)
-    assert usage.completion_tokens == 4
-    assert answered > 10

@@ -1,8 +1,9 @@
-"""Different kinds of work in one runner: embeddings beside chats."""
+"""Different kinds of work in one runner: embeddings beside chats, long prompts beside short ones."""
 
 import asyncio
+import random
 
-from runner_calls import CHAT, with_runner
+from runner_calls import CHAT, answered, with_runner
 
 from engine.types import Delta, GenerationRequest, SamplingParams
 
@@ -47,3 +48,30 @@ def test_embeddings_and_chats_take_turns(bundled_model):
         bundled_model, lambda r: listen(r, [], CHAT.format("Tell me a story."), max_tokens=900, speculate=False)
     )
     assert seen == quiet
+
+
+def test_a_long_prompt_is_read_while_short_ones_keep_coming(bundled_model):
+    """Short prompts are shorter in every step there is; every other step belongs to whoever came first."""
+    rng = random.Random(4)
+
+    def ask(length, tokens):
+        prompt = [rng.randrange(40, 200) for _ in range(length)]
+        return GenerationRequest(prompt=prompt, max_tokens=tokens, ignore_eos=True, sampling=GREEDY)
+
+    async def work(runner):
+        long = asyncio.create_task(answered(runner, ask(3000, 4)))
+        count = 0
+
+        async def keep_asking():
+            nonlocal count
+            while not long.done():
+                await answered(runner, ask(60, 1))
+                count += 1
+
+        await asyncio.sleep(0)
+        await asyncio.wait_for(asyncio.gather(*(keep_asking() for _ in range(6))), 60)
+        return count, (await long).done.usage
+
+    count, usage = with_runner(bundled_model, work, n_ctx=4096, n_parallel=8, n_batch=64, n_ubatch=64)
+    assert usage.completion_tokens == 4
+    assert count > 10

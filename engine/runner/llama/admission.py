@@ -65,17 +65,6 @@ def enqueue(waiting: deque[Sequence], sequence: Sequence) -> None:
         waiting.append(sequence)
 
 
-def reading_order(prefilling: list[Sequence], step: int) -> list[Sequence]:
-    """Whose prompt goes into this step first: in every other step the shortest rest, else the one that came first.
-
-    So a short prompt does not wait for a long one, nor a long one for ever for short ones, and first tokens come
-    one after the other instead of all of them late.
-    """
-    if step % 2:
-        return prefilling
-    return sorted(prefilling, key=lambda s: (s.request.priority != "interactive", s.n_missing))
-
-
 def refusal(
     request_id: int, request: GenerationRequest, tokens: list[int], n_ctx: int, n_vocab: int, adapters: Adapters
 ) -> Fault | None:

@@ -4,6 +4,7 @@ from typing import Final
 
 from engine.runner.llama.model import LoadedModel
 from engine.runner.llama.payoff import StepCost
+from engine.runner.llama.sequence import Sequence
 from engine.runner.llama.threads import BatchThreads
 
 # What a prompt may add to a step while others generate, or as much again as their rows take, when that is more. It
@@ -70,3 +71,14 @@ class Pace:
     def _answers_s(self, rows: int) -> float:
         """What a step of answers alone takes."""
         return self.cost.seconds(rows) or rows * ANSWER_ROWS * self._prompt_row_s
+
+
+def reading_order(prefilling: list[Sequence], step: int) -> list[Sequence]:
+    """Whose prompt goes into this step first: in every other step the shortest rest, else the one that came first.
+
+    So a short prompt does not wait for a long one, nor a long one for ever for short ones, and first tokens come
+    one after the other instead of all of them late.
+    """
+    if step % 2:
+        return prefilling
+    return sorted(prefilling, key=lambda s: (s.request.priority != "interactive", s.n_missing))

@@ -6,14 +6,7 @@ from typing import Any, Final
 
 from engine.grammar import ConstraintRefused
 from engine.runner.llama.adapters import Adapters
-from engine.runner.llama.admission import (
-    cells_needed,
-    cells_promised,
-    enqueue,
-    new_sequence,
-    reading_order,
-    refusal,
-)
+from engine.runner.llama.admission import cells_needed, cells_promised, enqueue, new_sequence, refusal
 from engine.runner.llama.batch import Batch, Logits
 from engine.runner.llama.cached_sequence import CachedSequence
 from engine.runner.llama.constrain import ConstraintCompiler
@@ -21,7 +14,7 @@ from engine.runner.llama.draft_model import DraftModel
 from engine.runner.llama.draw import DrawFailed, draw
 from engine.runner.llama.kv import KVCache
 from engine.runner.llama.model import LoadedModel
-from engine.runner.llama.pacing import TELL_EVERY_S, Pace
+from engine.runner.llama.pacing import TELL_EVERY_S, Pace, reading_order
 from engine.runner.llama.prefix_store import PrefixStore
 from engine.runner.llama.quarantine import Quarantine
 from engine.runner.llama.sequence import Sequence

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.runner.llama.admission import reading_order
-from engine.runner.llama.pacing import MIN_CHUNK, Pace
+from engine.runner.llama.pacing import MIN_CHUNK, Pace, reading_order
 
 
 @pytest.fixture
