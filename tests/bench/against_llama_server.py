@@ -152,9 +152,12 @@ def shared(sides: Sides, rounds: int, rng: random.Random) -> None:
 
 
 def restart(sides: Sides, rounds: int, rng: random.Random) -> None:
-    """A known 1.5k prompt after a restart of our runner, against the same prompt cold."""
+    """A known 1.5k prompt after a restart of our runner, against the same prompt cold; two rounds at most.
+
+    A runner that ended three times in five minutes is not started again.
+    """
     cold, warm = [], []
-    for _ in range(rounds):
+    for _ in range(min(rounds, 2)):
         prompt = fresh(rng, 1500)
         cold.append(sides.ask("ours", prompt, 2).first)
         time.sleep(3)  # the pause in which prefixes are written
