@@ -73,12 +73,18 @@ class Pace:
         return self.cost.seconds(rows) or rows * ANSWER_ROWS * self._prompt_row_s
 
 
-def reading_order(prefilling: list[Sequence], step: int) -> list[Sequence]:
-    """Whose prompt goes into this step first: in every other step the shortest rest, else the one that came first.
+def reading_order(prefilling: list[Sequence]) -> list[Sequence]:
+    """Whose prompt goes into this step first: the shortest rest, and whoever came first when passed over last time.
 
     So a short prompt does not wait for a long one, nor a long one for ever for short ones, and first tokens come
-    one after the other instead of all of them late.
+    one after the other instead of all of them late. `prefilling` in the order in which they came.
     """
-    if step % 2:
+    if not prefilling:
         return prefilling
-    return sorted(prefilling, key=lambda s: (s.request.priority != "interactive", s.n_missing))
+    oldest = prefilling[0]
+    if oldest.passed_over:
+        oldest.passed_over = False
+        return prefilling
+    order = sorted(prefilling, key=lambda s: (s.request.priority != "interactive", s.n_missing))
+    oldest.passed_over = order[0] is not oldest
+    return order

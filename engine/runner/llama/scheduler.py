@@ -202,7 +202,7 @@ class Scheduler:
             sequence.row = batch.add(sequence.tokens[-1], position, sequence.cache.seq_id)
             self._speculation.extend(batch, sequence)
         budget = self._pace.prefill_budget(batch.size, len(prefilling))
-        for sequence in reading_order(prefilling, self.steps):
+        for sequence in reading_order(prefilling):
             assert sequence.cache is not None
             take = self._kv.until_checkpoint(sequence.cache, min(sequence.n_missing, budget, batch.room))
             if take <= 0:

@@ -54,6 +54,7 @@ class Sequence:
     forgotten: int = 0
     announced: bool = False
     cancelled: bool = False
+    passed_over: bool = False
     credit: int = INITIAL_CREDIT
     row: int = -1
     drafter: NgramDrafter = field(default_factory=NgramDrafter)
