@@ -3,7 +3,7 @@
 from typing import Final
 
 from engine.runner.llama.model import LoadedModel
-from engine.runner.llama.payoff import StepCost
+from engine.runner.llama.payoff import ROWS_AT_ONCE, StepCost
 from engine.runner.llama.sequence import Sequence
 from engine.runner.llama.threads import BatchThreads
 
@@ -16,8 +16,6 @@ MOST_STRETCH: Final = 5
 ANSWER_ROWS: Final = 3
 # A processor is as efficient with this many rows as with hundreds. Measured: docs/log.md, engine.
 MIN_CHUNK: Final = 16
-# Its kernels take rows by four; what is left over is computed one by one. Source: ggml-cpu/repack.cpp.
-ROWS_AT_ONCE: Final = 4
 # An answer is told this often at most. Each time costs the runner, the server and the client half a millisecond of
 # the cores that compute; an eye takes text in at the rate of a display. Measured: docs/log.md, engine.
 TELL_EVERY_S: Final = 0.02
