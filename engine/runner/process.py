@@ -383,7 +383,7 @@ def runner_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
     root = str(Path(__file__).resolve().parents[2])
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
     env["PYTHONUNBUFFERED"] = "1"
-    env["GLIBC_TUNABLES"] = ":".join(filter(None, (env.get("GLIBC_TUNABLES"), HUGE_PAGES)))
+    env["GLIBC_TUNABLES"] = ":".join(filter(None, (HUGE_PAGES, env.get("GLIBC_TUNABLES"))))  # the last word counts
     if extra:
         env.update(extra)
     return env

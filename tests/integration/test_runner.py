@@ -369,10 +369,15 @@ def test_a_runner_that_hangs_is_noticed_and_stopped(bundled_model, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a setting of Linux and glibc")
-def test_weights_and_cache_ask_for_huge_pages(bundled_model):
+@pytest.mark.parametrize(("wish", "asks"), [(None, True), ("glibc.malloc.hugetlb=0", False)])
+def test_weights_and_cache_ask_for_huge_pages(bundled_model, monkeypatch, wish, asks):
+    """Unless the user says otherwise."""
+    if wish:
+        monkeypatch.setenv("GLIBC_TUNABLES", wish)
+
     async def work(runner):
         return await asyncio.to_thread(Path(f"/proc/{runner.pid}/smaps").read_text)
 
     maps = with_runner(bundled_model, work, n_ctx=8192)
     asked = [m for m in maps.split("VmFlags:")[1:] if " hg" in m.splitlines()[0]]
-    assert asked
+    assert bool(asked) == asks
