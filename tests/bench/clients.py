@@ -10,11 +10,12 @@ from urllib.parse import urlsplit
 
 @dataclass
 class Reply:
-    """What one streamed request showed its client. Times are seconds since it was sent."""
+    """What one streamed request showed its client. Times are seconds since it was `started`, a clock's."""
 
     text: str = ""
     arrivals: list[float] = field(default_factory=list)
     total: float = 0.0
+    started: float = 0.0
     usage: dict = field(default_factory=dict)
 
     @property
@@ -26,6 +27,12 @@ class Reply:
     def gaps(self) -> list[float]:
         """Seconds between chunks."""
         return [b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
+
+    def gaps_during(self, other: "Reply") -> list[float]:
+        """The gaps of which any part lies between the sending of another request and its first token."""
+        sent = other.started - self.started
+        pairs = zip(self.arrivals, self.arrivals[1:], strict=False)
+        return [b - a for a, b in pairs if b > sent and a < sent + other.first]
 
 
 def complete(url: str, model: str, prompt, tokens: int, **options) -> Reply:
@@ -64,6 +71,7 @@ def complete(url: str, model: str, prompt, tokens: int, **options) -> Reply:
             reply.arrivals.append(arrival)
             reply.text += choices[0]["text"]
     reply.total = lines[-1][0] if lines else 0.0
+    reply.started = started
     return reply
 
 

@@ -6,6 +6,7 @@ from engine.runner.llama.model import LoadedModel
 from engine.runner.llama.payoff import ROWS_AT_ONCE, StepCost
 from engine.runner.llama.sequence import Sequence
 from engine.runner.llama.threads import BatchThreads
+from engine.runner.protocol import LoadSettings
 
 # What a prompt may add to a step while others generate, or as much again as their rows take, when that is more. It
 # grows with the number of requests that wait for their first token for each that generates: wide steps read faster.
@@ -16,6 +17,11 @@ MOST_STRETCH: Final = 5
 ANSWER_ROWS: Final = 3
 # A processor is as efficient with this many rows as with hundreds. Measured: docs/log.md, engine.
 MIN_CHUNK: Final = 16
+# On processors llama.cpp's fused attention takes a step's rows in tiles of this many, and one by one below
+# that. Source: GGML_FA_TILE_Q, ggml-cpu/common.h.
+TILE_ROWS: Final = 64
+# From this depth on that is so slow that a step with a prompt fills tiles. Measured: docs/log.md, engine.
+DEEP: Final = 512
 # An answer is told this often at most. Each time costs the runner, the server and the client half a millisecond of
 # the cores that compute; an eye takes text in at the rate of a display. Measured: docs/log.md, engine.
 TELL_EVERY_S: Final = 0.02
@@ -31,18 +37,19 @@ class Pace:
         self._prompt_row_s = 0.0
         self.cost = StepCost()
 
-    def prefill_budget(self, generating: int, waiting: int = 1) -> int:
+    def prefill_budget(self, generating: int, waiting: int = 1, depth: int = 0) -> int:
         """Prompt tokens for the next step; `generating` rows are answers, which must not wait for long.
 
-        `waiting` requests read their prompts.
+        `waiting` requests read their prompts, the deepest of which has read `depth` tokens.
         """
         if not generating:
             return self._loaded.n_batch
         stretch = min(max(1.0, waiting / generating), MOST_STRETCH)
         added_s = max(PROMPT_STEP_S, self._answers_s(generating)) * stretch
         wanted = int(added_s / self._prompt_row_s) if self._prompt_row_s else 0
-        chunk = max(MIN_CHUNK, min(wanted, self._loaded.n_ubatch))
-        return chunk + -(chunk + generating) % ROWS_AT_ONCE
+        whole = TILE_ROWS if depth >= DEEP and in_tiles(self._loaded.settings) else ROWS_AT_ONCE
+        rows = max(MIN_CHUNK, wanted) + generating
+        return max(MIN_CHUNK, min(rows + -rows % whole, self._loaded.n_ubatch) - generating)
 
     def set_threads(self, rows: int) -> None:
         """Use as many threads as pay for a step of `rows` at this moment, while other programs come and go."""
@@ -69,6 +76,12 @@ class Pace:
     def _answers_s(self, rows: int) -> float:
         """What a step of answers alone takes."""
         return self.cost.seconds(rows) or rows * ANSWER_ROWS * self._prompt_row_s
+
+
+def in_tiles(settings: LoadSettings) -> bool:
+    """The processor's fused attention reads this cache in tiles."""
+    fused = settings.flash_attn != "off" and settings.n_gpu_layers == 0
+    return fused and settings.type_k == settings.type_v and settings.type_k in ("f16", "f32")
 
 
 def reading_order(prefilling: list[Sequence]) -> list[Sequence]:

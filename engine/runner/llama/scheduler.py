@@ -201,7 +201,8 @@ class Scheduler:
             position = sequence.position(len(sequence.tokens) - 1)
             sequence.row = batch.add(sequence.tokens[-1], position, sequence.cache.seq_id)
             self._speculation.extend(batch, sequence)
-        budget = self._pace.prefill_budget(batch.size, len(prefilling))
+        depth = max((len(s.cache.tokens) for s in prefilling if s.cache is not None), default=0)
+        budget = self._pace.prefill_budget(batch.size, len(prefilling), depth)
         for sequence in reading_order(prefilling):
             assert sequence.cache is not None
             take = self._kv.until_checkpoint(sequence.cache, min(sequence.n_missing, budget, batch.room))

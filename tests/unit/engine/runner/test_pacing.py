@@ -4,13 +4,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.runner.llama.pacing import MIN_CHUNK, Pace, reading_order
+from engine.runner.llama.pacing import DEEP, MIN_CHUNK, TILE_ROWS, Pace, reading_order
+from engine.runner.protocol import LoadSettings
+
+
+def make_pace(n_ubatch=512, **settings):
+    api = SimpleNamespace(llama_n_threads_batch=lambda _context: 2)
+    loaded = SimpleNamespace(api=api, context=None, n_batch=2048, n_ubatch=n_ubatch)
+    loaded.settings = LoadSettings(path="model.gguf", **settings)
+    return Pace(loaded)
 
 
 @pytest.fixture
 def pace():
-    api = SimpleNamespace(llama_n_threads_batch=lambda _context: 2)
-    return Pace(SimpleNamespace(api=api, context=None, n_batch=2048, n_ubatch=512))
+    return make_pace()
 
 
 def test_alone_a_prompt_takes_the_whole_batch(pace):
@@ -23,7 +30,7 @@ def test_beside_answers_a_prompt_adds_a_tenth_of_a_second(pace):
     assert 100 <= pace.prefill_budget(1) < 104
     for _ in range(20):
         pace.note(rows=2000, outputs=0, seconds=0.01, cpu_s=0.02, now=2.0)
-    assert 512 <= pace.prefill_budget(1) < 516
+    assert pace.prefill_budget(1) == 511  # one more would be a pass of its own over all weights
 
 
 def test_what_answers_take_is_not_held_against_the_prompt(pace):
@@ -42,6 +49,27 @@ def test_before_answers_were_measured_they_count_as_three_rows_of_a_prompt(pace)
 @pytest.mark.parametrize("generating", range(1, 9))
 def test_rows_fill_whole_tiles(pace, generating):
     assert (pace.prefill_budget(generating) + generating) % 4 == 0
+
+
+def test_deep_in_a_text_a_step_with_a_prompt_fills_tiles(pace):
+    assert pace.prefill_budget(3, depth=DEEP - 1) < TILE_ROWS / 2
+    assert pace.prefill_budget(3, depth=DEEP) == TILE_ROWS - 3
+    pace.note(rows=1000, outputs=0, seconds=1.0, cpu_s=2.0, now=1.0)
+    assert pace.prefill_budget(3, depth=4000) == 2 * TILE_ROWS - 3
+    assert pace.prefill_budget(0, depth=4000) == 2048
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"flash_attn": "off"}, {"type_k": "q8_0", "type_v": "q8_0"}, {"type_v": "f32"}, {"n_gpu_layers": -1}],
+)
+def test_no_tiles_where_attention_has_none(settings):
+    assert make_pace(**settings).prefill_budget(3, depth=4000) < TILE_ROWS / 2
+
+
+@pytest.mark.parametrize("n_ubatch", [4, 16, 32])
+def test_a_prompt_goes_on_however_many_answer(n_ubatch):
+    assert make_pace(n_ubatch).prefill_budget(40, depth=4000) == MIN_CHUNK
 
 
 def test_many_that_wait_for_their_first_token_stretch_a_step(pace):
