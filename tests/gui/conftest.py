@@ -11,10 +11,11 @@ from PySide6.QtWidgets import QApplication
 
 from app.db.connection import open_store
 from app.db.store import Store
+from app.gui.application import Desktop
 from app.gui.background import Background
 from app.gui.look import Look
 from app.gui.services import LiveSettings, Models, Services
-from tests.gui.fake_server import FakeServer
+from tests.gui.fake_server import EMPTY, FakeServer
 
 
 @pytest.fixture(autouse=True)
@@ -75,3 +76,40 @@ def services(qapp, look, server, home):
     store.close()
     models.deleteLater()
     background.deleteLater()
+
+
+@pytest.fixture
+def show(qtbot, services):
+    made = []
+
+    def show(page):
+        qtbot.addWidget(page)
+        page.resize(1000, 700)
+        page.show()
+        made.append(page)
+        return page
+
+    services.models.start()
+    qtbot.waitUntil(lambda: services.models.reachable)
+    yield show
+    for page in made:
+        page.close()
+
+
+@pytest.fixture
+def desktop(qtbot, home, server):
+    for path, answer in EMPTY.items():
+        server.routes["GET", path] = answer
+    app = QApplication.instance()
+    made = Desktop(app, Store(open_store(home / "state" / "chats.db")), server.api)
+    made.services.models.start()
+    made.window.resize(1180, 760)
+    made.window.show()
+    qtbot.waitUntil(lambda: bool(made.services.models.choices))
+    yield made
+    made.window.tray.set_wanted(False)
+    made.window.find_lost = list
+    made.window.quit()
+    made.close()
+    for left in (made.window, made.jobs, made.services.models, made.services.settings, made.background):
+        left.deleteLater()

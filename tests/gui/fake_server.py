@@ -136,3 +136,12 @@ class Events:
 
     def __init__(self, items):
         self.items = items
+
+
+# What a server without models answers.
+EMPTY = {
+    "/tessera/v1/models": {"models": []},
+    "/tessera/v1/jobs/events": Events([]),
+    "/tessera/v1/devices": {"devices": [], "memory": {}},
+    "/tessera/v1/hub/starters": {"proposals": []},
+}

@@ -10,6 +10,7 @@ from app.gui.library.details import DetailsDialog
 from app.gui.library.job_card import JobCard
 from app.gui.library.page import LibraryPage
 from tests.gui.fake_server import Events
+from tests.gui.hands import press, texts
 
 MODEL = {
     "id": "spark",
@@ -71,16 +72,6 @@ def library(qtbot, services, server, qapp):
     jobs.stop()
     page.close()
     jobs.deleteLater()
-
-
-def press(widget, text):
-    next(b for b in widget.findChildren(QPushButton) if b.text() == text and b.isVisible()).click()
-
-
-def texts(widget):
-    from PySide6.QtWidgets import QLabel
-
-    return " | ".join(made.text() for made in widget.findChildren(QLabel) if made.isVisible())
 
 
 def test_models_are_listed_with_their_facts(qtbot, library):

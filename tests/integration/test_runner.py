@@ -1,6 +1,7 @@
 """The llama.cpp runner as a real process: sharing, guessing, preempting, cancelling."""
 
 import asyncio
+import functools
 import sys
 from pathlib import Path
 
@@ -12,24 +13,11 @@ from engine.runner.llama.pacing import TELL_EVERY_S
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.types import Delta, GenerationRequest, SamplingParams, Started
-from tests.runner_calls import answered
+from tests import runner_calls
+from tests.runner_calls import CHAT, GREEDY, answered
 
-CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-GREEDY = SamplingParams(temperature=0)
-
-
-def with_runner(path, work, **settings):
-    """Run `work(runner)` on a runner that loaded `path`."""
-
-    async def main():
-        runner = await RunnerProcess.start("llama", str(path))
-        try:
-            await runner.load(LoadSettings(path=str(path), n_threads=1, **{"n_ctx": 1024, **settings}))
-            return await work(runner)
-        finally:
-            await runner.stop()
-
-    return asyncio.run(main())
+# Caches no larger than a test asks for.
+with_runner = functools.partial(runner_calls.with_runner, kv_cells=0)
 
 
 async def collect(runner, prompt, **options):

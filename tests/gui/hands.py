@@ -1,0 +1,13 @@
+"""What a user does to a page and reads on it."""
+
+from PySide6.QtWidgets import QLabel, QPushButton
+
+
+def press(widget, text):
+    """Click the visible button that says `text`."""
+    next(b for b in widget.findChildren(QPushButton) if b.text() == text and b.isVisible()).click()
+
+
+def texts(widget):
+    """Everything that visible labels say."""
+    return " | ".join(made.text() for made in widget.findChildren(QLabel) if made.isVisible())
