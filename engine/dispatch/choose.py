@@ -202,24 +202,36 @@ def _gpu(
     isa = machine_isa(machine)
     correction = ledger.audits.correction(audit_key(shape, runtime.backend))
 
-    def at(layers: int) -> tuple[LoadSettings, Need]:
-        tried = msgspec.structs.replace(settings, n_gpu_layers=layers)
+    def at(tried: LoadSettings, layers: int) -> tuple[LoadSettings, Need]:
+        tried = msgspec.structs.replace(tried, n_gpu_layers=layers)
         return tried, need_at(shape, tried, isa, device.id, None, correction)
 
-    low, high = 0, len(shape.layers) + 1
-    if wish.n_gpu_layers is not None:
-        low = high = min(high, wish.n_gpu_layers) if wish.n_gpu_layers >= 0 else high
-    while low < high:
-        middle = (low + high + 1) // 2
-        if overdraft(ledger, at(middle)[1], owner) is None:
-            low = middle
-        else:
-            high = middle - 1
-    chosen, need = at(low)
-    share = need.device_bytes(device.id) / max(1, need.total_bytes) if low <= len(shape.layers) else 1.0
+    def fits(tried: LoadSettings, layers: int) -> bool:
+        return overdraft(ledger, at(tried, layers)[1], owner) is None
+
+    def most(tried: LoadSettings) -> int:
+        low, high = 0, total
+        if wish.n_gpu_layers is not None:
+            low = high = min(total, wish.n_gpu_layers) if wish.n_gpu_layers >= 0 else total
+        while low < high:
+            middle = (low + high + 1) // 2
+            if fits(tried, middle):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    total = len(shape.layers) + 1
+    layers = most(settings)
+    if settings.kv_cells > settings.n_ctx and not (layers == total and fits(settings, layers)):
+        tight = msgspec.structs.replace(settings, kv_cells=0)  # layers on the GPU are worth more than spare cells
+        more = most(tight)
+        if (more, fits(tight, more)) > (layers, fits(settings, layers)):
+            settings, layers = tight, more
+    chosen, need = at(settings, layers)
+    share = need.device_bytes(device.id) / max(1, need.total_bytes) if layers < total else 1.0
     tok_s, measured = _speed(shape, device, runtime.backend, memory, share, machine.device("cpu"))
-    fits = overdraft(ledger, need, owner) is None
-    return _Candidate(device, runtime, chosen, need, fits, tok_s if low else 0.0, measured)
+    return _Candidate(device, runtime, chosen, need, fits(settings, layers), tok_s if layers else 0.0, measured)
 
 
 def _is_pinned(candidate: _Candidate, pin: str | None) -> bool:

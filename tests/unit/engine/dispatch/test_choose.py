@@ -108,6 +108,19 @@ def test_layers_are_split_when_not_all_fit(shape, path):
     assert not more.fits
 
 
+def test_layers_on_a_small_gpu_come_before_cells_to_spare(shape, path):
+    roomy = base(path, kv_cells=8 * 4096, n_parallel=8)
+    tight = placed(shape, path, HALO, settings=base(path, n_parallel=8)).need.device_bytes(IGPU)
+    spare = placed(shape, path, HALO, settings=roomy)
+    assert spare.settings.kv_cells > 4096  # where there is room, there are cells for all
+    assert spare.need.device_bytes(IGPU) > tight
+    small = placed(shape, path, with_gpu_memory(HALO, IGPU, tight), Wish(device="igpu"), settings=roomy)
+    assert (small.settings.n_gpu_layers, small.settings.kv_cells, small.fits) == (7, 0, True)
+    wish = Wish(device="igpu", n_gpu_layers=7)
+    asked = placed(shape, path, with_gpu_memory(HALO, IGPU, tight), wish, settings=roomy)
+    assert (asked.settings.n_gpu_layers, asked.settings.kv_cells, asked.fits) == (7, 0, True)
+
+
 def test_a_gpu_without_room_leaves_the_processor(shape, path):
     placement = placed(shape, path, with_gpu_memory(HALO, IGPU, 1 << 20))
     assert placement.device == "cpu"
