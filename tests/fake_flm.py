@@ -1,7 +1,7 @@
 """FastFlowLM's program as far as Tessera speaks to it: version, validate, list, and a server of the recorded shape.
 
 FLM_FAKE says what goes wrong: `not-ready`, `dies` (at start), `crash` (in the middle of an answer that holds the
-word crash), `deaf` (never answers), `slow`.
+word crash; one with the word hangup only loses its connection), `deaf` (never answers), `slow`.
 """
 
 import json
@@ -48,6 +48,9 @@ class Handler(BaseHTTPRequestHandler):
             if word == "crash":
                 print("xrt: firmware timed out", flush=True)
                 os._exit(134)
+            if word == "hangup":
+                self.close_connection = True
+                return
             if "slow" in said:
                 time.sleep(0.05)
             piece = {

@@ -73,6 +73,8 @@ def test_chat_crash_and_restart(flm_server):
         first = server.runners()[0].pid
         with pytest.raises(openai.APIError, match="flm ended with code 134: xrt: firmware timed out"):
             ask(server, "please crash now")
+        with pytest.raises(openai.APIError, match="it hung up in the middle"):
+            ask(server, "please hangup now")
         assert ask(server, "again").choices[0].message.content == "NPU says: again"
         second = server.runners()[0]
         assert second.pid != first

@@ -52,6 +52,7 @@ class ChatStream:
         self._server = server
         self._request = request
         self._closed = False
+        self._complete = False
         self._client = httpx2.Client(
             base_url=server.url, timeout=httpx2.Timeout(READ_S, connect=5), trust_env=False
         )
@@ -75,6 +76,8 @@ class ChatStream:
                     if self._closed:
                         return
                     yield from self._taken(line[:_MAX_LINE])
+            if not self._complete and not self._closed:  # its answers have no length: a crash looks like an end
+                raise ChatFailed("FastFlowLM broke off the answer: it hung up in the middle")
         except httpx2.HTTPError as error:
             raise ChatFailed(f"FastFlowLM broke off the answer: {error}") from error
         except RuntimeError as error:  # the client was closed in the middle
@@ -83,7 +86,10 @@ class ChatStream:
             self._client.close()
 
     def _taken(self, line: str) -> Iterator[str]:
-        if not line.startswith("data:") or line.strip() == "data: [DONE]":
+        if not line.startswith("data:"):
+            return
+        if line[5:].strip() == "[DONE]":
+            self._complete = True
             return
         try:
             chunk = json.loads(line[5:])
@@ -96,6 +102,8 @@ class ChatStream:
             text = (choice.get("delta") or {}).get("content")
             if text:
                 yield str(text)
+            if choice.get("finish_reason"):
+                self._complete = True
             if choice.get("finish_reason") == "length":
                 self.finish_reason = "length"
 

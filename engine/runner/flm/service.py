@@ -21,6 +21,8 @@ from engine.runner.flm.server import FlmServer, StartFailed
 from engine.types import Delta, Done, FinishReason, ModelFacts, Started, Timings, Usage
 
 _DIED: Final = 6
+# An answer that breaks off is blamed on a crash of `flm` if that shows within this time; its last words say more.
+LAST_WORDS_S: Final = 1.0
 
 
 class FlmRunner:
@@ -30,6 +32,7 @@ class FlmRunner:
         self._channel = channel
         self._inbox: queue.SimpleQueue[protocol.ToRunner] = queue.SimpleQueue()
         self._server: FlmServer | None = None
+        self._watcher: threading.Thread | None = None
         self._streams: dict[int, ChatStream] = {}
         self._cancelled: set[int] = set()
         self._generated = 0
@@ -99,7 +102,8 @@ class FlmRunner:
             self._stop()
             self._channel.send(protocol.Fault(code="load_failed", message=str(error), param="model"))
             return False
-        threading.Thread(target=self._watch, args=(self._server,), name="watch", daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, args=(self._server,), name="watch", daemon=True)
+        self._watcher.start()
         facts = ModelFacts(
             architecture="flm",
             description=f"{tag} (FastFlowLM, NPU)",
@@ -148,6 +152,8 @@ class FlmRunner:
                 reason = stream.finish_reason
         except ChatFailed as error:
             if message.id not in self._cancelled:
+                if self._watcher is not None:
+                    self._watcher.join(LAST_WORDS_S)  # does not return where it ends this process
                 self._channel.send(protocol.Fault(id=message.id, code="engine_failed", message=str(error)))
                 return
         finally:
