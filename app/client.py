@@ -8,6 +8,7 @@ from typing import Any, Final, Self
 
 import httpx2
 
+from engine.open_sockets import OpenSockets
 from engine.paths import Paths, user_paths
 from engine.version import __version__
 
@@ -59,6 +60,7 @@ class Client:
         headers = {"user-agent": f"Tessera/{__version__}"}
         headers |= {"authorization": f"Bearer {token}"} if token else {}
         timeout = httpx2.Timeout(READ_S, connect=CONNECT_S)
+        self._sockets = OpenSockets()
         self._http = httpx2.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
 
     def __enter__(self) -> Self:
@@ -68,7 +70,8 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections; a running stream ends."""
+        """Close the connections; a stream that another thread waits for ends at once."""
+        self._sockets.hang_up()
         self._http.close()
 
     def healthy(self) -> bool:
@@ -114,7 +117,8 @@ class Client:
         self, path: str, body: dict[str, Any] | None = None, method: str = "POST"
     ) -> Iterator[dict[str, Any]]:
         """The JSON events of a server-sent stream, up to its `[DONE]` or its end."""
-        with self._errors(), self._http.stream(method, path, json=body) as response:
+        watch = {"trace": self._sockets.trace}
+        with self._errors(), self._http.stream(method, path, json=body, extensions=watch) as response:
             if response.status_code >= httpx2.codes.BAD_REQUEST:
                 response.read()
                 raise _api_error(response)

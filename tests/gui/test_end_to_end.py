@@ -104,9 +104,13 @@ def test_from_the_first_start_to_a_connected_editor(qtbot, desktop, tmp_path):
     qtbot.waitUntil(lambda: len(library.cards) == 1)
     click(qtbot, library.cards[0], "Make it fit")
     fit = window.page("fit")
-    qtbot.waitUntil(fit.start.isEnabled)
+
+    def forecast_shown():
+        assert fit.start.isEnabled(), f"the banner says {fit.banner.text!r}"
+
+    qtbot.waitUntil(forecast_shown)
     choose(qtbot, fit.tier, "instant")
-    qtbot.waitUntil(fit.start.isEnabled)
+    qtbot.waitUntil(forecast_shown)
     click(qtbot, fit, "Make it fit")
     qtbot.waitUntil(lambda: "Done" in fit.banner.text, timeout=100_000)
     click(qtbot, fit.banner, "Chat with it")

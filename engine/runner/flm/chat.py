@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import httpx2
 
+from engine.open_sockets import OpenSockets
 from engine.runner.flm.server import FlmServer
 from engine.runner.protocol import Fault, Submit
 from engine.types import FinishReason, GenerationRequest
@@ -52,6 +53,7 @@ class ChatStream:
         self._server = server
         self._request = request
         self._closed = False
+        self._sockets = OpenSockets()
         self._complete = False
         self._client = httpx2.Client(
             base_url=server.url, timeout=httpx2.Timeout(READ_S, connect=5), trust_env=False
@@ -63,12 +65,15 @@ class ChatStream:
     def close(self) -> None:
         """Hang up: FastFlowLM stops when nobody listens."""
         self._closed = True
+        self._sockets.hang_up()
         self._client.close()
 
     def texts(self) -> Iterator[str]:
         """Pieces of the answer. Raises: ChatFailed."""
         try:
-            with self._client.stream("POST", "/v1/chat/completions", json=self._body()) as response:
+            watch = {"trace": self._sockets.trace}
+            route = "/v1/chat/completions"
+            with self._client.stream("POST", route, json=self._body(), extensions=watch) as response:
                 if response.status_code != httpx2.codes.OK:
                     said = response.read()[:500].decode("utf-8", "replace")
                     raise ChatFailed(f"FastFlowLM answered {response.status_code}: {said}")
