@@ -124,7 +124,7 @@ def gaps(sides: Sides, rounds: int, rng: random.Random) -> None:
 
             calls = [lambda p=p, s=side: sides.ask(s, p, 160) for p in prompts]
             replies, seconds = together([*calls, begin_late])
-            during = sorted(g for r in replies[:3] for g in r.gaps_during(replies[3]))
+            during = sorted(g for r in replies[:3] for g in r.waits_during(replies[3]))
             whole = sorted(g for r in replies[:3] for g in r.gaps)
             for name, value in (
                 ("p95 gap while a 4k prompt is read", p95(during)),

@@ -28,10 +28,10 @@ class Reply:
         """Seconds between chunks."""
         return [b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
 
-    def gaps_during(self, other: "Reply") -> list[float]:
-        """The gaps of which any part lies between the sending of another request and its first token."""
+    def waits_during(self, other: "Reply") -> list[float]:
+        """The waits for a token that lie, at least in part, between another request and its first token."""
         sent = other.started - self.started
-        pairs = zip(self.arrivals, self.arrivals[1:], strict=False)
+        pairs = zip([0.0, *self.arrivals], self.arrivals, strict=False)
         return [b - a for a, b in pairs if b > sent and a < sent + other.first]
 
 

@@ -22,6 +22,8 @@ MIN_CHUNK: Final = 16
 TILE_ROWS: Final = 64
 # From this depth on that is so slow that a step with a prompt fills tiles. Measured: docs/log.md, engine.
 DEEP: Final = 512
+# So slow that there this many and more take longer than a whole tile does. Measured: docs/log.md, engine.
+NEARLY_A_TILE: Final = 40
 # An answer is told this often at most. Each time costs the runner, the server and the client half a millisecond of
 # the cores that compute; an eye takes text in at the rate of a display. Measured: docs/log.md, engine.
 TELL_EVERY_S: Final = 0.02
@@ -82,6 +84,15 @@ def in_tiles(settings: LoadSettings) -> bool:
     """The processor's fused attention reads this cache in tiles."""
     fused = settings.flash_attn != "off" and settings.n_gpu_layers == 0
     return fused and settings.type_k == settings.type_v and settings.type_k in ("f16", "f32")
+
+
+def kept_prefix(settings: LoadSettings, cached: int, length: int) -> int:
+    """How much of a prompt's cached prefix to use: a rest of nearly a tile is read faster as a whole one.
+
+    `cached` of `length` tokens are computed.
+    """
+    nearly = NEARLY_A_TILE <= length - cached < TILE_ROWS
+    return length - TILE_ROWS if nearly and cached >= DEEP and in_tiles(settings) else cached
 
 
 def reading_order(prefilling: list[Sequence]) -> list[Sequence]:

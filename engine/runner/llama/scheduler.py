@@ -14,7 +14,7 @@ from engine.runner.llama.draft_model import DraftModel
 from engine.runner.llama.draw import DrawFailed, draw
 from engine.runner.llama.kv import KVCache
 from engine.runner.llama.model import LoadedModel
-from engine.runner.llama.pacing import TELL_EVERY_S, Pace, reading_order
+from engine.runner.llama.pacing import TELL_EVERY_S, Pace, kept_prefix, reading_order
 from engine.runner.llama.prefix_store import PrefixStore
 from engine.runner.llama.quarantine import Quarantine
 from engine.runner.llama.sequence import Sequence
@@ -170,8 +170,11 @@ class Scheduler:
             cache = self._kv.acquire(sequence.tokens, sequence.key, fresh=fresh)
             if cache is None:
                 return
+            found = len(cache.tokens)
             if sequence.media is not None:  # a picture is shared whole or not at all
-                self._kv.shorten(cache, sequence.media.whole(len(cache.tokens)))
+                self._kv.shorten(cache, sequence.media.whole(found))
+            elif self._loaded.keeps_partial:
+                self._kv.truncate(cache, kept_prefix(self._loaded.settings, found, len(sequence.tokens)))
             self._start(sequence, cache, out)
 
     def _start(self, sequence: Sequence, cache: CachedSequence, out: list[Output]) -> None:

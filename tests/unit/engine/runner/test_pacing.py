@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.runner.llama.pacing import DEEP, MIN_CHUNK, TILE_ROWS, Pace, reading_order
+from engine.runner.llama.pacing import DEEP, MIN_CHUNK, TILE_ROWS, Pace, kept_prefix, reading_order
 from engine.runner.protocol import LoadSettings
 
 
@@ -65,6 +65,21 @@ def test_deep_in_a_text_a_step_with_a_prompt_fills_tiles(pace):
 )
 def test_no_tiles_where_attention_has_none(settings):
     assert make_pace(**settings).prefill_budget(3, depth=4000) < TILE_ROWS / 2
+
+
+@pytest.mark.parametrize(
+    ("cached", "length", "kept"),
+    [
+        (3000, 3048, 2984),  # 48 rows one by one take longer than 64 at once
+        (3000, 3064, 3000),
+        (3000, 3020, 3000),
+        (DEEP - 1, DEEP + 47, DEEP - 1),
+        (0, 48, 0),
+    ],
+)
+def test_a_rest_of_nearly_a_tile_is_read_as_one(cached, length, kept):
+    assert kept_prefix(LoadSettings(path="model.gguf"), cached, length) == kept
+    assert kept_prefix(LoadSettings(path="model.gguf", flash_attn="off"), cached, length) == cached
 
 
 @pytest.mark.parametrize("n_ubatch", [4, 16, 32])
