@@ -112,7 +112,7 @@ def concurrent(sides: Sides, rounds: int, rng: random.Random) -> None:
 
 
 def gaps(sides: Sides, rounds: int, rng: random.Random) -> None:
-    """Three answers while a 4k prompt arrives: gaps between their tokens while it is read, and over all."""
+    """Three answers while a 4k prompt arrives: waits for their tokens while it is read, and over all."""
     found: dict[str, dict[str, list[float]]] = {}
     for i in range(rounds):
         prompts, late = [fresh(rng, 64) for _ in range(3)], fresh(rng, 4096)
@@ -124,12 +124,12 @@ def gaps(sides: Sides, rounds: int, rng: random.Random) -> None:
 
             calls = [lambda p=p, s=side: sides.ask(s, p, 160) for p in prompts]
             replies, seconds = together([*calls, begin_late])
-            during = sorted(g for r in replies[:3] for g in r.waits_during(replies[3]))
-            whole = sorted(g for r in replies[:3] for g in r.gaps)
+            during = sorted(w for r in replies[:3] for w in r.waits_during(replies[3]))
+            whole = sorted(w for r in replies[:3] for w in r.waits)
             for name, value in (
-                ("p95 gap while a 4k prompt is read", p95(during)),
-                ("longest gap", whole[-1]),
-                ("p95 gap of the whole answers", p95(whole)),
+                ("p95 wait for a token while a 4k prompt is read", p95(during)),
+                ("longest wait", whole[-1]),
+                ("p95 wait of the whole answers", p95(whole)),
                 ("first token of that prompt", replies[3].first),
                 ("until all four are done", seconds),
             ):

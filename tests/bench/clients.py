@@ -24,9 +24,9 @@ class Reply:
         return self.arrivals[0] if self.arrivals else self.total
 
     @property
-    def gaps(self) -> list[float]:
-        """Seconds between chunks."""
-        return [b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
+    def waits(self) -> list[float]:
+        """Seconds from the request to the first token, and from each to the next."""
+        return [b - a for a, b in zip([0.0, *self.arrivals], self.arrivals, strict=False)]
 
     def waits_during(self, other: "Reply") -> list[float]:
         """The waits for a token that lie, at least in part, between another request and its first token."""
