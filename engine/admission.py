@@ -31,6 +31,10 @@ class Admission(Protocol):
         """A request that ran alone generated this many tokens in this time."""
         ...
 
+    def answered(self, model_id: str, tokens: int, depth: float, at_once: int) -> None:
+        """An answer of `tokens` ended, on average behind `depth` others, as one of `at_once` requests."""
+        ...
+
     async def unloading(self, model_id: str, kept_bytes: int) -> None:
         """The model is about to be unloaded; `kept_bytes` of its memory are prefixes kept for later."""
         ...
@@ -56,6 +60,9 @@ class Unlimited:
         """Nothing is counted."""
 
     def observed(self, model_id: str, tokens: int, decode_s: float) -> None:
+        """Nothing is learnt."""
+
+    def answered(self, model_id: str, tokens: int, depth: float, at_once: int) -> None:
         """Nothing is learnt."""
 
     async def unloading(self, model_id: str, kept_bytes: int) -> None:

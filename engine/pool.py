@@ -328,8 +328,11 @@ class Pool:
             if not isinstance(event, Started) and model.proven != model.settings:
                 model.proven = model.settings
                 self._admission.proven(model.id)
-            if isinstance(event, Done) and event.timings.decode_s > 0 and runner.active_requests <= 1:
-                self._admission.observed(model.id, event.usage.completion_tokens, event.timings.decode_s)
+            if isinstance(event, Done):
+                made, at_once = event.usage.completion_tokens, max(1, runner.active_requests)
+                self._admission.answered(model.id, made, event.usage.prompt_tokens + made / 2, at_once)
+                if event.timings.decode_s > 0 and at_once == 1:
+                    self._admission.observed(model.id, made, event.timings.decode_s)
             yield event
 
     async def _replaced(self, model: LoadedModel, dead: RunnerProcess, error: RunnerDied) -> bool:

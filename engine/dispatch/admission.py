@@ -56,6 +56,10 @@ class LedgerAdmission:
         if tokens >= ENOUGH_TOKENS:
             self._placer.observed(model_id, (tokens - 1) / decode_s)
 
+    def answered(self, model_id: str, tokens: int, depth: float, at_once: int) -> None:
+        """Learn how the model is used."""
+        self._placer.answered(model_id, tokens, depth, at_once)
+
     async def unloading(self, model_id: str, kept_bytes: int) -> None:
         """Audit the model once more, after its use."""
         await asyncio.to_thread(self._placer.unloading, model_id, kept_bytes)

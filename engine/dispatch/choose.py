@@ -7,7 +7,7 @@ import msgspec
 
 from devices.memory import Ledger
 from devices.types import Device, Machine, Runtime
-from engine.dispatch.attention import PLAIN_WHY, plain_attention
+from engine.dispatch.attention import LONG_CHATS_WHY, MOST_PARALLEL, PLAIN_WHY, plain_attention
 from engine.dispatch.cells import within_reason
 from engine.dispatch.memory import DispatchMemory
 from engine.dispatch.priors import BACKENDS, CPU_EFFICIENCY, NPU_LARGEST_PARAMETERS, bandwidth_gbs, effective_gbs
@@ -161,7 +161,7 @@ def _cpu(
         fits = overdraft(ledger, need, owner) is None
         return _Candidate(cpu, None, tried, need, fits, tok_s, measured)
 
-    plain = plain_attention(settings, shape, isa)
+    plain = plain_attention(settings, shape, isa, memory.use(owner))
     if plain is not None and (candidate := at(plain)).fits:
         return candidate
     usual = at(settings)
@@ -286,7 +286,8 @@ def _why_processor(chosen: _Candidate, machine: Machine, *, pinned: bool) -> lis
     count = chosen.settings.n_threads
     reasons.append(f"{count} {'thread' if count == 1 else 'threads'}: one a fast core this process may use")
     if chosen.settings.flash_attn == "off":
-        reasons.append(PLAIN_WHY)
+        few = chosen.settings.n_parallel <= MOST_PARALLEL
+        reasons.append(PLAIN_WHY if few else f"{PLAIN_WHY}, and {LONG_CHATS_WHY}")
     return reasons
 
 

@@ -6,17 +6,34 @@ import logging
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 log = logging.getLogger(__name__)
-KEPT = 500
+KEPT: Final = 500
+# A model's use is that of its newest tokens, this many of them: habits change.
+USE_TOKENS: Final = 20_000
+# Answers between two writes of what they taught.
+SAVE_EVERY: Final = 16
+
+
+class Use(msgspec.Struct, frozen=True):
+    """How a model was used: means over the `tokens` it generated.
+
+    `depth` is how many tokens stood before each, `at_once` how many requests ran when its answer ended.
+    """
+
+    tokens: float
+    depth: float
+    at_once: float
 
 
 class DispatchMemory:
-    """A small JSON file of `speeds`, `ladders` and `pins`.
+    """A small JSON file of `speeds`, `ladders`, `pins` and `uses`.
 
     `speeds`: device|backend → GB/s read while decoding. `ladders`: model → settings. `pins`: model → device, or
-    device/backend, that the user chose for it.
+    device/backend, that the user chose for it. `uses`: model → tokens, depth and requests at once.
 
     Keys carry what the value depends on, so an update of a driver or a file simply asks anew.
     """
@@ -24,7 +41,8 @@ class DispatchMemory:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._speeds, self._ladders, self._pins = _read(path)
+        self._speeds, self._ladders, self._pins, self._uses = _read(path)
+        self._unsaved = 0
 
     def speed_gbs(self, device: str, backend: str) -> float | None:
         """Measured bytes a second read while decoding, in GB/s."""
@@ -39,6 +57,33 @@ class DispatchMemory:
             before = self._speeds.get(key)
             self._speeds[key] = measured if before is None else (before + measured) / 2
             self._save()
+
+    def use(self, model: str) -> Use | None:
+        """How the model was used so far."""
+        return self._uses.get(model)
+
+    def record_use(self, model: str, tokens: int, depth: float, at_once: int) -> None:
+        """An answer of `tokens` ended, on average behind `depth` others, beside `at_once` - 1 requests."""
+        if tokens <= 0:
+            return
+        with self._lock:
+            before = self._uses.get(model, Use(0.0, depth, at_once))
+            total = min(before.tokens + tokens, max(USE_TOKENS, tokens))
+            share = tokens / total
+            self._uses[model] = Use(
+                total,
+                before.depth + share * (depth - before.depth),
+                before.at_once + share * (at_once - before.at_once),
+            )
+            self._unsaved += 1
+            if self._unsaved >= SAVE_EVERY:
+                self._save()
+
+    def flush(self) -> None:
+        """Write what answers taught since the last time."""
+        with self._lock:
+            if self._unsaved:
+                self._save()
 
     def remembered(self, model: str) -> dict[str, Any]:
         """Load settings that replaced failing ones for this model; empty when none were needed."""
@@ -68,6 +113,7 @@ class DispatchMemory:
             self._save()
 
     def _save(self) -> None:
+        self._unsaved = 0
         if self._path is None:
             return
         speeds = dict(list(self._speeds.items())[-KEPT:])
@@ -75,20 +121,22 @@ class DispatchMemory:
         with contextlib.suppress(OSError):  # forgetting costs a slower first choice, nothing else
             self._path.parent.mkdir(parents=True, exist_ok=True)
             partial = self._path.with_suffix(f".{os.getpid()}.tmp")
-            stored = {"speeds": speeds, "ladders": ladders, "pins": dict(list(self._pins.items())[-KEPT:])}
+            uses = {model: msgspec.structs.astuple(use) for model, use in list(self._uses.items())[-KEPT:]}
+            pins = dict(list(self._pins.items())[-KEPT:])
+            stored = {"speeds": speeds, "ladders": ladders, "pins": pins, "uses": uses}
             partial.write_text(json.dumps(stored), encoding="utf-8")
             partial.replace(self._path)
 
 
-def _read(path: Path | None) -> tuple[dict[str, float], dict[str, dict[str, Any]], dict[str, str]]:
+def _read(path: Path | None) -> tuple[dict[str, float], dict[str, dict[str, Any]], dict[str, str], dict[str, Use]]:
     if path is None:
-        return {}, {}, {}
+        return {}, {}, {}, {}
     try:
         stored = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
-        return {}, {}, {}
+        return {}, {}, {}, {}
     if not isinstance(stored, dict):
-        return {}, {}, {}
+        return {}, {}, {}, {}
 
     def table(name: str) -> dict[str, Any]:
         found = stored.get(name)
@@ -98,4 +146,12 @@ def _read(path: Path | None) -> tuple[dict[str, float], dict[str, dict[str, Any]
         {k: float(v) for k, v in table("speeds").items() if type(v) in {int, float} and v > 0},
         {k: v for k, v in table("ladders").items() if isinstance(v, dict)},
         {k: v for k, v in table("pins").items() if isinstance(v, str)},
+        {k: use for k, v in table("uses").items() if (use := _use(v)) is not None},
     )
+
+
+def _use(stored: Any) -> Use | None:
+    if not isinstance(stored, list) or len(stored) != len(Use.__struct_fields__):
+        return None
+    sound = all(type(v) in {int, float} and 0 <= v < 1e9 for v in stored)  # noqa: PLR2004 - no NaN, no nonsense
+    return Use(*map(float, stored)) if sound else None

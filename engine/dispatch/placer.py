@@ -314,8 +314,13 @@ class Placer:
         if placement.device == "cpu" or placement.settings.n_gpu_layers > placement.n_layers:
             self.memory.record_speed(placement.device, placement.backend, read, tok_s)
 
+    def answered(self, model_id: str, tokens: int, depth: float, at_once: int) -> None:
+        """An answer ended: how a model is used decides what suits it at its next load."""
+        self.memory.record_use(model_id, tokens, depth, at_once)
+
     def gone(self, model_id: str) -> None:
         """The runner ended: its memory is free again."""
+        self.memory.flush()
         self.ledger.release(model_id)
 
     def parts(self, model_id: str) -> dict[str, int]:

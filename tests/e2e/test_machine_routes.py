@@ -5,6 +5,9 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import cli
+from devices.detect import inventory
+from devices.host_real import RealHost
+from engine.fit.report import machine_isa
 from tests.servers import RunningServer, wait_for
 
 pytestmark = pytest.mark.e2e
@@ -172,3 +175,28 @@ def test_a_plan_tells_the_context_that_fits_beside_it_and_takes_a_cache_type(cli
         fitted = client.post(path, json={**wish, "kv_type": cache}).json()
         assert fitted["plan"]["kv"]["type_k"] == cache
     assert client.post(path, json={**wish, "kv_type": "q9"}).status_code == 400
+
+
+@pytest.mark.skipif("avx2" not in machine_isa(inventory(RealHost())), reason="plain attention pays with AVX2")
+def test_a_model_that_is_asked_long_chats_is_loaded_for_them_next_time(tmp_path):
+    def reasons(running):
+        headers = {"authorization": f"Bearer {running.token}"}
+        route = f"{running.url}/tessera/v1/models/spark/placement"
+        return " ".join(httpx2.get(route, headers=headers, timeout=60).json()["placement"]["reasons"])
+
+    first = RunningServer(tmp_path)
+    try:
+        assert "one long text at a time" not in reasons(first)
+        for _ in range(4):
+            body = {"model": "spark", "prompt": "word " * 600, "max_tokens": 300, "ignore_eos": True}
+            answer = httpx2.post(f"{first.url}/v1/completions", json=body, timeout=120)
+            assert answer.json()["usage"]["completion_tokens"] == 300
+    finally:
+        first.stop()
+    second = RunningServer(tmp_path)
+    try:
+        assert "one long text at a time" in reasons(second)
+        body = {"model": "spark", "prompt": "Hello", "max_tokens": 4}
+        assert httpx2.post(f"{second.url}/v1/completions", json=body, timeout=120).status_code == 200
+    finally:
+        second.stop()

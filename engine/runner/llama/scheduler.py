@@ -170,11 +170,11 @@ class Scheduler:
             cache = self._kv.acquire(sequence.tokens, sequence.key, fresh=fresh)
             if cache is None:
                 return
-            found = len(cache.tokens)
+            length = len(cache.tokens)
             if sequence.media is not None:  # a picture is shared whole or not at all
-                self._kv.shorten(cache, sequence.media.whole(found))
+                self._kv.shorten(cache, sequence.media.whole(length))
             elif self._loaded.keeps_partial:
-                self._kv.truncate(cache, kept_prefix(self._loaded.settings, found, len(sequence.tokens)))
+                self._kv.truncate(cache, kept_prefix(self._loaded.settings, length, len(sequence.tokens)))
             self._start(sequence, cache, out)
 
     def _start(self, sequence: Sequence, cache: CachedSequence, out: list[Output]) -> None:

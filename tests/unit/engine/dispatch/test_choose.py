@@ -13,7 +13,7 @@ from devices.types import CoreCounts, Runtime
 from engine.dispatch.cells import ROOMY_BYTES
 from engine.dispatch.choose import bytes_per_token, place
 from engine.dispatch.ladder import next_rung
-from engine.dispatch.memory import DispatchMemory
+from engine.dispatch.memory import SAVE_EVERY, DispatchMemory, Use
 from engine.dispatch.placer import read_shape
 from engine.dispatch.types import NO_WISH, Wish
 from engine.fit.need import kv_layer_bytes
@@ -170,6 +170,27 @@ def test_processors_attend_plainly_where_that_is_faster_and_fits(shape, path):
     assert kept.settings.flash_attn == "on"
 
 
+def test_a_model_of_long_chats_attends_plainly_at_its_next_load(shape, path):
+    def attention(answers, owner="m"):
+        memory = DispatchMemory(None)
+        for answer in answers:
+            memory.record_use("m", *answer)
+        book = Ledger(lambda: HALO)
+        wish = Wish(device="cpu", n_parallel=8)
+        found = place(shape, base(path), wish, HALO, book, memory, owner=owner)
+        said = any("one long text at a time" in reason for reason in found.reasons)
+        assert said == (found.settings.flash_attn == "off")
+        return found.settings.flash_attn
+
+    long = [(300, 2000.0, 1)] * 4
+    assert attention(long) == "off"
+    assert attention(long, owner="another") == "auto"
+    assert attention(long[:3]) == "auto"  # too little is known
+    assert attention([(300, 200.0, 1)] * 9) == "auto"
+    assert attention([(300, 2000.0, 4)] * 9) == "auto"
+    assert attention([*long * 9, *[(300, 100.0, 6)] * 40]) == "auto"  # habits change
+
+
 def test_large_caches_keep_fused_attention(shape, path):
     def attention(**wish):
         return placed(
@@ -259,11 +280,33 @@ def test_dispatch_memory_survives_restart_and_damage(tmp_path):
         b"{",
         b'{"speeds": [], "ladders": 3}',
         b'{"speeds": {"a": "x"}, "ladders": {"m": 1}}',
+        b'{"uses": {"m": [1, 2]}}',
+        b'{"uses": {"m": [1, NaN, 1]}}',
+        b'{"uses": {"m": [1, "x", 1e999]}}',
     ):
         file.write_bytes(damage)
         damaged = DispatchMemory(file)
         assert damaged.speed_gbs("cpu", "cpu") is None
         assert damaged.remembered("m") == {}
+        assert damaged.use("m") is None
+
+
+def test_what_answers_teach_is_kept(tmp_path):
+    file = tmp_path / "state" / "dispatch.json"
+    memory = DispatchMemory(file)
+    memory.record_use("m", 100, 1000.0, 1)
+    memory.record_use("m", 300, 2000.0, 3)
+    memory.record_use("m", 0, 9000.0, 9)
+    assert memory.use("m") == Use(400, 1750, 2.5)
+    assert not file.exists()  # not a write for every answer
+    memory.flush()
+    assert DispatchMemory(file).use("m") == memory.use("m")
+    for _ in range(SAVE_EVERY):
+        memory.record_use("n", 1000, 10.0, 1)
+    assert DispatchMemory(file).use("n") == Use(16_000, 10, 1)
+    for _ in range(60):
+        memory.record_use("n", 1000, 900.0, 1)
+    assert memory.use("n").depth == pytest.approx(900, rel=0.06)
 
 
 def test_a_software_renderer_is_never_preferred(shape, path):
