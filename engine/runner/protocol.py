@@ -28,7 +28,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     `n_gpu_layers` -1 offloads all. `devices` names the backend devices to use (empty: the runner's choice).
     `path` is the first file of a split model, or a folder. `provider` names the execution provider of an ONNX model
     (empty: the folder's own wish, else the CPU); `allow_fallback` lets operators it does not take run on the CPU.
-    `max_draft` is the longest guess that one step checks (0: none).
+    `max_draft` is the longest guess that one step checks (0: none). `mtp` loads the file's own head for guesses.
     """
 
     path: str
@@ -49,6 +49,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     repack: bool = True
     max_draft: int = 16
     lora: tuple[str, ...] = ()
+    mtp: bool = False
     draft_path: str | None = None
     mmproj_path: str | None = None
     embeddings: bool = False

@@ -86,6 +86,14 @@ class Batch:
                 groups.append((seq_id, [token]))
         return groups
 
+    def spans(self) -> dict[int, tuple[int, int, int]]:
+        """Sequence → its first position, its first row, and its rows, which follow each other."""
+        found: dict[int, tuple[int, int, int]] = {}
+        for row, seq_id in enumerate(self._seq[: self.size].tolist()):
+            start, first, count = found.get(seq_id, (int(self._positions[row]), row, 0))
+            found[seq_id] = (start, first, count + 1)
+        return found
+
     def decode(self) -> int:
         """Run the batch. 0: done; 1: no room in the cache; 2: aborted; below 0: see llama.h.
 

@@ -46,6 +46,19 @@ def draft_settings(settings: LoadSettings) -> LoadSettings:
     )
 
 
+def mtp_settings(settings: LoadSettings) -> LoadSettings:
+    """How the context of a model's own head is made: for the few sequences that draft, in steps of DRAFT_CHUNK."""
+    parallel = min(settings.n_parallel, MAX_DRAFTING)
+    chunk = min(settings.n_batch, DRAFT_CHUNK)
+    return msgspec.structs.replace(
+        settings,
+        n_parallel=parallel,
+        kv_cells=parallel * settings.n_ctx,
+        n_batch=chunk,
+        n_ubatch=min(settings.n_ubatch, chunk),
+    )
+
+
 def sequences(settings: LoadSettings, *, keeps_state: bool) -> int:
     """Sequences a context is made for.
 

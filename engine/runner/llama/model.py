@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from engine.runner.llama.limits import KV_TYPES, MAX_SEQUENCES, sequences
+from engine.runner.llama.limits import KV_TYPES, MAX_SEQUENCES, mtp_settings, sequences
 from engine.runner.protocol import LoadSettings
 from engine.types import ModelFacts
 
@@ -55,6 +55,7 @@ def _model_params(api: Any, settings: LoadSettings, on_progress: Callable[[float
     elif settings.use_mlock:
         params.load_mode = api.LLAMA_LOAD_MODE_MMAP_MLOCK
     params.use_extra_bufts = settings.repack
+    params.load_mtp = settings.mtp
     last = -1.0
 
     def progress(fraction: float, _: Any) -> bool:
@@ -99,6 +100,40 @@ def _check(settings: LoadSettings) -> None:
         raise LoadFailed(f"n_ctx {settings.n_ctx} is out of range")
 
 
+def _context_params(api: Any, settings: LoadSettings, cells: int, n_seq_max: int) -> Any:
+    params = api.llama_context_default_params()
+    params.n_ctx = cells
+    params.n_batch = settings.n_batch
+    params.n_ubatch = settings.n_ubatch
+    params.n_seq_max = n_seq_max
+    if settings.n_threads:
+        params.n_threads = settings.n_threads
+    if settings.n_threads_batch or settings.n_threads:
+        params.n_threads_batch = settings.n_threads_batch or settings.n_threads
+    params.type_k = KV_TYPES[settings.type_k]
+    params.type_v = KV_TYPES[settings.type_v]
+    params.flash_attn_type = FLASH_ATTN[settings.flash_attn]
+    params.kv_unified = True
+    params.swa_full = False
+    params.no_perf = True
+    return params
+
+
+def mtp_context(target: LoadedModel, slots: int) -> Any:
+    """A context for the head that guesses ahead, for that many sequences of a target's weights.
+
+    Raises: LoadFailed.
+    """
+    api = target.api
+    params = _context_params(api, mtp_settings(target.settings), slots * target.n_ctx, slots)
+    params.ctx_type = api.LLAMA_CONTEXT_TYPE_MTP
+    params.ctx_other = target.context
+    context = api.llama_init_from_model(target.model, params)
+    if not context:
+        raise LoadFailed("no context for the head that guesses ahead could be made")
+    return context
+
+
 def load(
     api: Any,
     settings: LoadSettings,
@@ -134,23 +169,9 @@ def load(
     kv_cells = MIN_CELLS if settings.embeddings else max(settings.kv_cells, settings.n_ctx)
     n_seq_max = sequences(settings, keeps_state=recurrent or hybrid)
     max_outputs = max(settings.n_parallel + spare_outputs, n_seq_max)  # fewer than sequences aborts
-    context_params = api.llama_context_default_params()
-    context_params.n_ctx = kv_cells
-    context_params.n_batch = settings.n_batch
-    context_params.n_ubatch = settings.n_ubatch
-    context_params.n_seq_max = n_seq_max
+    context_params = _context_params(api, settings, kv_cells, n_seq_max)
     context_params.n_outputs_max = max(max_outputs, 1)
     context_params.n_outputs_max_per_seq = 1 + MAX_DRAFT
-    if settings.n_threads:
-        context_params.n_threads = settings.n_threads
-    if settings.n_threads_batch or settings.n_threads:
-        context_params.n_threads_batch = settings.n_threads_batch or settings.n_threads
-    context_params.type_k = KV_TYPES[settings.type_k]
-    context_params.type_v = KV_TYPES[settings.type_v]
-    context_params.flash_attn_type = FLASH_ATTN[settings.flash_attn]
-    context_params.kv_unified = True
-    context_params.swa_full = False
-    context_params.no_perf = True
     context = api.llama_init_from_model(model, context_params)
     if not context:
         api.llama_model_free(model)

@@ -14,6 +14,7 @@ from engine.runner.llama.draft_model import DraftModel
 from engine.runner.llama.draw import DrawFailed, draw
 from engine.runner.llama.kv import KVCache
 from engine.runner.llama.model import LoadedModel
+from engine.runner.llama.mtp import MtpHead
 from engine.runner.llama.pacing import TELL_EVERY_S, Pace, kept_prefix, reading_order
 from engine.runner.llama.prefix_store import PrefixStore
 from engine.runner.llama.quarantine import Quarantine
@@ -44,7 +45,7 @@ class Scheduler:
         loaded: LoadedModel,
         vocabulary: Vocabulary,
         store: PrefixStore,
-        draft_model: DraftModel | None = None,
+        draft_model: DraftModel | MtpHead | None = None,
         vision: Vision | None = None,
     ) -> None:
         self._loaded = loaded
@@ -144,6 +145,7 @@ class Scheduler:
             self._pace.note(self._batch.size, self._batch.outputs, now - started, cpu, now)
             self._commit_batch()
             self._sample(out)
+            self._speculation.follow(self._batch, self._running)
             if self._batch.size == self._batch.outputs:
                 self._speculation.settle(now - begun)
         else:

@@ -17,6 +17,7 @@ from engine.runner.llama.binding import KernelsMissing, start_backends
 from engine.runner.llama.checkpoints import budget
 from engine.runner.llama.draft_model import DraftModel
 from engine.runner.llama.embed import CannotEmbed, Embedder
+from engine.runner.llama.mtp import MtpHead
 from engine.runner.llama.picture import PictureRefused
 from engine.runner.llama.prefix_store import PrefixStore, model_fingerprint
 from engine.runner.llama.scheduler import EngineBroken, Scheduler
@@ -90,7 +91,7 @@ class LlamaRunner(RunnerService):
             if settings.mmproj_path is not None:
                 self._open_eyes(loaded, settings.mmproj_path)
             self._store = _prefix_store(api, loaded)
-            draft_model = DraftModel.load(api, settings, vocabulary) if settings.draft_path else None
+            draft_model = _guesser(loaded, vocabulary)
             self._scheduler = Scheduler(loaded, vocabulary, self._store, draft_model, self._vision)
         except (KernelsMissing, llama_model.LoadFailed) as error:
             code = "self_check_failed" if isinstance(error, SelfCheckFailed) else "load_failed"
@@ -250,3 +251,16 @@ class LlamaRunner(RunnerService):
             cache_ram_bytes=self._store.ram_bytes if self._store else 0,
             cache_disk_bytes=self._store.disk_bytes if self._store else 0,
         )
+
+
+def _guesser(loaded: llama_model.LoadedModel, vocabulary: Vocabulary) -> DraftModel | MtpHead | None:
+    """Who guesses ahead: a draft model that was asked for, else the model's own head, where that can be used."""
+    settings = loaded.settings
+    if settings.draft_path:
+        return DraftModel.load(loaded.api, settings, vocabulary)
+    if settings.mtp:
+        try:
+            return MtpHead(loaded)
+        except llama_model.LoadFailed as error:
+            sys.stderr.write(f"the model's own head is not used: {error}\n")
+    return None

@@ -6,6 +6,7 @@ from engine.runner.llama.batch import Batch
 from engine.runner.llama.draft_model import DraftModel
 from engine.runner.llama.limits import MAX_DRAFTING
 from engine.runner.llama.model import MAX_DRAFT, LoadedModel
+from engine.runner.llama.mtp import MtpHead
 from engine.runner.llama.pacing import Pace
 from engine.runner.llama.payoff import Acceptance, best_length
 from engine.runner.llama.sequence import Sequence
@@ -17,7 +18,7 @@ FORCED_LENGTH: Final = 7
 class Speculation:
     """Fills drafts into batches and learns from what became of them. All calls from the scheduler's thread."""
 
-    def __init__(self, loaded: LoadedModel, pace: Pace, draft_model: DraftModel | None) -> None:
+    def __init__(self, loaded: LoadedModel, pace: Pace, draft_model: DraftModel | MtpHead | None) -> None:
         self._steps_back = loaded.keeps_partial
         self._pace = pace
         self._draft_model = draft_model
@@ -73,6 +74,20 @@ class Speculation:
                 self._by_model.fade()
         guessed = model.propose(sequence.id, sequence.tokens, limit, bold=forced) if limit else []
         return (guessed, True) if guessed else (draft, False)
+
+    def follow(self, batch: Batch, running: list[Sequence]) -> None:
+        """Let the model's own head read what is settled of a step."""
+        head = self._draft_model
+        if not isinstance(head, MtpHead) or len(running) > MAX_DRAFTING:
+            return
+        spans = batch.spans()
+        for sequence in running:
+            if sequence.cache is None or not sequence.may_guess or sequence.cache.seq_id not in spans:
+                continue
+            start, first, count = spans[sequence.cache.seq_id]
+            settled = min(count, len(sequence.cache.tokens) - start)  # guesses that were wrong are gone
+            if settled > 0:
+                head.follow(sequence.id, sequence.tokens, start, settled, (first, batch.size))
 
     def judge(self, sequence: Sequence, accepted: int) -> None:
         """Of the sequence's draft, the first `accepted` tokens were right. Before its new tokens are observed."""

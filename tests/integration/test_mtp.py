@@ -1,0 +1,93 @@
+"""A model's own head guesses: known guesses, the same text whatever it guesses, and what it costs to load."""
+
+import asyncio
+
+import pytest
+from mtp_model import write_mtp_model
+from runner_calls import collect, with_runner
+
+PROMPTS = [[7, 9, 30, 4] * n for n in (3, 9, 200)]
+LIMITS = {"n_ctx": 1024, "kv_cells": 4096}
+
+
+@pytest.fixture(scope="module", params=["right", "newest", "random"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(kind, tmp_path_factory):
+    return write_mtp_model(tmp_path_factory.mktemp("mtp") / f"{kind}.gguf", kind)
+
+
+def test_text_is_the_same_whatever_the_head_guesses(model, kind):
+    async def work(runner):
+        plain = [await collect(runner, p, speculate=False) for p in PROMPTS]
+        guessed = [await collect(runner, p, speculate=True) for p in PROMPTS]
+        together = await asyncio.gather(*(collect(runner, p, speculate=True) for p in PROMPTS[:2]))
+        crowd = await asyncio.gather(*(collect(runner, p, speculate=True) for p in PROMPTS * 2))
+        return plain, guessed, together, crowd
+
+    plain, guessed, together, crowd = with_runner(model, work, mtp=True)
+    expected = [ids for ids, _ in plain]
+    assert [ids for ids, _ in guessed] == expected
+    assert [ids for ids, _ in together] == expected[:2]
+    assert [ids for ids, _ in crowd] == expected * 2
+    assert all(timings.draft_tokens == 0 for _, timings in plain)
+    assert [ids for ids, _ in with_runner(model, one_by_one, mtp=False)] == expected
+
+
+async def one_by_one(runner):
+    return [await collect(runner, p, speculate=False) for p in PROMPTS]
+
+
+def unlike(length):
+    """A prompt that repeats nothing, so that only the head can guess."""
+    return [(37 * i * i + 11 * i) % 500 for i in range(length)]
+
+
+def test_guesses_are_those_of_the_head(model, kind):
+    async def work(runner):
+        return await collect(runner, unlike(40), speculate=True, max_tokens=40)
+
+    _, timings = with_runner(model, work, mtp=True)
+    assert timings.draft_tokens > 20
+    if kind == "right":
+        assert timings.draft_accepted == timings.draft_tokens
+
+
+def test_a_second_turn_is_guessed_as_well(tmp_path):
+    model = write_mtp_model(tmp_path / "right.gguf", "right")
+
+    async def work(runner):
+        first, _ = await collect(runner, unlike(300), speculate=True, max_tokens=20)
+        longer = [*unlike(300), *first, *unlike(350)[300:]]
+        again = await collect(runner, longer, speculate=True, max_tokens=20)
+        plain = await collect(runner, longer, speculate=False, max_tokens=20)
+        return again, plain
+
+    (ids, timings), (plain, _) = with_runner(model, work, mtp=True)
+    assert ids == plain
+    assert timings.draft_accepted > 10
+
+
+def test_it_is_used_without_being_asked_where_it_pays(tmp_path):
+    """Guesses that are always right on a model too small to gain much: whatever is decided, the text stays."""
+    model = write_mtp_model(tmp_path / "right.gguf", "right")
+
+    async def work(runner):
+        return await collect(runner, unlike(40), max_tokens=200), await collect(
+            runner, unlike(40), max_tokens=200, speculate=False
+        )
+
+    (ids, timings), (plain, _) = with_runner(model, work, mtp=True)
+    assert ids == plain
+    assert timings.draft_accepted <= timings.draft_tokens
+
+
+def test_a_file_without_such_a_head_is_served_without_it(bundled_model):
+    async def work(runner):
+        return await collect(runner, "Hello", max_tokens=5)
+
+    ids, _ = with_runner(bundled_model, work, mtp=True)
+    assert len(ids) == 5

@@ -1,0 +1,57 @@
+"""A tiny mixture of experts with a head for the token after the next one, whose guesses are known beforehand."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+from unittest import mock
+
+import architectures
+import numpy as np
+from architectures import EXPERTS, EXPERTS_META, GATED, QKV, SHARED, TOP, Architecture
+
+BODY = f"attn_norm:E post_attention_norm:E {QKV}"
+MIXED = f"{BODY} {EXPERTS} exp_probs_b.bias:X {SHARED}"
+NEXT = "nextn.eh_proj.weight:E,2Q nextn.enorm.weight:E nextn.hnorm.weight:E nextn.shared_head_norm.weight:E"
+GLM4_MOE = Architecture(
+    "glm4moe",
+    {"dense": f"{BODY} {GATED}", "experts": MIXED, "head": f"{MIXED} {NEXT}"},
+    TOP,
+    meta={
+        **EXPERTS_META,
+        "nextn_predict_layers": 1,
+        "leading_dense_block_count": 1,
+        "expert_shared_count": 1,
+        "expert_weights_scale": 1.0,
+    },
+    layers=("dense", "experts", "experts", "head"),
+)
+ADDED = ("attn_output.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight")
+Kind = Literal["right", "newest", "random"]
+
+
+def write_mtp_model(path: Path, kind: Kind, seed: int = 3) -> str:
+    """Write the file.
+
+    `right`: layers add nothing, so the next token depends on the newest alone, and the head's guesses are right.
+    `newest`: the head passes the target's hidden row on, which says the newest token: what comes next is not it.
+    `random`: a head that knows nothing.
+    """
+    usual = architectures._values
+    with mock.patch.object(architectures, "_values", _values(usual, kind)):
+        architectures.write_architecture(path, GLM4_MOE, seed)
+    return str(path)
+
+
+def _values(usual: Callable[..., np.ndarray], kind: Kind) -> Callable[..., np.ndarray]:
+    def values(rng: np.random.Generator, name: str, dims: tuple[int, ...]) -> np.ndarray:
+        found = usual(rng, name, dims)
+        if kind == "random":
+            return found
+        if "eh_proj" in name:  # of [embedding, hidden row], both normed, one half
+            nothing, whole = np.zeros((dims[0], dims[0]), np.float32), np.eye(dims[0], dtype=np.float32)
+            return np.hstack([whole, nothing] if kind == "right" else [nothing, whole])
+        if name.endswith(ADDED) and (kind == "right" or name.startswith("blk.3.")):
+            return np.zeros(dims, np.float32)
+        return np.ones(dims, np.float32) if "norm.weight" in name and "attn" not in name else found
+
+    return values
