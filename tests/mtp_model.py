@@ -7,29 +7,52 @@ from unittest import mock
 
 import architectures
 import numpy as np
-from architectures import EXPERTS, EXPERTS_META, GATED, QKV, SHARED, TOP, Architecture
+from architectures import (
+    EXPERTS,
+    EXPERTS_META,
+    GATED,
+    LATENT,
+    LATENT_META,
+    NORMS,
+    QKV,
+    SHARED,
+    TOP,
+    Architecture,
+)
 
 BODY = f"attn_norm:E post_attention_norm:E {QKV}"
 MIXED = f"{BODY} {EXPERTS} exp_probs_b.bias:X {SHARED}"
 NEXT = "nextn.eh_proj.weight:E,2Q nextn.enorm.weight:E nextn.hnorm.weight:E nextn.shared_head_norm.weight:E"
-GLM4_MOE = Architecture(
-    "glm4moe",
-    {"dense": f"{BODY} {GATED}", "experts": MIXED, "head": f"{MIXED} {NEXT}"},
-    TOP,
-    meta={
-        **EXPERTS_META,
-        "nextn_predict_layers": 1,
-        "leading_dense_block_count": 1,
-        "expert_shared_count": 1,
-        "expert_weights_scale": 1.0,
-    },
-    layers=("dense", "experts", "experts", "head"),
-)
+LATENT_MIXED = f"{NORMS} {LATENT} {EXPERTS} {SHARED} exp_probs_b.bias:X"
+ONE_HEAD = {"nextn_predict_layers": 1}
+LAYERS = ("dense", "experts", "experts", "head")
+MTP_MODELS = {
+    "glm4moe": Architecture(
+        "glm4moe",
+        {"dense": f"{BODY} {GATED}", "experts": MIXED, "head": f"{MIXED} {NEXT}"},
+        TOP,
+        meta={
+            **EXPERTS_META,
+            **ONE_HEAD,
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 1,
+            "expert_weights_scale": 1.0,
+        },
+        layers=LAYERS,
+    ),
+    "deepseek2": Architecture(
+        "deepseek2",
+        {"dense": f"{NORMS} {LATENT} {GATED}", "experts": LATENT_MIXED, "head": f"{LATENT_MIXED} {NEXT}"},
+        TOP,
+        meta={**LATENT_META, **ONE_HEAD, "expert_gating_func": 2, "expert_weights_norm": True},
+        layers=LAYERS,
+    ),
+}
 ADDED = ("attn_output.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight")
 Kind = Literal["right", "newest", "random"]
 
 
-def write_mtp_model(path: Path, kind: Kind, seed: int = 3) -> str:
+def write_mtp_model(path: Path, kind: Kind, arch: str = "glm4moe", seed: int = 3) -> str:
     """Write the file.
 
     `right`: layers add nothing, so the next token depends on the newest alone, and the head's guesses are right.
@@ -38,7 +61,7 @@ def write_mtp_model(path: Path, kind: Kind, seed: int = 3) -> str:
     """
     usual = architectures._values
     with mock.patch.object(architectures, "_values", _values(usual, kind)):
-        architectures.write_architecture(path, GLM4_MOE, seed)
+        architectures.write_architecture(path, MTP_MODELS[arch], seed)
     return str(path)
 
 

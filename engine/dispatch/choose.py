@@ -55,6 +55,30 @@ def place(
     may return None, then formulas are used.
     """
     wished = within_reason(wished_settings(base, wish), shape)
+    if uses_own_head(wished, shape):
+        guessing = msgspec.structs.replace(wished, mtp=True)
+        found = _placed(shape, guessing, wish, machine, ledger, memory, dry_run, owner)
+        if found.fits:
+            return found
+    return _placed(shape, wished, wish, machine, ledger, memory, dry_run, owner)
+
+
+def uses_own_head(settings: LoadSettings, shape: ModelShape) -> bool:
+    """The file has a head that guesses ahead, nothing else guesses, and guesses can be taken back."""
+    wanted = settings.max_draft > 0 and settings.draft_path is None and not settings.embeddings
+    return wanted and shape.has_head and not shape.recurrent
+
+
+def _placed(
+    shape: ModelShape,
+    wished: LoadSettings,
+    wish: Wish,
+    machine: Machine,
+    ledger: Ledger,
+    memory: DispatchMemory,
+    dry_run: DryRunner,
+    owner: str,
+) -> Placement:
     candidates = [_cpu(shape, wished, wish, machine, ledger, memory, dry_run, owner)]
     candidates += [
         _gpu(shape, wished, wish, device, runtime, machine, ledger, memory, owner)
@@ -265,6 +289,8 @@ def _reasons(chosen: _Candidate, wish: Wish, machine: Machine, shape: ModelShape
         reasons += [f"{where} on {chosen.device.name}", f"{chosen.backend}: {BACKENDS[chosen.backend].why}"]
         if chosen.device.kind == "igpu":
             reasons.append("the file is read, not mapped: mapped weights would be held twice in shared memory")
+    if chosen.settings.mtp:
+        reasons.append("the file's own head guesses ahead where that pays")
     if chosen.measured:
         reasons.append("the speed was measured on this machine")
     if wish.mode == "quiet" or wish.on_battery:

@@ -51,6 +51,7 @@ LADDER_FIELDS = (
     "flash_attn",
     "repack",
     "use_mmap",
+    "mtp",
 )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.fit.draft import draft_shape, with_draft
+from engine.fit.draft import draft_shape, with_draft, with_head
 from engine.fit.need import compute_prior, estimate, kv_layer_bytes
 from engine.fit.shape import ModelShape
 from engine.fit.types import DryRun, Need
@@ -44,6 +44,8 @@ def need_at(
     projector = Path(settings.mmproj_path) if settings.mmproj_path else None
     size = projector.stat().st_size if projector is not None and projector.is_file() else 0
     need = estimate(shape, settings, isa, gpu=gpu, dry_run=run, projector_bytes=size, correction=correction)
+    if settings.mtp and shape.has_head:
+        need = with_head(need, shape, settings, gpu)
     if settings.draft_path is None:
         return need
     return with_draft(need, estimate(draft_shape(settings.draft_path), draft_settings(settings), isa, gpu=gpu))

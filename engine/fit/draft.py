@@ -6,8 +6,11 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import BadModelFile
+from engine.fit.need import CPU, compute_prior, kv_layer_bytes
 from engine.fit.shape import ModelShape, model_shape
 from engine.fit.types import Need, Part
+from engine.runner.llama.limits import mtp_settings
+from engine.runner.protocol import LoadSettings
 from quantize.errors import QuantizeError
 from quantize.gguf_split import read_gguf_model
 
@@ -29,6 +32,18 @@ def draft_shape(path: str) -> ModelShape:
 @lru_cache(maxsize=16)
 def _read(path: str, _changed_ns: int, _size: int) -> ModelShape:
     return model_shape(read_gguf_model(path))
+
+
+def with_head(need: Need, shape: ModelShape, settings: LoadSettings, gpu: str | None) -> Need:
+    """`need` and what the context of the model's own head takes: its cache, its scratch, and hidden rows."""
+    at = mtp_settings(settings)
+    alone = msgspec.structs.replace(shape, layers=shape.layers[-1:])
+    hidden = 4 * shape.embedding * (settings.n_batch + at.n_batch)
+    size = sum(kv_layer_bytes(alone, at)) + compute_prior(alone, at) + hidden
+    on_gpu = gpu is not None and settings.n_gpu_layers != 0
+    part = Part(name="draft", device=gpu if on_gpu and gpu else CPU, num_bytes=size, basis="prior")
+    resident = need.resident_bytes + (0 if on_gpu else size)
+    return msgspec.structs.replace(need, parts=(*need.parts, part), resident_bytes=resident)
 
 
 def with_draft(need: Need, draft: Need) -> Need:

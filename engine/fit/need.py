@@ -122,7 +122,7 @@ def _weights(
     for tensor in shape.tensors:
         match = BLOCK.match(tensor.name)
         layer = int(match[1]) if match else None
-        if layer is not None and layer >= trunk:
+        if layer is not None and layer >= trunk and not settings.mtp:
             continue  # draft layers are not loaded
         head = layer is None and tensor.name.startswith("output")
         if gpu and ((layer is not None and layer >= layers_from) or (head and layers_from <= trunk)):

@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -27,6 +28,8 @@ SWA_WITH_LAYERS = {"exaone4": 64}
 # gemma3n caches its first 20 layers only; gemma4 says so itself. Source: models/gemma3n.cpp.
 CACHED_LAYERS = {"gemma3n": 20}
 DEFAULT_FULL_ATTENTION_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
+# Architectures whose own heads llama.cpp runs and the runner was tried with: GLM 4.5, GLM 4.7 Flash, DeepSeek V3.
+MTP_ARCHITECTURES: Final = frozenset({"glm4moe", "deepseek2"})
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +43,10 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What memory depends on. `tensors` are all of the file's, `skipped_bytes` those of trailing draft layers."""
+    """What memory depends on. `tensors` are all of the file's, `skipped_bytes` those of trailing draft layers.
+
+    `has_head`: these are one head for the token after the next one, of a kind that the runner can use.
+    """
 
     architecture: str
     layers: tuple[Layer, ...]
@@ -56,6 +62,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     file_bytes: int
     tensors: tuple[TensorInfo, ...]
     skipped_bytes: int = 0
+    has_head: bool = False
     tied: bool = False
 
     @property
@@ -97,8 +104,20 @@ def shape_of(head: GgufFile, tensors: Sequence[TensorInfo], file_bytes: int) -> 
         file_bytes=file_bytes,
         tensors=tuple(tensors),
         skipped_bytes=sum(t.nbytes for t in skipped),
+        has_head=_has_head(head, names, trunk, total),
         tied="output.weight" not in names,
     )
+
+
+def _has_head(head: GgufFile, names: set[str], trunk: int, total: int) -> bool:
+    """What llama.cpp asserts of a head before it runs one, on penalty of ending the process."""
+    wanted = [f"blk.{trunk}.nextn.{name}.weight" for name in ("eh_proj", "enorm", "hnorm")]
+    if head.architecture not in MTP_ARCHITECTURES or total - trunk != 1 or not names.issuperset(wanted):
+        return False
+    if head.architecture != "deepseek2":
+        return True
+    latent = ("attention.key_length_mla", "attention.q_lora_rank")
+    return all(head.arch_int(key) for key in latent) and not head.arch_value("attention.temperature_scale")
 
 
 def _vocabulary(head: GgufFile, tensors: Sequence[TensorInfo]) -> int:

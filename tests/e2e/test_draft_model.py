@@ -7,6 +7,7 @@ import sys
 
 import httpx2
 import pytest
+from mtp_model import write_mtp_model
 from servers import ROOT, RunningServer
 from shapes import SHAPES, write_shape
 from variants import write_weaker
@@ -21,6 +22,7 @@ def running(tmp_path_factory, bundled_model):
     (home / "models").mkdir()
     write_weaker(bundled_model, home / "models" / "weaker.gguf", 0.3)
     write_shape(home / "models" / "stranger.gguf", SHAPES["llama"])
+    write_mtp_model(home / "models" / "headed.gguf", "right")
     server = RunningServer(home)
     yield server
     server.stop()
@@ -65,6 +67,25 @@ def test_it_is_loaded_counted_and_used(running):
     assert manage(running, "GET", "loaded").json()["models"][0]["draft"] == "weaker.gguf"
     without = manage(running, "POST", "models/spark/load", {"draft": ""})
     assert without.json()["draft"] is None
+
+
+def test_a_models_own_head_is_used_without_being_asked_for(running):
+    def ask(**options):
+        body = {"model": "headed", "prompt": [(37 * i * i + 11 * i) % 500 for i in range(40)], "max_tokens": 60}
+        body |= {"temperature": 0, "ignore_eos": True, **options}
+        answer = httpx2.post(f"{running.url}/v1/completions", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    guessed, plain = ask(speculate=True), ask(speculate=False)
+    assert guessed["choices"][0]["text"] == plain["choices"][0]["text"]
+    assert guessed["timings"]["draft_n_accepted"] == guessed["timings"]["draft_n"] > 20
+    models = manage(running, "GET", "loaded").json()["models"]
+    headed = next(m for m in models if m["id"].startswith("headed"))
+    assert headed["mtp"] is True
+    manage(running, "POST", f"models/{headed['id']}/unload")
+    reasons = manage(running, "GET", "models/headed/placement").json()["placement"]["reasons"]
+    assert any("own head" in reason for reason in reasons)
 
 
 @pytest.mark.parametrize(

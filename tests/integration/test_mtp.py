@@ -3,11 +3,10 @@
 import asyncio
 
 import pytest
-from mtp_model import write_mtp_model
+from mtp_model import MTP_MODELS, write_mtp_model
 from runner_calls import collect, with_runner
 
 PROMPTS = [[7, 9, 30, 4] * n for n in (3, 9, 200)]
-LIMITS = {"n_ctx": 1024, "kv_cells": 4096}
 
 
 @pytest.fixture(scope="module", params=["right", "newest", "random"])
@@ -15,9 +14,9 @@ def kind(request):
     return request.param
 
 
-@pytest.fixture(scope="module")
-def model(kind, tmp_path_factory):
-    return write_mtp_model(tmp_path_factory.mktemp("mtp") / f"{kind}.gguf", kind)
+@pytest.fixture(scope="module", params=MTP_MODELS)
+def model(kind, request, tmp_path_factory):
+    return write_mtp_model(tmp_path_factory.mktemp("mtp") / f"{kind}.gguf", kind, request.param)
 
 
 def test_text_is_the_same_whatever_the_head_guesses(model, kind):

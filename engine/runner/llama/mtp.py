@@ -105,8 +105,9 @@ class MtpHead:
         """
         slot = next((s for s in self._slots if s.owner == owner), None)
         position = len(tokens) - 1
-        if slot is None or not slot.at == slot.end == position or len(tokens) + length > self._target.n_ctx:
+        if slot is None or slot.at != position or len(tokens) + length > self._target.n_ctx:
             return []
+        self._cut(slot, position)  # it has read the newest token where the step after the last guess has failed
         slot.waiting.append((tokens[-1], slot.hidden))
         if not self._read(slot, len(slot.waiting)):
             return []

@@ -55,6 +55,7 @@ def describe(model: LoadedModel) -> dict[str, Any]:
         "backend": facts.backend if facts is not None else None,
         "notes": list(model.notes),
         "draft": Path(model.settings.draft_path).name if model.settings.draft_path else None,
+        "mtp": model.settings.mtp,
         "died": died.reason if died is not None and not model.ready else None,
     }
 

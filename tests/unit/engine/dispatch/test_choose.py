@@ -19,6 +19,7 @@ from engine.dispatch.types import NO_WISH, Wish
 from engine.fit.need import kv_layer_bytes
 from engine.runner.protocol import LoadSettings
 from tests.machines import machines
+from tests.mtp_model import write_mtp_model
 from tests.shapes import scaled, write_shape
 
 GIB = 1 << 30
@@ -168,6 +169,34 @@ def test_processors_attend_plainly_where_that_is_faster_and_fits(shape, path):
     assert placed(shape, path, HALO, Wish(device="cpu", n_parallel=2, kv_type="q8_0")).settings.flash_attn == "on"
     kept = placed(shape, path, HALO, Wish(device="cpu", n_parallel=2), settings=base(path, flash_attn="on"))
     assert kept.settings.flash_attn == "on"
+
+
+def test_the_files_own_head_guesses_where_it_fits_and_nothing_else_does(tmp_path):
+    file = write_mtp_model(tmp_path / "m.gguf", "random")
+    shape = read_shape(file)
+
+    def uses_it(machine=HALO, **changes):
+        found = placed(shape, file, machine, Wish(device="cpu"), settings=base(file, **changes))
+        assert found.settings.mtp == any("own head" in reason for reason in found.reasons)
+        assert (found.need.part_bytes("draft") > 0) == found.settings.mtp
+        return found.settings.mtp
+
+    assert uses_it()
+    assert not uses_it(max_draft=0)
+    assert not uses_it(embeddings=True)
+
+    def found(available):
+        machine = replace(HALO, memory=replace(HALO.memory, available_bytes=available))
+        return placed(shape, file, machine, Wish(device="cpu"), settings=base(file))
+
+    least = next(n for n in range(GIB // 8, HALO.memory.total_bytes, 16 << 20) if found(n).fits)
+    near = [found(n) for n in range(least - (16 << 20), least + (64 << 20), 1 << 20)]
+    fitting = [placement.settings.mtp for placement in near if placement.fits]
+    assert fitting[0] is False  # rather without it than not at all
+    assert fitting[-1] is True
+    rung = next_rung(base(file, mtp=True), HALO, ())
+    assert rung is not None
+    assert rung.settings == base(file)
 
 
 def test_a_model_of_long_chats_attends_plainly_at_its_next_load(shape, path):

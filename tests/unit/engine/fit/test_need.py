@@ -1,5 +1,6 @@
 """Bytes of a load against numbers worked out by hand, and against what llama.cpp itself says."""
 
+import dataclasses
 from dataclasses import replace as with_changes
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from engine.fit.shape import shape_of
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import GgmlType
 from quantize.gguf_file import TensorInfo, read_gguf
+from tests.mtp_model import MTP_MODELS, write_mtp_model
 from tests.shapes import SHAPES, scaled, write_shape
 
 MIB = 1 << 20
@@ -211,9 +213,40 @@ def test_layers_of_a_draft_head_are_not_counted(tmp_path):
     path = write_shape(tmp_path / "small.gguf", scaled("llama", layers=4, vocab=300))
     header = read_gguf(path)
     metadata = {**header.metadata, "llama.nextn_predict_layers": 1}
-    import dataclasses
-
     drafted = dataclasses.replace(header, metadata=metadata)
     shape = shape_of(drafted, header.tensors, header.file_bytes)
     assert len(shape.layers) == 3
     assert shape.skipped_bytes == sum(t.nbytes for t in header.tensors if t.name.startswith("blk.3."))
+
+
+@pytest.mark.parametrize("arch", MTP_MODELS)
+def test_a_head_that_guesses_ahead_is_known_and_counted(tmp_path, arch):
+    shape = read_shape(write_mtp_model(tmp_path / "m.gguf", "random", arch))
+    assert shape.has_head
+    assert shape.skipped_bytes > 0
+    at = settings("m.gguf", n_ctx=1024, n_parallel=4, n_batch=512, n_ubatch=128)
+    without = need_at(shape, at, AVX2, None, None)
+    with_it = need_at(shape, msgspec.structs.replace(at, mtp=True), AVX2, None, None)
+    assert with_it.part_bytes("weights") == without.part_bytes("weights") + shape.skipped_bytes
+    assert without.part_bytes("draft") == 0
+    cache = 2 * 1024 * 2 * (shape.layers[-1].key_values + shape.layers[-1].value_values)
+    assert cache < with_it.part_bytes("draft") < cache + (20 << 20)
+    assert with_it.resident_bytes - without.resident_bytes >= with_it.part_bytes("draft")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"general.architecture": "mimo2"},
+        {"deepseek2.nextn_predict_layers": 2},
+        {"deepseek2.attention.temperature_scale": 0.1},
+        {"deepseek2.attention.q_lora_rank": 0},
+    ],
+)
+def test_heads_that_would_end_the_process_are_not_used(tmp_path, changes):
+    header = read_gguf(write_mtp_model(tmp_path / "m.gguf", "random", "deepseek2"))
+    changed = dataclasses.replace(header, metadata={**header.metadata, **changes})
+    assert shape_of(header, header.tensors, header.file_bytes).has_head
+    assert not shape_of(changed, header.tensors, header.file_bytes).has_head
+    fewer = [t for t in header.tensors if not t.name.endswith("nextn.hnorm.weight")]
+    assert not shape_of(header, fewer, header.file_bytes).has_head

@@ -1,0 +1,108 @@
+"""The head reads each token with the target's hidden row of the position before, whatever happened to guesses."""
+
+import numpy as np
+import pytest
+from mtp_model import write_mtp_model
+
+from engine.runner.llama import model as llama_model
+from engine.runner.llama.batch import Batch, Logits
+from engine.runner.llama.binding import start_backends
+from engine.runner.llama.mtp import MtpHead
+from engine.runner.protocol import LoadSettings
+
+
+class Target:
+    """Decodes one sequence and lets the head follow, which says the newest token again so long as rows match."""
+
+    def __init__(self, path):
+        settings = LoadSettings(
+            path=path, n_ctx=512, n_threads=1, n_parallel=2, mtp=True, n_batch=256, n_ubatch=128
+        )
+        api = start_backends()
+        self.loaded = llama_model.load(api, settings, lambda _: True)
+        self.batch, self.logits = Batch(self.loaded), Logits(self.loaded)
+        self.head = MtpHead(self.loaded)
+        self.tokens = []
+
+    def read(self, tokens, settled, owner=1, *, follow=True):
+        """Decode tokens at the end, of which `settled` stay; then draw one."""
+        start = len(self.tokens)
+        self.batch.clear()
+        wide = len(tokens) > 8  # a prompt: only the last row's logits are wanted
+        if wide:
+            self.batch.add_prompt(tokens, start, 0, last=True)
+        else:
+            for i, token in enumerate(tokens):
+                self.batch.add(token, start + i, 0)
+        api = self.loaded.api
+        assert self.batch.decode() == 0
+        rows = self.logits.rows(self.batch.outputs)
+        self.tokens = [*self.tokens, *tokens[:settled]]
+        api.llama_memory_seq_rm(self.loaded.memory, 0, len(self.tokens), -1)
+        if follow:
+            self.head.follow(owner, self.tokens, start, settled, (0, len(tokens)))
+        return int(np.argmax(rows[0 if wide else settled - 1]))
+
+    def guess(self, newest, length=3, owner=1):
+        return self.head.propose(owner, [*self.tokens, newest], length, bold=True)
+
+    def close(self):
+        self.head.close()
+        self.loaded.close()
+
+
+@pytest.fixture
+def target(tmp_path):
+    made = Target(write_mtp_model(tmp_path / "newest.gguf", "newest"))
+    yield made
+    made.close()
+
+
+PROMPT = [(37 * i * i + 11 * i) % 500 for i in range(20)]
+
+
+def test_rows_stay_aligned_through_right_and_wrong_guesses(target):
+    newest = target.read(PROMPT, 20)
+    assert target.guess(newest)[0] == newest
+    after = target.read([newest, 3, 4, 5], 1)  # three wrong guesses
+    assert target.guess(after)[0] == after
+    assert target.guess(after, 1) == [after]  # asked again, as after a step that failed
+    nothing = target.read([after], 1)  # a step without guesses
+    then = target.read([nothing], 1)
+    assert target.guess(then)[0] == then
+    several = target.read([then, 9, 8, 7], 3)  # the first two are taken
+    assert target.guess(several)[0] == several
+
+
+def test_a_part_that_was_not_followed_is_left_out(target):
+    newest = target.read(PROMPT, 20)
+    target.read([newest, 5, 6], 3, follow=False)
+    assert target.guess(7) == []
+    newest = target.read([7, 8], 2)
+    assert target.guess(newest)[0] == newest
+
+
+def test_the_next_turn_goes_on_where_the_last_ended(target):
+    newest = target.read(PROMPT, 20)
+    assert target.guess(newest, owner=1)
+    newest = target.read([newest, 40, 41], 3, owner=2)
+    assert target.guess(newest, owner=2)[0] == newest
+    assert target.head._slots[0].owner == 2
+    target.tokens = target.tokens[:12]  # another ending of the same beginning
+    target.loaded.api.llama_memory_seq_rm(target.loaded.memory, 0, 12, -1)
+    newest = target.read([60, 61, 62], 3, owner=3)
+    assert target.guess(newest, owner=3)[0] == newest
+
+
+def test_long_prompts_are_read_in_pieces(target):
+    first = target.read([(7 * i) % 500 for i in range(200)], 200)
+    newest = target.read([first, *((11 * i) % 500 for i in range(199))], 200)
+    assert len(target.head._slots[0].waiting) < 400
+    assert target.guess(newest)[0] == newest
+
+
+def test_a_file_without_a_head_is_refused(bundled_model):
+    loaded = llama_model.load(start_backends(), LoadSettings(path=str(bundled_model), mtp=True), lambda _: True)
+    with pytest.raises(llama_model.LoadFailed, match="no head"):
+        MtpHead(loaded)
+    loaded.close()
