@@ -15,8 +15,8 @@ def with_runner(path, work, **settings):
     async def main():
         runner = await RunnerProcess.start("llama", str(path))
         try:
-            at = LoadSettings(path=str(path), n_threads=1, **{"n_ctx": 1024, "kv_cells": 4096, **settings})
-            await runner.load(at)
+            usual = {"n_threads": 1, "n_ctx": 1024, "kv_cells": 4096}
+            await runner.load(LoadSettings(path=str(path), **{**usual, **settings}))
             return await work(runner)
         finally:
             await runner.stop()

@@ -70,18 +70,16 @@ def test_a_second_turn_is_guessed_as_well(tmp_path):
     assert timings.draft_accepted > 10
 
 
-def test_it_is_used_without_being_asked_where_it_pays(tmp_path):
-    """Guesses that are always right on a model too small to gain much: whatever is decided, the text stays."""
-    model = write_mtp_model(tmp_path / "right.gguf", "right")
+def test_a_head_that_is_unsure_costs_next_to_nothing(tmp_path):
+    """Looking for guesses in vain is charged to the text like guesses that were wrong."""
+    model = write_mtp_model(tmp_path / "random.gguf", "random")
 
     async def work(runner):
-        return await collect(runner, unlike(40), max_tokens=200), await collect(
-            runner, unlike(40), max_tokens=200, speculate=False
-        )
+        return [await collect(runner, unlike(40), max_tokens=200, speculate=s) for s in (None, False)]
 
     (ids, timings), (plain, _) = with_runner(model, work, mtp=True)
     assert ids == plain
-    assert timings.draft_accepted <= timings.draft_tokens
+    assert timings.draft_tokens < 20
 
 
 def test_a_file_without_such_a_head_is_served_without_it(bundled_model):

@@ -127,6 +127,10 @@ class Balance:
             self.won_s = STAKE_STEPS * plain_s
         self.plain_s += plain_s
 
+    def waste(self, spent_s: float) -> None:
+        """A guess was looked for in vain."""
+        self.won_s -= spent_s
+
     def note(self, plain_s: float, spent_s: float, accepted: int) -> None:
         """A step that would take `plain_s` took `spent_s` with the guesses, of which `accepted` were right."""
         self.pass_by(plain_s * (1 + accepted))

@@ -1,5 +1,6 @@
 """Drafts beside the newest tokens: who guesses, how far, and whether it pays."""
 
+import time
 from typing import Final
 
 from engine.runner.llama.batch import Batch
@@ -72,8 +73,14 @@ class Speculation:
             limit = best_length(cost, self._rows, room, self._by_model, model.guess_s)
             if not limit:
                 self._by_model.fade()
-        guessed = model.propose(sequence.id, sequence.tokens, limit, bold=forced) if limit else []
-        return (guessed, True) if guessed else (draft, False)
+        if not limit:
+            return draft, False
+        started = time.monotonic()
+        guessed = model.propose(sequence.id, sequence.tokens, limit, bold=forced)
+        if guessed:
+            return guessed, True
+        sequence.balance.waste(time.monotonic() - started)
+        return draft, False
 
     def follow(self, batch: Batch, running: list[Sequence]) -> None:
         """Let the model's own head read what is settled of a step."""

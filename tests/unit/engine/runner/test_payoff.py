@@ -95,3 +95,13 @@ def test_winnings_are_not_gambled_away():
         balance.note(1.0, 1.5, 0)
         lost += 0.5
     assert lost < 0.025 * 9000
+
+
+def test_guesses_looked_for_in_vain_are_paid_from_the_same_purse():
+    balance, looked = Balance(), 0
+    for _ in range(200):
+        if balance.allows:
+            balance.waste(0.03)  # a draft model that is not sure
+            looked += 1
+        balance.pass_by(0.1)
+    assert 1 < looked < 20  # a step, and 1.5 % of twenty seconds
