@@ -84,6 +84,9 @@ class MtpHead:
             self._reset(slot, 0)
             return
         hidden = np.ctypeslib.as_array(pointer, (size, self._n_embd))[first : first + count].copy()
+        if not np.isfinite(hidden).all():  # it would spoil the guesses of all others of this cache
+            self._reset(slot, 0)
+            return
         known = slot.hidden if slot.at == start else np.zeros(self._n_embd, np.float32)
         entries = list(zip(tokens[start : start + count], [known, *hidden[:-1]], strict=True))
         if start == slot.end - 1 and slot.at == start:

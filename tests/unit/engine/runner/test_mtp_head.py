@@ -1,5 +1,7 @@
 """The head reads each token with the target's hidden row of the position before, whatever happened to guesses."""
 
+import ctypes
+
 import numpy as np
 import pytest
 from mtp_model import write_mtp_model
@@ -98,6 +100,19 @@ def test_long_prompts_are_read_in_pieces(target):
     first = target.read([(7 * i) % 500 for i in range(200)], 200)
     newest = target.read([first, *((11 * i) % 500 for i in range(199))], 200)
     assert len(target.head._slots[0].waiting) < 400
+    assert target.guess(newest)[0] == newest
+
+
+def test_rows_that_are_no_numbers_are_not_read(target, monkeypatch):
+    newest = target.read(PROMPT, 20)
+    size = target.head._n_embd
+    broken = np.full((4, size), np.nan, np.float32)
+    pointer = broken.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    with monkeypatch.context() as patch:
+        patch.setattr(target.head._ext, "llama_get_embeddings_nextn", lambda _context: pointer)
+        newest = target.read([newest, 4, 5, 6], 4)
+    assert target.guess(newest) == []
+    newest = target.read([newest], 1)
     assert target.guess(newest)[0] == newest
 
 
