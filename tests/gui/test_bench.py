@@ -132,11 +132,22 @@ def test_a_measurement_can_be_stopped_and_a_failure_is_told(qtbot, page, server)
     server.routes["POST", "/tessera/v1/jobs/measure-1/cancel"] = job("cancelled", updated_at=4e9 + 3)
     page.stop.click()
     qtbot.waitUntil(lambda: not page.stop.isVisible())
+    server.routes["POST", "/tessera/v1/bench"] = job("running", id="measure-2")
     page.start.click()
     qtbot.waitUntil(lambda: len([r for r in server.requests if r[:2] == ("POST", "/tessera/v1/bench")]) == 2)
     fault = {"code": "not_enough_memory", "message": "It needs 9 GiB; 7 GiB are free."}
-    page.jobs.started(job("failed", updated_at=4e9 + 9, error=fault))
+    page.jobs.started(job("failed", id="measure-2", updated_at=4e9 + 9, error=fault))
     qtbot.waitUntil(lambda: "9 GiB" in page.banner.text)
+
+
+def test_a_job_that_ends_before_the_answer_that_began_it_is_told(qtbot, page, server):
+    fault = {"code": "not_enough_memory", "message": "It needs 9 GiB; 7 GiB are free."}
+    page.jobs.started(job("failed", id="measure-3", updated_at=4e9 + 9, error=fault))
+    assert "9 GiB" not in page.banner.text  # whose job that is, is not known yet
+    server.routes["POST", "/tessera/v1/bench"] = job("running", id="measure-3")
+    page.start.click()
+    qtbot.waitUntil(lambda: "9 GiB" in page.banner.text)
+    assert page.start.isEnabled()
 
 
 @pytest.mark.parametrize("text", ["", "a", "0", "12,,5", "-4", "99999999999"])

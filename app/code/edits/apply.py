@@ -106,7 +106,8 @@ def _placed_creation(original: list[tuple[str, str]], hunk: Hunk) -> Outcome:
     new_lines = tuple(line + "\n" for line in hunk.replace)
     if hunk.ends_without_newline and new_lines:
         new_lines = (*new_lines[:-1], hunk.replace[-1])
-    return Applied(hunk=hunk, match="exact", first=1, last=len(original), new_lines=new_lines)
+    last = 0 if hunk.source == "diff" else len(original)  # a diff that begins a file keeps its blank lines
+    return Applied(hunk=hunk, match="exact", first=1, last=last, new_lines=new_lines)
 
 
 def _filled(original: list[tuple[str, str]], hunk: Hunk, place: Place) -> Outcome:

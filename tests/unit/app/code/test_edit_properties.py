@@ -2,7 +2,7 @@
 
 import difflib
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from app.code.edits.apply import apply_hunks, merge
@@ -68,6 +68,7 @@ def test_a_hunk_changes_only_the_one_place_that_holds_its_text(lines, search, re
 
 @FAST
 @given(old=LINES, new=LINES, context=st.integers(0, 4), eol=EOL)
+@example(old=[""], new=["a = 1", ""], context=0, eol="\n")
 def test_a_true_diff_gives_the_new_text_or_refuses(old, new, context, eol):
     before = "".join(line + eol for line in old)
     diff = "\n".join(difflib.unified_diff(old, new, "a/f", "b/f", n=context, lineterm=""))
