@@ -65,8 +65,11 @@ class Jobs(QObject):
         )
 
     def started(self, job: dict[str, Any]) -> None:
-        """A job that was just begun."""
+        """A job that was just begun; followers are told the newest that is known of it, perhaps its end."""
         self._on_jobs([job])
+        newest = self.by_id[job["id"]]
+        if newest is not job:  # its events were faster than the answer that began it
+            self.changed.emit(newest)
 
     def _on_jobs(self, jobs: list[dict[str, Any]]) -> None:
         for job in {job["id"]: job for job in jobs}.values():

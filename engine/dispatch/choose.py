@@ -54,41 +54,24 @@ def place(
     A user's pin beats a stored measurement, which beats a prior; what does not fit loses to what does. `dry_run`
     may return None, then formulas are used.
     """
+
+    def choose(settings: LoadSettings) -> tuple[list[_Candidate], bool, _Candidate]:
+        found = [_cpu(shape, settings, wish, machine, ledger, memory, dry_run, owner)]
+        found += [
+            _gpu(shape, settings, wish, device, runtime, machine, ledger, memory, owner)
+            for device in machine.devices
+            for runtime in device.runtimes
+            if device.kind in {"igpu", "dgpu"} and runtime.state == "usable" and runtime.backend in BACKENDS
+        ]
+        pinned = [c for c in found if _is_pinned(c, wish.device)]
+        return found, bool(pinned), _best(pinned or found, found[0])
+
     wished = within_reason(wished_settings(base, wish), shape)
-    if uses_own_head(wished, shape):
-        guessing = msgspec.structs.replace(wished, mtp=True)
-        found = _placed(shape, guessing, wish, machine, ledger, memory, dry_run, owner)
-        if found.fits:
-            return found
-    return _placed(shape, wished, wish, machine, ledger, memory, dry_run, owner)
-
-
-def uses_own_head(settings: LoadSettings, shape: ModelShape) -> bool:
-    """The file has a head that guesses ahead, nothing else guesses, and guesses can be taken back."""
-    wanted = settings.max_draft > 0 and settings.draft_path is None and not settings.embeddings
-    return wanted and shape.has_head and not shape.recurrent
-
-
-def _placed(
-    shape: ModelShape,
-    wished: LoadSettings,
-    wish: Wish,
-    machine: Machine,
-    ledger: Ledger,
-    memory: DispatchMemory,
-    dry_run: DryRunner,
-    owner: str,
-) -> Placement:
-    candidates = [_cpu(shape, wished, wish, machine, ledger, memory, dry_run, owner)]
-    candidates += [
-        _gpu(shape, wished, wish, device, runtime, machine, ledger, memory, owner)
-        for device in machine.devices
-        for runtime in device.runtimes
-        if device.kind in {"igpu", "dgpu"} and runtime.state == "usable" and runtime.backend in BACKENDS
-    ]
-    pinned = [c for c in candidates if _is_pinned(c, wish.device)]
-    chosen = _best(pinned or candidates, candidates[0])
-    reasons = _reasons(chosen, wish, machine, shape, bool(pinned))
+    with_head = msgspec.structs.replace(wished, mtp=uses_own_head(wished, shape))
+    candidates, pinned, chosen = choose(with_head)
+    if with_head.mtp and not chosen.fits:
+        candidates, pinned, chosen = choose(wished)
+    reasons = _reasons(chosen, wish, machine, shape, pinned)
     if wish.device and not pinned:
         reasons = (f"{wish.device} is not usable here, so another device was chosen", *reasons)
     others = tuple(_alternative(c, chosen, wish) for c in candidates if c is not chosen)
@@ -105,6 +88,12 @@ def _placed(
         reasons=reasons,
         alternatives=(*others, *_npus(machine, shape)),
     )
+
+
+def uses_own_head(settings: LoadSettings, shape: ModelShape) -> bool:
+    """The file has a head that guesses ahead, nothing else guesses, and guesses can be taken back."""
+    wanted = settings.max_draft > 0 and settings.draft_path is None and not settings.embeddings
+    return wanted and shape.has_head and not shape.recurrent
 
 
 def wished_settings(base: LoadSettings, wish: Wish) -> LoadSettings:
@@ -233,7 +222,8 @@ def _gpu(
     def fits(tried: LoadSettings, layers: int) -> bool:
         return overdraft(ledger, at(tried, layers)[1], owner) is None
 
-    def most(tried: LoadSettings) -> int:
+    def most(tried: LoadSettings) -> tuple[int, bool]:
+        """The most layers, and whether even they fit."""
         low, high = 0, total
         if wish.n_gpu_layers is not None:
             low = high = min(total, wish.n_gpu_layers) if wish.n_gpu_layers >= 0 else total
@@ -243,19 +233,19 @@ def _gpu(
                 low = middle
             else:
                 high = middle - 1
-        return low
+        return low, fits(tried, low)
 
     total = len(shape.layers) + 1
-    layers = most(settings)
-    if settings.kv_cells > settings.n_ctx and not (layers == total and fits(settings, layers)):
+    found = most(settings)
+    if settings.kv_cells > settings.n_ctx and found != (total, True):
         tight = msgspec.structs.replace(settings, kv_cells=0)  # layers on the GPU are worth more than spare cells
-        more = most(tight)
-        if (more, fits(tight, more)) > (layers, fits(settings, layers)):
-            settings, layers = tight, more
+        if (more := most(tight)) > found:
+            settings, found = tight, more
+    layers, fitting = found
     chosen, need = at(settings, layers)
     share = need.device_bytes(device.id) / max(1, need.total_bytes) if layers < total else 1.0
     tok_s, measured = _speed(shape, device, runtime.backend, memory, share, machine.device("cpu"))
-    return _Candidate(device, runtime, chosen, need, fits(settings, layers), tok_s if layers else 0.0, measured)
+    return _Candidate(device, runtime, chosen, need, fitting, tok_s if layers else 0.0, measured)
 
 
 def _is_pinned(candidate: _Candidate, pin: str | None) -> bool:

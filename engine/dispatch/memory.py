@@ -129,17 +129,13 @@ class DispatchMemory:
 
 
 def _read(path: Path | None) -> tuple[dict[str, float], dict[str, dict[str, Any]], dict[str, str], dict[str, Use]]:
-    if path is None:
-        return {}, {}, {}, {}
-    try:
-        stored = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}, {}, {}, {}
-    if not isinstance(stored, dict):
-        return {}, {}, {}, {}
+    stored = None
+    if path is not None:
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            stored = json.loads(path.read_bytes())
 
     def table(name: str) -> dict[str, Any]:
-        found = stored.get(name)
+        found = stored.get(name) if isinstance(stored, dict) else None
         return found if isinstance(found, dict) else {}
 
     return (

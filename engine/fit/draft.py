@@ -40,9 +40,9 @@ def with_head(need: Need, shape: ModelShape, settings: LoadSettings, gpu: str | 
     alone = msgspec.structs.replace(shape, layers=shape.layers[-1:])
     hidden = 4 * shape.embedding * (settings.n_batch + at.n_batch)
     size = sum(kv_layer_bytes(alone, at)) + compute_prior(alone, at) + hidden
-    on_gpu = gpu is not None and settings.n_gpu_layers != 0
-    part = Part(name="draft", device=gpu if on_gpu and gpu else CPU, num_bytes=size, basis="prior")
-    resident = need.resident_bytes + (0 if on_gpu else size)
+    device = gpu if gpu and settings.n_gpu_layers else CPU
+    part = Part(name="draft", device=device, num_bytes=size, basis="prior")
+    resident = need.resident_bytes + (size if device == CPU else 0)
     return msgspec.structs.replace(need, parts=(*need.parts, part), resident_bytes=resident)
 
 

@@ -7,17 +7,12 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtWidgets import (
     QAbstractButton,
     QAbstractScrollArea,
-    QApplication,
     QLabel,
     QToolButton,
     QWidget,
 )
 
-from app.db.connection import open_store
-from app.db.store import Store
-from app.gui.application import Desktop
 from app.gui.look import tokens
-from tests.gui.fake_server import EMPTY
 
 # -- look
 
@@ -133,33 +128,22 @@ def untranslated(page, known):
     return found
 
 
-def test_every_text_of_every_page_goes_through_the_translation(qtbot, home, server, pseudo):
+def test_every_text_of_every_page_goes_through_the_translation(qtbot, home, pseudo, desktop):
     from app.gui.language import pseudo as translated
 
     assert translated("{n} tokens") == "[{n} tökéñš~~~~]"
-    for path, answer in EMPTY.items():
-        server.routes["GET", path] = answer
-    app = QApplication.instance()
-    made = Desktop(app, Store(open_store(home / "state" / "chats.db")), server.api)
-    made.services.models.start()
-    made.window.show()
-    qtbot.waitUntil(lambda: bool(made.services.models.choices))
     names = {
         "http", "tessera ", "Spark", str(home), "VS Code", "Ctrl", "Return", "Esc", "F1", "Shift", "pip ", "npm ",
         "Zed", "Aider", "Continue", "Cline", "curl", "openai", "Claude", "Codex", "Tessera", "no route",
         "aider", "OpenCode", "llama", "GiB",
     }  # fmt: skip
     missed = {}
-    for name in made.window.page_names:
-        made.window.show_page(name)
+    for name in desktop.window.page_names:
+        desktop.window.show_page(name)
         qtbot.wait(60)
-        found = untranslated(made.window.page(name), names)
+        found = untranslated(desktop.window.page(name), names)
         if found:
             missed[name] = found
-    made.window.quit()
-    made.close()
-    for left in (made.window, made.jobs, made.services.models, made.services.settings, made.background):
-        left.deleteLater()
     assert missed == {}, json.dumps(missed, indent=1, ensure_ascii=False)
 
 

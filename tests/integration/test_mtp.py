@@ -1,4 +1,4 @@
-"""A model's own head guesses: known guesses, the same text whatever it guesses, and what it costs to load."""
+"""A model's own head guesses: known guesses, the same text whatever it guesses."""
 
 import asyncio
 

@@ -209,9 +209,6 @@ class BenchPage(Page):
         def started(job: dict[str, Any]) -> None:
             self._job = job["id"]
             self._jobs.started(job)
-            newest = self._jobs.by_id[job["id"]]
-            if newest["state"] in ENDED and self._job == job["id"]:  # its events were faster than this answer
-                self._finish(newest)
 
         self._run(lambda: self._services.api.post(path, body), started)
 

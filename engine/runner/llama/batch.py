@@ -89,9 +89,10 @@ class Batch:
     def spans(self) -> dict[int, tuple[int, int, int]]:
         """Sequence → its first position, its first row, and its rows, which follow each other."""
         found: dict[int, tuple[int, int, int]] = {}
-        for row, seq_id in enumerate(self._seq[: self.size].tolist()):
-            start, first, count = found.get(seq_id, (int(self._positions[row]), row, 0))
-            found[seq_id] = (start, first, count + 1)
+        row = 0
+        for seq_id, tokens in self.runs():
+            found[seq_id] = (int(self._positions[row]), row, len(tokens))
+            row += len(tokens)
         return found
 
     def decode(self) -> int:

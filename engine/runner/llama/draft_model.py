@@ -1,23 +1,18 @@
 """A second, smaller model of the same vocabulary that guesses what the first will say."""
 
-import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
-
 from engine.runner.llama import model as llama_model
 from engine.runner.llama.batch import Batch, Logits
+from engine.runner.llama.guesser import Guesser
 from engine.runner.llama.limits import DRAFT_CHUNK, MAX_DRAFTING, draft_settings
 from engine.runner.llama.model import LoadedModel, LoadFailed
 from engine.runner.llama.vocabulary import Vocabulary
 from engine.runner.protocol import LoadSettings
 
-# A guess that the draft model itself gives less than this ends the draft: it is wrong more often than not.
-LEAST_PROBABILITY: Final = 0.3
 # Vocabularies of one family differ in unused entries at the end. Source: llama.cpp, common/speculative.cpp.
 MAX_SIZE_DIFFERENCE: Final = 128
-NEWEST: Final = 0.2
 
 
 @dataclass
@@ -30,17 +25,15 @@ class _Slot:
     last_used: int = 0
 
 
-class DraftModel:
+class DraftModel(Guesser):
     """Owns the draft model's context. All calls from the scheduler's thread."""
 
     def __init__(self, loaded: LoadedModel, known: int) -> None:
+        super().__init__(Logits(loaded), known)
         self._loaded = loaded
-        self._known = known  # tokens beyond are not in the target's vocabulary
         self._batch = Batch(loaded)
-        self._logits = Logits(loaded)
         self._slots = [_Slot() for _ in range(min(MAX_DRAFTING, loaded.settings.n_parallel))]
         self._clock = 0
-        self.guess_s = 0.0
 
     @classmethod
     def load(cls, api: Any, settings: LoadSettings, target: Vocabulary) -> "DraftModel":
@@ -63,10 +56,7 @@ class DraftModel:
         return cls(loaded, target.size)
 
     def propose(self, owner: int, tokens: list[int], length: int, *, bold: bool = False) -> list[int]:
-        """Up to `length` tokens that may follow the `tokens` of a request; empty while its prompt is still read.
-
-        A guess that is probably wrong ends the draft, unless it is to be `bold`.
-        """
+        """Empty while the request's prompt is still read."""
         slot = self._slot(owner)
         keep = slot.agreed
         while keep < min(len(slot.tokens), len(tokens) - 1) and slot.tokens[keep] == tokens[keep]:
@@ -80,28 +70,13 @@ class DraftModel:
             return []
         if not self._read(slot, missing, last=True):
             return []
-        return self._guess(slot, length, 0.0 if bold else LEAST_PROBABILITY)
+        return self._guess(length, lambda token: self._go_on(slot, token), bold=bold)
 
-    def _guess(self, slot: _Slot, length: int, least: float) -> list[int]:
-        found: list[int] = []
-        started = time.monotonic()
-        while True:
-            row = self._logits.rows(1)[0]
-            token = int(row.argmax())
-            if token >= self._known:
-                break
-            if least and not least * float(np.exp(row - row[token]).sum()) <= 1:
-                break
-            found.append(token)
-            if len(found) == length:
-                break
-            self._batch.clear()
-            self._batch.add(token, len(slot.tokens), self._slots.index(slot))
-            if not self._decode(slot, [token]):
-                break
-        seconds = (time.monotonic() - started) / max(len(found), 1)
-        self.guess_s = seconds if not self.guess_s else (1 - NEWEST) * self.guess_s + NEWEST * seconds
-        return found
+    def _go_on(self, slot: _Slot, token: int) -> bool:
+        """Read a guess, which the request has not agreed to."""
+        self._batch.clear()
+        self._batch.add(token, len(slot.tokens), self._slots.index(slot))
+        return self._decode(slot, [token])
 
     def _slot(self, owner: int) -> _Slot:
         self._clock += 1

@@ -28,17 +28,12 @@ DRAFT_CHUNK: Final = 512
 
 def draft_settings(settings: LoadSettings) -> LoadSettings:
     """How the draft model of a load is loaded: the same place and cache types, for the few sequences that draft."""
-    parallel = min(settings.n_parallel, MAX_DRAFTING)
     return msgspec.structs.replace(
-        settings,
+        mtp_settings(settings),
         path=settings.draft_path or settings.path,
         draft_path=None,
         mmproj_path=None,
         lora=(),
-        n_parallel=parallel,
-        kv_cells=parallel * settings.n_ctx,
-        n_batch=min(settings.n_batch, DRAFT_CHUNK),
-        n_ubatch=min(settings.n_ubatch, DRAFT_CHUNK),
         n_gpu_layers=-1 if settings.devices and settings.n_gpu_layers else 0,
         cache_dir=None,
         cache_ram_bytes=0,
@@ -49,13 +44,12 @@ def draft_settings(settings: LoadSettings) -> LoadSettings:
 def mtp_settings(settings: LoadSettings) -> LoadSettings:
     """How the context of a model's own head is made: for the few sequences that draft, in steps of DRAFT_CHUNK."""
     parallel = min(settings.n_parallel, MAX_DRAFTING)
-    chunk = min(settings.n_batch, DRAFT_CHUNK)
     return msgspec.structs.replace(
         settings,
         n_parallel=parallel,
         kv_cells=parallel * settings.n_ctx,
-        n_batch=chunk,
-        n_ubatch=min(settings.n_ubatch, chunk),
+        n_batch=min(settings.n_batch, DRAFT_CHUNK),
+        n_ubatch=min(settings.n_ubatch, DRAFT_CHUNK),
     )
 
 

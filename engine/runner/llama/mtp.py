@@ -2,14 +2,13 @@
 
 import ctypes
 import importlib
-import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from engine.runner.llama.batch import Logits
-from engine.runner.llama.draft_model import LEAST_PROBABILITY, NEWEST
+from engine.runner.llama.guesser import Guesser
 from engine.runner.llama.limits import MAX_DRAFTING
 from engine.runner.llama.model import LoadedModel, LoadFailed, mtp_context
 
@@ -36,7 +35,7 @@ class _Slot:
         return self.filled + len(self.waiting)
 
 
-class MtpHead:
+class MtpHead(Guesser):
     """Owns the head's context, made of its target's weights. All calls from the scheduler's thread.
 
     Each position of the head takes a token and the target's hidden row of the position before. So it follows what
@@ -58,13 +57,12 @@ class MtpHead:
         self._most = int(api.llama_n_batch(self._context)) - 1  # and the newest token
         self._memory = api.llama_get_memory(self._context)
         self._n_embd = int(api.llama_model_n_embd(target.model))
-        self._logits = Logits(replace(target, context=self._context))
+        super().__init__(Logits(replace(target, context=self._context)), target.n_vocab)
         self._batch = api.llama_batch_ext_init(self._context)
         self._ext.llama_set_embeddings_nextn(target.context, True, False)
         self._ext.llama_set_embeddings_nextn(self._context, True, True)
         self._clock = 0
         self._last = 0
-        self.guess_s = 0.0
 
     def close(self) -> None:
         """Free the context; before its target's."""
@@ -102,10 +100,7 @@ class MtpHead:
                 return
 
     def propose(self, owner: int, tokens: list[int], length: int, *, bold: bool = False) -> list[int]:
-        """Up to `length` tokens that may follow the `tokens` of a request; empty where it did not follow.
-
-        A guess that is probably wrong ends the draft, unless it is to be `bold`.
-        """
+        """Empty where it did not follow the request."""
         slot = next((s for s in self._slots if s.owner == owner), None)
         position = len(tokens) - 1
         if slot is None or slot.at != position or len(tokens) + length > self._target.n_ctx:
@@ -114,28 +109,15 @@ class MtpHead:
         slot.waiting.append((tokens[-1], slot.hidden))
         if not self._read(slot, len(slot.waiting)):
             return []
-        found = self._guess(slot, length, 0.0 if bold else LEAST_PROBABILITY)
+        found = self._guess(length, lambda token: self._go_on(slot, token), bold=bold)
         self._cut(slot, position + 1)  # guesses are read again, with hidden rows of the target
         return found
 
-    def _guess(self, slot: _Slot, length: int, least: float) -> list[int]:
-        found: list[int] = []
-        started = time.monotonic()
-        while True:
-            row = self._logits.rows(1)[0]
-            token = int(row.argmax())
-            if least and not least * float(np.exp(row - row[token]).sum()) <= 1:
-                break
-            found.append(token)
-            if len(found) == length:
-                break
-            pointer = self._ext.llama_get_embeddings_nextn_ith(self._context, self._last)
-            slot.waiting.append((token, np.ctypeslib.as_array(pointer, (self._n_embd,)).copy()))
-            if not self._read(slot, 1):
-                break
-        seconds = (time.monotonic() - started) / max(len(found), 1)
-        self.guess_s = seconds if not self.guess_s else (1 - NEWEST) * self.guess_s + NEWEST * seconds
-        return found
+    def _go_on(self, slot: _Slot, token: int) -> bool:
+        """Read a guess, with the head's own hidden row of the position before."""
+        pointer = self._ext.llama_get_embeddings_nextn_ith(self._context, self._last)
+        slot.waiting.append((token, np.ctypeslib.as_array(pointer, (self._n_embd,)).copy()))
+        return self._read(slot, 1)
 
     def _slot(self, owner: int, tokens: list[int], start: int) -> _Slot:
         """The request's slot; a new request goes on where one stands that has read its beginning."""

@@ -10,11 +10,10 @@ from engine.runner.llama.admission import cells_needed, cells_promised, enqueue,
 from engine.runner.llama.batch import Batch, Logits
 from engine.runner.llama.cached_sequence import CachedSequence
 from engine.runner.llama.constrain import ConstraintCompiler
-from engine.runner.llama.draft_model import DraftModel
 from engine.runner.llama.draw import DrawFailed, draw
+from engine.runner.llama.guesser import Guesser
 from engine.runner.llama.kv import KVCache
 from engine.runner.llama.model import LoadedModel
-from engine.runner.llama.mtp import MtpHead
 from engine.runner.llama.pacing import TELL_EVERY_S, Pace, kept_prefix, reading_order
 from engine.runner.llama.prefix_store import PrefixStore
 from engine.runner.llama.quarantine import Quarantine
@@ -45,7 +44,7 @@ class Scheduler:
         loaded: LoadedModel,
         vocabulary: Vocabulary,
         store: PrefixStore,
-        draft_model: DraftModel | MtpHead | None = None,
+        draft_model: Guesser | None = None,
         vision: Vision | None = None,
     ) -> None:
         self._loaded = loaded

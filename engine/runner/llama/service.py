@@ -17,6 +17,7 @@ from engine.runner.llama.binding import KernelsMissing, start_backends
 from engine.runner.llama.checkpoints import budget
 from engine.runner.llama.draft_model import DraftModel
 from engine.runner.llama.embed import CannotEmbed, Embedder
+from engine.runner.llama.guesser import Guesser
 from engine.runner.llama.mtp import MtpHead
 from engine.runner.llama.picture import PictureRefused
 from engine.runner.llama.prefix_store import PrefixStore, model_fingerprint
@@ -253,7 +254,7 @@ class LlamaRunner(RunnerService):
         )
 
 
-def _guesser(loaded: llama_model.LoadedModel, vocabulary: Vocabulary) -> DraftModel | MtpHead | None:
+def _guesser(loaded: llama_model.LoadedModel, vocabulary: Vocabulary) -> Guesser | None:
     """Who guesses ahead: a draft model that was asked for, else the model's own head, where that can be used."""
     settings = loaded.settings
     if settings.draft_path:

@@ -4,7 +4,7 @@ import time
 from typing import Final
 
 from engine.runner.llama.batch import Batch
-from engine.runner.llama.draft_model import DraftModel
+from engine.runner.llama.guesser import Guesser
 from engine.runner.llama.limits import MAX_DRAFTING
 from engine.runner.llama.model import MAX_DRAFT, LoadedModel
 from engine.runner.llama.mtp import MtpHead
@@ -19,7 +19,7 @@ FORCED_LENGTH: Final = 7
 class Speculation:
     """Fills drafts into batches and learns from what became of them. All calls from the scheduler's thread."""
 
-    def __init__(self, loaded: LoadedModel, pace: Pace, draft_model: DraftModel | MtpHead | None) -> None:
+    def __init__(self, loaded: LoadedModel, pace: Pace, draft_model: Guesser | None) -> None:
         self._steps_back = loaded.keeps_partial
         self._pace = pace
         self._draft_model = draft_model
