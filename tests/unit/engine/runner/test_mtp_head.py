@@ -12,13 +12,16 @@ from engine.runner.llama.binding import start_backends
 from engine.runner.llama.mtp import MtpHead
 from engine.runner.protocol import LoadSettings
 
+# Numbers differ by rounding of 32 bits only, however many rows are read at once.
+EXACT = {"type_k": "f32", "type_v": "f32", "flash_attn": "off"}
+
 
 class Target:
     """Decodes one sequence and lets the head follow, which says the newest token again so long as rows match."""
 
     def __init__(self, path):
         settings = LoadSettings(
-            path=path, n_ctx=512, n_threads=1, n_parallel=2, mtp=True, n_batch=256, n_ubatch=128
+            path=path, n_ctx=512, n_threads=1, n_parallel=2, mtp=True, n_batch=256, n_ubatch=128, **EXACT
         )
         api = start_backends()
         self.loaded = llama_model.load(api, settings, lambda _: True)
@@ -74,6 +77,30 @@ def test_rows_stay_aligned_through_right_and_wrong_guesses(target):
     assert target.guess(then)[0] == then
     several = target.read([then, 9, 8, 7], 3)  # the first two are taken
     assert target.guess(several)[0] == several
+
+
+def test_a_prompt_read_at_once_leaves_the_head_what_its_tokens_one_by_one_do(tmp_path):
+    path, said = write_mtp_model(tmp_path / "random.gguf", "random"), []
+    for step in (len(PROMPT), 1):
+        target = Target(path)
+        for start in range(0, len(PROMPT), step):
+            if start:
+                assert target.guess(PROMPT[start], 1)
+            newest = target.read(PROMPT[start : start + step], step)
+        assert target.guess(newest, 1)
+        said.append(target.head._logits.rows(1)[0].copy())
+        target.close()
+    assert np.abs(said[0]).max() > 0.1
+    np.testing.assert_allclose(said[0], said[1], atol=1e-4)
+
+
+def test_the_head_is_told_which_rows_are_whose(target):
+    batch = target.batch
+    batch.add(5, 30, 1)
+    batch.add_prompt([7, 8, 9], 4, 0, last=True)
+    assert batch.spans() == {1: (30, 0, 1), 0: (4, 1, 3)}
+    batch.clear()
+    assert batch.spans() == {}
 
 
 def test_a_part_that_was_not_followed_is_left_out(target):
