@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.runner.llama.model import LoadedModel, LoadFailed
-from engine.runner.llama.prefix_store import Key
+from engine.runner.llama.prefix_index import Key
 from engine.runner.llama.sequence import Sequence
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from engine.runner.llama.checkpoints import Checkpoint
-from engine.runner.llama.prefix_store import Key
+from engine.runner.llama.prefix_index import Key
 
 
 @dataclass(eq=False)  # two of them are the same only if they are one

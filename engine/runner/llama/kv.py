@@ -13,7 +13,8 @@ import numpy as np
 from engine.runner.llama.cached_sequence import CachedSequence, common_prefix
 from engine.runner.llama.checkpoints import Checkpoint, Checkpoints, budget, places, within
 from engine.runner.llama.model import LoadedModel
-from engine.runner.llama.prefix_store import Key, PrefixStore
+from engine.runner.llama.prefix_index import Key
+from engine.runner.llama.prefix_store import PrefixStore
 
 # A prefix shorter than this is computed faster than it is copied out, looked up and copied in again.
 MIN_STORED_TOKENS: Final = 64

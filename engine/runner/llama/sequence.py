@@ -8,7 +8,7 @@ from engine.runner.llama.cached_sequence import CachedSequence
 from engine.runner.llama.constrain import TokenConstraint
 from engine.runner.llama.drafting import NgramDrafter
 from engine.runner.llama.payoff import Balance
-from engine.runner.llama.prefix_store import Key
+from engine.runner.llama.prefix_index import Key
 from engine.runner.llama.sampler import Sampler
 from engine.runner.llama.text import TextStream
 from engine.runner.llama.vision import Media

@@ -1,9 +1,11 @@
 import os
+import threading
 
 import numpy as np
 import pytest
 
-from engine.runner.llama.prefix_store import PrefixStore, model_fingerprint, shared_length
+from engine.runner.llama import prefix_files
+from engine.runner.llama.prefix_store import PrefixStore, model_fingerprint
 
 KEY = ()
 
@@ -160,7 +162,70 @@ def test_the_fingerprint_follows_content_and_settings(tmp_path):
     assert model_fingerprint(a, "f16") != model_fingerprint(a, "q8_0")
 
 
-def test_shared_length():
-    assert shared_length(tokens(1, 2, 3), tokens(1, 2)) == 2
-    assert shared_length(tokens(5), tokens(6)) == 0
-    assert shared_length(tokens(), tokens(6)) == 0
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """A disk that begins to write when it is told to."""
+    go, write = threading.Event(), prefix_files.PrefixFiles._write_file
+
+    def wait(files, entry, data, path):
+        assert go.wait(60)
+        write(files, entry, data, path)
+
+    monkeypatch.setattr(prefix_files.PrefixFiles, "_write_file", wait)
+    yield go
+    go.set()
+
+
+def test_what_waits_for_a_slow_disk_can_be_loaded(tmp_path, slow_disk):
+    store = disk_store(tmp_path)
+    store.put(KEY, tokens(1, 2, 3), state(seed=5))
+    entry, _ = store.best(tokens(1, 2, 3), KEY, whole_only=False)
+    assert entry.data is None
+    assert np.array_equal(store.load(entry), state(seed=5))
+    slow_disk.set()
+    store.close()
+    assert np.array_equal(store.load(entry), state(seed=5))
+
+
+def test_what_is_forgotten_while_it_waits_or_is_written_leaves_no_file(tmp_path, slow_disk):
+    store = disk_store(tmp_path)
+    for i in range(3):
+        store.put(KEY, tokens(i, 2, 3), state())
+    for i in range(2):  # the first is being written
+        store.forget(tokens(i, 2, 3), KEY)
+    slow_disk.set()
+    store.close()
+    assert len(list(tmp_path.glob("*/*.kv"))) == 1
+    assert disk_store(tmp_path).best(tokens(2, 2, 3), KEY, whole_only=False)[1] == 3
+
+
+def test_a_disk_that_does_not_follow_is_spared(tmp_path, slow_disk, monkeypatch):
+    monkeypatch.setattr(prefix_files, "MAX_WAITING_BYTES", 2500)
+    store = disk_store(tmp_path, limit=100_000)
+    for i in range(10):
+        store.put(KEY, tokens(i, 2, 3), state())
+    assert store.disk_bytes == 2000
+    assert store.best(tokens(9, 2, 3), KEY, whole_only=False) == (None, 0)
+    slow_disk.set()
+    store.close()
+    assert len(list(tmp_path.glob("*/*.kv"))) == 2
+
+
+def test_a_smaller_limit_after_a_restart_holds(tmp_path):
+    store = disk_store(tmp_path)
+    for i in range(8):
+        store.put(KEY, tokens(i, 2, 3), state())
+    store.close()
+    again = disk_store(tmp_path, limit=3500)
+    assert again.disk_bytes == 3000
+    assert len(list(tmp_path.glob("*/*.kv"))) == 3
+
+
+def test_a_file_under_anothers_name_is_deleted(tmp_path):
+    store = disk_store(tmp_path)
+    store.put(KEY, tokens(1, 2, 3), state())
+    store.close()
+    (file,) = tmp_path.glob("*/*.kv")
+    file.rename(file.with_name("0" * 32 + ".kv"))
+    assert disk_store(tmp_path).disk_bytes == 0
+    assert not list(tmp_path.glob("*/*.kv"))
