@@ -44,6 +44,15 @@ LATENT = (
     "attn_kv_a_norm:O attn_kv_a_mqa:M,E attn_k_b:H,O,U attn_v_b:H,D,O attn_output:E,Q "
     "attn_q_a:R,E attn_q_a_norm:R attn_q_b:Q,R"
 )
+GATED_QKV = "attn_q:2Q,E attn_k:K,E attn_v:K,E attn_output:E,Q"
+DELTA_NET = (
+    "attn_qkv:QKVS,E attn_gate:S,E ssm_conv1d:QKVS,4 ssm_dt.bias:T =ssm_a:T ssm_beta:T,E ssm_alpha:T,E ssm_norm:Z "
+    "ssm_out:E,S"
+)
+DELTA_NET_META = {
+    "ssm.conv_kernel": 4, "ssm.inner_size": 256, "ssm.state_size": 64, "ssm.time_step_rank": 4,
+    "ssm.group_count": 2, "full_attention_interval": 2, "rope.dimension_sections": [4, 6, 6, 0],
+}  # fmt: skip
 RWKV7 = (
     "attn_norm:E attn_norm.bias:E attn_norm_2:E attn_norm_2.bias:E time_mix_w0:E time_mix_w1:R,E time_mix_w2:E,R "
     "time_mix_a0:E time_mix_a1:R,E time_mix_a2:E,R time_mix_v0:E time_mix_v1:R,E time_mix_v2:E,R "
@@ -134,6 +143,25 @@ ARCHITECTURES: dict[str, Architecture] = {
             **EXPERTS_META, "expert_shared_feed_forward_length": 64, "ssm.conv_kernel": 4, "ssm.inner_size": 256,
             "ssm.state_size": 64, "ssm.time_step_rank": 4, "ssm.group_count": 2, "full_attention_interval": 2,
         },
+        layers=ATTENTION_THEN,
+    ),
+    "Qwen 3.5": Architecture(
+        "qwen35",
+        {
+            "state": f"attn_norm:E post_attention_norm:E {DELTA_NET} {GATED}",
+            "attention": f"attn_norm:E post_attention_norm:E {GATED_QKV} {QK_NORMS} {GATED}",
+        },
+        meta=DELTA_NET_META,
+        layers=ATTENTION_THEN,
+    ),
+    "Qwen 3.5 MoE": Architecture(
+        "qwen35moe",
+        {
+            "state": f"attn_norm:E post_attention_norm:E {DELTA_NET} {EXPERTS} {SHARED} ffn_gate_inp_shexp:E",
+            "attention": f"attn_norm:E post_attention_norm:E {GATED_QKV} {QK_NORMS} {EXPERTS} {SHARED} "
+            "ffn_gate_inp_shexp:E",
+        },
+        meta={**DELTA_NET_META, **EXPERTS_META, "expert_shared_feed_forward_length": 64},
         layers=ATTENTION_THEN,
     ),
     "Gemma 2": Architecture("gemma2", f"{LLAMA} {POST_NORMS}", TIED, meta=WINDOW),

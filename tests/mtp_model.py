@@ -1,4 +1,4 @@
-"""A tiny mixture of experts with a head for the token after the next one, whose guesses are known beforehand."""
+"""A tiny model with a head for the token after the next one, whose guesses are known beforehand."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,12 +8,16 @@ from unittest import mock
 import architectures
 import numpy as np
 from architectures import (
+    DELTA_NET,
+    DELTA_NET_META,
     EXPERTS,
     EXPERTS_META,
     GATED,
+    GATED_QKV,
     LATENT,
     LATENT_META,
     NORMS,
+    QK_NORMS,
     QKV,
     SHARED,
     TOP,
@@ -23,9 +27,12 @@ from architectures import (
 BODY = f"attn_norm:E post_attention_norm:E {QKV}"
 MIXED = f"{BODY} {EXPERTS} exp_probs_b.bias:X {SHARED}"
 NEXT = "nextn.eh_proj.weight:E,2Q nextn.enorm.weight:E nextn.hnorm.weight:E nextn.shared_head_norm.weight:E"
+GATED_BODY = f"attn_norm:E post_attention_norm:E {GATED_QKV} {QK_NORMS}"
+SHARED_MIX = f"{EXPERTS} {SHARED} ffn_gate_inp_shexp:E"
 LATENT_MIXED = f"{NORMS} {LATENT} {EXPERTS} {SHARED} exp_probs_b.bias:X"
 ONE_HEAD = {"nextn_predict_layers": 1}
 LAYERS = ("dense", "experts", "experts", "head")
+HYBRID_LAYERS = ("state", "attention", "state", "head")
 MTP_MODELS = {
     "glm4moe": Architecture(
         "glm4moe",
@@ -47,8 +54,30 @@ MTP_MODELS = {
         meta={**LATENT_META, **ONE_HEAD, "expert_gating_func": 2, "expert_weights_norm": True},
         layers=LAYERS,
     ),
+    "qwen35": Architecture(
+        "qwen35",
+        {
+            "state": f"attn_norm:E post_attention_norm:E {DELTA_NET} {GATED}",
+            "attention": f"{GATED_BODY} {GATED}",
+            "head": f"{GATED_BODY} {GATED} {NEXT}",
+        },
+        TOP,
+        meta={**DELTA_NET_META, **ONE_HEAD},
+        layers=HYBRID_LAYERS,
+    ),
+    "qwen35moe": Architecture(
+        "qwen35moe",
+        {
+            "state": f"attn_norm:E post_attention_norm:E {DELTA_NET} {SHARED_MIX}",
+            "attention": f"{GATED_BODY} {SHARED_MIX}",
+            "head": f"{GATED_BODY} {SHARED_MIX} {NEXT}",
+        },
+        TOP,
+        meta={**DELTA_NET_META, **EXPERTS_META, **ONE_HEAD, "expert_shared_feed_forward_length": 64},
+        layers=HYBRID_LAYERS,
+    ),
 }
-ADDED = ("attn_output.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight")
+ADDED = ("attn_output.weight", "ssm_out.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight")
 Kind = Literal["right", "newest", "random"]
 
 

@@ -9,6 +9,7 @@ from devices.memory import Ledger
 from devices.types import Device, Machine, Runtime
 from engine.dispatch.attention import LONG_CHATS_WHY, MOST_PARALLEL, PLAIN_WHY, plain_attention
 from engine.dispatch.cells import within_reason
+from engine.dispatch.guessing import guessing
 from engine.dispatch.memory import DispatchMemory
 from engine.dispatch.priors import BACKENDS, CPU_EFFICIENCY, NPU_LARGEST_PARAMETERS, bandwidth_gbs, effective_gbs
 from engine.dispatch.types import Alternative, Placement, Wish
@@ -67,9 +68,9 @@ def place(
         return found, bool(pinned), _best(pinned or found, found[0])
 
     wished = within_reason(wished_settings(base, wish), shape)
-    with_head = msgspec.structs.replace(wished, mtp=uses_own_head(wished, shape))
-    candidates, pinned, chosen = choose(with_head)
-    if with_head.mtp and not chosen.fits:
+    ahead = guessing(wished, shape)
+    candidates, pinned, chosen = choose(ahead)
+    if ahead != wished and not chosen.fits:
         candidates, pinned, chosen = choose(wished)
     reasons = _reasons(chosen, wish, machine, shape, pinned)
     if wish.device and not pinned:
@@ -88,12 +89,6 @@ def place(
         reasons=reasons,
         alternatives=(*others, *_npus(machine, shape)),
     )
-
-
-def uses_own_head(settings: LoadSettings, shape: ModelShape) -> bool:
-    """The file has a head that guesses ahead, nothing else guesses, and guesses can be taken back."""
-    wanted = settings.max_draft > 0 and settings.draft_path is None and not settings.embeddings
-    return wanted and shape.has_head and not shape.recurrent
 
 
 def wished_settings(base: LoadSettings, wish: Wish) -> LoadSettings:

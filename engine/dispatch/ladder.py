@@ -12,8 +12,8 @@ SMALLEST_UBATCH = 128
 def next_rung(settings: LoadSettings, machine: Machine, tried: tuple[LoadSettings, ...]) -> Rung | None:
     """The next settings to try; None when nothing is left.
 
-    In order: without the model's own head, another backend of the same device, a smaller ubatch, the plain f16
-    cache, the CPU, the CPU without rewritten weights, then without mapping the file.
+    In order: without the model's own head and copies of states, another backend of the same device, a smaller
+    ubatch, the plain f16 cache, the CPU, the CPU without rewritten weights, then without mapping the file.
     """
     return next((rung for rung in _rungs(settings, machine) if rung.settings not in tried), None)
 
@@ -21,8 +21,8 @@ def next_rung(settings: LoadSettings, machine: Machine, tried: tuple[LoadSetting
 def _rungs(settings: LoadSettings, machine: Machine) -> list[Rung]:
     replace = msgspec.structs.replace
     rungs = []
-    if settings.mtp:
-        rungs.append(Rung(settings=replace(settings, mtp=False), change="do without its head that guesses ahead"))
+    if settings.mtp or settings.max_rollback:
+        rungs.append(Rung(settings=replace(settings, mtp=False, max_rollback=0), change="do without guesses ahead"))
     if settings.devices:
         for name, backend in other_backends(settings.devices[0], machine):
             rungs.append(

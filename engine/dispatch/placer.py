@@ -52,6 +52,7 @@ LADDER_FIELDS = (
     "repack",
     "use_mmap",
     "mtp",
+    "max_rollback",
 )
 
 

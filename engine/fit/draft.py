@@ -37,7 +37,8 @@ def _read(path: str, _changed_ns: int, _size: int) -> ModelShape:
 def with_head(need: Need, shape: ModelShape, settings: LoadSettings, gpu: str | None) -> Need:
     """`need` and what the context of the model's own head takes: its cache, its scratch, and hidden rows."""
     at = mtp_settings(settings)
-    alone = msgspec.structs.replace(shape, layers=shape.layers[-1:])
+    attention = max(shape.layers, key=lambda layer: layer.key_values)  # a head is such a block
+    alone = msgspec.structs.replace(shape, layers=(attention,))
     hidden = 4 * shape.embedding * (settings.n_batch + at.n_batch)
     size = sum(kv_layer_bytes(alone, at)) + compute_prior(alone, at) + hidden
     device = gpu if gpu and settings.n_gpu_layers else CPU

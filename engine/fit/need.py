@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from engine.fit.repack import is_repacked
 from engine.fit.shape import BLOCK, ModelShape
 from engine.fit.types import Basis, DryRun, Need, Part, PartName
-from engine.runner.llama.limits import KV_TYPES, sequences
+from engine.runner.llama.limits import KV_TYPES, rollback, sequences
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import BLOCK_SIZES, GgmlType
 
@@ -74,7 +74,7 @@ def estimate(
     weights, stale = _weights(shape, settings, isa, gpu, layers_from)
     parts = [
         *weights,
-        *_caches(shape, kv, count, gpu, layers_from, dry_run),
+        *_caches(shape, kv, count * (1 + rollback(settings)), gpu, layers_from, dry_run),
     ]
     parts += _compute(shape, settings, gpu, layers_from, dry_run)
     output = dry_run.output_bytes if dry_run else 4 * shape.vocabulary * count
@@ -146,9 +146,14 @@ def _weights(
 
 
 def _caches(
-    shape: ModelShape, kv: tuple[int, ...], count: int, gpu: str | None, layers_from: int, dry_run: DryRun | None
+    shape: ModelShape,
+    kv: tuple[int, ...],
+    states_kept: int,
+    gpu: str | None,
+    layers_from: int,
+    dry_run: DryRun | None,
 ) -> list[Part]:
-    states = tuple(layer.state_bytes * count for layer in shape.layers)
+    states = tuple(layer.state_bytes * states_kept for layer in shape.layers)
     parts = []
     caches: tuple[tuple[PartName, tuple[int, ...], int | None], ...] = (
         ("kv", kv, dry_run.kv_bytes if dry_run else None),

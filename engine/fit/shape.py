@@ -28,8 +28,10 @@ SWA_WITH_LAYERS = {"exaone4": 64}
 # gemma3n caches its first 20 layers only; gemma4 says so itself. Source: models/gemma3n.cpp.
 CACHED_LAYERS = {"gemma3n": 20}
 DEFAULT_FULL_ATTENTION_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
-# Architectures whose own heads llama.cpp runs and the runner was tried with: GLM 4.5, GLM 4.7 Flash, DeepSeek V3.
-MTP_ARCHITECTURES: Final = frozenset({"glm4moe", "deepseek2"})
+# Architectures whose own heads llama.cpp runs, each tried here: GLM 4.5, GLM 4.7 Flash, DeepSeek V3, Qwen 3.5.
+MTP_ARCHITECTURES: Final = frozenset({"glm4moe", "deepseek2", "qwen35", "qwen35moe"})
+# Architectures whose recurrent states llama.cpp can take back (llm_arch_supports_rs_rollback), each tried here.
+ROLLBACK_ARCHITECTURES: Final = frozenset({"lfm2", "nemotron_h", "qwen35", "qwen35moe"})
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +66,11 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     skipped_bytes: int = 0
     has_head: bool = False
     tied: bool = False
+
+    @property
+    def rolls_back(self) -> bool:
+        """Whether its recurrent states can be taken back by some tokens."""
+        return self.architecture in ROLLBACK_ARCHITECTURES and self.sliding_window == 0
 
     @property
     def recurrent(self) -> bool:

@@ -29,6 +29,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     `path` is the first file of a split model, or a folder. `provider` names the execution provider of an ONNX model
     (empty: the folder's own wish, else the CPU); `allow_fallback` lets operators it does not take run on the CPU.
     `max_draft` is the longest guess that one step checks (0: none). `mtp` loads the file's own head for guesses.
+    `max_rollback` tokens can be taken back from a recurrent state, by so many copies of it for each sequence.
     """
 
     path: str
@@ -50,6 +51,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_draft: int = 16
     lora: tuple[str, ...] = ()
     mtp: bool = False
+    max_rollback: int = 0
     draft_path: str | None = None
     mmproj_path: str | None = None
     embeddings: bool = False

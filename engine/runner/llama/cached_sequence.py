@@ -15,7 +15,8 @@ class CachedSequence:
 
     `shared` of them came by `seq_cp` from another sequence, so they cost no cells of their own. `key` keeps
     prefixes made under different adapters apart. Of models whose state cannot be cut, `checkpoints` are the copies
-    to go back to, and `wanted` the lengths at which the next ones are to be taken.
+    to go back to, and `wanted` the lengths at which the next ones are to be taken; `retractable` of the last tokens
+    can be taken back at once, and `rewound` says that some were, which no copy by `seq_cp` knows of.
     """
 
     seq_id: int
@@ -26,6 +27,8 @@ class CachedSequence:
     last_used: int = 0
     checkpoints: list[Checkpoint] = field(default_factory=list)
     wanted: list[int] = field(default_factory=list)
+    retractable: int = 0
+    rewound: bool = False
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:

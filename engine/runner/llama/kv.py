@@ -37,6 +37,7 @@ class KVCache:
         self._api = loaded.api
         self._memory = loaded.memory
         self._keeps_partial = loaded.keeps_partial
+        self._max_rollback = loaded.max_rollback
         self._n_swa = loaded.n_swa
         self._in_order = loaded.settings.flash_attn == "off"
         self._n_ubatch = loaded.n_ubatch
@@ -80,7 +81,7 @@ class KVCache:
     def _steps_back(self, source: CachedSequence, length: int) -> bool:
         """The sequence is that long, or can be cut to it as it is."""
         if length == len(source.tokens):
-            return True
+            return not (source.rewound and source.in_use)
         if not self._keeps_partial:
             return False
         if self._n_swa > 0:
@@ -175,6 +176,7 @@ class KVCache:
             saved = within(self._checkpoints.alive(source.checkpoints), length)
             if saved is None or saved.length != length or not self._checkpoints.put(saved, target.seq_id):
                 return False
+            target.retractable, target.rewound = 0, False
         if not self._api.llama_memory_seq_rm(self._memory, target.seq_id, length, -1):
             return False
         del target.tokens[length:]
@@ -186,6 +188,17 @@ class KVCache:
         """How many of the next `take` prompt tokens to compute before a checkpoint is due."""
         ahead = sequence.wanted[0] - len(sequence.tokens) if sequence.wanted else 0
         return min(take, ahead) if ahead > 0 else take
+
+    def computed(self, sequence: CachedSequence, tokens: list[int], *, alone: bool) -> None:
+        """A step has put `tokens` into the sequence; `alone`: and nothing else into any other.
+
+        Where states are taken back by copies, llama.cpp leaves those behind when it moves a state to another place,
+        as it does for other sequences of the same step.
+        """
+        sequence.tokens.extend(tokens)
+        sequence.retractable = min(self._max_rollback, len(tokens) - 1) if alone else 0
+        sequence.rewound = False
+        self.note_progress(sequence)
 
     def note_progress(self, sequence: CachedSequence) -> None:
         """Tokens were computed: copy the state if this is a place to come back to."""
@@ -323,6 +336,7 @@ class KVCache:
         sequence.tokens = []
         sequence.shared = 0
         sequence.wanted = []
+        sequence.retractable, sequence.rewound = 0, False
         if sequence.checkpoints:
             sequence.checkpoints = []
             self._checkpoints.keep_only(c for s in self._sequences for c in s.checkpoints)
@@ -340,6 +354,8 @@ class KVCache:
         """Cut a sequence to its first `length` tokens; False when this memory cannot do that."""
         if length >= len(sequence.tokens):
             return True
+        if not self._keeps_partial and len(sequence.tokens) - length > sequence.retractable:
+            return False
         if self._n_swa > 0 and not self._steps_back(sequence, length):
             return False
         if not self._api.llama_memory_seq_rm(self._memory, sequence.seq_id, length, -1):
@@ -347,6 +363,7 @@ class KVCache:
         del sequence.tokens[length:]
         sequence.shared = min(sequence.shared, length)
         sequence.checkpoints = [c for c in sequence.checkpoints if c.length <= length]
+        sequence.retractable, sequence.rewound = 0, not self._keeps_partial
         return True
 
     def shorten(self, sequence: CachedSequence, length: int) -> None:
@@ -359,6 +376,7 @@ class KVCache:
         if not countable:
             self.drop(sequence)
             return
+        sequence.retractable = 0
         reached = int(self._api.llama_memory_seq_pos_max(self._memory, sequence.seq_id))
         sequence.tokens[:] = tokens[: reached + 1]
         if len(sequence.tokens) == len(tokens):

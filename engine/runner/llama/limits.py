@@ -34,6 +34,7 @@ def draft_settings(settings: LoadSettings) -> LoadSettings:
         draft_path=None,
         mmproj_path=None,
         lora=(),
+        max_rollback=0,
         n_gpu_layers=-1 if settings.devices and settings.n_gpu_layers else 0,
         cache_dir=None,
         cache_ram_bytes=0,
@@ -51,6 +52,14 @@ def mtp_settings(settings: LoadSettings) -> LoadSettings:
         n_batch=min(settings.n_batch, DRAFT_CHUNK),
         n_ubatch=min(settings.n_ubatch, DRAFT_CHUNK),
     )
+
+
+def rollback(settings: LoadSettings) -> int:
+    """Tokens by which recurrent states can be taken back.
+
+    llama.cpp keeps that many and one more of a step in one ubatch, and ends the process where they do not fit.
+    """
+    return max(0, min(settings.max_rollback, settings.n_ubatch - 2))
 
 
 def sequences(settings: LoadSettings, *, keeps_state: bool) -> int:

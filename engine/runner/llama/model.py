@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from engine.runner.llama.limits import KV_TYPES, MAX_SEQUENCES, mtp_settings, sequences
+from engine.runner.llama.limits import KV_TYPES, MAX_SEQUENCES, mtp_settings, rollback, sequences
 from engine.runner.protocol import LoadSettings
 from engine.types import ModelFacts
 
@@ -23,7 +23,10 @@ class LoadFailed(Exception):
 
 @dataclass
 class LoadedModel:
-    """Native handles of one model and its context. Owned by the scheduler's thread."""
+    """Native handles of one model and its context. Owned by the scheduler's thread.
+
+    `keeps_partial`: sequences can be cut at any token; else the last `max_rollback` of a step can be taken back.
+    """
 
     api: Any
     model: Any
@@ -39,6 +42,7 @@ class LoadedModel:
     n_ubatch: int
     max_outputs: int
     keeps_partial: bool
+    max_rollback: int
     n_swa: int
 
     def close(self) -> None:
@@ -165,12 +169,14 @@ def load(
         )
     recurrent = api.llama_model_is_recurrent(model)
     hybrid = api.llama_model_is_hybrid(model)
+    n_swa = api.llama_model_n_swa(model)
     # An embedding model generates nothing: its own context (embed.py) is the one that needs room.
     kv_cells = MIN_CELLS if settings.embeddings else max(settings.kv_cells, settings.n_ctx)
     n_seq_max = sequences(settings, keeps_state=recurrent or hybrid)
     max_outputs = max(settings.n_parallel + spare_outputs, n_seq_max)  # fewer than sequences aborts
     context_params = _context_params(api, settings, kv_cells, n_seq_max)
     context_params.n_outputs_max = max(max_outputs, 1)
+    context_params.n_rs_seq = rollback(settings) if (recurrent or hybrid) and not n_swa else 0
     context_params.n_outputs_max_per_seq = 1 + MAX_DRAFT
     context = api.llama_init_from_model(model, context_params)
     if not context:
@@ -191,7 +197,8 @@ def load(
         n_ubatch=api.llama_n_ubatch(context),
         max_outputs=max_outputs,
         keeps_partial=not (recurrent or hybrid),
-        n_swa=api.llama_model_n_swa(model),
+        max_rollback=api.llama_n_rs_seq(context),  # 0 where the architecture cannot
+        n_swa=n_swa,
     )
 
 

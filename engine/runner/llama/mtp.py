@@ -47,7 +47,7 @@ class MtpHead(Guesser):
         api = target.api
         if not api.llama_model_n_layer_nextn(target.model):
             raise LoadFailed("the file has no head for the token after the next one")
-        if not target.keeps_partial:
+        if not target.keeps_partial and not target.max_rollback:
             raise LoadFailed("its state cannot step back, so nothing is guessed ahead")
         # C++ functions without a C interface; the package knows their names in each compiler's spelling.
         self._ext = importlib.import_module("llama_cpp.llama_cpp_ext")

@@ -199,7 +199,7 @@ class Scheduler:
         members = self._adapters.members(self._running)
         generating = [s for s in members if s.decoding]
         prefilling = [s for s in members if not s.decoding]
-        self._speculation.begin(len(generating))
+        self._speculation.begin(len(generating), alone=len(members) == 1)
         for sequence in generating:
             assert sequence.cache is not None
             position = sequence.position(len(sequence.tokens) - 1)
@@ -243,11 +243,11 @@ class Scheduler:
 
     def _commit_batch(self) -> None:
         by_seq = {s.cache.seq_id: s for s in self._running if s.cache is not None}
-        for seq_id, pieces in self._batch.runs():
+        runs = self._batch.runs()
+        for seq_id, pieces in runs:
             cache = by_seq[seq_id].cache
             assert cache is not None
-            cache.tokens.extend(pieces)
-            self._kv.note_progress(cache)
+            self._kv.computed(cache, pieces, alone=len(runs) == 1)
 
     def _sample(self, out: list[Output]) -> None:
         rows = None

@@ -21,22 +21,25 @@ class Speculation:
 
     def __init__(self, loaded: LoadedModel, pace: Pace, draft_model: Guesser | None) -> None:
         self._steps_back = loaded.keeps_partial
+        self._rollback = loaded.max_rollback
         self._pace = pace
         self._draft_model = draft_model
         self._by_model = Acceptance()
-        self._longest = min(loaded.settings.max_draft, MAX_DRAFT)
+        self._most = min(loaded.settings.max_draft, MAX_DRAFT)
+        self._longest = 0
         self._rows = 0
         self._drafting: list[tuple[Sequence, int, bool]] = []
 
-    def begin(self, generating: int) -> None:
-        """A new step, in which so many sequences generate."""
+    def begin(self, generating: int, *, alone: bool) -> None:
+        """A new step, in which so many sequences generate; `alone`: one sequence, and no other reads a prompt."""
         self._rows = generating
+        self._longest = self._most if self._steps_back else min(self._most, self._rollback) if alone else 0
         self._drafting.clear()
 
     def extend(self, batch: Batch, sequence: Sequence) -> None:
         """Append guesses behind the sequence's newest token in the batch, if any are worth it."""
         asked = sequence.request.speculate
-        if not sequence.may_guess or not self._steps_back or not 0 < self._rows <= MAX_DRAFTING:
+        if not sequence.may_guess or not self._longest or not 0 < self._rows <= MAX_DRAFTING:
             return
         if asked is None and not sequence.balance.allows:
             sequence.balance.pass_by((self._pace.cost.seconds(self._rows) or 0.0) / self._rows)

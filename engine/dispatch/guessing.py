@@ -1,0 +1,32 @@
+"""What a load keeps ready for guessing ahead: the file's own head, and copies of states that cannot be cut."""
+
+from typing import Final
+
+import msgspec
+
+from engine.fit.shape import ModelShape
+from engine.runner.protocol import LoadSettings
+
+# Five rows a step with the newest token: kernels take rows by four, and each further guess is right less often.
+MAX_ROLLBACK: Final = 4
+# Copies of states may take so much, or this part of the file where that is more. A prior, not measured.
+COPIES_BYTES: Final = 256 << 20
+COPIES_PART: Final = 8
+
+
+def guessing(settings: LoadSettings, shape: ModelShape) -> LoadSettings:
+    """`settings` with what guesses ahead need; the same where nothing is to be guessed."""
+    if settings.max_draft <= 0 or settings.embeddings:
+        return settings
+    back = rollback(settings, shape)
+    head = shape.has_head and settings.draft_path is None and (back > 0 or not shape.recurrent)
+    return msgspec.structs.replace(settings, mtp=head, max_rollback=back)
+
+
+def rollback(settings: LoadSettings, shape: ModelShape) -> int:
+    """Wrong guesses that recurrent states can be taken back by, within what their copies may cost."""
+    if not shape.recurrent or not shape.rolls_back:
+        return 0
+    one = settings.n_parallel * sum(layer.state_bytes for layer in shape.layers)
+    room = max(COPIES_BYTES, shape.file_bytes // COPIES_PART)
+    return min(MAX_ROLLBACK, settings.max_draft, room // one)
