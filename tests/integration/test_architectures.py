@@ -82,7 +82,9 @@ async def collect(runner, prompt, **options):
 
 
 def settings(path, cache_dir, **options):
+    """As models are served: states that can be taken back have copies for it."""
     return LoadSettings(
+        max_rollback=2 if read_shape(str(path)).rolls_back else 0,
         path=str(path),
         n_ctx=512,
         kv_cells=2048,
