@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-
 from engine.runner.llama.model import LoadedModel
+from engine.runner.llama.state_buffer import state_buffer
 
 # A prompt's last tokens are where the next turn's rendering departs from it: the mark that opens an answer, an
 # empty or dropped reasoning block (7 tokens in Qwen 3's template). One checkpoint lies before them.
@@ -76,7 +75,7 @@ class Checkpoints:
         size = int(self._api.llama_state_seq_get_size_ext(self._context, seq_id, self._flags))
         if not 0 < size <= self._budget:
             return None
-        data = np.empty(size, np.uint8)
+        data = state_buffer(size)
         if self._api.llama_state_seq_get_data_ext(self._context, _pointer(data), size, seq_id, self._flags) != size:
             return None
         checkpoint = Checkpoint(length, data)

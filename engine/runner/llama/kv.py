@@ -15,6 +15,7 @@ from engine.runner.llama.checkpoints import Checkpoint, Checkpoints, budget, pla
 from engine.runner.llama.model import LoadedModel
 from engine.runner.llama.prefix_index import Key
 from engine.runner.llama.prefix_store import PrefixStore
+from engine.runner.llama.state_buffer import copied, state_buffer
 
 # A prefix shorter than this is computed faster than it is copied out, looked up and copied in again.
 MIN_STORED_TOKENS: Final = 64
@@ -263,7 +264,7 @@ class KVCache:
         if self._store.covers(tokens, sequence.key, whole_only=not self._cuts):
             return
         size = self._api.llama_state_seq_get_size(self._context, sequence.seq_id)
-        data = np.empty(size, np.uint8)
+        data = state_buffer(size)
         pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         if self._api.llama_state_seq_get_data(self._context, pointer, size, sequence.seq_id) == size:
             self._store.put(sequence.key, tokens, data, self._kept(sequence), whole_only=not self._cuts)
@@ -321,7 +322,7 @@ class KVCache:
             return None
         target.tokens = entry.tokens.tolist()
         target.shared, target.key, target.in_use = 0, key, True
-        target.checkpoints = [Checkpoint(marked, entry.mark(data, marked).copy()) for marked, _ in entry.marks]
+        target.checkpoints = [Checkpoint(marked, copied(entry.mark(data, marked))) for marked, _ in entry.marks]
         self._checkpoints.adopt(target.checkpoints)
         if not self._go_back(target, target, length):
             self.drop(target)

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from engine.runner.llama.prefix_index import Key, StoredPrefix
+from engine.runner.llama.state_buffer import state_buffer
 
 log = logging.getLogger(__name__)
 
@@ -87,10 +88,15 @@ class PrefixFiles:
             return None
         header, start = found
         try:
-            data: Any = np.fromfile(path, np.uint8, offset=start)
+            with path.open("rb") as file:
+                if header.size != entry.size or os.fstat(file.fileno()).st_size != start + entry.size:
+                    return None
+                file.seek(start)
+                data = state_buffer(entry.size)
+                whole = file.readinto(data) == entry.size
         except OSError:
             return None
-        sound = len(data) == header.size == entry.size and zlib.crc32(memoryview(data)) == header.checksum
+        sound = whole and zlib.crc32(data) == header.checksum
         return data if sound and header.fingerprint == self._fingerprint else None
 
     def remove(self, entry: StoredPrefix) -> None:

@@ -5,10 +5,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from engine.runner.llama.prefix_files import PrefixFiles, prune
 from engine.runner.llama.prefix_index import Key, PrefixIndex, StoredPrefix
+from engine.runner.llama.state_buffer import copied
 
 
 class _Tier:
@@ -108,7 +107,7 @@ class PrefixStore:
             return
         sizes = tuple((length, len(copy)) for length, copy in marks)
         if marks:
-            data = np.concatenate([data, *(copy for _, copy in marks)])
+            data = copied(data, *(copy for _, copy in marks))
         for old in list(self._index.beginnings(tokens, key)):
             self._remove(old)
         entry = StoredPrefix(key, tokens, len(data), data, marks=sizes)
