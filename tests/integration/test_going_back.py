@@ -1,6 +1,8 @@
 """States and windows that cannot be cut: what later turns take from the cache, and that the text stays right."""
 
 import asyncio
+import contextlib
+import random
 
 import pytest
 from architectures import ARCHITECTURES, write_architecture
@@ -74,6 +76,35 @@ def test_without_memory_for_checkpoints_the_prompt_is_computed_again(tmp_path):
     ids, cached, _ = run(path, conversation, cache_ram_bytes=0)
     assert cached == 0
     assert ids == run(path, lambda r: collect(r, turn), cache_ram_bytes=0)[0]
+
+
+@pytest.mark.parametrize("name", ["Llama, Mistral", "LFM2", "Qwen 3.5"])
+def test_a_prompt_that_was_left_while_it_was_read_is_read_right_the_next_time(name, tmp_path):
+    """An abort stops a decode between two layers; what some of them already know of the text must not be used."""
+    path = write_architecture(tmp_path / "model.gguf", ARCHITECTURES[name])
+    rng = random.Random(5)
+    prompts = [[rng.randrange(500) for _ in range(950)] for _ in range(8)]
+
+    async def leave(runner, prompt, after_s):
+        reading = asyncio.create_task(collect(runner, prompt, max_tokens=1))
+        await asyncio.sleep(after_s)
+        reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await reading
+
+    async def work(runner):
+        found = []
+        for prompt in prompts:
+            await leave(runner, prompt, rng.uniform(0.005, 0.08))
+            again = await collect(runner, prompt)
+            alone = await collect(runner, prompt, cache_prompt=False)
+            found.append((again[0] == alone[0], again[1]))
+        return found
+
+    found = run(path, work, n_ctx=1024, kv_cells=4096)
+    assert [right for right, _ in found] == [True] * len(prompts)
+    if name == "Llama, Mistral":  # what was computed stays
+        assert any(cached for _, cached in found)
 
 
 @pytest.mark.slow

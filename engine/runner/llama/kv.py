@@ -96,19 +96,13 @@ class KVCache:
         A `fresh` one holds nothing.
         """
         branch = 0 if fresh or self._cuts else self._branch(tokens, key)
-        sequence = self._acquire_fresh(key) if fresh else self._acquire(tokens, key)
+        sequence = self.acquire_empty(key) if fresh else self._acquire(tokens, key)
         if sequence is not None:
             if not fresh and not self._cuts:
                 sequence.wanted = places(len(tokens), len(sequence.tokens), branch, self._n_ubatch)
                 self.note_progress(sequence)
             self._thin_out(sequence)
         return sequence
-
-    def _acquire_fresh(self, key: Key) -> CachedSequence | None:
-        empty = self._free_sequence(keep=None)
-        if empty is not None:
-            empty.key, empty.in_use = key, True
-        return empty
 
     def _branch(self, tokens: list[int], key: Key) -> int:
         """The longest prefix that some known text shares with `tokens`, whether it can be taken or not."""
@@ -175,9 +169,19 @@ class KVCache:
         """Make `length` tokens the present of `target`, which holds the cells of `source` or is it."""
         if not self._steps_back(source, length):
             saved = within(self._checkpoints.alive(source.checkpoints), length)
-            if saved is None or saved.length != length or not self._checkpoints.put(saved, target.seq_id):
+            if saved is None or saved.length != length:
                 return False
-            target.retractable, target.rewound = 0, False
+            return self._put_back(target, saved)
+        return self._cut(target, length)
+
+    def _put_back(self, target: CachedSequence, saved: Checkpoint) -> bool:
+        """Make a checkpoint the present of a sequence that has its cells."""
+        if not self._checkpoints.put(saved, target.seq_id):
+            return False
+        target.retractable, target.rewound = 0, False
+        return self._cut(target, saved.length)
+
+    def _cut(self, target: CachedSequence, length: int) -> bool:
         if not self._api.llama_memory_seq_rm(self._memory, target.seq_id, length, -1):
             return False
         del target.tokens[length:]
@@ -359,11 +363,8 @@ class KVCache:
             return False
         if self._n_swa > 0 and not self._steps_back(sequence, length):
             return False
-        if not self._api.llama_memory_seq_rm(self._memory, sequence.seq_id, length, -1):
+        if not self._cut(sequence, length):
             return False
-        del sequence.tokens[length:]
-        sequence.shared = min(sequence.shared, length)
-        sequence.checkpoints = [c for c in sequence.checkpoints if c.length <= length]
         sequence.retractable, sequence.rewound = 0, not self._keeps_partial
         return True
 
@@ -377,7 +378,11 @@ class KVCache:
         if not countable:
             self.drop(sequence)
             return
-        sequence.retractable = 0
+        if not self._keeps_partial:  # some layers' states are further than others'
+            saved = within(self._checkpoints.alive(sequence.checkpoints), len(sequence.tokens))
+            if saved is None or not self._put_back(sequence, saved):
+                self.drop(sequence)
+            return
         reached = int(self._api.llama_memory_seq_pos_max(self._memory, sequence.seq_id))
         sequence.tokens[:] = tokens[: reached + 1]
         if len(sequence.tokens) == len(tokens):
