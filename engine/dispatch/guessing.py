@@ -18,12 +18,12 @@ def guessing(settings: LoadSettings, shape: ModelShape) -> LoadSettings:
     """`settings` with what guesses ahead need; the same where nothing is to be guessed."""
     if settings.max_draft <= 0 or settings.embeddings:
         return settings
-    back = rollback(settings, shape)
+    back = _affordable(settings, shape)
     head = shape.has_head and settings.draft_path is None and (back > 0 or not shape.recurrent)
     return msgspec.structs.replace(settings, mtp=head, max_rollback=back)
 
 
-def rollback(settings: LoadSettings, shape: ModelShape) -> int:
+def _affordable(settings: LoadSettings, shape: ModelShape) -> int:
     """Wrong guesses that recurrent states can be taken back by, within what their copies may cost."""
     if not shape.recurrent or not shape.rolls_back:
         return 0
