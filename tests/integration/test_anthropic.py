@@ -212,6 +212,8 @@ def test_models_as_the_client_lists_them(client):
 
 
 def test_a_dead_runner_is_an_error_event(qwen, client):
+    qwen.say("loaded")  # a runner that dies while it is tried out is another story
+    client.messages.create(model="spark", max_tokens=5, messages=HI)
     qwen.say("never", die=9)
     with pytest.raises(anthropic.APIStatusError) as caught:
         list(client.messages.create(model="spark", max_tokens=5, messages=HI, stream=True))
