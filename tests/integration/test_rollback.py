@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 from architectures import ARCHITECTURES, write_architecture
-from runner_calls import collect, with_runner
+from runner_calls import EXACT, FEW, WORDS, collect, with_runner
 
 from engine.fit.shape import ROLLBACK_ARCHITECTURES
 from engine.runner.llama import model as llama_model
@@ -16,12 +16,7 @@ from engine.runner.llama.binding import start_backends
 from engine.runner.llama.kv import KVCache
 from engine.runner.llama.prefix_store import PrefixStore
 from engine.runner.protocol import LoadSettings
-from engine.types import SamplingParams
 
-EXACT = {"type_k": "f32", "type_v": "f32", "flash_attn": "off"}
-# Of three words, four in a row soon come again: guesses from the text are found, and many are wrong.
-WORDS = (7, 9, 30)
-FEW = SamplingParams(temperature=0, logit_bias=dict.fromkeys(WORDS, 60.0))
 MIB = 1 << 20
 NAMES = [name for name, found in ARCHITECTURES.items() if found.arch in ROLLBACK_ARCHITECTURES]
 

@@ -22,16 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from architectures import ARCHITECTURES, write_architecture  # noqa: E402 - after sys.path
-from runner_calls import collect  # noqa: E402
+from runner_calls import EXACT, FEW, WORDS, collect  # noqa: E402
 
 from engine.runner.process import RunnerProcess  # noqa: E402
 from engine.runner.protocol import LoadSettings  # noqa: E402
-from engine.types import SamplingParams  # noqa: E402
 
 MODELS = ("Qwen 3.5", "Qwen 3.5 MoE", "LFM2", "Nemotron-H", "Jamba", "Falcon H1", "Mamba 2", "Gemma 2")
-# Of three words, four in a row soon come again: guesses from the text are found, and many are wrong.
-WORDS = (7, 9, 30)
-FEW = SamplingParams(temperature=0, logit_bias=dict.fromkeys(WORDS, 60.0))
 LONGEST = 850
 TEXTS = 12
 MIB = 1 << 20
@@ -94,10 +90,9 @@ class Talk:
 
 async def started(path: str, **options) -> RunnerProcess:
     """A runner in 32 bits, where nothing but a mistake makes a difference."""
-    exact = {"type_k": "f32", "type_v": "f32", "flash_attn": "off", "n_threads": 1}
-    small = {"n_ctx": 1024, "kv_cells": 3072, "n_parallel": 3, "n_ubatch": 64, "n_batch": 256}
+    small = {"n_ctx": 1024, "kv_cells": 3072, "n_parallel": 3, "n_ubatch": 64, "n_batch": 256, "n_threads": 1}
     runner = await RunnerProcess.start("llama", path)
-    await runner.load(LoadSettings(path=path, **exact, **small, **options))
+    await runner.load(LoadSettings(path=path, **EXACT, **small, **options))
     return runner
 
 

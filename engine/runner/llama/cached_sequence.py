@@ -1,12 +1,11 @@
 """What one sequence of llama.cpp's memory holds."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from engine.runner.llama.checkpoints import Checkpoint
-from engine.runner.llama.prefix_index import Key
+from engine.runner.llama.prefix_index import Key, shared_length
 
 
 @dataclass(eq=False)  # two of them are the same only if they are one
@@ -38,5 +37,4 @@ def common_prefix(a: list[int], b: list[int]) -> int:
         return 0
     if a[:n] == b[:n]:
         return n
-    different: Any = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
-    return int(different[0])
+    return shared_length(np.asarray(a[:n]), np.asarray(b[:n]))

@@ -4,13 +4,12 @@ The full-attention part of a sequence stays in its cells and can be cut to any l
 knows "now"; a checkpoint is its "then". Going back is: put the copy in, and cut the cells behind it.
 """
 
-import ctypes
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from engine.runner.llama.model import LoadedModel
-from engine.runner.llama.state_buffer import state_buffer
+from engine.runner.llama.state_buffer import pointer, state_buffer
 
 # A prompt's last tokens are where the next turn's rendering departs from it: the mark that opens an answer, an
 # empty or dropped reasoning block (7 tokens in Qwen 3's template). One checkpoint lies before them.
@@ -76,7 +75,7 @@ class Checkpoints:
         if not 0 < size <= self._budget:
             return None
         data = state_buffer(size)
-        if self._api.llama_state_seq_get_data_ext(self._context, _pointer(data), size, seq_id, self._flags) != size:
+        if self._api.llama_state_seq_get_data_ext(self._context, pointer(data), size, seq_id, self._flags) != size:
             return None
         checkpoint = Checkpoint(length, data)
         self._note(checkpoint)
@@ -87,7 +86,7 @@ class Checkpoints:
         self._note(checkpoint)
         return bool(
             self._api.llama_state_seq_set_data_ext(
-                self._context, _pointer(checkpoint.data), len(checkpoint.data), seq_id, self._flags
+                self._context, pointer(checkpoint.data), len(checkpoint.data), seq_id, self._flags
             )
         )
 
@@ -115,7 +114,3 @@ class Checkpoints:
                 return
             total -= old.data.nbytes
             del self._held[id(old)]
-
-
-def _pointer(data: Any) -> Any:
-    return data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

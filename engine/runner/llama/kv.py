@@ -5,7 +5,6 @@ A unified cache lets one cell belong to several sequences, so a new request take
 prefixes until their id or their cells are needed.
 """
 
-import ctypes
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +14,7 @@ from engine.runner.llama.checkpoints import Checkpoint, Checkpoints, budget, pla
 from engine.runner.llama.model import LoadedModel
 from engine.runner.llama.prefix_index import Key
 from engine.runner.llama.prefix_store import PrefixStore
-from engine.runner.llama.state_buffer import copied, state_buffer
+from engine.runner.llama.state_buffer import copied, pointer, state_buffer
 
 # A prefix shorter than this is computed faster than it is copied out, looked up and copied in again.
 MIN_STORED_TOKENS: Final = 64
@@ -269,8 +268,7 @@ class KVCache:
             return
         size = self._api.llama_state_seq_get_size(self._context, sequence.seq_id)
         data = state_buffer(size)
-        pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        if self._api.llama_state_seq_get_data(self._context, pointer, size, sequence.seq_id) == size:
+        if self._api.llama_state_seq_get_data(self._context, pointer(data), size, sequence.seq_id) == size:
             self._store.put(sequence.key, tokens, data, self._kept(sequence), whole_only=not self._cuts)
 
     def _kept(self, sequence: CachedSequence) -> list[tuple[int, Any]]:
@@ -320,8 +318,7 @@ class KVCache:
         data = self._store.load(entry)
         if data is None:
             return None
-        pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        if not self._api.llama_state_seq_set_data(self._context, pointer, entry.state_bytes, target.seq_id):
+        if not self._api.llama_state_seq_set_data(self._context, pointer(data), entry.state_bytes, target.seq_id):
             self.drop(target)
             return None
         target.tokens = entry.tokens.tolist()

@@ -167,16 +167,15 @@ def load(
         raise LoadFailed(
             "models of an encoder and a decoder (T5 and its like) are not served; use a decoder-only one"
         )
-    recurrent = api.llama_model_is_recurrent(model)
-    hybrid = api.llama_model_is_hybrid(model)
+    keeps_state = bool(api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
     n_swa = api.llama_model_n_swa(model)
     # An embedding model generates nothing: its own context (embed.py) is the one that needs room.
     kv_cells = MIN_CELLS if settings.embeddings else max(settings.kv_cells, settings.n_ctx)
-    n_seq_max = sequences(settings, keeps_state=recurrent or hybrid)
+    n_seq_max = sequences(settings, keeps_state=keeps_state)
     max_outputs = max(settings.n_parallel + spare_outputs, n_seq_max)  # fewer than sequences aborts
     context_params = _context_params(api, settings, kv_cells, n_seq_max)
     context_params.n_outputs_max = max(max_outputs, 1)
-    context_params.n_rs_seq = rollback(settings) if (recurrent or hybrid) and not n_swa else 0
+    context_params.n_rs_seq = rollback(settings) if keeps_state and not n_swa else 0
     context_params.n_outputs_max_per_seq = 1 + MAX_DRAFT
     context = api.llama_init_from_model(model, context_params)
     if not context:
@@ -196,7 +195,7 @@ def load(
         n_batch=api.llama_n_batch(context),
         n_ubatch=api.llama_n_ubatch(context),
         max_outputs=max_outputs,
-        keeps_partial=not (recurrent or hybrid),
+        keeps_partial=not keeps_state,
         max_rollback=api.llama_n_rs_seq(context),  # 0 where the architecture cannot
         n_swa=n_swa,
     )

@@ -4,6 +4,7 @@ A file holds the tokens it stands for and a checksum; it belongs to one model, c
 `fingerprint`) and is never used for another.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -12,7 +13,7 @@ import struct
 import threading
 import zlib
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 import numpy as np
@@ -52,11 +53,12 @@ class PrefixFiles:
         """What earlier processes left, the least recently used first; files that cannot be used are deleted."""
         found = []
         for path in self.folder.glob("*.kv"):
-            told = self._header(path)
-            if told is None or told[0].fingerprint != self._fingerprint or len(told[0].tokens) % 4:
+            header = None
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                header = self._header(file)
+            if header is None or len(header.tokens) % 4:
                 path.unlink(missing_ok=True)
                 continue
-            header = told[0]
             tokens = np.frombuffer(header.tokens, np.int32)
             entry = StoredPrefix(header.key, tokens, header.size, None, on_disk=True, marks=header.marks)
             if path == self._path(entry):
@@ -82,22 +84,18 @@ class PrefixFiles:
         waiting = self._waiting.get(entry)
         if waiting is not None:
             return waiting
-        path = self._path(entry)
-        found = self._header(path)
-        if found is None:
-            return None
-        header, start = found
         try:
-            with path.open("rb") as file:
-                if header.size != entry.size or os.fstat(file.fileno()).st_size != start + entry.size:
+            with self._path(entry).open("rb") as file:
+                header = self._header(file)
+                if header is None or header.size != entry.size:
                     return None
-                file.seek(start)
+                if os.fstat(file.fileno()).st_size != file.tell() + entry.size:
+                    return None
                 data = state_buffer(entry.size)
                 whole = file.readinto(data) == entry.size
         except OSError:
             return None
-        sound = whole and zlib.crc32(data) == header.checksum
-        return data if sound and header.fingerprint == self._fingerprint else None
+        return data if whole and zlib.crc32(data) == header.checksum else None
 
     def remove(self, entry: StoredPrefix) -> None:
         """Delete an entry's file, or do not write it."""
@@ -149,19 +147,18 @@ class PrefixFiles:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _header(self, path: Path) -> tuple[_FileHeader, int] | None:
-        """Header of a file of ours and where its data begins; None for anything else."""
+    def _header(self, file: BinaryIO) -> _FileHeader | None:
+        """Header of a file of this model, which is left where its data begins; None for anything else."""
         try:
-            with path.open("rb") as file:
-                if file.read(len(_MAGIC)) != _MAGIC:
-                    return None
-                (length,) = _HEADER.unpack(file.read(_HEADER.size))
-                if length > _MAX_HEADER:
-                    return None
-                header = msgspec.msgpack.decode(file.read(length), type=_FileHeader)
-                return header, file.tell()
-        except (OSError, struct.error, msgspec.DecodeError):
+            if file.read(len(_MAGIC)) != _MAGIC:
+                return None
+            (length,) = _HEADER.unpack(file.read(_HEADER.size))
+            if length > _MAX_HEADER:
+                return None
+            header = msgspec.msgpack.decode(file.read(length), type=_FileHeader)
+        except (struct.error, msgspec.DecodeError):
             return None
+        return header if header.fingerprint == self._fingerprint else None
 
 
 def prune(folder: Path, limit: int, keep: Path) -> None:

@@ -20,12 +20,12 @@ class Speculation:
     """Fills drafts into batches and learns from what became of them. All calls from the scheduler's thread."""
 
     def __init__(self, loaded: LoadedModel, pace: Pace, draft_model: Guesser | None) -> None:
-        self._steps_back = loaded.keeps_partial
-        self._rollback = loaded.max_rollback
         self._pace = pace
         self._draft_model = draft_model
         self._by_model = Acceptance()
-        self._most = min(loaded.settings.max_draft, MAX_DRAFT)
+        most = min(loaded.settings.max_draft, MAX_DRAFT)
+        self._longest_alone = most if loaded.keeps_partial else min(most, loaded.max_rollback)
+        self._longest_together = most if loaded.keeps_partial else 0
         self._longest = 0
         self._rows = 0
         self._drafting: list[tuple[Sequence, int, bool]] = []
@@ -33,7 +33,7 @@ class Speculation:
     def begin(self, generating: int, *, alone: bool) -> None:
         """A new step, in which so many sequences generate; `alone`: one sequence, and no other reads a prompt."""
         self._rows = generating
-        self._longest = self._most if self._steps_back else min(self._most, self._rollback) if alone else 0
+        self._longest = self._longest_alone if alone else self._longest_together
         self._drafting.clear()
 
     def extend(self, batch: Batch, sequence: Sequence) -> None:

@@ -1,5 +1,6 @@
 """Memory for copies of states that goes back to the system whole."""
 
+import ctypes
 import mmap
 from typing import Any, Final
 
@@ -22,6 +23,11 @@ def state_buffer(size: int) -> Any:
     if size >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)
+
+
+def pointer(data: Any) -> Any:
+    """The buffer as llama.cpp takes it."""
+    return data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def copied(*parts: Any) -> Any:

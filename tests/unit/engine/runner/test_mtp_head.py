@@ -5,15 +5,13 @@ import ctypes
 import numpy as np
 import pytest
 from mtp_model import write_mtp_model
+from runner_calls import EXACT
 
 from engine.runner.llama import model as llama_model
 from engine.runner.llama.batch import Batch, Logits
 from engine.runner.llama.binding import start_backends
 from engine.runner.llama.mtp import MtpHead
 from engine.runner.protocol import LoadSettings
-
-# Numbers differ by rounding of 32 bits only, however many rows are read at once.
-EXACT = {"type_k": "f32", "type_v": "f32", "flash_attn": "off"}
 
 
 class Target:
