@@ -54,7 +54,7 @@ class Child:
         one["OMP_WAIT_POLICY"] = "passive"
         raw = encode(request).decode() + "\n"
         self._process = subprocess.Popen(
-            child_command("quantize.worker", task),
+            child_command("quantize.job.worker", task),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

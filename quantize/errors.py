@@ -66,12 +66,13 @@ class BadFile(InputFault):
 
 
 class IncompleteFile(BadFile):
-    """The file ends too early. A whole one has `needed_bytes` (or more, if the header itself is cut)."""
+    """The file ends too early. A whole one has `needed_bytes`, or more where the header is cut (not `known`)."""
 
     code = "incomplete_file"
 
-    def __init__(self, path: str, have_bytes: int, needed_bytes: int) -> None:
-        super().__init__(path, f"incomplete: {have_bytes} of {needed_bytes} bytes")
+    def __init__(self, path: str, have_bytes: int, needed_bytes: int, *, known: bool = True) -> None:
+        where = f"a whole one has {needed_bytes:,}" if known else "in the middle of its header"
+        super().__init__(path, f"incomplete: it ends after {have_bytes:,} bytes, {where}")
         self.have_bytes = have_bytes
         self.needed_bytes = needed_bytes
 

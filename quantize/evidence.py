@@ -9,14 +9,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from quantize.ggml_types import MEASURED
+from quantize.types import Rounding
+
 T = TypeVar("T")
 MeasureTier = Literal["balanced", "max"]
-
-# stock: ggml's rounding with the importance matrix, byte for byte what llama-quantize writes.
-# rows: ggml's rounding, each row with the best of three exponents of the importance matrix.
-# craft: integers chosen against second moments on the scales ggml chose.
-# sequential: craft, layer after layer, on the inputs of the already rounded layers before.
-Rounding = Literal["stock", "rows", "craft", "sequential"]
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,10 +80,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         return {t.name: {q: t.alpha * e for q, e in t.errors[measured].items()} for t in self.tensors}
 
 
-# Types whose damage is measured unless asked otherwise. Source: docs/quantization.md, "Types".
-MEASURED_TYPES = ("Q2_K", "IQ3_XXS", "Q3_K", "IQ3_S", "IQ4_XS", "IQ4_NL", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
-
-
 class MeasureRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to measure. `source` is a GGUF file (F32, F16, BF16 or Q8_0); `calibration` a UTF-8 text.
 
@@ -99,7 +92,7 @@ class MeasureRequest(msgspec.Struct, frozen=True, kw_only=True):
     calibration: Path
     cache_dir: Path
     tier: MeasureTier = "balanced"
-    qtypes: tuple[str, ...] = MEASURED_TYPES
+    qtypes: tuple[str, ...] = tuple(t.name for t in MEASURED)
     threads: int = 1
     gpu_layers: int = 0
     max_tokens: int = 131_072
@@ -134,33 +127,6 @@ class PackedTensor(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     qtype: str
     blocks: npt.NDArray[np.uint8]
-
-
-class Interval(msgspec.Struct, frozen=True):
-    """A figure and the bounds between which it lies in 95 % of resampled texts."""
-
-    value: float
-    low: float
-    high: float
-
-
-class FileReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How one file's predictions differ from the reference's on held-out text.
-
-    KL divergences in nats a token; `top1_agreement_frac` is how often the likeliest token is the same; perplexities
-    are of the text itself. Intervals are by bootstrap over windows of text.
-    """
-
-    path: str
-    file_bytes: int
-    tokens: int
-    kld_mean: Interval
-    kld_median: float
-    kld_p99: float
-    kld_p999: float
-    top1_agreement_frac: Interval
-    perplexity: Interval
-    reference_perplexity: float
 
 
 class VerifyRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,87 +1,141 @@
-"""The tensor types of GGML: how many values a block holds and how many bytes it takes."""
+"""The tensor types of GGML, one row a type: everything the project knows about a type by its name stands here.
 
+A new type is a row of `GgmlType`, and a packer in `quantize/gptq/packing.py` if weights are to be rounded into it.
+"""
+
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final, Literal, Self
+
+_AVX2, _AVX512, _DOT = frozenset({"avx2"}), frozenset({"avx512f"}), frozenset({"asimddp"})
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """Facts about one type.
+
+    `id` is the number in GGUF files; `block_values` values take `block_bytes`. `file_type` is llama.cpp's
+    number of files in this format, where that is no mix of `plan.stock_rules`. `fallback` is what rows get that
+    are no whole number of blocks. `imatrix`: an importance matrix is needed for weights, or for any tensor
+    (else ggml ends the process). `error` is the relative squared error to expect. `cpu_time` is the time to
+    decode a weight in that of TIME_UNIT (None: by its bytes), `gpu_time_of` the type that a GPU decodes as
+    fast. `repack` are pairs of a multiple that rows must be of and instruction sets with which llama.cpp keeps
+    a copy of its own, `amx` whether it does so with AMX. `measured` types are judged and planned with, `priced`
+    ones timed on the machine, `anchor` ones are what tensors are swapped to for their sensitivity. Not
+    `writable` types are never asked for by name.
+    """
+
+    id: int
+    block_values: int
+    block_bytes: int
+    file_type: int | None = None
+    is_float: bool = False
+    fallback: str = ""
+    imatrix: Literal["", "weights", "always"] = ""
+    error: float | None = None
+    cpu_time: float | None = None
+    gpu_time_of: str = ""
+    repack: tuple[tuple[int, frozenset[str]], ...] = ()
+    amx: bool = False
+    measured: bool = False
+    priced: bool = False
+    anchor: bool = False
+    writable: bool = True
 
 
 class GgmlType(IntEnum):
-    """Type ids as GGUF files store them. Source: ggml.h, enum ggml_type; removed ids are left out."""
+    """The types by their names.
 
-    F32 = 0
-    F16 = 1
-    Q4_0 = 2
-    Q4_1 = 3
-    Q5_0 = 6
-    Q5_1 = 7
-    Q8_0 = 8
-    Q8_1 = 9
-    Q2_K = 10
-    Q3_K = 11
-    Q4_K = 12
-    Q5_K = 13
-    Q6_K = 14
-    Q8_K = 15
-    IQ2_XXS = 16
-    IQ2_XS = 17
-    IQ3_XXS = 18
-    IQ1_S = 19
-    IQ4_NL = 20
-    IQ3_S = 21
-    IQ2_S = 22
-    IQ4_XS = 23
-    I8 = 24
-    I16 = 25
-    I32 = 26
-    I64 = 27
-    F64 = 28
-    IQ1_M = 29
-    BF16 = 30
-    TQ1_0 = 34
-    TQ2_0 = 35
-    MXFP4 = 39
-    NVFP4 = 40
-    Q1_0 = 41
-    Q2_0 = 42
+    Sources. Ids and blocks: ggml.h, enum ggml_type, and gguf.GGML_QUANT_SIZES (gguf 0.19), which a test compares;
+    removed ids are left out; Q2_0 from ggml-common.h. File types: llama.h, enum llama_ftype. Fallbacks and imatrix:
+    src/llama-quant.cpp. Repacking: ggml-cpu/repack.cpp and amx/common.h. All at the commit of llama-cpp-python
+    0.3.36. GPU times: llama.cpp, pull request 11595.
+    Measured: errors, geometric mean over the tensors of a trained model (docs/log.md, plan, "Errors by type"); CPU
+    times, AVX-512, one thread, in cache (docs/log.md, plan). Which types: docs/quantization.md, "Types", "Alpha".
+    """
+
+    traits: Traits
+
+    def __new__(cls, traits: Traits | int) -> Self:
+        """A member by its row; later calls find members by id, as of any IntEnum."""
+        assert isinstance(traits, Traits)
+        member = int.__new__(cls, traits.id)
+        member._value_ = traits.id
+        member.traits = traits
+        return member
+
+    F32 = Traits(0, 1, 4, file_type=0, is_float=True)
+    F16 = Traits(1, 1, 2, file_type=1, is_float=True)
+    Q4_0 = Traits(
+        2, 32, 18, error=0.00686, cpu_time=0.90, repack=((8, _AVX2), (4, _DOT)), amx=True, measured=True,
+        priced=True, anchor=True,
+    )  # fmt: skip
+    Q4_1 = Traits(3, 32, 20, error=0.00499, amx=True)
+    Q5_0 = Traits(6, 32, 22, error=0.00168)
+    Q5_1 = Traits(7, 32, 24, error=0.00116)
+    Q8_0 = Traits(
+        8, 32, 34, error=2.94e-5, cpu_time=1.60, repack=((4, _DOT),), amx=True, measured=True, priced=True
+    )
+    Q8_1 = Traits(9, 32, 40, writable=False)
+    Q2_K = Traits(
+        10, 256, 84, fallback="Q4_0", error=0.073, cpu_time=0.80, repack=((8, _AVX512),), measured=True, priced=True
+    )
+    Q3_K = Traits(
+        11, 256, 110, fallback="Q4_0", error=0.0214, cpu_time=1.10, measured=True, priced=True, anchor=True
+    )
+    Q4_K = Traits(
+        12, 256, 144, fallback="Q5_0", error=0.00511, cpu_time=1.00, repack=((8, _AVX2), (8, _DOT)), amx=True,
+        measured=True, priced=True,
+    )  # fmt: skip
+    Q5_K = Traits(
+        13, 256, 176, fallback="Q5_1", error=0.00128, cpu_time=1.25, repack=((8, _DOT),), amx=True, measured=True,
+        priced=True,
+    )  # fmt: skip
+    Q6_K = Traits(
+        14, 256, 210, fallback="Q8_0", error=0.000307, cpu_time=1.15, repack=((8, _DOT),), amx=True, measured=True,
+        priced=True,
+    )  # fmt: skip
+    Q8_K = Traits(15, 256, 292, writable=False)
+    IQ2_XXS = Traits(16, 256, 66, fallback="IQ4_NL", imatrix="always", cpu_time=1.70, gpu_time_of="IQ3_XXS")
+    IQ2_XS = Traits(
+        17, 256, 74, fallback="IQ4_NL", imatrix="always", cpu_time=1.70, gpu_time_of="IQ3_XXS", priced=True
+    )
+    IQ3_XXS = Traits(
+        18, 256, 98, fallback="IQ4_NL", imatrix="weights", error=0.0332, cpu_time=2.10, measured=True, priced=True
+    )
+    IQ1_S = Traits(19, 256, 50, fallback="IQ4_NL", imatrix="always", cpu_time=1.70, gpu_time_of="IQ3_XXS")
+    IQ4_NL = Traits(
+        20, 32, 18, error=0.0057, cpu_time=0.90, repack=((8, _AVX2), (4, _DOT)), measured=True, priced=True
+    )
+    IQ3_S = Traits(21, 256, 110, fallback="IQ4_NL", error=0.0189, cpu_time=2.50, measured=True, priced=True)
+    IQ2_S = Traits(
+        22, 256, 82, fallback="IQ4_NL", imatrix="weights", cpu_time=1.80, gpu_time_of="IQ3_XXS", priced=True
+    )
+    IQ4_XS = Traits(
+        23, 256, 136, fallback="IQ4_NL", error=0.00581, cpu_time=1.25, amx=True, measured=True, priced=True
+    )
+    I8 = Traits(24, 1, 1, writable=False)
+    I16 = Traits(25, 1, 2, writable=False)
+    I32 = Traits(26, 1, 4, writable=False)
+    I64 = Traits(27, 1, 8, writable=False)
+    F64 = Traits(28, 1, 8, writable=False)
+    IQ1_M = Traits(29, 256, 56, fallback="IQ4_NL", imatrix="weights", cpu_time=1.80, gpu_time_of="IQ3_XXS")
+    BF16 = Traits(30, 1, 2, file_type=32, is_float=True)
+    TQ1_0 = Traits(34, 256, 54, file_type=36, fallback="Q4_0")
+    TQ2_0 = Traits(35, 256, 66, file_type=37, fallback="Q4_0")
+    MXFP4 = Traits(39, 32, 17, file_type=38, repack=((8, _AVX2), (4, _DOT)))
+    NVFP4 = Traits(40, 64, 36, file_type=39, writable=False)
+    Q1_0 = Traits(41, 128, 18, file_type=40, repack=((4, _DOT),))
+    Q2_0 = Traits(42, 64, 18, fallback="Q4_0")
 
 
 # type: (values in a block, bytes of a block).
-# Source: gguf.GGML_QUANT_SIZES (gguf 0.19), which a test compares; Q2_0 from ggml-common.h, block_q2_0.
-BLOCK_SIZES: dict[GgmlType, tuple[int, int]] = {
-    GgmlType.F32: (1, 4),
-    GgmlType.F16: (1, 2),
-    GgmlType.Q4_0: (32, 18),
-    GgmlType.Q4_1: (32, 20),
-    GgmlType.Q5_0: (32, 22),
-    GgmlType.Q5_1: (32, 24),
-    GgmlType.Q8_0: (32, 34),
-    GgmlType.Q8_1: (32, 40),
-    GgmlType.Q2_K: (256, 84),
-    GgmlType.Q3_K: (256, 110),
-    GgmlType.Q4_K: (256, 144),
-    GgmlType.Q5_K: (256, 176),
-    GgmlType.Q6_K: (256, 210),
-    GgmlType.Q8_K: (256, 292),
-    GgmlType.IQ2_XXS: (256, 66),
-    GgmlType.IQ2_XS: (256, 74),
-    GgmlType.IQ3_XXS: (256, 98),
-    GgmlType.IQ1_S: (256, 50),
-    GgmlType.IQ4_NL: (32, 18),
-    GgmlType.IQ3_S: (256, 110),
-    GgmlType.IQ2_S: (256, 82),
-    GgmlType.IQ4_XS: (256, 136),
-    GgmlType.I8: (1, 1),
-    GgmlType.I16: (1, 2),
-    GgmlType.I32: (1, 4),
-    GgmlType.I64: (1, 8),
-    GgmlType.F64: (1, 8),
-    GgmlType.IQ1_M: (256, 56),
-    GgmlType.BF16: (1, 2),
-    GgmlType.TQ1_0: (256, 54),
-    GgmlType.TQ2_0: (256, 66),
-    GgmlType.MXFP4: (32, 17),
-    GgmlType.NVFP4: (64, 36),
-    GgmlType.Q1_0: (128, 18),
-    GgmlType.Q2_0: (64, 18),
-}
+BLOCK_SIZES: Final = {t: (t.traits.block_values, t.traits.block_bytes) for t in GgmlType}
+FLOAT_TYPES: Final = frozenset(t for t in GgmlType if t.traits.is_float)
+# What times are told in.
+TIME_UNIT: Final = GgmlType.Q4_K
+# The coarsest type of which a source loses next to nothing by being quantized again.
+NEARLY_EXACT: Final = GgmlType.Q8_0
 
 
 def row_bytes(num_values: int, ggml_type: GgmlType) -> int:
@@ -99,3 +153,16 @@ def bits_per_weight(ggml_type: GgmlType) -> float:
     """Bits one value takes on disk, scales included."""
     block, size = BLOCK_SIZES[ggml_type]
     return size * 8 / block
+
+
+def _by_size(types: list[GgmlType]) -> tuple[GgmlType, ...]:
+    return tuple(sorted(types, key=lambda t: (bits_per_weight(t), -(t.traits.error or 0.0))))
+
+
+# From small to large: the types whose damage is measured, and those that are timed.
+MEASURED: Final = _by_size([t for t in GgmlType if t.traits.measured])
+PRICED: Final = _by_size([t for t in GgmlType if t.traits.priced])
+# What tensors are swapped to for their sensitivity: the first that a row can have.
+ANCHORS: Final = tuple(sorted((t for t in GgmlType if t.traits.anchor), key=lambda t: -t.traits.block_values))
+# What rows get that fit no larger block.
+FALLBACKS: Final = tuple(t for t in GgmlType if t.name in {other.traits.fallback for other in GgmlType})

@@ -7,8 +7,6 @@ tensor_requires_imatrix), at the commit of llama-cpp-python 0.3.36.
 from quantize.ggml_types import BLOCK_SIZES, GgmlType, row_bytes
 from quantize.types import TensorSpec
 
-FLOAT_TYPES = frozenset({GgmlType.F32, GgmlType.F16, GgmlType.BF16})
-
 # Fragments of names that stay as they are: norms, routers, tiny or positional tables, vision and audio parts.
 _KEPT_FRAGMENTS = (
     "_norm.weight",
@@ -49,37 +47,6 @@ _KEPT_FRAGMENTS = (
 )
 _KEPT_NAMES = frozenset({"position_embd.weight", "token_types.weight"})
 
-_FALLBACK = {
-    GgmlType.Q2_K: GgmlType.Q4_0,
-    GgmlType.Q3_K: GgmlType.Q4_0,
-    GgmlType.TQ1_0: GgmlType.Q4_0,
-    GgmlType.TQ2_0: GgmlType.Q4_0,
-    GgmlType.Q2_0: GgmlType.Q4_0,
-    GgmlType.Q4_K: GgmlType.Q5_0,
-    GgmlType.Q5_K: GgmlType.Q5_1,
-    GgmlType.Q6_K: GgmlType.Q8_0,
-    GgmlType.IQ1_S: GgmlType.IQ4_NL,
-    GgmlType.IQ1_M: GgmlType.IQ4_NL,
-    GgmlType.IQ2_XXS: GgmlType.IQ4_NL,
-    GgmlType.IQ2_XS: GgmlType.IQ4_NL,
-    GgmlType.IQ2_S: GgmlType.IQ4_NL,
-    GgmlType.IQ3_XXS: GgmlType.IQ4_NL,
-    GgmlType.IQ3_S: GgmlType.IQ4_NL,
-    GgmlType.IQ4_XS: GgmlType.IQ4_NL,
-}
-
-_NEEDS_IMATRIX = frozenset(
-    {
-        GgmlType.IQ1_S,
-        GgmlType.IQ1_M,
-        GgmlType.IQ2_XXS,
-        GgmlType.IQ2_XS,
-        GgmlType.IQ2_S,
-        GgmlType.IQ3_XXS,
-    }
-)
-# ggml_quantize_chunk ends the process when these come without an importance matrix, whatever the tensor.
-_ABORTS_WITHOUT_IMATRIX = frozenset({GgmlType.IQ1_S, GgmlType.IQ2_XXS, GgmlType.IQ2_XS})
 _EMBEDDINGS_OR_HEAD = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "output.weight"})
 
 
@@ -106,15 +73,14 @@ def effective_type(wanted: GgmlType, row_values: int) -> GgmlType:
     """The type a row of `row_values` values really gets when `wanted` is asked for."""
     if row_values % BLOCK_SIZES[wanted][0] == 0:
         return wanted
-    fallback = _FALLBACK.get(wanted, wanted)
+    fallback = GgmlType[wanted.traits.fallback or wanted.name]
     return fallback if row_values % BLOCK_SIZES[fallback][0] == 0 else GgmlType.F16
 
 
 def needs_imatrix(name: str, qtype: GgmlType) -> bool:
     """Whether this tensor may get this type only with an importance matrix."""
-    if qtype in _ABORTS_WITHOUT_IMATRIX:
-        return True
-    return qtype in _NEEDS_IMATRIX and name not in _EMBEDDINGS_OR_HEAD
+    needed = qtype.traits.imatrix
+    return needed == "always" or (needed == "weights" and name not in _EMBEDDINGS_OR_HEAD)
 
 
 def tensor_bytes(tensor: TensorSpec, qtype: GgmlType) -> int:

@@ -6,6 +6,12 @@ import msgspec
 
 Tier = Literal["instant", "balanced", "max"]
 GoalKind = Literal["budget", "fit", "bpw", "mix"]
+DeviceKind = Literal["cpu", "gpu"]
+# stock: ggml's rounding with the importance matrix, byte for byte what llama-quantize writes.
+# rows: ggml's rounding, each row with the best of three exponents of the importance matrix.
+# craft: integers chosen against second moments on the scales ggml chose.
+# sequential: craft, layer after layer, on the inputs of the already rounded layers before.
+Rounding = Literal["stock", "rows", "craft", "sequential"]
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -168,3 +174,30 @@ def _values(shape: tuple[int, ...]) -> int:
     for extent in shape:
         values *= extent
     return values
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """A figure and the bounds between which it lies in 95 % of resampled texts."""
+
+    value: float
+    low: float
+    high: float
+
+
+class FileReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How one file's predictions differ from the reference's on held-out text.
+
+    KL divergences in nats a token; `top1_agreement_frac` is how often the likeliest token is the same; perplexities
+    are of the text itself. Intervals are by bootstrap over windows of text.
+    """
+
+    path: str
+    file_bytes: int
+    tokens: int
+    kld_mean: Interval
+    kld_median: float
+    kld_p99: float
+    kld_p999: float
+    top1_agreement_frac: Interval
+    perplexity: Interval
+    reference_perplexity: float

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from quantize.byte_source import FileSource
 from quantize.errors import BadFile, IncompleteFile, UnsupportedModel
-from quantize.json_file import read_json
-from quantize.safetensors_file import SafetensorInfo, read_safetensors_folder, safe_member
+from quantize.files.byte_source import FileSource
+from quantize.files.json_file import read_json
+from quantize.files.safetensors_file import SafetensorInfo, read_safetensors_folder, safe_member
 
 Array = np.ndarray[Any, Any]
 
@@ -78,11 +78,11 @@ class Checkpoint:
         for first in range(start, stop, step):
             yield self.rows(name, first, min(stop, first + step))
 
-    def json_file(self, name: str) -> dict[str, Any]:
-        """A JSON object in the folder. Raises: BadFile: missing, too large or broken."""
-        path = safe_member(self.folder, name, getattr(self, "_root", None))
+    def json_file(self, name: str, within: str = "") -> dict[str, Any]:
+        """A JSON object in the folder, or in one `within` it. Raises: BadFile: missing, too large or broken."""
+        path = safe_member(self.folder / within, name, getattr(self, "_root", None))
         if not path.is_file():
-            raise BadFile(str(self.folder), f"{name} is missing")
+            raise BadFile(str(self.folder / within), f"{name} is missing")
         limit = _MAX_TOKENIZER_BYTES if name == "tokenizer.json" else _MAX_CONFIG_BYTES
         return read_json(path, limit)
 

@@ -1,5 +1,7 @@
 """Converting a Hugging Face folder: recipe, vocabulary and general facts put together, tensors streamed out."""
 
+import contextlib
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -19,11 +21,12 @@ from quantize.convert.vocabulary import (
     put_written,
     read_vocabulary,
 )
-from quantize.errors import BadWeights
+from quantize.errors import BadFile, BadWeights
 from quantize.evidence import Step
+from quantize.files.gguf_file import ValueType
+from quantize.files.gguf_write import GgufWriter, TensorSlot, file_bytes, header
+from quantize.files.sampling_keys import GENERATION_CONFIG_NAMES, GGUF_NAMES, checked
 from quantize.ggml_types import GgmlType
-from quantize.gguf_file import ValueType
-from quantize.gguf_write import GgufWriter, TensorSlot, file_bytes, header
 from quantize.types import ModelSpec, TensorSpec
 
 FloatType = Literal["auto", "F16", "BF16", "F32"]
@@ -73,7 +76,9 @@ def convert(request: ConvertRequest, send: Step) -> Converted:
     The output is left unfinished then; the caller removes it.
     """
     source = Checkpoint(request.folder, request.root)
-    recipe, pre = _complete_recipe(source)
+    with _described_by(source.folder):
+        recipe, pre = _complete_recipe(source)
+        header(recipe.metadata, [])  # what cannot be written is noticed before the tensors are
     qtype = _float_type(source, request.float_type)
     while True:
         try:
@@ -100,28 +105,52 @@ def prepare(request: ConvertRequest, send: Step) -> Prepared:
     """What `convert` would write, without writing it. Raises: as `convert`."""
     send(0.0, 1.0, "")
     source = Checkpoint(request.folder, request.root)
-    recipe, _ = _complete_recipe(source)
-    qtype = _float_type(source, request.float_type)
-    slots = [_slot(t, qtype) for t in recipe.tensors]
-    recipe.metadata.put("general.file_type", _FILE_TYPES[qtype])
-    raw = header(recipe.metadata, slots)
+    with _described_by(source.folder):
+        recipe, _ = _complete_recipe(source)
+        qtype = _float_type(source, request.float_type)
+        slots = [_slot(t, qtype) for t in recipe.tensors]
+        recipe.metadata.put("general.file_type", _FILE_TYPES[qtype])
+        raw = header(recipe.metadata, slots)
+        config = text_config(source.config)
+        heads = int(config["num_attention_heads"])
+        num_layers, num_kv_heads = int(config["num_hidden_layers"]), int(config.get("num_key_value_heads") or heads)
     head = len(raw)
     if request.header_only:
         with request.out.open("xb") as out:
             out.write(raw)
             out.truncate(file_bytes(head, slots))
-    config = text_config(source.config)
-    heads = int(config["num_attention_heads"])
     experts = next((s.shape[2] for s in slots if "_exps." in s.name), 0)
     spec = ModelSpec(
         architecture=recipe.metadata.architecture,
-        num_layers=int(config["num_hidden_layers"]),
+        num_layers=num_layers,
         num_heads=heads,
-        num_kv_heads=int(config.get("num_key_value_heads") or heads),
+        num_kv_heads=num_kv_heads,
         num_experts=experts,
         tensors=tuple(TensorSpec(s.name, s.shape, s.qtype.name) for s in slots),
     )
     return Prepared(float_type=qtype.name, file_bytes=file_bytes(head, slots), header_bytes=head, spec=spec)
+
+
+@contextlib.contextmanager
+def _described_by(folder: Path) -> Iterator[None]:
+    """Read a folder's JSON files, which come from anywhere and may hold anything in the place of anything.
+
+    Raises: BadFile: a value is of a kind or size that no model has; the cause is kept for `--debug`.
+    """
+    try:
+        yield
+    except (
+        TypeError,
+        AttributeError,
+        LookupError,
+        ValueError,
+        ArithmeticError,
+        struct.error,
+        RecursionError,
+    ) as error:
+        said = f"{type(error).__name__}: {error}"
+        what = f"config.json or a file of its tokenizer holds what no model has there ({said})"
+        raise BadFile(str(folder), what[:300]) from error
 
 
 def _complete_recipe(source: Checkpoint) -> tuple[Recipe, str]:
@@ -133,7 +162,7 @@ def _complete_recipe(source: Checkpoint) -> tuple[Recipe, str]:
     arch = meta.architecture
     rows = next(t.shape[1] for t in recipe.tensors if t.name == "token_embd.weight")
     stated = rows if arch == "gemma3" else int(config.get("vocab_size") or rows)
-    vocab = read_vocabulary(source, stated, phi=arch == "phi3")
+    vocab = read_vocabulary(source, stated, phi=arch == "phi3", bert=arch == "bert")
     _put_family_quirks(recipe, source, vocab, stated)
     pre = "default"
     put_vocabulary(meta, source, vocab, pre)
@@ -158,6 +187,10 @@ def _put_general(recipe: Recipe, source: Checkpoint) -> None:
         facts.size_label = gguf.size_label(total, total - in_experts, in_experts // count if count else 0, count)
     writer = gguf.GGUFWriter(None, recipe.metadata.architecture)
     writer.add_type("model")
+    # gguf takes what the publisher's generation_config.json holds unchecked, and misses the repeat penalty.
+    told = checked(source.optional_json("generation_config.json"), GENERATION_CONFIG_NAMES)
+    for theirs, ours in GGUF_NAMES.items():
+        setattr(facts, f"sampling_{theirs}", told.get(ours))
     facts.set_gguf_meta_model(writer)
     put_written(recipe.metadata, writer)
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from quantize.convert.known_pretokenizers import BY_HASH, TEST_TEXT
 from quantize.convert.recipe import Metadata
 from quantize.errors import UnsupportedModel
-from quantize.gguf_write import header
+from quantize.files.gguf_write import header
 from quantize.native.vocabulary import tokenize
 
 # What tokenizer.json says, in the order found there: the first whose parts all occur is the likeliest.

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from quantize.gguf_file import ValueType
-from quantize.gguf_write import MetaValue, Scalar, array, scalar
+from quantize.files.gguf_file import ValueType
+from quantize.files.gguf_write import MetaValue, Scalar, array, scalar
 
 Array = np.ndarray[Any, Any]
 

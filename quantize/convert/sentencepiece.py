@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
 
-from quantize.byte_source import FileSource
 from quantize.errors import BadFile
+from quantize.files.byte_source import FileSource
 
 _MAX_BYTES = 64 * 1024 * 1024
 _MAX_PIECES = 1_000_000

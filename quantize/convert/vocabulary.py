@@ -13,8 +13,8 @@ from quantize.convert.checkpoint import Checkpoint
 from quantize.convert.recipe import Metadata
 from quantize.convert.sentencepiece import TokenType, read_pieces
 from quantize.errors import BadFile, UnsupportedModel
-from quantize.gguf_file import ValueType
-from quantize.gguf_write import array, scalar
+from quantize.files.gguf_file import ValueType
+from quantize.files.gguf_write import array, scalar
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _LOOK_SPECIAL = frozenset({"<pad>", "<mask>", "<2mass>", "[@BOS@]"})
@@ -24,7 +24,7 @@ _MAX_TEMPLATE_BYTES = 1024 * 1024
 
 @dataclass
 class Vocabulary:
-    """Tokens in order of their ids. `model` is GGUF's word for the algorithm: "gpt2" (BPE) or "llama" (SPM)."""
+    """Tokens in order of their ids. `model` is GGUF's word: "gpt2" (BPE), "llama" (SentencePiece), "bert"."""
 
     model: str
     tokens: list[bytes] = field(default_factory=list)
@@ -38,10 +38,10 @@ class Vocabulary:
             self.scores[number] = score
 
 
-def read_vocabulary(source: Checkpoint, vocab_size: int, *, phi: bool = False) -> Vocabulary:
+def read_vocabulary(source: Checkpoint, vocab_size: int, *, phi: bool = False, bert: bool = False) -> Vocabulary:
     """The vocabulary of a folder, padded to `vocab_size` tokens.
 
-    `phi`: added tokens that are not special are the user's even where they look special.
+    `phi`: added tokens that are not special are the user's even where they look special. `bert`: may be WordPiece.
     Raises: BadFile: no tokenizer, or a broken one. UnsupportedModel: an algorithm llama.cpp lacks here.
     """
     config = source.optional_json("tokenizer_config.json")
@@ -52,10 +52,13 @@ def read_vocabulary(source: Checkpoint, vocab_size: int, *, phi: bool = False) -
         raise BadFile(str(source.folder), "no tokenizer: neither tokenizer.json nor tokenizer.model is there")
     data = source.json_file("tokenizer.json")
     model = data.get("model")
+    if bert and isinstance(model, dict) and model.get("type") == "WordPiece":
+        return _from_wordpiece(source, data, vocab_size)
     if not isinstance(model, dict) or model.get("type") != "BPE":
         kind = model.get("type") if isinstance(model, dict) else None
         raise UnsupportedModel(
-            str(source.folder), f"a tokenizer of type {kind!r} (BPE and SentencePiece are known)"
+            str(source.folder),
+            f"a tokenizer of type {kind!r} (BPE and SentencePiece are known, WordPiece for BERT)",
         )
     if model.get("byte_fallback"):
         return _from_merged_sentencepiece(data, vocab_size)
@@ -171,6 +174,28 @@ def _from_bpe(source: Checkpoint, vocab_size: int) -> Vocabulary:
             text = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids, skip_special_tokens=False)
         encoded, kind = _added(text, special=token.special)
         vocab.set(number, encoded, kind)
+    return vocab
+
+
+def _from_wordpiece(source: Checkpoint, data: dict[str, Any], vocab_size: int) -> Vocabulary:
+    """BERT's pieces: GGUF marks the beginnings of words where WordPiece marks what continues them.
+
+    Raises: UnsupportedModel: text is not lowered as llama.cpp's tokenizer does it.
+    """
+    normalizer = data.get("normalizer") or {}
+    if not normalizer.get("lowercase") or normalizer.get("strip_accents") is False:
+        raise UnsupportedModel(str(source.folder), "a cased BERT tokenizer; llama.cpp's lowers every text")
+    special = {token["content"] for token in data.get("added_tokens", []) if token.get("special")}
+    vocab = _padded("bert", vocab_size)
+    for text, number in data["model"]["vocab"].items():
+        if not 0 <= number < vocab_size:
+            raise BadFile(str(source.folder), f"token {number} is beyond the vocabulary of {vocab_size}")
+        if text in special:
+            kind = TokenType.UNKNOWN if text == data["model"].get("unk_token") else TokenType.CONTROL
+            vocab.set(number, text.encode(), kind)
+        else:
+            marked = text.removeprefix("##") if text.startswith("##") else f"\u2581{text}"
+            vocab.set(number, marked.encode(), TokenType.NORMAL)
     return vocab
 
 

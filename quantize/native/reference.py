@@ -145,10 +145,6 @@ class ReferenceModel:
         """Names of the weights that take part in multiplications or lookups, in the order of use."""
         return tuple(self._weights)
 
-    def weight_type(self, name: str) -> int:
-        """The ggml type id of a loaded weight."""
-        return int(tensor_at(self._weights[name]).type)
-
     @contextmanager
     def swapped(self, values: dict[str, npt.NDArray[np.uint8]]) -> Iterator[None]:
         """Weights replaced by other bytes of their own type for the time of the `with`; then exactly as before."""

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.errors import UnsupportedModel
-from quantize.gguf_split import GgufModel
-from quantize.gguf_types import GgufFile, TensorInfo
+from quantize.files.gguf_header import GgufFile, TensorInfo
+from quantize.files.gguf_split import GgufModel
 from quantize.onnx.graph import GraphWriter
 from quantize.onnx.weights import BLOCK_VALUES, PLAIN, BlockWeights, blocks, is_exact, plain
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from quantize.errors import BadWish, DiskFull
-from quantize.gguf_split import GgufModel, read_gguf_model
+from quantize.files.gguf_split import GgufModel, read_gguf_model
+from quantize.files.sampling_keys import GENERATION_CONFIG_NAMES, from_gguf
+from quantize.onnx import encoder
 from quantize.onnx.decoder import DecoderGraph, DecoderShape, decoder_shape
 from quantize.onnx.graph import GraphWriter
 from quantize.onnx.request import FAST, Converted, OnnxRequest
@@ -40,20 +42,32 @@ def convert_gguf(source: Path, folder: Path, *, accuracy_level: int = FAST, all_
     key = cache_key(model, accuracy_level, all_logits=all_logits)
     if folder.exists():
         return _existing(folder, key)
-    shape = decoder_shape(model)
-    tokenizer = tokenizer_json(model.parts[0])
+    if model.architecture == encoder.ARCHITECTURE:
+        bert = encoder.encoder_shape(model)
+        words = encoder.wordpiece_json(model)
+
+        def write(partial: Path) -> tuple[str, ...]:
+            return _write_encoder(model, bert, words, partial, key=key)
+
+    else:
+        shape = decoder_shape(model)
+        tokenizer = tokenizer_json(model.parts[0])
+
+        def write(partial: Path) -> tuple[str, ...]:
+            return _write(model, shape, tokenizer, partial, accuracy_level, all_logits=all_logits, key=key)
+
     free = shutil.disk_usage(folder.parent).free
-    if free < 2 * model.file_bytes:  # the widest: a small type re-quantized to eight bits
+    if free < 2 * model.file_bytes:  # the widest: a small type re-quantized to eight bits, an encoder in float32
         raise DiskFull(str(folder.parent), 2 * model.file_bytes, free)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.onnx.partial")
     partial.mkdir()
     try:
-        notices = _write(model, shape, tokenizer, partial, accuracy_level, all_logits=all_logits, key=key)
+        notices = write(partial)
         data_bytes = (partial / DATA_NAME).stat().st_size
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return Converted(folder=str(folder), architecture=shape.architecture, data_bytes=data_bytes, notices=notices)
+    return Converted(folder=str(folder), architecture=model.architecture, data_bytes=data_bytes, notices=notices)
 
 
 def cache_key(model: GgufModel, accuracy_level: int, *, all_logits: bool) -> str:
@@ -103,6 +117,11 @@ def _write(
     config = tokenizer_config(head)
     _write_json(folder / "tokenizer.json", tokenizer)
     _write_json(folder / "tokenizer_config.json", config)
+    told = from_gguf(head.metadata)
+    if told:
+        ours = {ours: theirs for theirs, ours in GENERATION_CONFIG_NAMES.items()}
+        values = {ours[name]: value for name, value in told.items() if name in ours}
+        _write_json(folder / "generation_config.json", {"do_sample": True, **values})
     _write_json(folder / "genai_config.json", genai_config(shape, _id(model, "bos"), end_tokens(head)))
     notices = tuple(
         f"{len(names)} {qtype} tensors were re-quantized to 8 bits: ONNX Runtime has no exact fast form of {qtype}."
@@ -119,6 +138,32 @@ def _write(
     }
     _write_json(folder / FACTS_NAME, facts)
     return notices
+
+
+def _write_encoder(
+    model: GgufModel, shape: encoder.EncoderShape, words: dict[str, Any], folder: Path, *, key: str
+) -> tuple[str, ...]:
+    with (folder / DATA_NAME).open("wb") as data:
+        graph = GraphWriter(data, DATA_NAME)
+        built = encoder.EncoderGraph(model, shape, graph)
+        built.build()
+        data.flush()
+        os.fsync(data.fileno())
+    graph.save(folder / GRAPH_NAME)
+    _write_json(folder / "tokenizer.json", words)
+    _write_json(folder / "config.json", encoder.encoder_config(shape, len(words["model"]["vocab"])))
+    (folder / "1_Pooling").mkdir()
+    _write_json(folder / "1_Pooling" / "config.json", encoder.pooling_config(shape))
+    facts = {
+        "key": key,
+        "architecture": model.architecture,
+        "title": model.parts[0].metadata.get("general.name") or "",
+        "quantization": "F32",
+        "n_params": built.n_params,
+        "notices": (),
+    }
+    _write_json(folder / FACTS_NAME, facts)
+    return ()
 
 
 def _mix(model: GgufModel) -> str:

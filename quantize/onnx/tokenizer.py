@@ -5,7 +5,7 @@ from typing import Any, Final
 import numpy as np
 
 from quantize.errors import BadFile, UnsupportedModel
-from quantize.gguf_types import GgufFile, LazyArray
+from quantize.files.gguf_header import GgufFile, LazyArray
 
 # How llama.cpp splits text before merging. Source: llama.cpp, llama-vocab.cpp (regex_exprs), as one pattern each.
 _GPT4_STYLE: Final = (
@@ -36,7 +36,7 @@ def tokenizer_json(head: GgufFile) -> dict[str, Any]:
         raise UnsupportedModel(
             head.name, f"the tokenizer {kind}/{pre} cannot be converted to ONNX (known: gpt2 with {known})"
         )
-    tokens = _texts(head, "tokenizer.ggml.tokens")
+    tokens = texts(head, "tokenizer.ggml.tokens")
     types = token_types(head, len(tokens))
     added = [
         {
@@ -69,14 +69,14 @@ def tokenizer_json(head: GgufFile) -> dict[str, Any]:
             "byte_fallback": False,
             "ignore_merges": pre in _MERGE_IGNORED,
             "vocab": {token: i for i, token in enumerate(tokens)},
-            "merges": [merge.split(" ", 1) for merge in _texts(head, "tokenizer.ggml.merges")],
+            "merges": [merge.split(" ", 1) for merge in texts(head, "tokenizer.ggml.merges")],
         },
     }
 
 
 def tokenizer_config(head: GgufFile) -> dict[str, Any]:
     """The content of `tokenizer_config.json`: marks by name, fill-in-the-middle ones included."""
-    tokens = _texts(head, "tokenizer.ggml.tokens")
+    tokens = texts(head, "tokenizer.ggml.tokens")
     named = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding"}
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": adds_bos(head)}
     for key, name in named.items():
@@ -106,7 +106,7 @@ def end_tokens(head: GgufFile) -> list[int]:
     """Tokens that end an answer."""
     keys = ("eos", "eot", "eom")
     found = [head.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys]
-    tokens = _texts(head, "tokenizer.ggml.tokens")
+    tokens = texts(head, "tokenizer.ggml.tokens")
     # As llama.cpp does: these end a turn whatever the header says. Source: llama-vocab.cpp, special_eog_ids.
     marks = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>"}
     named = [i for i, token in enumerate(tokens) if token in marks]
@@ -124,7 +124,8 @@ def token_types(head: GgufFile, count: int) -> np.ndarray[Any, Any]:
     return types
 
 
-def _texts(head: GgufFile, key: str) -> list[str]:
+def texts(head: GgufFile, key: str) -> list[str]:
+    """The strings of an array. Raises: UnsupportedModel: there is none."""
     value = head.metadata.get(key)
     if isinstance(value, LazyArray):
         return [text.decode("utf-8", "replace") for text in value.strings()]

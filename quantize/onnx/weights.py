@@ -1,5 +1,6 @@
 """Packed GGUF weights in the forms ONNX Runtime computes with; exact, or re-quantized to 8 bits and said so."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.errors import BadFile
+from quantize.ggml_types import GgmlType
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -51,7 +53,7 @@ class BlockWeights:
 
 def is_exact(qtype: str) -> bool:
     """Whether `blocks` or `plain` keep every value of this GGML type."""
-    return qtype in PLAIN or qtype in {"Q4_0", "Q8_0", "Q6_K"}
+    return qtype in PLAIN or qtype in _UNPACKERS
 
 
 def plain(raw: Bytes, qtype: str, shape: tuple[int, ...], name: str) -> npt.NDArray[Any]:
@@ -72,22 +74,25 @@ def blocks(raw: Bytes, qtype: str, rows: int, row_values: int, name: str) -> Blo
     """
     if row_values % BLOCK_VALUES:
         raise BadFile(name, f"rows of {row_values} values are no multiple of {BLOCK_VALUES}")
-    per_row = row_values // BLOCK_VALUES
-    if qtype == "Q8_0":
-        cells = raw.reshape(rows, per_row, 34)
-        packed = cells[..., 2:] ^ np.uint8(0x80)  # two's complement to offset binary
-        return BlockWeights(8, packed, _scales(cells, name))
-    if qtype == "Q4_0":
-        cells = raw.reshape(rows, per_row, 18)
-        low, high = cells[..., 2:] & 15, cells[..., 2:] >> 4  # values 0..15 and 16..31 of the block
-        ordered = np.concatenate((low, high), axis=-1)
-        packed = ordered[..., 0::2] | (ordered[..., 1::2] << 4)
-        return BlockWeights(4, packed, _scales(cells, name))
-    if qtype == "Q6_K":
-        return _six_bits(raw.reshape(rows, -1, 210), name)
+    if qtype in _UNPACKERS:
+        return _UNPACKERS[qtype](raw.reshape(rows, -1, GgmlType[qtype].traits.block_bytes), name)
     values = dequantized(raw, qtype, row_values).reshape(rows, row_values)
     _require_finite(values, name)
     return requantized(values)
+
+
+def _eight_bits(cells: Bytes, name: str) -> BlockWeights:
+    """Q8_0: `cells` (rows, blocks, 34)."""
+    packed = cells[..., 2:] ^ np.uint8(0x80)  # two's complement to offset binary
+    return BlockWeights(8, packed, _scales(cells, name))
+
+
+def _four_bits(cells: Bytes, name: str) -> BlockWeights:
+    """Q4_0: `cells` (rows, blocks, 18)."""
+    low, high = cells[..., 2:] & 15, cells[..., 2:] >> 4  # values 0..15 and 16..31 of the block
+    ordered = np.concatenate((low, high), axis=-1)
+    packed = ordered[..., 0::2] | (ordered[..., 1::2] << 4)
+    return BlockWeights(4, packed, _scales(cells, name))
 
 
 def _six_bits(cells: Bytes, name: str) -> BlockWeights:
@@ -106,6 +111,14 @@ def _six_bits(cells: Bytes, name: str) -> BlockWeights:
     scales = (steps * scale).reshape(rows, per_row * 16)
     _require_finite(scales, name)
     return BlockWeights(8, np.ascontiguousarray(codes), scales)
+
+
+# What keeps every value: the other types are unpacked and rounded to eight bits.
+_UNPACKERS: dict[str, Callable[[Bytes, str], BlockWeights]] = {
+    "Q8_0": _eight_bits,
+    "Q4_0": _four_bits,
+    "Q6_K": _six_bits,
+}
 
 
 def requantized(values: Floats) -> BlockWeights:
@@ -127,7 +140,8 @@ def dequantized(raw: Bytes, qtype: str, row_values: int) -> Floats:
     try:
         values = gguf.quants.dequantize(raw.reshape(-1, row_values // block * size), kind)
     except NotImplementedError as error:
-        raise BadFile("weights", f"{qtype} cannot be converted to ONNX; use a Q8_0, Q4_0 or F16 file") from error
+        known = ", ".join(_UNPACKERS)
+        raise BadFile("weights", f"{qtype} cannot be converted to ONNX; use a {known} or F16 file") from error
     return np.ascontiguousarray(values, np.float32)
 
 

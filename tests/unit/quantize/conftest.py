@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from quantize.files.gguf_file import ValueType
+from quantize.files.gguf_write import TensorSlot, array, file_bytes, header, scalar
 from quantize.ggml_types import GgmlType
-from quantize.gguf_file import ValueType
-from quantize.gguf_write import TensorSlot, array, file_bytes, header, scalar
 
 
 class Shape:

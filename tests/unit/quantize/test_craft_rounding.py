@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from quantize.craft.curvature import make_curvature
-from quantize.craft.grid import make_grid
-from quantize.craft.packing import LAYOUTS, pack
-from quantize.craft.rounding import round_columns
+from quantize.gptq.curvature import make_curvature
+from quantize.gptq.grid import make_grid
+from quantize.gptq.packing import LAYOUTS, pack
+from quantize.gptq.rounding import round_columns
 from quantize.native.blocks import dequantize_rows, quantize_rows
 
 WIDTH = 512

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from quantize.errors import BadFile, IncompleteFile, Unreadable
+from quantize.files.gguf_file import LazyArray, Limits, ValueType, read_gguf, read_gguf_source
+from quantize.files.gguf_split import MissingParts, parse_split_name, read_gguf_model
 from quantize.ggml_types import BLOCK_SIZES, GgmlType, bits_per_weight, row_bytes
-from quantize.gguf_file import LazyArray, Limits, ValueType, read_gguf, read_gguf_source
-from quantize.gguf_split import MissingParts, parse_split_name, read_gguf_model
 
 SPARK = Path("assets/models/spark-f16.gguf")
 
@@ -192,7 +192,7 @@ def test_the_most_a_header_may_ask_for_stays_within_a_second_and_100_mb(write):
     tensors = [tensor(f"blk.{i}.{'n' * 40}", (8,), 0, 32 * i) for i in range(limits.tensors)]
     path = write(gguf_bytes(strings + keys, tensors, b"\0" * 32 * limits.tensors))
     code = (
-        "import resource, sys, time; from quantize.gguf_file import read_gguf\n"
+        "import resource, sys, time; from quantize.files.gguf_file import read_gguf\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; begin = time.process_time()\n"
         "count = len(read_gguf(sys.argv[1]).tensors); spent = time.process_time() - begin\n"
         "print(count, spent, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"

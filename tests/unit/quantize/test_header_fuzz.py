@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantize.errors import BadFile
-from quantize.gguf_file import read_gguf_source
-from quantize.safetensors_file import read_safetensors_source
+from quantize.files.gguf_file import read_gguf_source
+from quantize.files.safetensors_file import read_safetensors_source
 from tests.optin.fuzz_headers import Memory, run, text
 
 keys = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from quantize.errors import BadFile
-from quantize.imatrix import Importance, read_imatrix, write_imatrix
+from quantize.files.imatrix import Importance, read_imatrix, write_imatrix
 
 
 def entries():

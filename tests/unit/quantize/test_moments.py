@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantize.divergence import compare, kld_from, log_softmax
-from quantize.moments import partition
-from quantize.verify import bootstrap
-from quantize.work_folder import Group
+from quantize.files.work_folder import Group
+from quantize.measure.divergence import compare, kld_from, log_softmax
+from quantize.measure.moments import partition
+from quantize.measure.verify import bootstrap
 
 
 def group(name, width, experts=1):

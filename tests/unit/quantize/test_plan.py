@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.bench.keys import machine_key
 from engine.bench.type_prices import Prices, PriceStore
 from engine.dispatch.machine_state import MachineState
+from engine.measurements.keys import machine_key
 from engine.paths import Paths
-from engine.quantize_work import measured_speeds
+from engine.quantize_jobs.request import measured_speeds
 from quantize.errors import BadWish, BudgetTooSmall
+from quantize.files.gguf_file import read_gguf
+from quantize.files.gguf_write import padded
 from quantize.ggml_types import BLOCK_SIZES, GgmlType, bits_per_weight
-from quantize.gguf_file import read_gguf
-from quantize.gguf_write import padded
-from quantize.model_spec import model_spec
-from quantize.plan import Question, best_stock, make_plan, stock_plans
-from quantize.speed import decode_time, relative_bytes
+from quantize.plan.model_spec import model_spec
+from quantize.plan.plan import Question, best_stock, make_plan, stock_plans
+from quantize.plan.speed import decode_time, relative_bytes
 from quantize.tensor_rules import allows_quantization, effective_type
 from quantize.types import EvidenceRef, Goal, KvOption, Lock, ModelSpec, TensorSpec
 
@@ -168,7 +168,7 @@ def test_prices_measured_here_decide_about_iq3(spark, tmp_path):
             measured_at=1,
         )
         store.put(prices)
-        return make_plan(question(spark, speeds=measured_speeds(paths)), tight)
+        return make_plan(question(spark, speeds=measured_speeds(paths, MachineState())), tight)
 
     assert "IQ3_S" in planned().types.values()
     assert "IQ3_S" not in planned(IQ3_S=MEASURED_IQ3_S).types.values()

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from quantize.craft.curvature import make_curvature
-from quantize.craft.rows import craft_rows
-from quantize.products import cross, gram
+from quantize.gptq.curvature import make_curvature
+from quantize.gptq.products import cross, gram
+from quantize.gptq.rows import craft_rows
 
 
 @pytest.mark.parametrize("width", [7, 1024, 1501])

@@ -3,14 +3,14 @@
 import msgspec
 import pytest
 
-from quantize.forecast import forecast
-from quantize.gguf_file import read_gguf
-from quantize.job import QuantizeReport
-from quantize.model_spec import model_spec
-from quantize.plan import Question, make_plan
-from quantize.priors import prior_damage
-from quantize.provenance import Provenance, blank, read_provenance
-from quantize.report import read_report, report_path, summary, write_report
+from quantize.files.gguf_file import read_gguf
+from quantize.files.provenance import Provenance, blank, read_provenance
+from quantize.job.forecast import forecast
+from quantize.job.report import read_report, report_path, summary, write_report
+from quantize.job.request import QuantizeReport
+from quantize.plan.model_spec import model_spec
+from quantize.plan.plan import Question, make_plan
+from quantize.plan.priors import prior_damage
 from quantize.types import EvidenceRef, Goal
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quantize.errors import BadFile, IncompleteFile, RefusedFormat
-from quantize.safetensors_file import (
+from quantize.files.safetensors_file import (
     INDEX_NAME,
     read_index,
     read_safetensors,

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from quantize.gguf_file import read_gguf
-from quantize.model_spec import model_spec
-from quantize.stock import stock_types
-from quantize.stock_rules import MIXES
+from quantize.files.gguf_file import read_gguf
+from quantize.plan.model_spec import model_spec
+from quantize.plan.stock import stock_types
+from quantize.plan.stock_rules import MIXES
 
 # A dry run in a child: llama.cpp reports each tensor's type in its log and writes nothing.
 DRY_RUNS = """

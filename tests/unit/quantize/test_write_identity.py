@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quantize.gguf_file import GgufFile, read_gguf
-from quantize.imatrix import Importance, write_imatrix
-from quantize.model_spec import model_spec
-from quantize.stock import stock_types
-from quantize.stock_rules import MIXES
+from quantize.files.gguf_file import GgufFile, read_gguf
+from quantize.files.imatrix import Importance, write_imatrix
+from quantize.job.write_model import WriteRequest, write_model
+from quantize.plan.model_spec import model_spec
+from quantize.plan.stock import stock_types
+from quantize.plan.stock_rules import MIXES
 from quantize.tensor_rules import allows_quantization
 from quantize.types import TensorSpec
-from quantize.write_model import WriteRequest, write_model
 
 THEIRS = """
 import ctypes, sys
@@ -22,7 +22,7 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 from llama_cpp import llama_cpp as lib
-from quantize.imatrix import read_imatrix
+from quantize.files.imatrix import read_imatrix
 load = lib._lib.ggml_backend_load_all_from_path
 load.argtypes, load.restype = [ctypes.c_char_p], None
 load(str(Path(llama_cpp.__file__).parent / "lib").encode())

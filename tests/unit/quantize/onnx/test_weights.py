@@ -9,7 +9,7 @@ import pytest
 from shapes import SHAPES, scaled, write_shape
 
 from quantize.errors import BadFile, BadWish, UnsupportedModel
-from quantize.gguf_split import read_gguf_model
+from quantize.files.gguf_split import read_gguf_model
 from quantize.native.blocks import quantize_rows
 from quantize.onnx.folder import convert_gguf
 from quantize.onnx.request import EXACT

@@ -1,0 +1,1 @@
+"""Model files: read without trusting them, written whole or not at all."""

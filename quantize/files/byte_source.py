@@ -1,0 +1,177 @@
+"""Bounded reading of bytes nobody has checked yet, from a file or from anything that answers ranges."""
+
+import os
+import stat
+import struct
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from quantize.errors import BadFile, IncompleteFile, Unreadable
+
+_CHUNK_BYTES = 64 * 1024
+_MAX_CHUNK_BYTES = 2 * 1024 * 1024
+# Longer than any array a header has held; a length near 2^63 is an attack, not a file cut short.
+_MAX_SKIP_BYTES = 1 << 32
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+
+class ByteSource(Protocol):
+    """Anything of known size that can be read at an offset; remote files answer by HTTP ranges."""
+
+    @property
+    def name(self) -> str:
+        """What errors call it: a path or an address."""
+
+    @property
+    def size(self) -> int:
+        """Length in bytes."""
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """`length` bytes from `offset`; fewer only at the end."""
+
+
+class FileSource:
+    """A regular file, read and never mapped: a file that shrinks meanwhile cannot kill the process.
+
+    Raises: Unreadable: the system refuses. BadFile: it is a folder, a pipe or a device.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        # A pipe without a writer would block the open for ever. Each flag exists on one system only.
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        try:
+            self._fd = os.open(self.path, flags)
+        except (OSError, ValueError) as error:
+            raise Unreadable(str(path), getattr(error, "strerror", None) or str(error)) from error
+        info = os.fstat(self._fd)
+        if not stat.S_ISREG(info.st_mode):
+            self.close()
+            raise BadFile(str(path), "not a regular file")
+        self._size = info.st_size
+
+    @property
+    def name(self) -> str:
+        """The path."""
+        return str(self.path)
+
+    @property
+    def size(self) -> int:
+        """Length in bytes when it was opened."""
+        return self._size
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """`length` bytes from `offset`; fewer only at the end. Raises: Unreadable."""
+        try:
+            if hasattr(os, "pread"):
+                return os.pread(self._fd, length, offset)
+            os.lseek(self._fd, offset, os.SEEK_SET)
+            return os.read(self._fd, length)
+        except OSError as error:
+            raise Unreadable(self.name, error.strerror or str(error)) from error
+
+    def close(self) -> None:
+        """Give the descriptor back; reading afterwards fails."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Window:
+    """A cursor that keeps one chunk of the source in memory; what is skipped is never fetched.
+
+    `max_fetched_bytes` bounds all reading together. Chunks double while reading goes on in sequence (64 KiB
+    to 2 MiB: few requests over a network, flat memory) and start small again after a skip.
+    """
+
+    def __init__(self, source: ByteSource, max_fetched_bytes: int, first_chunk_bytes: int = _CHUNK_BYTES) -> None:
+        self.source = source
+        self.buffer = b""
+        self.index = 0
+        self._base = 0
+        self._chunk = first_chunk_bytes
+        self._allowance = max_fetched_bytes
+
+    def tell(self) -> int:
+        """Offset of the cursor in the source."""
+        return self._base + self.index
+
+    def need(self, count: int) -> None:
+        """Have `count` bytes at the cursor in the buffer.
+
+        Raises: IncompleteFile: the source ends before. BadFile: more was read than a header may take.
+        """
+        if self.index + count <= len(self.buffer):
+            return
+        here = self.tell()
+        if here + count > self.source.size:
+            raise IncompleteFile(self.source.name, self.source.size, here + count, known=False)
+        kept = self.buffer[self.index :]
+        wanted = min(max(count - len(kept), self._chunk), self.source.size - here - len(kept))
+        self._allowance -= wanted
+        if self._allowance < 0:
+            raise BadFile(self.source.name, "the header is larger than any real one", here)
+        fresh = self.source.read_at(here + len(kept), wanted)
+        self.buffer = kept + fresh
+        self._base, self.index = here, 0
+        self._chunk = min(self._chunk * 2, _MAX_CHUNK_BYTES)
+        if len(self.buffer) < count:
+            raise IncompleteFile(self.source.name, here + len(self.buffer), here + count, known=False)
+
+    def skip(self, count: int) -> None:
+        """Move on without fetching.
+
+        Raises: IncompleteFile: that is past the end. BadFile: no real header skips so far.
+        """
+        if count > _MAX_SKIP_BYTES:
+            raise BadFile(self.source.name, f"a length of {count} bytes is impossible here", self.tell())
+        if self.tell() + count > self.source.size:
+            raise IncompleteFile(self.source.name, self.source.size, self.tell() + count, known=False)
+        self.index += count
+        beyond = self.index - len(self.buffer)
+        if beyond > 0:
+            self._base, self.buffer, self.index = self._base + self.index, b"", 0
+            if beyond > _CHUNK_BYTES:  # a jump, not a string that crosses the border of two chunks
+                self._chunk = _CHUNK_BYTES
+
+    def u32(self) -> int:
+        """The next four bytes, little-endian."""
+        self.need(4)
+        (value,) = _U32.unpack_from(self.buffer, self.index)
+        self.index += 4
+        return int(value)
+
+    def u64(self) -> int:
+        """The next eight bytes, little-endian."""
+        self.need(8)
+        (value,) = _U64.unpack_from(self.buffer, self.index)
+        self.index += 8
+        return int(value)
+
+    def take(self, count: int) -> bytes:
+        """The next `count` bytes; the caller has bounded `count`."""
+        self.need(count)
+        self.index += count
+        return self.buffer[self.index - count : self.index]
+
+    def skip_strings(self, count: int) -> None:
+        """Pass `count` length-prefixed strings by reading only their lengths. About 0.1 µs a string."""
+        unpack = _U64.unpack_from
+        done = 0
+        while done < count:
+            self.need(8)
+            buffer, index, last = self.buffer, self.index, len(self.buffer) - 8
+            while done < count and index <= last:
+                index += 8 + unpack(buffer, index)[0]
+                done += 1
+            self.skip(index - self.index)

@@ -1,0 +1,118 @@
+"""A GGUF model in one file or several: finding the parts, checking that they belong together."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantize.errors import BadFile, IncompleteFile
+from quantize.files.gguf_file import GgufFile, TensorInfo, Value, read_gguf
+
+_SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_MAX_PARTS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class SplitName:
+    """`stem-00002-of-00005.gguf` taken apart; `number` counts from 1."""
+
+    stem: str
+    number: int
+    count: int
+
+    def part(self, number: int) -> str:
+        """File name of another part."""
+        return f"{self.stem}-{number:05d}-of-{self.count:05d}.gguf"
+
+
+def parse_split_name(file_name: str) -> SplitName | None:
+    """The parts of a split file's name, or None if it is the name of a whole file."""
+    match = _SPLIT_NAME.fullmatch(file_name)
+    if match is None:
+        return None
+    name = SplitName(match["stem"], int(match["number"]), int(match["count"]))
+    return name if 1 <= name.number <= name.count <= _MAX_PARTS else None
+
+
+@dataclass(frozen=True, slots=True)
+class GgufModel:
+    """Every part of one model; the first one's metadata speaks for all."""
+
+    parts: tuple[GgufFile, ...]
+
+    @property
+    def metadata(self) -> Mapping[str, Value]:
+        """Metadata of the first part."""
+        return self.parts[0].metadata
+
+    @property
+    def architecture(self) -> str:
+        """Architecture of the first part."""
+        return self.parts[0].architecture
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Path of each part, in order."""
+        return tuple(part.name for part in self.parts)
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of all parts."""
+        return sum(part.file_bytes for part in self.parts)
+
+    def tensors(self) -> list[tuple[GgufFile, TensorInfo]]:
+        """Every tensor with the part that holds it, in file order."""
+        return [(part, tensor) for part in self.parts for tensor in part.tensors]
+
+
+def read_gguf_model(path: str | os.PathLike[str]) -> GgufModel:
+    """Read the header of a file and, if it is one part of several, of all the others beside it.
+
+    Raises: IncompleteFile: a part or its end is missing. BadFile. Unreadable.
+    """
+    path = Path(path)
+    name = parse_split_name(path.name)
+    if name is None:
+        whole = read_gguf(path)
+        count = whole.metadata.get("split.count", 1)
+        if isinstance(count, int) and count > 1:
+            raise BadFile(str(path), f"one of {count} parts, but not named like one (…-00001-of-{count:05d}.gguf)")
+        return GgufModel((whole,))
+    paths = [path.with_name(name.part(number)) for number in range(1, name.count + 1)]
+    missing = [p.name for p in paths if not p.exists()]
+    if missing:
+        present = sum(p.stat().st_size for p in paths if p.exists())
+        raise MissingParts(str(path), present, tuple(missing))
+    parts = tuple(read_gguf(p) for p in paths)
+    _check(parts, str(path))
+    return GgufModel(parts)
+
+
+class MissingParts(IncompleteFile):
+    """Some parts of a split model are not there; `missing` are their file names."""
+
+    code = "missing_parts"
+
+    def __init__(self, path: str, have_bytes: int, missing: tuple[str, ...]) -> None:
+        super().__init__(path, have_bytes, have_bytes + 1)
+        self.reason = f"{len(missing)} parts are missing, the first is {missing[0]}"
+        self.args = (f"{path}: {self.reason}",)
+        self.missing = missing
+
+
+def _check(parts: tuple[GgufFile, ...], path: str) -> None:
+    names: set[str] = set()
+    total = 0
+    for index, part in enumerate(parts):
+        if part.metadata.get("split.count", 1 if len(parts) == 1 else None) != len(parts):
+            raise BadFile(part.name, f"split.count is not {len(parts)}")
+        if part.metadata.get("split.no", 0 if len(parts) == 1 else None) != index:
+            raise BadFile(part.name, f"split.no is not {index}")
+        total += len(part.tensors)
+        names.update(tensor.name for tensor in part.tensors)
+    if len(names) != total:
+        raise BadFile(path, "two parts hold a tensor of the same name")
+    expected = parts[0].metadata.get("split.tensors.count", total)
+    if expected != total:
+        raise BadFile(path, f"{total} tensors in all parts, {expected} announced")

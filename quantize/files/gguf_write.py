@@ -1,0 +1,165 @@
+"""Writing GGUF version 3: a header whose size is known before any tensor is made, then the data."""
+
+import os
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from quantize.files.byte_source import FileSource
+from quantize.files.gguf_file import GgufFile, ValueType
+from quantize.ggml_types import GgmlType, row_bytes
+
+ALIGNMENT = 32
+_CODES = {
+    ValueType.UINT8: "B",
+    ValueType.INT8: "b",
+    ValueType.UINT16: "H",
+    ValueType.INT16: "h",
+    ValueType.UINT32: "I",
+    ValueType.INT32: "i",
+    ValueType.FLOAT32: "f",
+    ValueType.BOOL: "?",
+    ValueType.UINT64: "Q",
+    ValueType.INT64: "q",
+    ValueType.FLOAT64: "d",
+}
+# Of the file they were in, not of the model.
+_DROPPED_KEYS = frozenset({"split.no", "split.count", "split.tensors.count", "general.alignment"})
+
+Scalar = bool | int | float | str | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MetaValue:
+    """One metadata value, encoded: its type id (with element type and count for arrays) and its bytes."""
+
+    type_id: ValueType
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSlot:
+    """A tensor to be written: ggml shape (row length first) and type; its bytes follow from them."""
+
+    name: str
+    shape: tuple[int, ...]
+    qtype: GgmlType
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of data, without alignment."""
+        rows = 1
+        for extent in self.shape[1:]:
+            rows *= extent
+        return rows * row_bytes(self.shape[0], self.qtype)
+
+
+def scalar(value: Scalar, type_id: ValueType | None = None) -> MetaValue:
+    """Encode one value; whole numbers become UINT32 and fractions FLOAT32 unless `type_id` says otherwise."""
+    if isinstance(value, str | bytes):
+        return MetaValue(ValueType.STRING, _string(value))
+    if type_id is None:
+        kinds = {bool: ValueType.BOOL, int: ValueType.UINT32}
+        type_id = kinds.get(type(value), ValueType.FLOAT32)
+    return MetaValue(type_id, struct.pack("<" + _CODES[type_id], value))
+
+
+def array(values: Sequence[Scalar] | np.ndarray[Any, Any], element: ValueType) -> MetaValue:
+    """Encode an array of one element type."""
+    head = struct.pack("<IQ", element, len(values))
+    if element is ValueType.STRING:
+        body = b"".join(_string(v) for v in values)
+    else:
+        body = np.asarray(values).astype(np.dtype("<" + _CODES[element])).tobytes()
+    return MetaValue(ValueType.ARRAY, head + body)
+
+
+def copied_metadata(source: GgufFile) -> dict[str, MetaValue]:
+    """All metadata of a file, byte for byte, without the keys about shards and alignment."""
+    result: dict[str, MetaValue] = {}
+    with FileSource(source.name) as reader:
+        for key, entry in source.entries.items():
+            if key in _DROPPED_KEYS:
+                continue
+            raw = reader.read_at(entry.offset, entry.nbytes)
+            if entry.element_type is not None:
+                raw = struct.pack("<IQ", entry.element_type, entry.count) + raw
+            result[key] = MetaValue(entry.value_type, raw)
+    return result
+
+
+def padded(num_bytes: int, alignment: int = ALIGNMENT) -> int:
+    """`num_bytes` rounded up to the alignment."""
+    return -(-num_bytes // alignment) * alignment
+
+
+def header(metadata: Mapping[str, MetaValue], tensors: Sequence[TensorSlot]) -> bytes:
+    """Everything before the tensor data, padded. Its length depends on no tensor's type."""
+    parts = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(metadata))]
+    for key, value in metadata.items():
+        parts += [_string(key), struct.pack("<I", value.type_id), value.raw]
+    offset = 0
+    for tensor in tensors:
+        dims = len(tensor.shape)
+        parts += [
+            _string(tensor.name),
+            struct.pack(f"<I{dims}QIQ", dims, *tensor.shape, tensor.qtype, offset),
+        ]
+        offset += padded(tensor.num_bytes)
+    raw = b"".join(parts)
+    return raw.ljust(padded(len(raw)), b"\0")
+
+
+def file_bytes(header_bytes: int, tensors: Iterable[TensorSlot]) -> int:
+    """Size of the finished file."""
+    return header_bytes + sum(padded(t.num_bytes) for t in tensors)
+
+
+class GgufWriter:
+    """Writes the header at once, then every tensor in its place, in order.
+
+    Raises: OSError: the system's own, from any call. ValueError: a tensor of the wrong name or size.
+    """
+
+    def __init__(self, path: Path, metadata: Mapping[str, MetaValue], tensors: Sequence[TensorSlot]) -> None:
+        self._slots = list(tensors)
+        self._next = 0
+        self._file: BinaryIO = path.open("xb")
+        head = header(metadata, tensors)
+        self.header_bytes = len(head)
+        self._file.write(head)
+
+    def write(self, name: str, chunks: Iterable[bytes | np.ndarray[Any, Any]]) -> int:
+        """Write the next tensor from its pieces; returns the bytes of its data."""
+        slot = self._slots[self._next]
+        written = 0
+        for chunk in chunks:
+            written += self._file.write(chunk if isinstance(chunk, bytes) else chunk.tobytes())
+        if slot.name != name or written != slot.num_bytes:
+            raise ValueError(f"{name}: {written} bytes written, {slot.name} takes {slot.num_bytes}")
+        self._file.write(bytes(padded(written) - written))
+        self._next += 1
+        return written
+
+    def close(self) -> None:
+        """Flush to the disk and close. Raises: ValueError: tensors are missing."""
+        try:
+            if self._next != len(self._slots):
+                raise ValueError(f"{len(self._slots) - self._next} tensors were not written")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
+
+    def abandon(self) -> None:
+        """Close without finishing; the caller removes the file."""
+        self._file.close()
+
+
+def _string(value: Scalar) -> bytes:
+    raw = value if isinstance(value, bytes) else str(value).encode()
+    return struct.pack("<Q", len(raw)) + raw

@@ -1,0 +1,131 @@
+"""The output's way into the world: a temporary name, room on the disk, a check, and only then its own name."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from devices.child_command import child_command
+from quantize.errors import BadFile, BadWish, DiskFull, NotWritable
+from quantize.files.gguf_file import read_gguf
+
+_PARTIAL = re.compile(r"\..+\.(?P<pid>\d+)\.(?P<kind>[a-z]+)\.partial")
+# What a disk must have left after the job: a full system disk breaks more than this one.
+_DISK_RESERVE_BYTES = 64 * 1024 * 1024
+
+
+class Output:
+    """Where a job writes. Leaving the block removes every unfinished file, also after an error.
+
+    A second process watches this one and removes them if it is killed. What both leave behind when both are
+    killed (a power cut) is removed by the next job in the same folder.
+    """
+
+    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
+        self.path = path.absolute()
+        self._overwrite = overwrite
+        self._partials: list[Path] = []
+        self._guard: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        """Raises: BadWish: the file exists. NotWritable: the folder is missing or read-only."""
+        if self.path.exists() and not self._overwrite:
+            raise BadWish("OUT", f"{self.path} exists already; choose another name or allow to overwrite it")
+        folder = self.path.parent
+        if not folder.is_dir():
+            raise NotWritable(str(folder), "there is no such folder")
+        sweep(folder)
+        probe = self.partial("probe")
+        try:
+            probe.touch(exist_ok=False)
+            probe.unlink()
+        except OSError as error:
+            raise NotWritable(str(folder), error.strerror or str(error)) from error
+        self._guard = subprocess.Popen(
+            child_command("quantize.files.guard"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for path in self._partials:
+            path.unlink(missing_ok=True)
+        if self._guard is not None:
+            assert self._guard.stdin is not None
+            try:
+                self._guard.stdin.write("done\n")
+                self._guard.stdin.close()
+            except OSError:
+                pass  # it is gone already; nothing is left to guard
+            self._guard.wait()
+
+    def partial(self, kind: str) -> Path:
+        """The temporary name of one of the job's files; it is removed in the end whatever happens."""
+        path = self.path.with_name(f".{self.path.name}.{os.getpid()}.{kind}.partial")
+        if path not in self._partials:
+            self._partials.append(path)
+            if self._guard is not None and self._guard.stdin is not None:
+                self._guard.stdin.write(f"{path}\n")
+                self._guard.stdin.flush()
+        return path
+
+    def require_room(self, needed_bytes: int) -> None:
+        """Raises: DiskFull: the folder's disk has less free than that and a reserve."""
+        free = shutil.disk_usage(self.path.parent).free
+        if free < needed_bytes + min(_DISK_RESERVE_BYTES, needed_bytes):
+            raise DiskFull(str(self.path.parent), needed_bytes, free)
+
+    def publish(self, partial: Path, types: dict[str, str]) -> None:
+        """Check a finished file and give it its name.
+
+        Raises: BadFile: it is not what was planned. BadWish: another job made the same file meanwhile.
+        """
+        check_written(partial, types)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        if self._overwrite:
+            partial.replace(self.path)
+            return
+        try:
+            os.link(partial, self.path)
+        except FileExistsError as error:
+            raise BadWish("OUT", f"{self.path} was made by another job meanwhile") from error
+        except OSError:
+            # No hard links on this file system: the check and the rename are two steps there.
+            if self.path.exists():
+                raise BadWish("OUT", f"{self.path} was made by another job meanwhile") from None
+            partial.rename(self.path)
+
+
+def check_written(path: Path, types: dict[str, str]) -> None:
+    """Raises: BadFile: not exactly the tensors of `types`, or bytes missing or left over."""
+    file = read_gguf(path)
+    found = {t.name: t.ggml_type.name for t in file.tensors}
+    if found != types:
+        wrong = next(n for n in {**types, **found} if found.get(n) != types.get(n))
+        raise BadFile(str(path), f"{wrong} is {found.get(wrong)}, planned {types.get(wrong)}")
+    if file.file_bytes - file.end not in range(file.alignment):
+        raise BadFile(str(path), f"{file.file_bytes - file.end} bytes follow the last tensor")
+
+
+def sweep(folder: Path, keep: Iterable[int] = ()) -> None:
+    """Remove unfinished files of processes that are gone."""
+    alive = {*keep, os.getpid()}
+    for path in folder.glob(".*.partial"):
+        match = _PARTIAL.fullmatch(path.name)
+        if match and int(match["pid"]) not in alive and not psutil.pid_exists(int(match["pid"])):
+            path.unlink(missing_ok=True)

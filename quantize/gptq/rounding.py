@@ -1,0 +1,67 @@
+"""Choosing the integers of packed rows so that the layer's output, not its weights, changes least.
+
+GPTQ's order and error feedback (arXiv 2210.17323, in the form of QuIP, arXiv 2307.13304) on a grid that is already
+fixed, then sweeps of coordinate descent on the same objective.
+"""
+
+import numpy as np
+
+from quantize.gptq.curvature import Curvature, Floats
+from quantize.gptq.grid import Grid
+
+# Columns handled one by one between two matrix products. Measured: 64 and 128 within a tenth up to a width of 4096,
+# 32 a fifth slower there (docs/log.md, craft).
+_BLOCK = 64
+SWEEPS = 2  # Measured: none, 1, 2, 3 sweeps leave 1.052, 1.012, 1, .995 of the error (docs/log.md, craft)
+
+
+def round_columns(targets: Floats, grid: Grid, curvature: Curvature, sweeps: int = SWEEPS) -> Floats:
+    """Grid values near `targets` that keep tr(E H E^T) small.
+
+    Args: targets: (row_values, rows) weights, columns in the curvature's order.
+    Returns: (row_values, rows), each on the grid.
+    """
+    values = np.empty_like(targets)
+    errors = _feed_errors_forward(targets, values, grid, curvature.feedback)
+    for _ in range(sweeps):
+        _descend(values, errors, grid, curvature.moments)
+    return values
+
+
+def _feed_errors_forward(targets: Floats, values: Floats, grid: Grid, feedback: Floats) -> Floats:
+    """Round columns in order, each taking over its share of the errors made so far. Returns values - targets."""
+    k, rows = targets.shape
+    errors = np.empty_like(targets)
+    work = np.empty(rows, np.float32)
+    for start in range(0, k, _BLOCK):
+        stop = min(k, start + _BLOCK)
+        wanted = targets[start:stop] - feedback[:start, start:stop].T @ errors[:start]
+        for i in range(start, stop):
+            x = wanted[i - start]
+            if i > start:
+                x -= feedback[start:i, i] @ errors[start:i]
+            grid.nearest(i, x, values[i], work)
+            np.subtract(values[i], targets[i], out=errors[i])
+    return errors
+
+
+def _descend(values: Floats, errors: Floats, grid: Grid, moments: Floats) -> None:
+    """One sweep: each column in turn moves to its best grid value given all others. In place."""
+    k, rows = values.shape
+    work = np.empty(rows, np.float32)
+    wanted = np.empty(rows, np.float32)
+    changes = np.empty((_BLOCK, rows), np.float32)
+    found = np.empty(rows, np.float32)
+    for start in range(0, k, _BLOCK):
+        stop = min(k, start + _BLOCK)
+        slopes = moments[start:stop] @ errors
+        for i in range(start, stop):
+            slope = slopes[i - start]
+            if i > start:
+                slope += moments[i, start:i] @ changes[: i - start]
+            np.multiply(slope, -1.0 / moments[i, i], out=wanted)
+            wanted += values[i]
+            grid.nearest(i, wanted, found, work)
+            np.subtract(found, values[i], out=changes[i - start])
+            values[i] = found
+        errors[start:stop] += changes[: stop - start]

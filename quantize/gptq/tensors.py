@@ -1,0 +1,107 @@
+"""The task that rounds whole tensors into the cache, one file each: a killed run loses one tensor at most."""
+
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quantize.evidence import RoundRequest, Step
+from quantize.files.imatrix import Importance, read_imatrix
+from quantize.files.work_folder import Group, WorkFolder, file_sha256, writing_whole
+from quantize.gptq.curvature import Curvature, group_curvature
+from quantize.gptq.rows import EXPONENTS, craft_rows, plain_rows
+from quantize.native.blocks import quantize_rows
+from quantize.native.source_weights import SourceWeights
+
+Blocks = npt.NDArray[np.uint8]
+_CHUNK_VALUES = 1 << 24  # weights read at a time: 64 MB as float32
+
+
+class TensorsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Round the tensors of these names, as `round` says."""
+
+    round: RoundRequest
+    names: tuple[str, ...]
+
+
+def packed_path(folder: WorkFolder, request: RoundRequest, name: str) -> Path:
+    """Where a finished tensor lies; anything that changes its bytes is in the name."""
+    how: str = request.rounding
+    if request.rounding == "sequential":  # each tensor is rounded to make up for all before it
+        how += "-" + sha256(repr(sorted(request.types.items())).encode()).hexdigest()[:16]
+    if request.rounding == "stock":
+        how += "-" + (file_sha256(request.imatrix)[:16] if request.imatrix else "none")
+    return folder.part("packed", f"{name}.{request.types[name]}.{how}", ".bin")
+
+
+def round_tensors(request: TensorsRequest, send: Step) -> int:
+    """Round tensors one by one; those in the cache are left. Returns how many were rounded."""
+    wanted = request.round
+    folder = WorkFolder.open(wanted.measure)
+    source = SourceWeights(wanted.measure.source)
+    groups = {name: g for g in folder.groups() or () for name in g.members}
+    stock = read_imatrix(wanted.imatrix) if wanted.imatrix and wanted.rounding == "stock" else {}
+    rounder = Rounder(folder, source, wanted, groups, stock)
+    sizes = {n: source.info(n).num_values for n in request.names}
+    total, passed, done = float(sum(sizes.values())), 0.0, 0
+    for name in request.names:
+        path = packed_path(folder, wanted, name)
+        if not path.exists():
+            with writing_whole(path) as partial, partial.open("wb") as file:
+                for values, blocks in rounder.chunks(name):
+                    file.write(blocks.data)
+                    send(passed + values, total, name)
+            done += 1
+        passed += sizes[name]
+    send(total, total, "")
+    return done
+
+
+class Rounder:
+    """Rounds the chunks of one tensor after the other, keeping the last curvature: neighbours share it."""
+
+    def __init__(
+        self,
+        folder: WorkFolder,
+        source: SourceWeights,
+        request: RoundRequest,
+        groups: dict[str, Group],
+        stock: dict[str, Importance],
+        threads: int = 1,
+    ) -> None:
+        self._folder = folder
+        self._source = source
+        self._request = request
+        self._groups = groups
+        self._stock = stock
+        self._threads = threads
+        self._last: tuple[str, int, Curvature] | None = None
+
+    def chunks(self, name: str) -> Iterator[tuple[int, Blocks]]:
+        """Packed chunks of rows in order, each with the weights done so far."""
+        matrices, rows, width = self._source.shape(name)
+        step = max(1, _CHUNK_VALUES // width)
+        for matrix in range(matrices):
+            for first in range(0, rows, step):
+                weights = self._source.rows(name, matrix, slice(first, first + step))
+                last = min(rows, first + step)
+                yield (matrix * rows + last) * width, self._round(name, matrix, weights)
+
+    def _round(self, name: str, matrix: int, weights: npt.NDArray[np.float32]) -> Blocks:
+        qtype, rounding = self._request.types[name], self._request.rounding
+        if rounding == "stock" or name not in self._groups:
+            found = self._stock.get(name)
+            return quantize_rows(weights, qtype, None if found is None else found.mean(matrix))
+        curvature = self._curvature(self._groups[name], matrix)
+        if rounding == "rows":
+            return plain_rows(weights, qtype, curvature, EXPONENTS).blocks
+        return craft_rows(weights, (qtype,), curvature, threads=self._threads)[qtype].blocks
+
+    def _curvature(self, group: Group, expert: int) -> Curvature:
+        if self._last is None or self._last[:2] != (group.name, expert):
+            moments = self._folder.moments(group) if group.seen else None
+            self._last = (group.name, expert, group_curvature(group, moments, expert))
+        return self._last[2]

@@ -1,0 +1,1 @@
+"""One quantization from end to end, and what its children do."""

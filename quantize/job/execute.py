@@ -1,0 +1,373 @@
+"""One quantization from end to end: convert, measure, plan, write, prove, publish. Native work is in children."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from quantize import errors
+from quantize.child import run_task
+from quantize.convert.folder import Converted, ConvertRequest, Prepared
+from quantize.errors import BadWish, SourceChanged, Unreadable
+from quantize.evidence import (
+    Cancelled,
+    Measured,
+    MeasureRequest,
+    MeasureTier,
+    OnProgress,
+    Progress,
+    RoundRequest,
+    VerifyRequest,
+)
+from quantize.files.gguf_split import GgufModel, read_gguf_model
+from quantize.files.gguf_write import header
+from quantize.files.output_file import Output
+from quantize.files.provenance import Provenance, provenance_bytes
+from quantize.files.work_folder import file_sha256, hash_is_known
+from quantize.ggml_types import FLOAT_TYPES, NEARLY_EXACT, GgmlType, bits_per_weight
+from quantize.job.forecast import forecast
+from quantize.job.report import report_path, write_report
+from quantize.job.request import QuantizeReport, QuantizeRequest, Shipped
+from quantize.job.round_plan import round_plan
+from quantize.job.write_model import WriteRequest, output_metadata, output_slots, stamp
+from quantize.measure.run import measure, measured_before
+from quantize.measure.verify import verify
+from quantize.plan.model_spec import model_spec
+from quantize.plan.plan import Question, make_plan, stock_plans
+from quantize.plan.priors import prior_damage
+from quantize.plan.stock_rules import MIXES, USUAL_MIX
+from quantize.tensor_rules import allows_quantization
+from quantize.types import EvidenceRef, FileReport, ModelSpec, QuantPlan, Rounding, StockPlan, TensorSpec
+
+_TOOL = "tessera"
+_TIER_ROUNDING: dict[str, Rounding] = {"instant": "stock", "balanced": "craft", "max": "sequential"}
+_EXPECTED = "nothing was measured yet: the mix and its figures are expectations, and will change"
+_DEFAULT_FILE_TYPE = MIXES[USUAL_MIX].ftype
+
+
+def quantize(request: QuantizeRequest, on_progress: OnProgress, cancelled: Cancelled) -> QuantizeReport:
+    """Do the whole job; blocks. The output appears under its own name only when all of it is there and checked.
+
+    Raises: BudgetTooSmall, BadWish, BadFile and its kin, BadWeights, UnsupportedModel: the request or the source.
+    DiskFull, NotWritable, SourceChanged, ChildDied: the surroundings. Cancelled. No file is left behind then.
+    """
+    if request.out.resolve() == request.source.resolve():
+        raise BadWish("OUT", "it is the SOURCE itself, which is never written to")
+    with Output(request.out, overwrite=request.overwrite or request.plan_only) as output:
+        return _Job(request, output, on_progress, cancelled).run()
+
+
+class _Job:
+    """The state of one run."""
+
+    def __init__(
+        self, request: QuantizeRequest, output: Output, on_progress: OnProgress, cancelled: Cancelled
+    ) -> None:
+        self.request = request
+        self.output = output
+        self.on_progress = on_progress
+        self.cancelled = cancelled
+        self.seconds: dict[str, float] = {}
+        self.warnings: list[str] = []
+        self.identity: tuple[tuple[str, int, int], ...] = ()
+        mix = request.goal.kind == "mix"
+        self.rounding: Rounding = request.rounding or ("stock" if mix else _TIER_ROUNDING[request.tier])
+        self.verifies = request.tier != "instant" and not mix if request.verify is None else request.verify
+        if request.tier == "instant" and self.rounding != "stock":
+            raise BadWish("--tier", f"tier instant measures nothing, which rounding {self.rounding} needs")
+
+    def run(self) -> QuantizeReport:
+        """Every phase in turn."""
+        request = self.request
+        self.identity = _identity(request.source)
+        if request.plan_only and request.source.is_dir():
+            return self._previewed_folder()
+        source = self._converted() if request.source.is_dir() else request.source
+        with self._phase("read"):
+            model = read_gguf_model(source)
+            spec = _spec(model)
+            self._check_source(spec)
+        # A preview must not read a model of many gigabytes only to find that nothing is known about it.
+        unknown = request.plan_only and not hash_is_known(source, request.cache_dir)
+        with self._phase("hash"):
+            source_hash = "" if unknown else file_sha256(source, request.cache_dir)
+        measured = self._measured(source)
+        question = self._question(spec, _header_bytes(model, spec), measured)
+        report = self._planned(question, source_hash, model.file_bytes)
+        return report if request.plan_only else self._made(source, question, measured, report)
+
+    def _planned(self, question: Question, source_hash: str, source_bytes: int) -> QuantizeReport:
+        """The plan and what it will take, as a report of which the rest is still open."""
+        with self._phase("plan"):
+            plan = make_plan(question, self.request.goal)
+        expected = forecast(
+            question.model,
+            plan,
+            tier=self.request.tier,
+            rounding=self.rounding,
+            threads=self.request.threads,
+            verified=self.verifies,
+        )
+        return QuantizeReport(
+            source=str(self.request.source),
+            source_sha256=source_hash,
+            source_bytes=source_bytes,
+            out=None,
+            file_bytes=None,
+            shipped="nothing",
+            plan=plan,
+            rounding=self.rounding,
+            forecast=expected,
+            seconds=self.seconds,
+            warnings=tuple(self.warnings),
+            tool=_TOOL,
+        )
+
+    def _previewed_folder(self) -> QuantizeReport:
+        """The plan for a folder that was never converted."""
+        task = ConvertRequest(folder=self.request.source, out=self.output.path)
+        with self._phase("prepare"):
+            found = msgspec.convert(run_task("prepare", task, self.on_progress, self.cancelled), Prepared)
+        self.warnings.append(_EXPECTED)
+        head = found.header_bytes + provenance_bytes()
+        return self._planned(self._question(found.spec, head, None), "", found.file_bytes)
+
+    def _made(
+        self, source: Path, question: Question, measured: Measured | None, report: QuantizeReport
+    ) -> QuantizeReport:
+        """Write, compare, publish."""
+        plan = report.plan
+        rival = self._rival(question, plan)
+        self.output.require_room(plan.file_bytes + (rival.file_bytes if rival else 0))
+        ours = WriteRequest(
+            source=source,
+            out=self.output.partial("ours"),
+            types=plan.types,
+            file_type=_file_type(plan.goal.mix or plan.best_stock),
+            imatrix=self._imatrix(measured),
+            packed=self._packed(source, plan, measured),
+            threads=self.request.threads,
+        )
+        made = self._written(ours)
+        stock = None
+        if rival:
+            out, ftype = self.output.partial("stock"), _file_type(rival.name)
+            task = msgspec.structs.replace(ours, out=out, types=rival.types, file_type=ftype, packed={})
+            stock = self._written(task)
+        shipped, reports = self._compared(source, made, stock)
+        chosen, types = made, plan.types
+        if shipped == "stock" and rival is not None and stock is not None:
+            chosen, types = stock, rival.types
+        report = msgspec.structs.replace(
+            report,
+            out=str(self.output.path),
+            file_bytes=chosen.stat().st_size,
+            shipped=shipped,
+            ours=reports[0] if reports else None,
+            stock_mix=rival.name if rival else None,
+            stock=reports[1] if len(reports) > 1 else None,
+            warnings=tuple(self.warnings),
+        )
+        stamp(chosen, self._provenance(report))
+        self._check_unchanged(self.identity)
+        self.output.publish(chosen, types)
+        write_report(report_path(self.output.path), report)
+        return report
+
+    def _converted(self) -> Path:
+        out = self.output.partial("source")
+        task = ConvertRequest(folder=self.request.source, out=out)
+        with self._phase("convert"):
+            done = msgspec.convert(run_task("convert", task, self.on_progress, self.cancelled), Converted)
+        self.warnings += done.notes
+        return out
+
+    def _check_source(self, spec: ModelSpec) -> None:
+        """Raises: BadWish: the source has lost too much already."""
+        types = {GgmlType[t.qtype] for t in spec.tensors if allows_quantization(t)} - FLOAT_TYPES
+        if not types:
+            return
+        coarsest = min(types, key=bits_per_weight)
+        if bits_per_weight(coarsest) < bits_per_weight(NEARLY_EXACT):
+            if not self.request.force:
+                reason = f"it is already quantized to {coarsest.name}; what that lost cannot be restored"
+                raise BadWish("SOURCE", f"{reason}. Use the original, or --force")
+            self.warnings.append(f"the source is already quantized to {coarsest.name}")
+        else:
+            self.warnings.append(
+                f"the source is quantized to {coarsest.name}: a file from the original is slightly better"
+            )
+
+    def _measured(self, source: Path) -> Measured | None:
+        if self.request.tier == "instant":
+            return None
+        if self.request.plan_only:
+            task = self._measure_request(source, self.request.tier)
+            known = measured_before(task) if hash_is_known(source, self.request.cache_dir) else None
+            if known is None:
+                self.warnings.append(_EXPECTED)
+            return known
+        with self._phase("measure"):
+            task = self._measure_request(source, self.request.tier)
+            return measure(task, self.on_progress, self.cancelled)
+
+    def _measure_request(self, source: Path, tier: MeasureTier) -> MeasureRequest:
+        return MeasureRequest(
+            source=source,
+            calibration=self.request.calibration,
+            cache_dir=self.request.cache_dir,
+            tier=tier,
+            threads=self.request.threads,
+            gpu_layers=self.request.gpu_layers,
+        )
+
+    def _question(self, spec: ModelSpec, header_bytes: int, measured: Measured | None) -> Question:
+        request = self.request
+        imatrix = self._imatrix(measured)
+        reference = EvidenceRef(
+            tier=request.tier,
+            # A plan before measuring counts on the importance matrix that measuring will give.
+            has_imatrix=imatrix is not None or request.tier != "instant",
+            imatrix_sha256=file_sha256(imatrix) if imatrix else "",
+            sensitivity_sha256=measured.evidence.sha256 if measured else "",
+            crafted=self.rounding in {"craft", "sequential"},
+        )
+        evidence = measured.evidence if measured else None
+        return Question(
+            model=spec,
+            damage=evidence.damage(self.rounding) if evidence else prior_damage(spec),
+            stock_damage=evidence.damage("stock") if evidence else None,
+            evidence=reference,
+            header_bytes=header_bytes,
+            kv=request.kv,
+            locks=request.locks,
+            doubled_head_types=frozenset(request.doubled_head_types),
+            device=request.device,
+            speeds=request.speeds or None,
+        )
+
+    def _imatrix(self, measured: Measured | None) -> Path | None:
+        return self.request.imatrix or (measured.imatrix if measured else None)
+
+    def _rival(self, question: Question, plan: QuantPlan) -> StockPlan | None:
+        """The stock mix to be beaten, if there is one that fits and the plan is not that very mix."""
+        if self.request.goal.kind == "mix" or plan.best_stock is None or not self.verifies:
+            return None
+        found = next(s for s in stock_plans(question) if s.name == plan.best_stock)
+        return None if found.types == plan.types and self.rounding == "stock" else found
+
+    def _packed(self, source: Path, plan: QuantPlan, measured: Measured | None) -> dict[str, Path]:
+        """Blocks made by craft, by tensor; the rest is rounded while the file is written."""
+        if self.rounding == "stock" or measured is None:
+            return {}
+        known = measured.evidence.damage(self.rounding)
+        wanted = {
+            t.name: t.qtype for t in plan.tensors if t.qtype != t.source_qtype and t.qtype in known.get(t.name, {})
+        }
+        task = RoundRequest(
+            measure=self._measure_request(source, measured.evidence.tier),
+            types=wanted,
+            rounding=self.rounding,
+            imatrix=self._imatrix(measured),
+        )
+        with self._phase("round"):
+            tensors = list(round_plan(task, self.on_progress, self.cancelled))
+        return {t.name: Path(str(getattr(t.blocks, "filename", ""))) for t in tensors}
+
+    def _written(self, task: WriteRequest) -> Path:
+        with self._phase("write"):
+            run_task("write", task, self.on_progress, self.cancelled)
+        return task.out
+
+    def _compared(self, source: Path, ours: Path, stock: Path | None) -> tuple[Shipped, tuple[FileReport, ...]]:
+        """Measure what was written; ours ships only if it is no worse than the stock mix."""
+        if not self.verifies:
+            return "ours", ()
+        task = VerifyRequest(
+            reference=source,
+            files=(ours, stock) if stock else (ours,),
+            text=self.request.held_out,
+            max_tokens=self.request.verify_tokens,
+            threads=self.request.threads,
+            gpu_layers=self.request.gpu_layers,
+        )
+        with self._phase("verify"):
+            reports = verify(task, self.on_progress, self.cancelled)
+        if stock is None or reports[0].kld_mean.value <= reports[1].kld_mean.value:
+            return "ours", reports
+        self.warnings.append("the mix made for this model was not better than the stock mix, which ships instead")
+        return "stock", reports
+
+    def _check_unchanged(self, identity: tuple[tuple[str, int, int], ...]) -> None:
+        """Raises: SourceChanged."""
+        if _identity(self.request.source) != identity:
+            raise SourceChanged(str(self.request.source))
+
+    def _provenance(self, report: QuantizeReport) -> Provenance:
+        plan, shipped = report.plan, report.stock if report.shipped == "stock" else report.ours
+        return Provenance(
+            tool=report.tool,
+            tier=self.request.tier,
+            rounding="stock" if report.shipped == "stock" else self.rounding,
+            goal=_goal_words(plan),
+            source_sha256=report.source_sha256,
+            imatrix_sha256=plan.evidence.imatrix_sha256,
+            evidence_sha256=plan.evidence.sensitivity_sha256,
+            plan_sha256=sha256(msgspec.json.encode(plan)).hexdigest(),
+            predicted_kld=None if report.shipped == "stock" else plan.damage,
+            kld_mean=shipped.kld_mean.value if shipped else None,
+            kld_p99=shipped.kld_p99 if shipped else None,
+            stock_mix=report.stock_mix or "",
+            stock_kld_mean=report.stock.kld_mean.value if report.stock else None,
+        )
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """Time a phase; cancelling takes effect before it."""
+        if self.cancelled():
+            raise errors.Cancelled
+        self.on_progress(Progress(phase=name, done=0.0, total=1.0))
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 3)
+
+
+def _identity(source: Path) -> tuple[tuple[str, int, int], ...]:
+    """Names, sizes and times of change of the source's files."""
+    paths = sorted(p for p in source.iterdir() if p.is_file()) if source.is_dir() else [source]
+    try:
+        stats = [(p.name, p.stat()) for p in paths]
+    except OSError as error:
+        raise Unreadable(str(source), error.strerror or str(error)) from error
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+
+
+def _spec(model: GgufModel) -> ModelSpec:
+    spec = model_spec(model.parts[0])
+    tensors = tuple(TensorSpec(t.name, t.shape, t.ggml_type.name) for _, t in model.tensors())
+    return msgspec.structs.replace(spec, tensors=tensors)
+
+
+def _header_bytes(model: GgufModel, spec: ModelSpec) -> int:
+    """Bytes of the output before its first tensor, whatever types are chosen."""
+    metadata = output_metadata(model.parts[0], _DEFAULT_FILE_TYPE, provenance=True)
+    return len(header(metadata, output_slots(model.tensors(), {t.name: t.qtype for t in spec.tensors})))
+
+
+def _file_type(mix: str | None) -> int:
+    return MIXES[mix].ftype if mix in MIXES else _DEFAULT_FILE_TYPE
+
+
+def _goal_words(plan: QuantPlan) -> str:
+    goal = plan.goal
+    if goal.kind == "mix":
+        return str(goal.mix)
+    if goal.kind == "bpw":
+        return f"{goal.bpw} bits a weight"
+    context = f" at {goal.n_seq}x{goal.n_ctx} tokens" if goal.kind == "fit" else ""
+    return f"{goal.limit_bytes} bytes{context}"

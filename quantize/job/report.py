@@ -1,0 +1,79 @@
+"""The account of a job: JSON beside the file, and the few lines a person reads."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from quantize.ggml_types import TIME_UNIT
+from quantize.job.request import QuantizeReport
+
+_MIB = 1024 * 1024
+_SUFFIX = ".tessera.json"
+
+
+def report_path(out: Path) -> Path:
+    """Where the report of a file lies."""
+    return out.with_name(f"{out.name.removesuffix('.gguf')}{_SUFFIX}")
+
+
+def write_report(path: Path, report: QuantizeReport) -> None:
+    """Write it as indented JSON, whole or not at all. Raises: OSError."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.report.partial")
+    try:
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_report(path: Path) -> QuantizeReport | None:
+    """The report in a file; None if there is none, or one of another version."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=QuantizeReport)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def summary(report: QuantizeReport) -> list[str]:
+    """What a person wants to know, a line each."""
+    plan = report.plan
+    counts: dict[str, int] = {}
+    for tensor in plan.tensors:
+        if tensor.qtype != "F32":
+            counts[tensor.qtype] = counts.get(tensor.qtype, 0) + 1
+    mix = ", ".join(f"{count} {qtype}" for qtype, count in sorted(counts.items(), key=lambda c: -c[1]))
+    size = report.file_bytes if report.file_bytes is not None else plan.file_bytes
+    lines = [f"{size:,} bytes ({size / _MIB:.1f} MiB), {plan.bpw:.2f} bits a weight: {mix}"]
+    if plan.kv is not None:
+        kv = plan.kv
+        lines.append(f"KV cache {kv.type_k}/{kv.type_v}: {kv.num_bytes:,} bytes at {plan.goal.n_ctx} tokens")
+    time = f"decoding {plan.decode_cost:.2f}x the time of {TIME_UNIT.name}"
+    lines.append(f"predicted KL divergence {plan.damage:.5f}, {time}")
+    if report.ours is not None:
+        lines.append(_measured("measured", report))
+    if report.shipped == "nothing":
+        forecast = report.forecast
+        lines.append(
+            f"would take about {_duration(forecast.seconds)}, {forecast.disk_bytes / _MIB:,.0f} MiB of disk, "
+            f"{forecast.memory_bytes / _MIB:,.0f} MiB of memory"
+        )
+    return [*lines, *plan.notes, *report.warnings]
+
+
+def _measured(word: str, report: QuantizeReport) -> str:
+    assert report.ours is not None
+    ours = report.ours
+    text = (
+        f"{word} KL divergence {ours.kld_mean.value:.5f} ({ours.kld_mean.low:.5f} to {ours.kld_mean.high:.5f}), "
+        f"99 % {ours.kld_p99:.4f}, same top token {100 * ours.top1_agreement_frac.value:.1f} %, "
+        f"perplexity {ours.perplexity.value:.3f} (reference {ours.reference_perplexity:.3f})"
+    )
+    if report.stock is None:
+        return text
+    return f"{text}; stock {report.stock_mix} of no more bytes: {report.stock.kld_mean.value:.5f}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,85 @@
+"""What is asked of a quantization from end to end, and what comes out of it."""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from quantize.types import DeviceKind, FileReport, Goal, KvOption, Lock, QuantPlan, Rounding, Tier
+
+Shipped = Literal["ours", "stock", "nothing"]
+
+
+class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Make the best file of `source` within `goal`.
+
+    `source` is a GGUF file or a Hugging Face folder. `rounding` None takes the tier's own (instant: stock,
+    balanced: craft, max: sequential; a stock mix asked for by name: stock). `imatrix` replaces the importance
+    matrix that would be measured. `kv` are the ways to store the cache and
+    `doubled_head_types` the types in which a tied head is held twice, for goals of kind "fit". `cache_dir`
+    keeps measurements. `force` allows sources that are already quantized below Q8_0. `speeds` are measured
+    decoding times by type.
+    """
+
+    source: Path
+    out: Path
+    goal: Goal
+    calibration: Path
+    held_out: Path
+    cache_dir: Path
+    tier: Tier = "balanced"
+    rounding: Rounding | None = None
+    imatrix: Path | None = None
+    locks: tuple[Lock, ...] = ()
+    kv: tuple[KvOption, ...] = ()
+    doubled_head_types: tuple[str, ...] = ()
+    device: DeviceKind = "cpu"
+    speeds: dict[str, float] = {}
+    threads: int = 1
+    gpu_layers: int = 0
+    verify: bool | None = None
+    verify_tokens: int = 32_768
+    plan_only: bool = False
+    overwrite: bool = False
+    force: bool = False
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job should take; `kld` is the predicted mean KL divergence in nats a token."""
+
+    seconds: float
+    disk_bytes: int
+    memory_bytes: int
+    kld: float
+
+
+class QuantizeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about a finished job: lies as JSON beside the file.
+
+    `shipped` tells whose mix the file holds; `nothing` for a plan alone. `ours` and `stock` are measured on text
+    that was not used for calibration. `seconds` by phase. `bytes_saved_frac` is against the source.
+    """
+
+    version: int = 1
+    source: str
+    source_sha256: str
+    source_bytes: int
+    out: str | None
+    file_bytes: int | None
+    shipped: Shipped
+    plan: QuantPlan
+    rounding: Rounding
+    forecast: Forecast
+    ours: FileReport | None = None
+    stock_mix: str | None = None
+    stock: FileReport | None = None
+    seconds: dict[str, float] = {}
+    warnings: tuple[str, ...] = ()
+    tool: str = ""
+
+    @property
+    def kld_ratio(self) -> float | None:
+        """Our mean KL divergence over that of the stock mix of no more bytes; None if one was not measured."""
+        if self.ours is None or self.stock is None or self.stock.kld_mean.value <= 0:
+            return None
+        return self.ours.kld_mean.value / self.stock.kld_mean.value

@@ -1,0 +1,107 @@
+"""Rounding the tensors of a plan, in as many children as there are threads."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from quantize.child import run_task, run_tasks
+from quantize.evidence import Cancelled, OnProgress, PackedTensor, Progress, RoundRequest
+from quantize.files.work_folder import Group, WorkFolder
+from quantize.gptq.sequential import SequentialRequest
+from quantize.gptq.tensors import TensorsRequest, packed_path
+from quantize.measure.moments import partition
+from quantize.measure.run import ensure_moments, joined, keeps_moments, share_out
+from quantize.native.source_weights import SourceWeights
+
+# What one weight costs beside its share of the matrix products, in units of a multiply-add.
+# Measured: docs/quantization.md, "What it costs".
+_COLUMN_WORK = 400.0
+
+
+def round_plan(request: RoundRequest, on_progress: OnProgress, cancelled: Cancelled) -> Iterator[PackedTensor]:
+    """Round every tensor of a request, then hand them out in the file's order, mapped from the cache.
+
+    What an earlier run finished is used again. Call it in a process that may read the source by mapping it.
+    Raises: Cancelled. BadFile: weights that are not finite (the tensor is named). ChildDied. DiskFull.
+    """
+    folder = WorkFolder.open(request.measure)
+    folder.sweep()
+    source = SourceWeights(request.measure.source)
+    names = [n for n in source.names if n in request.types]
+    pending = [n for n in names if not packed_path(folder, request, n).exists()]
+    if request.rounding == "sequential":
+        _round_sequentially(request, folder, pending, on_progress, cancelled)
+    elif request.rounding == "stock":
+        _round(request, source, pending, float(len(pending)), on_progress, cancelled)
+    else:
+        _round_by_subset(request, folder, source, pending, on_progress, cancelled)
+    for name in names:
+        qtype = request.types[name]
+        matrices, rows, _ = source.shape(name)
+        blocks = np.memmap(packed_path(folder, request, name), np.uint8, "r").reshape(matrices * rows, -1)
+        yield PackedTensor(name=name, qtype=qtype, blocks=blocks)
+
+
+def _round_sequentially(
+    request: RoundRequest,
+    folder: WorkFolder,
+    pending: list[str],
+    on_progress: OnProgress,
+    cancelled: Cancelled,
+) -> None:
+    if not pending:
+        return
+    # What cannot follow the rounded model is crafted on the reference's inputs.
+    apart = [g for g in folder.groups() or () if g.tied or g.experts > 1]
+    ensure_moments(request.measure, folder, apart, on_progress, cancelled)
+    run_task("sequential", SequentialRequest(round=request), on_progress, cancelled)
+
+
+def _round_by_subset(
+    request: RoundRequest,
+    folder: WorkFolder,
+    source: SourceWeights,
+    pending: list[str],
+    on_progress: OnProgress,
+    cancelled: Cancelled,
+) -> None:
+    groups = folder.groups() or ()
+    keep = keeps_moments(folder, groups)
+    grouped = {name for g in groups for name in g.members}
+    total = float(sum(source.info(n).num_values for n in pending))
+    _round(request, source, [n for n in pending if n not in grouped], total, on_progress, cancelled)
+    for subset in partition([g for g in groups if set(g.members) & set(pending)], request.measure.memory_bytes):
+        ensure_moments(request.measure, folder, subset, on_progress, cancelled)
+        names = [n for g in subset for n in g.members if n in pending]
+        _round(request, source, names, total, on_progress, cancelled)
+        if not keep:
+            for group in subset:
+                folder.drop_moments(group)
+
+
+def _round(
+    request: RoundRequest,
+    source: SourceWeights,
+    names: list[str],
+    total: float,
+    on_progress: OnProgress,
+    cancelled: Cancelled,
+) -> None:
+    if not names:
+        return
+    units = []
+    cost = {}
+    for name in names:
+        _, _, width = source.shape(name)
+        units.append(Group(name=name, members=(name,), width=width))
+        cost[name] = source.info(name).num_values * (width + _COLUMN_WORK)
+    parts = share_out(units, request.measure.threads, cost)
+    order = {name: i for i, name in enumerate(names)}
+    tasks = [
+        ("round", TensorsRequest(round=request, names=tuple(sorted(part, key=order.__getitem__)))) for part in parts
+    ]
+
+    def report(progress: Progress) -> None:
+        on_progress(progress)
+
+    run_tasks(list(tasks), joined(report, total), cancelled)

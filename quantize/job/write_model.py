@@ -1,0 +1,117 @@
+"""Writing a model file in new types: metadata copied, tensors kept, taken from the cache or rounded here."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from quantize.errors import BadFile
+from quantize.evidence import Step
+from quantize.files.gguf_file import GgufFile, TensorInfo, read_gguf
+from quantize.files.gguf_split import read_gguf_model
+from quantize.files.gguf_write import GgufWriter, MetaValue, TensorSlot, copied_metadata, scalar
+from quantize.files.imatrix import Importance, read_imatrix
+from quantize.files.provenance import KEY, Provenance, blank
+from quantize.ggml_types import GgmlType
+from quantize.native.encode import copied, encoded
+from quantize.native.source_weights import SourceWeights
+
+_QUANTIZATION_VERSION = 2  # Source: ggml.h, GGML_QNT_VERSION
+_CACHE_PIECE_BYTES = 32 << 20
+
+
+class WriteRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Write `source` to `out` (which must not exist) with the tensors of `types` in those types.
+
+    `packed` names files of finished blocks by tensor; all others are rounded by ggml with `imatrix`, or
+    copied where the type stays. `file_type` is llama.cpp's number of the nearest stock mix. `provenance` False
+    leaves our metadata out.
+    """
+
+    source: Path
+    out: Path
+    types: dict[str, str]
+    file_type: int
+    imatrix: Path | None = None
+    packed: dict[str, Path] = {}
+    provenance: bool = True
+    threads: int = 1
+
+
+def output_metadata(source: GgufFile, file_type: int, *, provenance: bool) -> dict[str, MetaValue]:
+    """The metadata a quantized file gets; its size depends on the source alone."""
+    meta = copied_metadata(source)
+    meta["general.quantization_version"] = scalar(_QUANTIZATION_VERSION)
+    meta["general.file_type"] = scalar(file_type)
+    meta.pop(KEY, None)
+    if provenance:
+        meta[KEY] = scalar(blank())
+    return meta
+
+
+def output_slots(tensors: list[tuple[GgufFile, TensorInfo]], types: Mapping[str, str]) -> list[TensorSlot]:
+    """Name, shape and type of every tensor of the output, in the source's order."""
+    return [TensorSlot(t.name, t.shape, GgmlType[types[t.name]]) for _, t in tensors]
+
+
+def write_model(request: WriteRequest, send: Step) -> int:
+    """Write the file; returns its bytes.
+
+    Raises: BadFile: a value that is not finite, or blocks in the cache that do not fit. OSError: writing failed.
+    """
+    model = read_gguf_model(request.source)
+    tensors = model.tensors()
+    weights = SourceWeights(request.source)
+    importance = read_imatrix(request.imatrix) if request.imatrix else {}
+    slots = output_slots(tensors, request.types)
+    meta = output_metadata(model.parts[0], request.file_type, provenance=request.provenance)
+    total, done = float(sum(s.num_bytes for s in slots)), 0.0
+    writer = GgufWriter(request.out, meta, slots)
+    try:
+        for (part, tensor), slot in zip(tensors, slots, strict=True):
+            send(done, total, tensor.name)
+            done += writer.write(slot.name, _data(request, weights, part, tensor, slot, importance))
+        writer.close()
+    except BaseException:
+        writer.abandon()
+        raise
+    send(total, total, "")
+    return request.out.stat().st_size
+
+
+def _data(
+    request: WriteRequest,
+    weights: SourceWeights,
+    part: GgufFile,
+    tensor: TensorInfo,
+    slot: TensorSlot,
+    importance: Mapping[str, Importance],
+) -> Iterator[Any]:
+    if slot.qtype is tensor.ggml_type:
+        return copied(part, tensor)
+    if slot.name in request.packed:
+        return _from_cache(request.packed[slot.name], slot)
+    found = importance.get(slot.name)
+    return encoded(weights, slot.name, slot.qtype.name, found, request.threads)
+
+
+def _from_cache(path: Path, slot: TensorSlot) -> Iterator[Any]:
+    blocks = np.memmap(path, np.uint8, "r")
+    if blocks.nbytes != slot.num_bytes:
+        raise BadFile(str(path), f"{blocks.nbytes} bytes for {slot.name}, which takes {slot.num_bytes}")
+    for start in range(0, len(blocks), _CACHE_PIECE_BYTES):
+        yield np.ascontiguousarray(blocks[start : start + _CACHE_PIECE_BYTES])
+
+
+def stamp(path: Path, provenance: Provenance) -> None:
+    """Put what is known of a finished file into the place left for it. Raises: BadFile: there is no such place."""
+    entry = read_gguf(path).entries.get(KEY)
+    text = provenance.encode()
+    size = entry.nbytes - 8 if entry else -1
+    if entry is None or size != len(text):
+        raise BadFile(str(path), f"no place of {len(text)} bytes for {KEY}")
+    with path.open("r+b") as file:
+        file.seek(entry.offset + 8)
+        file.write(text)

@@ -1,0 +1,104 @@
+"""How much of each tensor's output a type spoils, measured on sampled rows for every way of rounding."""
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quantize.evidence import MeasureRequest, Step
+from quantize.files.work_folder import Group, WorkFolder, read_json, write_json
+from quantize.ggml_types import ANCHORS, FALLBACKS
+from quantize.gptq.curvature import Curvature, group_curvature
+from quantize.gptq.rows import EXPONENTS, craft_rows, plain_rows
+from quantize.native.blocks import type_traits
+from quantize.native.source_weights import SourceWeights
+
+# Rows and experts a tensor is judged by. Measured: 128 rows give its error within a tenth (docs/log.md, craft).
+SAMPLED_ROWS = 128
+SAMPLED_EXPERTS = 4
+
+Errors = dict[str, dict[str, dict[str, float]]]
+
+
+class ErrorsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Measure the groups of these names."""
+
+    measure: MeasureRequest
+    groups: tuple[str, ...]
+
+
+def measured_types(row_values: int, qtypes: tuple[str, ...]) -> tuple[str, ...]:
+    """The wanted types that rows of this length can have, what alpha needs, and the fallbacks of the others."""
+    wanted = (*qtypes, *(t.name for t in ANCHORS))
+    fitting = [q for q in wanted if row_values % type_traits(q).block_values == 0]
+    if len(fitting) < len(wanted):
+        fitting += [t.name for t in FALLBACKS if row_values % t.traits.block_values == 0]
+    return tuple(dict.fromkeys(fitting))
+
+
+def has_errors(folder: WorkFolder, group: Group, qtypes: tuple[str, ...]) -> bool:
+    """Whether a group's errors are in the cache, for all these types."""
+    known = read_json(folder.part("errors", group.name, ".json"))
+    wanted = set(measured_types(group.width, qtypes))
+    return known is not None and all(wanted <= set(known.get(m, {}).get("craft", {})) for m in group.members)
+
+
+def load_errors(folder: WorkFolder, group: Group) -> Errors:
+    """Tensor, rounding and type to relative output error."""
+    known: Errors = read_json(folder.part("errors", group.name, ".json"))
+    return known
+
+
+def measure_errors(request: ErrorsRequest, send: Step) -> int:
+    """Measure groups one by one into the cache; what is there already is left. Returns how many were measured."""
+    folder = WorkFolder.open(request.measure)
+    source = SourceWeights(request.measure.source)
+    groups = [g for g in folder.groups() or () if g.name in request.groups]
+    done = 0
+    for index, group in enumerate(groups):
+        send(index, len(groups), group.name)
+        if not has_errors(folder, group, request.measure.qtypes):
+            errors = _measure_group(folder, source, group, measured_types(group.width, request.measure.qtypes))
+            write_json(folder.part("errors", group.name, ".json"), errors)
+            done += 1
+    send(len(groups), len(groups), "")
+    return done
+
+
+def _measure_group(folder: WorkFolder, source: SourceWeights, group: Group, qtypes: tuple[str, ...]) -> Errors:
+    moments = folder.moments(group) if group.seen else None
+    experts = np.unique(np.linspace(0, group.experts - 1, SAMPLED_EXPERTS).round().astype(int))
+    spoiled: dict[tuple[str, str, str], float] = {}
+    total: dict[str, float] = {}
+    for expert in experts:
+        curvature = group_curvature(group, moments, int(expert))
+        for name in group.members:
+            weights = _sampled(source, name, int(expert))
+            ordered = np.ascontiguousarray(weights[:, curvature.order].T)
+            total[name] = total.get(name, 0.0) + float(curvature.output_error(ordered).sum(dtype=np.float64))
+            for (rounding, qtype), error in _errors(weights, qtypes, curvature, tied=group.tied).items():
+                key = (name, rounding, qtype)
+                spoiled[key] = spoiled.get(key, 0.0) + error
+    found: Errors = {name: {} for name in group.members}
+    for (name, rounding, qtype), error in spoiled.items():
+        found[name].setdefault(rounding, {})[qtype] = error / max(total[name], 1e-30)
+    return found
+
+
+def _errors(
+    weights: npt.NDArray[np.float32], qtypes: tuple[str, ...], curvature: Curvature, *, tied: bool
+) -> dict[tuple[str, str], float]:
+    crafted = craft_rows(weights, qtypes, curvature)
+    found = {}
+    for qtype in qtypes:
+        # llama.cpp has no importance for a table that is also the head: its imatrix leaves it out.
+        stock = plain_rows(weights, qtype, curvature, (0.0,) if tied else (1.0,))
+        rows = plain_rows(weights, qtype, curvature, EXPONENTS)
+        for rounding, result in (("stock", stock), ("rows", rows), ("craft", crafted[qtype])):
+            found[rounding, qtype] = float(result.errors.sum(dtype=np.float64))
+    return found
+
+
+def _sampled(source: SourceWeights, name: str, expert: int) -> npt.NDArray[np.float32]:
+    _, rows, _ = source.shape(name)
+    picked = np.unique(np.linspace(0, rows - 1, min(rows, SAMPLED_ROWS)).round().astype(np.intp))
+    return source.rows(name, expert, picked)

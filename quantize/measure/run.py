@@ -1,0 +1,144 @@
+"""Measuring a model: second moments, rounding errors and sensitivities, each in children, each cached."""
+
+import shutil
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from quantize.child import run_task, run_tasks
+from quantize.evidence import Cancelled, Evidence, Measured, MeasureRequest, OnProgress, Progress, TensorEvidence
+from quantize.files.work_folder import Group, WorkFolder, file_sha256, read_json, write_json
+from quantize.measure.collect import MomentsRequest, write_importance
+from quantize.measure.moments import partition
+from quantize.measure.rounding_error import ErrorsRequest, has_errors, load_errors, measured_types
+from quantize.measure.sensitivity import AlphaRequest, Alphas, probe_units
+
+# Second moments stay on disk for the rounding that follows if they take no more than this share of what is free.
+_KEEP_FRAC = 0.5
+
+
+def measure(request: MeasureRequest, on_progress: OnProgress, cancelled: Cancelled) -> Measured:
+    """Measure a model, or read from the cache what was measured before.
+
+    Nothing native runs in this process. Every part is kept as soon as it is whole, so that a run after a kill goes
+    on where the last one was.
+    Raises: Cancelled. BadFile, BadActivations, TextTooShort, Unreadable: the input. ChildDied: native code died.
+    DiskFull.
+    """
+    known = measured_before(request)
+    if known is not None:
+        return known
+    folder = WorkFolder.open(request)
+    folder.sweep()
+    if folder.groups() is None:
+        run_task("survey", request, on_progress, cancelled)
+    groups = folder.groups()
+    assert groups is not None
+    _measure_errors(request, folder, groups, on_progress, cancelled)
+    write_importance(folder, groups, request.calibration.name)
+    found = run_task("alpha", AlphaRequest(measure=request), on_progress, cancelled)
+    evidence = _assemble(request, folder, groups, msgspec.convert(found, Alphas))
+    write_json(_evidence_file(request, folder), evidence)
+    return Measured(evidence=evidence, imatrix=folder.imatrix, folder=folder.path)
+
+
+def measured_before(request: MeasureRequest) -> Measured | None:
+    """What the cache knows of a model, if everything was measured; measures nothing. Raises: Unreadable."""
+    folder = WorkFolder.open(request)
+    known = read_json(_evidence_file(request, folder))
+    if known is None or not folder.imatrix.exists():
+        return None
+    return Measured(evidence=msgspec.convert(known, Evidence), imatrix=folder.imatrix, folder=folder.path)
+
+
+def _evidence_file(request: MeasureRequest, folder: WorkFolder) -> Path:
+    key = sha256(msgspec.json.encode((request.tier, request.probe_tokens, sorted(request.qtypes)))).hexdigest()[:16]
+    return folder.path / f"evidence-{key}.json"
+
+
+def ensure_moments(
+    request: MeasureRequest,
+    folder: WorkFolder,
+    groups: list[Group],
+    on_progress: OnProgress,
+    cancelled: Cancelled,
+) -> None:
+    """Collect the second moments of those groups that have none in the cache, in one pass over the text."""
+    missing = tuple(g.name for g in groups if g.seen and folder.moments(g) is None)
+    if missing:
+        run_task("moments", MomentsRequest(measure=request, groups=missing), on_progress, cancelled)
+
+
+def keeps_moments(folder: WorkFolder, groups: tuple[Group, ...]) -> bool:
+    """Whether the disk has room for all second moments at once."""
+    needed = sum(g.moment_bytes for g in groups)
+    return needed <= _KEEP_FRAC * (shutil.disk_usage(folder.path).free + needed)
+
+
+def joined(on_progress: OnProgress, total: float) -> Callable[[int, Progress], None]:
+    """Progress of several children as one: `total` is the work of all of them."""
+    done: dict[int, float] = {}
+    left: dict[int, float] = {}
+
+    def report(index: int, progress: Progress) -> None:
+        done[index] = progress.done
+        left[index] = progress.left_s or 0.0
+        slowest = max(left.values()) or None
+        on_progress(msgspec.structs.replace(progress, done=sum(done.values()), total=total, left_s=slowest))
+
+    return report
+
+
+def share_out(groups: list[Group], parts: int, cost: dict[str, float]) -> list[tuple[str, ...]]:
+    """Groups in at most `parts` lists of about the same cost, dearest first."""
+    lists: list[list[str]] = [[] for _ in range(max(1, min(parts, len(groups))))]
+    loads = [0.0] * len(lists)
+    for group in sorted(groups, key=lambda g: -cost[g.name]):
+        lightest = loads.index(min(loads))
+        lists[lightest].append(group.name)
+        loads[lightest] += cost[group.name]
+    return [tuple(part) for part in lists if part]
+
+
+def _measure_errors(
+    request: MeasureRequest,
+    folder: WorkFolder,
+    groups: tuple[Group, ...],
+    on_progress: OnProgress,
+    cancelled: Cancelled,
+) -> None:
+    keep = keeps_moments(folder, groups)
+    for subset in partition(groups, request.memory_bytes):
+        unseen = [g for g in subset if g.seen and folder.diagonals(g) is None]
+        pending = [g for g in subset if not has_errors(folder, g, request.qtypes)]
+        ensure_moments(request, folder, pending + [g for g in unseen if g not in pending], on_progress, cancelled)
+        cost = {g.name: float(len(g.members) * g.width**2) for g in pending}
+        parts = share_out(pending, request.threads, cost) if pending else []
+        report = joined(on_progress, float(len(pending)))
+        run_tasks([("errors", ErrorsRequest(measure=request, groups=p)) for p in parts], report, cancelled)
+        if not keep:
+            for group in subset:
+                folder.drop_moments(group)
+
+
+def _assemble(request: MeasureRequest, folder: WorkFolder, groups: tuple[Group, ...], alphas: Alphas) -> Evidence:
+    unit_of = {name: unit for unit, names, _ in probe_units(groups, request.tier) for name in names}
+    tensors = []
+    for group in groups:
+        wanted = measured_types(group.width, request.qtypes)
+        errors = load_errors(folder, group)
+        for name in group.members:
+            picked = {r: {q: found[q] for q in wanted} for r, found in errors[name].items()}
+            unit = unit_of[name]
+            tensors.append(TensorEvidence(name=name, group=unit, alpha=alphas.values[unit], errors=picked))
+    return Evidence(
+        tier=request.tier,
+        source_sha256=folder.source_sha256,
+        calibration_sha256=folder.calibration_sha256,
+        imatrix_sha256=file_sha256(folder.imatrix),
+        tokens=read_json(folder.path / "tokens.json"),
+        probe_tokens=alphas.tokens,
+        tensors=tuple(tensors),
+    )

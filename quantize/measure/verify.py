@@ -1,0 +1,120 @@
+"""How good finished files are: their predictions on held-out text against the reference's, in a child."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quantize.child import run_task
+from quantize.errors import InputFault
+from quantize.evidence import Cancelled, OnProgress, Step, VerifyRequest
+from quantize.measure.divergence import Comparison, compare
+from quantize.native.calibration import read_windows
+from quantize.native.lane import Lane, Logits, Tokens
+from quantize.native.reference import ReferenceModel
+from quantize.types import FileReport, Interval
+
+_RESAMPLES = 2000
+_TAIL = 0.025  # each side of a 95 % interval
+_SEED = 20240229
+
+
+class VocabularyDiffers(InputFault):
+    """A file's vocabulary is not the reference's, so their predictions cannot be compared; sizes of both."""
+
+    code = "vocabulary_differs"
+
+    def __init__(self, path: str, tokens: int, reference_tokens: int) -> None:
+        super().__init__(f"{path} has {tokens} tokens, the reference has {reference_tokens}")
+        self.path = path
+        self.tokens = tokens
+        self.reference_tokens = reference_tokens
+
+
+def verify(request: VerifyRequest, on_progress: OnProgress, cancelled: Cancelled) -> tuple[FileReport, ...]:
+    """Compare finished files with a reference, in a child process.
+
+    Raises: Cancelled. ChildDied: a file made llama.cpp fall. TextTooShort, VocabularyDiffers, Unreadable.
+    """
+    return msgspec.convert(run_task("verify", request, on_progress, cancelled), tuple[FileReport, ...])
+
+
+def verify_files(request: VerifyRequest, send: Step) -> tuple[FileReport, ...]:
+    """The child's side of `verify`: every model sees every window once, a window a lane at a time."""
+    with ExitStack() as stack:
+
+        def load(path: Path, max_lanes: int | None = None) -> ReferenceModel:
+            return stack.enter_context(
+                ReferenceModel(
+                    path,
+                    window=request.window,
+                    threads=request.threads,
+                    gpu_layers=request.gpu_layers,
+                    max_lanes=max_lanes,
+                )
+            )
+
+        reference = load(request.reference)
+        models = [load(path, reference.lanes) for path in request.files]
+        for path, model in zip(request.files, models, strict=True):
+            if model.num_vocab != reference.num_vocab:
+                raise VocabularyDiffers(str(path), model.num_vocab, reference.num_vocab)
+        windows = read_windows(reference, request.text, request.max_tokens, request.window, spread=True)
+        # As llama-perplexity counts: the second half of each window, where there is context to predict from.
+        keep = np.zeros(request.window, np.bool_)
+        keep[request.window // 2 : -1] = True
+
+        def predict(lane: Lane, _: int, part: Tokens) -> Logits:
+            logits: Logits = lane.run(part, keep)[0]
+            return logits
+
+        def judge(lane: Lane, _: int, part: tuple[Tokens, Logits]) -> Comparison:
+            window, expected = part
+            return compare(expected, lane.run(window, keep)[0], window[0, 1:][keep[:-1]])
+
+        found: list[list[Comparison]] = [[] for _ in models]
+        for first in range(0, len(windows), reference.lanes):
+            send(first, len(windows), "")
+            parts = [window[None] for window in windows[first : first + reference.lanes]]
+            known = list(zip(parts, reference.side_by_side(parts, predict), strict=True))
+            for results, model in zip(found, models, strict=True):
+                results.extend(model.side_by_side(known, judge))
+        send(len(windows), len(windows), "")
+    return tuple(
+        report(str(path), path.stat().st_size, results) for path, results in zip(request.files, found, strict=True)
+    )
+
+
+def report(path: str, file_bytes: int, windows: list[Comparison]) -> FileReport:
+    """Figures of one file from its windows; whole windows are resampled, as tokens of one are not independent."""
+    kld = np.concatenate([w.kld for w in windows])
+
+    def share(values: Callable[[Comparison], npt.NDArray[np.float64]]) -> Interval:
+        return bootstrap([float(values(w).mean()) for w in windows])
+
+    nll = share(lambda w: w.nll)
+    reference_nll = float(np.concatenate([w.reference_nll for w in windows]).mean())
+    return FileReport(
+        path=path,
+        file_bytes=file_bytes,
+        tokens=len(kld),
+        kld_mean=share(lambda w: w.kld),
+        kld_median=float(np.median(kld)),
+        kld_p99=float(np.quantile(kld, 0.99)),
+        kld_p999=float(np.quantile(kld, 0.999)),
+        top1_agreement_frac=share(lambda w: w.same_top.astype(np.float64)),
+        perplexity=Interval(float(np.exp(nll.value)), float(np.exp(nll.low)), float(np.exp(nll.high))),
+        reference_perplexity=float(np.exp(reference_nll)),
+    )
+
+
+def bootstrap(means: list[float]) -> Interval:
+    """The mean of window means and its 95 % interval when windows are drawn anew; the same draws every time."""
+    values = np.array(means)
+    picks = np.random.default_rng(_SEED).integers(0, len(values), (_RESAMPLES, len(values)))
+    resampled = values[picks].mean(axis=1)
+    low, high = np.quantile(resampled, [_TAIL, 1 - _TAIL])
+    return Interval(float(values.mean()), float(low), float(high))

@@ -1,0 +1,71 @@
+"""The weights of a model file as float32 rows, whatever type they are stored in."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantize.errors import BadFile
+from quantize.files.gguf_file import GgufFile, TensorInfo
+from quantize.files.gguf_split import GgufModel, read_gguf_model
+from quantize.native.blocks import dequantize_rows
+from quantize.tensor_rules import allows_quantization
+from quantize.types import TensorSpec
+
+Floats = npt.NDArray[np.float32]
+
+
+class SourceWeights:
+    """Tensors of a GGUF model by name. Only for child processes: the file is mapped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.model: GgufModel = read_gguf_model(path)
+        self._tensors: dict[str, tuple[GgufFile, TensorInfo]] = {
+            tensor.name: (part, tensor) for part, tensor in self.model.tensors()
+        }
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every tensor, in file order."""
+        return tuple(self._tensors)
+
+    def info(self, name: str) -> TensorInfo:
+        """Shape and type. Raises: BadFile: there is no such tensor."""
+        if name not in self._tensors:
+            raise BadFile(str(self.path), f"it has no tensor {name!r}")
+        return self._tensors[name][1]
+
+    def shape(self, name: str) -> tuple[int, int, int]:
+        """(matrices, rows of each, row_values); a tensor of one matrix has `matrices` 1."""
+        width, rows, *rest = (*self.info(name).shape, 1)
+        return int(np.prod(rest, dtype=np.int64)), rows, width
+
+    def rows(self, name: str, matrix: int = 0, picked: npt.NDArray[np.intp] | slice | None = None) -> Floats:
+        """Rows of one matrix of a tensor as (rows, row_values) float32.
+
+        Raises: BadFile: a value is not finite (the tensor is named), or there is no such tensor.
+        """
+        info = self.info(name)
+        part = self._tensors[name][0]
+        matrices, rows, width = self.shape(name)
+        raw: npt.NDArray[Any] = part.tensor_bytes(info).reshape(matrices, rows, -1)[matrix]
+        packed = np.ascontiguousarray(raw if picked is None else raw[picked])
+        if info.ggml_type.name == "F16":
+            values = packed.view(np.float16).astype(np.float32)
+        else:
+            values = dequantize_rows(packed, info.ggml_type.name, width)
+        if not np.isfinite(values).all():
+            raise BadFile(str(self.path), f"tensor {name} holds values that are not finite", info.offset)
+        return values
+
+    def source_qtype(self, name: str) -> str:
+        """The GGML type a tensor is stored in."""
+        return self.info(name).ggml_type.name
+
+
+def quantizable(source: SourceWeights, name: str) -> bool:
+    """Whether llama.cpp would store a tensor in blocks at all."""
+    info = source.info(name)
+    return allows_quantization(TensorSpec(name, info.shape, info.ggml_type.name))

@@ -1,0 +1,215 @@
+"""A BERT of a GGUF file as the encoder folder that sentence-transformers' exports look like."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from quantize.errors import BadFile, UnsupportedModel
+from quantize.files.gguf_split import GgufModel
+from quantize.onnx.graph import GraphWriter
+from quantize.onnx.tokenizer import texts, token_types
+from quantize.onnx.weights import dequantized
+
+ARCHITECTURE: Final = "bert"
+_MEAN: Final = 1  # Source: llama.h, enum llama_pooling_type
+_CLS: Final = 2
+_RANK: Final = 4
+_FLOAT: Final = 1  # Source: onnx.proto, TensorProto.DataType
+_WORD_BEGINS: Final = "\u2581"
+# Source: llama.h, enum llama_token_type.
+_NORMAL: Final = 1
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderShape:
+    """Dimensions from the header; `pooling` as in llama.h."""
+
+    layers: int
+    embd: int
+    heads: int
+    context: int
+    epsilon: float
+    pooling: int
+
+    @property
+    def ranks(self) -> bool:
+        """It scores a document for a query."""
+        return self.pooling == _RANK
+
+
+def encoder_shape(model: GgufModel) -> EncoderShape:
+    """Dimensions from the header. Raises: UnsupportedModel: one is missing, or the pooling is another."""
+    head = model.parts[0]
+
+    def whole(key: str) -> int:
+        value = head.arch_int(key)
+        if value is None or value <= 0:
+            raise UnsupportedModel(head.name, f"the file does not say {head.architecture}.{key}")
+        return value
+
+    pooling = head.arch_int("pooling_type") or _MEAN
+    if pooling not in {_MEAN, _CLS, _RANK}:
+        raise UnsupportedModel(head.name, f"its pooling ({pooling}) cannot be converted to ONNX")
+    epsilon = head.arch_value("attention.layer_norm_epsilon", 1e-12)
+    return EncoderShape(
+        layers=whole("block_count"),
+        embd=whole("embedding_length"),
+        heads=whole("attention.head_count"),
+        context=whole("context_length"),
+        epsilon=float(epsilon) if isinstance(epsilon, int | float) else 1e-12,
+        pooling=pooling,
+    )
+
+
+class EncoderGraph:
+    """Builds the graph. Weights are float32: half of an encoder is its vocabulary, and texts are short."""
+
+    def __init__(self, model: GgufModel, shape: EncoderShape, graph: GraphWriter) -> None:
+        self._tensors = {info.name: (part, info) for part, info in model.tensors()}
+        self._shape = shape
+        self._graph = graph
+        self._name = model.parts[0].name
+        self.n_params = 0
+
+    def build(self) -> None:
+        """Every node, from token ids to rows or to a score. Raises: BadFile: a tensor is missing."""
+        g, shape = self._graph, self._shape
+        ids = g.input("input_ids", "int64", ("batch", "tokens"))
+        mask = g.input("attention_mask", "int64", ("batch", "tokens"))
+        kinds = g.input("token_type_ids", "int64", ("batch", "tokens"))
+        one, zero = (g.constant(n, np.array([v], np.int64)) for n, v in (("one", 1), ("zero", 0)))
+        length = g.node("Gather", [g.node("Shape", [ids]), one])
+        x = g.node("Gather", [self._constant("token_embd.weight"), ids])
+        x = g.node("Add", [x, g.node("Gather", [self._constant("token_types.weight"), kinds])])
+        x = g.node("Add", [x, g.node("Slice", [self._constant("position_embd.weight"), zero, length, zero])])
+        x = self._norm(x, "token_embd_norm")
+        valid = g.node("Cast", [mask], to=6)
+        for layer in range(shape.layers):
+            at = f"blk.{layer}."
+            q, k, v = (self._linear(x, f"{at}attn_{n}") for n in "qkv")
+            mixed = g.node(
+                "MultiHeadAttention", [q, k, v, "", valid], domain="com.microsoft", num_heads=shape.heads
+            )
+            x = self._norm(g.node("Add", [x, self._linear(mixed, f"{at}attn_output")]), f"{at}attn_output_norm")
+            wide = g.node("Gelu", [self._linear(x, f"{at}ffn_up")], domain="com.microsoft")
+            x = self._norm(g.node("Add", [x, self._linear(wide, f"{at}ffn_down")]), f"{at}layer_output_norm")
+        if not shape.ranks:
+            out = g.output("last_hidden_state", "float32", ("batch", "tokens", shape.embd))
+            g.node("Identity", [x], out=out)
+            return
+        first = g.node("Gather", [x, g.constant("first", np.array(0, np.int64))], axis=1)
+        score = self._linear(g.node("Tanh", [self._linear(first, "cls")]), "cls.output")
+        g.node("Identity", [score], out=g.output("logits", "float32", ("batch", 1)))
+
+    def _norm(self, x: str, name: str) -> str:
+        weights = [x, self._constant(f"{name}.weight"), self._constant(f"{name}.bias")]
+        return self._graph.node("LayerNormalization", weights, axis=-1, epsilon=self._shape.epsilon)
+
+    def _linear(self, x: str, name: str) -> str:
+        product = self._graph.node("MatMul", [x, self._constant(f"{name}.weight", transposed=True)])
+        return self._graph.node("Add", [product, self._constant(f"{name}.bias")])
+
+    def _constant(self, name: str, *, transposed: bool = False) -> str:
+        values = self._values(name)
+        self.n_params += values.size
+        return self._graph.constant(name, np.ascontiguousarray(values.T) if transposed else values)
+
+    def _values(self, name: str) -> Floats:
+        if name not in self._tensors:
+            raise BadFile(self._name, f"the tensor {name} is missing")
+        part, info = self._tensors[name]
+        shape = tuple(reversed(info.shape))
+        values = dequantized(part.tensor_bytes(info), info.ggml_type.name, shape[-1]).reshape(shape)
+        if not np.isfinite(values).all():
+            raise BadFile(self._name, f"{name} holds values that are not finite")
+        return values
+
+
+def encoder_config(shape: EncoderShape, vocab: int) -> dict[str, Any]:
+    """The content of `config.json`."""
+    head = "BertForSequenceClassification" if shape.ranks else "BertModel"
+    return {
+        "model_type": ARCHITECTURE,
+        "architectures": [head],
+        "hidden_size": shape.embd,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "max_position_embeddings": shape.context,
+        "vocab_size": vocab,
+        "layer_norm_eps": shape.epsilon,
+    }
+
+
+def pooling_config(shape: EncoderShape) -> dict[str, Any]:
+    """The content of `1_Pooling/config.json`."""
+    cls = shape.pooling == _CLS
+    return {
+        "word_embedding_dimension": shape.embd,
+        "pooling_mode_cls_token": cls,
+        "pooling_mode_mean_tokens": not cls,
+    }
+
+
+def wordpiece_json(model: GgufModel) -> dict[str, Any]:
+    """The content of `tokenizer.json`: WordPiece as Hugging Face spells it.
+
+    Raises: UnsupportedModel: another vocabulary.
+    """
+    head = model.parts[0]
+    if head.metadata.get("tokenizer.ggml.model") != "bert":
+        raise UnsupportedModel(head.name, "its vocabulary is no WordPiece")
+    listed = texts(head, "tokenizer.ggml.tokens")
+    types = token_types(head, len(listed)).tolist()
+    spelled = [_spelled(text, kind) for text, kind in zip(listed, types, strict=True)]
+
+    def named(key: str, default: int) -> str:
+        value = head.metadata.get(f"tokenizer.ggml.{key}_token_id", default)
+        return spelled[value] if isinstance(value, int) and 0 <= value < len(spelled) else spelled[default]
+
+    cls, sep, unknown = named("bos", 0), named("seperator", 0), named("unknown", 0)
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    first, end = {"SpecialToken": {"id": cls, "type_id": 0}}, {"SpecialToken": {"id": sep, "type_id": 0}}
+    a, b = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}
+    last = {"SpecialToken": {"id": sep, "type_id": 1}}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": i, "content": text, **flags}
+            for i, (text, kind) in enumerate(zip(spelled, types, strict=True))
+            if kind != _NORMAL
+        ],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": True,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [first, a, end],
+            "pair": [first, a, end, b, last],
+            "special_tokens": {t: {"id": t, "ids": [spelled.index(t)], "tokens": [t]} for t in (cls, sep)},
+        },
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": unknown,
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": {text: i for i, text in enumerate(spelled)},
+        },
+    }
+
+
+def _spelled(text: str, kind: int) -> str:
+    if kind != _NORMAL:
+        return text
+    return text.removeprefix(_WORD_BEGINS) if text.startswith(_WORD_BEGINS) else f"##{text}"

@@ -1,0 +1,1 @@
+"""Which precision every tensor gets. Pure: no file, no native code."""

@@ -1,0 +1,353 @@
+"""Which precision every tensor gets: from a model's shape, measured damage and a goal to a plan. Pure."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from quantize.errors import BadWish, BudgetTooSmall
+from quantize.files.gguf_write import padded
+from quantize.ggml_types import FLOAT_TYPES, MEASURED, GgmlType, bits_per_weight
+from quantize.plan.knapsack import solve
+from quantize.plan.speed import decode_time, slowness
+from quantize.plan.stock import stock_types, uniform_types
+from quantize.plan.stock_rules import MIXES
+from quantize.tensor_rules import (
+    allows_quantization,
+    effective_type,
+    needs_imatrix,
+    tensor_bytes,
+)
+from quantize.types import (
+    DeviceKind,
+    EvidenceRef,
+    Goal,
+    KvOption,
+    Lock,
+    ModelSpec,
+    QuantPlan,
+    StockPlan,
+    TensorPlan,
+    TensorSpec,
+)
+
+Damage = Mapping[str, Mapping[str, float]]
+
+# How much a slow type must be better to be chosen: a type that decodes twice as slowly as its bytes counts a
+# quarter more damage. Keeps IQ3 off CPUs (2.5 times slower than Q3_K at the same bytes) unless forced.
+_SPEED_PRICE = 0.25
+
+
+@dataclass(frozen=True)
+class Question:
+    """Everything a plan depends on; the same question always gets the same plan.
+
+    `damage` maps tensor and type to expected KL divergence; `stock_damage` is the same without craft (None:
+    the same figures). `header_bytes` is what the file holds beside tensor data. `kv` are the ways to store
+    the cache at the promised context (for goals of kind "fit"). `speeds` are times a weight by type name.
+    `doubled_head_types` are types in which a tied embedding is held in memory twice. Without `with_stock` the plan
+    has no prices of stock mixes, which take most of the time.
+    """
+
+    model: ModelSpec
+    damage: Damage
+    evidence: EvidenceRef
+    header_bytes: int
+    stock_damage: Damage | None = None
+    kv: tuple[KvOption, ...] = ()
+    locks: tuple[Lock, ...] = ()
+    device: DeviceKind = "cpu"
+    speeds: Mapping[str, float] | None = None
+    speed_price: float = _SPEED_PRICE
+    doubled_head_types: frozenset[str] = frozenset()
+    with_stock: bool = True
+
+
+@dataclass(frozen=True)
+class _Option:
+    qtype: GgmlType
+    num_bytes: int
+    damage: float
+    cost: float
+    wanted: GgmlType
+
+
+def make_plan(question: Question, goal: Goal) -> QuantPlan:
+    """The plan with least damage (slow types counted dearer) within the goal's bytes.
+
+    Monotone: a larger limit never raises the cost; with `speed_price` 0 cost and damage are the same.
+    Raises: BudgetTooSmall: not even the smallest mix fits. BadWish: a lock or mix that cannot be.
+    """
+    if goal.kind == "mix":
+        return _fixed_plan(question, goal)
+    options = _all_options(question)
+    limit = _limit(question, goal)
+    in_memory = goal.kind == "fit"
+    items = [
+        ([_held(question, tensor, o) if in_memory else padded(o.num_bytes) for o in row], [o.cost for o in row])
+        for tensor, row in zip(question.model.tensors, options, strict=True)
+    ]
+    if in_memory and question.kv:
+        items.append(([k.num_bytes for k in question.kv], [k.damage for k in question.kv]))
+    overhead = 0 if in_memory else question.header_bytes
+    smallest = overhead + sum(min(sizes) for sizes, _ in items)
+    chosen = solve(items, limit - overhead)
+    if chosen is None:
+        raise BudgetTooSmall(limit + goal.fixed_bytes, smallest + goal.fixed_bytes)
+    picks = [row[k] for row, k in zip(options, chosen.options, strict=False)]
+    kv = question.kv[chosen.options[-1]] if in_memory and question.kv else None
+    weights_limit = limit - (kv.num_bytes if kv else 0) + (question.header_bytes if in_memory else 0)
+    return _assemble(question, goal, _Outcome(picks, options, weights_limit, kv, chosen.gap))
+
+
+def _held(question: Question, tensor: TensorSpec, option: _Option) -> int:
+    """Bytes of a tensor in the memory of a runner."""
+    twice = tensor.name == "token_embd.weight" and option.qtype.name in question.doubled_head_types
+    return padded(option.num_bytes) * (2 if twice else 1)
+
+
+def stock_plans(question: Question) -> tuple[StockPlan, ...]:
+    """Every stock mix of llama.cpp on this model, smallest file first."""
+    model, damage = question.model, question.stock_damage or question.damage
+    plans = []
+    for name in MIXES:
+        types = stock_types(model, name, has_imatrix=question.evidence.has_imatrix)
+        needs = any(
+            needs_imatrix(t.name, types[t.name]) and types[t.name] != GgmlType[t.qtype] for t in model.tensors
+        )
+        size = sum(padded(tensor_bytes(t, types[t.name])) for t in model.tensors)
+        plans.append(
+            StockPlan(
+                name=name,
+                file_bytes=question.header_bytes + size,
+                damage=_total_damage(model, types, damage),
+                needs_imatrix=needs,
+                types={tensor: qtype.name for tensor, qtype in types.items()},
+            )
+        )
+    return tuple(sorted(plans, key=lambda p: (p.file_bytes, p.name)))
+
+
+def best_stock(plans: Sequence[StockPlan], limit_bytes: int, *, has_imatrix: bool) -> StockPlan | None:
+    """The stock mix to beat: least predicted damage in `limit_bytes`; the largest where damage is unknown."""
+    fitting = [p for p in plans if p.file_bytes <= limit_bytes and (has_imatrix or not p.needs_imatrix)]
+    known = [p for p in fitting if p.damage is not None]
+    if known:
+        return min(known, key=lambda p: (p.damage or 0.0, p.file_bytes))
+    return max(fitting, key=lambda p: p.file_bytes, default=None)
+
+
+def model_damage(model: ModelSpec, types: Mapping[str, GgmlType], damage: Damage) -> float | None:
+    """Predicted damage of any mix, None where the evidence does not cover it."""
+    return _total_damage(model, types, damage)
+
+
+def _limit(question: Question, goal: Goal) -> int:
+    if goal.kind == "bpw":
+        if not goal.bpw or goal.bpw <= 0:
+            raise BadWish("--bpw", "bits a weight must be above 0")
+        values = sum(t.num_values for t in question.model.tensors)
+        return question.header_bytes + int(goal.bpw * values / 8)
+    if goal.limit_bytes is None or goal.limit_bytes <= 0:
+        raise BadWish("--budget", "bytes must be above 0")
+    return goal.limit_bytes - goal.fixed_bytes
+
+
+def _all_options(question: Question) -> list[list[_Option]]:
+    typical = _typical_damage(question)
+    unmatched = {lock.pattern for lock in question.locks}
+    rows = []
+    for tensor in question.model.tensors:
+        lock = _lock_for(tensor, question.locks, unmatched)
+        rows.append(_options(question, tensor, lock, typical))
+    if unmatched:
+        raise BadWish("--lock", f"no tensor of this model matches {min(unmatched)!r}")
+    return rows
+
+
+def _lock_for(tensor: TensorSpec, locks: Sequence[Lock], unmatched: set[str]) -> Lock | None:
+    found = None
+    for lock in locks:
+        try:
+            matches = re.search(lock.pattern, tensor.name)
+        except re.error as error:
+            raise BadWish("--lock", f"{lock.pattern!r} is no regular expression: {error}") from error
+        if matches and allows_quantization(tensor):
+            unmatched.discard(lock.pattern)
+            found = found or lock
+    return found
+
+
+def _options(
+    question: Question, tensor: TensorSpec, lock: Lock | None, typical: Mapping[str, float]
+) -> list[_Option]:
+    source = GgmlType[tensor.qtype]
+    as_is = _Option(source, tensor_bytes(tensor, source), 0.0, 0.0, source)
+    if not allows_quantization(tensor):
+        return [as_is]
+    by_type = question.damage.get(tensor.name) or {
+        name: value * tensor.num_values for name, value in typical.items()
+    }
+    if lock is not None and not lock.at_least:
+        return [_locked(tensor, lock, as_is, by_type)]
+    found = {source: as_is}
+    for name, damage in by_type.items():
+        wanted = GgmlType[name]
+        actual = effective_type(wanted, tensor.row_values)
+        if actual in found or not _usable(question, tensor, source, actual):
+            continue
+        value = by_type.get(actual.name, damage)
+        price = 1 + question.speed_price * (slowness(actual, question.device, question.speeds) - 1)
+        found[actual] = _Option(actual, tensor_bytes(tensor, actual), value, value * price, wanted)
+    if lock is not None:
+        least = bits_per_weight(effective_type(GgmlType[lock.qtype], tensor.row_values))
+        found = {q: o for q, o in found.items() if q is source or bits_per_weight(q) >= least}
+    return list(found.values())
+
+
+def _usable(question: Question, tensor: TensorSpec, source: GgmlType, actual: GgmlType) -> bool:
+    if not question.evidence.has_imatrix and needs_imatrix(tensor.name, actual):
+        return False
+    # Writing an already quantized tensor at more bits than it has only grows the file.
+    return bits_per_weight(actual) < bits_per_weight(source)
+
+
+def _locked(tensor: TensorSpec, lock: Lock, as_is: _Option, by_type: Mapping[str, float]) -> _Option:
+    wanted = GgmlType[lock.qtype]
+    actual = effective_type(wanted, tensor.row_values)
+    if actual is as_is.qtype:
+        return as_is
+    if actual in FLOAT_TYPES and as_is.qtype not in FLOAT_TYPES:
+        raise BadWish("--lock", f"{tensor.name} is already {as_is.qtype.name}; {lock.qtype} cannot restore it")
+    damage = by_type.get(actual.name, 0.0 if actual in FLOAT_TYPES else _nearest(actual, by_type))
+    return _Option(actual, tensor_bytes(tensor, actual), damage, damage, wanted)
+
+
+def _nearest(qtype: GgmlType, by_type: Mapping[str, float]) -> float:
+    """Damage of the measured type nearest in bits: for locked types nobody measured."""
+    bits = bits_per_weight(qtype)
+    pairs = ((abs(bits_per_weight(GgmlType[name]) - bits), damage) for name, damage in by_type.items())
+    return min(pairs, default=(0.0, 0.0))[1]
+
+
+def _typical_damage(question: Question) -> dict[str, float]:
+    """Median damage a value by type: for tensors without evidence (never multiplied on the sample text)."""
+    sizes = {t.name: t.num_values for t in question.model.tensors}
+    by_type: dict[str, list[float]] = {}
+    for name, row in question.damage.items():
+        for qtype, value in row.items():
+            if sizes.get(name):
+                by_type.setdefault(qtype, []).append(value / sizes[name])
+    return {qtype: median(values) for qtype, values in by_type.items()}
+
+
+def _fixed_plan(question: Question, goal: Goal) -> QuantPlan:
+    name = (goal.mix or "").upper()
+    if name in MIXES:
+        types = stock_types(question.model, name, has_imatrix=question.evidence.has_imatrix)
+    elif name in GgmlType.__members__ and GgmlType[name].traits.writable:
+        types = uniform_types(question.model, GgmlType[name])
+    else:
+        types_only = [t.name for t in (*FLOAT_TYPES, *MEASURED) if t.name not in MIXES]
+        known = ", ".join([*MIXES, *types_only])
+        raise BadWish("--type", f"there is no mix or type named {goal.mix!r}; there are {known}")
+    damage = question.stock_damage or question.damage
+    unmatched = {lock.pattern for lock in question.locks}
+    picks = []
+    for tensor in question.model.tensors:
+        qtype = types[tensor.name]
+        lock = _lock_for(tensor, question.locks, unmatched)
+        if lock is not None:
+            wanted = effective_type(GgmlType[lock.qtype], tensor.row_values)
+            if not lock.at_least or bits_per_weight(wanted) > bits_per_weight(qtype):
+                qtype = wanted
+        source = GgmlType[tensor.qtype]
+        if qtype is not source and not question.evidence.has_imatrix and needs_imatrix(tensor.name, qtype):
+            raise BadWish("--type", f"{goal.mix} needs an importance matrix ({tensor.name} at {qtype.name})")
+        row = damage.get(tensor.name, {})
+        value = 0.0 if qtype is source or qtype in FLOAT_TYPES else row.get(qtype.name, _nearest(qtype, row))
+        picks.append(_Option(qtype, tensor_bytes(tensor, qtype), value, value, qtype))
+    if unmatched:
+        raise BadWish("--lock", f"no tensor of this model matches {min(unmatched)!r}")
+    size = question.header_bytes + sum(padded(p.num_bytes) for p in picks)
+    return _assemble(question, goal, _Outcome(picks, [[p] for p in picks], size))
+
+
+def _total_damage(model: ModelSpec, types: Mapping[str, GgmlType], damage: Damage) -> float | None:
+    total = 0.0
+    for tensor in model.tensors:
+        qtype = types[tensor.name]
+        if qtype.name == tensor.qtype or qtype in FLOAT_TYPES:
+            continue
+        value = damage.get(tensor.name, {}).get(qtype.name)
+        if value is None:
+            return None
+        total += value
+    return total
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What the solver, or a stock rule, chose: and the bytes a rival's whole file may take."""
+
+    picks: Sequence[_Option]
+    options: Sequence[Sequence[_Option]]
+    stock_limit: int
+    kv: KvOption | None = None
+    gap: float = 0.0
+
+
+def _assemble(question: Question, goal: Goal, outcome: _Outcome) -> QuantPlan:
+    picks, kv, options = outcome.picks, outcome.kv, outcome.options
+    tensors = tuple(
+        TensorPlan(
+            name=tensor.name,
+            shape=tensor.shape,
+            source_qtype=tensor.qtype,
+            qtype=pick.qtype.name,
+            num_bytes=pick.num_bytes,
+            damage=pick.damage,
+            locked=any(re.search(lock.pattern, tensor.name) for lock in question.locks),
+            wanted=None if pick.wanted is pick.qtype else pick.wanted.name,
+        )
+        for tensor, pick in zip(question.model.tensors, picks, strict=True)
+    )
+    stock = stock_plans(question) if question.with_stock else ()
+    rival = best_stock(stock, outcome.stock_limit, has_imatrix=question.evidence.has_imatrix)
+    return QuantPlan(
+        architecture=question.model.architecture,
+        goal=goal,
+        evidence=question.evidence,
+        tensors=tensors,
+        kv=kv,
+        header_bytes=question.header_bytes,
+        file_bytes=question.header_bytes + sum(padded(p.num_bytes) for p in picks),
+        smallest_bytes=question.header_bytes + sum(min(padded(o.num_bytes) for o in row) for row in options),
+        damage=sum(p.damage for p in picks) + (kv.damage if kv else 0.0),
+        gap=outcome.gap,
+        decode_cost=_decode_cost(question, picks),
+        device=question.device,
+        locks=question.locks,
+        stock=tuple(StockPlan(name=s.name, file_bytes=s.file_bytes, damage=s.damage) for s in stock),
+        best_stock=rival.name if rival else None,
+        notes=_notes(question),
+    )
+
+
+def _decode_cost(question: Question, picks: Sequence[_Option]) -> float:
+    names = [t.name for t in question.model.tensors]
+    looked_up = {"token_embd.weight", "per_layer_token_embd.weight"} if "output.weight" in names else set()
+    time = total = 0.0
+    for tensor, pick in zip(question.model.tensors, picks, strict=True):
+        if tensor.name in looked_up or not allows_quantization(tensor):
+            continue
+        time += tensor.num_values * decode_time(pick.qtype, question.device, question.speeds)
+        total += tensor.num_values
+    return time / total if total else 1.0
+
+
+def _notes(question: Question) -> tuple[str, ...]:
+    blind = [t.name for t in question.model.tensors if allows_quantization(t) and t.name not in question.damage]
+    if not blind:
+        return ()
+    return (f"{len(blind)} tensors have no evidence and were taken as typical, such as {blind[0]}",)

@@ -1,0 +1,28 @@
+"""What a type costs in time: seconds of decoding for one weight, relative to TIME_UNIT."""
+
+from collections.abc import Mapping
+
+from quantize.ggml_types import TIME_UNIT, GgmlType, bits_per_weight
+from quantize.types import DeviceKind
+
+
+def relative_bytes(qtype: GgmlType) -> float:
+    """Bytes of one weight, relative to TIME_UNIT."""
+    return bits_per_weight(qtype) / bits_per_weight(TIME_UNIT)
+
+
+def decode_time(qtype: GgmlType, device: DeviceKind, measured: Mapping[str, float] | None = None) -> float:
+    """Time to decode one weight of this type relative to TIME_UNIT; `measured` (by type name) beats the table.
+
+    GPUs are bound by bandwidth: time follows bytes, but for types that decode no faster than a larger one.
+    """
+    if measured and qtype.name in measured and measured.get(TIME_UNIT.name):
+        return measured[qtype.name] / measured[TIME_UNIT.name]
+    if device == "cpu":
+        return relative_bytes(qtype) if qtype.traits.cpu_time is None else qtype.traits.cpu_time
+    return relative_bytes(GgmlType[qtype.traits.gpu_time_of or qtype.name])
+
+
+def slowness(qtype: GgmlType, device: DeviceKind, measured: Mapping[str, float] | None = None) -> float:
+    """How much slower than its bytes alone would make it: 1 is as fast as TIME_UNIT byte for byte."""
+    return max(1.0, decode_time(qtype, device, measured) / max(relative_bytes(qtype), 1e-9))

@@ -1,0 +1,93 @@
+"""The stock mixes of llama.cpp: which type its quantizer gives each tensor, reproduced rule by rule.
+
+Source: llama.cpp, src/llama-quant.cpp and src/llama-model-loader.h (weight_name_comparer), at the commit of
+llama-cpp-python 0.3.36. A test compares every mix with the types `llama_model_quantize` really wrote.
+"""
+
+import re
+
+from quantize.ggml_types import GgmlType
+from quantize.plan.stock_rules import LOW_MIXES, Layer, Role, mix_type
+from quantize.tensor_rules import allows_quantization, effective_type
+from quantize.types import ModelSpec
+
+_LAYER = re.compile(r"blk\.(\d+)\.")
+# First match wins, as in llama.cpp's tensor_get_category.
+_FRAGMENTS = (
+    ("attn_qkv.weight", Role.ATTN_V),
+    ("attn_kv_b.weight", Role.ATTN_V),
+    ("attn_v.weight", Role.ATTN_V),
+    ("attn_k.weight", Role.ATTN_K),
+    ("attn_q.weight", Role.ATTN_Q),
+    ("attn_output.weight", Role.ATTN_OUTPUT),
+    ("ffn_up", Role.FFN_UP),
+    ("ffn_gate", Role.FFN_GATE),
+    ("ffn_down", Role.FFN_DOWN),
+)
+_NAMED_LAYER = frozenset({Role.FFN_DOWN, Role.FFN_GATE, Role.FFN_UP})
+_COUNTED = _NAMED_LAYER | {Role.ATTN_V}
+# Models of 80 layers (Jais 2: 68) whose value projections llama.cpp spares.
+_SPARED_70B = {"llama": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
+
+
+def role_of(name: str) -> Role:
+    """The category llama.cpp puts a tensor of this name into."""
+    if name == "output.weight":
+        return Role.OUTPUT
+    if name in {"token_embd.weight", "per_layer_token_embd.weight"}:
+        return Role.TOKEN_EMBD
+    return next((role for fragment, role in _FRAGMENTS if fragment in name), Role.OTHER)
+
+
+def layer_of(name: str) -> int:
+    """The layer in a tensor's name, -1 outside the layers."""
+    found = _LAYER.match(name)
+    return int(found.group(1)) if found else -1
+
+
+def stock_types(model: ModelSpec, mix: str, *, has_imatrix: bool) -> dict[str, GgmlType]:
+    """The type llama-quantize gives every tensor of the model for a stock mix, fallbacks included.
+
+    Tensors that stay as they are keep their source's type. Raises: KeyError: no such mix.
+    """
+    ordered = sorted(model.tensors, key=lambda t: (layer_of(t.name), t.name))
+    num_v = sum(role_of(t.name) is Role.ATTN_V for t in ordered)
+    tied_head = all(t.name != "output.weight" for t in ordered)
+    seen = dict.fromkeys(_COUNTED, 0)
+    types: dict[str, GgmlType] = {}
+    for tensor in ordered:
+        if not allows_quantization(tensor):
+            types[tensor.name] = GgmlType[tensor.qtype]
+            continue
+        role = role_of(tensor.name)
+        # With experts llama.cpp reads the layer from the name, but not in the mixes below three bits.
+        by_layer = model.num_experts > 1 and role in _NAMED_LAYER and mix not in LOW_MIXES
+        index = layer_of(tensor.name) if by_layer else seen.get(role, 0)
+        at = Layer(
+            index=index,
+            count=num_v if role is Role.ATTN_V else model.num_layers,
+            gqa=model.num_heads // model.num_kv_heads if model.num_kv_heads else 0,
+            num_experts=model.num_experts,
+            has_imatrix=has_imatrix,
+            falcon=model.architecture == "falcon",
+            is_70b=_is_70b(model),
+        )
+        wanted = mix_type(mix, role, at, tensor.row_values, tied_head=tied_head)
+        types[tensor.name] = effective_type(wanted, tensor.row_values)
+        if role in _COUNTED:
+            seen[role] += 1
+    return {t.name: types[t.name] for t in model.tensors}
+
+
+def uniform_types(model: ModelSpec, qtype: GgmlType) -> dict[str, GgmlType]:
+    """Every tensor that may be quantized at one type (or what its rows allow)."""
+    return {
+        t.name: effective_type(qtype, t.row_values) if allows_quantization(t) else GgmlType[t.qtype]
+        for t in model.tensors
+    }
+
+
+def _is_70b(model: ModelSpec) -> bool:
+    if _SPARED_70B.get(model.architecture) != model.num_layers:
+        return False
+    return model.architecture != "llama" or model.num_heads != model.num_kv_heads

@@ -1,0 +1,85 @@
+"""Facts about quantization types stand in one table: no other file of the product names a type."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from engine.fit.give_up import MIX_COSTS
+from engine.library.quant_names import FILE_TYPES, from_file_name
+from quantize.ggml_types import ANCHORS, FALLBACKS, MEASURED, PRICED, TIME_UNIT, GgmlType
+from quantize.gptq.packing import LAYOUTS
+from quantize.plan.speed import decode_time
+
+ROOT = Path(__file__).resolve().parents[3]
+# The table; what packs and unpacks blocks, one function a type; and llama.cpp's mixes, which are made of types.
+MAY_NAME = {
+    "quantize/ggml_types.py",
+    "quantize/gptq/packing.py",
+    "quantize/onnx/weights.py",
+    "quantize/plan/stock_rules.py",
+}
+QUANTIZED = {t.name for t in GgmlType if t.traits.block_values > 1}
+FILES = sorted(
+    str(path.relative_to(ROOT).as_posix())
+    for package in ("app", "devices", "engine", "quantize")
+    for path in (ROOT / package).rglob("*.py")
+)
+
+
+def named_types(source):
+    """Quantized types that code names: as a whole string, or as a member of the table."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and node.value in QUANTIZED:
+            yield node.lineno, node.value
+        elif isinstance(node, ast.Attribute) and node.attr in QUANTIZED:
+            yield node.lineno, node.attr
+
+
+def test_no_other_file_names_a_type():
+    found = {
+        f"{file}:{line}": name
+        for file in FILES
+        if file not in MAY_NAME
+        for line, name in named_types((ROOT / file).read_text("utf-8"))
+    }
+    assert not found, "put what is known about a type into its row of quantize/ggml_types.py"
+
+
+def test_the_search_finds_names():
+    source = 'x = {"IQ4_NL": 1}; y = GgmlType.Q4_K; z = "such as Q6_K"'
+    assert {name for _, name in named_types(source)} == {"IQ4_NL", "Q4_K"}
+
+
+def test_rows_agree_with_each_other():
+    for t in GgmlType:
+        assert t.traits.id == t.value == int(t)
+        assert GgmlType(int(t)) is t
+        for other in (t.traits.fallback, t.traits.gpu_time_of):
+            assert not other or other in GgmlType.__members__
+        if t.traits.fallback:
+            assert GgmlType[t.traits.fallback].traits.block_values < t.traits.block_values
+        assert t.traits.priced or not t.traits.measured, "the planner weighs what measured types cost in time"
+        assert t.traits.error is not None or not t.traits.measured
+    with pytest.raises(ValueError, match="4"):
+        GgmlType(4)
+    assert set(LAYOUTS) <= {t.name for t in MEASURED}
+    assert decode_time(TIME_UNIT, "cpu") == decode_time(TIME_UNIT, "gpu") == 1.0
+
+
+def test_what_is_derived_is_what_it_was():
+    assert [t.name for t in ANCHORS] == ["Q3_K", "Q4_0"]
+    assert {t.name for t in FALLBACKS} == {"Q4_0", "IQ4_NL", "Q5_0", "Q5_1", "Q8_0"}
+    assert {t.name for t in set(PRICED) - set(MEASURED)} == {"IQ2_XS", "IQ2_S"}
+    assert list(MIX_COSTS) == ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M", "Q2_K"]
+    assert (FILE_TYPES[15], FILE_TYPES[32], FILE_TYPES[38], len(FILE_TYPES)) == ("Q4_K_M", "BF16", "MXFP4", 35)
+    for stem, label in {
+        "qwen3-8b-Q4_K_M": "Q4_K_M",
+        "m-UD-Q4_K_XL": "UD-Q4_K_XL",
+        "gpt-oss-mxfp4_moe": "MXFP4_MOE",
+        "m.fp16": "F16",
+        "m-tq1_0": "TQ1_0",
+        "m-iq3_xxs": "IQ3_XXS",
+        "m-I8": "",
+    }.items():
+        assert from_file_name(stem) == label
