@@ -1,6 +1,7 @@
 """Everything wrong with a machine for local AI, worst first, each with the step that mends it. Pure."""
 
-from devices.backends.libraries import BACKENDS, REBUILD
+from devices import remedies
+from devices.backends.libraries import BACKENDS
 from devices.isa import ggml_cpu_variant
 from devices.types import BackendReport, Device, Finding, Machine, Severity
 
@@ -41,7 +42,7 @@ def _kernels(machine: Machine) -> list[Finding]:
         return []
     if cpu is None or cpu.state != "usable":
         reason = cpu.reason if cpu else "llama-cpp-python is not installed"
-        fix = REBUILD
+        fix = remedies.rebuild(machine.system)
         return [Finding("no_kernels", "error", "No model can run: the CPU kernels do not load", reason, fix, "cpu")]
     isa = machine.devices[0].isa
     best = ggml_cpu_variant(isa, machine.arch, machine.system)
@@ -54,7 +55,7 @@ def _kernels(machine: Machine) -> list[Finding]:
                 "warning",
                 f"The CPU kernels do not use this processor's {wanted.upper()}",
                 f"{cpu.library} was built for an older processor; {best} would suit this one.",
-                REBUILD,
+                remedies.rebuild(machine.system),
                 "cpu",
             )
         ]

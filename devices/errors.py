@@ -20,6 +20,16 @@ class BadRecording(DevicesError):
         self.reason = reason
 
 
+class PackRefused(DevicesError):
+    """A kernel pack is not taken; `reason` says why, with the numbers."""
+
+    code = "kernel_pack_refused"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class Overdrawn(DevicesError):
     """A reservation would exceed a pool: bytes needed and available, on `pool`."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from devices.environment import without_secrets
 from devices.host import CommandResult, Json
+from devices.programs import installed_program
 from devices.smbios import memory_modules
 from devices.types import System
 
@@ -60,10 +61,13 @@ class RealHost:
 
     def run(self, argv: Sequence[str], timeout_s: float) -> CommandResult:
         """Run a command in the C locale."""
+        program = installed_program(argv[0])
+        if program is None:
+            return CommandResult(None)
         environment = without_secrets({"LC_ALL": "C", "LANG": "C"})
         try:
             done = subprocess.run(  # the probes' own fixed argument lists
-                list(argv),
+                [program, *argv[1:]],
                 capture_output=True,
                 timeout=timeout_s,
                 check=False,

@@ -30,7 +30,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What one runner was granted, by device id, and what it was then seen to hold."""
+    """What one runner was granted, by device id, and what it was then seen to hold. `parts`: bytes by purpose."""
 
     owner: str
     key: str
@@ -40,6 +40,7 @@ class Reservation:
     measured: ProcessMemory | None = None
     buffers: Mapping[str, int] = field(default_factory=dict)
     expected_bytes: int | None = None
+    parts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def predicted_bytes(self) -> int:
@@ -63,18 +64,26 @@ class Ledger:
         self._lock = threading.Lock()
 
     def reserve(
-        self, owner: str, amounts: Mapping[str, Amount], key: str = "", expected_bytes: int | None = None
+        self,
+        owner: str,
+        amounts: Mapping[str, Amount],
+        key: str = "",
+        expected_bytes: int | None = None,
+        parts: Mapping[str, int] | None = None,
     ) -> Reservation:
         """Set memory aside for `owner` (replacing what it held). `key` groups loads whose errors are alike.
 
-        `expected_bytes` is what its process should show in full use, where that is less than what is set aside.
+        `expected_bytes` is what its process should show in full use, where that is less than what is set aside;
+        `parts` what the bytes are for.
 
         Raises: Overdrawn: a pool is too small now; nothing was changed.
         """
         machine = self._read_machine()
         with self._lock:
             drawn = self._draw(machine, amounts, exclude=owner)
-            reservation = Reservation(owner, key, dict(amounts), drawn, expected_bytes=expected_bytes)
+            reservation = Reservation(
+                owner, key, dict(amounts), drawn, expected_bytes=expected_bytes, parts=parts or {}
+            )
             self._held[owner] = reservation
         return reservation
 
@@ -130,7 +139,9 @@ class Ledger:
             moment,
         )
 
-    def refine(self, owner: str, amounts: Mapping[str, Amount], expected_bytes: int) -> None:
+    def refine(
+        self, owner: str, amounts: Mapping[str, Amount], expected_bytes: int, parts: Mapping[str, int]
+    ) -> None:
         """Better numbers for a load that was already admitted. `expected_bytes` is what its process should show."""
         machine = self._read_machine()
         with self._lock:
@@ -142,7 +153,7 @@ class Ledger:
             except Overdrawn:  # it is loaded, so it holds them all the same
                 drawn = dict(reservation.drawn)
             self._held[owner] = replace(
-                reservation, amounts=dict(amounts), drawn=drawn, expected_bytes=expected_bytes
+                reservation, amounts=dict(amounts), drawn=drawn, expected_bytes=expected_bytes, parts=parts
             )
 
     def release(self, owner: str) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from devices import remedies
 from devices.backends.libraries import BACKENDS
 from devices.isa import canonical
 from devices.probes import hints
@@ -153,7 +154,7 @@ def _settled(device: Device, machine: Machine) -> Device:
     names = [b.name for b in candidates if machine.system in b.systems]
     if not names:
         return replace(device, state="unknown", reason="no backend is known for it", fix_hint=hints.UNKNOWN)
-    hint = next(b.build_hint for b in candidates if machine.system in b.systems)
+    hint = remedies.missing_backend(names[0], machine.system, machine.arch)
     return replace(
         device,
         reason=f"no backend for it is installed (candidates: {', '.join(names)})",

@@ -1,5 +1,6 @@
 """Run one probe child under a time limit and say, in every case, how it ended."""
 
+import contextlib
 import json
 import os
 import signal
@@ -85,6 +86,22 @@ def kill_tree(process: "subprocess.Popen[bytes]") -> None:
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
+
+
+def kill_group(pid: int) -> None:
+    """Kill a process that leads a session of its own, and everything in it."""
+    if sys.platform == "win32":
+        import psutil  # noqa: PLC0415 - only where there are no process groups
+
+        try:
+            process = psutil.Process(pid)
+            for child in [*process.children(recursive=True), process]:
+                child.kill()
+        except psutil.Error:
+            pass
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _parsed(stdout: bytes) -> Mapping[str, Any] | None:

@@ -9,6 +9,8 @@ import json
 import sys
 from pathlib import Path
 
+from devices.backends.libraries import best_variant, ggml_library
+
 DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
 TRIAL_BYTES = 1 << 20
 
@@ -34,31 +36,6 @@ class Feature(ctypes.Structure):
     """One entry of a backend's feature list; a null name ends it."""
 
     _fields_ = (("name", ctypes.c_char_p), ("value", ctypes.c_char_p))
-
-
-def ggml_library(folder: Path) -> Path:
-    """The registry library in `folder`."""
-    for name in ("libggml.so", "libggml.so.0", "ggml.dll", "libggml.dylib", "libggml.0.dylib"):
-        if (folder / name).exists():
-            return folder / name
-    raise FileNotFoundError(f"no ggml library in {folder}")
-
-
-def best_variant(libraries: list[str]) -> str:
-    """The variant with the highest score here; a library without a score is the only one of its backend."""
-    scores = {}
-    for path in libraries:
-        try:
-            score = ctypes.CDLL(path).ggml_backend_score
-        except (OSError, AttributeError):
-            scores[path] = 1
-            continue
-        score.restype = ctypes.c_int
-        scores[path] = score()
-    best = max(scores, key=lambda path: scores[path])
-    if scores[best] == 0:
-        raise OSError("no variant of this library runs on this processor")
-    return best
 
 
 def features(ggml: ctypes.CDLL, registry: ctypes.c_void_p) -> list[str]:
@@ -98,7 +75,7 @@ def report(folder: Path, libraries: list[str]) -> dict[str, object]:
     ggml.ggml_backend_load.restype = ctypes.c_void_p
     ggml.ggml_backend_reg_dev_get.restype = ctypes.c_void_p
     ggml.ggml_backend_reg_dev_count.restype = ctypes.c_size_t
-    path = best_variant(libraries) if len(libraries) > 1 else libraries[0]
+    path = str(best_variant(tuple(map(Path, libraries))))
     pointer = ggml.ggml_backend_load(path.encode())
     if not pointer:
         ctypes.CDLL(path)  # says which library or symbol is missing

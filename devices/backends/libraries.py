@@ -1,5 +1,6 @@
-"""The backend libraries there could be, where they lie, and how to get one that is missing."""
+"""The backend libraries there could be, and where they lie."""
 
+import ctypes
 import importlib.util
 import os
 import re
@@ -12,48 +13,29 @@ NOT_BACKENDS = ("base",)
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One backend: ggml's library stem, the devices it is for, and what building it needs."""
+    """One backend: ggml's library stem, and the devices and systems it is for. No vendors: any will do."""
 
     name: str
     stem: str
     kinds: frozenset[str]
     vendors: frozenset[str]
     systems: frozenset[str]
-    build: str
 
-    @property
-    def build_hint(self) -> str:
-        """How to get the library. start.py builds CPU and Vulkan; others come in a wheel made elsewhere."""
-        if self.name in {"cpu", "vulkan"}:
-            return f"Install {self.build}, then build again: `{REBUILD}`."
-        return (
-            f"Build llama-cpp-python with -DGGML_{self.stem.upper()}=ON (needs {self.build}), then "
-            f"`python3 start.py --wheels FOLDER`; see docs/devices.md."
-        )
-
-
-REBUILD = "rm -r .venv && python3 start.py"
 
 _ANY = frozenset({"linux", "windows", "macos"})
+_PC = frozenset({"linux", "windows"})
 _GPU = frozenset({"igpu", "dgpu"})
 
-# Every backend a device could ask for. Vendors are empty where any will do.
+# Every backend a device could ask for.
 BACKENDS: tuple[Backend, ...] = (
-    Backend("cpu", "cpu", frozenset({"cpu"}), frozenset(), _ANY, "a C++ compiler"),
-    Backend(
-        "vulkan",
-        "vulkan",
-        _GPU,
-        frozenset(),
-        frozenset({"linux", "windows"}),
-        "glslc, Vulkan headers 1.4 and spirv-headers",
-    ),
-    Backend("rocm", "hip", _GPU, frozenset({"AMD"}), frozenset({"linux", "windows"}), "ROCm 6.4 or newer"),
-    Backend("cuda", "cuda", _GPU, frozenset({"NVIDIA"}), frozenset({"linux", "windows"}), "the CUDA toolkit"),
-    Backend("metal", "metal", _GPU, frozenset({"Apple"}), frozenset({"macos"}), "the Xcode command line tools"),
-    Backend("sycl", "sycl", _GPU, frozenset({"Intel"}), frozenset({"linux", "windows"}), "Intel oneAPI"),
-    Backend("opencl", "opencl", _GPU, frozenset({"Qualcomm"}), frozenset({"linux", "windows"}), "OpenCL headers"),
-    Backend("rpc", "rpc", frozenset(), frozenset(), _ANY, "nothing more"),
+    Backend("cpu", "cpu", frozenset({"cpu"}), frozenset(), _ANY),
+    Backend("vulkan", "vulkan", _GPU, frozenset(), _PC),
+    Backend("rocm", "hip", _GPU, frozenset({"AMD"}), _PC),
+    Backend("cuda", "cuda", _GPU, frozenset({"NVIDIA"}), _PC),
+    Backend("metal", "metal", _GPU, frozenset({"Apple"}), frozenset({"macos"})),
+    Backend("sycl", "sycl", _GPU, frozenset({"Intel"}), _PC),
+    Backend("opencl", "opencl", _GPU, frozenset({"Qualcomm"}), _PC),
+    Backend("rpc", "rpc", frozenset(), frozenset(), _ANY),
 )
 
 
@@ -71,6 +53,14 @@ def library_folder() -> Path | None:
     return Path(next(iter(spec.submodule_search_locations))) / "lib"
 
 
+def ggml_library(folder: Path) -> Path:
+    """The registry library in `folder`."""
+    for name in ("libggml.so", "libggml.so.0", "ggml.dll", "libggml.dylib", "libggml.0.dylib"):
+        if (folder / name).exists():
+            return folder / name
+    raise FileNotFoundError(f"no ggml library in {folder}")
+
+
 def built_libraries(folder: Path | None) -> dict[str, tuple[Path, ...]]:
     """Backend name → its libraries: one, or the CPU's variants. Unknown stems keep their own name."""
     if folder is None or not folder.is_dir():
@@ -84,6 +74,28 @@ def built_libraries(folder: Path | None) -> dict[str, tuple[Path, ...]]:
         stem = "cpu" if match[1].startswith("cpu") else match[1]
         found.setdefault(names.get(stem, stem), []).append(path)
     return {name: tuple(paths) for name, paths in found.items()}
+
+
+def best_variant(libraries: tuple[Path, ...]) -> Path:
+    """The one with the highest score on this processor, as ggml itself would choose. Several are loaded for it.
+
+    Raises: OSError: none of them runs here.
+    """
+    if len(libraries) == 1:
+        return libraries[0]
+    scores = {}
+    for path in libraries:
+        try:
+            score = ctypes.CDLL(str(path)).ggml_backend_score
+        except (OSError, AttributeError):
+            scores[path] = 1  # without a score it is the only one of its kind
+            continue
+        score.restype = ctypes.c_int
+        scores[path] = score()
+    best = max(scores, key=lambda path: scores[path])
+    if scores[best] == 0:
+        raise OSError("no variant of this library runs on this processor")
+    return best
 
 
 def has_onnxruntime() -> bool:

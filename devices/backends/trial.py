@@ -11,10 +11,12 @@ from typing import Any
 
 import msgspec
 
+from devices import remedies
 from devices.as_json import backend_reports, to_json
 from devices.backends import libraries
 from devices.backends.child import Outcome, run_child
 from devices.child_command import child_command
+from devices.kernel_packs.folder import installed_libraries
 from devices.types import BackendDevice, BackendReport, Machine
 
 # Source: Ollama gives a library 30 s, 90 s on Windows, where antivirus reads it first; drivers answer within 5.
@@ -38,7 +40,7 @@ def planned(folder: Path | None, *, onnx: bool) -> tuple[Trial, ...]:
     ggml = child_command("devices.backends.ggml_child", str(folder))
     trials = [
         Trial(name, paths[0].name, (*ggml, *map(str, paths)), paths)
-        for name, paths in libraries.built_libraries(folder).items()
+        for name, paths in installed_libraries(folder).items()
     ]
     if onnx:
         trials.append(Trial("onnx", "onnxruntime", child_command("devices.backends.onnx_child")))
@@ -68,14 +70,14 @@ def try_backends(
     if missing:
         with ThreadPoolExecutor(max_workers=len(missing), thread_name_prefix="backend-trial") as pool:
             for trial, outcome in zip(missing, pool.map(lambda t: run_child(t.argv, limit), missing), strict=True):
-                reports[trial.backend] = _report(trial, outcome)
+                reports[trial.backend] = _report(trial, outcome, machine)
         if cache is not None:
             _write_cache(cache, {keys[name]: report for name, report in reports.items()})
     tried = {trial.backend for trial in trials}
     return (*(reports[t.backend] for t in trials), *_not_built(machine, tried))
 
 
-def _report(trial: Trial, outcome: Outcome) -> BackendReport:
+def _report(trial: Trial, outcome: Outcome, machine: Machine) -> BackendReport:
     if outcome.answer is None:
         fix = f"Run `{' '.join(trial.argv)}` by hand to see its messages; update the driver it needs."
         return BackendReport(trial.backend, trial.library, "failed", outcome.reason, fix, seconds=outcome.seconds)
@@ -91,20 +93,12 @@ def _report(trial: Trial, outcome: Outcome) -> BackendReport:
         library=str(answer.get("library") or trial.library),
         state="usable" if devices else "no_device",
         reason="" if devices else "it loaded but found no device",
-        fix_hint=None if devices else NO_DEVICE.get(trial.backend),
+        fix_hint=None if devices else remedies.no_device(trial.backend, machine.system),
         version=str(answer.get("version") or ""),
         seconds=outcome.seconds,
         features=features,
         devices=devices,
     )
-
-
-NO_DEVICE = {
-    "vulkan": "Install a Vulkan driver: `sudo apt install mesa-vulkan-drivers` (AMD, Intel) or NVIDIA's own.",
-    "rocm": "Install the ROCm runtime and join the render group: `sudo usermod -aG render $USER`.",
-    "cuda": "Install NVIDIA's driver; `nvidia-smi` must list the GPU.",
-    "rpc": None,
-}
 
 
 def _not_built(machine: Machine, tried: set[str]) -> list[BackendReport]:
@@ -119,7 +113,8 @@ def _not_built(machine: Machine, tried: set[str]) -> list[BackendReport]:
         )
         if wanted:
             reason = "its library is not installed"
-            found.append(BackendReport(backend.name, "", "not_built", reason, backend.build_hint))
+            hint = remedies.missing_backend(backend.name, machine.system, machine.arch)
+            found.append(BackendReport(backend.name, "", "not_built", reason, hint))
     if "onnx" not in tried:
         fix = "Install it: `pip install onnxruntime`."
         found.append(BackendReport("onnx", "", "not_built", "ONNX Runtime is not installed", fix))

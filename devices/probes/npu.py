@@ -15,12 +15,6 @@ PNP_PCI = re.compile(r"^PCI\\VEN_([0-9A-F]{4})&DEV_([0-9A-F]{4})(?:.*?&REV_([0-9
 PNP_QUALCOMM = re.compile(r"^(PCI\\VEN_QCOM&DEV_0C40|ACPI\\(VEN_)?QCOM(&DEV_)?0(C40|D0A|A40))", re.IGNORECASE)
 
 
-def kernel_version(release: str) -> tuple[int, int]:
-    """`6.18.44-fc` as (6, 18); (0, 0) when it does not parse."""
-    match = re.match(r"(\d{1,3})\.(\d{1,4})", release, re.ASCII)
-    return (int(match[1]), int(match[2])) if match else (0, 0)
-
-
 def linux_npus(host: Host, functions: tuple[PciFunction, ...], ram: SystemMemory, kernel: str) -> list[Device]:
     """NPUs of a Linux machine, usable or not."""
     found = []

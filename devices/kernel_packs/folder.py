@@ -1,0 +1,40 @@
+"""Where packs lie, and the libraries of those in use."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+import platformdirs
+
+from devices.backends.libraries import built_libraries
+from devices.kernel_packs.store import PackStore
+
+# Where installers/build.py puts packs: beside the program's packages. A source tree has no such folder.
+SHIPPED: Final = Path(__file__).resolve().parents[2] / "kernels"
+
+
+def packs_folder() -> Path:
+    """`kernels` below TESSERA_HOME, or in the folder for a user's data. TESSERA_KERNELS overrides both."""
+    if override := os.environ.get("TESSERA_KERNELS"):
+        return Path(override)
+    if home := os.environ.get("TESSERA_HOME"):
+        return Path(home).expanduser().absolute() / "kernels"
+    return Path(platformdirs.PlatformDirs("tessera", appauthor=False).user_data_dir) / "kernels"
+
+
+def installed_libraries(folder: Path | None) -> dict[str, tuple[Path, ...]]:
+    """Backend name → its libraries: those in llama.cpp's `folder`, with packs in the place of shipped ones."""
+    return built_libraries(folder) | active_libraries()
+
+
+def active_libraries() -> dict[str, tuple[Path, ...]]:
+    """Backend name → libraries of the packs in use: the user's, else those an installed program brings along.
+
+    Reads a small file for each pack.
+    """
+    found: dict[str, tuple[Path, ...]] = {}
+    for folder in sorted(SHIPPED.iterdir()) if SHIPPED.is_dir() else ():
+        found |= built_libraries(folder)
+    for pack in PackStore(packs_folder()).active():
+        found |= built_libraries(pack.folder)
+    return found

@@ -1,0 +1,104 @@
+"""What a pack says of itself: which platform and ggml it is for, its files, and what it needs at run time."""
+
+import hashlib
+import platform
+import re
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from devices.errors import PackRefused
+
+FORMAT: Final = 1
+NAME: Final = "manifest.json"
+_WORD: Final = re.compile(r"^[a-z0-9][a-z0-9_.+-]{0,63}$")
+_FILE: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,127}$")
+_SHA256: Final = re.compile(r"^[0-9a-f]{64}$")
+MAX_MANIFEST_BYTES: Final = 1 << 20
+MAX_FILE_BYTES: Final = 4 << 30
+
+
+class PackFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file of a pack, lying beside the manifest. `num_bytes` and `sha256` (hex) are checked first."""
+
+    name: str
+    num_bytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A pack. `backend` is ggml's name (`vulkan`), `platform` such as `linux-x86_64`.
+
+    `ggml_version` and `headers` (see abi.py) must be those of the installed libraries. `glibc` is the oldest that
+    will do (empty: no need). `needs` are libraries the system must have, each with words that say how to get it.
+    """
+
+    format: int
+    name: str
+    version: str
+    backend: str
+    platform: str
+    ggml_version: str
+    headers: str
+    files: tuple[PackFile, ...]
+    glibc: str = ""
+    needs: dict[str, str] = {}
+    built: dict[str, str] = {}
+
+    @property
+    def digest(self) -> str:
+        """Names this very build: 16 hexadecimal digits."""
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all files."""
+        return sum(file.num_bytes for file in self.files)
+
+
+def this_platform() -> str:
+    """The platform of this machine, as packs name it."""
+    systems = {"linux": "linux", "win32": "windows", "darwin": "macos"}
+    machines = {"AMD64": "x86_64", "arm64": "aarch64", "ARM64": "aarch64"}
+    return f"{systems.get(sys.platform, sys.platform)}-{machines.get(platform.machine(), platform.machine())}"
+
+
+def parse(data: bytes) -> Manifest:
+    """A manifest that is well formed and names no path outside its folder. Raises: PackRefused."""
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise PackRefused(f"its manifest has {len(data)} bytes, at most {MAX_MANIFEST_BYTES} are read")
+    try:
+        found = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PackRefused(f"its manifest cannot be read: {error}") from error
+    if found.format != FORMAT:
+        raise PackRefused(f"its manifest has format {found.format}, this program reads {FORMAT}; update Tessera")
+    for label, word in (("name", found.name), ("version", found.version), ("backend", found.backend)):
+        if not _WORD.match(word):
+            raise PackRefused(f"its {label} {word[:64]!r} is not a plain word")
+    names = [file.name for file in found.files]
+    if not names or len(set(names)) != len(names) or NAME in names:
+        raise PackRefused("its list of files is empty or names one twice")
+    for file in found.files:
+        if not _FILE.match(file.name) or ".." in file.name or not _SHA256.match(file.sha256):
+            raise PackRefused(f"its file {file.name[:64]!r} has no plain name or no SHA-256")
+        if not 0 < file.num_bytes <= MAX_FILE_BYTES:
+            raise PackRefused(f"its file {file.name} has {file.num_bytes} bytes")
+    return found
+
+
+def check_files(manifest: Manifest, folder: Path) -> None:
+    """Every file is there, whole and unchanged. Raises: PackRefused."""
+    for file in manifest.files:
+        path = folder / file.name
+        try:
+            if path.is_symlink() or path.stat().st_size != file.num_bytes:
+                raise PackRefused(f"{file.name} does not have the {file.num_bytes} bytes of the manifest")
+            with path.open("rb") as opened:
+                found = hashlib.file_digest(opened, "sha256").hexdigest()
+        except OSError as error:
+            raise PackRefused(f"{file.name} cannot be read: {error.strerror}") from error
+        if found != file.sha256:
+            raise PackRefused(f"{file.name} was changed: its SHA-256 is {found[:12]}…, not {file.sha256[:12]}…")

@@ -1,0 +1,206 @@
+"""The installed packs: each build in a folder of its own, one of them in use, the one before it kept.
+
+<packs>/<name>/<digest>/manifest.json and files
+<packs>/<name>/in_use.json        {"format": 1, "digest": …, "previous": … or null}
+"""
+
+import contextlib
+import os
+import shutil
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+
+from devices.errors import PackRefused
+from devices.kernel_packs import manifest as manifests
+from devices.kernel_packs.manifest import Manifest
+
+IN_USE: Final = "in_use.json"
+_CHUNK: Final = 1 << 20
+
+
+class InUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Which build is used, and the one to go back to. `digest` None: the pack rests."""
+
+    digest: str | None
+    previous: str | None = None
+    format: int = 1
+
+
+class Pack(msgspec.Struct, frozen=True, kw_only=True):
+    """An installed build of a pack."""
+
+    manifest: Manifest
+    folder: Path
+    in_use: bool
+    previous: bool
+
+
+class PackStore:
+    """Installs, lists and removes. Nothing here loads a library: that is tried before `use` (see trial.py)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def packs(self) -> tuple[Pack, ...]:
+        """Every installed build whose manifest can be read, by name."""
+        found = []
+        for place in sorted(self.folder.glob("*/*/" + manifests.NAME)) if self.folder.is_dir() else []:
+            with contextlib.suppress(PackRefused, OSError):
+                manifest = manifests.parse(place.read_bytes())
+                state = self._in_use(manifest.name)
+                digest = place.parent.name
+                found.append(
+                    Pack(
+                        manifest=manifest,
+                        folder=place.parent,
+                        in_use=state.digest == digest,
+                        previous=state.previous == digest,
+                    )
+                )
+        return tuple(found)
+
+    def active(self) -> tuple[Pack, ...]:
+        """The packs in use."""
+        return tuple(pack for pack in self.packs() if pack.in_use)
+
+    def add(self, source: Path) -> Pack:
+        """Copy a pack from a folder or an archive (.tar.*, .zip) into the store, unused yet.
+
+        The manifest decides which members are read; nothing else of an archive is. Raises: PackRefused, OSError.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".incoming-") as name:
+            work = Path(name)
+            manifest = _unpacked(source, work)
+            manifests.check_files(manifest, work)
+            target = self.folder / manifest.name / manifest.digest
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                for path in work.iterdir():
+                    path.chmod(0o644)
+                work.rename(target)
+                work.mkdir()  # for TemporaryDirectory to remove
+        return self._pack(manifest, target)
+
+    def use(self, pack: Pack) -> None:
+        """From the next start of a runner on, this build is used; the one before it is kept."""
+        state = self._in_use(pack.manifest.name)
+        previous = state.digest if state.digest not in {None, pack.folder.name} else state.previous
+        self._write(pack.manifest.name, InUse(digest=pack.folder.name, previous=previous))
+        for other in self.packs():
+            kept = {pack.folder.name, previous}
+            if other.manifest.name == pack.manifest.name and other.folder.name not in kept:
+                shutil.rmtree(other.folder, ignore_errors=True)
+
+    def drop(self, pack: Pack) -> None:
+        """Remove a build that was never used or whose trial failed."""
+        state = self._in_use(pack.manifest.name)
+        if pack.folder.name not in {state.digest, state.previous}:
+            shutil.rmtree(pack.folder, ignore_errors=True)
+
+    def rollback(self, name: str) -> Pack | None:
+        """Use the build before the present one; None where there is none, then the pack rests.
+
+        Raises: PackRefused: no such pack.
+        """
+        state = self._in_use(self._known(name))
+        self._write(name, InUse(digest=state.previous, previous=state.digest))
+        return next((pack for pack in self.active() if pack.manifest.name == name), None)
+
+    def remove(self, name: str) -> None:
+        """Remove every build of a pack. Raises: PackRefused: no such pack."""
+        shutil.rmtree(self.folder / self._known(name))
+
+    def _known(self, name: str) -> str:
+        names = sorted({pack.manifest.name for pack in self.packs()})
+        if name not in names:
+            raise PackRefused(f"no pack named {name[:64]!r} is installed; there are: {', '.join(names) or 'none'}")
+        return name
+
+    def _pack(self, manifest: Manifest, folder: Path) -> Pack:
+        state = self._in_use(manifest.name)
+        digest = folder.name
+        return Pack(
+            manifest=manifest, folder=folder, in_use=state.digest == digest, previous=state.previous == digest
+        )
+
+    def _in_use(self, name: str) -> InUse:
+        try:
+            return msgspec.json.decode((self.folder / name / IN_USE).read_bytes(), type=InUse)
+        except (OSError, msgspec.DecodeError):
+            return InUse(digest=None)
+
+    def _write(self, name: str, state: InUse) -> None:
+        path = self.folder / name / IN_USE
+        partial = path.with_suffix(f".{os.getpid()}.tmp")
+        partial.write_bytes(msgspec.json.encode(state))
+        partial.replace(path)
+
+
+def _unpacked(source: Path, work: Path) -> Manifest:
+    """Copy the manifest and the files it names from `source` into `work`."""
+    if source.is_dir():
+        manifest = manifests.parse(_head(source / manifests.NAME))
+        for file in manifest.files:
+            with (source / file.name).open("rb") as opened:
+                _copy(opened, work / file.name, file.num_bytes)
+    elif zipfile.is_zipfile(source):
+        manifest = _from_zip(source, work)
+    elif tarfile.is_tarfile(source):
+        manifest = _from_tar(source, work)
+    else:
+        raise PackRefused(f"{source} is neither a folder with a {manifests.NAME} nor a .tar or .zip archive")
+    (work / manifests.NAME).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+    return manifest
+
+
+def _from_zip(source: Path, work: Path) -> Manifest:
+    with zipfile.ZipFile(source) as archive:
+        members = {Path(info.filename).name: info for info in archive.infolist() if not info.is_dir()}
+        if manifests.NAME not in members:
+            raise PackRefused(f"{source.name} holds no {manifests.NAME}")
+        with archive.open(members[manifests.NAME]) as opened:
+            manifest = manifests.parse(opened.read(manifests.MAX_MANIFEST_BYTES + 1))
+        for file in manifest.files:
+            if file.name not in members:
+                raise PackRefused(f"{file.name} is missing in {source.name}")
+            with archive.open(members[file.name]) as opened:
+                _copy(opened, work / file.name, file.num_bytes)
+    return manifest
+
+
+def _from_tar(source: Path, work: Path) -> Manifest:
+    with tarfile.open(source) as archive:
+        members = {Path(member.name).name: member for member in archive if member.isfile()}
+        held = archive.extractfile(members[manifests.NAME]) if manifests.NAME in members else None
+        if held is None:
+            raise PackRefused(f"{source.name} holds no {manifests.NAME}")
+        manifest = manifests.parse(held.read(manifests.MAX_MANIFEST_BYTES + 1))
+        for file in manifest.files:
+            opened = archive.extractfile(members[file.name]) if file.name in members else None
+            if opened is None:
+                raise PackRefused(f"{file.name} is missing in {source.name}")
+            _copy(opened, work / file.name, file.num_bytes)
+    return manifest
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(manifests.MAX_MANIFEST_BYTES + 1)
+    except OSError as error:
+        raise PackRefused(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _copy(source: IO[bytes], target: Path, num_bytes: int) -> None:
+    """At most one byte more than promised: a bomb ends as a file of the wrong size."""
+    left = num_bytes + 1
+    with target.open("xb") as file:
+        while left > 0 and (chunk := source.read(min(_CHUNK, left))):
+            file.write(chunk)
+            left -= len(chunk)

@@ -1,0 +1,74 @@
+"""The step that brings a missing backend, its driver or better kernels, in the words of each system."""
+
+import sys
+from typing import Final
+
+from devices.types import System
+
+PACKS_PAGE: Final = "docs/kernels.md"
+# What start.py needs beside a compiler to build the Vulkan backend, by the names of Debian and Ubuntu.
+VULKAN_TOOLS: Final = "glslc, Vulkan headers 1.4 and spirv-headers"
+_TOOLKITS: Final = {
+    "cuda": ("CUDA", "the CUDA toolkit"),
+    "rocm": ("HIP", "ROCm 6.4 or newer"),
+    "sycl": ("SYCL", "Intel oneAPI"),
+    "opencl": ("OPENCL", "OpenCL headers and loader"),
+    "rpc": ("RPC", "nothing more"),
+}
+_MAKERS_DRIVER: Final = "Install the current driver of the GPU's maker, then restart"
+
+
+def rebuild(system: System, *, frozen: bool | None = None) -> str:
+    """How the shipped libraries are made anew. `frozen`: an installed program, which has nothing to build with."""
+    if getattr(sys, "frozen", False) if frozen is None else frozen:
+        return "Install Tessera again"
+    if system == "windows":
+        return "rmdir /s /q .venv && py start.py"
+    return "rm -r .venv && python3 start.py"
+
+
+def missing_backend(backend: str, system: System, arch: str, *, frozen: bool | None = None) -> str:
+    """How to get the library of a backend that some device here could use."""
+    again = rebuild(system, frozen=frozen)
+    if backend == "cpu":
+        return f"Make the CPU kernels anew (a C++ compiler is needed): `{again}`."
+    if backend == "metal":
+        return f"Install Apple's tools (`xcode-select --install`), then build again: `{again}`."
+    pack = f"{backend}-{system}-{'x86_64' if arch.lower() in {'amd64', 'x86_64'} else arch.lower()}"
+    install = f"Install its kernel pack: `tessera kernels install FILE` with {pack} ({PACKS_PAGE})"
+    if (getattr(sys, "frozen", False) if frozen is None else frozen) or (
+        system == "windows" and backend == "vulkan"
+    ):
+        return f"{install}."
+    if backend == "vulkan":
+        return f"{install}; or install {VULKAN_TOOLS} and build again: `{again}`."
+    option, toolkit = _TOOLKITS.get(backend, (backend.upper(), "its toolkit"))
+    flag = f"-DGGML_{option}=ON"
+    build = (
+        f"set CMAKE_ARGS={flag}&& {again}"
+        if system == "windows"
+        else f"rm -r .venv && CMAKE_ARGS={flag} python3 start.py"
+    )
+    return f"{install}; or install {toolkit} and build again: `{build}`."
+
+
+def no_device(backend: str, system: System) -> str | None:
+    """What a backend that loads but finds no device lacks; None where nothing can be said."""
+    if system == "windows":
+        return {
+            "vulkan": f"{_MAKERS_DRIVER}: it brings Vulkan.",
+            "cuda": "Install NVIDIA's driver, then restart; `nvidia-smi` must list the GPU.",
+            "rocm": "Install AMD's HIP SDK and the current Adrenalin driver, then restart.",
+            "sycl": f"{_MAKERS_DRIVER}, with Intel's oneAPI runtime.",
+            "opencl": f"{_MAKERS_DRIVER}: it brings OpenCL.",
+        }.get(backend)
+    if system == "macos":
+        return "This Mac's GPU needs macOS 13 or newer for Metal 3." if backend == "metal" else None
+    return {
+        "vulkan": "Install a Vulkan driver: Mesa's for AMD and Intel (`mesa-vulkan-drivers` on Debian, Ubuntu and "
+        "Fedora, `vulkan-radeon` or `vulkan-intel` on Arch), or NVIDIA's own.",
+        "rocm": "Install the ROCm runtime and join the render group: `sudo usermod -aG render $USER`.",
+        "cuda": "Install NVIDIA's driver; `nvidia-smi` must list the GPU.",
+        "sycl": "Install Intel's compute runtime (`intel-opencl-icd` and `libze1` on Debian and Ubuntu).",
+        "opencl": "Install an OpenCL driver; `clinfo` must list the GPU.",
+    }.get(backend)

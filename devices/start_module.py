@@ -1,0 +1,17 @@
+"""Run a module of this program: `python devices/start_module.py MODULE [ARGUMENT ...]`.
+
+`python -m MODULE` searches the current folder first. This program is started in folders that come from anywhere,
+and one with an `app.py` or a `json.py` of its own would have it run.
+"""
+
+import os
+import sys
+
+# This program's own folder in place of the script's, in which `types` is another module than Python's.
+sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib comes later
+
+import runpy  # noqa: E402 - see above
+
+if __name__ == "__main__":
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
