@@ -6,6 +6,7 @@ from engine.dispatch.types import Rung
 from engine.errors import EngineError
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import LoadSettings
+from engine.types import DeviceCheck
 
 
 class Admission(Protocol):
@@ -13,6 +14,14 @@ class Admission(Protocol):
 
     async def reserve(self, model_id: str, settings: LoadSettings) -> None:
         """Set memory aside. Raises: NotEnoughMemory."""
+        ...
+
+    async def to_load(self, settings: LoadSettings) -> LoadSettings:
+        """The settings as the runner gets them: with what its device must be compared with."""
+        ...
+
+    async def compared(self, settings: LoadSettings, check: DeviceCheck | None) -> None:
+        """A load succeeded; `check` is how its device compared with the CPU, None where it was not compared."""
         ...
 
     async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Rung | None:
@@ -49,6 +58,13 @@ class Unlimited:
 
     async def reserve(self, model_id: str, settings: LoadSettings) -> None:
         """Nothing is refused."""
+
+    async def to_load(self, settings: LoadSettings) -> LoadSettings:
+        """Nothing is compared."""
+        return settings
+
+    async def compared(self, settings: LoadSettings, check: DeviceCheck | None) -> None:
+        """Nothing is remembered."""
 
     async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Rung | None:
         """Nothing else is tried."""

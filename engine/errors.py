@@ -1,5 +1,7 @@
 """The engine's error tree: facts as fields; words are made where a person or a client reads them."""
 
+from collections.abc import Mapping
+
 
 class EngineError(Exception):
     """Base of every error the engine raises on purpose. `code` is stable and scriptable."""
@@ -66,15 +68,26 @@ class SelfCheckFailed(BadModelFile):
         super().__init__(path, f"the check after loading failed: {reason}")
 
 
+class DeviceCheckFailed(SelfCheckFailed):
+    """The device differs from the CPU; `numbers` are a DeviceCheck's, empty where it computed none."""
+
+    code = "device_check_failed"
+
+    def __init__(self, path: str, reason: str, numbers: Mapping[str, object] | None = None) -> None:
+        super().__init__(path, reason)
+        self.reason = reason
+        self.numbers = dict(numbers or {})
+
+
 class ContextOverflow(InputFault):
-    """The prompt does not fit the context; both counts in tokens."""
+    """The prompt does not fit the context; both counts in tokens. `at_least`: it was not counted to its end."""
 
     code = "context_length_exceeded"
 
-    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
+    def __init__(self, prompt_tokens: int, context_tokens: int, *, at_least: bool = False) -> None:
         super().__init__(
-            f"The prompt has {prompt_tokens} tokens, but this model runs with a context of {context_tokens}. "
-            "Shorten the prompt or load the model with a larger context.",
+            f"The prompt has {'at least ' if at_least else ''}{prompt_tokens} tokens, but this model runs with a "
+            f"context of {context_tokens}. Shorten the prompt or load the model with a larger context.",
             "messages",
         )
         self.prompt_tokens = prompt_tokens

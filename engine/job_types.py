@@ -1,11 +1,40 @@
 """What a job is, as everybody sees it."""
 
-from typing import Any, Literal
+from enum import Enum
+from typing import Any, Literal, Self
 
 import msgspec
 
 JobState = Literal["queued", "running", "paused", "failed", "cancelled", "done"]
-_ENDED = frozenset({"failed", "cancelled", "done"})
+ENDED = frozenset({"failed", "cancelled", "done"})
+
+
+class JobKind(Enum):
+    """What a job does. Whoever treats kinds differently asks for a trait, never for a list of names.
+
+    `title` is English with a place for the `name` of what is worked on. `loses_work`: ended before it is done, it
+    has to begin anew. `can_pause`: a pause keeps what it has, so that resuming goes on from there.
+    """
+
+    title: str
+    loses_work: bool
+    can_pause: bool
+
+    def __new__(cls, value: str, title: str = "", *traits: str) -> Self:
+        """A kind from its name on the wire, its title and the traits it has."""
+        kind = object.__new__(cls)
+        kind._value_ = value
+        kind.title = title
+        kind.loses_work = "loses work" in traits
+        kind.can_pause = "can pause" in traits
+        return kind
+
+    PULL = "pull", "Downloading {name}", "can pause"
+    IMPORT = "import", "Importing {name}", "loses work"
+    VERIFY = "verify", "Checking {name}"
+    QUANTIZE = "quantize", "Making {name} fit", "loses work", "can pause"
+    # A search for settings keeps its record when it is paused; a measurement begins anew.
+    MEASURE = "measure", "{name}", "loses work", "can pause"
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,12 +67,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One job as everybody sees it; a new record for every change. Times are seconds since the epoch."""
 
     id: str
-    kind: str
+    kind: JobKind
     title: str
-    params: dict[str, Any]
-    state: JobState
-    created_at: float
-    updated_at: float
+    params: dict[str, Any] = {}
+    state: JobState = "queued"
+    created_at: float = 0.0
+    updated_at: float = 0.0
     progress: Progress = Progress()
     result: dict[str, Any] | None = None
     error: Fault | None = None
@@ -51,4 +80,4 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ended(self) -> bool:
         """Whether nothing more will happen to it."""
-        return self.state in _ENDED
+        return self.state in ENDED

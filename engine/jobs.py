@@ -18,9 +18,10 @@ import msgspec
 
 import quantize.errors
 from engine.errors import Cancelled, EngineError, InputFault
-from engine.job_types import Fault, Job, JobState, Progress
+from engine.job_types import Fault, Job, JobKind, JobState, Progress
+from engine.json_store import JsonStore
 
-__all__ = ["Control", "Fault", "Job", "JobRegistry", "JobState", "Paused", "Progress", "Subscription"]
+__all__ = ["Control", "Fault", "Job", "JobKind", "JobRegistry", "JobState", "Paused", "Progress", "Subscription"]
 
 _log = logging.getLogger(__name__)
 _KEPT = 200
@@ -192,26 +193,26 @@ class JobRegistry:
     """All jobs of this process, kept in one file. `parallel` jobs of a kind run at once, the others queue."""
 
     def __init__(self, file: Path | None = None) -> None:
-        self._file = file
+        self._kept = JsonStore(file, list[Job], list)
         self._jobs: dict[str, Job] = {}
         self._controls: dict[str, Control] = {}
         self._threads: dict[str, threading.Thread] = {}
-        self._kinds: dict[str, tuple[Work, _Slots]] = {}
+        self._kinds: dict[JobKind, tuple[Work, _Slots]] = {}
         self._subscriptions: list[Subscription] = []
         self._lock = threading.RLock()
         self._load()
 
-    def register(self, kind: str, work: Work, parallel: int = 1) -> None:
+    def register(self, kind: JobKind, work: Work, parallel: int = 1) -> None:
         """Say what jobs of `kind` do. The work raises EngineError (or Cancelled, Paused); its result is JSON."""
         self._kinds[kind] = (work, _Slots(parallel))
 
-    def start(self, kind: str, title: str, params: dict[str, Any]) -> Job:
+    def start(self, kind: JobKind, title: str, params: dict[str, Any]) -> Job:
         """Begin a job. Raises: InputFault: nobody registered that kind."""
         if kind not in self._kinds:
-            raise InputFault(f"there is no kind of job called {kind!r}", "kind")
+            raise InputFault(f"this server does no jobs of kind {kind.value}", "kind")
         now = time.time()
         job = Job(
-            id=f"{kind}-{uuid.uuid4().hex[:10]}",
+            id=f"{kind.value}-{uuid.uuid4().hex[:10]}",
             kind=kind,
             title=title,
             params=params,
@@ -231,7 +232,7 @@ class JobRegistry:
             if thread is not None and thread.is_alive():
                 thread.join(5)
             if job.kind not in self._kinds:
-                raise InputFault(f"there is no kind of job called {job.kind!r}", "kind")
+                raise InputFault(f"this server does no jobs of kind {job.kind.value}", "kind")
             return self._begin(job)
 
     def pause(self, job_id: str) -> Job:
@@ -363,29 +364,15 @@ class JobRegistry:
             self._save()
 
     def _save(self) -> None:
-        if self._file is None:
-            return
         ended = [j for j in self.jobs() if j.ended]
         for job in ended[_KEPT:]:
             del self._jobs[job.id]
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            fresh = self._file.with_suffix(".new")
-            fresh.write_bytes(msgspec.json.encode(list(self._jobs.values())))
-            fresh.replace(self._file)
+            self._kept.put(list(self._jobs.values()))
         except OSError as error:
             _log.warning("the list of jobs could not be kept: %s", error)
 
     def _load(self) -> None:
-        if self._file is None or not self._file.exists():
-            return
-        try:
-            jobs = msgspec.json.decode(self._file.read_bytes(), type=list[Job])
-        except (OSError, msgspec.DecodeError) as error:
-            kept = self._file.with_name(f"{self._file.name}.corrupt-{int(time.time())}")
-            self._file.replace(kept)
-            _log.warning("the list of jobs was damaged (%s); kept as %s", error, kept)
-            return
-        for job in jobs:
+        for job in self._kept.get():
             interrupted = job.state in {"queued", "running"}
             self._jobs[job.id] = msgspec.structs.replace(job, state="paused") if interrupted else job

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any, Final
 
-from quantize import json_file
-from quantize.byte_source import FileSource
-from quantize.safetensors_file import safe_member
+from quantize.files import json_file
+from quantize.files.byte_source import FileSource
+from quantize.files.safetensors_file import safe_member
 
 MAX_JSON_BYTES: Final = 4 << 20
 MAX_TEMPLATE_BYTES: Final = 1 << 20

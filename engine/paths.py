@@ -1,12 +1,29 @@
-"""Where Tessera keeps things. `TESSERA_HOME` moves every folder at once."""
+"""Where Tessera keeps things, and where its server is found. `TESSERA_HOME` moves every folder at once."""
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
 
+# Where the server listens unless the settings or the command line say otherwise.
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 7373
+# Tokens a model gets when nobody asks for more: enough for a long chat, small next to the weights.
+DEFAULT_CONTEXT = 8192
 BUNDLED_MODELS = Path(__file__).resolve().parent.parent / "assets" / "models"
+
+
+def installed_models() -> Path:
+    """Where start.py puts the model of a fresh machine; `TESSERA_INSTALLED_MODELS` names another folder."""
+    named = os.environ.get("TESSERA_INSTALLED_MODELS")
+    return Path(named) if named else Path(sys.prefix) / "share" / "tessera" / "models"
+
+
+def is_installed(path: Path) -> bool:
+    """The path belongs to the installation, so nothing may be written beside it."""
+    return path.is_relative_to(BUNDLED_MODELS) or path.is_relative_to(installed_models())
 
 
 @dataclass(frozen=True)

@@ -4,24 +4,23 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import msgspec
 
 from engine.admission import Admission, Unlimited
+from engine.dispatch.types import Placement
 from engine.errors import BadModelFile, EngineError, NotEnoughMemory, RunnerDied
+from engine.loaded_model import MAX_CRASHES, LoadedModel, Place
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.time_spent import current_clock
-from engine.types import Done, Event, GenerationRequest, ModelFacts, Started
+from engine.types import Delta, Done, Event, GenerationRequest, Started
 
 log = logging.getLogger(__name__)
 
-# A model that kills its runner this often in this time is not loaded again until the file or settings change.
-MAX_CRASHES: Final = 3
+# A model that kills its runner MAX_CRASHES times in this time is not loaded again until file or settings change.
 CRASH_WINDOW_S: Final = 300.0
 # How often idle models are looked at. A model overstays its time to live by at most this.
 REAP_S: Final = 1.0
@@ -29,84 +28,30 @@ REAP_S: Final = 1.0
 STATS_S: Final = 1.0
 
 
+class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as it would be loaded now: its id, the engine that runs it, its settings.
+
+    `placement` says where and why, if a dispatcher chose; its settings are `settings`.
+    """
+
+    model_id: str
+    engine: str
+    settings: LoadSettings
+    placement: Placement | None = None
+
+
 class ModelSource(Protocol):
     """Turns a model's name into what a runner needs."""
 
-    async def resolve(self, model: str) -> tuple[str, str, LoadSettings]:
-        """The model's id, the engine that runs it and its settings; ModelNotFound or another EngineError."""
+    async def resolve(self, model: str, min_ctx: int = 0) -> Resolved:
+        """How to load it, with `min_ctx` tokens of context or as many as it was trained for. Keeps nothing.
+
+        Raises: ModelNotFound or another EngineError.
+        """
         ...
 
 
 Starter = Callable[[str, str], Awaitable[RunnerProcess]]
-
-
-@dataclass
-class LoadedModel:
-    """One model that is loaded or being loaded.
-
-    `progress` of `phase` is 0 to 1; `waiting` requests wait for its load. It is unloaded after `ttl_s` without a
-    request (None: never), or earlier when another model needs its room, unless it is `pinned`. `notes` tell what
-    was changed because the first settings failed; `proven` are the last settings that generated a token.
-    """
-
-    id: str
-    engine: str
-    settings: LoadSettings
-    runner: RunnerProcess | None = None
-    facts: ModelFacts | None = None
-    progress: float = 0.0
-    phase: str = ""
-    loading: bool = False
-    waiting: int = 0
-    ttl_s: float | None = None
-    pinned: bool = False
-    notes: list[str] = field(default_factory=list)
-    proven: LoadSettings | None = None
-    loaded_at: float = 0.0
-    last_used: float = field(default_factory=time.monotonic)
-    crashes: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CRASHES))
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def ready(self) -> bool:
-        """A live runner serves it."""
-        return self.runner is not None and self.runner.alive and self.facts is not None
-
-    @property
-    def trained_ctx(self) -> int:
-        """The longest context the model was trained for, once that is known; else what its settings give."""
-        return self.facts.n_ctx_train if self.facts is not None else 0
-
-    @property
-    def idle(self) -> bool:
-        """Loaded, and nobody uses or waits for it."""
-        return self.ready and not self.waiting and self.runner is not None and self.runner.active_requests == 0
-
-    @property
-    def expires_in_s(self) -> float | None:
-        """Seconds until the model is unloaded if no request comes; None: it stays."""
-        if self.pinned or self.ttl_s is None:
-            return None
-        return max(0.0, self.last_used + self.ttl_s - time.monotonic())
-
-
-class Place:
-    """Where one request stands while its model loads, for those who tell the client."""
-
-    def __init__(self) -> None:
-        self._model: LoadedModel | None = None
-        self._before = 0
-
-    def take(self, model: LoadedModel) -> None:
-        """Queue up for a model."""
-        self._model, self._before = model, model.waiting
-
-    def words(self) -> str:
-        """How far the load is and who came before; nothing once the model is there."""
-        model = self._model
-        if model is None or model.ready:
-            return ""
-        return f"loading {model.progress:.0%}, requests before this one: {self._before}"
 
 
 class Pool:
@@ -141,6 +86,11 @@ class Pool:
         return [m for m in self._models.values() if m.ready]
 
     @property
+    def busy(self) -> bool:
+        """A model loads or answers."""
+        return any(m.loading or m.waiting or (m.ready and not m.idle) for m in self._models.values())
+
+    @property
     def known(self) -> list[LoadedModel]:
         """Models that are loaded, being loaded or have died."""
         return list(self._models.values())
@@ -167,11 +117,12 @@ class Pool:
         if known is not None and known.ready and not self._should_grow(known, min_ctx):
             known.last_used = time.monotonic()
             return known
-        model_id, engine, settings = await self._source.resolve(name)
-        self._ids[name] = model_id
-        model = self._models.get(model_id)
+        found = await self._source.resolve(name, min_ctx)
+        self._ids[name] = found.model_id
+        model = self._models.get(found.model_id)
         if model is None:
-            model = self._models[model_id] = LoadedModel(model_id, engine, settings, ttl_s=self._ttl_s)
+            model = LoadedModel(found.model_id, found.engine, found.settings, ttl_s=self._ttl_s)
+            self._models[found.model_id] = model
         if self._reaper is None:
             self._reaper = asyncio.create_task(self._reap())
         if place is not None:
@@ -184,7 +135,7 @@ class Pool:
                     await model.runner.stop()
                     model.runner = None
                 if not model.ready:
-                    model.settings = with_context(settings, min_ctx, model.trained_ctx)
+                    model.settings, model.placement = found.settings, found.placement
                     model.notes.clear()
                     await self._load(model, on_progress)
                 model.last_used = time.monotonic()
@@ -200,7 +151,7 @@ class Pool:
         """The loaded model should be replaced by one with more context."""
         if not model.ready or model.facts is None or model.runner is None or model.runner.active_requests:
             return False
-        return min(min_ctx, model.trained_ctx) > model.facts.n_ctx
+        return min(min_ctx, model.facts.n_ctx_train) > model.facts.n_ctx
 
     def forget_names(self) -> None:
         """What a name means may have changed: look it up again."""
@@ -244,7 +195,7 @@ class Pool:
             try:
                 runner = model.runner = await self._start(model.engine, model.settings.path)
                 try:
-                    model.facts = await runner.load(model.settings, progress)
+                    model.facts = await runner.load(await self._admission.to_load(model.settings), progress)
                 except BaseException:
                     runner.kill()
                     raise
@@ -257,6 +208,7 @@ class Pool:
                 model.notes.append(f"It failed to load ({error}), so it was tried again: {rung.change}.")
                 model.settings = rung.settings
             else:
+                await self._admission.compared(model.settings, model.facts.device_check)
                 return runner
 
     async def _admit(self, model: LoadedModel) -> None:
@@ -325,7 +277,7 @@ class Pool:
     ) -> AsyncGenerator[Event, None]:
         """The events of one runner; the admission learns of the first token and of the speed."""
         async for event in runner.generate(request):
-            if not isinstance(event, Started) and model.proven != model.settings:
+            if isinstance(event, Delta | Done) and model.proven != model.settings:
                 model.proven = model.settings
                 self._admission.proven(model.id)
             if isinstance(event, Done):
@@ -382,11 +334,3 @@ class Pool:
             self._reaper = None
         await asyncio.gather(*(self.unload(model_id) for model_id in list(self._models)))
         await asyncio.gather(*self._ending)
-
-
-def with_context(settings: LoadSettings, min_ctx: int, trained_ctx: int) -> LoadSettings:
-    """The settings with room for `min_ctx` tokens; before the first load the trained context is not known."""
-    if min_ctx <= settings.n_ctx or not trained_ctx:
-        return settings
-    n_ctx = min(min_ctx, trained_ctx)
-    return msgspec.structs.replace(settings, n_ctx=n_ctx, kv_cells=max(settings.kv_cells, n_ctx))

@@ -61,6 +61,16 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     preamble_open: bool = False
 
 
+class ReasoningBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """At most `tokens` tokens between `start` and `end`; then `close` is written. `is_open`: begun before."""
+
+    tokens: int
+    start: str
+    end: str
+    close: str
+    is_open: bool = False
+
+
 class Image(msgspec.Struct, frozen=True, kw_only=True):
     """One encoded picture (PNG, JPEG, WebP bytes), decoded only in the runner."""
 
@@ -77,8 +87,13 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     whether the runner guesses ahead: None where that was measured to pay, True wherever there is a guess, False
     never; the text stays the same. Without `cache_prompt` nothing computed before is used and nothing is left
     behind: what a measurement needs. Without `stream` the text comes whole at the end, and no token wakes anybody.
+    The model's own end tokens are never drawn with `ignore_eos`, nor before `min_tokens`; `stop_token_ids` end the
+    answer too and are not shown. `max_tokens` 0 reads the prompt and draws nothing. With `prompt_logprobs` and
+    `logprobs` the prompt's tokens are told as well, and nothing computed before is used.
     With `context_shift` an answer goes on when the context is full: the older half of what follows the prompt's
-    beginning is forgotten. `lora` are (adapter, scale).
+    beginning is forgotten. `lora` are (adapter, scale). With `loop_guard` an answer that goes round in circles or
+    turns into noise ends with `length`, and `Done.runaway` says why.
+    beginning is forgotten. `lora` are (adapter, scale). With `progress` the reading of a long prompt is told.
     """
 
     prompt: str | list[int]
@@ -93,11 +108,17 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     images: tuple[Image, ...] = ()
     keep_special: bool = False
     ignore_eos: bool = False
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: bool = False
+    reasoning: ReasoningBudget | None = None
     speculate: bool | None = None
     context_shift: bool = False
     cache_prompt: bool = True
     stream: bool = True
+    loop_guard: bool = False
     lora: tuple[tuple[str, float], ...] = ()
+    progress: bool = False
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -139,28 +160,68 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     cached_tokens: int
 
 
+class PromptProgress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
+    """How many of the prompt's tokens are read, those from the cache among them."""
+
+    processed: int
+    prompt_tokens: int
+    cached_tokens: int
+
+
 class Delta(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
-    """Newly generated text (whole UTF-8 characters, stop strings already withheld) and its tokens."""
+    """Newly generated text (whole UTF-8 characters, stop strings already withheld) and its tokens.
+
+    `prompt_logprobs` come once, with the first of these; the first token of all has NaN: nothing stood before it.
+    """
 
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Runaway(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why an answer was cut: a `passage` that came so many `times`, or tokens of `nats` surprise on average."""
+
+    kind: Literal["loop", "noise"]
+    passage: str = ""
+    times: int = 0
+    nats: float = 0.0
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """The end of a request. `stop` is the stop string that ended it, if one did."""
+    """The end of a request. `stop` is the stop string that ended it, `runaway` what its guard found, if so."""
 
     finish_reason: FinishReason
     usage: Usage
     timings: Timings
     stop: str | None = None
+    runaway: Runaway | None = None
 
 
-Event = Started | Delta | Done
+Event = Started | PromptProgress | Delta | Done
+
+
+class DeviceCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a device's log probabilities are from the CPU's, over `rows` rows of a fixed set of prompts.
+
+    KL divergences in nats. `top_changed_frac` counts rows whose likeliest token differs although the CPU was sure
+    of its own. `logprob_difference` is the largest change among the likeliest tokens.
+    """
+
+    rows: int
+    kld_mean: float
+    kld_max: float
+    top_changed_frac: float
+    logprob_difference: float
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a runner knows about the model it loaded; `n_ctx` is the context really available."""
+    """What a runner knows about the model it loaded; `n_ctx` is the context really available.
+
+    No token spells more than `longest_token_bytes` of a prompt (0: there is no such bound).
+    `device_check` is how its device compared with the CPU at this load; None where it was not compared.
+    """
 
     architecture: str
     description: str
@@ -180,3 +241,5 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: tuple[str, ...] = ("completion",)
     backend: str = "cpu"
     memory_bytes: dict[str, int] = {}
+    longest_token_bytes: int = 0
+    device_check: DeviceCheck | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.autotune.types import Budget, Knobs, Outcome, Trial
+from engine.measurements.tuning import Budget, Knobs, Outcome, Trial
 
 TRIES = 2
 

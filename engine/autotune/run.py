@@ -10,9 +10,9 @@ from engine.autotune.journal import Journal
 from engine.autotune.search import OutOfTime, Search
 from engine.autotune.space import Dimension
 from engine.autotune.trial import Admit, proof, trial
-from engine.autotune.types import ANSWER_TOKENS, Budget, Choice, Knobs, Outcome, Trial, TuneReport
 from engine.bench.measure import COPIED_TOKENS
 from engine.errors import EnvironmentFault
+from engine.measurements.tuning import ANSWER_TOKENS, Budget, Choice, Knobs, Outcome, Trial, TuneReport
 from engine.runner.protocol import LoadSettings
 
 # A point may take this much longer than the settings in use before it counts as hanging.

@@ -10,7 +10,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 
 from engine.autotune.space import Dimension, Level, changed, valid
-from engine.autotune.types import Budget, Choice, Knobs, Outcome
+from engine.measurements.tuning import Budget, Choice, Knobs, Outcome
 
 # One in so many points goes on to the next round. Source: Li et al., "Hyperband", 2018 (3 or 4 there).
 ETA = 4

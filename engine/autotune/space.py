@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import msgspec
 
 from devices.types import Machine
-from engine.autotune.types import Knobs
 from engine.dispatch.priors import BACKENDS
+from engine.measurements.tuning import Knobs
 
 UBATCHES = (32, 64, 128, 256, 512, 1024, 2048)
 BATCHES = (512, 2048)

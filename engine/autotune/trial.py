@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager
 
 import msgspec
 
-from engine.autotune.types import Budget, Knobs, Outcome
 from engine.bench.measure import Meter
 from engine.errors import EngineError
+from engine.measurements.tuning import Budget, Knobs, Outcome
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from engine.bench.types import Concurrency, Point, Spread
+from engine.measurements.reports import Concurrency, Point, Spread
 from engine.runner.process import RunnerProcess
 from engine.types import Done, GenerationRequest, SamplingParams
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from engine.bench.types import Report
+from engine.measurements.reports import Report
 
 WIDTH, HEIGHT, MARGIN = 760, 300, 64
 # Distinct for colour-blind readers. Source: Okabe and Ito, "Color Universal Design", 2008.

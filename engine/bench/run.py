@@ -13,9 +13,9 @@ import msgspec
 from devices.host_real import RealHost
 from devices.types import Machine
 from devices.usage import UsageSampler
-from engine.bench.keys import machine_key
 from engine.bench.measure import DECODE_TOKENS, Meter, Step, with_power
-from engine.bench.types import Point, Report
+from engine.measurements.keys import machine_key
+from engine.measurements.reports import Point, Report
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 

@@ -6,8 +6,8 @@ Source: each model's published config.json (layers, widths, heads, vocabulary, t
 from dataclasses import dataclass
 from typing import Final
 
-from quantize.gguf_file import ValueType
-from quantize.gguf_write import MetaValue, array, scalar
+from quantize.files.gguf_file import ValueType
+from quantize.files.gguf_write import MetaValue, array, scalar
 
 CONTEXT: Final = 40960
 

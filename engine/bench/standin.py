@@ -24,11 +24,11 @@ from devices.child_command import child_command
 from engine.bench import shapes
 from engine.errors import EnvironmentFault, InputFault
 from engine.library.hub import header_cache
+from quantize.files.gguf_file import ValueType, read_gguf
+from quantize.files.gguf_write import GgufWriter, MetaValue, TensorSlot, array, copied_metadata, scalar
 from quantize.ggml_types import GgmlType
-from quantize.gguf_file import ValueType, read_gguf
-from quantize.gguf_write import GgufWriter, MetaValue, TensorSlot, array, copied_metadata, scalar
-from quantize.stock import stock_types
-from quantize.stock_rules import MIXES
+from quantize.plan.stock import stock_types
+from quantize.plan.stock_rules import MIXES
 from quantize.types import ModelSpec, TensorSpec
 
 # Rows that are really quantized for each tensor shape; the file repeats them. Enough that no cache keeps them all.

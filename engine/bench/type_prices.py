@@ -4,7 +4,6 @@ The planner asks this before it spreads types over a model: one that unpacks slo
 """
 
 import contextlib
-import os
 import statistics
 import tempfile
 import time
@@ -17,20 +16,18 @@ import msgspec
 from engine.bench import shapes, standin
 from engine.bench.measure import Meter
 from engine.bench.run import bench_settings
+from engine.json_store import JsonStore
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from quantize.ggml_types import GgmlType
+from quantize.ggml_types import PRICED, TIME_UNIT, GgmlType
 
 # Types the planner chooses between.
-TYPES: Final = (
-    "Q2_K", "Q3_K", "Q4_0", "IQ4_NL", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0",
-    "IQ3_XXS", "IQ3_S", "IQ2_XS", "IQ2_S",
-)  # fmt: skip
+TYPES: Final = tuple(t.name for t in PRICED)
 # Large enough that no cache holds the weights, with next to no head, cache or norms beside them.
 PROBE: Final = shapes.Dimensions("llama", 2, 2048, 16, 4, 128, 8192, 1024, tied=True)
 DECODED: Final = 24
 TURNS: Final = 6
-UNIT: Final = "Q4_K"
+UNIT: Final = TIME_UNIT.name
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,14 +44,11 @@ class PriceStore:
     """A JSON file with the newest prices of each machine and device; what cannot be read is measured anew."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._store = JsonStore(path, list[Prices], list)
 
     def all(self) -> list[Prices]:
         """Everything kept."""
-        try:
-            return msgspec.json.decode(self._path.read_bytes(), type=list[Prices])
-        except (OSError, msgspec.DecodeError, RecursionError):
-            return []
+        return self._store.get()
 
     def newest(self, machine_key: str, *, gpu: bool) -> Prices | None:
         """The newest of the processor, or of any GPU."""
@@ -64,10 +58,7 @@ class PriceStore:
     def put(self, prices: Prices) -> None:
         """Keep prices; they replace older ones of the same device."""
         others = [p for p in self.all() if (p.machine_key, p.devices) != (prices.machine_key, prices.devices)]
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._path.with_suffix(f".{os.getpid()}.tmp")
-        partial.write_bytes(msgspec.json.encode([*others, prices]))
-        partial.replace(self._path)
+        self._store.put([*others, prices])
 
 
 async def measure_prices(
@@ -139,8 +130,8 @@ def weights(probe: shapes.Dimensions) -> int:
 
 
 def planner_speeds(prices: Prices | None) -> Mapping[str, float]:
-    """For `quantize.plan`: time a weight by type; empty when Q4_K, the unit, was not measured."""
-    if prices is None or "Q4_K" not in prices.ns_per_weight:
+    """For `quantize.plan.plan`: time a weight by type; empty when the unit was not measured."""
+    if prices is None or UNIT not in prices.ns_per_weight:
         return {}
     known = GgmlType.__members__
     return {name: ns for name, ns in prices.ns_per_weight.items() if name in known and ns > 0}

@@ -23,6 +23,8 @@ _START_LIMIT_S: Final = 30.0
 # How often the size of a child is looked at where the system cannot bound it.
 _WATCH_S: Final = 0.05
 _SYSTEM_BOUNDS_MEMORY: Final[bool] = sys.platform == "linux"
+# What anybody can have computed takes what the model and the server leave of the processor.
+_BACKGROUND_NICE: Final = 10
 _KEPT_ENVIRONMENT: Final = ("PATH", "SYSTEMROOT", "TEMP", "TMP", "TZ", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 
 
@@ -39,13 +41,15 @@ class ChildFailed(Exception):
 class BoundedChild:
     """Runs `module`, which calls `child_frames.serve`. One request at a time; safe from any thread or loop.
 
-    `timeout_s` bounds one answer (the start is not counted), `memory_bytes` the child's address space.
+    `timeout_s` bounds one answer (the start is not counted), `memory_bytes` the child's address space. A
+    `background` child takes what others leave of the processor.
     """
 
-    def __init__(self, module: str, *, timeout_s: float, memory_bytes: int) -> None:
+    def __init__(self, module: str, *, timeout_s: float, memory_bytes: int, background: bool = False) -> None:
         self._module = module
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
+        self._background = background
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         # asyncio's default pool may be full of slow file work; a render must not wait for it.
@@ -121,6 +125,9 @@ class BoundedChild:
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
         self._process = process
+        if self._background and hasattr(os, "setpriority"):
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, process.pid, _BACKGROUND_NICE)
         timer = threading.Timer(_START_LIMIT_S, process.kill)
         timer.start()
         greeting = read_frame(cast("BinaryIO", process.stdout))

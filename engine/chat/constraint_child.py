@@ -6,24 +6,10 @@ import llguidance
 import msgspec
 
 from engine.chat import child_frames
+from engine.chat.constraint_protocol import Trial, Verdict
 from engine.grammar import ConstraintRefused, grammar_of, lark_of_gbnf
 
 _END: Final = 256
-
-
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """A constraint to be tried."""
-
-    kind: str
-    source: str
-
-
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """`problem` is empty if the constraint can be honoured; then `kind` and `source` are what to send on."""
-
-    kind: str
-    source: str
-    problem: str = ""
 
 
 class _Bytes:

@@ -5,13 +5,14 @@ into one constraint. `Answer` (one for each choice) turns the runner's events in
 """
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 
+from engine.chat.effort import budget_of, marks_of, notes_of, template_variables
 from engine.chat.events import AnswerEvent, CallArguments, CallEnded, CallMalformed, CallStarted
-from engine.chat.reasoning import Markers, open_markers
+from engine.chat.reasoning import open_markers
 from engine.chat.structured import ConstraintChecker, ConstraintImpossible, after_reasoning
 from engine.chat.template import TemplateRenderer
 from engine.chat.tools.dialect import Dialect
@@ -20,6 +21,9 @@ from engine.chat.tools.grammar import tool_grammar
 from engine.chat.tools.parser import AnswerParser
 from engine.chat.types import ChatTemplate, Message, NamedTool, Rendered, ToolChoice, ToolDefinition
 from engine.errors import InputFault
+from engine.prompt_bounds import refuse_impossible
+from engine.sampling import NOTHING_RECOMMENDED, Chosen, Recommended, Source
+from engine.sampling import choose as choose_sampling
 from engine.time_spent import current_clock
 from engine.types import (
     Constraint,
@@ -30,7 +34,8 @@ from engine.types import (
     Image,
     ModelFacts,
     Priority,
-    SamplingParams,
+    PromptProgress,
+    Runaway,
     Started,
     Timings,
     TokenLogprob,
@@ -42,8 +47,6 @@ FinishReason = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 _NAME: Final = re.compile(r"[^\s\"'<>{}\[\]()\\]{1,128}")
 # The name of the built-in template in requests.
 BUILT_IN: Final = "chatml"
-# Words for `reasoning_effort` that mean: do not reason.
-_NO_EFFORT: Final = frozenset({"none", "minimal", "off"})
 
 
 class ChatQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +54,8 @@ class ChatQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     `output` constrains the visible answer (made by `structured.of_schema` or `of_grammar`); the `_param` names
     are the client's own words for refusals. `template` replaces the model's: `chatml` for the built-in one, or
-    Jinja text, which is as untrusted as a file's. `thinking` None leaves reasoning to the template's default.
+    Jinja text, which is as untrusted as a file's. `thinking` None leaves reasoning to the template's default; after
+    `reasoning_budget` tokens reasoning is closed and the answer goes on.
     `continue_final`: the last message is the beginning of the answer.
     """
 
@@ -64,17 +68,22 @@ class ChatQuery(msgspec.Struct, frozen=True, kw_only=True):
     tools_param: str = "tools"
     thinking: bool | None = None
     reasoning_effort: str | None = None
+    reasoning_budget: int | None = None
     template: str | None = None
     template_variables: dict[str, Any] = {}
     continue_final: bool = False
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    sampling: SamplingParams = SamplingParams()
+    sampling: dict[str, Any] = {}
+    sampling_source: Source = "request"
     logprobs: int | None = None
     priority: Priority = "interactive"
     ignore_eos: bool = False
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
     speculate: bool | None = None
     context_shift: bool = False
+    loop_guard: bool = False
     lora: tuple[tuple[str, float], ...] = ()
 
 
@@ -99,15 +108,17 @@ class AnswerFinished(msgspec.Struct, frozen=True, kw_only=True):
     timings: Timings
     stop: str | None = None
     malformed: tuple[str, ...] = ()
+    runaway: Runaway | None = None
 
 
-ChatEvent = AnswerEvent | AnswerStarted | AnswerLogprobs | AnswerFinished
+ChatEvent = AnswerEvent | AnswerStarted | PromptProgress | AnswerLogprobs | AnswerFinished
 
 
 class PreparedChat(msgspec.Struct, frozen=True, kw_only=True):
     """A request for the runner, and what its answer is read with. `notes` say what was changed on the way."""
 
     request: GenerationRequest
+    sampling: Chosen
     rendered: Rendered
     dialect: Dialect
     query: ChatQuery
@@ -125,12 +136,15 @@ class Conversations:
         self.renderer = renderer
         self.checker = checker
 
-    async def prepare(self, facts: ModelFacts, query: ChatQuery) -> PreparedChat:
-        """Render the prompt and settle what the answer must look like.
+    async def prepare(
+        self, facts: ModelFacts, query: ChatQuery, recommended: Recommended = NOTHING_RECOMMENDED
+    ) -> PreparedChat:
+        """Render the prompt, settle how the answer is sampled and what it must look like.
 
         Raises: InputFault: unknown tool choice, bad tool names, BadTemplate, ConstraintImpossible.
         """
         check_tools(query)
+        refuse_impossible(facts, sum(len(m.text()) for m in query.messages))
         clock = current_clock()
         if clock is not None:
             clock.results += [m.tool_call_id for m in query.messages if m.tool_call_id]
@@ -143,31 +157,40 @@ class Conversations:
             query.messages,
             shown,
             continue_final=query.continue_final,
-            variables=_variables(query),
+            variables=template_variables(query),
+            brought=query.template is not None,
         )
         constraint = await self._constraint(query, dialect, rendered, source or "")
         # The parser needs control tokens as text where calls, channels or reasoning may be marked by them.
         special = bool(query.tools) or dialect.headers is not None
-        special = special or _reasoning(dialect, rendered, source or "") is not None
+        special = special or marks_of(dialect, rendered, source or "") is not None
         special = special or open_markers(rendered.prefill, dialect.reasoning) is not None
+        budget = budget_of(query, dialect, rendered, source or "", formed=constraint is not None)
+        chosen = choose_sampling(query.sampling, recommended.layers(_thinks(query)), query.sampling_source)
         request = GenerationRequest(
             prompt=rendered.prompt,
             add_special=rendered.add_special,
             max_tokens=query.max_tokens,
             stop=query.stop,
-            sampling=query.sampling,
+            sampling=chosen.params,
             logprobs=query.logprobs,
             constraint=constraint,
             priority=query.priority,
             images=tuple(Image(data=image.data) for image in rendered.images),
             keep_special=special,
             ignore_eos=query.ignore_eos,
+            min_tokens=query.min_tokens,
+            stop_token_ids=query.stop_token_ids,
+            reasoning=budget,
             speculate=query.speculate,
             context_shift=query.context_shift,
+            loop_guard=query.loop_guard,
             lora=query.lora,
         )
-        notes = (*rendered.repairs, *_switch_notes(query, source))
-        return PreparedChat(request=request, rendered=rendered, dialect=dialect, query=query, notes=notes)
+        notes = (*rendered.repairs, *notes_of(query, budget, source or ""))
+        return PreparedChat(
+            request=request, sampling=chosen, rendered=rendered, dialect=dialect, query=query, notes=notes
+        )
 
     async def _constraint(
         self, query: ChatQuery, dialect: Dialect, rendered: Rendered, source: str
@@ -182,7 +205,7 @@ class Conversations:
             checked = await self.checker.check(whole, query.tools_param)
             if dialect.call_preamble is not None:
                 return msgspec.structs.replace(checked, preamble=dialect.call_preamble)
-            return after_reasoning(checked, _reasoning(dialect, rendered, source), rendered.prefill)
+            return after_reasoning(checked, marks_of(dialect, rendered, source), rendered.prefill)
         offered = query.tools if choice == "auto" else ()
         if output is not None:
             return await self._output(query, output, dialect, rendered, offered, source)
@@ -215,15 +238,13 @@ class Conversations:
             either = lines[0].replace("start:", "start: output |", 1)
             source = "\n".join([either, f"output: %json {schema}", *lines[1:]])
             output = await self.checker.check(Constraint(kind="lark", source=source), query.output_param)
-        return after_reasoning(output, _reasoning(dialect, rendered, source), rendered.prefill)
+        return after_reasoning(output, marks_of(dialect, rendered, source), rendered.prefill)
 
 
-def _reasoning(dialect: Dialect, rendered: Rendered, source: str) -> Markers | None:
-    """The dialect's reasoning marks if this very model can be expected to use them."""
-    marks = dialect.reasoning
-    if marks is not None and (rendered.traits.reasoning or marks.end in source):
-        return marks
-    return None
+def is_begun(messages: Sequence[Message]) -> bool:
+    """The conversation ends with the beginning of the answer, which is to be continued."""
+    last = messages[-1] if messages else None
+    return last is not None and last.role == "assistant" and not last.tool_calls and bool(last.text())
 
 
 def check_tools(query: ChatQuery) -> None:
@@ -255,26 +276,11 @@ def template_source(facts: ModelFacts, query: ChatQuery) -> str | None:
     return facts.chat_template or None
 
 
-def _variables(query: ChatQuery) -> dict[str, Any]:
-    """What the template is told about reasoning; the client's own variables win."""
-    variables: dict[str, Any] = {}
-    thinking = query.thinking
-    if query.reasoning_effort is not None:
-        variables["reasoning_effort"] = query.reasoning_effort
-        if thinking is None and query.reasoning_effort in _NO_EFFORT:
-            thinking = False
-    if thinking is not None:
-        variables |= {"enable_thinking": thinking, "thinking": thinking}
-    return variables | query.template_variables
-
-
-def _switch_notes(query: ChatQuery, source: str | None) -> tuple[str, ...]:
-    """Say when reasoning was switched and the template has no switch."""
-    wanted = query.thinking is not None or query.reasoning_effort is not None
-    switches = ("enable_thinking", "thinking", "reasoning_effort")
-    if not wanted or any(name in (source or "") for name in switches):
-        return ()
-    return ("the template has no switch for reasoning: the request's setting had no effect",)
+def _thinks(query: ChatQuery) -> bool | None:
+    """Whether the request switches reasoning on or off; None: it leaves that to the model."""
+    told = template_variables(query)
+    switch = told.get("enable_thinking", told.get("thinking"))
+    return switch if isinstance(switch, bool) else None
 
 
 class Answer:
@@ -298,6 +304,8 @@ class Answer:
         if isinstance(event, Started):
             self._prompt_tokens, self._cached_tokens = event.prompt_tokens, event.cached_tokens
             return [AnswerStarted(prompt_tokens=event.prompt_tokens, cached_tokens=event.cached_tokens)]
+        if isinstance(event, PromptProgress):
+            return [event]
         if isinstance(event, Delta):
             self._completion_tokens += len(event.token_ids)
             spoken = self._parser.speaking
@@ -329,6 +337,7 @@ class Answer:
             timings=done.timings,
             stop=done.stop,
             malformed=tuple(self._malformed),
+            runaway=done.runaway,
         )
 
     def _pass(self, events: list[AnswerEvent]) -> list[ChatEvent]:

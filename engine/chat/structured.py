@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from engine.chat.bounded_child import BoundedChild, ChildFailed
-from engine.chat.constraint_child import Trial, Verdict
+from engine.chat.constraint_protocol import Trial, Verdict
 from engine.chat.reasoning import Markers, open_markers
 from engine.errors import InputFault
 from engine.types import Constraint

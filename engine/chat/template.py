@@ -19,7 +19,9 @@ MEMORY_LIMIT_BYTES: Final = 768 << 20
 # A template that was killed this often within the pause is not tried again until the pause is over.
 _KILLS_ALLOWED: Final = 2
 _PAUSE_S: Final = 60.0
-_RESERVED: Final = frozenset({"messages", "tools", "add_generation_prompt"})
+_RESERVED: Final = frozenset({"messages", "tools", "add_generation_prompt", "self"})
+# Requests with templates of their own that may wait; each can take the whole time limit.
+_BROUGHT_WAITING: Final = 8
 
 _OFFER = 'Send "chat_template": "chatml" to use the built-in template instead, or mend the file\'s own.'
 
@@ -47,11 +49,22 @@ class RenderChildLost(EnvironmentFault):
     code = "render_child_lost"
 
 
+class TooManyTemplates(EnvironmentFault):
+    """Too many requests with templates of their own wait to be rendered."""
+
+    code = "server_busy"
+
+
 class TemplateRenderer:
     """One warm render child. Methods may be called from any thread or event loop."""
 
     def __init__(self, timeout_s: float = TIME_LIMIT_S, memory_bytes: int = MEMORY_LIMIT_BYTES) -> None:
         self.child = BoundedChild("engine.chat.render_child", timeout_s=timeout_s, memory_bytes=memory_bytes)
+        # Templates that requests bring: a slow one must not make those wait who use their model's.
+        self.brought = BoundedChild(
+            "engine.chat.render_child", timeout_s=timeout_s, memory_bytes=memory_bytes, background=True
+        )
+        self._brought_waiting = 0
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
         self._kills: dict[bytes, list[float]] = {}
@@ -65,8 +78,11 @@ class TemplateRenderer:
         add_generation_prompt: bool = True,
         continue_final: bool = False,
         variables: Mapping[str, Any] | None = None,
+        brought: bool = False,
     ) -> Rendered:
         """Make the prompt. `variables` go to the template as they are (`enable_thinking`, …).
+
+        `brought`: the template came with the request.
 
         Raises BadTemplate when the template refuses, fails, runs over its limits or was stopped for that
         before; RenderChildLost when no child can be started.
@@ -87,13 +103,22 @@ class TemplateRenderer:
         except (UnicodeEncodeError, TypeError, RecursionError, OverflowError) as error:
             raise InputFault(f"The conversation cannot be encoded: {error}", "messages") from None
         try:
-            answer = decode_answer(await self.child.ask(body))
+            answer = decode_answer(await (self._ask_brought(body) if brought else self.child.ask(body)))
         except ChildFailed as failure:
             raise self._blame(key, failure) from None
         if isinstance(answer, RenderRefused):
             raise BadTemplate(answer.reason, answer.line, by_template=answer.by_template)
         rendered: Rendered = answer.rendered
         return rendered
+
+    async def _ask_brought(self, body: bytes) -> bytes:
+        if self._brought_waiting >= _BROUGHT_WAITING:
+            raise TooManyTemplates(f"{_BROUGHT_WAITING} requests with templates of their own wait already.")
+        self._brought_waiting += 1
+        try:
+            return await self.brought.ask(body)
+        finally:
+            self._brought_waiting -= 1
 
     def warm(self) -> None:
         """Start the child in the background."""
@@ -102,6 +127,7 @@ class TemplateRenderer:
     def close(self) -> None:
         """End the child."""
         self.child.close()
+        self.brought.close()
 
     def _blame(self, key: bytes, failure: ChildFailed) -> InputFault | EnvironmentFault:
         if failure.timed_out:

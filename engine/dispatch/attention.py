@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from engine.dispatch.memory import Use
+from engine.dispatch.history import Use
 from engine.fit.shape import ModelShape
 from engine.runner.protocol import LoadSettings
 

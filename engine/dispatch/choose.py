@@ -8,12 +8,12 @@ import msgspec
 from devices.memory import Ledger
 from devices.types import Device, Machine, Runtime
 from engine.dispatch.attention import LONG_CHATS_WHY, MOST_PARALLEL, PLAIN_WHY, plain_attention
-from engine.dispatch.cells import within_reason
+from engine.dispatch.cells import grown, within_reason
 from engine.dispatch.guessing import guessing
-from engine.dispatch.memory import DispatchMemory
+from engine.dispatch.history import PlacementHistory
 from engine.dispatch.priors import BACKENDS, CPU_EFFICIENCY, NPU_LARGEST_PARAMETERS, bandwidth_gbs, effective_gbs
 from engine.dispatch.types import Alternative, Placement, Wish
-from engine.fit.context import need_at
+from engine.fit.context import need_at, resize_context
 from engine.fit.report import machine_isa, overdraft
 from engine.fit.shape import ModelShape
 from engine.fit.types import DryRun, Need
@@ -46,7 +46,7 @@ def place(
     wish: Wish,
     machine: Machine,
     ledger: Ledger,
-    memory: DispatchMemory,
+    memory: PlacementHistory,
     dry_run: DryRunner = lambda _settings: None,
     owner: str = "",
 ) -> Placement:
@@ -67,7 +67,9 @@ def place(
         pinned = [c for c in found if _is_pinned(c, wish.device)]
         return found, bool(pinned), _best(pinned or found, found[0])
 
-    wished = within_reason(wished_settings(base, wish), shape)
+    use = memory.use(owner)
+    wish = grown(wish, use)
+    wished = within_reason(wished_settings(base, wish), shape, wish, use)
     ahead = guessing(wished, shape)
     candidates, pinned, chosen = choose(ahead)
     if ahead != wished and not chosen.fits:
@@ -93,12 +95,7 @@ def place(
 
 def wished_settings(base: LoadSettings, wish: Wish) -> LoadSettings:
     """`base` with what the user asked for; a shared cache follows context and parallel requests."""
-    n_ctx, parallel = wish.n_ctx or base.n_ctx, wish.n_parallel or base.n_parallel
-    cells = base.kv_cells
-    if wish.n_ctx or wish.n_parallel:
-        per_sequence = base.kv_cells > base.n_ctx
-        cells = n_ctx * parallel if per_sequence else 0
-    settings = msgspec.structs.replace(base, n_ctx=n_ctx, n_parallel=parallel, kv_cells=cells)
+    settings = resize_context(base, wish.n_ctx or base.n_ctx, wish.n_parallel)
     if wish.kv_type and wish.kv_type != "f16":
         return msgspec.structs.replace(settings, type_k=wish.kv_type, type_v=wish.kv_type, flash_attn="on")
     return msgspec.structs.replace(settings, type_k=wish.kv_type or base.type_k, type_v=wish.kv_type or base.type_v)
@@ -133,7 +130,7 @@ def _expert_frac(shape: ModelShape) -> float:
 
 
 def _speed(
-    shape: ModelShape, device: Device, backend: str, memory: DispatchMemory, share: float, cpu: Device | None
+    shape: ModelShape, device: Device, backend: str, memory: PlacementHistory, share: float, cpu: Device | None
 ) -> tuple[float, bool]:
     """Expected tokens a second with `share` of the weights on the device, and whether that was measured."""
     measured = memory.speed_gbs(device.id, backend)
@@ -152,7 +149,7 @@ def _cpu(
     wish: Wish,
     machine: Machine,
     ledger: Ledger,
-    memory: DispatchMemory,
+    memory: PlacementHistory,
     dry_run: DryRunner,
     owner: str,
 ) -> _Candidate:
@@ -192,7 +189,7 @@ def _gpu(
     runtime: Runtime,
     machine: Machine,
     ledger: Ledger,
-    memory: DispatchMemory,
+    memory: PlacementHistory,
     owner: str,
 ) -> _Candidate:
     """As many layers on the GPU as fit: all of them, or the largest number, or none."""
@@ -295,7 +292,7 @@ def _why_processor(chosen: _Candidate, machine: Machine, *, pinned: bool) -> lis
     elif not pinned and chosen.fits:
         reasons.append("no GPU here is expected to be faster than the processor")
     count = chosen.settings.n_threads
-    reasons.append(f"{count} {'thread' if count == 1 else 'threads'}: one a fast core this process may use")
+    reasons.append(f"{count} {'thread' if count == 1 else 'threads'}: one for each fast core that may be used")
     if chosen.settings.flash_attn == "off":
         few = chosen.settings.n_parallel <= MOST_PARALLEL
         reasons.append(PLAIN_WHY if few else f"{PLAIN_WHY}, and {LONG_CHATS_WHY}")

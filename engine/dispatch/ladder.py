@@ -7,6 +7,8 @@ from engine.dispatch.types import Rung
 from engine.runner.protocol import LoadSettings
 
 SMALLEST_UBATCH = 128
+# Cache types of V that attention reads without flash attention.
+UNQUANTIZED = ("f16", "bf16", "f32")
 
 
 def next_rung(settings: LoadSettings, machine: Machine, tried: tuple[LoadSettings, ...]) -> Rung | None:
@@ -42,6 +44,24 @@ def _rungs(settings: LoadSettings, machine: Machine) -> list[Rung]:
     if settings.use_mmap:
         rungs.append(Rung(settings=replace(settings, use_mmap=False), change="read the file instead of mapping it"))
     return rungs
+
+
+def sound_rungs(settings: LoadSettings, machine: Machine) -> list[Rung]:
+    """What to try where a device computes wrongly, in order: without flash attention, other backends, the CPU."""
+    replace = msgspec.structs.replace
+    name = ", ".join(settings.devices)
+    rungs = []
+    if settings.flash_attn != "off":
+        cache = "f16" if settings.type_v not in UNQUANTIZED else settings.type_v
+        plain = replace(settings, flash_attn="off", type_v=cache)
+        rungs.append(Rung(settings=plain, change=f"run on {name} without flash attention"))
+    if settings.devices:
+        for other, backend in other_backends(settings.devices[0], machine):
+            rungs.append(
+                Rung(settings=replace(settings, devices=(other,)), change=f"use {backend} instead ({other})")
+            )
+    cpu = replace(settings, n_gpu_layers=0, devices=())
+    return [*rungs, Rung(settings=cpu, change="run on the processor")]
 
 
 def other_backends(device_name: str, machine: Machine) -> list[tuple[str, str]]:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import psutil
 
-from devices.backends.libraries import built_libraries, library_folder
+from devices.backends.libraries import library_folder
 from devices.detect import detailed, inventory
 from devices.host import Host
 from devices.host_real import RealHost
+from devices.kernel_packs.folder import installed_libraries
 from devices.live import LiveReader, Reading
 from devices.merge import merged
 from devices.recording import RecordedHost
@@ -50,7 +51,7 @@ class MachineState:
         machine = self.now()
         if machine.backends:
             return machine
-        built = set(built_libraries(library_folder())) - {"cpu", "rpc"}
+        built = set(installed_libraries(library_folder())) - {"cpu", "rpc"}
         gpus = any(d.kind in {"igpu", "dgpu"} for d in machine.devices)
         return self.full() if built or gpus else machine
 

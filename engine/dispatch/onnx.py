@@ -150,12 +150,12 @@ def with_power(wish: Wish) -> Wish:
     return msgspec.structs.replace(wish, on_battery=True) if unplugged else wish
 
 
-def admit(model_id: str, settings: LoadSettings, machine: Machine, ledger: Ledger) -> Need:
+def admit(model_id: str, settings: LoadSettings, machine: Machine, ledger: Ledger) -> None:
     """Reserve what a load takes. Raises: NotEnoughMemory, BadModelFile."""
     folder = folder_at(settings.path)
     need = onnx_need(folder, settings)
     try:
-        ledger.reserve(model_id, ledger_amounts(need), f"{folder.architecture}|onnx")
+        ledger.reserve(model_id, ledger_amounts(need), f"{folder.architecture}|onnx", parts=need.by_purpose())
     except Overdrawn as error:
         placement = Placement(
             device="cpu", device_name="", backend="onnx", n_layers=folder.layers, settings=settings, need=need,
@@ -163,7 +163,6 @@ def admit(model_id: str, settings: LoadSettings, machine: Machine, ledger: Ledge
         )  # fmt: skip
         names = {d.id: d.name for d in machine.devices}
         raise refusal(folder_report(model_id, placement, machine, ledger), names) from error
-    return need
 
 
 def busy_igpu(machine: Machine, ledger: Ledger) -> bool:

@@ -1,74 +1,59 @@
-"""One place that answers where a model runs, whether it fits, and keeps the ledger while it is loaded."""
+"""Where a model runs, with which settings, and whether it fits now. Only answers: nothing is kept or reserved."""
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from devices.audit import AuditLog
-from devices.errors import Overdrawn
-from devices.memory import Ledger
-from devices.process_memory import process_memory
 from devices.types import Machine
-from engine.bench.keys import machine_key, shape_key
-from engine.bench.results import Results
 from engine.dispatch import onnx
-from engine.dispatch.choose import audit_key, place, weights_read
+from engine.dispatch.choose import audit_key, place
 from engine.dispatch.external import is_external, place_external
-from engine.dispatch.ladder import next_rung
-from engine.dispatch.machine_state import MachineState
-from engine.dispatch.memory import DispatchMemory
+from engine.dispatch.history import LADDER_FIELDS
+from engine.dispatch.ladder import sound_rungs
 from engine.dispatch.priors import effective_gbs
-from engine.dispatch.tuned import Tuned, TunedStore, pinned_elsewhere, tuned_settings
+from engine.dispatch.resources import Resources
+from engine.dispatch.tuned import Tuned, pinned_elsewhere, tuned_settings
 from engine.dispatch.types import NO_WISH, Placement, Rung, Wish
 from engine.errors import BadModelFile
 from engine.fit.context import largest_context, need_at
 from engine.fit.dry_run import DryRunFailed, dry_run
-from engine.fit.report import fit_report, ledger_amounts, machine_isa, overdraft, refusal
+from engine.fit.report import fit_report, machine_isa, overdraft
 from engine.fit.shape import ModelShape, model_shape
 from engine.fit.types import DryRun, FitReport, Need, Part
-from engine.paths import Paths
+from engine.measurements.keys import machine_key, shape_key
 from engine.runner.protocol import LoadSettings
 from quantize.errors import QuantizeError
-from quantize.gguf_split import read_gguf_model
+from quantize.files.gguf_split import read_gguf_model
 
 log = logging.getLogger(__name__)
-# Below this share of the free memory a load is admitted by formulas: they are within a tenth.
-PLENTY_FRAC = 0.5
 # Kept prefixes get at most this part of the memory that a load leaves free.
 PREFIX_SHARE = 4
-# Smaller models stay in caches: their speed says nothing about the memory.
-LARGE_READ_BYTES = 256 << 20
-# What the ladder may change and what is therefore remembered.
-LADDER_FIELDS = (
-    "devices",
-    "n_gpu_layers",
-    "n_ubatch",
-    "n_batch",
-    "type_k",
-    "type_v",
-    "flash_attn",
-    "repack",
-    "use_mmap",
-    "mtp",
-    "max_rollback",
-)
 
 
 class Placer:
-    """Places models and guards memory. Every method blocks for a moment: call it off the event loop."""
+    """Chooses by the machine, its ledger and what was learnt here. Every method blocks for a moment."""
 
-    def __init__(self, paths: Paths, machine: MachineState | None = None) -> None:
-        self._paths = paths
-        self.machine = machine or MachineState(backend_cache=paths.cache / "backends.json")
-        self.ledger = Ledger(self.machine.now, AuditLog(paths.state / "memory_audits.jsonl"))
-        self.memory = DispatchMemory(paths.state / "dispatch.json")
-        self.tuned = TunedStore(paths.state / "autotune.json")
-        self.results = Results(paths.state / "bench.jsonl")
-        self._placements: dict[str, Placement] = {}
-        self._needs: dict[str, Need] = {}
-        self._read_bytes: dict[str, int] = {}
+    def __init__(self, resources: Resources) -> None:
+        self.resources = resources
+        self.machine = resources.machine
+        self.ledger = resources.ledger
+        self.history = resources.history
+        self.tuned = resources.tuned
+        self.results = resources.results
+        self._dry_runs = resources.dry_runs
+
+    def choose(
+        self, model_id: str, settings: LoadSettings, wish: Wish = NO_WISH, *, exact: bool = False
+    ) -> Placement:
+        """The placement a load gets: as dispatched, with what worked before after other settings had failed.
+
+        Raises: BadModelFile.
+        """
+        placed = self.placement(model_id, settings, wish, exact=exact)
+        remembered = self.history.remembered(model_id)
+        changes = {k: tuple(v) if k == "devices" else v for k, v in remembered.items() if k in LADDER_FIELDS}
+        return msgspec.structs.replace(placed, settings=msgspec.structs.replace(placed.settings, **changes))
 
     def placement(
         self, model_id: str, settings: LoadSettings, wish: Wish = NO_WISH, *, exact: bool = True
@@ -82,7 +67,7 @@ class Placer:
         if is_external(settings.path):
             return place_external(settings, self.machine_now())
         if wish.device is None:
-            wish = msgspec.structs.replace(wish, device=self.memory.pin(model_id))
+            wish = msgspec.structs.replace(wish, device=self.history.pin(model_id))
         if onnx.is_folder(settings.path):
             folder, machine = onnx.folder_at(settings.path), self.machine_now()
             return onnx.place_folder(folder, settings, onnx.with_power(wish), machine, self.ledger, model_id)
@@ -95,6 +80,7 @@ class Placer:
         placement = self.defaults(model_id, shape, settings, wish, exact=exact)
         machine = self.machine_now()
         placement = self._measured(model_id, shape, placement, wish, machine)
+        placement = self._without_wrong(shape, placement, machine)
         return self._with_prefixes(model_id, placement, settings.cache_ram_bytes, machine)
 
     def defaults(
@@ -104,10 +90,10 @@ class Placer:
         machine = self.machine_now()
 
         def ask(at: LoadSettings) -> DryRun | None:
-            return self._dry_run(at) if exact else None
+            return self.dry_run(at) if exact else None
 
         without = msgspec.structs.replace(settings, cache_ram_bytes=0)
-        return place(shape, without, wish, machine, self.ledger, self.memory, ask, owner=model_id)
+        return place(shape, without, wish, machine, self.ledger, self.history, ask, owner=model_id)
 
     def _measured(
         self, model_id: str, shape: ModelShape, placement: Placement, wish: Wish, machine: Machine
@@ -136,7 +122,7 @@ class Placer:
         """The tuned settings where they fit now; else the placement says why not."""
         settings = tuned_settings(tuned, placement.settings, wish)
         gpu, backend = offload_target(settings, machine)
-        need = self._need(shape, settings, machine, gpu, audit_key(shape, backend), None)
+        need = self.need(shape, settings, machine, gpu, backend)
         if settings.devices and gpu is None:
             missing = f"tuned for {settings.devices[0]}, which is not usable now"
             return msgspec.structs.replace(placement, reasons=(*placement.reasons, missing))
@@ -159,6 +145,33 @@ class Placer:
             reasons=(*placement.reasons, *tuned.reasons()),
         )
 
+    def sound(self, settings: LoadSettings, shape: ModelShape) -> Rung | None:
+        """What to try instead of settings with which a device computes wrongly; None where they are the CPU's."""
+        machine, checks = self.machine_now(), self.resources.checks
+        for rung in sound_rungs(settings, machine) if settings.devices else []:
+            verdict = checks.verdict(rung.settings, shape, machine)
+            if verdict is None or not verdict.wrong:
+                return rung
+        return None
+
+    def _without_wrong(self, shape: ModelShape, placement: Placement, machine: Machine) -> Placement:
+        """The placement, or the next one where its device is known to compute something else than the CPU."""
+        verdict = self.resources.checks.verdict(placement.settings, shape, machine)
+        rung = self.sound(placement.settings, shape) if verdict is not None and verdict.wrong else None
+        if verdict is None or rung is None:
+            return placement
+        gpu, backend = offload_target(rung.settings, machine)
+        device = machine.device(gpu or "cpu")
+        return msgspec.structs.replace(
+            placement,
+            device=gpu or "cpu",
+            device_name=device.name if device else placement.device_name,
+            backend=backend,
+            settings=rung.settings,
+            need=self.need(shape, rung.settings, machine, gpu, backend),
+            reasons=(*placement.reasons, f"wrong results with {verdict.what}: {rung.change}"),
+        )
+
     def _with_prefixes(self, model_id: str, placement: Placement, wanted_bytes: int, machine: Machine) -> Placement:
         """Computed prefixes may be kept in what is left over, never in what a model needs."""
         spare = self.ledger.available("cpu", machine, exclude=model_id) - placement.need.device_bytes("cpu")
@@ -178,7 +191,7 @@ class Placer:
             return onnx.folder_report(model_id, placement, self.machine.now(), self.ledger)
         shape = shape or read_shape(placement.settings.path)
         on_cpu = placement.device == "cpu"
-        run = self._dry_run(placement.settings) if on_cpu and Path(placement.settings.path).is_file() else None
+        run = self.dry_run(placement.settings) if on_cpu and Path(placement.settings.path).is_file() else None
         return fit_report(
             model_id,
             shape,
@@ -210,149 +223,35 @@ class Placer:
     def expected_tok_s(self, bytes_per_token: int) -> float:
         """Decode speed of a model that reads so many bytes a token, on the fastest usable device here."""
         speeds = [
-            self.memory.speed_gbs(device.id, backend) or effective_gbs(device, backend)
+            self.history.speed_gbs(device.id, backend) or effective_gbs(device, backend)
             for device in self.machine_now().devices
             if device.state == "usable" and device.kind != "npu"
             for backend in {r.backend for r in device.runtimes if r.state == "usable"} | {"cpu"} & {device.kind}
         ]
         return max(speeds, default=0.0) * 1e9 / max(1, bytes_per_token)
 
-    def choose_settings(self, model_id: str, settings: LoadSettings, wish: Wish = NO_WISH) -> LoadSettings:
-        """The settings a load gets: dispatched, or those that worked after others had failed.
-
-        Raises: BadModelFile.
-        """
-        remembered = self.memory.remembered(model_id)
-        placement = self.placement(model_id, settings, wish, exact=False)
-        self._placements[model_id] = placement
-        known = {k: tuple(v) if k == "devices" else v for k, v in remembered.items() if k in LADDER_FIELDS}
-        return msgspec.structs.replace(placement.settings, **known)
-
-    def admit(self, model_id: str, settings: LoadSettings) -> None:
-        """Reserve what a load with these settings needs.
-
-        Where memory is plentiful the formulas decide at once; where it is not, llama.cpp is asked first.
-        Raises: NotEnoughMemory: with needed, available and the three cheapest ways out. BadModelFile.
-        """
-        machine = self.machine_now()
-        if is_external(settings.path):
-            return
-        if onnx.is_folder(settings.path):
-            self._needs[model_id] = onnx.admit(model_id, settings, machine, self.ledger)
-            return
-        shape = read_shape(settings.path)
-        gpu, backend = offload_target(settings, machine)
-        key = audit_key(shape, backend)
-        need = self._need(shape, settings, machine, gpu, key, None)
-        run = None
-        if gpu is None and need.total_bytes > PLENTY_FRAC * self.ledger.available("cpu", machine, exclude=model_id):
-            run = self._dry_run(settings)
-            need = self._need(shape, settings, machine, gpu, key, run)
-        try:
-            self.ledger.reserve(model_id, ledger_amounts(need), key, need.resident_bytes)
-        except Overdrawn as error:
-            names = {d.id: d.name for d in machine.devices}
-            measured = (settings, run) if run else None
-            report = fit_report(model_id, shape, settings, machine, self.ledger, gpu=gpu, measured=measured)
-            raise refusal(report, names) from error
-        self._needs[model_id] = need
-        self._read_bytes[model_id] = weights_read(shape)
-        log.info("admitted model=%s device=%s bytes=%d", model_id, gpu or "cpu", need.total_bytes)
-
-    def refine(self, model_id: str, settings: LoadSettings) -> None:
-        """After a load: replace what formulas reserved by what llama.cpp says it takes."""
-        if is_external(settings.path) or onnx.is_folder(settings.path):
-            return
-        machine = self.machine_now()
-        gpu, backend = offload_target(settings, machine)
-        run = self._dry_run(settings) if gpu is None else None
-        if run is None:
-            return
-        shape = read_shape(settings.path)
-        need = self._need(shape, settings, machine, gpu, audit_key(shape, backend), run)
-        self._needs[model_id] = need
-        self.ledger.refine(model_id, ledger_amounts(need), need.resident_bytes)
-
-    def _need(
+    def need(
         self,
         shape: ModelShape,
         settings: LoadSettings,
         machine: Machine,
         gpu: str | None,
-        key: str,
-        run: DryRun | None,
+        backend: str,
+        run: DryRun | None = None,
     ) -> Need:
+        """What a load of `shape` takes on `gpu` (None: the processor); measured by `run` where there is one."""
         measured = (settings, run) if run else None
-        correction = self.ledger.audits.correction(key)
+        correction = self.ledger.audits.correction(audit_key(shape, backend))
         return need_at(shape, settings, machine_isa(machine), gpu, measured, correction)
 
     def machine_now(self) -> Machine:
         """The machine with what dispatch needs to know of it."""
         return self.machine.settled()
 
-    def started(self, model_id: str, pid: int) -> None:
-        """A runner process draws on the reservation."""
-        self.ledger.attach(model_id, pid)
-
-    def loaded(self, model_id: str, pid: int, buffers: Mapping[str, int]) -> None:
-        """The load is done: audit it. `buffers` are bytes by the backend's names (`CPU_Mapped`, `Vulkan0`)."""
-        self.ledger.attach(model_id, pid)
-        measured = process_memory(pid)
-        if measured is not None:
-            self.ledger.record_measured(model_id, measured, buffers)
-
-    def unloading(self, model_id: str, kept_bytes: int) -> None:
-        """The model was used and leaves now: its process shows what it really took."""
-        self.ledger.record_measured(model_id, moment="unload", kept_bytes=kept_bytes)
-
-    def observed(self, model_id: str, tok_s: float) -> None:
-        """A decode speed measured on this machine: it beats the prior at the next placement.
-
-        Only where one device holds the whole model, and the model is large enough that memory speed decides.
-        """
-        placement, read = self._placements.get(model_id), self._read_bytes.get(model_id, 0)
-        if placement is None or read < LARGE_READ_BYTES:
-            return
-        if placement.device == "cpu" or placement.settings.n_gpu_layers > placement.n_layers:
-            self.memory.record_speed(placement.device, placement.backend, read, tok_s)
-
-    def answered(self, model_id: str, tokens: int, depth: float, at_once: int) -> None:
-        """An answer ended: how a model is used decides what suits it at its next load."""
-        self.memory.record_use(model_id, tokens, depth, at_once)
-
-    def gone(self, model_id: str) -> None:
-        """The runner ended: its memory is free again."""
-        self.memory.flush()
-        self.ledger.release(model_id)
-
-    def parts(self, model_id: str) -> dict[str, int]:
-        """Bytes by purpose of a model that was admitted, over all devices."""
-        need = self._needs.get(model_id)
-        return {part.name: need.part_bytes(part.name) for part in need.parts} if need else {}
-
-    def placed(self, model_id: str) -> Placement | None:
-        """The placement of a model that was admitted."""
-        return self._placements.get(model_id)
-
-    def after_failure(self, model_id: str, settings: LoadSettings, tried: tuple[LoadSettings, ...]) -> Rung | None:
-        """The next rung of the ladder; what it changes is remembered until the model loads without it."""
-        rung = next_rung(settings, self.machine.now(), tried)
-        if rung is not None:
-            log.warning("model=%s failed, next: %s", model_id, rung.change)
-        return rung
-
-    def worked(self, model_id: str, first: LoadSettings, used: LoadSettings) -> None:
-        """A load succeeded after `first` had failed: remember what was different."""
-        changes = {f: getattr(used, f) for f in LADDER_FIELDS if getattr(used, f) != getattr(first, f)}
-        self.memory.remember(model_id, changes)
-
-    def nothing_worked(self, model_id: str) -> None:
-        """The ladder has ended: the next load starts with a free choice."""
-        self.memory.remember(model_id, {})
-
-    def _dry_run(self, settings: LoadSettings) -> DryRun | None:
+    def dry_run(self, settings: LoadSettings) -> DryRun | None:
+        """What llama.cpp says a load takes, asked in a child; None where it cannot tell."""
         try:
-            return dry_run(settings, self._paths.cache / "dry_runs.json")
+            return dry_run(settings, self._dry_runs)
         except DryRunFailed as error:
             log.warning("no dry run of %s: %s", settings.path, error)
             return None

@@ -1,16 +1,15 @@
 """What autotune found, kept by machine, driver and build, by the model's shape and by context length."""
 
-import contextlib
 import logging
-import os
 import threading
 import time
 from pathlib import Path
 
 import msgspec
 
-from engine.autotune.types import Choice, Knobs, TuneReport
 from engine.dispatch.types import Placement, Wish
+from engine.json_store import JsonStore
+from engine.measurements.tuning import Choice, Knobs, TuneReport
 from engine.runner.protocol import LoadSettings
 
 log = logging.getLogger(__name__)
@@ -67,16 +66,12 @@ class TunedStore:
     """A JSON file of results, read again when it changed: the terminal tunes while a server runs."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._store = JsonStore(path, list[Tuned], list)
         self._lock = threading.Lock()
-        self._stamp: tuple[int, int] | None = None
-        self._all: list[Tuned] = []
 
     def get(self, machine_key: str, shape_key: str, n_ctx: int) -> Tuned | None:
         """The result for the longest prompt that a context of `n_ctx` holds, else for the shortest one measured."""
-        with self._lock:
-            self._read()
-            found = [t for t in self._all if t.machine_key == machine_key and t.shape_key == shape_key]
+        found = [t for t in self._store.get() if t.machine_key == machine_key and t.shape_key == shape_key]
         held = [t for t in found if t.prompt_tokens <= n_ctx]
         if held:
             return max(held, key=lambda t: t.prompt_tokens)
@@ -85,34 +80,9 @@ class TunedStore:
     def put(self, tuned: Tuned) -> None:
         """Keep a result; it replaces the one of the same machine, shape and length. An unwritable disk is told."""
         with self._lock:
-            self._read()
             key = tuned.machine_key, tuned.shape_key, tuned.prompt_tokens
-            others = [t for t in self._all if (t.machine_key, t.shape_key, t.prompt_tokens) != key]
-            self._all = [*others, tuned][-KEPT:]
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            partial = self._path.with_suffix(f".{os.getpid()}.tmp")
-            partial.write_bytes(msgspec.json.encode(self._all))
-            partial.replace(self._path)
-            self._stamp = _stamp(self._path)
-
-    def _read(self) -> None:
-        stamp = _stamp(self._path)
-        if stamp == self._stamp:
-            return
-        self._stamp, self._all = stamp, []
-        with contextlib.suppress(OSError):
-            try:
-                self._all = msgspec.json.decode(self._path.read_bytes(), type=list[Tuned])
-            except (msgspec.DecodeError, RecursionError) as error:
-                log.warning("tuned settings are not readable and are measured anew: %s", error)
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
+            others = [t for t in self._store.get() if (t.machine_key, t.shape_key, t.prompt_tokens) != key]
+            self._store.put([*others, tuned][-KEPT:])
 
 
 def tuned_settings(tuned: Tuned, settings: LoadSettings, wish: Wish) -> LoadSettings:

@@ -1,27 +1,23 @@
 """The library's question about a file it has not fetched: does it fit here, and how fast would it be?"""
 
+from engine.dispatch.load_settings import default_context
 from engine.dispatch.placer import Placer
 from engine.fit.shape import shape_of
 from engine.library.hub.plan import Judge, Verdict
 from engine.library.types import Details
-from engine.paths import Paths
 from engine.runner.protocol import LoadSettings
-from quantize.gguf_file import GgufFile
-
-DEFAULT_CONTEXT = 8192
+from quantize.files.gguf_file import GgufFile
 
 
-def judge_for(paths: Paths, placer: Placer | None = None) -> Judge:
-    """A judge for this machine, or the placer's, by formulas: dozens of files are judged at once."""
-    placer = placer or Placer(paths)
+def judge_for(placer: Placer) -> Judge:
+    """A judge beside what the placer's ledger has promised, by formulas: dozens of files are judged at once."""
 
     def judge(parts: tuple[GgufFile, ...], details: Details) -> Verdict | None:
         tensors = [tensor for part in parts for tensor in part.tensors]
         shape = shape_of(parts[0], tensors, sum(part.file_bytes for part in parts))
         if not shape.layers or details.is_projector:
             return None
-        n_ctx = min(DEFAULT_CONTEXT, shape.context_train or DEFAULT_CONTEXT)
-        settings = LoadSettings(path=parts[0].name, n_ctx=n_ctx)
+        settings = LoadSettings(path=parts[0].name, n_ctx=default_context(shape.context_train))
         placement = placer.judge_shape(parts[0].name, shape, settings)
         need = placement.need
         return Verdict(

@@ -9,7 +9,7 @@ from engine.fit.draft import draft_shape, with_draft, with_head
 from engine.fit.need import compute_prior, estimate, kv_layer_bytes
 from engine.fit.shape import ModelShape
 from engine.fit.types import DryRun, Need
-from engine.runner.llama.limits import draft_settings
+from engine.runner.limits import draft_settings
 from engine.runner.protocol import LoadSettings
 
 STEP = 256
@@ -56,14 +56,23 @@ def largest_context(settings: LoadSettings, limit: int, fits: Callable[[LoadSett
     low, high = 0, max(limit, SMALLEST) // STEP
     while low < high:
         middle = (low + high + 1) // 2
-        if fits(with_context(settings, middle * STEP)):
+        if fits(resize_context(settings, middle * STEP)):
             low = middle
         else:
             high = middle - 1
     return low * STEP if low * STEP >= SMALLEST else 0
 
 
-def with_context(settings: LoadSettings, n_ctx: int) -> LoadSettings:
-    """The same load at another context; a cache shared by several sequences shrinks or grows along."""
-    shared = settings.kv_cells * n_ctx // settings.n_ctx if settings.kv_cells else 0
-    return msgspec.structs.replace(settings, n_ctx=n_ctx, kv_cells=shared)
+def resize_context(settings: LoadSettings, n_ctx: int, n_parallel: int | None = None) -> LoadSettings:
+    """The same load with `n_ctx` tokens of context, for `n_parallel` requests at once (None: as many as before).
+
+    A cache of a single context stays one. One with room for several holds as many of the new ones, or one for each
+    of `n_parallel`.
+    """
+    parallel = n_parallel or settings.n_parallel
+    cells = settings.kv_cells
+    if cells > settings.n_ctx:
+        cells = n_ctx * parallel if n_parallel else cells * n_ctx // settings.n_ctx
+    elif cells:
+        cells = n_ctx
+    return msgspec.structs.replace(settings, n_ctx=n_ctx, n_parallel=parallel, kv_cells=cells)

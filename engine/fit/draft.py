@@ -9,10 +9,10 @@ from engine.errors import BadModelFile
 from engine.fit.need import CPU, compute_prior, kv_layer_bytes
 from engine.fit.shape import ModelShape, model_shape
 from engine.fit.types import Need, Part
-from engine.runner.llama.limits import mtp_settings
+from engine.runner.limits import mtp_settings
 from engine.runner.protocol import LoadSettings
 from quantize.errors import QuantizeError
-from quantize.gguf_split import read_gguf_model
+from quantize.files.gguf_split import read_gguf_model
 
 
 def draft_shape(path: str) -> ModelShape:

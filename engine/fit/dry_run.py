@@ -1,10 +1,7 @@
 """Ask llama.cpp itself, in a child that allocates nothing, and remember the answer."""
 
 import hashlib
-import json
 import logging
-import os
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -13,6 +10,7 @@ from devices.backends.child import run_child
 from devices.backends.libraries import library_folder
 from devices.child_command import child_command
 from engine.fit.types import DryRun
+from engine.json_store import JsonStore
 from engine.runner.protocol import LoadSettings
 
 log = logging.getLogger(__name__)
@@ -52,21 +50,6 @@ def dry_run(settings: LoadSettings, cache: Path | None = None, timeout_s: float 
     return found
 
 
-def dry_run_header(header: bytes, file_bytes: int, settings: LoadSettings) -> DryRun:
-    """The same for a file of which only the header is here: the rest of a sparse file stands in for the weights.
-
-    Raises: DryRunFailed: as above, or the disk refused the sparse file.
-    """
-    try:
-        with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
-            file.write(header)
-            file.truncate(max(file_bytes, len(header)))
-            file.flush()
-            return dry_run(msgspec.structs.replace(settings, path=file.name))
-    except OSError as error:
-        raise DryRunFailed(f"no room for a stand-in file: {error.strerror}") from error
-
-
 def _key(settings: LoadSettings) -> str:
     facts: list[object] = [(name, getattr(settings, name)) for name in RELEVANT]
     folder = library_folder()
@@ -80,18 +63,12 @@ def _key(settings: LoadSettings) -> str:
 
 
 def _read(cache: Path) -> dict[str, DryRun]:
-    try:
-        return msgspec.json.decode(cache.read_bytes(), type=dict[str, DryRun])
-    except (OSError, msgspec.DecodeError, ValueError):
-        return {}
+    return JsonStore(cache, dict[str, DryRun], dict).get()
 
 
 def _write(cache: Path, entries: dict[str, DryRun]) -> None:
     kept = dict(list(entries.items())[-KEPT:])
     try:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        partial = cache.with_suffix(f".{os.getpid()}.tmp")
-        partial.write_text(json.dumps(msgspec.to_builtins(kept)), encoding="utf-8")
-        partial.replace(cache)
+        JsonStore(cache, dict[str, DryRun], dict).put(kept)
     except OSError as error:
         log.info("dry runs are not kept: %s", error)

@@ -6,26 +6,21 @@ from typing import Literal
 
 import msgspec
 
-from engine.fit.context import largest_context, with_context
+from engine.fit.context import largest_context, resize_context
 from engine.fit.shape import ModelShape
 from engine.fit.types import GiveUp, Need
 from engine.runner.protocol import LoadSettings
 from quantize.errors import QuantizeError
 from quantize.ggml_types import BLOCK_SIZES
-from quantize.stock import stock_types
+from quantize.plan.stock import stock_types
+from quantize.plan.stock_rules import MIXES
 from quantize.types import ModelSpec, TensorSpec
 
 GIB, MIB = 1 << 30, 1 << 20
-# mix: how much is lost, on a scale where an 8-bit cache costs 0.5 and halving the context 2.
-# Source: ordering of the KL divergences in docs/log.md, quantize; only the order matters here.
-MIX_COSTS: Mapping[str, float] = {
-    "Q8_0": 0.3,
-    "Q6_K": 0.8,
-    "Q5_K_M": 1.5,
-    "Q4_K_M": 2.5,
-    "Q3_K_M": 6.0,
-    "Q2_K": 12.0,
-}
+# What each mix loses, from the best.
+MIX_COSTS: Mapping[str, float] = dict(
+    sorted(((name, mix.loss) for name, mix in MIXES.items() if mix.loss is not None), key=lambda row: row[1])
+)
 KV_COSTS = {"q8_0": 0.5, "q4_0": 3.5}
 PARALLEL_COST, UNLOAD_COST, CONTEXT_COST = 0.7, 1.0, 1.0
 # A layer on the processor costs speed, never quality; all of them cost what a GPU is for.
@@ -96,7 +91,7 @@ def _contexts(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: i
         if not SHORTEST <= n_ctx < settings.n_ctx or n_ctx <= longest:
             continue
         longest = n_ctx
-        need = estimate(with_context(base, n_ctx))
+        need = estimate(resize_context(base, n_ctx))
         loss = CONTEXT_COST + math.log2(settings.n_ctx / n_ctx) + (2.0 if n_ctx < WORTHWHILE_CONTEXT else 0.0)
         text = f"use a context of {n_ctx} tokens instead of {settings.n_ctx}"
         text += ", 8-bit, one request at a time" if extra else ""

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from engine.fit.repack import is_repacked
 from engine.fit.shape import BLOCK, ModelShape
 from engine.fit.types import Basis, DryRun, Need, Part, PartName
-from engine.runner.llama.limits import KV_TYPES, rollback, sequences
+from engine.runner.limits import KV_TYPES, rollback, sequences
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import BLOCK_SIZES, GgmlType
 
 CPU = "cpu"
 CELL_PADDING = 256
-# What serving adds to a loaded runner: samplers, token lists and the prefix trie of a full context.
-# Measured: docs/log.md, memory (2 MiB, and about 150 bytes a token of context).
-SERVING_BYTES, SERVING_TOKEN_BYTES = 2 << 20, 150
+# What serving adds to a loaded runner: samplers, token lists, the prefix trie of a full context, and the heaps of
+# the threads that tokenize. Measured: docs/log.md, memory (5 to 7 MB, and about 150 bytes a token of context).
+SERVING_BYTES, SERVING_TOKEN_BYTES = 6 << 20, 150
 # Process, interpreter and libraries of a runner, and what a token of vocabulary adds (text, piece table, the
 # table of constrained output). Measured: docs/log.md, memory; used only where no dry run can tell.
 PROCESS_BYTES = 50 << 20

@@ -8,7 +8,7 @@ from engine.library.hub.names import parse_hub_name
 from engine.library.hub.plan import Judge, RepoPlan, Verdict, plan_repository
 from engine.library.types import Details
 from engine.paths import Paths
-from quantize.gguf_file import GgufFile
+from quantize.files.gguf_file import GgufFile
 
 
 def hub_shape(name: str, paths: Paths, judge: Judge | None = None) -> ModelShape:

@@ -32,7 +32,7 @@ def fit_report(
     shape: ModelShape,
     settings: LoadSettings,
     machine: Machine,
-    ledger: Ledger | None = None,
+    ledger: Ledger,
     *,
     gpu: str | None = None,
     measured: tuple[LoadSettings, DryRun] | None = None,
@@ -44,7 +44,6 @@ def fit_report(
     `measured` is a dry run and the settings it was made at. What is not `on_disk` is still to be fetched: then a
     smaller quantization is not made but chosen.
     """
-    ledger = ledger or Ledger(lambda: machine)
     isa = machine_isa(machine)
 
     def estimate(at: LoadSettings) -> Need:

@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from quantize.gguf_file import GgufFile, LazyArray, TensorInfo
-from quantize.gguf_split import GgufModel
+from quantize.files.gguf_file import GgufFile, LazyArray, TensorInfo
+from quantize.files.gguf_split import GgufModel
 
 BLOCK = re.compile(r"^blk\.(\d{1,5})\.")
 # Tensors that mean a layer keeps a state of fixed size, or a cache that grows with the context.

@@ -54,6 +54,10 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
         """One kind over all devices."""
         return sum(part.num_bytes for part in self.parts if part.name == name)
 
+    def by_purpose(self) -> dict[str, int]:
+        """Bytes of each kind over all devices."""
+        return {part.name: self.part_bytes(part.name) for part in self.parts}
+
     @property
     def devices(self) -> tuple[str, ...]:
         """Devices in the order they first appear."""

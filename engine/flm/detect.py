@@ -2,13 +2,13 @@
 
 import json
 import os
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from devices.environment import without_secrets
+from devices.programs import installed_program
 from devices.types import Finding, Machine
 
 # Ids of its models in the library, and what a runner gets as a path.
@@ -36,7 +36,7 @@ def executable() -> str | None:
     named = os.environ.get("TESSERA_FLM")
     if named:
         return named if Path(named).is_file() else None
-    return shutil.which("flm")
+    return installed_program("flm")
 
 
 def tag_of(path: str) -> str:

@@ -9,16 +9,20 @@ import msgspec
 
 from engine.errors import BadModelFile
 from engine.library import ollama, origins
+from engine.library.drives import drive_is_here
 from engine.library.inspect_files import inspect_gguf, inspect_onnx, inspect_safetensors
 from engine.library.naming import file_title, folder_name, model_id, slug, stem_of
 from engine.library.scan import Candidate, candidate_at, find_models
 from engine.library.store import Store
 from engine.library.types import Details, ModelEntry, Origin, State
-from engine.paths import BUNDLED_MODELS, Paths, user_paths
+from engine.paths import BUNDLED_MODELS, Paths, installed_models, is_installed, user_paths
 from quantize.errors import QuantizeError
-from quantize.gguf_split import parse_split_name
+from quantize.files.gguf_split import parse_split_name
 
 _log = logging.getLogger(__name__)
+_INSTALLATION = ("bundled", "installed")
+# Counted up when readers find more: what an older one read is read again.
+_INSPECTION = 1
 _READERS = {"gguf": inspect_gguf, "safetensors": inspect_safetensors, "onnx": inspect_onnx}
 
 
@@ -105,7 +109,7 @@ class Catalogue:
         if looked:
             with self.store.writing():
                 known = self.store.entries()
-                if any(origin.kind == "bundled" for _, _, origin in looked):
+                if any(origin.kind in _INSTALLATION for _, _, origin in looked):
                     self._forget_other_installations(known)
                 for (candidate, _), (details, problem, origin) in zip(fresh, looked, strict=True):
                     is_new = candidate.key not in known
@@ -144,12 +148,12 @@ class Catalogue:
 
     def _roots(self) -> list[tuple[Path, str | None]]:
         linked = [(Path(folder), app) for folder, app in self.store.folders().items()]
-        return [(BUNDLED_MODELS, None), (self.paths.models, None), *linked]
+        return [(BUNDLED_MODELS, None), (installed_models(), None), (self.paths.models, None), *linked]
 
     def _forget_other_installations(self, known: dict[str, ModelEntry]) -> None:
-        """The bundled model belongs to the installation that runs; an update or a second one must not double it."""
+        """Such models belong to the installation that runs; an update or a second one must not double them."""
         for key, entry in list(known.items()):
-            if entry.origin.kind == "bundled" and not Path(key).is_relative_to(BUNDLED_MODELS):
+            if entry.origin.kind in _INSTALLATION and not is_installed(Path(key)):
                 self.store.forget(key)
                 del known[key]
 
@@ -179,9 +183,10 @@ class Catalogue:
         path = Path(candidate.key)
         old = known.get(candidate.key)
         ident = old.id if old else self._new_id(path, candidate, origin, known)
+        card = origins.card_beside(path)
         entry = ModelEntry(
             id=ident,
-            name=details.title if origin.kind == "bundled" and details.title else _display_name(candidate),
+            name=origins.card_title(card) if card is not None else _display_name(candidate),
             format=candidate.format,
             files=candidate.files,
             origin=origin if old is None or origin.kind != "file" else old.origin,
@@ -190,6 +195,8 @@ class Catalogue:
             folder=candidate.folder,
             projector=candidate.projector,
             report=origins.report_beside(path),
+            card=str(card) if card is not None else None,
+            inspected=_INSPECTION,
             problem=problem,
         )
         self.store.put(candidate.key, entry)
@@ -202,7 +209,7 @@ class Catalogue:
         if candidate.title:
             path = path.with_name(f"{slug(candidate.title)}.gguf")
         elif origin.kind == "bundled":
-            path = path.with_name(path.name.partition("-")[0] + ".gguf")  # spark-f16.gguf is just "spark"
+            path = path.with_name(f"{path.stem.removesuffix('-f16')}.gguf")  # spark-f16.gguf is just "spark"
         return model_id(path, is_folder=candidate.folder is not None, taken=taken)
 
 
@@ -218,6 +225,8 @@ def _display_name(candidate: Candidate) -> str:
 
 
 def _same_files(entry: ModelEntry, candidate: Candidate) -> bool:
+    if entry.inspected != _INSPECTION:
+        return False
     stamp = [(f.path, f.size_bytes, f.mtime_ns) for f in entry.files]
     return stamp == [(f.path, f.size_bytes, f.mtime_ns) for f in candidate.files]
 
@@ -233,7 +242,7 @@ def _state(entry: ModelEntry) -> State:
         try:
             info = Path(file.path).stat()
         except OSError:
-            return "offline"
+            return "missing" if drive_is_here(Path(file.path)) else "offline"
         if (info.st_size, info.st_mtime_ns) != (file.size_bytes, file.mtime_ns):
             return "changed"
     return "online" if entry.problem is None else "broken"

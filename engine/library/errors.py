@@ -2,6 +2,22 @@
 
 from engine.errors import EnvironmentFault, InputFault
 
+# What the system says where there is no network, in words. Source: getaddrinfo(3), connect(2).
+_PLAIN = {
+    "Name or service not known": "its address is not known here",
+    "Temporary failure in name resolution": "its address is not known here",
+    "No address associated with hostname": "its address is not known here",
+    "nodename nor servname provided": "its address is not known here",
+    "getaddrinfo failed": "its address is not known here",
+    "Network is unreachable": "there is no network",
+    "Connection refused": "nobody answers there",
+    "timed out": "it does not answer",
+}
+
+
+def _plain(reason: str) -> str:
+    return next((words for said, words in _PLAIN.items() if said in reason), reason)
+
 
 class HubUnreachable(EnvironmentFault):
     """No answer, or none that helps, from the hub: the network, a proxy, or the hub itself is the reason."""
@@ -9,7 +25,8 @@ class HubUnreachable(EnvironmentFault):
     code = "hub_unreachable"
 
     def __init__(self, endpoint: str, reason: str, status: int | None = None) -> None:
-        super().__init__(f"{endpoint} cannot be reached: {reason}")
+        host = endpoint.partition("://")[2] or endpoint
+        super().__init__(f"{host} cannot be reached ({_plain(reason)}). Check the network connection.")
         self.endpoint = endpoint
         self.reason = reason
         self.status = status
@@ -21,7 +38,7 @@ class Offline(EnvironmentFault):
     code = "offline"
 
     def __init__(self) -> None:
-        super().__init__("offline mode is on (HF_HUB_OFFLINE); unset it to search or download")
+        super().__init__("offline mode is on (network.offline or HF_HUB_OFFLINE); end it to search or download")
 
 
 class RateLimited(EnvironmentFault):

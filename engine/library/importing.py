@@ -13,12 +13,13 @@ from engine.library.catalogue import Catalogue, Changes
 from engine.library.errors import CannotWrite, NotEnoughDisk
 from engine.library.scan import candidate_at
 from engine.library.types import ModelEntry, Origin
+from engine.model_folder import links_root
 from quantize.errors import QuantizeError
-from quantize.safetensors_file import refuse_pickle
+from quantize.files.safetensors_file import refuse_pickle
 
 _CHUNK_BYTES = 4 * 1024 * 1024
 _RESERVE_BYTES = 256 * 1024 * 1024
-_COMPANIONS = (".json", ".jinja", ".model", ".txt", "_data", ".data", ".bin")
+_COMPANIONS = (".json", ".jinja", ".model", ".txt", "_data", ".data")
 # What sentence-transformers keeps one folder deeper: how an embedding model's rows become one.
 _POOLING = "1_Pooling/config.json"
 
@@ -92,12 +93,23 @@ def _members(path: Path) -> tuple[list[Path], Path | None]:
     if candidate is None:
         raise BadModelFile(str(path), "it is no GGUF file and no folder of a safetensors or ONNX model")
     files = [Path(file.path) for file in candidate.files]
+    if candidate.folder is not None:
+        root = links_root(Path(candidate.folder))
+        strange = next((file for file in files if not _inside(file, root)), None)
+        if strange is not None:
+            raise BadModelFile(str(path), f"{strange.name} leads out of the model's folder")
     if candidate.folder is None:
         return files, None
     folder = Path(candidate.folder)
-    companions = (p for p in sorted(folder.iterdir()) if p.name.endswith(_COMPANIONS) and p.is_file())
+    root = links_root(folder)
+    companions = (p for p in sorted(folder.iterdir()) if p.name.endswith(_COMPANIONS) and _inside(p, root))
     deeper = [folder / _POOLING] if (folder / _POOLING).is_file() and not (folder / _POOLING).is_symlink() else []
     return [*files, *(p for p in companions if p not in files), *deeper], folder
+
+
+def _inside(path: Path, root: Path) -> bool:
+    """A file whose links, if any, stay in the model's folder: a copy must not hold other files of this computer."""
+    return path.is_file() and path.resolve().is_relative_to(root.resolve())
 
 
 def _copy(source: Path, target: Path, control: Control, done: int, total: int) -> int:

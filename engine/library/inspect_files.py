@@ -4,21 +4,27 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
 from engine.library import capabilities, quant_names
 from engine.library.types import Details
 from engine.model_folder import chat_template, links_root, read_json, text
 from engine.onnx.folder import read_folder
-from quantize.gguf_file import GgufFile, TensorInfo
-from quantize.gguf_split import read_gguf_model
-from quantize.safetensors_file import read_safetensors_folder, safe_member
+from quantize.errors import QuantizeError
+from quantize.files.gguf_file import GgufFile, TensorInfo
+from quantize.files.gguf_split import read_gguf_model
+from quantize.files.safetensors_file import read_safetensors_folder, safe_member
+from quantize.files.sampling_keys import GENERATION_CONFIG_NAMES, checked, from_gguf
 
+GENERATION_CONFIG = "generation_config.json"
 _LONGEST_MIX = 20
 
 
 def inspect_gguf(path: Path) -> Details:
     """Facts of a GGUF model (all parts of a split one). Raises: quantize.errors.QuantizeError."""
     model = read_gguf_model(path)
-    return gguf_details(model.parts[0], [tensor for _, tensor in model.tensors()])
+    details = gguf_details(model.parts[0], [tensor for _, tensor in model.tensors()])
+    return msgspec.structs.replace(details, publisher_sampling=_published(path.parent, links_root(path.parent)))
 
 
 def gguf_details(head: GgufFile, tensors: list[TensorInfo]) -> Details:
@@ -39,7 +45,17 @@ def gguf_details(head: GgufFile, tensors: list[TensorInfo]) -> Details:
         capabilities=() if is_projector else capabilities.from_gguf(metadata, (t.name for t in tensors)),
         license=text(metadata.get("general.license")),
         is_projector=is_projector,
+        sampling=from_gguf(metadata),
     )
+
+
+def _published(folder: Path, root: Path) -> dict[str, float | int]:
+    """What the publisher's generation_config.json in this folder recommends."""
+    try:
+        path = safe_member(folder, GENERATION_CONFIG, root)
+        return checked(read_json(path), GENERATION_CONFIG_NAMES) if path.is_file() else {}
+    except QuantizeError:
+        return {}  # a broken one recommends nothing
 
 
 def inspect_safetensors(folder: Path) -> Details:
@@ -68,6 +84,7 @@ def inspect_safetensors(folder: Path) -> Details:
         type_bytes=dict(type_bytes),
         chat_template=template,
         capabilities=tuple(found),
+        publisher_sampling=_published(folder, root),
     )
 
 
@@ -88,6 +105,7 @@ def inspect_onnx(folder: Path) -> Details:
         quantization=f"ONNX {mix}" if isinstance(mix, str) and len(mix) <= _LONGEST_MIX else "ONNX",
         chat_template=found.template,
         capabilities=can,
+        publisher_sampling=_published(folder, links_root(folder)),
     )
 
 

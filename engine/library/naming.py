@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Container
 from pathlib import Path
 
-from quantize.gguf_split import parse_split_name
+from quantize.files.gguf_split import parse_split_name
 
 _MAX_ID_CHARS = 80
 _EMPTY_NAMES = frozenset({"model", "ggml-model", "weights"})

@@ -5,10 +5,10 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from engine.library.types import Origin
-from engine.paths import BUNDLED_MODELS, Paths
-from quantize.gguf_split import parse_split_name
-from quantize.report import report_path as _report_path
+from engine.library.types import Origin, OriginKind
+from engine.paths import BUNDLED_MODELS, Paths, installed_models, is_installed
+from quantize.files.gguf_split import parse_split_name
+from quantize.job.report import report_path as _report_path
 
 _log = logging.getLogger(__name__)
 NOTE_NAME = ".tessera.json"
@@ -45,20 +45,40 @@ def report_beside(path: Path) -> str | None:
     return str(report) if path.suffix == ".gguf" and report.is_file() else None
 
 
+def card_beside(path: Path) -> Path | None:
+    """The card of a model that came with the installation."""
+    card = path.with_suffix(".md")
+    return card if is_installed(path) and card.is_file() else None
+
+
+def card_title(card: Path) -> str:
+    """The model's name for people: the card's first heading, up to a colon."""
+    with card.open(encoding="utf-8") as file:
+        return file.readline().removeprefix("#").partition(":")[0].strip()
+
+
 def of(path: Path, paths: Paths, app: str | None) -> Origin:
     """The origin of the model at `path` (a file or a folder)."""
     if path.is_relative_to(BUNDLED_MODELS):
         return Origin(kind="bundled")
+    if path.is_relative_to(installed_models()):
+        return _from_note(read_note(path.parent), path, "installed")
     if app is not None or not path.is_relative_to(paths.models):
         return Origin(kind="linked", app=app, repo=_cache_repository(path))
     note = _note_above(path, paths.models)
     if note is None:
         return Origin(kind="built" if report_beside(path) else "file")
+    return _from_note(note, path, "hub")
+
+
+def _from_note(note: DownloadNote | None, path: Path, kind: OriginKind) -> Origin:
+    if note is None:
+        return Origin(kind=kind)
     split = parse_split_name(path.name)
     names = {path.name} if split is None else {split.part(n) for n in range(1, split.count + 1)}
     promised = {PurePosixPath(name).name: sha for name, sha in note.sha256.items()}
     expected = {name: sha for name, sha in promised.items() if name in names or path.is_dir()}
-    return Origin(kind="hub", repo=note.repo, revision=note.revision, expected=expected)
+    return Origin(kind=kind, repo=note.repo, revision=note.revision, expected=expected)
 
 
 def _note_above(path: Path, models: Path) -> DownloadNote | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.library.types import Format, ModelFile
 from engine.onnx.folder import OPENVINO_GRAPHS
-from quantize.gguf_split import parse_split_name
+from quantize.files.gguf_split import parse_split_name
 
 _log = logging.getLogger(__name__)
 SUFFIXES = (".gguf", ".safetensors", ".onnx", ".json", ".data", "_data", ".bin", ".xml")

@@ -23,11 +23,16 @@ CREATE TABLE hidden (key TEXT PRIMARY KEY) STRICT;
 """
 
 
+class _Newer(Exception):
+    """The file has a form of a newer program."""
+
+
 class Store:
     """Entries by key (where the model lies), folders to watch, and keys that were removed and stay hidden.
 
     A damaged file is kept beside as `.corrupt-<time>` and a new one begun: the disk can be scanned again, so
-    nothing of worth is lost but manual links. Where the folder cannot be written, it works in memory.
+    nothing of worth is lost but manual links. Where the folder cannot be written, or the file is a newer program's,
+    it works in memory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,6 +53,11 @@ class Store:
             self.path.replace(kept)
             _log.warning("the library's catalogue was damaged; kept as %s, scanning again", kept)
             return self._prepare(str(self.path))
+        except _Newer:
+            _log.warning(
+                "the library's catalogue %s is a newer program's: left as it is, works in memory", self.path
+            )
+            return self._prepare(":memory:")
         except (apsw.CantOpenError, apsw.ReadOnlyError, apsw.IOError, OSError) as error:
             _log.warning("the library cannot keep its catalogue at %s (%s); it works in memory", self.path, error)
             return self._prepare(":memory:")
@@ -56,6 +66,9 @@ class Store:
     def _prepare(name: str) -> apsw.Connection:
         db = apsw.Connection(name)
         db.set_busy_timeout(_BUSY_MS)
+        if db.pragma("user_version") > _SCHEMA_VERSION:
+            db.close()
+            raise _Newer
         db.execute("PRAGMA journal_mode=WAL")
         if db.pragma("user_version") == _SCHEMA_VERSION:
             return db
@@ -138,11 +151,6 @@ class Store:
         """Scan `folder` from now on; `app` names the application it belongs to."""
         with self._lock:
             self._db.execute("INSERT OR REPLACE INTO folders (path, app) VALUES (?, ?)", (folder, app))
-
-    def unwatch(self, folder: str) -> None:
-        """Scan `folder` no more."""
-        with self._lock:
-            self._db.execute("DELETE FROM folders WHERE path = ?", (folder,))
 
     def folders(self) -> dict[str, str | None]:
         """Folders that were linked, with the application each belongs to."""

@@ -49,7 +49,7 @@ class Trash:
         ticket = f"{entry.id}-{secrets.token_hex(4)}"
         place = self._folder / ticket
         record = _Record(entry=entry, removed_at=time.time())
-        own = [] if entry.origin.kind in {"bundled", "linked"} else self._own_files(entry)
+        own = [] if entry.origin.kind in {"bundled", "installed", "linked"} else self._own_files(entry)
         try:
             place.mkdir(parents=True)
             record.moved = {f"{index}-{path.name}": str(path) for index, path in enumerate(own)}
@@ -68,7 +68,10 @@ class Trash:
         return self._removed(ticket, record)
 
     def restore(self, ticket: str) -> ModelEntry:
-        """Undo a removal; the model has its id again. Raises: InputFault: no such ticket. CannotWrite."""
+        """Undo a removal; the model has its id again, or one like it where that is taken.
+
+        Raises: InputFault: no such ticket. CannotWrite.
+        """
         place = self._folder / ticket
         record = self._read(ticket)
         try:
@@ -76,10 +79,16 @@ class Trash:
         except OSError as error:
             raise CannotWrite(str(record.entry.path), error.strerror or str(error)) from error
         with self._catalogue.store.writing():
-            self._catalogue.store.hide(key_of(record.entry), hidden=False)
-            self._catalogue.store.put(key_of(record.entry), record.entry)
+            entry, key = record.entry, key_of(record.entry)
+            taken = {known.id for other, known in self._catalogue.store.entries().items() if other != key}
+            number = 2
+            while entry.id in taken:  # another model took the id meanwhile
+                entry = msgspec.structs.replace(entry, id=f"{record.entry.id}-{number}")
+                number += 1
+            self._catalogue.store.hide(key, hidden=False)
+            self._catalogue.store.put(key, entry)
         shutil.rmtree(place, ignore_errors=True)
-        return record.entry
+        return entry
 
     def contents(self) -> tuple[Removed, ...]:
         """What can be restored, newest first."""

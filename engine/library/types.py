@@ -6,8 +6,8 @@ from typing import Literal
 import msgspec
 
 Format = Literal["gguf", "safetensors", "onnx", "flm"]
-State = Literal["online", "offline", "changed", "broken"]
-OriginKind = Literal["bundled", "hub", "file", "linked", "built"]
+State = Literal["online", "offline", "missing", "changed", "broken"]
+OriginKind = Literal["bundled", "installed", "hub", "file", "linked", "built"]
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +20,10 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a model came from. `app` names the owner of a linked file; `expected` maps file to promised sha256."""
+    """Where a model came from: "bundled" is the demo in the source tree, "installed" what start.py fetched.
+
+    `app` names the owner of a linked file; `expected` maps file to promised sha256.
+    """
 
     kind: OriginKind
     app: str | None = None
@@ -30,7 +33,10 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True):
-    """What the headers say. `quantization` is the usual name of the mix; `type_bytes` its bytes by tensor type."""
+    """What the headers say. `quantization` is the usual name of the mix; `type_bytes` its bytes by tensor type.
+
+    `sampling` is what the file recommends, `publisher_sampling` what a generation_config.json beside it does.
+    """
 
     architecture: str
     title: str = ""
@@ -42,14 +48,18 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: tuple[str, ...] = ()
     license: str | None = None
     is_projector: bool = False
+    sampling: dict[str, float | int] = {}
+    publisher_sampling: dict[str, float | int] = {}
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One model of the catalogue.
 
     `id` is short and never changes for a file; `name` is for people. `folder` is set for models that are a folder
-    (safetensors, ONNX). `report` is the file with plan and measurements of our own quantization. `state` is what
-    a look at the disk said just now; `problem` says why it is broken.
+    (safetensors, ONNX). `report` is the file with plan and measurements of our own quantization, `card` the one
+    with the model's card. `state` is what a look at the disk said just now: "offline" where its drive is not there,
+    "missing" where the drive is and the file is not; `problem` says why it is broken.
+    `inspected` is the version of the reader that made `details`.
     """
 
     id: str
@@ -62,8 +72,10 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     folder: str | None = None
     projector: str | None = None
     report: str | None = None
+    card: str | None = None
     state: State = "online"
     problem: str | None = None
+    inspected: int = 0
 
     @property
     def path(self) -> Path:

@@ -1,14 +1,15 @@
 """The library's long work as jobs: pull, verify, import. Parameters and results are JSON."""
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from engine.errors import Cancelled
-from engine.jobs import Control, JobRegistry
+from engine.jobs import Control, JobKind, JobRegistry, Work
 from engine.library.catalogue import Catalogue
 from engine.library.importing import import_copy
 from engine.library.lookup import require
@@ -16,19 +17,42 @@ from engine.library.starters import starter_repo
 from engine.library.types import ModelEntry
 from engine.library.verify import verify
 
+if TYPE_CHECKING:
+    from engine.library.hub.plan import Judge
+
 _DOWNLOADS_AT_ONCE = 2
 
 
-def register(registry: JobRegistry, open_catalogue: Callable[[], Catalogue]) -> None:
-    """Teach a registry the kinds `pull`, `verify` and `import`."""
+def register(
+    registry: JobRegistry, open_catalogue: Callable[[], Catalogue], judge: "Callable[[], Judge] | None" = None
+) -> None:
+    """Teach a registry the kinds `pull`, `verify` and `import`; each run closes its catalogue.
+
+    `judge` makes the one who says what fits here.
+    """
+
+    def with_catalogue(work: Callable[[Catalogue, dict[str, Any], Control], dict[str, Any]]) -> Work:
+        def run(params: dict[str, Any], control: Control) -> dict[str, Any]:
+            with closing(open_catalogue()) as catalogue:
+                return work(catalogue, params, control)
+
+        return run
+
+    def fetch(catalogue: Catalogue, params: dict[str, Any], control: Control) -> dict[str, Any]:
+        return _named(pull(catalogue, params, control, judge() if judge is not None else None))
+
     registry.register(
-        "pull", lambda params, control: _named(pull(open_catalogue(), params, control)), parallel=_DOWNLOADS_AT_ONCE
+        JobKind.PULL,
+        with_catalogue(fetch),
+        parallel=_DOWNLOADS_AT_ONCE,
     )
-    registry.register("verify", lambda params, control: _verify(open_catalogue(), params, control))
-    registry.register("import", lambda params, control: _import(open_catalogue(), params, control))
+    registry.register(JobKind.VERIFY, with_catalogue(_verify))
+    registry.register(JobKind.IMPORT, with_catalogue(_import))
 
 
-def pull(catalogue: Catalogue, params: dict[str, Any], control: Control) -> ModelEntry:
+def pull(
+    catalogue: Catalogue, params: dict[str, Any], control: Control, judge: "Judge | None" = None
+) -> ModelEntry:
     """Plan and fetch `model` (see hub.names), `quant` and `revision` if given, without its `vision` half if False.
 
     Raises: the errors of planning and downloading; Paused and Cancelled from `control`.
@@ -39,7 +63,6 @@ def pull(catalogue: Catalogue, params: dict[str, Any], control: Control) -> Mode
     from engine.library.hub.download import Download, Request, discard_parts  # noqa: PLC0415 - see above
     from engine.library.hub.names import parse_hub_name  # noqa: PLC0415 - see above
     from engine.library.hub.plan import plan_repository  # noqa: PLC0415 - see above
-    from engine.library.machine import machine_judge  # noqa: PLC0415 - see above
 
     wanted = str(params["model"])
     name = parse_hub_name(starter_repo(wanted) or wanted)
@@ -51,7 +74,7 @@ def pull(catalogue: Catalogue, params: dict[str, Any], control: Control) -> Mode
         raise
     client = HubClient()
     control.report("planning", 0, 0)
-    plan = plan_repository(client, catalogue.paths, name.repo, revision=name.revision, judge=machine_judge())
+    plan = plan_repository(client, catalogue.paths, name.repo, revision=name.revision, judge=judge)
     option = choose(plan, name)
     files = files_of(plan.repository, option.choice, vision=params.get("vision", True))
     return Download(client, catalogue, Request(plan.repository, files)).run(control)

@@ -10,7 +10,7 @@ import msgspec
 
 from engine.model_folder import chat_template, links_root, read_json, text, tokenizer_config
 from quantize.errors import BadFile, RefusedFormat
-from quantize.safetensors_file import safe_member
+from quantize.files.safetensors_file import safe_member
 
 Kind = Literal["generate", "embedding", "rerank"]
 CONFIG: Final = "genai_config.json"

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped] 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from quantize.errors import BadFile, IncompleteFile, RefusedFormat
-from quantize.safetensors_file import safe_member
+from quantize.files.safetensors_file import safe_member
 
 # A graph whose weights lie beside it takes a few MB; with weights inside, protobuf itself ends at 2 GiB.
 MAX_GRAPH_BYTES: Final = (2 << 30) - 1
@@ -158,6 +158,8 @@ def _check_external(tensor: TensorProto, needed: int, path: Path, root: Path) ->
     name = tensor.name[:80]
     told: dict[str, str] = {}
     for entry in tensor.external_data:
+        if not isinstance(entry.key, str) or not isinstance(entry.value, str):
+            raise BadFile(str(path), f"tensor {name} says where its weights are in text that is not UTF-8")
         if entry.key in told:
             raise BadFile(str(path), f"tensor {name} names its {entry.key[:20]} twice")
         told[entry.key] = entry.value

@@ -17,6 +17,5 @@ def exit_reason(code: int, *, stopping: bool, last_line: str = "") -> str:
         0xC0000005: "a native crash (access violation)",
         0xC0000409: "llama.cpp stopped itself on an internal check",
     }
-    if code not in meanings and last_line:
-        return f"the runner ended: {last_line} (exit code {code})"
-    return f"the runner ended: {meanings.get(code, 'unexpectedly')} (exit code {code})"
+    cause = meanings.get(code) or last_line or "its last words are not known"
+    return f"the model's process ended: {cause} (exit code {code})"

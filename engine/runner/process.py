@@ -1,18 +1,24 @@
 """The server's side of one runner: start it, speak with it, know why it ended."""
 
 import asyncio
-import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
-from devices.child_command import child_command
-from devices.environment import without_secrets
-from engine.errors import BadModelFile, ContextOverflow, EngineError, InputFault, RunnerDied, SelfCheckFailed
+from engine.errors import (
+    BadModelFile,
+    ContextOverflow,
+    DeviceCheckFailed,
+    EngineError,
+    InputFault,
+    RunnerDied,
+    SelfCheckFailed,
+)
+from engine.prompt_bounds import refuse_impossible
 from engine.runner import orphans, protocol
 from engine.runner.buffers import BufferLog
+from engine.runner.command import runner_command, runner_environment
 from engine.runner.exits import exit_reason
 from engine.runner.mailbox import Mailbox
 from engine.types import Delta, Done, Event, GenerationRequest, ModelFacts
@@ -24,15 +30,14 @@ READ_BYTES: Final = 1 << 18
 # Measured: docs/log.md, server.
 GATHER_S: Final = 0.001
 SHUTDOWN_S: Final = 3.0
+# A cold interpreter with llama.cpp or ONNX Runtime says hello within 10 s on a busy two-core machine.
+START_S: Final = 90.0
 # Ten missed heartbeats: only a stopped or deadlocked process is silent that long, even on a busy machine.
 SILENCE_S: Final = 20.0
 # The longest real step is a full batch of a large model on a slow CPU, about a minute.
 STALL_S: Final = 300.0
 # Deltas taken before the runner is told: one control frame for many tokens.
 CREDIT_STEP: Final = 16
-# Asks Linux for 2 MiB pages where the C library gives out much at once (glibc 2.35 on; others ignore it): weights
-# are read from end to end for every token, and tables of small pages with them. Measured: docs/log.md, engine.
-HUGE_PAGES: Final = "glibc.malloc.hugetlb=1"
 
 _job = orphans.kill_on_close_job()
 
@@ -49,9 +54,12 @@ class RequestFailed(EngineError):
 def fault_to_error(fault: protocol.Fault, path: str) -> EngineError:
     """The engine error that a runner's fault stands for."""
     if fault.code == "context_length_exceeded":
-        return ContextOverflow(int(fault.facts["prompt_tokens"] or 0), int(fault.facts["context_tokens"] or 0))
+        counts = int(fault.facts["prompt_tokens"] or 0), int(fault.facts["context_tokens"] or 0)
+        return ContextOverflow(*counts, at_least=bool(fault.facts.get("at_least")))
     if fault.code == "invalid_request":
         return InputFault(fault.message, fault.param)
+    if fault.code == "device_check_failed":
+        return DeviceCheckFailed(path, fault.message, fault.facts)
     if fault.code == "self_check_failed":
         return SelfCheckFailed(path, fault.message)
     if fault.code == "load_failed":
@@ -78,8 +86,9 @@ class RunnerProcess:
         self._stderr_task = asyncio.create_task(self._read_stderr())
         self._reader_task = asyncio.create_task(self._read())
         self._stopping = False
-        self._watchdog: asyncio.TimerHandle | None = None
         self._stuck: str | None = None
+        late = f"it did not start within {START_S:.0f} s"
+        self._watchdog = asyncio.get_running_loop().call_later(START_S, self._give_up, late)
         self.died: RunnerDied | None = None
         self.facts: ModelFacts | None = None
         self.last_heard = time.monotonic()
@@ -134,6 +143,7 @@ class RunnerProcess:
         """
         if on_progress is not None:
             self._on_progress = on_progress
+        self._path = settings.path
         await self._send(protocol.Load(settings=settings))
         self.facts = await self._loaded
         return self.facts
@@ -145,6 +155,8 @@ class RunnerProcess:
         """
         if self.died is not None:
             raise self.died
+        if self.facts is not None:
+            refuse_impossible(self.facts, len(request.prompt), text=isinstance(request.prompt, str))
         request_id = self._new_id()
         mailbox = self._mailboxes[request_id] = Mailbox()
         finished = False
@@ -173,7 +185,11 @@ class RunnerProcess:
         query = protocol.Tokenize(
             id=self._new_id(), text=text, add_special=add_special, parse_special=parse_special
         )
-        reply = await self._ask(query)
+        try:
+            reply = await self._ask(query)
+        except asyncio.CancelledError:
+            self._post(protocol.Cancel(id=query.id))
+            raise
         return list(reply.token_ids)
 
     async def detokenize(self, token_ids: list[int], *, special: bool = True) -> list[bytes]:
@@ -182,13 +198,23 @@ class RunnerProcess:
         return list(reply.pieces)
 
     async def embed(
-        self, inputs: list[str | list[int]], *, normalize: bool = True, query: str | None = None
+        self,
+        inputs: list[str | list[int]],
+        *,
+        normalize: bool = True,
+        query: str | None = None,
+        truncate: bool = False,
     ) -> protocol.Embedded:
         """Embeddings of the inputs, or their rerank scores for `query`. Cancelling stops the work.
 
         Raises: InputFault, ContextOverflow, RequestFailed, RunnerDied.
         """
-        message = protocol.Embed(id=self._new_id(), inputs=inputs, normalize=normalize, query=query)
+        if self.facts is not None:
+            for item in inputs:
+                refuse_impossible(self.facts, len(item), text=isinstance(item, str))
+        message = protocol.Embed(
+            id=self._new_id(), inputs=inputs, normalize=normalize, query=query, truncate=truncate
+        )
         try:
             reply = await self._ask(message)
         except asyncio.CancelledError:
@@ -281,8 +307,9 @@ class RunnerProcess:
         elif isinstance(message, protocol.Fault):
             self._on_fault(message)
         elif isinstance(message, protocol.Heartbeat):
-            self._watch(message)
+            self._watch(message.step_s)
         elif isinstance(message, protocol.Hello):
+            self._watch(0.0)
             _resolve(self._hello, message)
         elif isinstance(message, protocol.Loaded):
             _resolve(self._loaded, message.facts)
@@ -293,13 +320,12 @@ class RunnerProcess:
             if reply is not None:
                 _resolve(reply, message)
 
-    def _watch(self, beat: protocol.Heartbeat) -> None:
-        """From the first heartbeat on, silence or an endless step ends the child."""
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+    def _watch(self, step_s: float) -> None:
+        """A sign of life: from its start on, silence or an endless step (of `step_s` so far) ends the child."""
+        self._watchdog.cancel()
         loop = asyncio.get_running_loop()
-        if beat.step_s > STALL_S:
-            self._give_up(f"one step has taken {beat.step_s:.0f} s")
+        if step_s > STALL_S:
+            self._give_up(f"one step has taken {step_s:.0f} s")
         else:
             self._watchdog = loop.call_later(SILENCE_S, self._suspect)
 
@@ -330,8 +356,7 @@ class RunnerProcess:
         code = await self._process.wait()
         await asyncio.wait([self._stderr_task], timeout=0.2)
         last = next((line for line in reversed(self._stderr) if line.strip()), "")
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        self._watchdog.cancel()
         told = reason or self._stuck or exit_reason(code, stopping=self._stopping, last_line=last)
         self.died = RunnerDied(code, told, self.stderr_tail[-20:])
         for mailbox in self._mailboxes.values():
@@ -365,25 +390,3 @@ def _retrieve(future: "asyncio.Future[Any]") -> None:
     """Mark a failure as seen; whoever waits gets it anyway."""
     if not future.cancelled():
         future.exception()
-
-
-def runner_command(engine: str) -> tuple[str, ...]:
-    """How to start a runner. Ryzen AI brings a Python of its own, which TESSERA_ONNX_PYTHON names."""
-    command = child_command("engine.runner.main", engine, str(os.getpid()))
-    python = os.environ.get("TESSERA_ONNX_PYTHON")
-    return (python, *command[1:]) if engine == "onnx" and python else command
-
-
-def runner_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The child's environment: what processes need, no secrets.
-
-    A model file can be hostile and is parsed in this process, so tokens and keys stay out of its reach.
-    """
-    env = without_secrets()
-    root = str(Path(__file__).resolve().parents[2])
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
-    env["PYTHONUNBUFFERED"] = "1"
-    env["GLIBC_TUNABLES"] = ":".join(filter(None, (HUGE_PAGES, env.get("GLIBC_TUNABLES"))))  # the last word counts
-    if extra:
-        env.update(extra)
-    return env

@@ -30,6 +30,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     (empty: the folder's own wish, else the CPU); `allow_fallback` lets operators it does not take run on the CPU.
     `max_draft` is the longest guess that one step checks (0: none). `mtp` loads the file's own head for guesses.
     `max_rollback` tokens can be taken back from a recurrent state, by so many copies of it for each sequence.
+    `reference_path` holds the CPU's answers that the device is compared with after the load (None: with nothing).
     """
 
     path: str
@@ -60,6 +61,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     cache_dir: str | None = None
     cache_ram_bytes: int = 0
     cache_disk_bytes: int = 0
+    reference_path: str | None = None
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
@@ -142,21 +144,29 @@ class Pieces(msgspec.Struct, frozen=True, kw_only=True, tag="pieces"):
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
-    """Embed each input, or score it against `query` when the model is a reranker; answered by `Embedded`."""
+    """Embed each input, or score it against `query` when the model is a reranker; answered by `Embedded`.
+
+    With `truncate` an input beyond the context is cut to it, its closing token kept.
+    """
 
     id: int
     inputs: list[str | list[int]]
     normalize: bool = True
     query: str | None = None
+    truncate: bool = False
 
 
 class Embedded(msgspec.Struct, frozen=True, kw_only=True, tag="embedded"):
-    """Little-endian float32 rows, one per input, each `width` numbers; and the tokens of each input."""
+    """Little-endian float32 rows, one per input, each `width` numbers; and the tokens of each input.
+
+    `cut` has the tokens that inputs had before they were cut, by their index.
+    """
 
     id: int
     width: int
     vectors: list[bytes]
     token_counts: list[int]
+    cut: dict[int, int] = {}
 
 
 class Events(msgspec.Struct, frozen=True, kw_only=True, tag="events"):

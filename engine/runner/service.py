@@ -5,27 +5,33 @@ import queue
 import sys
 import threading
 import time
+from typing import Generic, TypeVar
 
 from engine.runner import protocol
 from engine.runner.channel import Channel
-from engine.runner.llama.vocabulary import Vocabulary
+from engine.runner.texts import Prompt, Texts, Tokenizer, text_of
 from engine.types import Event
 
 Output = tuple[int, Event] | protocol.Fault
 
 
-class RunnerService:
+V = TypeVar("V", bound=Tokenizer)
+
+
+class RunnerService(Generic[V]):
     """One model over a channel, until it is told to stop or the server goes away.
 
-    Three threads: one reads control messages, one beats, the caller of `run` owns the model. Subclasses say what
-    loading, serving and cancelling mean, set `_vocabulary` once loaded, and `_step_started` around each step.
+    Threads: one reads control messages, one beats, two tokenize, the caller of `run` owns the model. Subclasses say
+    what loading, serving and cancelling mean, call `_take_texts` once loaded, and set `_step_started` around each
+    step.
     """
 
     def __init__(self, channel: Channel, engine: str) -> None:
         self._channel = channel
         self._engine = engine
-        self._inbox: queue.SimpleQueue[protocol.ToRunner] = queue.SimpleQueue()
-        self._vocabulary: Vocabulary | None = None
+        self._inbox: queue.SimpleQueue[protocol.ToRunner | Prompt] = queue.SimpleQueue()
+        self._vocabulary: V | None = None
+        self._texts: Texts | None = None
         self._step_started = 0.0
 
     def run(self) -> int:
@@ -33,12 +39,21 @@ class RunnerService:
         self._channel.send(protocol.Hello(version=protocol.VERSION, engine=self._engine, pid=os.getpid()))
         threading.Thread(target=self._read, name="control", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        self._get_ready()
         while True:
             message = self._inbox.get()
             if isinstance(message, protocol.Load):
                 return self._serve() if self._load(message.settings) else 3
             if isinstance(message, protocol.Shutdown):
                 return 0
+
+    def _take_texts(self, vocabulary: V, n_ctx: int) -> None:
+        """Tokenize with this from now on, prompts up to `n_ctx` tokens."""
+        self._vocabulary = vocabulary
+        self._texts = Texts(vocabulary, n_ctx, self._inbox.put, self._channel.send)
+
+    def _get_ready(self) -> None:
+        """What every load needs and no settings change; a runner may wait for its model."""
 
     def _load(self, settings: protocol.LoadSettings) -> bool:
         """Load the model and tell its facts, or the Fault that prevents it."""
@@ -53,22 +68,22 @@ class RunnerService:
         raise NotImplementedError
 
     def _read(self) -> None:
-        """Control thread: tokenizing is answered here, beside a running step; the rest is queued."""
+        """Control thread: texts go to those who tokenize, beside a running step; the rest is queued."""
         try:
             while True:
                 message = self._channel.receive()
                 if message is None:
                     os._exit(0)
                 vocabulary = self._vocabulary
-                if isinstance(message, protocol.Tokenize) and vocabulary is not None:
-                    tokens = vocabulary.tokenize(
-                        message.text, add_special=message.add_special, parse_special=message.parse_special
-                    )
-                    self._channel.send(protocol.Tokens(id=message.id, token_ids=tokens))
+                text = text_of(message)
+                if isinstance(message, protocol.Submit | protocol.Tokenize) and text is not None and self._texts:
+                    self._texts.add(message, text)
                 elif isinstance(message, protocol.Detokenize) and vocabulary is not None:
                     self._detokenize(message, vocabulary)
                 else:
                     if isinstance(message, protocol.Cancel):
+                        if self._texts is not None:
+                            self._texts.cancel(message.id)
                         self._cancel_now(message.id)
                     self._inbox.put(message)
         except Exception as error:  # noqa: BLE001 - a broken peer must end the process, whatever broke
@@ -80,14 +95,14 @@ class RunnerService:
         """Heartbeat thread: native calls release the interpreter, so this goes on during the longest step."""
         seen = step_s = 0.0
         while True:
-            time.sleep(protocol.HEARTBEAT_S)
             started = self._step_started
             # Beats are counted, not the clock: a step in which the computer slept has not taken so long.
             step_s = step_s + protocol.HEARTBEAT_S if started and started == seen else 0.0
             seen = started
             self._channel.send(protocol.Heartbeat(step_s=step_s))
+            time.sleep(protocol.HEARTBEAT_S)
 
-    def _detokenize(self, message: protocol.Detokenize, vocabulary: Vocabulary) -> None:
+    def _detokenize(self, message: protocol.Detokenize, vocabulary: Tokenizer) -> None:
         known = range(vocabulary.size)
         pieces = [
             vocabulary.pieces[t] if t in known and (message.special or t not in vocabulary.control) else b""

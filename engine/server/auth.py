@@ -4,13 +4,16 @@ import hmac
 import json
 import os
 import secrets
+import socket
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from engine.errors import EngineError
+from engine.json_store import write_atomically
 from engine.server.keys import KeyStore, Scope
 
 MANAGEMENT_PREFIX: Final = "/tessera/"
@@ -19,13 +22,15 @@ MANAGEMENT_PATHS: Final = frozenset({"/api/pull", "/api/push", "/api/create", "/
 
 
 # Routes that tell nothing and are open to all.
-OPEN_PATHS: Final = frozenset({"/health", "/"})
+OPEN_PATHS: Final = frozenset({"/health", "/", "/docs"})
 
 # Wrong keys from one address before it has to wait, and for how long. Source: what people mistype, many times over.
 MAX_FAILURES: Final = 10
 FAILURE_WINDOW_S: Final = 60.0
 # Addresses remembered; the oldest is forgotten first.
 MAX_ADDRESSES: Final = 10_000
+# A loopback port answers at once or not at all.
+_LOOK_S: Final = 0.5
 
 
 class Unauthorized(EngineError):
@@ -105,7 +110,7 @@ class Access:
     @property
     def needs_key(self) -> bool:
         """Inference is not open to everyone who can connect."""
-        return bool(self._api_keys or self.store.all())
+        return bool(self._api_keys or self.store.in_use())
 
     def check(self, path: str, headers: Mapping[str, str], address: str = "") -> None:
         """Pass, or raise Unauthorized, Forbidden or TooManyFailures. `/health` and `/` are open to all."""
@@ -115,9 +120,10 @@ class Access:
         # The window and the terminal share this address with whatever sends wrong keys; they are never locked out.
         if any(_same(key, self.token) for key in keys):
             return
-        self.failures.check(address)
         scopes = [found for key in keys if (found := self._scopes(key)) is not None]
+        # A good key never waits for the wrong ones of its address: keys have 256 bits, nobody guesses one.
         if keys and not scopes and (self.needs_key or manages(path)):
+            self.failures.check(address)
             self.failures.note(address)
             raise Unauthorized("This key is not valid here.")
         if manages(path):
@@ -146,12 +152,25 @@ def new_token() -> str:
 
 def write_server_file(path: Path, url: str, token: str) -> None:
     """Tell this user's other programs, and only those, where the server is and how to manage it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump({"url": url, "token": token, "pid": os.getpid()}, file)
-    temporary.replace(path)
+    raw = json.dumps({"url": url, "token": token, "pid": os.getpid()}).encode()
+    write_atomically(path, raw, private=True)
+
+
+def running_server_url(path: Path, own: str) -> str | None:
+    """The address in the file, when another process still listens there; None otherwise.
+
+    `own` is where this process listens: a crashed server's file may name the address taken over from it.
+    """
+    try:
+        told = json.loads(path.read_text())
+        url, pid = str(told["url"]), int(told["pid"])
+        if pid == os.getpid() or url == own:
+            return None
+        parts = urlsplit(url)
+        with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=_LOOK_S):
+            return url
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def remove_server_file(path: Path) -> None:

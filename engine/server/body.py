@@ -1,11 +1,15 @@
 """Request bodies: parsed once, checked strictly, errors name the field."""
 
-from typing import Any, TypeVar
+import asyncio
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
-from engine.errors import InputFault
+from engine.errors import Cancelled, InputFault
+from engine.server.json_bounds import UNCOUNTED_BYTES, check_counts
+from engine.server.shape import unread
 
 
 class Body(BaseModel):
@@ -13,11 +17,33 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
+    # Declared fields that have no effect here, and the shapes of those that are free JSON.
+    no_effect: ClassVar[frozenset[str]] = frozenset()
+    shapes: ClassVar[Mapping[str, Any]] = {}
+
     def ignored(self) -> list[str]:
-        """Names of fields that this server does not know."""
-        return sorted(self.model_extra or {})
+        """Names of what has no effect here, also inside other fields: `stream_options.x`, `messages[0].y`."""
+        found = sorted(name for name, value in (self.model_extra or {}).items() if value is not None)
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if name in self.no_effect:
+                found += [name] if value is not None else []
+            elif name in self.shapes:
+                found += unread(value, self.shapes[name], name)
+            else:
+                found += _inside(value, name)
+        return found
 
 
+def _inside(value: object, path: str) -> list[str]:
+    if isinstance(value, Body):
+        return [f"{path}.{inner}" for inner in value.ignored()]
+    if isinstance(value, list) and any(isinstance(item, Body) for item in value):
+        return [name for index, item in enumerate(value) for name in _inside(item, f"{path}[{index}]")]
+    return []
+
+
+_KINDS = frozenset({"str", "int", "float", "bool", "dict", "list"})
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -26,7 +52,9 @@ async def parse(request: Request, model: type[M]) -> M:
 
     Raises: InputFault: not JSON, too deeply nested, or a field out of range; `param` names it.
     """
-    raw = await request.body()
+    raw = await _whole(request)
+    if len(raw) > UNCOUNTED_BYTES:
+        await asyncio.to_thread(check_counts, raw)
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:
@@ -35,16 +63,24 @@ async def parse(request: Request, model: type[M]) -> M:
         raise InputFault("The JSON is nested too deeply.") from None
 
 
+async def _whole(request: Request) -> bytes:
+    """All bytes of the body. Raises: Cancelled: the client left before it had sent them."""
+    try:
+        return await request.body()
+    except ClientDisconnect:
+        raise Cancelled("the client closed the connection") from None
+
+
 async def parse_or(request: Request, model: type[M]) -> M:
     """The request's body as `model`, or its defaults when there is none. Raises: as `parse`."""
-    if not await request.body():
+    if not await _whole(request):
         return model()
     return await parse(request, model)
 
 
 def fault(error: ValidationError) -> InputFault:
     """The first problem of a validation error, with the field it is in."""
-    first = error.errors(include_url=False)[0]
+    first = _closest(error.errors(include_url=False))
     if first["type"] == "json_invalid":
         return InputFault(f"The body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.")
     param = _path(first["loc"])
@@ -53,12 +89,27 @@ def fault(error: ValidationError) -> InputFault:
     return InputFault(f"{param or 'body'}: {first['msg']}{shown}.", param or None)
 
 
+def _closest(problems: list[Any]) -> Any:
+    """The first problem; where a field may be of several kinds, what is wrong with the kind that was sent."""
+    first = problems[0]
+    field = [p for p in problems if p["loc"][:1] == first["loc"][:1]]
+    sent = type(first.get("input")).__name__
+
+    def is_of_that_kind(problem: Any) -> bool:
+        return any(isinstance(part, str) and part.startswith(sent) for part in problem["loc"][1:])
+
+    fits = [problem for problem in field if is_of_that_kind(problem)]
+    return fits[0] if fits and len(field) > 1 else first
+
+
 def _path(location: tuple[int | str, ...]) -> str:
     path = ""
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif not any(mark in part for mark in "[(-"):  # names of union members are no field names
+        elif path and (part in _KINDS or part[:1].isupper()):
+            continue  # the name of a kind that the field may be of
+        elif not any(mark in part for mark in "[(-"):
             path += f".{part}" if path else part
     return path
 

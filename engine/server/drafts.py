@@ -1,13 +1,12 @@
 """Which model drafts for which, set by the user and kept in a file."""
 
-import json
-import os
 from pathlib import Path
 
 from engine.errors import BadModelFile
+from engine.json_store import JsonStore
 from quantize.errors import QuantizeError
-from quantize.gguf_split import read_gguf_model
-from quantize.gguf_types import LazyArray
+from quantize.files.gguf_header import LazyArray
+from quantize.files.gguf_split import read_gguf_model
 
 # As the runner has it (draft_model.py): unused entries at the end may differ.
 MAX_SIZE_DIFFERENCE = 128
@@ -17,32 +16,17 @@ class Drafts:
     """Model id to the name of its draft model; `default` drafts for every other model of the same vocabulary."""
 
     def __init__(self, path: Path | None = None, default: str | None = None) -> None:
-        self._path = path
+        self._store = JsonStore(path, dict[str, str], dict)
         self.default = default
-        self._names: dict[str, str] = {}
-        try:
-            found = json.loads(path.read_text("utf-8")) if path is not None else {}
-        except (OSError, ValueError):  # a damaged file counts as empty: nothing is lost but a wish
-            found = {}
-        if isinstance(found, dict):
-            self._names = {str(k): v for k, v in found.items() if isinstance(v, str)}
 
     def get(self, model_id: str) -> str | None:
         """The draft model that was chosen for this one."""
-        return self._names.get(model_id)
+        return self._store.get().get(model_id)
 
     def set(self, model_id: str, draft: str | None) -> None:
         """Choose a draft model; None goes back to none."""
-        if draft is None:
-            self._names.pop(model_id, None)
-        else:
-            self._names[model_id] = draft
-        if self._path is None:
-            return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(self._names, indent=1, sort_keys=True), "utf-8")
-        temporary.replace(self._path)
+        others = {model: chosen for model, chosen in self._store.get().items() if model != model_id}
+        self._store.put(others if draft is None else {**others, model_id: draft})
 
 
 def unfit_draft(target: Path, draft: Path) -> str | None:

@@ -22,8 +22,8 @@ def error_body(path: str, error: Exception) -> dict[str, Any]:
     if speaks_anthropic(path):
         return anthropic_body(error)
     if speaks_ollama(path):
-        return ollama_body(error)
-    return openai_body(error)
+        return ollama_body(error, path)
+    return openai_body(error, path)
 
 
 def refusal_body(path: str, status: int, code: str, message: str) -> dict[str, Any]:
@@ -35,9 +35,9 @@ def refusal_body(path: str, status: int, code: str, message: str) -> dict[str, A
     return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
 
 
-def ollama_body(error: Exception) -> dict[str, Any]:
+def ollama_body(error: Exception, path: str = "") -> dict[str, Any]:
     """Ollama's error: a text; its code stands beside it."""
     known = isinstance(error, EngineError)
-    body: dict[str, Any] = openai_body(error)["error"]
+    body: dict[str, Any] = openai_body(error, path)["error"]
     facts = {k: v for k, v in body.items() if k not in ("message", "type")}
     return {"error": str(error) if known else body["message"], **facts}

@@ -1,7 +1,7 @@
 """Engine errors as HTTP answers: looked up by the error's class, most specific first."""
 
 import json
-from typing import Any
+from typing import Any, Final
 
 from engine import errors
 from engine.library import errors as library
@@ -35,8 +35,25 @@ def lookup(error: Exception) -> tuple[int, str, bool]:
     return 500, "server_error", False
 
 
-def openai_body(error: Exception) -> dict[str, Any]:
-    """OpenAI's error object. Facts of the error stand beside the message, so that programs need not parse it."""
+# What holds the prompt where it is not a conversation.
+_PROMPT_FIELDS: Final = {
+    "/v1/completions": "prompt",
+    "/completion": "prompt",
+    "/infill": "input_prefix",
+    "/v1/fim/completions": "prompt",
+    "/v1/responses": "input",
+    "/v1/embeddings": "input",
+    "/api/generate": "prompt",
+    "/api/embed": "input",
+    "/api/embeddings": "prompt",
+}
+
+
+def openai_body(error: Exception, path: str = "") -> dict[str, Any]:
+    """OpenAI's error object, for a request to `path`.
+
+    Facts of the error stand beside the message, so that programs need not parse it.
+    """
     _, kind, _ = lookup(error)
     known = isinstance(error, errors.EngineError)
     body: dict[str, Any] = {
@@ -46,6 +63,7 @@ def openai_body(error: Exception) -> dict[str, Any]:
         "code": error.code if isinstance(error, errors.EngineError) else "internal",
     }
     if isinstance(error, errors.ContextOverflow):
+        body["param"] = _PROMPT_FIELDS.get(path, error.param)
         body["prompt_tokens"] = error.prompt_tokens
         body["context_tokens"] = error.context_tokens
     if isinstance(error, errors.NotEnoughMemory):

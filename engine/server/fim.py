@@ -1,13 +1,15 @@
 """Fill-in-the-middle requests for a loaded model: which one, its prompt as tokens, and its place in the context."""
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from engine.chat.fim import FimGap, fim_parts, fim_stops, shortened
 from engine.chat.fim_families import FimFamily, family_of
 from engine.errors import ContextOverflow, InputFault, ModelNotFound
-from engine.pool import LoadedModel
+from engine.loaded_model import LoadedModel
+from engine.prompt_bounds import refuse_impossible
+from engine.runner.texts import TOKENIZE_CHARS
 from engine.server.state import ServerState
 from engine.types import GenerationRequest, SamplingParams
 
@@ -73,12 +75,17 @@ async def fim_prompt(model: LoadedModel, gap: FimGap, max_tokens: int, *, may_sh
     assert facts is not None
     stops = fim_stops(facts, family)
     limit = facts.n_ctx - max_tokens - _MARGIN_TOKENS
+    num_chars = _length(gap)
+    refuse_impossible(facts, 0 if may_shorten else num_chars)
+    cut = may_shorten and num_chars > TOKENIZE_CHARS  # far from the gap, and more than is tokenized at once
+    if cut:
+        gap = _within(gap, TOKENIZE_CHARS)
+        num_chars = _length(gap)
     token_ids = await _tokenized(model, family, gap)
     if len(token_ids) <= limit:
-        return FimPrompt(token_ids=token_ids, stops=stops, truncated=False)
+        return FimPrompt(token_ids=token_ids, stops=stops, truncated=cut)
     if not may_shorten or limit <= _MARGIN_TOKENS:
         raise ContextOverflow(len(token_ids) + max_tokens, facts.n_ctx)
-    num_chars = len(gap.prefix) + len(gap.suffix) + sum(len(f.text) + len(f.path) for f in gap.extra)
     room = limit * num_chars / len(token_ids)
     for _ in range(_SHORTENING_TRIES):
         token_ids = await _tokenized(model, family, _within(gap, int(room) // _ROOM_STEP * _ROOM_STEP))
@@ -86,6 +93,10 @@ async def fim_prompt(model: LoadedModel, gap: FimGap, max_tokens: int, *, may_sh
             return FimPrompt(token_ids=token_ids, stops=stops, truncated=True)
         room *= 0.95 * limit / len(token_ids)
     raise ContextOverflow(len(token_ids) + max_tokens, facts.n_ctx)
+
+
+def _length(gap: FimGap) -> int:
+    return len(gap.prefix) + len(gap.suffix) + sum(len(f.text) + len(f.path) for f in gap.extra)
 
 
 def _within(gap: FimGap, room: int) -> FimGap:
@@ -108,7 +119,7 @@ async def _tokenized(model: LoadedModel, family: FimFamily, gap: FimGap) -> list
 
 
 def fim_request(
-    prompt: FimPrompt, *, max_tokens: int, stop: tuple[str, ...], sampling: SamplingParams
+    prompt: FimPrompt, *, max_tokens: int, stop: tuple[str, ...], sampling: SamplingParams, **more: Any
 ) -> GenerationRequest:
     """The request the runner gets: the family's marks end it, shown as text so that they can be found."""
     return GenerationRequest(
@@ -117,4 +128,5 @@ def fim_request(
         stop=(*stop, *prompt.stops),
         sampling=sampling,
         keep_special=True,
+        **more,
     )

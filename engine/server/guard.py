@@ -6,54 +6,50 @@ any route sees the request.
 
 import asyncio
 import json
-from collections.abc import Iterable
 from typing import Final
-from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.server.auth import manages
 from engine.server.error_shape import refusal_body
+from engine.server.strangers import Callers, Strangers
 
 # Enough for a 1 M token prompt or a few pictures; larger bodies are refused before they are read into memory.
 MAX_BODY_BYTES: Final = 64 << 20
-LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
-
-
 # Seconds between two pieces of a body. A client that stalls longer holds memory for nothing.
 BODY_PAUSE_S: Final = 30.0
+# Seconds for a whole body: 64 MiB over a slow line. One byte every half minute would hold memory for years.
+BODY_S: Final = 300.0
+# Large bodies that are held at once, by all clients together; what is not beyond SMALL_BODY_BYTES is not counted.
+MAX_HELD_BYTES: Final = 192 << 20
+SMALL_BODY_BYTES: Final = 1 << 20
 # Bodies up to this are read away before a refusal, for at most so long.
 DRAIN_BYTES: Final = 1 << 20
 DRAIN_S: Final = 2.0
 _FORM_TYPES: Final = frozenset({"text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+NOBODY_ELSE: Final = Callers()
 
 
 class BodyTooSlow(Exception):
     """The body paused for longer than BODY_PAUSE_S."""
 
 
+class TooManyBodies(Exception):
+    """Large bodies of other requests hold MAX_HELD_BYTES."""
+
+
 class BodyTooLarge(Exception):
     """More bytes than MAX_BODY_BYTES arrived."""
 
 
-def _name(netloc: str) -> str:
-    try:
-        return (urlsplit(f"//{netloc}").hostname or "").lower()
-    except ValueError:
-        return ""
-
-
 class Guard:
-    """ASGI middleware: Host allow-list, Origin allow-list, body size.
+    """ASGI middleware: Host and Origin against `callers`, body size. Refused pages get no CORS header."""
 
-    `hosts` are names the server answers to besides loopback; `origins` are pages that may call it (none by
-    default, so cross-origin pages get no answer and no CORS header).
-    """
-
-    def __init__(self, app: ASGIApp, hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, callers: Callers = NOBODY_ELSE) -> None:
         self._app = app
-        self._hosts = LOOPBACK_NAMES | {h.lower() for h in hosts}
-        self._origins = frozenset(origins)
+        self._strangers = Strangers(callers)
+        self._held = HeldBytes()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -62,7 +58,9 @@ class Guard:
         headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
         if "//" in scope["path"]:  # clients that join a base URL carelessly
             scope = {**scope, "path": "/" + "/".join(part for part in scope["path"].split("/") if part)}
-        refusal = self._stranger(headers) or _unfit(scope["method"], headers)
+        refusal = self._strangers.refusal(headers, scope["scheme"]) or _unfit(scope["method"], headers)
+        if sum(k.lower() == b"host" for k, _ in scope["headers"]) > 1:
+            refusal = 400, "duplicate_host", "The request names its host twice."
         if refusal is not None:
             await refuse(scope, receive, send, *refusal)
             return
@@ -70,18 +68,9 @@ class Guard:
         if scope["method"] == "OPTIONS" and origin is not None and "access-control-request-method" in headers:
             await _preflight(send, origin)
             return
+        if scope["method"] == "HEAD" and not manages(scope["path"]):  # the server leaves the body out by itself
+            scope = {**scope, "method": "GET"}
         await self._bounded(scope, receive, send, origin)
-
-    def _stranger(self, headers: dict[str, str]) -> tuple[int, str, str] | None:
-        """Why this host or page may not speak to the server; None if it may."""
-        host, origin = headers.get("host", ""), headers.get("origin")
-        if _name(host) not in self._hosts:
-            return 403, "forbidden_host", f"This server does not answer to {host!r}."
-        if origin is not None and origin not in self._origins:
-            return 403, "forbidden_origin", f"Pages from {origin!r} may not use this server."
-        if origin is None and headers.get("sec-fetch-site") == "cross-site":
-            return 403, "forbidden_origin", "Pages of other sites may not use this server."
-        return None
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send, origin: str | None) -> None:
         started = False
@@ -98,38 +87,66 @@ class Guard:
                     ]
             await send(message)
 
+        body = _BoundedBody(receive, self._held)
         try:
-            await self._app(scope, _BoundedBody(receive), watched)
+            await self._app(scope, body, watched)
+        except TooManyBodies:
+            if not started:
+                message = f"Other requests hold {MAX_HELD_BYTES >> 20} MiB of large bodies; try again soon."
+                await _hang_up(scope, send, 503, "server_busy", message)
         except BodyTooSlow:
             if not started:
-                message = f"The body stopped coming for {BODY_PAUSE_S:.0f} s."
+                message = f"The body paused for {BODY_PAUSE_S:.0f} s, or took longer than {BODY_S:.0f} s."
                 await _hang_up(scope, send, 408, "body_too_slow", message)
         except BodyTooLarge:
             if not started:
                 await _hang_up(
                     scope, send, 413, "body_too_large", f"The body is larger than {MAX_BODY_BYTES} bytes."
                 )
+        finally:
+            body.release()
+
+
+class HeldBytes:
+    """Bytes of large bodies that are in memory, of all requests together."""
+
+    def __init__(self) -> None:
+        self.count = 0
 
 
 class _BoundedBody:
     """A `receive` that counts and times the pieces of the body."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, held: HeldBytes) -> None:
         self._receive = receive
+        self._held = held
+        self._mine = 0
         self._taken = 0
         self._whole = False
+        self._begun = asyncio.get_running_loop().time()
+
+    def release(self) -> None:
+        """The body is no longer in memory."""
+        self._held.count -= self._mine
+        self._mine = 0
 
     async def __call__(self) -> Message:
         if self._whole:  # from here on only the client's leaving is waited for
             return await self._receive()
+        left = self._begun + BODY_S - asyncio.get_running_loop().time()
         try:
-            message = await asyncio.wait_for(self._receive(), BODY_PAUSE_S)
+            message = await asyncio.wait_for(self._receive(), min(BODY_PAUSE_S, max(left, 0)))
         except TimeoutError:
             raise BodyTooSlow from None
         self._whole = not message.get("more_body", False)
         self._taken += len(message.get("body", b""))
         if self._taken > MAX_BODY_BYTES:
             raise BodyTooLarge
+        beyond = max(self._taken - SMALL_BODY_BYTES, 0)
+        self._held.count += beyond - self._mine
+        self._mine = beyond
+        if self._held.count > MAX_HELD_BYTES:
+            raise TooManyBodies
         return message
 
 
@@ -141,6 +158,10 @@ def _unfit(method: str, headers: dict[str, str]) -> tuple[int, str, str] | None:
     if form and method not in _SAFE_METHODS:
         message = f"Send JSON with content-type: application/json, not {kind}."
         return 415, "unsupported_media_type", message
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if coding not in {"identity", ""} and method not in _SAFE_METHODS:
+        message = f"content-encoding {coding[:32]!r} is not read here; send the JSON as it is."
+        return 415, "unsupported_content_encoding", message
     length = headers.get("content-length", "0")
     if not length.isdigit() or int(length) > MAX_BODY_BYTES:
         return 413, "body_too_large", f"The body has {length} bytes; the limit is {MAX_BODY_BYTES}."

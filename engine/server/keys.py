@@ -1,8 +1,6 @@
 """API keys with scopes. Only their hashes are kept, so the file betrays no key."""
 
 import hashlib
-import json
-import os
 import secrets
 import time
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Final, Literal
 import msgspec
 
 from engine.errors import InputFault
+from engine.json_store import Damaged, JsonStore
 
 Scope = Literal["chat", "manage"]
 MAX_KEYS: Final = 1000
@@ -41,67 +40,45 @@ class KeyStore:
     """The keys of this installation, read again when another process changed the file."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path = path
-        self._stamp: tuple[int, int] | None = None
-        self._keys: dict[str, ApiKey] = {}
+        self._store = JsonStore(path, list[ApiKey], list, private=True)
 
     def all(self) -> tuple[ApiKey, ...]:
         """Every key. Raises: BadKeyFile."""
-        self._read()
-        return tuple(self._keys.values())
+        return tuple(self._read())
+
+    def in_use(self) -> bool:
+        """Keys are asked for: there is a file of them, even one that says there is none. Raises: BadKeyFile."""
+        return bool(self.all()) or (self._store.path is not None and self._store.path.exists())
 
     def scopes(self, key: str) -> tuple[Scope, ...] | None:
         """What this key allows; None if it is none of ours. Raises: BadKeyFile."""
-        self._read()
-        found = self._keys.get(digest(key))
-        return found.scopes if found is not None else None
+        wanted = digest(key)
+        return next((known.scopes for known in self._read() if known.sha256 == wanted), None)
 
     def add(self, name: str, scopes: tuple[Scope, ...]) -> str:
         """Make a key and return it: the only time it is seen. Raises: InputFault, BadKeyFile."""
-        self._read()
-        if not name or len(name) > 100 or any(k.name == name for k in self._keys.values()):  # noqa: PLR2004
+        keys = self._read()
+        if not name or len(name) > 100 or any(known.name == name for known in keys):  # noqa: PLR2004
             raise InputFault(f"A key needs a name of its own, up to 100 characters; {name!r} is not.", "name")
-        if len(self._keys) >= MAX_KEYS:
+        if len(keys) >= MAX_KEYS:
             raise InputFault(f"There are already {MAX_KEYS} keys.", "name")
         key = _PREFIX + secrets.token_urlsafe(32)
         made = ApiKey(name=name, sha256=digest(key), scopes=scopes or ("chat",), created_at=time.time())
-        self._keys[made.sha256] = made
-        self._write()
+        self._store.put([*keys, made])
         return key
 
     def remove(self, name: str) -> bool:
         """Revoke a key by its name; False when there is none. Raises: BadKeyFile."""
-        self._read()
-        found = next((k for k in self._keys.values() if k.name == name), None)
-        if found is None:
-            return False
-        del self._keys[found.sha256]
-        self._write()
-        return True
+        keys = self._read()
+        left = [known for known in keys if known.name != name]
+        if not left and keys and self._store.path is not None:
+            self._store.path.unlink(missing_ok=True)  # the last one: keys are no longer asked for
+        elif len(left) < len(keys):
+            self._store.put(left)
+        return len(left) < len(keys)
 
-    def _read(self) -> None:
-        if self._path is None:
-            return
+    def _read(self) -> list[ApiKey]:
         try:
-            info = self._path.stat()
-            stamp = (info.st_mtime_ns, info.st_size)
-            if stamp == self._stamp:
-                return
-            keys = msgspec.json.decode(self._path.read_bytes(), type=list[ApiKey])
-        except FileNotFoundError:
-            self._stamp, self._keys = None, {}
-            return
-        except (OSError, msgspec.MsgspecError) as error:
-            raise BadKeyFile(f"{self._path} cannot be read: {error}. Mend it or remove it.") from error
-        self._stamp, self._keys = stamp, {k.sha256: k for k in keys}
-
-    def _write(self) -> None:
-        if self._path is None:
-            return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(msgspec.to_builtins(list(self._keys.values())), file, indent=1)
-        temporary.replace(self._path)
-        self._stamp = None
+            return self._store.read()
+        except Damaged as error:
+            raise BadKeyFile(f"{error} Mend it or remove it.") from error

@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from engine.api.stats import ModelUse
 from engine.chat.conversation import AnswerFinished
 from engine.server.recent import note_usage
 from engine.time_spent import current_clock
@@ -42,6 +43,20 @@ class Metrics:
             registry=self.registry,
         )
 
+    def use(self) -> tuple[ModelUse, ...]:
+        """What was asked of each model so far, by name."""
+        counted = {
+            "requests": _by_model(self.ttft, "_count"),
+            "prompt_tokens": _by_model(self.prompt_tokens, "_total"),
+            "cached_tokens": _by_model(self.cached_tokens, "_total"),
+            "generated_tokens": _by_model(self.generated_tokens, "_total"),
+        }
+        names = sorted(set().union(*counted.values()))
+        return tuple(
+            ModelUse(model=name, **{field: found.get(name, 0) for field, found in counted.items()})
+            for name in names
+        )
+
     def embedded(self, model: str, tokens: int) -> None:
         """Count the tokens of one embedding or rerank request."""
         self.prompt_tokens.labels(model).inc(tokens)
@@ -60,3 +75,8 @@ class Metrics:
         gaps = done.usage.completion_tokens - 1
         if gaps > 0:
             self.inter_token.labels(model).observe(done.timings.decode_s / gaps)
+
+
+def _by_model(metric: Counter | Histogram, suffix: str) -> dict[str, int]:
+    samples = (sample for family in metric.collect() for sample in family.samples)
+    return {s.labels["model"]: round(s.value) for s in samples if s.name.endswith(suffix)}

@@ -2,39 +2,42 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
-import psutil
 
+from engine.dispatch.load_settings import load_settings
+from engine.dispatch.types import NO_WISH, Placement, Wish
 from engine.errors import BadModelFile, InputFault, ModelNotFound
+from engine.fit.context import resize_context
 from engine.flm.entries import flm_entries
 from engine.library.catalogue import Catalogue
+from engine.library.default_model import default_model
 from engine.library.types import ModelEntry
+from engine.pool import Resolved
 from engine.runner.protocol import LoadSettings
+from engine.sampling import NOTHING_RECOMMENDED, Recommended, recommended
+from engine.sampling_families import of_card
 from engine.server.aliases import Aliases
 from engine.server.drafts import Drafts, unfit_draft
+from engine.server.sampling_wishes import SamplingWishes
 
+# The name of whatever model answers when a client has no wish, unless an alias says otherwise.
+DEFAULT_NAME: Final = "default"
 log = logging.getLogger(__name__)
 
-# Without a wish, long-context models get this much: enough for a long chat, small next to the weights.
-DEFAULT_CONTEXT: Final = 8192
-DEFAULT_PARALLEL: Final = 8
-ONNX_PARALLEL: Final = 2
 ENGINES: Final = {"gguf": "llama", "onnx": "onnx", "flm": "flm"}
-# A model this small stays in a core's cache and has hundreds of barriers a millisecond: a second thread gains
-# little on an idle machine and loses ten times the speed on a busy one. Measured: docs/log.md, engine.
-ONE_THREAD_BYTES: Final = 64 << 20
-# Computed prefixes kept outside the KV cache. A chat of 4k tokens takes 50 MB (tiny) to 500 MB (0.6B, f16).
-PREFIX_RAM_BYTES: Final = 512 << 20
-PREFIX_DISK_BYTES: Final = 4 << 30
+# The tag that Ollama's lists put behind names without one.
+LATEST: Final = ":latest"
 
 
 class ServedModels:
-    """The catalogue as the pool and the routes see it. Opened on first use, off the event loop."""
+    """The catalogue as the pool and the routes see it. Opened on first use, off the event loop.
+
+    `choose` is the dispatcher's choice of where and how a model runs, `wish` what this server was started with.
+    """
 
     def __init__(
         self,
@@ -42,14 +45,19 @@ class ServedModels:
         context: int | None = None,
         aliases: Aliases | None = None,
         cache: Path | None = None,
-        place: Callable[[str, LoadSettings], LoadSettings] | None = None,
+        choose: Callable[[str, LoadSettings, Wish], Placement] | None = None,
+        wish: Wish = NO_WISH,
         lora: tuple[tuple[str, str], ...] = (),
         drafts: Drafts | None = None,
+        wishes: SamplingWishes | None = None,
     ) -> None:
         self._lora = lora
         self.drafts = drafts or Drafts()
+        self.wishes = wishes or SamplingWishes()
+        self._entries: dict[str, ModelEntry] = {}
         self._cache = cache
-        self._place = place
+        self._choose = choose
+        self.wish = wish
         self.aliases = aliases or Aliases()
         self._open = open_catalogue
         self._context = context
@@ -77,39 +85,77 @@ class ServedModels:
             return self._flm
 
     async def entry(self, name: str) -> ModelEntry:
-        """The model of that name or alias, known to be on disk and sound.
+        """The model of that name or alias, known to be on disk and sound; Ollama's tag `:latest` may follow it.
 
         Raises: ModelNotFound, BadModelFile.
         """
-        catalogue = await self.catalogue()
-        resolved = self.aliases.resolve(name)
-        external = next((e for e in await self._external() if e.id == resolved), None)
-        if external is not None:
-            return external
-        entry = await asyncio.to_thread(catalogue.get, resolved)
+        entry = await self._found(name)
+        if entry is None and name != (untagged := name.removesuffix(LATEST)):
+            entry = await self._found(untagged)
         if entry is None:
-            known = tuple(e.id for e in await asyncio.to_thread(catalogue.entries))
+            known = tuple(e.id for e in await self.entries())
             raise ModelNotFound(name, known[:8])
         if entry.state == "offline":
             raise BadModelFile(str(entry.path), "its drive is not mounted; connect it and try again")
+        if entry.state == "missing":
+            raise BadModelFile(str(entry.path), "it was moved or deleted; link its new place, or remove the model")
         if entry.state == "broken":
             raise BadModelFile(str(entry.path), entry.problem or "the file is damaged; download it again")
         return entry
 
-    async def resolve(self, model: str) -> tuple[str, str, LoadSettings]:
-        """What the pool needs to load a model; where it runs is the dispatcher's choice, if there is one."""
+    async def _found(self, name: str) -> ModelEntry | None:
+        catalogue = await self.catalogue()
+        resolved = self.aliases.resolve(name)
+        if resolved == DEFAULT_NAME:
+            chosen = default_model(await asyncio.to_thread(catalogue.entries))
+            resolved = chosen.id if chosen is not None else resolved
+        external = next((e for e in await self._external() if e.id == resolved), None)
+        return external or await asyncio.to_thread(catalogue.get, resolved)
+
+    async def resolve(self, model: str, min_ctx: int = 0) -> Resolved:
+        """What the pool needs to load a model; where it runs is the dispatcher's choice, if there is one.
+
+        Raises: ModelNotFound, BadModelFile, InputFault.
+        """
+        entry, settings = await self.unplaced(model)
+        n_ctx = min(min_ctx, entry.context_train or min_ctx)
+        if n_ctx > settings.n_ctx:
+            settings = resize_context(settings, n_ctx)
+        placement = None
+        if self._choose is not None:
+            placement = await asyncio.to_thread(self._choose, entry.id, settings, self.wish)
+            settings = placement.settings
+        return Resolved(model_id=entry.id, engine=ENGINES[entry.format], settings=settings, placement=placement)
+
+    async def unplaced(self, model: str) -> tuple[ModelEntry, LoadSettings]:
+        """A model that can be loaded, and its settings before the dispatcher chose. Raises: as `resolve`."""
         entry = await self.entry(model)
         if entry.format == "safetensors":
             raise InputFault(
                 f"{entry.id} is a {entry.format} folder; convert it first with `tessera quantize {entry.id}`.",
                 "model",
             )
+        self._entries[entry.id] = entry
         settings = self.settings(entry)
-        draft_path = None if settings.embeddings else await self._draft_path(entry)
-        settings = msgspec.structs.replace(settings, draft_path=draft_path)
-        if self._place is not None:
-            settings = await asyncio.to_thread(self._place, entry.id, settings)
-        return entry.id, ENGINES[entry.format], settings
+        draft_path = None if settings.embeddings else await self.draft_path(entry)
+        return entry, msgspec.structs.replace(settings, draft_path=draft_path)
+
+    def recommended(self, model_id: str) -> Recommended:
+        """How a model that was loaded once is sampled where a request leaves it open."""
+        entry = self._entries.get(model_id)
+        return NOTHING_RECOMMENDED if entry is None else self.recommended_for(entry)
+
+    def recommended_for(self, entry: ModelEntry) -> Recommended:
+        """The same for any model of the library."""
+        names = (entry.id, entry.name, entry.details.title, entry.origin.repo or "")
+        chats = "chat" in entry.capabilities
+        return recommended(
+            user=self.wishes.get(entry.id),
+            file=entry.details.sampling,
+            publisher=entry.details.publisher_sampling,
+            card=of_card(entry.architecture, names) if chats else None,
+            reasons="reasoning" in entry.capabilities,
+        )
 
     async def choose_draft(self, entry: ModelEntry, name: str | None) -> None:
         """Let another model draft for this one; None: no longer.
@@ -125,7 +171,7 @@ class ServedModels:
             raise InputFault(f"{draft.id} cannot draft for {entry.id}: {problem}.", "draft")
         self.drafts.set(entry.id, draft.id)
 
-    async def _draft_path(self, entry: ModelEntry) -> str | None:
+    async def draft_path(self, entry: ModelEntry) -> str | None:
         """The file of the model that drafts: the chosen one, or the server's if it fits."""
         chosen = self.drafts.get(entry.id)
         if chosen is not None:
@@ -140,32 +186,6 @@ class ServedModels:
         return str(draft.path)
 
     def settings(self, entry: ModelEntry) -> LoadSettings:
-        """How the model is loaded."""
-        trained = entry.context_train or DEFAULT_CONTEXT
-        n_ctx = min(self._context or DEFAULT_CONTEXT, trained)
-        embeds = bool({"embedding", "rerank"} & set(entry.capabilities))
-        if entry.format == "flm":
-            return LoadSettings(path=entry.folder or "", n_ctx=n_ctx, n_parallel=1)
-        onnx = entry.format == "onnx"  # one generator a sequence, each with a cache of its full length
-        threads = 1 if entry.size_bytes < ONE_THREAD_BYTES else usable_cores()
-        return LoadSettings(
-            path=str(entry.path),
-            mmproj_path=None if embeds else entry.projector,
-            n_ctx=n_ctx,
-            kv_cells=n_ctx * (ONNX_PARALLEL if onnx else DEFAULT_PARALLEL),
-            n_parallel=ONNX_PARALLEL if onnx else DEFAULT_PARALLEL,
-            allow_fallback=onnx and os.environ.get("TESSERA_ONNX_FALLBACK") == "1",
-            embeddings=embeds,
-            n_threads=threads,
-            n_threads_batch=threads,
-            cache_dir=str(self._cache / "prefixes") if self._cache else None,
-            cache_ram_bytes=PREFIX_RAM_BYTES,
-            cache_disk_bytes=PREFIX_DISK_BYTES,
-            lora=tuple(path for name, path in self._lora if self.aliases.resolve(name) == entry.id),
-        )
-
-
-def usable_cores() -> int:
-    """Physical cores this process may use: hyperthreads slow the kernels down."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
+        """How the model is loaded, before the dispatcher chooses."""
+        lora = tuple(path for name, path in self._lora if self.aliases.resolve(name) == entry.id)
+        return load_settings(entry, self._context, self._cache, lora)

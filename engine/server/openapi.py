@@ -2,11 +2,16 @@
 
 from typing import Any, Final
 
+import msgspec
 from fastapi import FastAPI
 
-from engine.server.answer_schemas import ANSWERS, ANTHROPIC_ERROR, OLLAMA_ERROR, OPENAI_ERROR, TEXT, Schema
+from engine.api.jobs import Job
+from engine.api.protocols.errors import AnthropicError, Error, OllamaError
+from engine.api.protocols.routes import ANSWERS
+from engine.api.stats import Stats
 from engine.server.auth import OPEN_PATHS, manages
 from engine.server.error_shape import speaks_anthropic, speaks_ollama
+from engine.server.typed import Contract, components, take_contract
 
 # What any route may answer, in the words of docs/api.md.
 _ERRORS: Final = {
@@ -15,7 +20,7 @@ _ERRORS: Final = {
     "403": "The key, the host name or the web page is not allowed this",
     "404": "No such model, or nothing of that name",
     "405": "The route has no such method",
-    "408": "The body stopped coming",
+    "408": "The body stopped coming, or took too long",
     "413": "The body is too large",
     "415": "The body is a form or plain text",
     "422": "The model's file cannot be loaded",
@@ -24,6 +29,9 @@ _ERRORS: Final = {
     "503": "The model's process died, or something on this machine is missing for now",
     "507": "Not enough memory or disk",
 }
+_ByKind = dict[type, dict[str, Any]]
+_JSON: Final = "application/json"
+_TEXT: Final = {"type": "string"}
 _EVENTS: Final = "text/event-stream"
 _LINES: Final = "application/x-ndjson"
 # Routes that stream: always, or when asked to.
@@ -32,6 +40,7 @@ _STREAMS: Final = {
     "/v1/completions": _EVENTS,
     "/v1/fim/completions": _EVENTS,
     "/infill": _EVENTS,
+    "/completion": _EVENTS,
     "/v1/responses": _EVENTS,
     "/v1/messages": _EVENTS,
     "/api/chat": _LINES,
@@ -42,9 +51,12 @@ _STREAMS: Final = {
     "/tessera/v1/jobs/events": _EVENTS,
     "/tessera/v1/jobs/{job}/events": _EVENTS,
 }
-_ALWAYS_STREAMS: Final = frozenset(
-    {"/tessera/v1/stats", "/tessera/v1/jobs/events", "/tessera/v1/jobs/{job}/events"}
-)
+# What one event of those of our own carries.
+_EVENT_STRUCTS: Final[dict[str, type[msgspec.Struct]]] = {
+    "/tessera/v1/stats": Stats,
+    "/tessera/v1/jobs/events": Job,
+    "/tessera/v1/jobs/{job}/events": Job,
+}
 _KEYS: Final[list[dict[str, list[str]]]] = [{"bearer": []}, {"x-api-key": []}, {"api-key": []}]
 
 
@@ -61,8 +73,18 @@ def complete(app: FastAPI) -> None:
 
 
 def _completed(page: dict[str, Any]) -> dict[str, Any]:
+    contracts = {
+        (method, path): take_contract(operation) or Contract(None, ANSWERS.get((method, path)))
+        for path, operations in page["paths"].items()
+        for method, operation in operations.items()
+    }
+    kinds = [k for c in contracts.values() for k in (c.takes, c.returns) if k is not None]
+    kinds += [*_EVENT_STRUCTS.values(), Error, AnthropicError, OllamaError]
+    kinds = list(dict.fromkeys(kinds))
+    references, schemas = components(kinds)
+    by_kind = dict(zip(kinds, references, strict=True))
     page["components"] = {
-        "schemas": {"Error": OPENAI_ERROR, "AnthropicError": ANTHROPIC_ERROR, "OllamaError": OLLAMA_ERROR},
+        "schemas": schemas,
         "securitySchemes": {
             "bearer": {"type": "http", "scheme": "bearer"},
             **{name: {"type": "apiKey", "in": "header", "name": name} for name in ("x-api-key", "api-key")},
@@ -70,18 +92,25 @@ def _completed(page: dict[str, Any]) -> dict[str, Any]:
     }
     for path, operations in page["paths"].items():
         for method, operation in operations.items():
-            _operation(method, path, operation)
+            for status, response in operation["responses"].items():
+                if status.startswith("2") and status != "204":
+                    _success(path, response, contracts[method, path].returns, by_kind)
+            _add_body(operation, contracts[method, path].takes, by_kind)
+            _add_errors(path, operation, by_kind)
     return page
 
 
-def _operation(method: str, path: str, operation: dict[str, Any]) -> None:
+def _add_body(operation: dict[str, Any], takes: type[msgspec.Struct] | None, by_kind: _ByKind) -> None:
+    if takes is not None:
+        needed = any(field.required for field in msgspec.structs.fields(takes))
+        operation["requestBody"] = {"required": needed, "content": {_JSON: {"schema": by_kind[takes]}}}
+
+
+def _add_errors(path: str, operation: dict[str, Any], by_kind: _ByKind) -> None:
     responses = operation["responses"]
     responses.pop("422", None)  # FastAPI's own shape, which is never sent
-    for status, response in responses.items():
-        if status != "204":
-            _success(method, path, response)
-    name = "AnthropicError" if speaks_anthropic(path) else "OllamaError" if speaks_ollama(path) else "Error"
-    error = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+    kind = AnthropicError if speaks_anthropic(path) else OllamaError if speaks_ollama(path) else Error
+    error = {_JSON: {"schema": by_kind[kind]}}
     responses |= {status: {"description": text, "content": error} for status, text in _ERRORS.items()}
     if path in OPEN_PATHS:
         operation["security"] = []
@@ -89,18 +118,17 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> None:
         operation["security"] = _KEYS if manages(path) else [{}, *_KEYS]
 
 
-def _success(method: str, path: str, response: dict[str, Any]) -> None:
-    content: dict[str, dict[str, Schema]] = response.setdefault("content", {})
-    known = ANSWERS.get((method, path))
-    if known is not None:
-        content["application/json"] = {"schema": known}
-    stream = _STREAMS.get(path)
+def _success(path: str, response: dict[str, Any], returns: type[msgspec.Struct] | None, by_kind: _ByKind) -> None:
+    content: dict[str, dict[str, Any]] = response.setdefault("content", {})
+    if returns is not None:
+        content[_JSON] = {"schema": by_kind[returns]}
+    event, stream = _EVENT_STRUCTS.get(path), _STREAMS.get(path)
     if stream is not None:
-        content[stream] = {"schema": TEXT}
-    if path in _ALWAYS_STREAMS:
-        content.pop("application/json", None)
+        content[stream] = {"schema": by_kind[event] if event else _TEXT}
+    if event is not None:
+        content.pop(_JSON, None)
     if path == "/metrics":
         content.clear()
-        content["text/plain"] = {"schema": TEXT}
+        content["text/plain"] = {"schema": _TEXT}
     if not content:
         del response["content"]

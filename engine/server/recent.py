@@ -5,10 +5,11 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
+from engine.api.requests import Program, RecentActivity, RequestRecord
 from engine.chat.conversation import AnswerFinished
 from engine.types import Done
 
@@ -17,37 +18,6 @@ KEPT_PROGRAMS: Final = 100
 # A program that asked within this time counts as connected. Source: the longest interval at which editors poll.
 CONNECTED_S: Final = 300.0
 _PRODUCT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/-]{0,39}")
-
-
-class RequestRecord(msgspec.Struct, kw_only=True):
-    """One request for inference, without anything that was said in it. Times in seconds; None: not known."""
-
-    id: str
-    time: float
-    route: str
-    program: str
-    address: str
-    status: int = 0
-    seconds: float = 0.0
-    sent_bytes: int = 0
-    running: bool = True
-    model: str | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
-    ttft_s: float | None = None
-    tok_s: float | None = None
-
-
-class Program(msgspec.Struct, kw_only=True):
-    """A program at an address, by the product its User-Agent names."""
-
-    name: str
-    address: str
-    first_seen: float
-    last_seen: float
-    num_requests: int = 0
-    active: int = 0
 
 
 current: ContextVar[RequestRecord | None] = ContextVar("current", default=None)
@@ -84,14 +54,14 @@ class RecentRequests:
             program.last_seen = record.time + seconds
             program.active = max(0, program.active - 1)
 
-    def told(self) -> dict[str, Any]:
-        """Newest first; `connected` is whether a program asked lately or is being answered."""
+    def snapshot(self) -> RecentActivity:
+        """Newest first; a program is connected if it asked lately or is being answered."""
         now = time.time()
-        programs = [
-            {**msgspec.to_builtins(p), "connected": p.active > 0 or now - p.last_seen < CONNECTED_S}
+        programs = tuple(
+            msgspec.structs.replace(p, connected=p.active > 0 or now - p.last_seen < CONNECTED_S)
             for p in reversed(self._programs.values())
-        ]
-        return {"requests": msgspec.to_builtins(list(reversed(self._requests))), "programs": programs}
+        )
+        return RecentActivity(requests=tuple(reversed(self._requests)), programs=programs)
 
 
 def note_usage(model: str, done: Done | AnswerFinished) -> None:

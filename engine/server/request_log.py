@@ -7,9 +7,10 @@ from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.api.requests import RequestRecord
 from engine.server.auth import manages
 from engine.server.metrics import Metrics
-from engine.server.recent import RecentRequests, RequestRecord, current, program_of
+from engine.server.recent import RecentRequests, current, program_of
 from engine.time_spent import TimeLog, start_clock
 
 log = logging.getLogger("engine.access")

@@ -1,44 +1,22 @@
 """Run the server in this process until it is told to stop."""
 
+import asyncio
 import ipaddress
-import json
-import logging
-import os
 import socket
 import ssl
 import sys
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
-from engine import quantizing
-from engine.bench import work as measuring
-from engine.bench.work import Workshop
-from engine.dispatch.admission import LedgerAdmission
-from engine.dispatch.placer import Placer
 from engine.dispatch.types import NO_WISH, Wish
 from engine.errors import EnvironmentFault, InputFault
-from engine.jobs import JobRegistry
-from engine.library import work
-from engine.library.catalogue import Catalogue
-from engine.paths import Paths, user_paths
-from engine.pool import Pool
-from engine.server.aliases import Aliases
-from engine.server.app import create_app
-from engine.server.auth import Access, new_token, remove_server_file, write_server_file
-from engine.server.drafts import Drafts
+from engine.paths import DEFAULT_HOST, DEFAULT_PORT, Paths, user_paths
+from engine.runner.spare import SpareRunner
 from engine.server.keys import KeyStore
-from engine.server.models import ServedModels
-from engine.server.state import ServerState
-from engine.server.utilization import Utilization
 
-log = logging.getLogger(__name__)
-
-DEFAULT_HOST = "127.0.0.1"
-DEFAULT_PORT = 7373
+# Connections the system may keep for us until they are accepted; each is one try when descriptors run out.
+BACKLOG = 64
 
 
 class PortTaken(EnvironmentFault):
@@ -62,6 +40,7 @@ class ServeOptions:
     `private` server belongs to the process that started it: it tells its address on standard output instead of
     to all of this user's programs. With a certificate only TLS is spoken, and this user's own programs start a
     server of their own beside it. A model is unloaded after `ttl_s` without a request (None: never).
+    `containers`, `apps` and `local_pages` are the switches of `Callers`.
     `lora` are (model, adapter file), loaded with that model and used by the requests that name them. `draft` names
     a model that guesses ahead for all others of its vocabulary.
     """
@@ -71,6 +50,9 @@ class ServeOptions:
     api_keys: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+    containers: bool = True
+    apps: bool = True
+    local_pages: bool = False
     context: int | None = None
     wish: Wish = NO_WISH
     private: bool = False
@@ -104,7 +86,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(2048)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         if isinstance(error, socket.gaierror) or error.errno not in (48, 98, 10048):
@@ -124,38 +106,6 @@ def _holder(port: int) -> str | None:
     except (psutil.Error, OSError):
         return None
     return None
-
-
-class _Server(uvicorn.Server):
-    """uvicorn that tells where it is once it takes requests, and takes that back at the end."""
-
-    def __init__(
-        self, config: uvicorn.Config, server_file: Path | None, url: str, token: str, *, private: bool
-    ) -> None:
-        super().__init__(config)
-        self._private = private
-        self._server_file = server_file
-        self._url = url
-        self._token = token
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Publish the address after the sockets are served."""
-        await super().startup(sockets)
-        if self._private:
-            sys.stdout.write(json.dumps({"url": self._url, "token": self._token}) + "\n")
-            sys.stdout.flush()
-            return
-        if self._server_file is not None:
-            write_server_file(self._server_file, self._url, self._token)
-        log.info("serving pid=%d", os.getpid())
-        sys.stderr.write(f"Tessera serves at {self._url}\n")
-        sys.stderr.flush()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take the address back first: uvicorn ends by raising the signal it caught, and nothing runs after it."""
-        if self._server_file is not None:
-            remove_server_file(self._server_file)
-        await super().shutdown(sockets)
 
 
 def check_tls(cert: Path | None, key: Path | None) -> dict[str, Any]:
@@ -188,52 +138,20 @@ def serve(options: ServeOptions) -> None:
             "host",
         )
     listener = bind(options.host, options.port)
-    port = listener.getsockname()[1]
-    token = new_token()
-    aliases = Aliases(options.paths.config / "aliases.json")
-    placer = Placer(options.paths)
-    open_catalogue = partial(Catalogue, options.paths)
-    place = partial(placer.choose_settings, wish=options.wish)
-    drafts = Drafts(options.paths.config / "drafts.json", options.draft)
-    models = ServedModels(
-        open_catalogue, options.context, aliases, options.paths.cache, place, options.lora, drafts
-    )
-    pool = Pool(models, admission=LedgerAdmission(placer), ttl_s=options.ttl_s, max_models=options.max_models)
-    jobs = JobRegistry(None if options.private else options.paths.state / "jobs.json")
-    work.register(jobs, lambda: Catalogue(options.paths, scan=False))
-    quantizing.register(jobs, lambda: Catalogue(options.paths, scan=False))
-    workshop = Workshop(options.paths, placer, lambda: Catalogue(options.paths, scan=False))
-    measuring.register(jobs, workshop)
-    access = Access(token, options.api_keys, keys)
-    utilization = Utilization(placer.machine_now)
-    state = ServerState(
-        models=models,
-        pool=pool,
-        access=access,
-        jobs=jobs,
-        placer=placer,
-        workshop=workshop,
-        utilization=utilization,
-    )
-    state.metrics.registry.register(utilization)
-    public = () if is_loopback(options.host) else (options.host, socket.gethostname())
-    app = create_app(state, hosts=(*options.hosts, *public), origins=options.origins)
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=3,
-        timeout_keep_alive=75,
-        lifespan="on",
-        **tls,
-    )
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    server_file = None if options.private or tls else options.paths.server_file
-    server = _Server(
-        config, server_file, f"{'https' if tls else 'http'}://{host}:{port}", token, private=options.private
-    )
     try:
-        server.run(sockets=[listener])
+        asyncio.run(_serve(options, listener, tls, keys))
     finally:
         listener.close()
+
+
+async def _serve(options: ServeOptions, listener: socket.socket, tls: dict[str, Any], keys: KeyStore) -> None:
+    spare = SpareRunner()
+    spare.prepare()
+    await asyncio.sleep(0)  # the child is there now and imports beside this process
+    from engine.server.assemble import assemble  # noqa: PLC0415 - most of the time until a server answers
+
+    server = assemble(options, listener.getsockname()[1], tls, keys, spare)
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        spare.end()

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine.errors import Cancelled, EngineError
-from engine.pool import Place
+from engine.loaded_model import Place
 from engine.server.errors import lookup, openai_body, retry_header
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from engine.chat.conversation import ChatEvent, ChatQuery, PreparedChat
-from engine.pool import LoadedModel
+from engine.loaded_model import LoadedModel
 from engine.server.state import ServerState
 from engine.types import Done
 
@@ -49,4 +49,6 @@ async def prepare_turn(state: ServerState, model: str, query: ChatQuery, min_ctx
     """
     loaded = await state.pool.acquire(model, min_ctx=min_ctx)
     assert loaded.facts is not None
-    return Turn(state, loaded, await state.conversations.prepare(loaded.facts, query))
+    return Turn(
+        state, loaded, await state.conversations.prepare(loaded.facts, query, state.models.recommended(loaded.id))
+    )

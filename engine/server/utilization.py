@@ -5,9 +5,9 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
+import msgspec
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -15,6 +15,7 @@ from devices.host import Host
 from devices.host_real import RealHost
 from devices.types import Machine
 from devices.usage import Usage, UsageSampler
+from engine.api import stats as api
 
 log = logging.getLogger(__name__)
 EVERY_S: Final = 1.0
@@ -60,14 +61,14 @@ class Utilization(Collector):
             except OSError as error:  # a device that left: the next sample may work again
                 log.warning("no usage sample: %s", error)
 
-    def newest(self) -> dict[str, Any] | None:
+    def newest(self) -> api.Usage | None:
         """The last sample; None in the first second."""
-        return told(self._ring[-1]) if self._ring else None
+        return _on_wire(self._ring[-1]) if self._ring else None
 
-    def last(self, seconds: int) -> list[dict[str, Any]]:
+    def last(self, seconds: int) -> tuple[api.Usage, ...]:
         """Samples of so many seconds, oldest first."""
         samples = list(self._ring)
-        return [told(s) for s in samples if s.at >= samples[-1].at - seconds]
+        return tuple(_on_wire(s) for s in samples if s.at >= samples[-1].at - seconds)
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """The last sample as Prometheus' gauges; what is not readable here is left out."""
@@ -101,6 +102,5 @@ def _gauge(name: str, words: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"tessera_{name}", words, value=value)
 
 
-def told(usage: Usage) -> dict[str, Any]:
-    """A sample as JSON has it."""
-    return {**asdict(usage), "devices": [asdict(d) for d in usage.devices], "power_w": usage.power_w}
+def _on_wire(usage: Usage) -> api.Usage:
+    return msgspec.convert(usage, api.Usage, from_attributes=True)

@@ -66,11 +66,6 @@ class AnswerParser:
             self._buffer = next((seed for seed in dialect.seeds if prefill.endswith(seed)), "")
 
     @property
-    def num_calls(self) -> int:
-        """Complete calls so far."""
-        return self._sink.count
-
-    @property
     def speaking(self) -> bool:
         """What comes now is visible text, as far as is known."""
         return self._mode in {_Mode.TEXT, _Mode.BARE}

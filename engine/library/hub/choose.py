@@ -6,21 +6,7 @@ from engine.library.errors import NothingToDownload
 from engine.library.hub.names import HubName
 from engine.library.hub.plan import Option, RepoPlan
 from engine.library.hub.repository import Choice, RepoFile, Repository
-
-# Without a verdict about this machine: the usual compromise, then its neighbours.
-_USUAL = (
-    "Q4_K_M",
-    "UD-Q4_K_XL",
-    "Q4_K_S",
-    "IQ4_XS",
-    "Q4_0",
-    "Q5_K_M",
-    "MXFP4",
-    "Q8_0",
-    "F16",
-    "BF16",
-    "safetensors",
-)
+from quantize.plan.stock_rules import USUAL_LABELS
 
 
 def choose(plan: RepoPlan, name: HubName) -> Option:
@@ -36,7 +22,7 @@ def choose(plan: RepoPlan, name: HubName) -> Option:
         option = next((o for o in plan.options if any(f.name == wanted for f in o.choice.files)), None)
     else:
         by_label = {o.choice.label: o for o in plan.options}
-        usual = next((by_label[label] for label in _USUAL if label in by_label), None)
+        usual = next((by_label[label] for label in USUAL_LABELS if label in by_label), None)
         option = plan.best or usual or next(iter(plan.options), None)
     if option is None:
         raise NothingToDownload(plan.repository.repo, name.label or name.file or "a model", labels)
@@ -44,7 +30,12 @@ def choose(plan: RepoPlan, name: HubName) -> Option:
 
 
 def files_of(repository: Repository, choice: Choice, *, vision: bool = True) -> tuple[RepoFile, ...]:
-    """Files to fetch for a choice, with the repository's vision projector where there is one."""
+    """Files to fetch for a choice, with the repository's vision projector and its recommended sampling."""
+    found = _with_projector(repository, choice, vision=vision)
+    return (*found, *(f for f in repository.generation_config() if f not in found))
+
+
+def _with_projector(repository: Repository, choice: Choice, *, vision: bool) -> tuple[RepoFile, ...]:
     projectors = [f for f in repository.projectors() if not choice.files or f not in choice.files]
     if not vision or choice.format != "gguf" or not projectors:
         return choice.files

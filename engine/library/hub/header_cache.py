@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
+from quantize.files.gguf_file import Entry, GgufFile, TensorInfo, Value
 from quantize.ggml_types import GgmlType
-from quantize.gguf_file import Entry, GgufFile, TensorInfo, Value
 
 _log = logging.getLogger(__name__)
 _FORMAT = 1

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 
 from quantize.errors import QuantizeError
+from quantize.files.gguf_file import GgufFile, TensorInfo
 from quantize.ggml_types import GgmlType
-from quantize.gguf_file import GgufFile, TensorInfo
-from quantize.model_spec import model_spec
-from quantize.plan import Question, make_plan, model_damage
-from quantize.priors import prior_damage
+from quantize.plan.model_spec import model_spec
+from quantize.plan.plan import Question, make_plan, model_damage
+from quantize.plan.priors import prior_damage
 from quantize.types import EvidenceRef, Goal, ModelSpec, TensorSpec
 
 _log = logging.getLogger(__name__)

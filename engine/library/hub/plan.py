@@ -19,7 +19,7 @@ from engine.library.inspect_files import gguf_details
 from engine.library.types import Details
 from engine.paths import Paths
 from quantize.errors import BadFile, QuantizeError
-from quantize.gguf_file import Entry, GgufFile, TensorInfo, read_gguf_source
+from quantize.files.gguf_file import Entry, GgufFile, TensorInfo, read_gguf_source
 
 _log = logging.getLogger(__name__)
 _AT_ONCE = 12

@@ -8,7 +8,7 @@ import msgspec
 
 from engine.library import quant_names
 from engine.library.naming import stem_of
-from quantize.gguf_split import parse_split_name
+from quantize.files.gguf_split import parse_split_name
 
 _MAX_NAME_BYTES = 200
 _MAX_DEPTH = 8
@@ -28,6 +28,9 @@ class RepoHit(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str | None = None
     n_params: int | None = None
     context_train: int | None = None
+
+
+_SMALL_BYTES = 1 << 20
 
 
 class RepoFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +85,10 @@ class Repository(msgspec.Struct, frozen=True, kw_only=True):
         """Vision projectors, smallest first."""
         found = [f for f in self.files if f.name.endswith(".gguf") and is_projector(PurePosixPath(f.name).name)]
         return tuple(sorted(found, key=lambda f: f.size_bytes))
+
+    def generation_config(self) -> tuple[RepoFile, ...]:
+        """The publisher's sampling, a small file that GGUF files of the repository are kept with."""
+        return tuple(f for f in self.files if f.name == "generation_config.json" and f.size_bytes < _SMALL_BYTES)
 
     def _safetensors(self) -> tuple[Choice, ...]:
         shards = [f for f in self.files if "/" not in f.name and f.name.endswith(".safetensors")]

@@ -20,17 +20,3 @@ def hub_token() -> str | None:
     except (keyring.errors.KeyringError, OSError) as error:
         _log.info("no keyring: %s", type(error).__name__)
         return None
-
-
-def set_hub_token(token: str | None) -> None:
-    """Keep or drop the token in the system's keyring. Raises: keyring.errors.KeyringError."""
-    import keyring  # noqa: PLC0415 see above
-    import keyring.errors  # noqa: PLC0415 see above
-
-    if token:
-        keyring.set_password(_SERVICE, _ACCOUNT, token)
-        return
-    try:
-        keyring.delete_password(_SERVICE, _ACCOUNT)
-    except keyring.errors.PasswordDeleteError:
-        _log.info("there was no token to delete")

@@ -76,8 +76,8 @@ class FlmRunner:
 
     def _beat(self) -> None:
         while True:
-            time.sleep(protocol.HEARTBEAT_S)
             self._channel.send(protocol.Heartbeat(step_s=0.0))
+            time.sleep(protocol.HEARTBEAT_S)
 
     def _leave(self, code: int) -> None:
         self._stop()

@@ -16,11 +16,11 @@ import msgspec
 
 from devices.process_memory import process_memory
 from engine.grammar import ConstraintRefused
-from engine.runner.llama import model as llama_model
 from engine.runner.llama import service
-from engine.runner.llama.binding import KernelsMissing, start_backends
-from engine.runner.llama.constrain import ConstraintCompiler
-from engine.runner.llama.vocabulary import Vocabulary
+from engine.runner.llama.batch.constrain import ConstraintCompiler
+from engine.runner.llama.native import model as llama_model
+from engine.runner.llama.native.binding import KernelsMissing, start_backends
+from engine.runner.llama.native.vocabulary import Vocabulary
 from engine.runner.protocol import LoadSettings
 from engine.types import Constraint
 

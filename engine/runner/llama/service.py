@@ -1,5 +1,6 @@
 """The llama.cpp runner: one model in this process, its scheduler, prefixes and pictures."""
 
+import contextlib
 import queue
 import sys
 import time
@@ -11,22 +12,26 @@ import psutil
 
 from engine.runner import protocol
 from engine.runner.channel import Channel
-from engine.runner.llama import model as llama_model
-from engine.runner.llama.abort import AbortSwitch
-from engine.runner.llama.binding import KernelsMissing, start_backends
-from engine.runner.llama.checkpoints import budget
-from engine.runner.llama.draft_model import DraftModel
-from engine.runner.llama.embed import CannotEmbed, Embedder
-from engine.runner.llama.guesser import Guesser
-from engine.runner.llama.mtp import MtpHead
-from engine.runner.llama.picture import PictureRefused
-from engine.runner.llama.prefix_store import PrefixStore, model_fingerprint
-from engine.runner.llama.scheduler import EngineBroken, Scheduler
-from engine.runner.llama.self_check import SelfCheckFailed, self_check
-from engine.runner.llama.vision import Media, Vision
-from engine.runner.llama.vocabulary import Vocabulary
+from engine.runner.llama.batch.embed import CannotEmbed, Embedder
+from engine.runner.llama.batch.scheduler import Scheduler
+from engine.runner.llama.cache.checkpoints import budget
+from engine.runner.llama.cache.prefix_store import PrefixStore, model_fingerprint
+from engine.runner.llama.native import model as llama_model
+from engine.runner.llama.native.abort import AbortSwitch
+from engine.runner.llama.native.batch import EngineBroken
+from engine.runner.llama.native.binding import KernelsMissing, load_api, start_backends
+from engine.runner.llama.native.device_check import DeviceWrong, NotComparable, compare, is_wrong, read_reference
+from engine.runner.llama.native.self_check import SelfCheckFailed, self_check
+from engine.runner.llama.native.vocabulary import LONGEST_TOKEN_BYTES, Vocabulary
+from engine.runner.llama.speculate.draft_model import DraftModel
+from engine.runner.llama.speculate.guesser import Guesser
+from engine.runner.llama.speculate.mtp import MtpHead
+from engine.runner.llama.vision.picture import PictureRefused
+from engine.runner.llama.vision.vision import Media, Vision
 from engine.runner.service import RunnerService
-from engine.types import GenerationRequest, ModelFacts
+from engine.runner.text_limits import TooManyTokens
+from engine.runner.texts import Prompt, too_long
+from engine.types import DeviceCheck, GenerationRequest, ModelFacts
 
 # Requests of one program follow each other faster than this; idle prefixes are copied out of the cells then.
 SETTLE_S: Final = 0.05
@@ -50,12 +55,34 @@ def _prefix_store(api: Any, loaded: llama_model.LoadedModel) -> PrefixStore:
     return PrefixStore(settings.cache_ram_bytes - budget(loaded), settings.cache_disk_bytes, folder, fingerprint)
 
 
+def _compared(loaded: llama_model.LoadedModel, vocabulary: Vocabulary) -> DeviceCheck | None:
+    """How the device compares with the CPU; None where no comparison is wanted or its reference is of no use.
+
+    Raises: DeviceWrong.
+    """
+    path = loaded.settings.reference_path
+    expected = read_reference(Path(path)) if path else None
+    if expected is None:
+        return None
+    name = ", ".join(loaded.settings.devices)
+    try:
+        found = compare(expected, loaded, vocabulary)
+    except NotComparable as error:
+        sys.stderr.write(f"the device was not compared with the CPU: {error}\n")
+        return None
+    except ValueError as error:
+        raise DeviceWrong(f"on {name}, {error}", None) from error
+    if is_wrong(found, expected):
+        raise DeviceWrong(f"{name} computes something else than the CPU ({found.kld_mean:.2g} nats)", found)
+    return found
+
+
 def _sentence(error: Exception) -> str:
     text = str(error)
     return f"{text[:1].upper()}{text[1:]}."
 
 
-class LlamaRunner(RunnerService):
+class LlamaRunner(RunnerService[Vocabulary]):
     """Serves one GGUF model."""
 
     def __init__(self, channel: Channel) -> None:
@@ -67,11 +94,16 @@ class LlamaRunner(RunnerService):
         self._facts: ModelFacts | None = None
         self._embedder: Embedder | None = None
         self._vision: Vision | None = None
-        self._blind = "this model was loaded without the part that sees pictures"
+        self._blind = "this model reads text only: no projector (mmproj-*.gguf) is beside it"
 
     def _cancel_now(self, request_id: int) -> None:
         if self._abort is not None and self._scheduler is not None and self._scheduler.only_prefilling(request_id):
             self._abort.pull()
+
+    def _get_ready(self) -> None:
+        """Map llama.cpp's libraries. No backend is started: that could wake a GPU nobody asked for."""
+        with contextlib.suppress(KernelsMissing):  # a load says so
+            load_api()
 
     def _load(self, settings: protocol.LoadSettings) -> bool:
         started = time.monotonic()
@@ -80,6 +112,7 @@ class LlamaRunner(RunnerService):
             self._channel.send(protocol.Progress(phase="weights", fraction=fraction))
             return True
 
+        check: DeviceCheck | None = None
         try:
             api = start_backends()
             loaded = llama_model.load(api, settings, on_progress)
@@ -89,21 +122,29 @@ class LlamaRunner(RunnerService):
                 llama_model.warm_up(loaded)
             else:
                 self_check(loaded, vocabulary)
+                check = _compared(loaded, vocabulary)
             if settings.mmproj_path is not None:
                 self._open_eyes(loaded, settings.mmproj_path)
             self._store = _prefix_store(api, loaded)
             draft_model = _guesser(loaded, vocabulary)
             self._scheduler = Scheduler(loaded, vocabulary, self._store, draft_model, self._vision)
+        except DeviceWrong as error:
+            numbers = msgspec.structs.asdict(error.found) if error.found else {}
+            self._channel.send(
+                protocol.Fault(code="device_check_failed", message=str(error), param="model", facts=numbers)
+            )
+            return False
         except (KernelsMissing, llama_model.LoadFailed) as error:
             code = "self_check_failed" if isinstance(error, SelfCheckFailed) else "load_failed"
             self._channel.send(protocol.Fault(code=code, message=str(error), param="model"))
             return False
         self._loaded = loaded
         self._abort = AbortSwitch(api, loaded.context)
-        self._vocabulary = vocabulary
         facts = llama_model.facts(loaded, vocabulary.pieces, ",".join(settings.devices) or "cpu")
         if self._vision is not None:
             facts = msgspec.structs.replace(facts, capabilities=(*facts.capabilities, "vision"))
+        longest = LONGEST_TOKEN_BYTES if vocabulary.spells else 0
+        facts = msgspec.structs.replace(facts, longest_token_bytes=longest, device_check=check)
         self._facts = facts
         if settings.embeddings:
             try:
@@ -113,6 +154,7 @@ class LlamaRunner(RunnerService):
                 return False
             kind = "rerank" if self._embedder.ranks else "embedding"
             facts = msgspec.structs.replace(facts, n_ctx=self._embedder.limit, capabilities=(kind,))
+        self._take_texts(vocabulary, loaded.n_ctx)
         self._channel.send(protocol.Loaded(facts=facts, load_s=time.monotonic() - started))
         return True
 
@@ -151,9 +193,9 @@ class LlamaRunner(RunnerService):
                 if answer is not None:
                     self._channel.send(answer)
 
-    def _wait(self, scheduler: Scheduler) -> protocol.ToRunner:
-        """The next message; a pause is used to write idle prefixes to disk."""
-        for pause_s, use in ((SETTLE_S, scheduler.kv.store_idle), (PERSIST_AFTER_S, scheduler.kv.persist)):
+    def _wait(self, scheduler: Scheduler) -> protocol.ToRunner | Prompt:
+        """The next message; pauses are used for what later requests need, longer ones to write prefixes to disk."""
+        for pause_s, use in ((SETTLE_S, scheduler.rest), (PERSIST_AFTER_S, scheduler.kv.persist)):
             try:
                 return self._inbox.get(timeout=pause_s)
             except queue.Empty:
@@ -165,9 +207,11 @@ class LlamaRunner(RunnerService):
         if self._store is not None:
             self._store.close()
 
-    def _control(self, message: protocol.ToRunner, scheduler: Scheduler) -> None:
-        if isinstance(message, protocol.Submit):
-            self._submit(message, scheduler)
+    def _control(self, message: protocol.ToRunner | Prompt, scheduler: Scheduler) -> None:
+        if isinstance(message, Prompt):
+            self._submit(message.message, message.tokens, scheduler)
+        elif isinstance(message, protocol.Submit):
+            self._submit(message, None, scheduler)
         elif isinstance(message, protocol.Cancel):
             scheduler.cancel(message.id)
             if self._embedder is not None:
@@ -187,9 +231,9 @@ class LlamaRunner(RunnerService):
                 )
             )
 
-    def _submit(self, message: protocol.Submit, scheduler: Scheduler) -> None:
+    def _submit(self, message: protocol.Submit, tokens: list[int] | None, scheduler: Scheduler) -> None:
+        """Queue a request with its tokens; without: ids were sent, or pictures are among the text."""
         request = message.request
-        assert self._vocabulary is not None
         assert self._loaded is not None
         if self._loaded.settings.embeddings:
             text = "This model embeds or ranks text and generates none."
@@ -199,17 +243,17 @@ class LlamaRunner(RunnerService):
         if request.images:
             try:
                 tokens, media = self._look(request)
+            except TooManyTokens as error:
+                self._channel.send(too_long(message.id, error.at_least, self._loaded.n_ctx))
+                return
             except PictureRefused as error:
                 fault = protocol.Fault(
                     id=message.id, code="invalid_request", message=_sentence(error), param="messages"
                 )
                 self._channel.send(fault)
                 return
-        elif isinstance(request.prompt, str):
-            tokens = self._vocabulary.tokenize(
-                request.prompt, add_special=request.add_special, parse_special=request.parse_special
-            )
-        else:
+        elif tokens is None:
+            assert isinstance(request.prompt, list)
             tokens = request.prompt
         refused = scheduler.add(message.id, request, tokens, media)
         if refused is not None:
@@ -218,9 +262,13 @@ class LlamaRunner(RunnerService):
             self._channel.send(refused)
 
     def _look(self, request: GenerationRequest) -> tuple[list[int], Media]:
-        """The prompt's tokens with its pictures among them. Raises: PictureRefused."""
+        """The prompt's tokens with its pictures among them. Raises: PictureRefused, TooManyTokens."""
         if self._vision is None:
             raise PictureRefused(self._blind)
+        assert self._vocabulary is not None
+        assert self._loaded is not None
+        if isinstance(request.prompt, str):
+            self._vocabulary.refuse_impossible(request.prompt, self._loaded.n_ctx)
         return self._vision.read(request)
 
     def _embed(self, message: protocol.Embed) -> None:

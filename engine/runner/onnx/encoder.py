@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.onnx.folder import OnnxFolder, pooling
 from engine.onnx.safety import count_parameters
+from engine.runner.inputs import shortened
 from engine.runner.onnx import libraries
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.providers import CPU, open_session, register_plugin, share_of, wished_provider
@@ -32,6 +33,7 @@ class _Job:
     inputs: list[tuple[list[int], list[int]]]
     normalize: bool
     order: list[int]
+    cut: dict[int, int]
     done: int = 0
     vectors: dict[int, Any] = field(default_factory=dict)
 
@@ -103,6 +105,10 @@ class Encoder:
         if not message.inputs:
             return _refused(message.id, "There is nothing to embed.", "input")
         rows = [self._tokens(item, message.query) for item in message.inputs]
+        cut: dict[int, int] = {}
+        if message.truncate:
+            cut = {index: len(ids) for index, (ids, _) in enumerate(rows) if len(ids) > self.limit}
+            rows = [self._cut(ids, kinds) for ids, kinds in rows]
         for index, (ids, _) in enumerate(rows):
             if len(ids) > self.limit:
                 counts: dict[str, int | float | str | None] = {
@@ -115,8 +121,14 @@ class Encoder:
             if problem:
                 return _refused(message.id, problem, f"input[{index}]")
         order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
-        self._jobs.append(_Job(message.id, rows, message.normalize and not self.ranks, order))
+        self._jobs.append(_Job(message.id, rows, message.normalize and not self.ranks, order, cut))
         return None
+
+    def _cut(self, ids: list[int], kinds: list[int]) -> tuple[list[int], list[int]]:
+        """What of one input fits, with its closing token."""
+        if len(ids) <= self.limit:
+            return ids, kinds
+        return shortened(ids, self.limit, self.vocabulary.control), kinds[: self.limit]
 
     def _problem(self, index: int, ids: list[int]) -> str:
         if not ids:
@@ -153,7 +165,11 @@ class Encoder:
         self._jobs.popleft()
         vectors = [job.vectors[i].tobytes() for i in range(len(job.inputs))]
         return Embedded(
-            id=job.id, width=self.width, vectors=vectors, token_counts=[len(ids) for ids, _ in job.inputs]
+            id=job.id,
+            width=self.width,
+            vectors=vectors,
+            token_counts=[len(ids) for ids, _ in job.inputs],
+            cut=job.cut,
         )
 
     def _tokens(self, item: str | list[int], query: str | None) -> tuple[list[int], list[int]]:

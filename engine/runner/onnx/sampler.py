@@ -6,8 +6,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from engine.runner.llama.chain import DEFAULT_ORDER, PENALTIES
-from engine.runner.llama.sampler import NotFinite, Sampler
+from engine.runner.llama.batch.sampler import NotFinite, Sampler
+from engine.runner.llama.native.chain import DEFAULT_ORDER, PENALTIES
 from engine.runner.onnx.errors import NotHonoured
 from engine.types import SamplingParams
 

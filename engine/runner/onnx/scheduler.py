@@ -12,12 +12,12 @@ from typing import Any, Final
 import numpy as np
 
 from engine.grammar import ConstraintRefused
-from engine.runner.llama.admission import enqueue
-from engine.runner.llama.constrain import ConstraintCompiler
-from engine.runner.llama.draw import DrawFailed, draw
-from engine.runner.llama.model import MAX_DRAFT
-from engine.runner.llama.sequence import Sequence
-from engine.runner.llama.text import TextStream
+from engine.runner.llama.batch.admission import enqueue
+from engine.runner.llama.batch.constrain import ConstraintCompiler
+from engine.runner.llama.batch.draw import DrawFailed, draw
+from engine.runner.llama.batch.sequence import Sequence
+from engine.runner.llama.batch.text import TextStream
+from engine.runner.llama.native.model import MAX_DRAFT
 from engine.runner.onnx import libraries
 from engine.runner.onnx.errors import NotHonoured
 from engine.runner.onnx.model import LoadedFolder
@@ -125,6 +125,8 @@ class Scheduler:
         unknown = [t for t in request.sampling.logit_bias if not 0 <= t < size]
         if unknown:
             raise NotHonoured("logit_bias", f"Token id {unknown[0]} is not in this model's vocabulary of {size}.")
+        if request.prompt_logprobs:
+            raise NotHonoured("logprobs", "The ONNX runner tells no log probabilities of a prompt's own tokens.")
         if request.images:
             raise NotHonoured("messages", "The ONNX runner reads no pictures.")
         if request.lora:
@@ -232,6 +234,9 @@ class Scheduler:
             out.append(Fault(id=sequence.id, code="engine_failed", message=libraries.reason(error)))
             self._forget(sequence)
             return
+        if len(sequence.tokens) >= sequence.limit:  # nothing was to be generated
+            self._end(sequence, "length", out)
+            return
         self._draw(sequence, slot, rows, draft, out)
 
     def _rows(self, slot: Slot, count: int) -> Any:
@@ -273,10 +278,9 @@ class Scheduler:
         self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, out: list[Output]
     ) -> None:
         self.generated_tokens += 1
-        sequence.first_token = sequence.first_token or now
-        sequence.last_token = now
+        sequence.drew(now)
         sequence.tokens.append(token)
-        if token in self._vocabulary.ends:
+        if token in self._vocabulary.ends or token in sequence.request.stop_token_ids:
             self._end(sequence, "stop", out)
             return
         sequence.sampler.accept(token)
@@ -284,7 +288,7 @@ class Scheduler:
         if constraint is not None:
             constraint.accept(token)
         shown = sequence.request.keep_special or token not in self._vocabulary.control
-        sequence.pending_text += sequence.text.push(self._vocabulary.pieces[token] if shown else b"")
+        sequence.say(self._vocabulary.pieces[token] if shown else b"")
         sequence.pending_tokens.append(token)
         if logprob is not None:
             sequence.pending_logprobs.append(logprob)
@@ -293,7 +297,7 @@ class Scheduler:
             self._forget(sequence)
         elif sequence.text.stop is not None or (constraint is not None and constraint.finished):
             self._end(sequence, "stop", out)
-        elif len(sequence.tokens) >= sequence.limit:
+        elif sequence.over:
             self._end(sequence, "length", out)
 
     def _end(self, sequence: Sequence, reason: FinishReason, out: list[Output]) -> None:
@@ -306,9 +310,9 @@ class Scheduler:
             self._waiting.remove(sequence)
         found = self._running.pop(sequence.id, None)
         if found is not None:
-            found[1].owner, found[1].last_used = None, time.monotonic()
-            if sequence.request.priority == "background":
-                found[1].tokens, found[1].last_used = found[1].tokens, 0.0
+            slot = found[1]
+            background = sequence.request.priority == "background"  # its cache is the first to be given to others
+            slot.owner, slot.last_used = None, 0.0 if background else time.monotonic()
         sequence.sampler.close()
 
 

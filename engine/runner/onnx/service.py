@@ -11,10 +11,12 @@ from engine.runner.onnx import libraries, model
 from engine.runner.onnx.encoder import Encoder
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.scheduler import Scheduler
+from engine.runner.onnx.vocabulary import FolderVocabulary
 from engine.runner.service import RunnerService
+from engine.runner.texts import Prompt
 
 
-class OnnxRunner(RunnerService):
+class OnnxRunner(RunnerService[FolderVocabulary]):
     """Serves one ONNX folder."""
 
     def __init__(self, channel: Channel) -> None:
@@ -45,15 +47,16 @@ class OnnxRunner(RunnerService):
             if folder.kind == "generate":
                 loaded = model.load(settings, folder, graphs)
                 self._scheduler = Scheduler(loaded)
-                self._vocabulary, facts = loaded.vocabulary, model.facts(loaded)
+                vocabulary, facts = loaded.vocabulary, model.facts(loaded)
             else:
                 self._encoder = Encoder(settings, folder, graphs)
-                self._vocabulary, facts = self._encoder.vocabulary, self._encoder.facts()
+                vocabulary, facts = self._encoder.vocabulary, self._encoder.facts()
         except LoadFailed as error:
             self._channel.send(protocol.Fault(code="load_failed", message=str(error), param="model"))
             return False
         finally:
             self._step_started = 0.0
+        self._take_texts(vocabulary, facts.n_ctx)
         self._channel.send(protocol.Loaded(facts=facts, load_s=time.monotonic() - started))
         return True
 
@@ -79,12 +82,14 @@ class OnnxRunner(RunnerService):
             finally:
                 self._step_started = 0.0
 
-    def _control(self, message: protocol.ToRunner) -> None:
+    def _control(self, message: protocol.ToRunner | Prompt) -> None:
         scheduler, encoder = self._scheduler, self._encoder
         if isinstance(message, protocol.StatsQuery):
             self._channel.send(self._stats(message.id))
-        elif isinstance(message, protocol.Submit) and scheduler is not None:
-            self._submit(message, scheduler)
+        elif isinstance(message, Prompt) and scheduler is not None:
+            self._submit(message.message, message.tokens, scheduler)
+        elif isinstance(message, protocol.Submit) and isinstance(message.request.prompt, list) and scheduler:
+            self._submit(message, message.request.prompt, scheduler)
         elif isinstance(message, protocol.Embed) and encoder is not None:
             fault = encoder.add(message)
             if fault is not None:
@@ -96,7 +101,7 @@ class OnnxRunner(RunnerService):
         elif isinstance(message, protocol.Credit) and scheduler is not None:
             scheduler.credit(message.id, message.count)
         else:
-            self._refuse(message)
+            self._refuse(message.message if isinstance(message, Prompt) else message)
 
     def _refuse(self, message: protocol.ToRunner) -> None:
         text = f"This runner does not answer {type(message).__name__} for this model."
@@ -105,15 +110,8 @@ class OnnxRunner(RunnerService):
             code, text = "invalid_request", "This model embeds or ranks text and generates none."
         self._channel.send(protocol.Fault(id=getattr(message, "id", None), code=code, message=text, param="model"))
 
-    def _submit(self, message: protocol.Submit, scheduler: Scheduler) -> None:
-        request = message.request
-        assert self._vocabulary is not None
-        tokens = request.prompt
-        if isinstance(tokens, str):
-            tokens = self._vocabulary.tokenize(
-                tokens, add_special=request.add_special, parse_special=request.parse_special
-            )
-        fault = scheduler.add(message.id, request, tokens)
+    def _submit(self, message: protocol.Submit, tokens: list[int], scheduler: Scheduler) -> None:
+        fault = scheduler.add(message.id, message.request, tokens)
         if fault is not None:
             self._channel.send(fault)
 

@@ -1,13 +1,15 @@
 """Tokens to bytes and back from a folder's `tokenizer.json`, as the parts that runners share expect them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from engine.runner.llama.vocabulary import Vocabulary
+from engine.runner.llama.native.vocabulary import Vocabulary
 from engine.runner.onnx.errors import LoadFailed
+from engine.runner.text_limits import SLICE_BYTES, SLICE_LOSS, Stopped, TooManyTokens
 
 MAX_TOKENIZER_BYTES: Final = 64 << 20
 _SPACE: Final = "\u2581"  # SentencePiece writes spaces so
@@ -15,6 +17,8 @@ _SPACE: Final = "\u2581"  # SentencePiece writes spaces so
 
 class FolderVocabulary(Vocabulary):
     """The vocabulary of an ONNX folder; see `Vocabulary` for the fields. Tokenizing is safe from any thread."""
+
+    spells = False  # normalizers may drop or join what they like
 
     def __init__(self, path: Path, ends: list[int], num_logits: int) -> None:
         """`num_logits` is the width of the model's output, which may be padded beyond the tokens.
@@ -35,17 +39,35 @@ class FolderVocabulary(Vocabulary):
         added = self._parsing.get_added_tokens_decoder()
         self.size = num_logits or self._parsing.get_vocab_size(with_added_tokens=True)
         to_bytes = _piece_bytes(described.get("decoder"))
-        self.pieces = [b""] * self.size
+        pieces = [b""] * self.size
         for token, i in self._parsing.get_vocab(with_added_tokens=True).items():
             if 0 <= i < self.size:
-                self.pieces[i] = token.encode("utf-8", "replace") if i in added else to_bytes(token)
+                pieces[i] = token.encode("utf-8", "replace") if i in added else to_bytes(token)
+        self.pieces = pieces
         self.control = frozenset(i for i, token in added.items() if token.special and i < self.size)
         self.ends = frozenset(i for i in ends if 0 <= i < self.size)
 
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids of `text`; `add_special` adds what the model wants at the start (BOS)."""
+    def tokenize(
+        self,
+        text: str,
+        *,
+        add_special: bool,
+        parse_special: bool,
+        limit: int | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> list[int]:
+        """Token ids of `text`; see `Vocabulary.tokenize`."""
         tokenizer = self._parsing if parse_special else self._plain
         whole = text.encode("utf-8", "replace").decode()  # lone surrogates cannot cross into the library
+        if limit is not None and len(whole) > SLICE_BYTES:
+            count = 0
+            for begin in range(0, len(whole), SLICE_BYTES):
+                if stopped():
+                    raise Stopped
+                part = tokenizer.encode(whole[begin : begin + SLICE_BYTES], add_special_tokens=False)
+                count += max(len(part.ids) - SLICE_LOSS, 0)
+                if count > limit:
+                    raise TooManyTokens(count)
         return list(tokenizer.encode(whole, add_special_tokens=add_special).ids)
 
     def pair(self, query: str, document: str) -> Any:

@@ -30,7 +30,7 @@ async def messages(request: Request) -> Response:
     state = server_state(request)
     body = await parse(request, MessagesRequest)
     query = to_query(body)
-    headers = ignored_header(body)
+    headers = ignored_header(body.ignored())
     if body.stream:
         chunks = _stream(state, body.model, query)
         return EventStream(chunks, anthropic_event, anthropic_body, ping=PING, headers=headers)
@@ -38,11 +38,11 @@ async def messages(request: Request) -> Response:
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=openapi_body(CountRequest))
-async def count_tokens(request: Request) -> dict[str, Any]:
+async def count_tokens(request: Request) -> Response:
     """Tokens that a conversation's prompt has, exactly as it would run."""
     body = await parse(request, CountRequest)
     turn = await prepare_turn(server_state(request), body.model, to_query(body))
-    return {"input_tokens": await turn.prompt_tokens()}
+    return JSONResponse({"input_tokens": await turn.prompt_tokens()}, headers=ignored_header(body.ignored()))
 
 
 async def _stream(state: ServerState, model: str, query: ChatQuery) -> AsyncGenerator[bytes, None]:

@@ -1,9 +1,9 @@
 """Answers in Anthropic's form: content blocks, whole or as named server-sent events."""
 
-import json
 from typing import Any
 
 import msgspec
+from pydantic_core import from_json
 
 from engine.chat.conversation import AnswerFinished, AnswerStarted, ChatEvent
 from engine.chat.events import (
@@ -41,6 +41,15 @@ def stop_reason(end: AnswerFinished) -> str:
     if end.finish_reason == "length":
         return "max_tokens"
     return "stop_sequence" if end.stop is not None else "end_turn"
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call; of one that was cut, those that are whole."""
+    try:
+        value = from_json(text or "{}", allow_partial=True)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 class BlockStream:
@@ -91,7 +100,7 @@ class BlockStream:
         for block in self.blocks:
             made = dict(block)
             if made["type"] == "tool_use":
-                made["input"] = json.loads(made["input"] or "{}")
+                made["input"] = _arguments(made["input"])
             content.append(made)
         return {**self.message(end.usage), "content": content, **self._stopped(end)}
 

@@ -9,12 +9,13 @@ from typing import Any, Final
 import msgspec
 
 from engine.chat import structured
-from engine.chat.conversation import ChatQuery
+from engine.chat.conversation import ChatQuery, is_begun
 from engine.chat.types import ImagePart, Message, NamedTool, Part, TextPart, ToolCall, ToolChoice, ToolDefinition
 from engine.errors import InputFault
+from engine.server.anthropic.client_tools import SERVER_TOOLS, client_tool
 from engine.server.anthropic.schemas import Choice, CountRequest, InputMessage, MessagesRequest, Tool
 from engine.server.openai.messages import MAX_IMAGE_BYTES
-from engine.types import Constraint, SamplingParams
+from engine.types import Constraint
 
 # Claude Code writes a hash that changes with every request at the very start of the system prompt; left there
 # no prefix would ever be found in the cache.
@@ -42,13 +43,15 @@ def to_query(body: CountRequest) -> ChatQuery:
         output_param=param,
         thinking=body.thinking is not None and body.thinking.type != "disabled",
         reasoning_effort=effort if isinstance(effort, str) else None,
+        reasoning_budget=body.thinking.budget_tokens if body.thinking and body.thinking.type == "enabled" else None,
+        continue_final=is_begun(messages),
     )
     if not isinstance(body, MessagesRequest):
         return query
     given = {k: v for k in ("temperature", "top_p", "top_k") if (v := getattr(body, k)) is not None}
     return msgspec.structs.replace(
         query,
-        sampling=SamplingParams(**given),
+        sampling=given,
         max_tokens=body.max_tokens,
         stop=tuple(s for s in body.stop_sequences or () if s),
     )
@@ -125,10 +128,13 @@ def _parts(block: dict[str, Any], param: str) -> list[Part]:
     if kind == "document":
         source = block.get("source")
         if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
-            return [TextPart(text=source["data"])]
+            heads = [str(block[name]) for name in ("title", "context") if block.get(name)]
+            return [TextPart(text="\n\n".join([*heads, source["data"]]))]
         raise InputFault(f"{param}: only documents of plain text are supported.", f"{param}.source")
     if kind == "search_result":
-        return [TextPart(text=_text(b, f"{param}.content[{i}]")) for i, b in enumerate(block.get("content") or ())]
+        head = ", ".join(str(block[name]) for name in ("title", "source") if block.get(name))
+        texts = [_text(b, f"{param}.content[{i}]") for i, b in enumerate(block.get("content") or ())]
+        return [TextPart(text=text) for text in ([head] if head else []) + texts]
     raise InputFault(f"{param}.type {kind!r} is not supported.", f"{param}.type")
 
 
@@ -195,14 +201,18 @@ def _assistant(blocks: list[dict[str, Any]], param: str) -> Message:
 
 
 def _tool(tool: Tool, param: str) -> ToolDefinition:
+    words, schema = tool.description or "", tool.input_schema
     if tool.type not in {None, "custom"}:
-        raise InputFault(
-            f"{param}.type {tool.type!r} is a tool of Anthropic's servers; only the client's own tools run here.",
-            f"{param}.type",
-        )
-    schema = tool.input_schema if tool.input_schema is not None else {"type": "object", "properties": {}}
+        known = client_tool(str(tool.type), tool.model_extra or {})
+        if known is None:
+            where = "is run by Anthropic's servers" if tool.type.startswith(SERVER_TOOLS) else "is not known here"
+            raise InputFault(f"{param}.type {tool.type!r} {where}; offer tools the client runs.", f"{param}.type")
+        words, schema = words or known[0], schema or known[1]
     return ToolDefinition(
-        name=tool.name, description=tool.description or "", parameters=schema, strict=bool(tool.strict)
+        name=tool.name,
+        description=words,
+        parameters=schema if schema is not None else {"type": "object", "properties": {}},
+        strict=bool(tool.strict),
     )
 
 

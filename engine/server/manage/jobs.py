@@ -2,24 +2,25 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from engine.jobs import Job, JobRegistry
+from engine.api.jobs import Job, Jobs
+from engine.jobs import JobRegistry
 from engine.server.errors import sse_error
 from engine.server.sse import EventStream
 from engine.server.state import server_state
+from engine.server.typed import TypedRoute
 
-router = APIRouter(prefix="/tessera/v1/jobs", tags=["jobs"])
+router = APIRouter(prefix="/tessera/v1/jobs", tags=["jobs"], route_class=TypedRoute)
 
 
 @router.get("")
-async def list_jobs(request: Request) -> dict[str, Any]:
+async def list_jobs(request: Request) -> Jobs:
     """Every job, newest first."""
-    return {"jobs": [_told(job) for job in _registry(request).jobs()]}
+    return Jobs(jobs=_registry(request).jobs())
 
 
 @router.get("/events")
@@ -29,9 +30,9 @@ async def all_events(request: Request) -> Response:
 
 
 @router.get("/{job}")
-async def show_job(request: Request, job: str) -> dict[str, Any]:
+async def show_job(request: Request, job: str) -> Job:
     """One job."""
-    return _told(_registry(request).get(job))
+    return _registry(request).get(job)
 
 
 @router.get("/{job}/events")
@@ -42,21 +43,21 @@ async def job_events(request: Request, job: str) -> Response:
 
 
 @router.post("/{job}/pause")
-async def pause(request: Request, job: str) -> dict[str, Any]:
+async def pause(request: Request, job: str) -> Job:
     """Ask a job to stop and keep what it has."""
-    return _told(_registry(request).pause(job))
+    return _registry(request).pause(job)
 
 
 @router.post("/{job}/resume")
-async def resume(request: Request, job: str) -> dict[str, Any]:
+async def resume(request: Request, job: str) -> Job:
     """Go on with a paused or failed job."""
-    return _told(await asyncio.to_thread(_registry(request).resume, job))
+    return await asyncio.to_thread(_registry(request).resume, job)
 
 
 @router.post("/{job}/cancel")
-async def cancel(request: Request, job: str) -> dict[str, Any]:
+async def cancel(request: Request, job: str) -> Job:
     """Ask a job to stop and drop what it has."""
-    return _told(await asyncio.to_thread(_registry(request).cancel, job))
+    return await asyncio.to_thread(_registry(request).cancel, job)
 
 
 async def _events(registry: JobRegistry, job_id: str | None) -> AsyncGenerator[bytes, None]:
@@ -67,8 +68,3 @@ async def _events(registry: JobRegistry, job_id: str | None) -> AsyncGenerator[b
 
 def _registry(request: Request) -> JobRegistry:
     return server_state(request).jobs
-
-
-def _told(job: Job) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.to_builtins(job)
-    return told

@@ -1,39 +1,28 @@
 """/tessera/v1/keys: who else may use this server."""
 
-from typing import Annotated, Any, Literal
-
-import msgspec
 from fastapi import APIRouter, Request
-from pydantic import Field
 from starlette.responses import Response
 
+from engine.api.keys import Key, KeyRequest, Keys, NewKey
 from engine.errors import InputFault
-from engine.server.body import Body, openapi_body, parse
 from engine.server.state import server_state
+from engine.server.typed import TypedRoute
 
-router = APIRouter(prefix="/tessera/v1/keys", tags=["management"])
-
-
-class KeyRequest(Body):
-    """POST /tessera/v1/keys."""
-
-    name: Annotated[str, Field(min_length=1, max_length=100)]
-    scopes: Annotated[list[Literal["chat", "manage"]], Field(min_length=1, max_length=2)] = ["chat"]  # noqa: RUF012
+router = APIRouter(prefix="/tessera/v1/keys", tags=["management"], route_class=TypedRoute)
 
 
 @router.get("")
-async def list_keys(request: Request) -> dict[str, Any]:
+async def list_keys(request: Request) -> Keys:
     """Names and scopes; the keys themselves are not kept."""
-    told = [msgspec.to_builtins(key) for key in server_state(request).access.store.all()]
-    return {"keys": [{k: v for k, v in key.items() if k != "sha256"} for key in told]}
+    found = server_state(request).access.store.all()
+    return Keys(keys=tuple(Key(name=k.name, scopes=k.scopes, created_at=k.created_at) for k in found))
 
 
-@router.post("", status_code=201, openapi_extra=openapi_body(KeyRequest))
-async def make_key(request: Request) -> dict[str, Any]:
+@router.post("", status_code=201)
+async def make_key(request: Request, body: KeyRequest) -> NewKey:
     """Make a key. It is shown this once."""
-    body = await parse(request, KeyRequest)
-    key = server_state(request).access.store.add(body.name, tuple(dict.fromkeys(body.scopes)))
-    return {"name": body.name, "key": key, "scopes": body.scopes}
+    scopes = tuple(dict.fromkeys(body.scopes))
+    return NewKey(name=body.name, key=server_state(request).access.store.add(body.name, scopes), scopes=scopes)
 
 
 @router.delete("/{name}", status_code=204, response_class=Response)

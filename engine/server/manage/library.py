@@ -1,92 +1,103 @@
 """/tessera/v1/models, /hub and /trash: the library over HTTP. Long work answers with a job (see manage/jobs)."""
 
 import asyncio
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
-from pydantic import Field
 
+from engine.api.hub import (
+    Choice,
+    Folder,
+    Folders,
+    HubOption,
+    OwnBuild,
+    Proposal,
+    RepoHit,
+    RepoPlan,
+    Repository,
+    SearchResults,
+    Starter,
+    Starters,
+    Verdict,
+)
+from engine.api.jobs import Job, JobKind
+from engine.api.library import (
+    Freed,
+    ImportRequest,
+    Linked,
+    LinkRequest,
+    Model,
+    Models,
+    PullRequest,
+    Removed,
+    Tensor,
+    Tensors,
+    Trash,
+)
+from engine.dispatch.placer import Placer
 from engine.errors import BadModelFile, InputFault
-from engine.library import foreign, importing
+from engine.library import foreign, importing, starters, trash
 from engine.library.catalogue import Catalogue
 from engine.library.lookup import require
 from engine.library.machine import memory_bytes
-from engine.library.starters import propose
-from engine.library.trash import Removed, Trash
 from engine.library.types import ModelEntry
-from engine.server.body import Body, openapi_body, parse
+from engine.sampling import choose
+from engine.server.manage.sampling import decided
 from engine.server.state import server_state
+from engine.server.typed import TypedRoute
 from quantize.errors import QuantizeError
-from quantize.gguf_split import read_gguf_model
+from quantize.files.gguf_split import read_gguf_model
 
-router = APIRouter(prefix="/tessera/v1", tags=["library"])
+if TYPE_CHECKING:
+    from engine.library.hub.plan import Option
 
-
-class PullBody(Body):
-    """What to fetch: owner/name, owner/name:Q4_K_M, an address, or a starter's id."""
-
-    model: str = Field(min_length=1, max_length=500)
-    quant: str | None = Field(default=None, max_length=200)
-    revision: str | None = Field(default=None, max_length=200)
-    vision: bool = True
-
-
-class ImportBody(Body):
-    """A file or folder on this computer."""
-
-    path: str = Field(min_length=1, max_length=4096)
-
-
-class LinkBody(Body):
-    """A file, a folder, or an application (lmstudio, ollama, llama.cpp, jan, huggingface)."""
-
-    where: str = Field(min_length=1, max_length=4096)
+router = APIRouter(prefix="/tessera/v1", tags=["library"], route_class=TypedRoute)
 
 
 @router.get("/models")
-async def list_models(request: Request, *, refresh: bool = False) -> dict[str, Any]:
+async def list_models(request: Request, *, refresh: bool = False) -> Models:
     """Every model with its state; `refresh` looks for new files first."""
     catalogue = await _catalogue(request)
     if refresh:
         await asyncio.to_thread(catalogue.refresh)
     entries = await asyncio.to_thread(catalogue.entries)
-    return {"models": [_model(entry, with_template=False) for entry in entries]}
+    return Models(models=tuple(_model(entry, with_template=False) for entry in entries))
 
 
-@router.post("/models/pull", status_code=202, openapi_extra=openapi_body(PullBody))
-async def pull(request: Request) -> dict[str, Any]:
+@router.post("/models/pull", status_code=202)
+async def pull(request: Request, body: PullRequest) -> Job:
     """Start a download."""
-    body = await parse(request, PullBody)
-    params = {"model": body.model, "quant": body.quant, "revision": body.revision, "vision": body.vision}
     title = f"{body.model}:{body.quant}" if body.quant else body.model
-    return _job(request, "pull", title, params)
+    return server_state(request).jobs.start(JobKind.PULL, title, msgspec.to_builtins(body))
 
 
-@router.post("/models/import", status_code=202, openapi_extra=openapi_body(ImportBody))
-async def import_model(request: Request) -> dict[str, Any]:
+@router.post("/models/import", status_code=202)
+async def import_model(request: Request, body: ImportRequest) -> Job:
     """Start copying a file or folder into the library."""
-    body = await parse(request, ImportBody)
-    return _job(request, "import", body.path, {"path": body.path})
+    return server_state(request).jobs.start(JobKind.IMPORT, body.path, msgspec.to_builtins(body))
 
 
-@router.post("/models/link", openapi_extra=openapi_body(LinkBody))
-async def link(request: Request) -> dict[str, Any]:
+@router.post("/models/link")
+async def link(request: Request, body: LinkRequest) -> Linked:
     """Use models where they lie."""
-    body = await parse(request, LinkBody)
     catalogue = await _catalogue(request)
     changes, entry = await asyncio.to_thread(importing.link, catalogue, body.where)
-    return {"added": [entry.id] if entry else list(changes.added)}
+    return Linked(added=(entry.id,) if entry else tuple(changes.added))
 
 
 @router.get("/models/{model}")
-async def show_model(request: Request, model: str) -> dict[str, Any]:
-    """One model with everything known about it."""
-    return _model(await asyncio.to_thread(require, await _catalogue(request), model), with_template=True)
+async def show_model(request: Request, model: str) -> Model:
+    """One model with everything known about it; with its card, and what it samples with."""
+    entry = await asyncio.to_thread(require, await _catalogue(request), model)
+    card_text = await asyncio.to_thread(_card_text, entry)
+    sampling = decided(choose({}, server_state(request).models.recommended_for(entry).layers(None)))
+    return msgspec.structs.replace(_model(entry, with_template=True), card_text=card_text, sampling=sampling)
 
 
 @router.get("/models/{model}/tensors")
-async def show_tensors(request: Request, model: str) -> dict[str, Any]:
+async def show_tensors(request: Request, model: str) -> Tensors:
     """Name, type, shape and bytes of every tensor, from the header of a GGUF file."""
     entry = await asyncio.to_thread(require, await _catalogue(request), model)
     if entry.format != "gguf" or entry.state != "online":
@@ -95,48 +106,48 @@ async def show_tensors(request: Request, model: str) -> dict[str, Any]:
         header = await asyncio.to_thread(read_gguf_model, entry.path)
     except QuantizeError as error:
         raise BadModelFile(str(entry.path), str(error)) from error
-    return {
-        "tensors": [
-            {"name": t.name, "qtype": t.ggml_type.name, "shape": list(t.shape), "num_bytes": t.nbytes}
+    return Tensors(
+        tensors=tuple(
+            Tensor(name=t.name, qtype=t.ggml_type.name, shape=tuple(t.shape), num_bytes=t.nbytes)
             for _, t in header.tensors()
-        ]
-    }
+        )
+    )
 
 
 @router.post("/models/{model}/verify", status_code=202)
-async def verify_model(request: Request, model: str) -> dict[str, Any]:
+async def verify_model(request: Request, model: str) -> Job:
     """Start hashing a model's files."""
     entry = await asyncio.to_thread(require, await _catalogue(request), model)
-    return _job(request, "verify", entry.id, {"model": entry.id})
+    return server_state(request).jobs.start(JobKind.VERIFY, entry.id, {"model": entry.id})
 
 
 @router.delete("/models/{model}")
-async def remove_model(request: Request, model: str) -> dict[str, Any]:
+async def remove_model(request: Request, model: str) -> Removed:
     """Unload and remove a model; `ticket` brings it back until the trash is emptied."""
     catalogue = await _catalogue(request)
     entry = await asyncio.to_thread(require, catalogue, model)
     await server_state(request).pool.unload(entry.id)
-    return _removed(await asyncio.to_thread(Trash(catalogue).remove, entry))
+    return _removed(await asyncio.to_thread(trash.Trash(catalogue).remove, entry))
 
 
 @router.get("/trash")
-async def trash(request: Request) -> dict[str, Any]:
+async def list_trash(request: Request) -> Trash:
     """What can be brought back."""
-    found = await asyncio.to_thread(Trash(await _catalogue(request)).contents)
-    return {"trash": [_removed(item) for item in found]}
+    found = await asyncio.to_thread(trash.Trash(await _catalogue(request)).contents)
+    return Trash(trash=tuple(map(_removed, found)))
 
 
 @router.post("/trash/{ticket}/restore")
-async def restore(request: Request, ticket: str) -> dict[str, Any]:
+async def restore(request: Request, ticket: str) -> Model:
     """Undo a removal."""
-    entry = await asyncio.to_thread(Trash(await _catalogue(request)).restore, ticket)
+    entry = await asyncio.to_thread(trash.Trash(await _catalogue(request)).restore, ticket)
     return _model(entry, with_template=False)
 
 
 @router.delete("/trash")
-async def empty_trash(request: Request) -> dict[str, Any]:
+async def empty_trash(request: Request) -> Freed:
     """Delete removed models for good."""
-    return {"freed_bytes": await asyncio.to_thread(Trash(await _catalogue(request)).empty)}
+    return Freed(freed_bytes=await asyncio.to_thread(trash.Trash(await _catalogue(request)).empty))
 
 
 @router.get("/hub/search")
@@ -149,7 +160,7 @@ async def search(
     limit: int = 20,
     *,
     all_formats: bool = False,
-) -> dict[str, Any]:
+) -> SearchResults:
     """Repositories on the hub; `parameters` as the hub writes it (`min:3B,max:9B`)."""
     from engine.library.hub.client import HubClient  # noqa: PLC0415 a quarter of a second, needed only online
 
@@ -163,81 +174,114 @@ async def search(
         sort=sort,
         limit=max(1, min(limit, 200)),
     )
-    return {"repositories": msgspec.to_builtins(hits)}
+    return SearchResults(repositories=msgspec.convert(hits, tuple[RepoHit, ...], from_attributes=True))
 
 
 @router.get("/hub/plan")
-async def plan(
-    request: Request, repo: str, revision: str | None = None, *, refresh: bool = False
-) -> dict[str, Any]:
+async def plan(request: Request, repo: str, revision: str | None = None, *, refresh: bool = False) -> RepoPlan:
     """What each quantization of a repository needs here, and which is best; only headers are read."""
+    from engine.dispatch.verdict import judge_for  # noqa: PLC0415 see search
     from engine.library.hub.client import HubClient  # noqa: PLC0415 see search
     from engine.library.hub.plan import plan_repository  # noqa: PLC0415 see search
-    from engine.library.machine import machine_judge  # noqa: PLC0415 see search
 
     catalogue = await _catalogue(request)
+    judge = judge_for(server_state(request).placer)
     found = await asyncio.to_thread(
-        lambda: plan_repository(
-            HubClient(), catalogue.paths, repo, revision=revision, judge=machine_judge(), refresh=refresh
-        )
+        lambda: plan_repository(HubClient(), catalogue.paths, repo, revision=revision, judge=judge, refresh=refresh)
     )
-    told: dict[str, Any] = msgspec.to_builtins(found)
-    for option, source in zip(told["options"], found.options, strict=True):
-        option["size_bytes"] = source.choice.size_bytes
-        if option["details"] is not None:
-            del option["details"]["chat_template"]
-    return told
+    return RepoPlan(
+        repository=msgspec.convert(found.repository, Repository, from_attributes=True),
+        options=tuple(map(_option, found.options)),
+        fetched_bytes=found.fetched_bytes,
+        elapsed_s=found.elapsed_s,
+        build_from=found.build_from,
+        own=msgspec.convert(found.own, OwnBuild | None, from_attributes=True),
+    )
 
 
 @router.get("/hub/starters")
-async def starters(request: Request) -> dict[str, Any]:
+async def show_starters(request: Request) -> Starters:
     """Three models to begin with that fit this machine, with the speed to expect (null: not known)."""
     placer = server_state(request).placer
-
-    def tell() -> list[dict[str, Any]]:
-        told = []
-        for proposal in propose(memory_bytes()):
-            starter = proposal.starter
-            speed = placer.expected_tok_s(starter.bytes_per_token) if placer is not None else 0.0
-            facts = {"expected_bytes": starter.expected_bytes, "expected_tok_s": round(speed, 1) or None}
-            told.append({**msgspec.to_builtins(proposal), **facts})
-        return told
-
-    return {"proposals": await asyncio.to_thread(tell)}
+    found = await asyncio.to_thread(
+        lambda: tuple(_proposal(proposal, placer) for proposal in starters.propose(memory_bytes()))
+    )
+    return Starters(proposals=found)
 
 
 @router.get("/hub/folders")
-async def folders() -> dict[str, Any]:
+async def folders() -> Folders:
     """Folders of other applications whose models could be linked."""
     found = await asyncio.to_thread(foreign.present)
-    return {"folders": [{"app": folder.app, "path": str(folder.path)} for folder in found]}
+    return Folders(folders=tuple(Folder(app=folder.app, path=str(folder.path)) for folder in found))
 
 
 async def _catalogue(request: Request) -> Catalogue:
     return await server_state(request).models.catalogue()
 
 
-def _job(request: Request, kind: str, title: str, params: dict[str, Any]) -> dict[str, Any]:
-    job: dict[str, Any] = msgspec.to_builtins(server_state(request).jobs.start(kind, title, params))
-    return job
+def _card_text(entry: ModelEntry) -> str | None:
+    try:
+        return Path(entry.card).read_text(encoding="utf-8") if entry.card else None
+    except OSError:
+        return None  # the installation it came with is gone
 
 
-def _model(entry: ModelEntry, *, with_template: bool) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.to_builtins(entry)
-    told["path"] = str(entry.path)
-    told["size_bytes"] = entry.size_bytes
-    told["capabilities"] = list(entry.capabilities)
-    told["bits_per_weight"] = round(entry.bits_per_weight, 3)
-    if not with_template:
-        told["details"]["chat_template"] = None if entry.chat_template is None else ""
-    return told
+def _model(entry: ModelEntry, *, with_template: bool) -> Model:
+    details = entry.details
+    if not with_template and details.chat_template:
+        details = msgspec.structs.replace(details, chat_template="")
+    return Model(
+        id=entry.id,
+        name=entry.name,
+        format=entry.format,
+        path=str(entry.path),
+        size_bytes=entry.size_bytes,
+        files=entry.files,
+        origin=entry.origin,
+        details=details,
+        capabilities=tuple(entry.capabilities),
+        bits_per_weight=round(entry.bits_per_weight, 3),
+        added_at=entry.added_at,
+        folder=entry.folder,
+        projector=entry.projector,
+        report=entry.report,
+        card=entry.card,
+        state=entry.state,
+        problem=entry.problem,
+    )
 
 
-def _removed(removed: Removed) -> dict[str, Any]:
-    return {
-        "ticket": removed.ticket,
-        "model": removed.entry.id,
-        "name": removed.entry.name,
-        "removed_at": removed.removed_at,
-        "freed_bytes": removed.freed_bytes,
-    }
+def _removed(removed: trash.Removed) -> Removed:
+    return Removed(
+        ticket=removed.ticket,
+        model=removed.entry.id,
+        name=removed.entry.name,
+        removed_at=removed.removed_at,
+        freed_bytes=removed.freed_bytes,
+    )
+
+
+def _option(option: "Option") -> HubOption:
+    """An option for the wire; a template of a file that is not here is nobody's need."""
+    details = msgspec.structs.replace(option.details, chat_template=None) if option.details else None
+    return HubOption(
+        choice=msgspec.convert(option.choice, Choice, from_attributes=True),
+        size_bytes=option.choice.size_bytes,
+        details=details,
+        bits_per_weight=option.bits_per_weight,
+        verdict=msgspec.convert(option.verdict, Verdict | None, from_attributes=True),
+        best=option.best,
+        problem=option.problem,
+    )
+
+
+def _proposal(proposal: starters.Proposal, placer: Placer) -> Proposal:
+    starter = proposal.starter
+    speed = placer.expected_tok_s(starter.bytes_per_token)
+    return Proposal(
+        starter=msgspec.convert(starter, Starter, from_attributes=True),
+        reason=proposal.reason,
+        expected_bytes=starter.expected_bytes,
+        expected_tok_s=round(speed, 1) or None,
+    )

@@ -1,64 +1,59 @@
 """/tessera/v1/devices, /ledger, /models/{id}/placement and /pin: the machine, its memory, and where models run."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Query, Request
-from pydantic import Field
 
 from devices.as_json import to_json
 from devices.doctor import build_summary, diagnose
 from devices.memory import Reservation
 from devices.types import Machine
+from engine.api import machine as api
 from engine.dispatch.placer import Placer
-from engine.dispatch.types import Wish
+from engine.dispatch.types import Placement
 from engine.errors import InputFault
-from engine.runner.llama.limits import KV_TYPES
-from engine.server.body import Body, openapi_body, parse
+from engine.runner.limits import KV_TYPES
 from engine.server.state import server_state
+from engine.server.typed import TypedRoute
 
-router = APIRouter(prefix="/tessera/v1", tags=["machine"])
+router = APIRouter(prefix="/tessera/v1", tags=["machine"], route_class=TypedRoute)
 RECENT_AUDITS = 50
 
 
-class PinBody(Body):
-    """POST /tessera/v1/models/{id}/pin: a device, backend or `device/backend`; null lets Tessera choose again."""
-
-    device: Annotated[str, Field(min_length=1, max_length=100)] | None
-
-
 @router.get("/devices")
-async def devices(request: Request, *, fresh: bool = False) -> dict[str, Any]:
+async def devices(request: Request, *, fresh: bool = False) -> api.Machine:
     """Devices, memory, backends and findings; `fresh` tries every backend again."""
     placer = _placer(request)
     machine = await asyncio.to_thread(placer.machine.full, fresh=fresh)
-    return {**to_json(machine), "findings": to_json(list(diagnose(machine))), "build": build_summary(machine)}
+    found = {**to_json(machine), "findings": to_json(list(diagnose(machine))), "build": build_summary(machine)}
+    return msgspec.convert(found, api.Machine)
 
 
 @router.get("/devices/live")
-async def live(request: Request) -> dict[str, Any]:
+async def live(request: Request) -> api.LiveDevices:
     """How busy, warm and hungry each device is since the call before; null where the system does not tell."""
-    return {"devices": to_json(list(await asyncio.to_thread(_placer(request).machine.live)))}
+    found = await asyncio.to_thread(_placer(request).machine.live)
+    return api.LiveDevices(devices=msgspec.convert(found, tuple[api.LiveDevice, ...], from_attributes=True))
 
 
-@router.post("/models/{name:path}/pin", openapi_extra=openapi_body(PinBody))
-async def pin(request: Request, name: str) -> dict[str, Any]:
+@router.post("/models/{name:path}/pin")
+async def pin(request: Request, name: str, body: api.PinRequest) -> api.Pinned:
     """Keep a model on a device. An idle model is unloaded, so that its next request loads it there."""
-    body = await parse(request, PinBody)
     state, placer = server_state(request), _placer(request)
     entry = await state.models.entry(name)
     if body.device is not None:
         machine = await asyncio.to_thread(placer.machine.full)
         _check_pin(machine, body.device)
-    await asyncio.to_thread(placer.memory.set_pin, entry.id, body.device)
+    await asyncio.to_thread(placer.history.set_pin, entry.id, body.device)
     loaded = state.pool.get(entry.id)
     unloaded = bool(loaded and loaded.idle) and await state.pool.unload(entry.id)
-    return {"id": entry.id, "device": body.device, "unloaded": unloaded}
+    return api.Pinned(id=entry.id, device=body.device, unloaded=unloaded)
 
 
 @router.get("/ledger")
-async def ledger(request: Request) -> dict[str, Any]:
+async def ledger(request: Request) -> api.LedgerState:
     """Pools, what each loaded model was predicted and measured to hold, and the last audits."""
     return await asyncio.to_thread(_ledger, _placer(request))
 
@@ -71,23 +66,26 @@ async def placement(
     parallel: Annotated[int | None, Query(ge=1, le=128)] = None,
     kv: str | None = None,
     device: str | None = None,
-) -> dict[str, Any]:
+) -> api.PlacementAnswer:
     """Where the model would run now and why, what it needs, and what to give up if that does not fit."""
     if kv is not None and kv not in KV_TYPES:
         raise InputFault(f"{kv!r} is not a cache type; use one of {', '.join(KV_TYPES)}.", "kv")
     state = server_state(request)
-    model_id, _, settings = await state.models.resolve(name)
+    entry, settings = await state.models.unplaced(name)
     placer = _placer(request)
-    wish = Wish(n_ctx=ctx, n_parallel=parallel, kv_type=kv, device=device)
-    placed = await asyncio.to_thread(placer.placement, model_id, settings, wish)
-    report = await asyncio.to_thread(placer.report, model_id, placed)
-    loaded = placer.placed(model_id) if state.pool.get(model_id) else None
-    return {
-        "placement": {**msgspec.to_builtins(placed), **msgspec.to_builtins(placed.settings)},
-        "fit": msgspec.to_builtins(report),
-        "loaded": msgspec.to_builtins(loaded) if loaded else None,
-        "pinned": placer.memory.pin(model_id),
-    }
+    asked = {"n_ctx": ctx, "n_parallel": parallel, "kv_type": kv, "device": device}
+    given = {field: value for field, value in asked.items() if value is not None}
+    wish = msgspec.structs.replace(state.models.wish, **given)
+    placed = await asyncio.to_thread(lambda: placer.choose(entry.id, settings, wish, exact=True))
+    report = await asyncio.to_thread(placer.report, entry.id, placed)
+    model = state.pool.get(entry.id)
+    loaded = model.placement if model is not None and model.ready else None
+    return api.PlacementAnswer(
+        placement=_placement(placed),
+        fit=report,
+        loaded=_placement(loaded) if loaded else None,
+        pinned=placer.history.pin(entry.id),
+    )
 
 
 def _check_pin(machine: Machine, wanted: str) -> None:
@@ -101,24 +99,34 @@ def _check_pin(machine: Machine, wanted: str) -> None:
 
 
 def _placer(request: Request) -> Placer:
-    placer = server_state(request).placer
-    if placer is None:
-        raise InputFault("This server runs without a placement service.", None)
-    return placer
+    return server_state(request).placer
 
 
-def _ledger(placer: Placer) -> dict[str, Any]:
+def _placement(placed: Placement) -> api.ModelPlacement:
+    settings = placed.settings
+    return api.ModelPlacement(
+        **msgspec.structs.asdict(placed),
+        n_ctx=settings.n_ctx,
+        n_gpu_layers=settings.n_gpu_layers,
+        n_threads=settings.n_threads,
+        type_k=settings.type_k,
+        type_v=settings.type_v,
+    )
+
+
+def _ledger(placer: Placer) -> api.LedgerState:
     machine = placer.machine.full()
     book = placer.ledger
     held = book.reservations()
     ours = sum(r.measured.pss_bytes if r.measured else 0 for r in held)
-    return {
-        "pools": [to_json(pool) for pool in book.pools(machine)],
-        "available_bytes": {d.id: book.available(d.id, machine) for d in machine.devices if d.kind != "npu"},
-        "other_programs_bytes": _others(machine, ours),
-        "reservations": [{**_reservation(r), "parts": placer.parts(r.owner)} for r in held],
-        "audits": [{**to_json(a), "error_frac": a.error_frac} for a in book.audits.all()[-RECENT_AUDITS:]],
-    }
+    audits = book.audits.all()[-RECENT_AUDITS:]
+    return api.LedgerState(
+        pools=msgspec.convert(book.pools(machine), tuple[api.Pool, ...], from_attributes=True),
+        available_bytes={d.id: book.available(d.id, machine) for d in machine.devices if d.kind != "npu"},
+        other_programs_bytes=_others(machine, ours),
+        reservations=tuple(_reservation(r) for r in held),
+        audits=msgspec.convert(audits, tuple[api.Audit, ...], from_attributes=True),
+    )
 
 
 def _others(machine: Machine, ours: int) -> int | None:
@@ -128,13 +136,14 @@ def _others(machine: Machine, ours: int) -> int | None:
     return max(0, ram.total_bytes - ram.available_bytes - ours)
 
 
-def _reservation(reservation: Reservation) -> dict[str, Any]:
-    return {
-        "owner": reservation.owner,
-        "drawn": dict(reservation.drawn),
-        "predicted_bytes": reservation.predicted_bytes,
-        "devices": {device: amount.total_bytes for device, amount in reservation.amounts.items()},
-        "measured": to_json(reservation.measured) if reservation.measured else None,
-        "buffers": dict(reservation.buffers),
-        "pid": reservation.pid,
-    }
+def _reservation(reservation: Reservation) -> api.Reservation:
+    return api.Reservation(
+        owner=reservation.owner,
+        drawn=dict(reservation.drawn),
+        predicted_bytes=reservation.predicted_bytes,
+        devices={device: amount.total_bytes for device, amount in reservation.amounts.items()},
+        measured=msgspec.convert(reservation.measured, api.ProcessMemory | None, from_attributes=True),
+        buffers=dict(reservation.buffers),
+        pid=reservation.pid,
+        parts=dict(reservation.parts),
+    )

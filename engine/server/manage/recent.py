@@ -1,15 +1,15 @@
 """GET /tessera/v1/requests: the last requests with their numbers, and the programs that sent them."""
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 
+from engine.api.requests import RecentActivity
 from engine.server.state import server_state
+from engine.server.typed import TypedRoute
 
-router = APIRouter(prefix="/tessera/v1", tags=["management"])
+router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedRoute)
 
 
 @router.get("/requests")
-async def requests(request: Request) -> dict[str, Any]:
+async def requests(request: Request) -> RecentActivity:
     """The last requests that ran a model and who is connected; newest first, kept in memory only."""
-    return server_state(request).recent.told()
+    return server_state(request).recent.snapshot()

@@ -3,24 +3,27 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 import psutil
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from engine.api.models import LoadedModel
+from engine.api.stats import ModelStats, RequestTimes, Stats, UsageSamples
 from engine.errors import EngineError
-from engine.pool import LoadedModel
-from engine.runner.protocol import Stats
+from engine.loaded_model import LoadedModel as PooledModel
+from engine.runner.protocol import Stats as RunnerStats
 from engine.server.errors import sse_error
 from engine.server.manage.models import describe
 from engine.server.sse import EventStream
 from engine.server.state import ServerState, server_state
+from engine.server.typed import TypedRoute
 from engine.server.utilization import KEPT_S
 from engine.time_spent import KEPT
 
-router = APIRouter(prefix="/tessera/v1", tags=["management"])
+router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedRoute)
 
 # A runner that is busy answers between two steps; one that does not within this time is told of without numbers.
 ANSWER_S: Final = 1.0
@@ -38,53 +41,51 @@ async def stats(
 
 
 async def _events(state: ServerState, interval: float, *, once: bool) -> AsyncGenerator[bytes, None]:
-    earlier: dict[str, tuple[float, Stats]] = {}
+    earlier: dict[str, tuple[float, RunnerStats]] = {}
     while True:
-        told = await snapshot(state, earlier)
-        yield b"event: stats\ndata: " + msgspec.json.encode(told) + b"\n\n"
+        now = await snapshot(state, earlier)
+        yield b"event: stats\ndata: " + msgspec.json.encode(now) + b"\n\n"
         if once:
             return
         await asyncio.sleep(interval)
 
 
-async def snapshot(state: ServerState, earlier: dict[str, tuple[float, Stats]]) -> dict[str, Any]:
+async def snapshot(state: ServerState, earlier: dict[str, tuple[float, RunnerStats]]) -> Stats:
     """Everything now; speeds are since the last call with the same `earlier`, which is brought up to date."""
     models = []
     for model in state.pool.known:
         numbers = await _ask(model)
-        told = describe(model)
+        now = time.monotonic()
+        models.append(_model(describe(model), numbers, now, earlier.get(model.id)))
         if numbers is not None:
-            now = time.monotonic()
-            told |= _numbers(numbers, now, earlier.get(model.id))
             earlier[model.id] = (now, numbers)
-        models.append(told)
-    process = psutil.Process()
-    return {
-        "time": time.time(),
-        "models": models,
-        "tok_s": round(sum(m.get("tok_s", 0.0) for m in models), 2),
-        "active": sum(m.get("active", 0) for m in models),
-        "waiting": sum(m.get("queued", 0) + m["waiting"] for m in models),
-        "rss_bytes": process.memory_info().rss + sum(m.get("rss_bytes", 0) for m in models),
-        "memory_available_bytes": psutil.virtual_memory().available,
-        "utilization": state.utilization.newest() if state.utilization else None,
-    }
+    return Stats(
+        time=time.time(),
+        models=tuple(models),
+        use=state.metrics.use(),
+        tok_s=round(sum(m.tok_s for m in models), 2),
+        active=sum(m.active for m in models),
+        waiting=sum(m.queued + m.waiting for m in models),
+        rss_bytes=psutil.Process().memory_info().rss + sum(m.rss_bytes for m in models),
+        memory_available_bytes=psutil.virtual_memory().available,
+        utilization=state.utilization.newest() if state.utilization else None,
+    )
 
 
 @router.get("/stats/utilization")
-async def utilization(request: Request, seconds: Annotated[int, Query(ge=1, le=KEPT_S)] = 120) -> dict[str, Any]:
+async def utilization(request: Request, seconds: Annotated[int, Query(ge=1, le=KEPT_S)] = 120) -> UsageSamples:
     """How busy processors, GPUs, NPUs and memory were and what power they drew, a sample a second, oldest first."""
     ring = server_state(request).utilization
-    return {"samples": ring.last(seconds) if ring else []}
+    return UsageSamples(samples=ring.last(seconds) if ring else ())
 
 
 @router.get("/stats/requests")
-async def requests(request: Request, limit: Annotated[int, Query(ge=1, le=KEPT)] = 50) -> dict[str, Any]:
+async def requests(request: Request, limit: Annotated[int, Query(ge=1, le=KEPT)] = 50) -> RequestTimes:
     """Where the time of the newest requests went, newest first: seconds by part."""
-    return {"requests": msgspec.to_builtins(server_state(request).times.newest(limit))}
+    return RequestTimes(requests=tuple(server_state(request).times.newest(limit)))
 
 
-async def _ask(model: LoadedModel) -> Stats | None:
+async def _ask(model: PooledModel) -> RunnerStats | None:
     if not model.ready or model.runner is None:
         return None
     try:
@@ -93,25 +94,31 @@ async def _ask(model: LoadedModel) -> Stats | None:
         return None
 
 
-def _numbers(stats: Stats, now: float, earlier: tuple[float, Stats] | None) -> dict[str, Any]:
-    told = {
-        "prompt_tokens": stats.prompt_tokens,
-        "generated_tokens": stats.generated_tokens,
-        "cached_tokens": stats.cached_tokens,
-        "cache_hit_frac": round(stats.cached_tokens / stats.prompt_tokens, 4) if stats.prompt_tokens else 0.0,
-        "active": stats.active,
-        "queued": stats.waiting,
-        "kv_cells_used": stats.kv_cells_used,
-        "kv_cells_total": stats.kv_cells_total,
-        "rss_bytes": stats.rss_bytes,
-        "cache_ram_bytes": stats.cache_ram_bytes,
-        "cache_disk_bytes": stats.cache_disk_bytes,
-        "tok_s": 0.0,
-        "prompt_tok_s": 0.0,
-    }
+def _model(
+    model: LoadedModel, stats: RunnerStats | None, now: float, earlier: tuple[float, RunnerStats] | None
+) -> ModelStats:
+    known = msgspec.structs.asdict(model)
+    if stats is None:
+        return ModelStats(**known)
+    tok_s = prompt_tok_s = 0.0
     if earlier is not None and now > earlier[0]:
         elapsed, before = now - earlier[0], earlier[1]
-        told["tok_s"] = round(max(0, stats.generated_tokens - before.generated_tokens) / elapsed, 2)
+        tok_s = round(max(0, stats.generated_tokens - before.generated_tokens) / elapsed, 2)
         read = stats.prompt_tokens - stats.cached_tokens - before.prompt_tokens + before.cached_tokens
-        told["prompt_tok_s"] = round(max(0, read) / elapsed, 2)
-    return told
+        prompt_tok_s = round(max(0, read) / elapsed, 2)
+    known["active"] = stats.active
+    return ModelStats(
+        **known,
+        prompt_tokens=stats.prompt_tokens,
+        generated_tokens=stats.generated_tokens,
+        cached_tokens=stats.cached_tokens,
+        cache_hit_frac=round(stats.cached_tokens / stats.prompt_tokens, 4) if stats.prompt_tokens else 0.0,
+        queued=stats.waiting,
+        kv_cells_used=stats.kv_cells_used,
+        kv_cells_total=stats.kv_cells_total,
+        rss_bytes=stats.rss_bytes,
+        cache_ram_bytes=stats.cache_ram_bytes,
+        cache_disk_bytes=stats.cache_disk_bytes,
+        tok_s=tok_s,
+        prompt_tok_s=prompt_tok_s,
+    )

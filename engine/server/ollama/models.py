@@ -3,6 +3,8 @@
 import asyncio
 import hashlib
 import json
+import math
+import time
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,22 +14,28 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from engine.errors import InputFault, ModelNotFound
-from engine.jobs import Job
+from engine.jobs import Job, JobKind
 from engine.library.trash import Trash
 from engine.library.types import ModelEntry
+from engine.runner.protocol import Embedded
 from engine.server.body import openapi_body, parse
 from engine.server.error_shape import ollama_body
-from engine.server.ollama.names import keep, plain
+from engine.server.ollama.names import FOREVER_S, NANO, acquire, keep, plain, tagged
 from engine.server.ollama.schemas import CopyBody, CreateBody, EmbedBody, Named, OldEmbedBody
 from engine.server.ollama.stream import NDJSON, error_line
 from engine.server.openai.embeddings import embed as embed_inputs
+from engine.server.openai.shapes import ignored_header
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
+from quantize.errors import QuantizeError
+from quantize.files.gguf_split import read_gguf_model
 
 router = APIRouter(prefix="/api", tags=["ollama"])
 
 # Clients ask which features a server of this version has; the protocol spoken here is of that one.
 OLLAMA_VERSION = "0.12.6"
+# Lists of a header up to this long are shown; the tokens of a vocabulary are not.
+_FEW = 64
 _CAPABILITIES = {"reasoning": "thinking", "fim": "insert", "chat": "completion", "rerank": "embedding"}
 
 
@@ -77,7 +85,7 @@ async def tags(request: Request) -> dict[str, Any]:
         for alias, model in state.models.aliases.all().items()
         if model in by_id and not set(alias) & set("*?[")
     ]
-    return {"models": [_tag(f"{name}:latest", e) for name, e in [*((e.id, e) for e in entries), *named]]}
+    return {"models": [_tag(tagged(name), e) for name, e in [*((e.id, e) for e in entries), *named]]}
 
 
 @router.get("/ps")
@@ -87,12 +95,12 @@ async def loaded(request: Request) -> dict[str, Any]:
     found = []
     for model in state.pool.loaded:
         entry = await state.models.entry(model.id)
-        left = model.expires_in_s
-        expires = datetime.now(UTC) + timedelta(seconds=left if left is not None else 100 * 365 * 86400)
+        left = FOREVER_S if model.expires_in_s is None else min(model.expires_in_s, FOREVER_S)
+        expires = datetime.now(UTC) + timedelta(seconds=left)
         assert model.facts is not None
         on_device = sum(n for device, n in model.facts.memory_bytes.items() if device != "cpu")
         more = {"expires_at": expires.isoformat(), "size_vram": on_device, "context_length": model.facts.n_ctx}
-        found.append({**_tag(f"{entry.id}:latest", entry), **more})
+        found.append({**_tag(tagged(entry.id), entry), **more})
     return {"models": found}
 
 
@@ -101,7 +109,7 @@ async def show(request: Request) -> dict[str, Any]:
     """What is known about a model. `context_length` is what it really gets here."""
     state = server_state(request)
     body = await parse(request, Named)
-    entry = await state.models.entry(plain(body.wanted))
+    entry = await state.models.entry(body.wanted)
     running = state.pool.get(entry.id)
     n_ctx = running.facts.n_ctx if running and running.facts else state.models.settings(entry).n_ctx
     capabilities = dict.fromkeys(_CAPABILITIES.get(name, name) for name in entry.capabilities)
@@ -114,50 +122,86 @@ async def show(request: Request) -> dict[str, Any]:
         "parameters": f"num_ctx {n_ctx}",
         "template": template,
         "details": _details(entry),
-        "model_info": {
-            "general.architecture": entry.architecture,
-            "general.basename": entry.name,
-            "general.parameter_count": entry.details.n_params,
-            f"{entry.architecture}.context_length": entry.context_train,
-        },
+        "model_info": await asyncio.to_thread(_model_info, entry),
         "capabilities": list(capabilities),
         "modified_at": datetime.fromtimestamp(entry.added_at, UTC).isoformat(),
         "context_length": n_ctx,
     }
 
 
+def _model_info(entry: ModelEntry) -> dict[str, Any]:
+    """All keys of the file's header but long lists, which are null as in Ollama's short form."""
+    told: dict[str, Any] = {
+        "general.architecture": entry.architecture,
+        "general.basename": entry.name,
+        "general.parameter_count": entry.details.n_params,
+        f"{entry.architecture}.context_length": entry.context_train,
+    }
+    if entry.format != "gguf":
+        return told
+    try:
+        metadata = read_gguf_model(entry.path).metadata
+    except (QuantizeError, OSError):
+        return told
+    return told | {key: _short(value) for key, value in metadata.items() if key != "tokenizer.chat_template"}
+
+
+def _short(value: Any) -> Any:
+    """A value as JSON; what has many parts is left out."""
+    if isinstance(value, str | bool | int | float):
+        return value if not isinstance(value, float) or math.isfinite(value) else str(value)
+    return list(value) if isinstance(value, list | tuple) and len(value) <= _FEW else None
+
+
 @router.post("/embed", openapi_extra=openapi_body(EmbedBody))
-async def embed(request: Request) -> dict[str, Any]:
-    """Embed one or several texts. An input beyond the context is an error, never cut."""
+async def embed(request: Request) -> Response:
+    """Embed one or several texts. An input beyond the context is cut and told in `tessera`, as Ollama cuts it."""
     state = server_state(request)
     body = await parse(request, EmbedBody)
+    headers = ignored_header(body.ignored())
     inputs: list[str | list[int]] = [body.input] if isinstance(body.input, str) else list(body.input)
     if not inputs:
-        return {"model": body.model, "embeddings": [], "prompt_eval_count": 0}
-    work = embed_inputs(state, plain(body.model), inputs, body.dimensions)
+        return JSONResponse({"model": body.model, "embeddings": [], "prompt_eval_count": 0}, headers=headers)
+    begun = time.monotonic()
+    _, loaded_s = await while_connected(request, acquire(state, body))
+    work = embed_inputs(state, body.model, inputs, body.dimensions, truncate=body.truncate is not False)
     model, vectors, answer = await while_connected(request, work)
     if keep(model, body.keep_alive) and model.idle:
         await state.pool.unload(model.id)
-    return {
+    told: dict[str, Any] = {
         "model": body.model,
         "embeddings": [vector.tolist() for vector in vectors],
-        "total_duration": 0,
-        "load_duration": 0,
+        "total_duration": int((time.monotonic() - begun) * NANO),
+        "load_duration": int(loaded_s * NANO),
         "prompt_eval_count": sum(answer.token_counts),
     }
+    if notes := _cuts(answer):
+        told["tessera"] = {"notes": notes}
+    return JSONResponse(told, headers=headers)
 
 
 @router.post("/embeddings", openapi_extra=openapi_body(OldEmbedBody))
-async def embeddings(request: Request) -> dict[str, Any]:
-    """Embed one text, in the older form."""
+async def embeddings(request: Request) -> Response:
+    """Embed one text, in the older form; beyond the context it is cut, which `tessera` tells."""
     state = server_state(request)
     body = await parse(request, OldEmbedBody)
+    headers = ignored_header(body.ignored())
     if not body.prompt:
-        return {"embedding": []}
-    model, vectors, _ = await while_connected(request, embed_inputs(state, plain(body.model), [body.prompt]))
+        return JSONResponse({"embedding": []}, headers=headers)
+    await while_connected(request, acquire(state, body))
+    work = embed_inputs(state, body.model, [body.prompt], truncate=True)
+    model, vectors, answer = await while_connected(request, work)
     if keep(model, body.keep_alive) and model.idle:
         await state.pool.unload(model.id)
-    return {"embedding": vectors[0].tolist()}
+    told: dict[str, Any] = {"embedding": vectors[0].tolist()}
+    if notes := _cuts(answer):
+        told["tessera"] = {"notes": notes}
+    return JSONResponse(told, headers=headers)
+
+
+def _cuts(answer: Embedded) -> list[str]:
+    """What was cut, in words."""
+    return [f"input[{i}] was cut from {n} to {answer.token_counts[i]} tokens" for i, n in answer.cut.items()]
 
 
 @router.post("/copy", openapi_extra=openapi_body(CopyBody), response_class=Response)
@@ -165,7 +209,7 @@ async def copy(request: Request) -> Response:
     """Give a model a second name."""
     state = server_state(request)
     body = await parse(request, CopyBody)
-    await _name(state, plain(body.source), plain(body.destination))
+    await _name(state, body.source, plain(body.destination))
     return Response()
 
 
@@ -183,7 +227,7 @@ async def create(request: Request) -> Response:
             f"quantize with `tessera quantize {body.from_}`.",
             refused[0],
         )
-    await _name(state, plain(body.from_), plain(body.wanted))
+    await _name(state, body.from_, plain(body.wanted))
     done = {"status": "success"}
     if body.stream is False:
         return JSONResponse(done)
@@ -224,7 +268,7 @@ async def pull(request: Request) -> Response:
     body = await parse(request, Named)
     name = plain(body.wanted)
     params = {"model": name, "quant": None, "revision": None, "vision": True}
-    job = state.jobs.start("pull", name, params)
+    job = state.jobs.start(JobKind.PULL, name, params)
     if body.stream is False:
         last = await while_connected(request, asyncio.to_thread(state.jobs.wait, job.id))
         if last.state != "done":

@@ -1,10 +1,14 @@
 """Names and durations as Ollama's clients write them."""
 
 import re
+import time
 from typing import Final
 
 from engine.errors import InputFault
-from engine.pool import LoadedModel
+from engine.loaded_model import LoadedModel
+from engine.server.models import LATEST
+from engine.server.ollama.schemas import Asking
+from engine.server.state import ServerState
 
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -12,9 +16,18 @@ _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 NANO: Final = 1_000_000_000
 
 
+# Longer than this is for ever: dates further on cannot be written.
+FOREVER_S: Final = 100 * 365 * 86_400.0
+
+
 def plain(name: str) -> str:
     """The name without the tag that clients add to names that have none."""
-    return name.removesuffix(":latest")
+    return name.removesuffix(LATEST)
+
+
+def tagged(name: str) -> str:
+    """The name as Ollama lists it: one without a tag gets `:latest`."""
+    return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
 def seconds(duration: str | float, param: str) -> float:
@@ -23,7 +36,7 @@ def seconds(duration: str | float, param: str) -> float:
     Raises: InputFault: it is none.
     """
     if not isinstance(duration, str):
-        return float(duration)
+        return float(max(-FOREVER_S, min(FOREVER_S, duration)))
     text = duration.strip()
     negative, digits = text.startswith("-"), text.lstrip("-")
     if re.fullmatch(r"\d+(?:\.\d+)?", digits):
@@ -43,5 +56,12 @@ def keep(model: LoadedModel, keep_alive: str | float | None) -> bool:
     wanted = seconds(keep_alive, "keep_alive")
     if wanted == 0:
         return True
-    model.ttl_s = None if wanted < 0 else wanted
+    model.ttl_s = None if wanted < 0 or wanted >= FOREVER_S else wanted
     return False
+
+
+async def acquire(state: ServerState, body: Asking) -> tuple[LoadedModel, float]:
+    """The model of a request with the context it asks for, and the seconds that took."""
+    begun = time.monotonic()
+    model = await state.pool.acquire(body.model, min_ctx=body.settings.num_ctx or 0)
+    return model, time.monotonic() - begun

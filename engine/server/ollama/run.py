@@ -1,6 +1,5 @@
 """POST /api/chat and /api/generate."""
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -14,19 +13,19 @@ from engine.chat.conversation import AnswerFinished, ChatEvent, ChatQuery
 from engine.chat.events import TextDelta
 from engine.chat.fim import FimGap
 from engine.errors import InputFault
-from engine.pool import LoadedModel
+from engine.loaded_model import LoadedModel
 from engine.server.body import openapi_body, parse
 from engine.server.error_shape import ollama_body
 from engine.server.fim import fim_prompt, fim_request
-from engine.server.ollama.names import keep, plain
+from engine.server.ollama.names import acquire, keep
 from engine.server.ollama.schemas import ChatBody, GenerateBody, Running
 from engine.server.ollama.stream import NDJSON, Lines, error_line, now
 from engine.server.ollama.translate import chat_query, generate_query, output
-from engine.server.openai.shapes import header_list
+from engine.server.openai.shapes import ignored_header
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.turn import Turn
-from engine.types import Delta, Done, GenerationRequest
+from engine.types import Delta, Done, GenerationRequest, SamplingParams
 
 router = APIRouter(tags=["ollama"])
 
@@ -51,6 +50,8 @@ async def generate(request: Request) -> Response:
         raise InputFault(
             "template: another template than the model's own is not applied here; use raw.", "template"
         )
+    if (body.raw or body.suffix) and body.system:
+        raise InputFault("system has no place in a raw prompt or around a gap.", "system")
     if not body.prompt and not body.suffix and not body.images:
         return await _only_load(request, body, {"response": ""})
     if body.raw or body.suffix:
@@ -62,31 +63,22 @@ async def _only_load(request: Request, body: Running, told: dict[str, Any]) -> R
     state = server_state(request)
     answer = {"model": body.model, "created_at": now(), **told, "done": True}
     if body.keep_alive is not None and body.keep_alive in (0, "0"):
-        entry = await state.models.entry(plain(body.model))
+        entry = await state.models.entry(body.model)
         await state.pool.unload(entry.id)
         return JSONResponse({**answer, "done_reason": "unload"})
-    model = await while_connected(
-        request, state.pool.acquire(plain(body.model), min_ctx=body.settings.num_ctx or 0)
-    )
+    model = await while_connected(request, state.pool.acquire(body.model, min_ctx=body.settings.num_ctx or 0))
     keep(model, body.keep_alive)
     return JSONResponse({**answer, "done_reason": "load"})
 
 
 async def _answer(request: Request, body: Running, asked: ChatQuery | GenerateBody, *, chat: bool) -> Response:
     state = server_state(request)
-    unknown = body.unknown()
-    headers = {"x-tessera-ignored": header_list(unknown)} if unknown else {}
+    headers = ignored_header(body.ignored())
     if body.stream is not False:
         chunks = _lines(state, body, asked, chat=chat)
         ping = Lines(body.model, 0, 0.0, chat=chat).line()
         return EventStream(chunks, error_line, ollama_body, ping=ping, media_type=NDJSON, headers=headers)
     return JSONResponse(await while_connected(request, _whole(state, body, asked, chat=chat)), headers=headers)
-
-
-async def _acquire(state: ServerState, body: Running) -> tuple[LoadedModel, float]:
-    begun = time.monotonic()
-    model = await state.pool.acquire(plain(body.model), min_ctx=body.settings.num_ctx or 0)
-    return model, time.monotonic() - begun
 
 
 async def _lines(
@@ -115,7 +107,7 @@ async def _events(
     state: ServerState, body: Running, asked: ChatQuery | GenerateBody, *, chat: bool
 ) -> AsyncGenerator[tuple[Lines, ChatEvent], None]:
     """The answer's events with the lines they belong to; afterwards the model leaves if it was asked to."""
-    model, load_s = await _acquire(state, body)
+    model, load_s = await acquire(state, body)
     leaves = keep(model, body.keep_alive)
     assert model.facts is not None
     lines = Lines(body.model, model.facts.n_ctx, load_s, chat=chat)
@@ -144,18 +136,19 @@ async def _events(
 
 async def _raw_request(state: ServerState, model: LoadedModel, body: GenerateBody) -> GenerationRequest:
     options = body.settings
+    sampling = SamplingParams(**options.sampling())
     form = output(body.format)
     constraint = None if form is None else await state.checker.check(form, "format")
     if body.suffix:
         max_tokens = options.max_tokens or FIM_TOKENS
         gap = FimGap(prefix=body.prompt, suffix=body.suffix)
         made = await fim_prompt(model, gap, max_tokens, may_shorten=False)
-        filled = fim_request(made, max_tokens=max_tokens, stop=options.stops(), sampling=options.sampling())
+        filled = fim_request(made, max_tokens=max_tokens, stop=options.stops(), sampling=sampling)
         return msgspec.structs.replace(filled, constraint=constraint)
     return GenerationRequest(
         prompt=body.prompt,
         stop=options.stops(),
         max_tokens=options.max_tokens,
-        sampling=options.sampling(),
+        sampling=sampling,
         constraint=constraint,
     )

@@ -1,12 +1,12 @@
 """Request bodies of Ollama's protocol."""
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from engine.errors import InputFault
 from engine.server.body import Body
-from engine.types import SamplingParams
+from engine.server.shape import ANY
 
 # Ollama's names for the engine's sampling fields.
 _SAMPLING: Final = {
@@ -36,7 +36,7 @@ class Options(Body):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repeat_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     repeat_last_n: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -44,9 +44,9 @@ class Options(Body):
     mirostat_tau: Annotated[float, Field(gt=0, le=100)] | None = None
     mirostat_eta: Annotated[float, Field(gt=0, le=1)] | None = None
 
-    def sampling(self) -> SamplingParams:
+    def sampling(self) -> dict[str, Any]:
         """Ollama's defaults: temperature 0.8, the 40 likeliest, nucleus 0.9, repetition 1.1."""
-        given: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repeat_penalty": 1.1}
+        given: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0, "repeat_penalty": 1.1}
         given |= {ours: v for theirs, ours in _SAMPLING.items() if (v := getattr(self, theirs)) is not None}
         if self.repeat_last_n is not None and self.repeat_last_n >= 0:
             given["repeat_last_n"] = self.repeat_last_n
@@ -54,7 +54,7 @@ class Options(Body):
             given["repeat_last_n"] = 1 << 20
         if self.seed is not None:
             given["seed"] = self.seed % (1 << 32)
-        return SamplingParams(**given)
+        return given
 
     def stops(self) -> tuple[str, ...]:
         """Stop strings as a tuple."""
@@ -67,28 +67,35 @@ class Options(Body):
         return self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
 
 
-class Running(Body):
-    """Fields of every request that runs a model."""
+class Asking(Body):
+    """Fields of every request that needs a loaded model."""
 
     model: Annotated[str, Field(min_length=1, max_length=500)]
     options: Options | None = None
-    stream: bool | None = None
-    format: str | dict[str, Any] | None = None
     keep_alive: str | float | int | None = None
-    think: bool | str | None = None
 
     @property
     def settings(self) -> Options:
         """The options, or all defaults."""
         return self.options or Options()
 
-    def unknown(self) -> list[str]:
-        """Fields and options that this server does not know."""
-        return self.ignored() + [f"options.{name}" for name in self.settings.ignored()]
+
+class Running(Asking):
+    """Fields of every request that generates."""
+
+    stream: bool | None = None
+    format: str | dict[str, Any] | None = None
+    think: bool | Literal["low", "medium", "high", "max"] | None = None
+
+
+_CALL: Final = {"id": ANY, "type": ANY, "function": {"name": ANY, "arguments": ANY, "index": ANY}}
+_TOOL: Final = {"type": ANY, "function": {"name": ANY, "description": ANY, "parameters": ANY}}
 
 
 class ChatMessage(Body):
     """One message; pictures are base64 without a header."""
+
+    shapes: ClassVar = {"tool_calls": _CALL}
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
@@ -102,6 +109,8 @@ class ChatMessage(Body):
 
 class ChatBody(Running):
     """POST /api/chat."""
+
+    shapes: ClassVar = {"tools": _TOOL}
 
     messages: Annotated[list[ChatMessage], Field(default_factory=list, max_length=100_000)]
     tools: Annotated[list[dict[str, Any]], Field(max_length=512)] | None = None
@@ -117,25 +126,40 @@ class GenerateBody(Running):
     images: Annotated[list[str], Field(max_length=64)] | None = None
     template: str | None = None
 
+    def ignored(self) -> list[str]:
+        """Also what neither a raw prompt nor a gap has a place for."""
+        found = super().ignored()
+        if self.raw or self.suffix:
+            found += [name for name in ("images", "think") if getattr(self, name)]
+        return found
 
-class EmbedBody(Body):
+
+class EmbedBody(Asking):
     """POST /api/embed."""
 
-    model: Annotated[str, Field(min_length=1, max_length=500)]
     input: str | Annotated[list[str], Field(max_length=2048)]
     truncate: bool | None = None
     dimensions: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
-    options: Options | None = None
-    keep_alive: str | float | int | None = None
+
+    def ignored(self) -> list[str]:
+        """Also the options: only the context's length says anything here."""
+        return [*super().ignored(), *_generating(self.options)]
 
 
-class OldEmbedBody(Body):
+class OldEmbedBody(Asking):
     """POST /api/embeddings, the older form."""
 
-    model: Annotated[str, Field(min_length=1, max_length=500)]
     prompt: str
-    options: Options | None = None
-    keep_alive: str | float | int | None = None
+
+    def ignored(self) -> list[str]:
+        """Also the options: only the context's length says anything here."""
+        return [*super().ignored(), *_generating(self.options)]
+
+
+def _generating(options: Options | None) -> list[str]:
+    """Options that only a generated text shows."""
+    given = options.model_fields_set & set(Options.model_fields) if options is not None else set()
+    return [f"options.{name}" for name in sorted(given - {"num_ctx"})]
 
 
 class Named(Body):

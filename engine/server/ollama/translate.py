@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from engine.chat import structured
-from engine.chat.conversation import ChatQuery
+from engine.chat.conversation import ChatQuery, is_begun
 from engine.chat.types import ImagePart, Message, Part, TextPart, ToolCall, ToolDefinition
 from engine.errors import InputFault
 from engine.server.ollama.schemas import ChatBody, ChatMessage, GenerateBody, Running
@@ -41,9 +41,11 @@ def _query(body: Running, messages: list[Message], tools: tuple[ToolDefinition, 
         output_param="format",
         thinking=body.think if isinstance(body.think, bool) else (None if body.think is None else True),
         reasoning_effort=body.think if isinstance(body.think, str) else None,
+        continue_final=is_begun(messages),
         max_tokens=options.max_tokens,
         stop=options.stops(),
         sampling=options.sampling(),
+        sampling_source="ollama",
     )
 
 

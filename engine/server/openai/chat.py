@@ -1,13 +1,14 @@
 """POST /v1/chat/completions."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
+from contextlib import aclosing
+from typing import Any, Final
 
 import msgspec
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from engine.chat.conversation import (
     AnswerFinished,
@@ -17,27 +18,31 @@ from engine.chat.conversation import (
     read,
 )
 from engine.chat.events import CallArguments, CallStarted, ReasoningDelta, TextDelta
-from engine.pool import LoadedModel, Place
-from engine.server.body import openapi_body, parse
+from engine.loaded_model import LoadedModel, Place
+from engine.server.body import parse
 from engine.server.errors import sse_error
 from engine.server.fanout import merge
 from engine.server.openai import shapes
 from engine.server.openai.query import to_query
 from engine.server.openai.schemas import ChatRequest
+from engine.server.routing import EarlyRouter
 from engine.server.sse import EventStream, comment_of, while_connected
 from engine.server.state import ServerState, server_state
-from engine.types import TokenLogprob
+from engine.types import PromptProgress, TokenLogprob
 
-router = APIRouter()
+# How often a client that wants to know hears of the load of its model.
+PROGRESS_S: Final = 0.25
+
+router = EarlyRouter()
 
 
-@router.post("/v1/chat/completions", openapi_extra=openapi_body(ChatRequest))
+@router.post("/v1/chat/completions", body=ChatRequest)
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     state = server_state(request)
     body = await parse(request, ChatRequest)
     body.refuse_impossible()
-    headers = shapes.ignored_header(body)
+    headers = shapes.ignored_header(body.ignored())
     if body.stream:
         place = Place()
         return EventStream(_stream(state, body, place), sse_error, ping=comment_of(place), headers=headers)
@@ -51,10 +56,12 @@ async def _start(
     query = to_query(body)
     model = await state.pool.acquire(body.model, place=place)
     assert model.facts is not None
-    chat = await state.conversations.prepare(model.facts, query)
+    chat = await state.conversations.prepare(model.facts, query, state.models.recommended(model.id))
     answers = []
     for choice in range(body.n or 1):
-        request = msgspec.structs.replace(chat.request, sampling=body.sampling(choice))
+        told = bool(body.return_progress and body.stream)
+        seeded = msgspec.structs.replace(chat.request.sampling, seed=body.sampling(choice).get("seed"))
+        request = msgspec.structs.replace(chat.request, sampling=seeded, progress=told)
         answers.append(read(chat.answer(), state.pool.generate(model, request)))
     return model, chat, answers
 
@@ -119,25 +126,51 @@ async def _complete(state: ServerState, body: ChatRequest) -> dict[str, Any]:
         "object": "chat.completion",
         "created": int(time.time()),
         "model": body.model,
+        "system_fingerprint": shapes.fingerprint(model),
         "choices": [choice.body(i, logprobs=bool(body.logprobs)) for i, choice in enumerate(choices)],
         "usage": shapes.usage_body([end.usage for end in ends]),
         "timings": shapes.timings_body(ends[0]),
     }
-    report = shapes.report((*chat.notes, *model.notes), {i: end.malformed for i, end in enumerate(ends)})
-    return {**whole, "tessera": report} if report else whole
+    report = shapes.report((*chat.notes, *model.notes), dict(enumerate(ends)), chat.sampling)
+    return whole | shapes.with_report(report)
 
 
 def _logprobs(entries: list[TokenLogprob]) -> dict[str, Any]:
     return {"content": [shapes.chat_logprob(e) for e in entries], "refusal": None}
 
 
-async def _stream(state: ServerState, body: ChatRequest, place: Place) -> AsyncGenerator[bytes, None]:
-    model, chat, answers = await _start(state, body, place)
+async def _loading(
+    starting: asyncio.Future[Any], place: Place, writer: shapes.ChunkWriter
+) -> AsyncGenerator[bytes, None]:
+    """How far the load is, until `starting` is done; leaving early cancels that."""
+    try:
+        while not starting.done():
+            await asyncio.wait((starting,), timeout=PROGRESS_S)
+            if place.loading:
+                yield writer.loading(place)
+    except BaseException:
+        starting.cancel()
+        raise
+
+
+async def _stream(  # noqa: C901 - one branch for each kind of event
+    state: ServerState, body: ChatRequest, place: Place
+) -> AsyncGenerator[bytes, None]:
     writer = shapes.ChunkWriter("chat.completion.chunk", shapes.new_id("chatcmpl"), body.model)
+    starting = asyncio.ensure_future(_start(state, body, place))
+    if body.return_progress:
+        async with aclosing(_loading(starting, place, writer)) as waiting:
+            async for told in waiting:
+                yield told
+    model, chat, answers = await starting
+    writer.runs(model)
     ends: dict[int, AnswerFinished] = {}
     greeted: set[int] = set()
     held: dict[int, list[TokenLogprob]] = {}
     async for index, event in merge(answers):
+        if isinstance(event, PromptProgress):
+            yield writer.reading(event)
+            continue
         if index not in greeted:
             greeted.add(index)
             yield writer.chunk(index, shapes.ROLE_DELTA)
@@ -148,7 +181,7 @@ async def _stream(state: ServerState, body: ChatRequest, place: Place) -> AsyncG
             state.metrics.finished(model.id, event)
             if entries := held.pop(index, None):
                 yield writer.chunk(index, shapes.EMPTY_DELTA, None, _logprobs(entries))
-            report = shapes.report((*chat.notes, *model.notes), {index: event.malformed})
+            report = shapes.report((*chat.notes, *model.notes), {index: event}, chat.sampling)
             yield writer.chunk(index, shapes.EMPTY_DELTA, event.finish_reason, extra=report)
         else:
             inner = shapes.chat_delta(event)

@@ -1,40 +1,39 @@
 """POST /v1/completions: text in, text out."""
 
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from engine.chat.fim import FimGap
 from engine.errors import InputFault
-from engine.pool import LoadedModel, Place
-from engine.server.body import openapi_body, parse
+from engine.loaded_model import LoadedModel, Place
+from engine.sampling import Chosen, choose
+from engine.server.body import parse
 from engine.server.errors import sse_error
 from engine.server.fanout import merge
 from engine.server.fim import fim_prompt, fim_request
 from engine.server.openai import shapes
 from engine.server.openai.query import output_of
-from engine.server.openai.schemas import CompletionRequest
+from engine.server.openai.schemas import DEFAULT_MAX_TOKENS, CompletionRequest
+from engine.server.routing import EarlyRouter
 from engine.server.sse import EventStream, comment_of, while_connected
 from engine.server.state import ServerState, server_state
 from engine.types import Delta, Done, Event, GenerationRequest, TokenLogprob
 
-router = APIRouter()
-
-# OpenAI's documented default for this route.
-DEFAULT_MAX_TOKENS = 16
+router = EarlyRouter()
 
 
-@router.post("/v1/completions", openapi_extra=openapi_body(CompletionRequest))
+@router.post("/v1/completions", body=CompletionRequest)
 async def completions(request: Request) -> Response:
     """Complete one or several prompts."""
     state = server_state(request)
     body = await parse(request, CompletionRequest)
-    headers = shapes.ignored_header(body)
+    headers = shapes.ignored_header(body.ignored())
     if body.stream:
         place = Place()
         return EventStream(_stream(state, body, place), sse_error, ping=comment_of(place), headers=headers)
@@ -42,18 +41,16 @@ async def completions(request: Request) -> Response:
     return JSONResponse(answer, headers=headers)
 
 
-def _requests(body: CompletionRequest) -> list[GenerationRequest]:
+def _requests(body: CompletionRequest, sampling: Chosen) -> list[GenerationRequest]:
     return [
         GenerationRequest(
             prompt=prompt,
-            max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS,
-            stop=body.stops(),
-            sampling=body.sampling(choice),
+            max_tokens=body.answer_limit,
+            sampling=msgspec.structs.replace(sampling.params, seed=body.sampling(choice).get("seed")),
             logprobs=body.logprobs,
-            ignore_eos=bool(body.ignore_eos),
-            speculate=body.speculate,
-            context_shift=bool(body.context_shift),
-            lora=body.adapters(),
+            prompt_logprobs=body.scores_prompt,
+            cache_prompt=not body.scores_prompt,
+            **body.common(),
         )
         for prompt in body.prompts()
         for choice in range(body.n or 1)
@@ -62,28 +59,28 @@ def _requests(body: CompletionRequest) -> list[GenerationRequest]:
 
 async def _start(
     state: ServerState, body: CompletionRequest, place: Place | None = None
-) -> tuple[LoadedModel, list[AsyncIterator[Event]]]:
+) -> tuple[LoadedModel, list[AsyncIterator[Event]], Chosen]:
     model = await state.pool.acquire(body.model, place=place)
-    requests = _requests(body)
+    sampling = choose(body.sampling(), state.models.recommended(model.id).plain)
+    requests = _requests(body, sampling)
     output, param = output_of(body)
     if output is not None:
         checked = await state.checker.check(output, param)
         requests = [msgspec.structs.replace(r, constraint=checked) for r in requests]
     if body.suffix:
         requests = [await _filling(model, r, body.suffix) for r in requests]
-    return model, [state.pool.generate(model, r) for r in requests]
+    return model, [state.pool.generate(model, r) for r in requests], sampling
 
 
 async def _filling(model: LoadedModel, request: GenerationRequest, suffix: str) -> GenerationRequest:
     """The request as a gap between its prompt and `suffix`."""
     if not isinstance(request.prompt, str):
         raise InputFault("suffix needs a prompt of text, not of token ids.", "suffix")
-    limit = request.max_tokens or DEFAULT_MAX_TOKENS
+    limit = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     prompt = await fim_prompt(model, FimGap(prefix=request.prompt, suffix=suffix), limit, may_shorten=False)
     filling = fim_request(prompt, max_tokens=limit, stop=request.stop, sampling=request.sampling)
-    return msgspec.structs.replace(
-        filling, logprobs=request.logprobs, ignore_eos=request.ignore_eos, constraint=request.constraint
-    )
+    changes = {"prompt": filling.prompt, "stop": filling.stop, "keep_special": True, "prompt_logprobs": False}
+    return msgspec.structs.replace(request, **changes)
 
 
 async def _echoes(model: LoadedModel, body: CompletionRequest) -> list[str]:
@@ -102,15 +99,15 @@ async def _echoes(model: LoadedModel, body: CompletionRequest) -> list[str]:
 
 
 async def _complete(state: ServerState, body: CompletionRequest) -> dict[str, Any]:
-    model, generations = await _start(state, body)
+    model, generations, sampling = await _start(state, body)
     texts = await _echoes(model, body)
-    offsets = [len(t) for t in texts]
+    offsets = [0 if body.scores_prompt else len(t) for t in texts]
     logprobs: list[list[TokenLogprob]] = [[] for _ in texts]
     ends: dict[int, Done] = {}
     async for index, event in merge(generations):
         if isinstance(event, Delta):
             texts[index] += event.text
-            logprobs[index].extend(event.logprobs)
+            logprobs[index] += [*event.prompt_logprobs, *event.logprobs]
         elif isinstance(event, Done):
             ends[index] = event
             state.metrics.finished(model.id, event)
@@ -124,55 +121,65 @@ async def _complete(state: ServerState, body: CompletionRequest) -> dict[str, An
         "object": "text_completion",
         "created": int(time.time()),
         "model": body.model,
+        "system_fingerprint": shapes.fingerprint(model),
         "choices": [
             {
                 "index": i,
                 "text": text,
-                "logprobs": _logprobs(logprobs[i], offsets[i]) if body.logprobs is not None else None,
+                "logprobs": _logprobs(logprobs[i], offsets[i], text) if body.logprobs is not None else None,
                 "finish_reason": ends[i].finish_reason,
             }
             for i, text in enumerate(texts)
         ],
+        **shapes.with_report(shapes.report((), ends, sampling)),
         "usage": usage,
         "timings": shapes.timings_body(ends[0]),
     }
 
 
-def _logprobs(entries: list[TokenLogprob], offset: int) -> dict[str, Any]:
-    """The completion form of log probabilities: parallel lists."""
+def _logprobs(entries: list[TokenLogprob], offset: int, text: str) -> dict[str, Any]:
+    """The completion form of log probabilities: parallel lists. What is not in `text` (BOS) has no width there."""
     tokens = [e.piece.decode("utf-8", "replace") for e in entries]
     offsets = []
     for token in tokens:
         offsets.append(offset)
-        offset += len(token)
+        offset += len(token) if text.startswith(token, offset) else 0
+    values = [None if math.isnan(e.logprob) else e.logprob for e in entries]
+    tops = [{piece.decode("utf-8", "replace"): value for _, piece, value in e.top} for e in entries]
     return {
         "tokens": tokens,
-        "token_logprobs": [e.logprob for e in entries],
-        "top_logprobs": [{piece.decode("utf-8", "replace"): value for _, piece, value in e.top} for e in entries],
+        "token_logprobs": values,
+        "top_logprobs": [None if value is None else top for value, top in zip(values, tops, strict=True)],
         "text_offset": offsets,
     }
 
 
 async def _stream(state: ServerState, body: CompletionRequest, place: Place) -> AsyncGenerator[bytes, None]:
-    model, generations = await _start(state, body, place)
+    model, generations, sampling = await _start(state, body, place)
     echoes = await _echoes(model, body)
-    writer = shapes.ChunkWriter("text_completion", shapes.new_id("cmpl"), body.model)
-    offsets = [len(t) for t in echoes]
-    if body.echo:
+    writer = shapes.ChunkWriter("text_completion", shapes.new_id("cmpl"), body.model, model)
+    texts = list(echoes)
+    if body.echo and not body.scores_prompt:
         for index, text in enumerate(echoes):
             yield writer.chunk(index, b'"text":' + msgspec.json.encode(text))
     ends: dict[int, Done] = {}
     async for index, event in merge(generations):
         if isinstance(event, Delta):
-            probabilities = None
+            probabilities, told = None, event.text
+            if event.prompt_logprobs:  # with their probabilities the prompt comes with the first token
+                told = echoes[index] + told
+            begin = 0 if event.prompt_logprobs else len(texts[index])
+            texts[index] += event.text
             if body.logprobs is not None:
-                probabilities = _logprobs(list(event.logprobs), offsets[index])
-                offsets[index] += sum(map(len, probabilities["tokens"]))
-            yield writer.chunk(index, b'"text":' + msgspec.json.encode(event.text), None, probabilities)
+                entries = [*event.prompt_logprobs, *event.logprobs]
+                probabilities = _logprobs(entries, begin, texts[index])
+            yield writer.chunk(index, b'"text":' + msgspec.json.encode(told), None, probabilities)
         elif isinstance(event, Done):
             ends[index] = event
             state.metrics.finished(model.id, event)
-            yield writer.chunk(index, b'"text":""', event.finish_reason)
+            yield writer.chunk(
+                index, b'"text":""', event.finish_reason, extra=shapes.report((), {index: event}, sampling)
+            )
     if body.wants_usage:
         yield writer.usage([ends[i].usage for i in sorted(ends)], shapes.timings_body(ends[0]))
     yield shapes.DONE

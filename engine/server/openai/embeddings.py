@@ -2,7 +2,7 @@
 
 import base64
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -11,10 +11,12 @@ from pydantic import Field
 from starlette.responses import Response
 
 from engine.errors import InputFault
-from engine.pool import LoadedModel
+from engine.loaded_model import LoadedModel
 from engine.runner.protocol import Embedded
 from engine.server.body import Body, openapi_body, parse
+from engine.server.openai.schemas import TokenId
 from engine.server.openai.shapes import ignored_header, new_id
+from engine.server.shape import ANY
 from engine.server.sse import while_connected
 from engine.server.state import ServerState, server_state
 
@@ -30,13 +32,12 @@ class EmbeddingRequest(Body):
     model: str
     input: (
         str
-        | Annotated[list[int], Field(min_length=1)]
+        | Annotated[list[TokenId], Field(min_length=1)]
         | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
-        | Annotated[list[list[int]], Field(min_length=1, max_length=MAX_INPUTS)]
+        | Annotated[list[list[TokenId]], Field(min_length=1, max_length=MAX_INPUTS)]
     )
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
-    user: str | None = None
 
     def inputs(self) -> list[str | list[int]]:
         """The inputs as a list."""
@@ -49,6 +50,8 @@ class EmbeddingRequest(Body):
 
 class RerankRequest(Body):
     """POST /v1/rerank, as Jina and Cohere have it."""
+
+    shapes: ClassVar = {"documents": {"text": ANY}}
 
     model: str
     query: Annotated[str, Field(min_length=1)]
@@ -68,7 +71,12 @@ class RerankRequest(Body):
 
 
 async def embed(
-    state: ServerState, name: str, inputs: list[str | list[int]], dimensions: int | None = None
+    state: ServerState,
+    name: str,
+    inputs: list[str | list[int]],
+    dimensions: int | None = None,
+    *,
+    truncate: bool = False,
 ) -> tuple[LoadedModel, list[Any], Embedded]:
     """Unit vectors of the inputs, float32 of (dimensions,), and what the runner said of them.
 
@@ -76,7 +84,7 @@ async def embed(
     """
     model = await state.pool.acquire(name)
     assert model.runner is not None
-    answer = await model.runner.embed(inputs)
+    answer = await model.runner.embed(inputs, truncate=truncate)
     vectors = [np.frombuffer(vector, "<f4") for vector in answer.vectors]
     if dimensions is not None:
         if dimensions > answer.width:
@@ -109,12 +117,15 @@ async def embeddings(request: Request) -> Response:
             ],
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         },
-        headers=ignored_header(body),
+        headers=ignored_header(body.ignored()),
     )
 
 
 @router.post("/v1/rerank", openapi_extra=openapi_body(RerankRequest))
 @router.post("/rerank", openapi_extra=openapi_body(RerankRequest), include_in_schema=False)
+@router.post("/reranking", openapi_extra=openapi_body(RerankRequest), include_in_schema=False)
+@router.post("/v1/reranking", openapi_extra=openapi_body(RerankRequest), include_in_schema=False)
+@router.post("/v2/rerank", openapi_extra=openapi_body(RerankRequest), include_in_schema=False)
 async def rerank(request: Request) -> Response:
     """Order documents by their relevance to a query, with a reranking model."""
     state = server_state(request)
@@ -138,7 +149,7 @@ async def rerank(request: Request) -> Response:
             "results": results,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         },
-        headers=ignored_header(body),
+        headers=ignored_header(body.ignored()),
     )
 
 

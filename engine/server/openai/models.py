@@ -3,21 +3,32 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 
+from engine.library.default_model import default_model, demos
 from engine.library.types import ModelEntry
+from engine.sampling import choose
+from engine.server.anthropic.client_tools import SERVER_TOOLS
+from engine.server.routing import EarlyRouter
 from engine.server.state import ServerState, server_state
 
-router = APIRouter()
+router = EarlyRouter()
 
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
-    """Every model this server can load."""
+    """Every model this server can load; `default` marks the one that answers where none is named."""
     state = server_state(request)
-    data = [_describe(e, state) for e in await state.models.entries() if e.servable and e.state == "online"]
+    entries = await state.models.entries()
+    toys, chosen = demos(entries), default_model(entries, {m.id for m in state.pool.loaded})
+    data = [
+        {**_describe(e, state), "demo": e.id in toys, "default": e is chosen}
+        for e in entries
+        if e.servable and e.state == "online"
+    ]
     answer: dict[str, Any] = {"object": "list", "data": data}
     if "anthropic-version" in request.headers:
+        data[:] = [{**described, **_as_anthropic(described)} for described in data]
         ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
         answer |= {"has_more": False, **ends}
     return answer
@@ -27,7 +38,46 @@ async def list_models(request: Request) -> dict[str, Any]:
 async def show_model(request: Request, model: str) -> dict[str, Any]:
     """One model."""
     state = server_state(request)
-    return _describe(await state.models.entry(model), state)
+    described = _describe(await state.models.entry(model), state)
+    return {**described, **_as_anthropic(described)} if "anthropic-version" in request.headers else described
+
+
+def _as_anthropic(described: dict[str, Any]) -> dict[str, Any]:
+    """What Anthropic's clients read of a model: capabilities are an object there."""
+    able = set(described["capabilities"])
+    yes, no = {"supported": True}, {"supported": False}
+
+    def support(name: str) -> dict[str, bool]:
+        return yes if name in able else no
+
+    thinks = support("reasoning")
+    context = described["context_length"]
+    return {
+        "lifecycle": "active",
+        "max_input_tokens": context,
+        "max_tokens": context,
+        "capabilities": {
+            **dict.fromkeys(("batch", "citations", "code_execution", "pdf_input"), no),
+            "image_input": support("vision"),
+            "structured_outputs": yes,
+            "context_management": no,
+            "effort": {**thinks, **dict.fromkeys(("low", "medium", "high", "max", "xhigh"), thinks)},
+            "thinking": {
+                **thinks,
+                "types": {**dict.fromkeys(("adaptive", "enabled"), thinks), "disabled": yes, "between_tools": no},
+            },
+            "server_tools": {**no, **dict.fromkeys(SERVER_TOOLS, no)},
+        },
+    }
+
+
+def sampling_of(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
+    """How a chat that names no sampling is sampled, and who decided it; apart where reasoning counts."""
+    found = state.models.recommended_for(entry)
+    told: dict[str, Any] = {"sampling": choose({}, found.layers(None)).facts()}
+    if found.plain != found.layers(None):
+        told["sampling_without_reasoning"] = choose({}, found.plain).facts()
+    return told
 
 
 def _describe(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
@@ -41,6 +91,7 @@ def _describe(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
         "created": int(entry.added_at),
         "owned_by": entry.origin.repo or "local",
         "name": entry.name,
+        "origin": entry.origin.kind,
         "type": "model",  # this and the next two are what Anthropic's clients read
         "display_name": entry.name,
         "created_at": datetime.fromtimestamp(entry.added_at, UTC).isoformat().replace("+00:00", "Z"),
@@ -48,5 +99,6 @@ def _describe(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
         "max_model_len": context,
         "state": "loaded" if ready else "not-loaded",
         "capabilities": list(entry.capabilities),
+        **sampling_of(entry, state),
         "meta": {"n_ctx": context, "n_ctx_train": entry.context_train, "n_params": entry.details.n_params},
     }

@@ -1,13 +1,14 @@
 """A chat completion request as the engine's own query: tools, tool choice, output format, reasoning."""
 
-from typing import Any
+import json
+from typing import Any, Final
 
 from engine.chat import structured
-from engine.chat.conversation import ChatQuery
+from engine.chat.conversation import ChatQuery, is_begun
 from engine.chat.types import NamedTool, ToolChoice, ToolDefinition
 from engine.errors import InputFault
 from engine.server.openai.messages import to_messages
-from engine.server.openai.schemas import ChatRequest, CompletionRequest
+from engine.server.openai.schemas import ChatRequest, OutputFields
 from engine.types import Constraint
 
 _GRAMMARS = frozenset({"regex", "lark", "grammar", "gbnf"})
@@ -19,25 +20,26 @@ def to_query(body: ChatRequest) -> ChatQuery:
     Raises: InputFault: a tool, a choice or a format that is not understood; `param` names the field.
     """
     output, param = output_of(body)
+    messages = to_messages(body.messages)
+    defined = tuple(tool(entry, f"tools[{i}]") for i, entry in enumerate(body.tools or []))
+    tools, wanted = allowed_tools(defined, body.tool_choice)
+    choice = tool_choice(wanted)
+    goes_on = is_begun(messages) if body.continue_final_message is None else body.continue_final_message
     return ChatQuery(
-        messages=tuple(to_messages(body.messages)),
-        tools=tuple(tool(entry, f"tools[{i}]") for i, entry in enumerate(body.tools or [])),
-        tool_choice=tool_choice(body.tool_choice),
+        messages=tuple(messages),
+        tools=tools,
+        tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         output=output,
         output_param=param,
-        reasoning_effort=body.reasoning_effort,
+        **body.wishes(),
         template=body.chat_template,
-        continue_final=bool(body.continue_final_message),
+        continue_final=goes_on,
         template_variables=body.chat_template_kwargs or {},
         max_tokens=body.answer_limit,
-        stop=body.stops(),
         sampling=body.sampling(),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        ignore_eos=bool(body.ignore_eos),
-        speculate=body.speculate,
-        context_shift=bool(body.context_shift),
-        lora=body.adapters(),
+        **body.common(),
     )
 
 
@@ -64,6 +66,26 @@ def tool(entry: dict[str, Any], param: str) -> ToolDefinition:
     return definition
 
 
+def allowed_tools(
+    tools: tuple[ToolDefinition, ...], choice: str | dict[str, Any] | None
+) -> tuple[tuple[ToolDefinition, ...], str | dict[str, Any] | None]:
+    """The tools that an `allowed_tools` choice leaves, and its mode; any other choice leaves all.
+
+    Raises: InputFault: it names none, or one that is not in tools.
+    """
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return tools, choice
+    inner = choice.get("allowed_tools", choice)  # the responses protocol has the fields one level up
+    listed = inner.get("tools") if isinstance(inner, dict) else None
+    named = [(t.get("function") or t).get("name") for t in listed or () if isinstance(t, dict)]
+    known = {definition.name for definition in tools}
+    unknown = [name for name in named if name not in known]
+    if not named or unknown or inner.get("mode") not in ("auto", "required"):
+        why = f"names {unknown[0]!r}, which is not in tools" if unknown else "needs a mode and tools"
+        raise InputFault(f"tool_choice.allowed_tools {why}.", "tool_choice")
+    return tuple(definition for definition in tools if definition.name in named), str(inner["mode"])
+
+
 def tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice:
     """`none`, `auto`, `required`, or the one function that an object names.
 
@@ -83,21 +105,60 @@ def tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice:
     raise InputFault("tool_choice must be none, auto, required or name a function.", "tool_choice")
 
 
-def output_of(body: ChatRequest | CompletionRequest) -> tuple[Constraint | None, str]:
-    """The constraint of `response_format`, or of llama-server's `json_schema` and `grammar`, and its field.
+_OUTPUTS: Final = tuple(OutputFields.model_fields)
+
+
+def output_of(body: OutputFields) -> tuple[Constraint | None, str]:
+    """The constraint of the output field that is given, and its name.
 
     Raises: InputFault: two of them, or one that is not understood.
     """
-    given = [n for n in ("response_format", "json_schema", "grammar") if getattr(body, n) is not None]
+    given = [n for n in _OUTPUTS if getattr(body, n) is not None]
     if len(given) > 1:
         raise InputFault(f"{' and '.join(given)} cannot be combined.", given[1])
-    if body.json_schema is not None:
-        return structured.of_schema(body.json_schema, "json_schema"), "json_schema"
-    if body.grammar is not None:
-        return structured.of_grammar("gbnf", body.grammar, "grammar"), "grammar"
-    if body.response_format is None:
+    if not given:
         return None, "response_format"
-    return response_format(body.response_format, "response_format"), "response_format"
+    name, wanted = given[0], getattr(body, given[0])
+    if name == "response_format":
+        return response_format(wanted, name), name
+    if name == "structured_outputs":
+        return _structured(wanted), name
+    return _named(name.removeprefix("guided_"), wanted, name), name
+
+
+def _structured(wanted: dict[str, Any]) -> Constraint | None:
+    """VLLM's object of one constraint; what else stands there must be nothing."""
+    given = [name for name, value in wanted.items() if value not in (None, False)]
+    if len(given) != 1:
+        raise InputFault("structured_outputs must hold exactly one constraint.", "structured_outputs")
+    param = f"structured_outputs.{given[0]}"
+    if given[0] == "json_object":
+        return structured.of_schema({}, param)
+    return _named(given[0], wanted[given[0]], param)
+
+
+def _named(kind: str, wanted: Any, param: str) -> Constraint:
+    """A JSON schema, a regular expression, a grammar or a choice, as llama-server and vLLM name them."""
+    if kind in ("json", "json_schema"):
+        return structured.of_schema(_parsed(wanted, param), param)
+    if kind == "regex":
+        return structured.of_grammar("regex", wanted, param)
+    if kind == "grammar":
+        return structured.of_grammar("gbnf" if "::=" in str(wanted) else "lark", wanted, param)
+    if kind == "choice" and isinstance(wanted, list) and wanted and all(isinstance(c, str) and c for c in wanted):
+        either = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in wanted)
+        return structured.of_grammar("lark", f"start: {either}", param)
+    raise InputFault(f"{param} is not understood here.", param)
+
+
+def _parsed(wanted: Any, param: str) -> Any:
+    """A schema that may come as text."""
+    if not isinstance(wanted, str):
+        return wanted
+    try:
+        return json.loads(wanted)
+    except (ValueError, RecursionError):
+        raise InputFault(f"{param} is no JSON.", param) from None
 
 
 def response_format(wanted: dict[str, Any], param: str) -> Constraint | None:

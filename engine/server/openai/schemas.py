@@ -1,15 +1,41 @@
 """Request bodies of the OpenAI protocol, with the sampling fields that local servers share."""
 
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from engine.errors import InputFault
 from engine.server.body import Body
+from engine.server.shape import ANY, ByType
 from engine.types import SamplingParams
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 MAX_CHOICES = 16
+# OpenAI's documented default of /v1/completions.
+DEFAULT_MAX_TOKENS: Final = 16
+
+
+# OpenAI's words, and those with which templates and other servers go further.
+Effort = Literal["none", "off", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+Budget = Annotated[int, Field(ge=-1, lt=1 << 31)]
+
+
+class Thinking(Body):
+    """Anthropic's words for reasoning, as LiteLLM and others send them here."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Budget | None = None
+
+
+class Reasoning(Body):
+    """OpenRouter's words for reasoning; OpenAI has only `effort`."""
+
+    enabled: bool | None = None
+    effort: Effort | None = None
+    max_tokens: Budget | None = None
 
 
 class StreamOptions(Body):
@@ -41,8 +67,13 @@ class LoraChoice(Body):
     scale: Annotated[float, Field(ge=-10, le=10)] = 1.0
 
 
-class SamplingBody(Body):
-    """Sampling fields of chat and text completions. None and absence mean the default."""
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+# -1 is llama.cpp's and LM Studio's word for: until the model ends, or the context does.
+TokenLimit = Annotated[int, Field(ge=-1, lt=1 << 31)]
+
+
+class SamplerFields(Body):
+    """How tokens are drawn and where an answer ends, in all of OpenAI's routes. None and absence: the default."""
 
     temperature: Annotated[float, Field(ge=0, le=5)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -50,7 +81,8 @@ class SamplingBody(Body):
     min_p: Probability | None = None
     typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_n_sigma: Annotated[float, Field(ge=-1, le=100)] | None = None
-    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repeat_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     repeat_last_n: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -71,19 +103,21 @@ class SamplingBody(Body):
     samplers: Annotated[list[SamplerName], Field(max_length=16)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     ignore_eos: bool | None = None
     speculate: bool | None = None
     context_shift: bool | None = None
+    loop_guard: bool | None = None
     lora: Annotated[list[LoraChoice], Field(max_length=8)] | None = None
 
-    def sampling(self, choice: int = 0) -> SamplingParams:
-        """Sampling parameters of one choice; with a seed, each choice gets its own."""
+    def sampling(self, choice: int = 0) -> dict[str, Any]:
+        """What the request says about sampling one choice; with a seed, each choice gets its own."""
         names = SamplingParams.__struct_fields__
         given = {k: v for k in names if k in type(self).model_fields and (v := getattr(self, k)) is not None}
+        if self.repeat_penalty is None and self.repetition_penalty is not None:  # vLLM's name
+            given["repeat_penalty"] = self.repetition_penalty
         if self.seed is not None:
             given["seed"] = (self.seed + choice) % (1 << 32)
         if self.logit_bias is not None:
@@ -92,7 +126,7 @@ class SamplingBody(Body):
             given["dry_sequence_breakers"] = tuple(self.dry_sequence_breakers)
         if self.samplers is not None:
             given["order"] = tuple("typical_p" if name == "typ_p" else name for name in self.samplers)
-        return SamplingParams(**given)
+        return given
 
     def adapters(self) -> tuple[tuple[str, float], ...]:
         """LoRA adapters as the engine takes them."""
@@ -104,20 +138,89 @@ class SamplingBody(Body):
             return ()
         return tuple(s for s in ([self.stop] if isinstance(self.stop, str) else self.stop) if s)
 
+    def common(self) -> dict[str, Any]:
+        """Fields that `GenerationRequest` and `ChatQuery` take under the same names."""
+        return {
+            "stop": self.stops(),
+            "ignore_eos": bool(self.ignore_eos),
+            "min_tokens": self.min_tokens or 0,
+            "stop_token_ids": tuple(self.stop_token_ids or ()),
+            "speculate": self.speculate,
+            "context_shift": bool(self.context_shift),
+            "loop_guard": bool(self.loop_guard),
+            "lora": self.adapters(),
+        }
+
+
+class SamplingBody(SamplerFields):
+    """What chat and text completions share beside the sampler."""
+
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    def ignored(self) -> list[str]:
+        """Also what only a stream can show."""
+        found = super().ignored()
+        alone = self.stream_options is not None and not self.stream and "stream_options" not in found
+        return [*found, "stream_options"] if alone else found
+
     @property
     def wants_usage(self) -> bool:
         """The stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
+def limit_of(*given: int | None) -> int | None:
+    """The first limit that is given; -1 and none at all mean: as many as fit."""
+    limit = next((value for value in given if value is not None), None)
+    return None if limit is None or limit < 0 else limit
+
+
+# No vocabulary is larger than 32 bits count.
+_ID_DIGITS: Final = 9
+
+
 def _token_id(key: str) -> int:
-    if not key.isdecimal():
+    if not key.isdecimal() or len(key) > _ID_DIGITS:
         raise InputFault(f"logit_bias: {key!r} is not a token id.", "logit_bias")
     return int(key)
 
 
+_CALL: Final = {"id": ANY, "type": ANY, "index": ANY, "function": {"name": ANY, "arguments": ANY}}
+_PART: Final = ByType(
+    {
+        "": {"type": ANY, "text": ANY},
+        "image_url": {"type": ANY, "image_url": {"url": ANY}},
+        "refusal": {"type": ANY, "refusal": ANY},
+    }
+)
+_TOOL: Final = {"type": ANY, "function": {"name": ANY, "description": ANY, "parameters": ANY, "strict": ANY}}
+_NAMED: Final = {"type": ANY, "name": ANY, "function": {"name": ANY}}
+_CHOICE: Final = ByType(
+    {
+        "": {"type": ANY, "name": ANY, "function": {"name": ANY}},
+        "allowed_tools": {
+            "type": ANY, "mode": ANY, "tools": {"type": ANY, "name": ANY},
+            "allowed_tools": {"mode": ANY, "tools": _NAMED},
+        },
+    }
+)  # fmt: skip
+# The schema's name is a label, and it is always strict; what else stands there has no effect.
+_FORMAT: Final = ByType(
+    {
+        "": {"type": ANY, "regex": ANY, "lark": ANY, "grammar": ANY, "gbnf": ANY, "pattern": ANY},
+        "text": {"type": ANY},
+        "json_object": {"type": ANY, "schema": ANY},
+        "json_schema": {"type": ANY, "schema": ANY, "json_schema": {"name": ANY, "schema": ANY, "strict": ANY}},
+    }
+)
+
+
 class ChatMessage(Body):
     """One message; content may be text, parts, or null beside tool calls."""
+
+    shapes: ClassVar = {"content": _PART, "tool_calls": _CALL}
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[dict[str, Any]] | None = None
@@ -137,26 +240,47 @@ NOT_POSSIBLE: Final = {
 }
 
 
-class ChatRequest(SamplingBody):
+class OutputFields(Body):
+    """The form of the output, in the words of OpenAI, llama-server and vLLM; at most one may be given."""
+
+    shapes: ClassVar[Mapping[str, Any]] = {"response_format": _FORMAT}
+
+    response_format: dict[str, Any] | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1, max_length=1024)] | None = None
+    guided_grammar: str | None = None
+
+
+class ChatRequest(SamplingBody, OutputFields):
     """POST /v1/chat/completions."""
+
+    shapes: ClassVar[Mapping[str, Any]] = {**OutputFields.shapes, "tools": _TOOL, "tool_choice": _CHOICE}
 
     model: str
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=100_000)]
-    max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    max_tokens: TokenLimit | None = None
+    max_completion_tokens: TokenLimit | None = None
+    n_predict: TokenLimit | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=512)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
-    json_schema: dict[str, Any] | None = None
-    grammar: str | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Effort | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: Budget | None = None
+    thinking_budget_tokens: Budget | None = None
+    thinking: Thinking | None = None
+    reasoning: Reasoning | None = None
     chat_template: Annotated[str, Field(max_length=1 << 20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     modalities: list[Literal["text"]] | None = None
+    return_progress: bool | None = None
 
     def refuse_impossible(self) -> None:
         """Raises: InputFault: a field asks for what is not done here."""
@@ -166,29 +290,57 @@ class ChatRequest(SamplingBody):
         if self.top_logprobs is not None and not self.logprobs:
             raise InputFault("top_logprobs needs logprobs: true.", "top_logprobs")
 
+    def wishes(self) -> dict[str, Any]:
+        """How much is to be reasoned, in the words of `ChatQuery`; of several names the first one counts."""
+        thinking, reasoning = self.thinking or Thinking(type="adaptive"), self.reasoning or Reasoning()
+        switch = {"enabled": True, "disabled": False}.get(thinking.type)
+        own = (self.chat_template_kwargs or {}).get("thinking_budget")
+        switches = (self.enable_thinking, switch, reasoning.enabled)
+        return {
+            "thinking": next((value for value in switches if value is not None), None),
+            "reasoning_effort": self.reasoning_effort or reasoning.effort,
+            "reasoning_budget": limit_of(
+                self.thinking_budget,
+                self.thinking_budget_tokens,
+                thinking.budget_tokens,
+                reasoning.max_tokens,
+                own if isinstance(own, int) else None,
+            ),
+        }
+
     @property
     def answer_limit(self) -> int | None:
-        """Tokens the answer may have."""
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        """Tokens the answer may have; None: as many as fit."""
+        return limit_of(self.max_completion_tokens, self.max_tokens, self.n_predict)
 
 
-class CompletionRequest(SamplingBody):
+class CompletionRequest(SamplingBody, OutputFields):
     """POST /v1/completions."""
 
     model: str
     prompt: (
         str
-        | Annotated[list[int], Field(min_length=1)]
+        | Annotated[list[TokenId], Field(min_length=1)]
         | Annotated[list[str], Field(min_length=1, max_length=64)]
-        | Annotated[list[list[int]], Field(min_length=1, max_length=64)]
+        | Annotated[list[list[TokenId]], Field(min_length=1, max_length=64)]
     )
     suffix: str | None = None
-    max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    max_tokens: TokenLimit | None = None
+    n_predict: TokenLimit | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
-    response_format: dict[str, Any] | None = None
-    json_schema: dict[str, Any] | None = None
-    grammar: str | None = None
+
+    @property
+    def answer_limit(self) -> int | None:
+        """Tokens of each answer; None: as many as fit."""
+        if self.max_tokens is None and self.n_predict is None:
+            return DEFAULT_MAX_TOKENS
+        return limit_of(self.max_tokens, self.n_predict)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """The prompt's own tokens are told with their log probabilities, which evaluations sum up."""
+        return bool(self.echo) and self.logprobs is not None and not self.suffix
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts as a list."""

@@ -1,19 +1,26 @@
 """OpenAI answers: whole objects as dicts, stream chunks as bytes around one encoded string."""
 
+import hashlib
 import json
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from engine.chat.conversation import AnswerFinished, ChatEvent
 from engine.chat.events import CallArguments, CallStarted, ReasoningDelta, TextDelta
-from engine.server.body import Body
-from engine.types import Done, TokenLogprob, Usage
+from engine.loaded_model import LoadedModel, Place
+from engine.sampling import Chosen
+from engine.types import Done, PromptProgress, TokenLogprob, Usage
+from engine.version import __version__
 
+_INDEX: Final = re.compile(r"\[\d+\]")
 _encode = msgspec.json.encode
+# A header of more names than this would be longer than some clients read.
+MOST_NAMES: Final = 40
 
 
 def new_id(prefix: str, separator: str = "-") -> str:
@@ -21,15 +28,29 @@ def new_id(prefix: str, separator: str = "-") -> str:
     return f"{prefix}{separator}{secrets.token_hex(12)}"
 
 
-def ignored_header(body: Body) -> dict[str, str]:
-    """The header that names fields of a request that this server does not know."""
-    return {"x-tessera-ignored": header_list(body.ignored())} if body.ignored() else {}
+def fingerprint(model: LoadedModel) -> str:
+    """Changes when the same request may get another answer: with the program, the model or how it is loaded."""
+    told = _encode((__version__, model.id, model.engine, model.settings))
+    return f"fp_{hashlib.sha256(told).hexdigest()[:12]}"
 
 
-def header_list(names: list[str]) -> str:
-    """Names that a client chose, safe in a header."""
-    shown = (name[:64].encode("ascii", "replace").decode() for name in names[:20])
-    return ", ".join("".join(c if c.isprintable() else "?" for c in name) for name in shown)
+def ignored_header(names: list[str]) -> dict[str, str]:
+    """The header that names fields of a request that have no effect here; clients chose some of the names."""
+    if not names:
+        return {}
+    names = _grouped(names)
+    shown = (name[:64].encode("ascii", "replace").decode() for name in names[:MOST_NAMES])
+    told = ", ".join("".join(c if c.isprintable() else "?" for c in name) for name in shown)
+    more = f", and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return {"x-tessera-ignored": told + more}
+
+
+def _grouped(names: list[str]) -> list[str]:
+    """What stands at several places of a list is told once: `messages[].content[].cache_control`."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_INDEX.sub("[]", name), []).append(name)
+    return [found[0] if len(found) == 1 else pattern for pattern, found in groups.items()]
 
 
 def usage_body(usages: list[Usage]) -> dict[str, Any]:
@@ -74,9 +95,15 @@ def _named(piece: bytes, logprob: float) -> dict[str, Any]:
 class ChunkWriter:
     """Encodes the stream chunks of one response. All that does not change is encoded once."""
 
-    def __init__(self, kind: str, response_id: str, model: str) -> None:
-        head = {"id": response_id, "object": kind, "created": int(time.time()), "model": model}
-        self._open = b"data: " + json.dumps(head).encode()[:-1] + b', "choices": ['
+    def __init__(self, kind: str, response_id: str, name: str, model: LoadedModel | None = None) -> None:
+        self._head = {"id": response_id, "object": kind, "created": int(time.time()), "model": name}
+        self._open = b""
+        self.runs(model)
+
+    def runs(self, model: LoadedModel | None) -> None:
+        """The model is known now: further chunks carry its fingerprint."""
+        known = {"system_fingerprint": fingerprint(model)} if model is not None else {}
+        self._open = b"data: " + json.dumps({**self._head, **known}).encode()[:-1] + b', "choices": ['
 
     def chunk(
         self,
@@ -102,6 +129,20 @@ class ChunkWriter:
         """The last chunk when the client asked for usage: no choices."""
         tail = _encode({"usage": usage_body(usages), "timings": timings})
         return self._open + b"]," + tail[1:] + b"\n\n"
+
+    def reading(self, progress: PromptProgress) -> bytes:
+        """How much of the prompt is read, as llama-server tells it: `cache` of `processed` were known."""
+        told = {
+            "total": progress.prompt_tokens,
+            "cache": progress.cached_tokens,
+            "processed": progress.processed,
+        }
+        return self._open + b"]," + _encode({"prompt_progress": told})[1:] + b"\n\n"
+
+    def loading(self, place: Place) -> bytes:
+        """How far the load of the model is, 0 to 1, and how many requests came before this one."""
+        told = {"fraction": round(place.fraction, 3), "waiting": place.before}
+        return self._open + b"]," + _encode({"load_progress": told})[1:] + b"\n\n"
 
 
 def delta(text: str) -> bytes:
@@ -131,15 +172,27 @@ def chat_delta(event: ChatEvent) -> bytes:
     return b""
 
 
-def report(notes: Sequence[str], malformed: Mapping[int, Sequence[str]]) -> dict[str, Any]:
-    """What was changed on the way in, and the attempts at calls that nothing could be made of, by choice."""
-    body: dict[str, Any] = {}
+def report(notes: Sequence[str], ends: Mapping[int, Done | AnswerFinished], sampling: Chosen) -> dict[str, Any]:
+    """How the answer was sampled and who decided it, and what was changed on the way in.
+
+    By choice: attempts at calls that came to nothing, and what a guard cut.
+    """
+    body: dict[str, Any] = {"sampling": sampling.facts()}
     if notes:
         body["notes"] = list(notes)
+    malformed = {i: end.malformed for i, end in ends.items() if isinstance(end, AnswerFinished)}
     broken = [{"choice": index, "text": text} for index, texts in malformed.items() for text in texts]
     if broken:
         body["malformed_tool_calls"] = broken
+    cut = [{"choice": i, **msgspec.to_builtins(end.runaway)} for i, end in ends.items() if end.runaway is not None]
+    if cut:
+        body["runaway"] = cut
     return body
+
+
+def with_report(report: dict[str, Any]) -> dict[str, Any]:
+    """The field that a report stands in; none for an empty one."""
+    return {"tessera": report} if report else {}
 
 
 ROLE_DELTA = b'"delta":{"role":"assistant","content":""}'

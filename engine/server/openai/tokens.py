@@ -3,11 +3,14 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
 from pydantic import Field
+from starlette.responses import Response
 
 from engine.errors import InputFault
-from engine.pool import LoadedModel
+from engine.loaded_model import LoadedModel
 from engine.server.body import Body, openapi_body, parse
+from engine.server.openai.shapes import ignored_header
 from engine.server.state import ServerState, server_state
 
 router = APIRouter()
@@ -46,7 +49,8 @@ async def chosen_model(state: ServerState, name: str | None) -> LoadedModel:
 
 
 @router.post("/tokenize", openapi_extra=openapi_body(TokenizeRequest))
-async def tokenize(request: Request) -> dict[str, Any]:
+@router.post("/v1/tokenize", openapi_extra=openapi_body(TokenizeRequest), include_in_schema=False)
+async def tokenize(request: Request) -> Response:
     """Text to token ids."""
     body = await parse(request, TokenizeRequest)
     text = body.content if body.content is not None else body.prompt
@@ -63,7 +67,7 @@ async def tokenize(request: Request) -> dict[str, Any]:
     if body.with_pieces:
         pieces = await model.runner.detokenize(tokens)
         answer["tokens"] = [{"id": t, "piece": _piece(p)} for t, p in zip(tokens, pieces, strict=True)]
-    return answer
+    return JSONResponse(answer, headers=ignored_header(body.ignored()))
 
 
 def _piece(piece: bytes) -> str | list[int]:
@@ -75,10 +79,11 @@ def _piece(piece: bytes) -> str | list[int]:
 
 
 @router.post("/detokenize", openapi_extra=openapi_body(DetokenizeRequest))
-async def detokenize(request: Request) -> dict[str, str]:
+@router.post("/v1/detokenize", openapi_extra=openapi_body(DetokenizeRequest), include_in_schema=False)
+async def detokenize(request: Request) -> Response:
     """Token ids to text."""
     body = await parse(request, DetokenizeRequest)
     model = await chosen_model(server_state(request), body.model)
     assert model.runner is not None
     text = b"".join(await model.runner.detokenize(body.tokens)).decode("utf-8", "replace")
-    return {"content": text, "prompt": text}
+    return JSONResponse({"content": text, "prompt": text}, headers=ignored_header(body.ignored()))

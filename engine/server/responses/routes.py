@@ -15,9 +15,14 @@ from engine.chat import structured
 from engine.chat.conversation import ChatQuery, check_tools
 from engine.chat.types import Message
 from engine.errors import EngineError, InputFault
+from engine.sampling import Chosen
 from engine.server.body import openapi_body, parse
 from engine.server.errors import sse_error
-from engine.server.openai.shapes import header_list, new_id
+from engine.server.openai.query import allowed_tools
+from engine.server.openai.schemas import Reasoning, limit_of
+from engine.server.openai.shapes import ignored_header, new_id
+from engine.server.paging import Order, PageSize, page
+from engine.server.responses.conversation_store import Conversation
 from engine.server.responses.items import to_messages
 from engine.server.responses.schemas import ResponsesRequest
 from engine.server.responses.stream import ItemStream
@@ -25,7 +30,7 @@ from engine.server.responses.tools import Toolbox, tool_choice, toolbox
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.turn import prepare_turn
-from engine.types import Constraint, SamplingParams
+from engine.types import Constraint
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["responses"])
@@ -40,6 +45,7 @@ class _Asked:
     box: Toolbox
     context: tuple[Message, ...]
     response: dict[str, Any]
+    talk: Conversation | None
 
 
 @router.post("/v1/responses", openapi_extra=openapi_body(ResponsesRequest))
@@ -53,9 +59,14 @@ async def create_response(request: Request) -> Response:
     if asked.query.output is not None:
         await state.checker.check(asked.query.output, asked.query.output_param)
     await state.models.entry(body.model)
-    silent = body.without_effect() + asked.box.without_effect
-    headers = {"x-tessera-ignored": header_list(silent)} if silent else {}
+    silent = body.ignored() + asked.box.without_effect
+    headers = ignored_header(silent)
     items = ItemStream(asked.response, asked.box)
+    if body.background:
+        job = state.background.start(items, _stream(state, asked, items))
+        if body.stream:
+            return EventStream(job.follow(), sse_error, headers=headers)
+        return JSONResponse(items.snapshot(), headers=headers)
     if body.stream:
         return EventStream(_stream(state, asked, items), sse_error, ping=items.still_here, headers=headers)
     await while_connected(request, _run(state, asked, items))
@@ -63,32 +74,71 @@ async def create_response(request: Request) -> Response:
 
 
 @router.get("/v1/responses/{response_id}")
-async def get_response(request: Request, response_id: str) -> dict[str, Any]:
-    """A stored answer."""
-    return server_state(request).responses.get(response_id).response
+async def get_response(
+    request: Request, response_id: str, *, stream: bool = False, starting_after: int = -1
+) -> Response:
+    """A stored answer. One made in the background can be followed from any event on, as often as one likes."""
+    state = server_state(request)
+    job = state.background.find(response_id)
+    if stream and job is not None:
+        return EventStream(job.follow(starting_after), sse_error)
+    if stream:
+        state.responses.get(response_id)
+        raise InputFault("Only an answer that was made in the background can be followed.", "stream")
+    if job is not None:
+        return JSONResponse(job.items.snapshot())
+    return JSONResponse(state.responses.get(response_id).response)
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel_response(request: Request, response_id: str) -> dict[str, Any]:
+    """Stop an answer that is made in the background."""
+    state = server_state(request)
+    if state.background.find(response_id) is None:
+        state.responses.get(response_id)
+    return await state.background.cancel(response_id)
+
+
+@router.post("/v1/responses/input_tokens", openapi_extra=openapi_body(ResponsesRequest))
+async def count_input(request: Request) -> Response:
+    """Tokens that a request's prompt has, exactly as it would run."""
+    state = server_state(request)
+    body = await parse(request, ResponsesRequest)
+    turn = await prepare_turn(state, body.model, _understand(state, body).query)
+    told = {"object": "response.input_tokens", "input_tokens": await turn.prompt_tokens()}
+    return JSONResponse(told, headers=ignored_header(body.ignored()))
 
 
 @router.get("/v1/responses/{response_id}/input_items")
-async def input_items(request: Request, response_id: str) -> dict[str, Any]:
-    """The items that a stored answer was asked with."""
-    items = server_state(request).responses.get(response_id).input_items
-    ends = {"first_id": items[0].get("id") if items else None, "last_id": items[-1].get("id") if items else None}
-    return {"object": "list", "data": items, "has_more": False, **ends}
+async def input_items(
+    request: Request, response_id: str, limit: PageSize = 20, after: str | None = None, order: Order = "desc"
+) -> dict[str, Any]:
+    """The items that a stored answer was asked with, the last one first unless asked otherwise."""
+    return page(server_state(request).responses.get(response_id).input_items, limit, after, order)
 
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(request: Request, response_id: str) -> dict[str, Any]:
     """Forget a stored answer."""
-    server_state(request).responses.remove(response_id)
+    state = server_state(request)
+    if state.background.find(response_id) is None:
+        state.responses.get(response_id)
+    state.background.forget(response_id)
+    state.responses.discard(response_id)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
 def _understand(state: ServerState, body: ResponsesRequest) -> _Asked:
     body.refuse_impossible()
+    if isinstance(body.input, list):
+        body.input = [_item(state, item, f"input[{i}]") for i, item in enumerate(body.input)]
     box = toolbox(body.tools or [])
     context: tuple[Message, ...] = ()
     if body.previous_response_id is not None:
         context = state.responses.previous(body.previous_response_id).messages
+    talk = None if body.conversation_id is None else state.talks.get(body.conversation_id)
+    if talk is not None:
+        context = tuple(to_messages(talk.items, box))
     context = (*context, *to_messages(body.input if body.input is not None else [], box))
     if not context:
         raise InputFault("input is empty; say something.", "input")
@@ -96,20 +146,31 @@ def _understand(state: ServerState, body: ResponsesRequest) -> _Asked:
     if body.instructions:
         messages = (Message(role="system", content=body.instructions), *context)
     output, param = _output(body.text or {})
-    effort = (body.reasoning or {}).get("effort")
-    sampling = {k: v for k in ("temperature", "top_p") if (v := getattr(body, k)) is not None}
+    reasoning = body.reasoning or Reasoning()
+    tools, wanted = allowed_tools(tuple(box.definitions), body.tool_choice)
     query = ChatQuery(
         messages=messages,
-        tools=tuple(box.definitions),
-        tool_choice=tool_choice(body.tool_choice, box),
+        tools=tools,
+        tool_choice=tool_choice(wanted, box),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         output=output,
         output_param=param,
-        reasoning_effort=effort if isinstance(effort, str) else None,
+        thinking=reasoning.enabled,
+        reasoning_effort=reasoning.effort,
+        reasoning_budget=limit_of(reasoning.max_tokens),
         max_tokens=body.max_output_tokens,
-        sampling=SamplingParams(**sampling),
+        sampling=body.sampling(),
+        **body.common(),
     )
-    return _Asked(body, query, box, context, _response(body))
+    return _Asked(body, query, box, context, _response(body), talk)
+
+
+def _item(state: ServerState, item: dict[str, Any], param: str) -> dict[str, Any]:
+    """The item itself where a client names one that is stored here. Raises: ItemNotFound."""
+    bare = item.get("type") is None and "role" not in item and "content" not in item
+    if item.get("type") == "item_reference" or (bare and isinstance(item.get("id"), str)):
+        return state.responses.item(str(item.get("id")), f"{param}.id")
+    return item
 
 
 def _output(text: dict[str, Any]) -> tuple[Constraint | None, str]:
@@ -130,32 +191,35 @@ def _response(body: ResponsesRequest) -> dict[str, Any]:
         "object": "response",
         "created_at": int(time.time()),
         "status": "in_progress",
-        "background": False,
+        "background": bool(body.background),
         "error": None,
         "incomplete_details": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
+        "conversation": None if body.conversation_id is None else {"id": body.conversation_id},
         "model": body.model,
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
-        "reasoning": {"effort": (body.reasoning or {}).get("effort"), "summary": None},
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
         "store": body.store is not False,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "temperature": body.temperature,  # what was left open is known once the model is
         "text": {"format": (body.text or {}).get("format") or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_p": body.top_p,
         "truncation": "disabled",
         "usage": None,
     }
 
 
 async def _stream(state: ServerState, asked: _Asked, items: ItemStream) -> AsyncGenerator[bytes, None]:
+    items.response["status"] = "in_progress"
     yield items.begin()
     try:
         turn = await prepare_turn(state, asked.body.model, asked.query)
+        _tell_sampling(asked, turn.chat.sampling)
         async with aclosing(turn.events()) as events:
             async for item in events:
                 out = items.feed(item)
@@ -173,20 +237,29 @@ async def _stream(state: ServerState, asked: _Asked, items: ItemStream) -> Async
 
 async def _run(state: ServerState, asked: _Asked, items: ItemStream) -> None:
     turn = await prepare_turn(state, asked.body.model, asked.query)
+    _tell_sampling(asked, turn.chat.sampling)
     async with aclosing(turn.events()) as events:
         async for item in events:
             items.feed(item)
     _keep(state, asked, items)
 
 
+def _tell_sampling(asked: _Asked, sampling: Chosen) -> None:
+    """The response says how it is sampled, and who decided that."""
+    asked.response["temperature"] = sampling.params.temperature
+    asked.response["top_p"] = sampling.params.top_p
+    asked.response["tessera"] = {"sampling": sampling.facts()}
+
+
 def _keep(state: ServerState, asked: _Asked, items: ItemStream) -> None:
-    """Store the answer unless the client said not to."""
-    if asked.body.store is False:
-        return
+    """Add the turn to its conversation, and store the answer unless the client said not to."""
     given = asked.body.input
     listed = given if isinstance(given, list) else [_user_item(given or "")]
     listed = [item if "id" in item else {**item, "id": new_id("item", "_")} for item in listed]
-    state.responses.put(items.snapshot(), listed, (*asked.context, items.said()))
+    if asked.talk is not None:
+        state.talks.add(asked.talk, [*listed, *items.output])
+    if asked.body.store is not False:
+        state.responses.put(items.snapshot(), listed, (*asked.context, items.said()))
 
 
 def _user_item(text: str) -> dict[str, Any]:

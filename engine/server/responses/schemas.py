@@ -1,11 +1,14 @@
 """Request body of POST /v1/responses."""
 
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from engine.errors import InputFault
 from engine.server.body import Body
+from engine.server.openai.schemas import Reasoning, SamplerFields
+from engine.server.shape import ANY, ByType
 
 # Fields that are understood and have nothing to act on here; they are reported, not refused.
 WITHOUT_EFFECT: Final = (
@@ -21,17 +24,73 @@ WITHOUT_EFFECT: Final = (
 )
 # Fields that ask for something this server does not do; going on without it would be another answer.
 NOT_POSSIBLE: Final = {
-    "background": "this server answers while the client is connected",
-    "conversation": "conversations are kept by the client, or with previous_response_id",
     "prompt": "there are no stored prompts here",
     "image": "no pictures are made here",
     "access_programs": "there are none here",
-    "background_options": "this server answers while the client is connected",
+    "background_options": "there are none here",
 }
 
 
-class ResponsesRequest(Body):
+# What a client sends back of an answer (ids, states, annotations) says nothing that the conversation lacks.
+_SENT_BACK: Final = dict.fromkeys(("id", "type", "status", "phase"), ANY)
+_PART: Final = ByType(
+    {
+        "": {"type": ANY, "text": ANY, "refusal": ANY, "annotations": ANY, "logprobs": ANY},
+        "input_image": {"type": ANY, "image_url": ANY},
+    }
+)
+_CALL: Final = {**_SENT_BACK, "call_id": ANY, "name": ANY, "arguments": ANY, "input": ANY, "namespace": ANY}
+_RESULT: Final = {**_SENT_BACK, "call_id": ANY, "output": _PART}
+ITEM: Final = ByType(
+    {
+        "": {**_SENT_BACK, "role": ANY, "content": _PART},
+        "reasoning": {**_SENT_BACK, "content": _PART, "summary": ANY, "encrypted_content": ANY},
+        **dict.fromkeys(("function_call", "custom_tool_call"), _CALL),
+        **dict.fromkeys(("function_call_output", "custom_tool_call_output"), _RESULT),
+    }
+)
+_FUNCTION: Final = dict.fromkeys(("type", "name", "description", "parameters", "strict"), ANY)
+_CHOSEN: Final = {"type": ANY, "name": ANY}
+_TOOL: Final = ByType(
+    function=_FUNCTION,
+    custom={
+        "type": ANY,
+        "name": ANY,
+        "description": ANY,
+        "format": {"type": ANY, "syntax": ANY, "definition": ANY},
+    },
+    namespace={"type": ANY, "name": ANY, "tools": _FUNCTION},
+)
+_FORMAT: Final = ByType(
+    {"": {"type": ANY}, "json_schema": dict.fromkeys(("type", "name", "schema", "strict"), ANY)}
+)
+# What may be asked for beside the answer. Nothing of it exists here: reasoning is always sent in plain.
+INCLUDES: Final = frozenset(
+    {
+        "reasoning.encrypted_content", "web_search_call.action.sources", "web_search_call.results",
+        "code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results",
+        "message.input_image.image_url",
+    }
+)  # fmt: skip
+
+
+class ConversationName(Body):
+    """A conversation by its id."""
+
+    id: str
+
+
+class ResponsesRequest(SamplerFields):
     """POST /v1/responses."""
+
+    no_effect: ClassVar[frozenset[str]] = frozenset(WITHOUT_EFFECT)
+    shapes: ClassVar[Mapping[str, Any]] = {
+        "input": ITEM,
+        "tools": _TOOL,
+        "tool_choice": {**dict.fromkeys(("type", "mode", "name", "namespace"), ANY), "tools": _CHOSEN},
+        "text": {"format": _FORMAT},
+        "stream_options": {"include_obfuscation": ANY},
+    }
 
     model: str
     input: str | Annotated[list[dict[str, Any]], Field(max_length=100_000)] | None = None
@@ -39,19 +98,24 @@ class ResponsesRequest(Body):
     tools: Annotated[list[dict[str, Any]], Field(max_length=512)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    reasoning: dict[str, Any] | None = None
+    reasoning: Reasoning | None = None
     text: dict[str, Any] | None = None
     store: bool | None = None
+    background: bool | None = None
     previous_response_id: str | None = None
+    conversation: str | ConversationName | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     include: Annotated[list[str], Field(max_length=32)] | None = None
     max_output_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=5)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     metadata: dict[str, str] | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The id of the conversation that the request goes on from."""
+        return self.conversation.id if isinstance(self.conversation, ConversationName) else self.conversation
 
     def refuse_impossible(self) -> None:
         """Raises: InputFault: a field asks for what is not done here."""
@@ -63,13 +127,19 @@ class ResponsesRequest(Body):
             param = "top_logprobs" if self.top_logprobs else "include"
             raise InputFault("Log probabilities are not supported here; use /v1/chat/completions.", param)
 
-    def without_effect(self) -> list[str]:
-        """Names of fields that do not change the answer."""
-        found = self.ignored()
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise InputFault("conversation and previous_response_id cannot be combined.", "conversation")
+        if self.background and self.store is False:
+            raise InputFault("background needs store: what is not kept cannot be asked for.", "background")
+        unknown = [name for name in self.include or () if name not in INCLUDES]
+        if unknown:
+            raise InputFault(f"include: {unknown[0]!r} is not known.", "include")
+
+    def ignored(self) -> list[str]:
+        """Also what is asked of a whole answer and would show in a stream only, and what could be cut."""
+        found = super().ignored()
         if self.truncation == "auto":  # nothing is ever cut: a prompt that does not fit is an error
             found.append("truncation")
-        if (self.text or {}).get("verbosity") is not None:
-            found.append("text.verbosity")
-        if (self.reasoning or {}).get("summary") is not None:
-            found.append("reasoning.summary")
+        if self.stream_options and (not self.stream or self.stream_options.get("include_obfuscation")):
+            found.append("stream_options")
         return found

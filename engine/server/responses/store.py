@@ -31,6 +31,16 @@ class PreviousResponseNotFound(ResponseNotFound):
         super().__init__(response_id, "previous_response_id")
 
 
+class ItemNotFound(ResponseNotFound):
+    """A request refers to an item that is not stored here."""
+
+    code = "item_not_found"
+
+    def __init__(self, item_id: str, param: str) -> None:
+        InputFault.__init__(self, f"There is no stored item {item_id!r}; send the item itself.", param)
+        self.item_id = item_id
+
+
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
     """One answer: as it was sent, the items that asked for it, and the conversation up to and including it."""
 
@@ -45,6 +55,7 @@ class ResponseStore:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, Stored] = OrderedDict()
+        self._items: dict[str, tuple[dict[str, Any], int]] = {}  # by id, with how many responses hold it
         self._bytes = 0
 
     def put(
@@ -53,10 +64,21 @@ class ResponseStore:
         """Keep an answer, forgetting the oldest beyond the limits."""
         size = len(msgspec.msgpack.encode((response, input_items, messages)))
         stored = Stored(response=response, input_items=input_items, messages=messages, size_bytes=size)
+        if (earlier := self._kept.pop(str(response["id"]), None)) is not None:
+            self._let_go(earlier)
         self._kept[str(response["id"])] = stored
         self._bytes += size
+        for item in _items(stored):
+            self._items[item["id"]] = (item, self._items.get(item["id"], (item, 0))[1] + 1)
         while len(self._kept) > MAX_RESPONSES or (self._bytes > MAX_BYTES and len(self._kept) > 1):
-            self._bytes -= self._kept.popitem(last=False)[1].size_bytes
+            self._let_go(self._kept.popitem(last=False)[1])
+
+    def item(self, item_id: str, param: str) -> dict[str, Any]:
+        """An item that a stored response was asked with or has said. Raises: ItemNotFound."""
+        found = self._items.get(item_id)
+        if found is None:
+            raise ItemNotFound(item_id, param)
+        return found[0]
 
     def get(self, response_id: str) -> Stored:
         """Raises: ResponseNotFound."""
@@ -74,5 +96,24 @@ class ResponseStore:
 
     def remove(self, response_id: str) -> None:
         """Raises: ResponseNotFound."""
-        self._bytes -= self.get(response_id).size_bytes
+        self._let_go(self.get(response_id))
         del self._kept[response_id]
+
+    def discard(self, response_id: str) -> None:
+        """Forget an answer if it is kept."""
+        if response_id in self._kept:
+            self.remove(response_id)
+
+    def _let_go(self, stored: Stored) -> None:
+        self._bytes -= stored.size_bytes
+        for item in _items(stored):
+            kept, holders = self._items[item["id"]]
+            if holders > 1:
+                self._items[item["id"]] = (kept, holders - 1)
+            else:
+                del self._items[item["id"]]
+
+
+def _items(stored: Stored) -> list[dict[str, Any]]:
+    """Items that can be referred to."""
+    return [i for i in (*stored.response["output"], *stored.input_items) if isinstance(i.get("id"), str)]

@@ -1,0 +1,89 @@
+"""/tessera/v1/jobs: long work, and what each kind of it yields."""
+
+from typing import TypeVar
+
+import msgspec
+
+from engine.job_types import ENDED, Fault, Job, JobKind, JobState, Progress
+from engine.measurements.reports import Point, Report
+from engine.measurements.tuning import Knobs, TuneReport
+from quantize.job.request import QuantizeReport
+
+__all__ = [
+    "ENDED",
+    "BenchPartial",
+    "Fault",
+    "Job",
+    "JobKind",
+    "JobState",
+    "Jobs",
+    "Knobs",
+    "Measured",
+    "ModelMade",
+    "Point",
+    "Progress",
+    "Quantized",
+    "Report",
+    "TuneReport",
+    "partial_of",
+    "result_of",
+]
+
+T = TypeVar("T")
+
+
+class Jobs(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/jobs: every job, newest first."""
+
+    jobs: tuple[Job, ...]
+
+
+class ModelMade(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a job of kind `pull` or `import`: the model's id and where it lies."""
+
+    model: str
+    path: str
+    size_bytes: int = 0
+
+
+class Quantized(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a job of kind `quantize`."""
+
+    model: str
+    path: str
+    report: QuantizeReport
+
+
+class TypePrices(msgspec.Struct, frozen=True, kw_only=True):
+    """Nanoseconds of decoding for one weight, by type name, with these devices and threads."""
+
+    machine_key: str
+    devices: tuple[str, ...]
+    threads: int
+    ns_per_weight: dict[str, float]
+    measured_at: float
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a job of kind `measure`: of a measurement, of a search for settings, or of pricing types."""
+
+    report: Report | None = None
+    reports: tuple[TuneReport, ...] = ()
+    prices: TypePrices | None = None
+
+
+class BenchPartial(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a measurement that still runs (`progress.partial`)."""
+
+    model: str = ""
+    points: tuple[Point, ...] = ()
+
+
+def result_of(job: Job, kind: type[T]) -> T | None:
+    """The result of a job that is done; None for any other. Raises: msgspec.ValidationError: it is not a `kind`."""
+    return None if job.result is None else msgspec.convert(job.result, kind)
+
+
+def partial_of(job: Job) -> BenchPartial:
+    """What is known of a measurement under way."""
+    return msgspec.convert(job.progress.partial, BenchPartial)

@@ -1,0 +1,128 @@
+"""/tessera/v1/models and /trash: the models on this computer."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from engine.api.models import Decided
+from engine.library.types import Details, Format, ModelFile, Origin, State
+
+__all__ = [
+    "Details",
+    "Format",
+    "Freed",
+    "ImportRequest",
+    "LinkRequest",
+    "Linked",
+    "Model",
+    "ModelFile",
+    "Models",
+    "Origin",
+    "PullRequest",
+    "Removed",
+    "State",
+    "Tensor",
+    "Tensors",
+    "Trash",
+]
+
+
+class PullRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """POST /tessera/v1/models/pull: owner/name, owner/name:Q4_K_M, an address, or a starter's id."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=500)]
+    quant: Annotated[str, Meta(max_length=200)] | None = None
+    revision: Annotated[str, Meta(max_length=200)] | None = None
+    vision: bool = True
+
+
+class ImportRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """POST /tessera/v1/models/import: a file or folder on this computer."""
+
+    path: Annotated[str, Meta(min_length=1, max_length=4096)]
+
+
+class LinkRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """POST /tessera/v1/models/link: a file, a folder, or an application.
+
+    Applications are lmstudio, ollama, llama.cpp, jan and huggingface.
+    """
+
+    where: Annotated[str, Meta(min_length=1, max_length=4096)]
+
+
+class Linked(msgspec.Struct, frozen=True, kw_only=True):
+    """Ids of the models that are new in the list."""
+
+    added: tuple[str, ...]
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """One model of the library. `path` is what a runner opens; `problem` says why a broken one is broken.
+
+    `bits_per_weight` 0: unknown. In a list `details.chat_template` is empty where the file has one.
+    """
+
+    id: str
+    name: str
+    format: Format = "gguf"
+    path: str = ""
+    size_bytes: int = 0
+    files: tuple[ModelFile, ...] = ()
+    origin: Origin = Origin(kind="file")
+    details: Details = Details(architecture="")
+    capabilities: tuple[str, ...] = ()
+    bits_per_weight: float = 0.0
+    added_at: float = 0.0
+    folder: str | None = None
+    projector: str | None = None
+    report: str | None = None
+    card: str | None = None
+    state: State = "online"
+    problem: str | None = None
+    card_text: str | None = None
+    sampling: dict[str, Decided] = {}
+
+
+class Models(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/models."""
+
+    models: tuple[Model, ...]
+
+
+class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor of a GGUF file; `shape` in ggml order, `qtype` as ggml names it."""
+
+    name: str
+    qtype: str
+    shape: tuple[int, ...] = ()
+    num_bytes: int = 0
+
+
+class Tensors(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/models/{id}/tensors."""
+
+    tensors: tuple[Tensor, ...]
+
+
+class Removed(msgspec.Struct, frozen=True, kw_only=True):
+    """A removed model: `ticket` brings it back; `freed_bytes` come free when the trash is emptied."""
+
+    ticket: str
+    model: str = ""
+    name: str = ""
+    removed_at: float = 0.0
+    freed_bytes: int = 0
+
+
+class Trash(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/trash, newest first."""
+
+    trash: tuple[Removed, ...]
+
+
+class Freed(msgspec.Struct, frozen=True, kw_only=True):
+    """DELETE /tessera/v1/trash."""
+
+    freed_bytes: int

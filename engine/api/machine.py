@@ -1,0 +1,237 @@
+"""/tessera/v1/devices, /ledger, /models/{id}/placement and /pin: the machine, its memory, and where models run."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from devices.types import (
+    BackendReport,
+    Evidence,
+    Finding,
+    Kind,
+    Runtime,
+    State,
+    System,
+    SystemMemory,
+)
+from engine.dispatch.types import Alternative
+from engine.fit.types import FitReport, Need
+from engine.runner.protocol import LoadSettings
+
+__all__ = [
+    "Alternative",
+    "Audit",
+    "BackendReport",
+    "Device",
+    "DeviceCores",
+    "DeviceMemory",
+    "Evidence",
+    "Finding",
+    "FitReport",
+    "Kind",
+    "LedgerState",
+    "LiveDevice",
+    "LiveDevices",
+    "Machine",
+    "ModelPlacement",
+    "Need",
+    "PinRequest",
+    "Pinned",
+    "PlacementAnswer",
+    "Pool",
+    "ProcessMemory",
+    "Reservation",
+    "Runtime",
+    "State",
+    "SystemMemory",
+]
+
+
+class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory a device can use, in bytes; None means unknown. `budget_bytes` is the most it could ever hold.
+
+    The other fields are explained at `devices.types.Memory`.
+    """
+
+    physical_bytes: int | None = None
+    dedicated_bytes: int | None = None
+    dedicated_used_bytes: int | None = None
+    shared_limit_bytes: int | None = None
+    shared_used_bytes: int | None = None
+    available_bytes: int | None = None
+    unified: bool = False
+    bandwidth_gbs: float | None = None
+    bandwidth_source: str = ""
+    budget_bytes: int | None = None
+
+
+class DeviceCores(msgspec.Struct, frozen=True, kw_only=True):
+    """Processor cores; `threads` are those worth starting. The others are as in `devices.types.CoreCounts`."""
+
+    physical: int
+    logical: int
+    performance: int = 0
+    efficiency: int = 0
+    allowed_logical: int = 0
+    allowed_performance: int = 0
+    quota_cores: float | None = None
+    threads: int = 1
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """One processor that could run a model, as `devices.types.Device` has it."""
+
+    id: str
+    kind: Kind
+    vendor: str = ""
+    name: str = ""
+    state: State = "unknown"
+    memory: DeviceMemory = DeviceMemory()
+    pci: str | None = None
+    pci_id: str | None = None
+    arch: str | None = None
+    isa: tuple[str, ...] = ()
+    cores: DeviceCores | None = None
+    cache_bytes: tuple[tuple[str, int], ...] = ()
+    driver: str | None = None
+    driver_version: str | None = None
+    asleep: bool = False
+    reason: str = ""
+    fix_hint: str | None = None
+    runtimes: tuple[Runtime, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/devices: everything known about this machine; `build` says which kernels are installed."""
+
+    system: System = "unknown"
+    kernel: str = ""
+    arch: str = ""
+    environment: str = ""
+    product: str = ""
+    memory: SystemMemory = SystemMemory()
+    devices: tuple[Device, ...] = ()
+    backends: tuple[BackendReport, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    build: str = ""
+
+
+class LiveDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """One device now: share of its time in use (0 to 1), degrees Celsius, watts; None: the system does not tell."""
+
+    device: str
+    busy_frac: float | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    asleep: bool = False
+
+
+class LiveDevices(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/devices/live."""
+
+    devices: tuple[LiveDevice, ...]
+
+
+class PinRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """POST /tessera/v1/models/{id}/pin: a device, backend or `device/backend`; null lets Tessera choose again."""
+
+    device: Annotated[str, Meta(min_length=1, max_length=100)] | None
+
+
+class Pinned(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a model is kept from now on; `unloaded`: it was idle, and its next request loads it there."""
+
+    id: str
+    device: str | None
+    unloaded: bool = False
+
+
+class Pool(msgspec.Struct, frozen=True, kw_only=True):
+    """One physical pool of memory. `free_bytes` is free now, before the reserve."""
+
+    id: str
+    kind: Literal["ram", "carve_out", "vram"]
+    capacity_bytes: int
+    free_bytes: int
+    reserve_bytes: int = 0
+
+
+class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes one process holds, as `devices.process_memory.ProcessMemory` has them."""
+
+    rss_bytes: int
+    pss_bytes: int
+    anonymous_bytes: int
+    mapped_bytes: int
+
+
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+    """What one runner was granted and holds: bytes by pool (`drawn`), by device and by purpose (`parts`)."""
+
+    owner: str
+    drawn: dict[str, int] = {}
+    predicted_bytes: int = 0
+    devices: dict[str, int] = {}
+    measured: ProcessMemory | None = None
+    buffers: dict[str, int] = {}
+    pid: int | None = None
+    parts: dict[str, int] = {}
+
+
+class Audit(msgspec.Struct, frozen=True, kw_only=True):
+    """A prediction beside what was measured; `error_frac` is positive where too much was predicted."""
+
+    owner: str
+    key: str
+    predicted_bytes: int
+    measured_bytes: int
+    at: float
+    buffers: dict[str, int] = {}
+    moment: str = "load"
+    error_frac: float = 0.0
+
+
+class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/ledger: pools, who holds what of them, and the last audits."""
+
+    pools: tuple[Pool, ...] = ()
+    available_bytes: dict[str, int] = {}
+    other_programs_bytes: int | None = None
+    reservations: tuple[Reservation, ...] = ()
+    audits: tuple[Audit, ...] = ()
+
+
+class ModelPlacement(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a model runs and how; `engine.dispatch.types.Placement` explains the fields.
+
+    The fields of `settings` stand beside it too.
+    """
+
+    device: str
+    backend: str
+    device_name: str = ""
+    n_layers: int = 0
+    settings: LoadSettings | None = None
+    need: Need | None = None
+    fits: bool = True
+    decode_tok_s: float | None = None
+    basis: Literal["measured", "prior", "unknown"] = "unknown"
+    measured_on: Literal["stand-in", "model"] | None = None
+    reasons: tuple[str, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+    n_ctx: int = 0
+    n_gpu_layers: int = 0
+    n_threads: int = 0
+    type_k: str = ""
+    type_v: str = ""
+
+
+class PlacementAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/models/{id}/placement: where it would run, what that needs, where it runs, and its pin."""
+
+    placement: ModelPlacement
+    fit: FitReport | None = None
+    loaded: ModelPlacement | None = None
+    pinned: str | None = None

@@ -1,0 +1,67 @@
+"""/tessera/v1/bench and /tessera/v1/autotune: what to measure, and what was measured."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from engine.measurements.reports import Concurrency, Point, Report, Spread
+
+__all__ = [
+    "BenchRequest",
+    "BenchResult",
+    "BenchResults",
+    "Concurrency",
+    "Point",
+    "Report",
+    "Shapes",
+    "Spread",
+    "TuneRequest",
+]
+
+Length = Annotated[int, Meta(ge=1, le=1 << 20)]
+Parallel = Annotated[int, Meta(ge=1, le=64)]
+
+
+class SubjectRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One of: a model of the library, a named shape, or a file on the hub as owner/name:label (a stand-in)."""
+
+    model: Annotated[str, Meta(max_length=500)] | None = None
+    shape: Annotated[str, Meta(max_length=100)] | None = None
+    hub: Annotated[str, Meta(max_length=500)] | None = None
+    type: Annotated[str, Meta(max_length=40)] = "Q4_K_M"
+
+
+class BenchRequest(SubjectRequest, frozen=True, kw_only=True, omit_defaults=True):
+    """POST /tessera/v1/bench: what to measure, and how. Lengths and `tokens` in tokens."""
+
+    lengths: Annotated[tuple[Length, ...], Meta(min_length=1, max_length=16)] = (128, 512, 2048)
+    parallel: Annotated[tuple[Parallel, ...], Meta(max_length=8)] = (1, 4)
+    repeats: Annotated[int, Meta(ge=1, le=50)] = 3
+    tokens: Annotated[int, Meta(ge=1, le=4096)] = 32
+    threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
+
+
+class TuneRequest(SubjectRequest, frozen=True, kw_only=True, omit_defaults=True):
+    """POST /tessera/v1/autotune: what to tune, for which prompt lengths, and the longest it may take."""
+
+    lengths: Annotated[tuple[Length, ...], Meta(min_length=1, max_length=8)] = (512,)
+    limit_s: Annotated[float, Meta(ge=1, le=86_400)] = 600.0
+
+
+class BenchResult(Report, frozen=True, kw_only=True):
+    """A measurement with its place in the list of all."""
+
+    id: int
+
+
+class BenchResults(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/bench, newest first."""
+
+    results: tuple[BenchResult, ...]
+
+
+class Shapes(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/bench/shapes: shapes that can be measured without a file."""
+
+    shapes: tuple[str, ...]

@@ -1,0 +1,102 @@
+"""/tessera/v1/loaded, /models/{id}/load and /aliases: what is loaded, and by which names."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+
+
+class LoadRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """POST /tessera/v1/models/{id}/load. `ttl_s` 0 keeps the model until it is unloaded.
+
+    `draft` names a smaller model of the same vocabulary that guesses ahead, from now on; empty: none does.
+    """
+
+    pinned: bool | None = None
+    draft: Annotated[str, Meta(max_length=200)] | None = None
+    ttl_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+
+
+class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of one model of the pool; `progress` of its load is 0 to 1, `died` why its runner ended."""
+
+    id: str
+    state: Literal["loaded", "loading", "failed", "not-loaded"]
+    progress: float = 0.0
+    phase: str | None = None
+    waiting: int = 0
+    active: int = 0
+    pinned: bool = False
+    ttl_s: float | None = None
+    expires_in_s: float | None = None
+    idle_s: float = 0.0
+    pid: int | None = None
+    n_ctx: int = 0
+    backend: str | None = None
+    notes: tuple[str, ...] = ()
+    draft: str | None = None
+    mtp: bool = False
+    died: str | None = None
+
+
+class LoadedModels(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/loaded: models that are loaded, loading, or whose runner died."""
+
+    models: tuple[LoadedModel, ...]
+
+
+class Unloaded(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /tessera/v1/models/{id}/unload; `unloaded` is false where nothing was loaded."""
+
+    id: str
+    unloaded: bool
+
+
+class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """PUT /tessera/v1/models/{id}/sampling: the user's own values; a field left out follows the recommendation."""
+
+    values: dict[str, float | int]
+
+
+class Decided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One field of sampling: its value, who decided it, and the address where that is written, if there is one."""
+
+    value: float | int
+    source: Literal["request", "user", "file", "generation_config", "model_card", "llama.cpp", "ollama"]
+    link: str = ""
+
+
+class ModelSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """GET /tessera/v1/models/{id}/sampling: what answers are sampled with where a request leaves it open.
+
+    `user` are the user's own values, `recommended` what would be in force without them. The two with
+    `without_reasoning` hold for answers without a reasoning block.
+    """
+
+    id: str
+    user: dict[str, float | int] = {}
+    in_force: dict[str, Decided] = {}
+    recommended: dict[str, Decided] = {}
+    in_force_without_reasoning: dict[str, Decided] = {}
+    recommended_without_reasoning: dict[str, Decided] = {}
+
+
+class AliasRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """PUT /tessera/v1/aliases/{alias}."""
+
+    model: Name
+
+
+class Alias(msgspec.Struct, frozen=True, kw_only=True):
+    """Another name of a model."""
+
+    alias: str
+    model: str
+
+
+class Aliases(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/aliases: alias to model."""
+
+    aliases: dict[str, str]

@@ -1,0 +1,84 @@
+"""/tessera/v1/stats: speed, queue, memory and cache as they change, and where the time of requests went."""
+
+import msgspec
+
+from engine.api.models import LoadedModel
+from engine.time_spent import TimeSpent
+
+__all__ = ["DeviceUsage", "ModelStats", "RequestTimes", "Stats", "TimeSpent", "Usage", "UsageSamples"]
+
+
+class ModelStats(LoadedModel, frozen=True, kw_only=True):
+    """One model now. Counts of tokens are since it was loaded; speeds are since the event before."""
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cached_tokens: int = 0
+    cache_hit_frac: float = 0.0
+    queued: int = 0
+    kv_cells_used: int = 0
+    kv_cells_total: int = 0
+    rss_bytes: int = 0
+    cache_ram_bytes: int = 0
+    cache_disk_bytes: int = 0
+    tok_s: float = 0.0
+    prompt_tok_s: float = 0.0
+
+
+class DeviceUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU or NPU: share of time busy, bytes in use, watts; None where the driver does not tell."""
+
+    device: str
+    kind: str
+    busy_frac: float | None = None
+    memory_used_bytes: int | None = None
+    power_w: float | None = None
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """How busy the machine was in one second; `at` is seconds since the epoch. See `devices.usage.Usage`."""
+
+    at: float
+    cpu_frac: float
+    memory_used_bytes: int = 0
+    memory_total_bytes: int = 0
+    cpu_power_w: float | None = None
+    battery_w: float | None = None
+    devices: tuple[DeviceUsage, ...] = ()
+    power_w: float | None = None
+
+
+class UsageSamples(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/stats/utilization: a sample a second, oldest first."""
+
+    samples: tuple[Usage, ...]
+
+
+class ModelUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked of one model since the server started, whatever was loaded meanwhile."""
+
+    model: str
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of GET /tessera/v1/stats. `rss_bytes` is the server with all its runners."""
+
+    time: float = 0.0
+    models: tuple[ModelStats, ...] = ()
+    use: tuple[ModelUse, ...] = ()
+    tok_s: float = 0.0
+    active: int = 0
+    waiting: int = 0
+    rss_bytes: int = 0
+    memory_available_bytes: int = 0
+    utilization: Usage | None = None
+
+
+class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/stats/requests: where the time of the newest requests went, newest first."""
+
+    requests: tuple[TimeSpent, ...]

@@ -1,0 +1,230 @@
+"""The pool's door to the ledger: every load is admitted, measured and, if it crashes, tried another way."""
+
+import asyncio
+import contextlib
+import logging
+
+import msgspec
+
+from devices.errors import Overdrawn
+from devices.process_memory import ProcessMemory, process_memory
+from engine.dispatch import onnx
+from engine.dispatch.choose import audit_key, weights_read
+from engine.dispatch.external import is_external
+from engine.dispatch.history import LADDER_FIELDS
+from engine.dispatch.ladder import next_rung
+from engine.dispatch.placer import Placer, offload_target, read_shape
+from engine.dispatch.types import Rung
+from engine.errors import BadModelFile, DeviceCheckFailed, EngineError, RunnerDied, SelfCheckFailed
+from engine.fit.report import fit_report, ledger_amounts, refusal
+from engine.runner.buffers import BufferLog
+from engine.runner.protocol import LoadSettings
+from engine.types import DeviceCheck
+
+log = logging.getLogger(__name__)
+# Answers with fewer tokens say little about the speed.
+ENOUGH_TOKENS = 64
+# llama.cpp is asked what a load really takes when the first answer has ended, or after this time without one: the
+# child that asks would take a core from the first token.
+ASKED_AFTER_S = 10.0
+# Below this share of the free memory a load is admitted by formulas: they are within a tenth.
+PLENTY_FRAC = 0.5
+# Smaller models stay in caches: their speed says nothing about the memory.
+LARGE_READ_BYTES = 256 << 20
+
+
+class _Load(msgspec.Struct, frozen=True, kw_only=True):
+    """A load that was admitted. `device` holds all of its layers, or is None: then its speed belongs to nobody."""
+
+    settings: LoadSettings
+    device: str | None = None
+    backend: str = ""
+    read_bytes: int = 0
+
+
+class MemoryAdmission:
+    """Implements `engine.admission.Admission` over the ledger, and teaches the history what loads show."""
+
+    def __init__(self, placer: Placer) -> None:
+        self._placer = placer
+        self._ledger = placer.ledger
+        self._history = placer.history
+        self._checks = placer.resources.checks
+        self._loads: dict[str, _Load] = {}
+        # Settings that failed, first to last, and then those that are tried now; until a token was generated.
+        self._ladders: dict[str, list[LoadSettings]] = {}
+        self._audits: set[asyncio.Task[None]] = set()
+        self._unanswered: dict[str, asyncio.Event] = {}
+
+    async def reserve(self, model_id: str, settings: LoadSettings) -> None:
+        """Set memory aside. Raises: as `reserve_now`."""
+        await asyncio.to_thread(self.reserve_now, model_id, settings)
+
+    def reserve_now(self, model_id: str, settings: LoadSettings) -> None:
+        """Set aside what a load with these settings needs. Blocks.
+
+        Where memory is plentiful the formulas decide at once; where it is not, llama.cpp is asked first.
+        Raises: NotEnoughMemory: with needed, available and the three cheapest ways out. BadModelFile.
+        """
+        self._loads[model_id] = _Load(settings=settings)
+        if is_external(settings.path):
+            return
+        machine = self._placer.machine_now()
+        if onnx.is_folder(settings.path):
+            onnx.admit(model_id, settings, machine, self._ledger)
+            return
+        shape = read_shape(settings.path)
+        gpu, backend = offload_target(settings, machine)
+        need, run = self._placer.need(shape, settings, machine, gpu, backend), None
+        free = self._ledger.available("cpu", machine, exclude=model_id)
+        if gpu is None and need.total_bytes > PLENTY_FRAC * free:
+            run = self._placer.dry_run(settings)
+            need = self._placer.need(shape, settings, machine, gpu, backend, run)
+        try:
+            self._ledger.reserve(
+                model_id, ledger_amounts(need), audit_key(shape, backend), need.resident_bytes, need.by_purpose()
+            )
+        except Overdrawn as error:
+            names = {d.id: d.name for d in machine.devices}
+            measured = (settings, run) if run else None
+            report = fit_report(model_id, shape, settings, machine, self._ledger, gpu=gpu, measured=measured)
+            raise refusal(report, names) from error
+        whole = gpu is None or settings.n_gpu_layers > len(shape.layers)
+        self._loads[model_id] = _Load(
+            settings=settings,
+            device=(gpu or "cpu") if whole else None,
+            backend=backend,
+            read_bytes=weights_read(shape),
+        )
+        log.info("admitted model=%s device=%s bytes=%d", model_id, gpu or "cpu", need.total_bytes)
+
+    def attach(self, model_id: str, pid: int, buffers: BufferLog) -> None:
+        """The model is loaded in this process: audit it, and remember how if the first way had failed."""
+        self._ledger.attach(model_id, pid)
+        tried = self._ladders.get(model_id)
+        if tried:  # a write of a kilobyte, at once: the next crash may come before any task runs
+            first, used = tried[0], tried[-1]
+            changes = {f: getattr(used, f) for f in LADDER_FIELDS if getattr(used, f) != getattr(first, f)}
+            self._history.remember(model_id, changes)
+        load, answer = self._loads.get(model_id), asyncio.Event()
+        self._unanswered[model_id] = answer
+        task = asyncio.get_running_loop().create_task(
+            self._audit_later(model_id, buffers, load, process_memory(pid), answer)
+        )
+        self._audits.add(task)
+        task.add_done_callback(self._audits.discard)
+
+    async def _audit_later(
+        self,
+        model_id: str,
+        buffers: BufferLog,
+        load: _Load | None,
+        measured: ProcessMemory | None,
+        answer: asyncio.Event,
+    ) -> None:
+        """Audit a load when its first answer has ended. `measured` is what its process held at the load's end."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(answer.wait(), ASKED_AFTER_S)
+        if self._unanswered.get(model_id) is answer:  # else it is gone, or was loaded again
+            del self._unanswered[model_id]
+            await asyncio.to_thread(self._audit, model_id, buffers, load, measured)
+
+    def _audit(self, model_id: str, buffers: BufferLog, load: _Load | None, measured: ProcessMemory | None) -> None:
+        """Compare what llama.cpp says a load takes with what the process held."""
+        if load is not None:
+            self._refine(model_id, load.settings)
+        if measured is not None:
+            self._ledger.record_measured(model_id, measured, buffers.bytes())
+
+    def _refine(self, model_id: str, settings: LoadSettings) -> None:
+        """Replace what formulas reserved by what llama.cpp says it takes."""
+        if is_external(settings.path) or onnx.is_folder(settings.path):
+            return
+        machine = self._placer.machine_now()
+        gpu, backend = offload_target(settings, machine)
+        run = self._placer.dry_run(settings) if gpu is None else None
+        if run is not None:
+            need = self._placer.need(read_shape(settings.path), settings, machine, gpu, backend, run)
+            self._ledger.refine(model_id, ledger_amounts(need), need.resident_bytes, need.by_purpose())
+
+    def proven(self, model_id: str) -> None:
+        """What is remembered of the ladder stays as it is: these settings also generate."""
+        self._ladders.pop(model_id, None)
+
+    def observed(self, model_id: str, tokens: int, decode_s: float) -> None:
+        """A decode speed measured on this machine: it beats the prior at the next placement.
+
+        Only where one device holds the whole model, and the model is large enough that memory speed decides.
+        """
+        load = self._loads.get(model_id)
+        if load is None or load.device is None or tokens < ENOUGH_TOKENS or load.read_bytes < LARGE_READ_BYTES:
+            return
+        self._history.record_speed(load.device, load.backend, load.read_bytes, (tokens - 1) / decode_s)
+
+    def answered(self, model_id: str, tokens: int, depth: float, at_once: int) -> None:
+        """An answer ended: how a model is used decides what suits it at its next load."""
+        self._history.record_use(model_id, tokens, depth, at_once)
+        if model_id in self._unanswered:
+            self._unanswered[model_id].set()
+
+    async def unloading(self, model_id: str, kept_bytes: int) -> None:
+        """The model was used and leaves now: its process shows what it really took."""
+        await asyncio.to_thread(self._ledger.record_measured, model_id, moment="unload", kept_bytes=kept_bytes)
+
+    def release(self, model_id: str) -> None:
+        """The model's memory is free again."""
+        self._unanswered.pop(model_id, None)
+        self._history.flush()
+        self._loads.pop(model_id, None)
+        self._ledger.release(model_id)
+
+    async def to_load(self, settings: LoadSettings) -> LoadSettings:
+        """With the CPU's answers to compare with, where this device was not compared yet: computed once a file."""
+        if not settings.devices:
+            return settings
+        return await asyncio.to_thread(self._to_compare, settings)
+
+    def _to_compare(self, settings: LoadSettings) -> LoadSettings:
+        machine = self._placer.machine_now()
+        return self._checks.to_compare(settings, read_shape(settings.path), machine)
+
+    async def compared(self, settings: LoadSettings, check: DeviceCheck | None) -> None:
+        """The device computes what the CPU computes: it is not compared again until something changes."""
+        if check is not None:
+            await asyncio.to_thread(self._record, settings, check)
+
+    def _record(self, settings: LoadSettings, check: DeviceCheck | None, wrong_because: str = "") -> None:
+        self._checks.record(settings, read_shape(settings.path), self._placer.machine_now(), check, wrong_because)
+
+    def _sound(self, settings: LoadSettings, error: SelfCheckFailed) -> Rung | None:
+        """Keep that these settings compute wrongly; returns the next that are not known to."""
+        numbers = error.numbers if isinstance(error, DeviceCheckFailed) else None
+        found = msgspec.convert(numbers, DeviceCheck) if numbers else None
+        self._record(settings, found, error.reason)
+        return self._placer.sound(settings, read_shape(settings.path))
+
+    async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Rung | None:
+        """What to try after a failed load or first token; None when the file is at fault or nothing is left.
+
+        A file that llama.cpp refuses on the processor is broken; on a GPU the backend may be. Where the check after
+        the load fails on the processor, only its kernels for rewritten weights may be at fault. A device that
+        computes something else than the CPU is tried without what is wrong, as long as there is a way.
+        """
+        if isinstance(error, SelfCheckFailed) and settings.devices:
+            return await asyncio.to_thread(self._sound, settings, error)
+        if isinstance(error, SelfCheckFailed) and not settings.devices and settings.repack:
+            plain = msgspec.structs.replace(settings, repack=False)
+            self._ladders.setdefault(model_id, [settings]).append(plain)
+            return Rung(settings=plain, change="use the weights as the file has them")
+        if not isinstance(error, RunnerDied) and not (isinstance(error, BadModelFile) and settings.devices):
+            self._ladders.pop(model_id, None)
+            return None
+        tried = self._ladders.setdefault(model_id, [settings])
+        rung = next_rung(settings, await asyncio.to_thread(self._placer.machine.now), tuple(tried))
+        if rung is None:
+            del self._ladders[model_id]
+            self._history.remember(model_id, {})  # the next load starts with a free choice
+        else:
+            log.warning("model=%s failed, next: %s", model_id, rung.change)
+            tried.append(rung.settings)
+        return rung

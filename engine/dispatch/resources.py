@@ -1,0 +1,43 @@
+"""What everybody who judges loads shares: the machine, the ledger of its memory, and what was learnt here."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from devices.audit import AuditLog
+from devices.memory import Ledger
+from engine.dispatch.device_checks import DeviceChecks
+from engine.dispatch.history import PlacementHistory
+from engine.dispatch.machine_state import MachineState
+from engine.dispatch.tuned import TunedStore
+from engine.measurements.results import Results
+from engine.paths import Paths
+
+
+@dataclass(frozen=True)
+class Resources:
+    """One per process, made where the process is put together: two ledgers would promise the same bytes twice.
+
+    `dry_runs` is the file that keeps what llama.cpp said a load takes.
+    """
+
+    machine: MachineState
+    ledger: Ledger
+    history: PlacementHistory
+    tuned: TunedStore
+    results: Results
+    checks: DeviceChecks
+    dry_runs: Path
+
+
+def open_resources(paths: Paths, machine: MachineState | None = None) -> Resources:
+    """This machine, or the recorded one given, with the stores of this user. Reads files, probes nothing."""
+    machine = machine or MachineState(backend_cache=paths.cache / "backends.json")
+    return Resources(
+        machine=machine,
+        ledger=Ledger(machine.now, AuditLog(paths.state / "memory_audits.jsonl")),
+        history=PlacementHistory(paths.state / "dispatch.json"),
+        tuned=TunedStore(paths.state / "autotune.json"),
+        results=Results(paths.state / "bench.jsonl"),
+        checks=DeviceChecks(paths.state / "device_checks.json", paths.cache / "references"),
+        dry_runs=paths.cache / "dry_runs.json",
+    )

@@ -1,0 +1,91 @@
+"""Compare devices with the CPU at length: one model, every backend, with and without what could be wrong."""
+
+import asyncio
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from devices.types import Machine
+from engine.dispatch.device_checks import DeviceChecks
+from engine.dispatch.placer import read_shape
+from engine.dispatch.priors import BACKENDS
+from engine.errors import BadModelFile, DeviceCheckFailed, RunnerDied, SelfCheckFailed
+from engine.fit.shape import ModelShape
+from engine.runner.process import RunnerProcess
+from engine.runner.protocol import LoadSettings
+from engine.types import DeviceCheck
+
+CONTEXT = 512
+CACHE_TYPES = ("f16", "q8_0")
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One combination on one device. `state`: right, wrong, failed (it did not load), or skipped."""
+
+    device: str
+    backend: str
+    what: str
+    state: str
+    reason: str = ""
+    check: DeviceCheck | None = None
+
+
+def combinations(path: str, shape: ModelShape, name: str) -> list[tuple[str, LoadSettings]]:
+    """What is tried on one backend device: attention, cache types, and layers left on the CPU."""
+    layers = len(shape.layers)
+    base = LoadSettings(path=path, n_ctx=CONTEXT, n_parallel=1, devices=(name,), n_gpu_layers=layers + 1)
+    replace = msgspec.structs.replace
+    found = [("without flash attention", replace(base, flash_attn="off"))]
+    for cache in CACHE_TYPES:
+        what = "flash attention" if cache == "f16" else f"flash attention, {cache} cache"
+        found.append((what, replace(base, flash_attn="on", type_k=cache, type_v=cache)))
+    if layers > 1:
+        half = replace(base, flash_attn="on", n_gpu_layers=layers // 2)
+        found.append((f"{layers // 2} of {layers} layers", half))
+    return found
+
+
+async def verify(path: str, machine: Machine, checks: DeviceChecks, tell: Callable[[Row], None]) -> list[Row]:
+    """Every combination on every usable device; what is found is kept for dispatch. Raises: BadModelFile.
+
+    tell: called with each row as it is found.
+    """
+    shape = read_shape(path)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        fresh = DeviceChecks(None, Path(folder))
+        for device in machine.devices:
+            for runtime in device.runtimes:
+                if device.kind == "cpu" or runtime.state != "usable" or runtime.backend not in BACKENDS:
+                    continue
+                for what, settings in combinations(path, shape, runtime.device_name):
+                    row = await _row(settings, shape, machine, fresh, checks)
+                    row = msgspec.structs.replace(row, device=device.id, backend=runtime.backend, what=what)
+                    rows.append(row)
+                    tell(row)
+    return rows
+
+
+async def _row(
+    settings: LoadSettings, shape: ModelShape, machine: Machine, fresh: DeviceChecks, checks: DeviceChecks
+) -> Row:
+    to_load = await asyncio.to_thread(fresh.to_compare, settings, shape, machine)
+    row = Row(device="", backend="", what="", state="skipped", reason="the CPU could not compute a reference")
+    if to_load.reference_path is None:
+        return row
+    runner = await RunnerProcess.start("llama", settings.path)
+    try:
+        facts = await runner.load(to_load)
+    except SelfCheckFailed as error:
+        numbers = error.numbers if isinstance(error, DeviceCheckFailed) else None
+        found = msgspec.convert(numbers, DeviceCheck) if numbers else None
+        checks.record(settings, shape, machine, found, error.reason)
+        return msgspec.structs.replace(row, state="wrong", reason=error.reason, check=found)
+    except (RunnerDied, BadModelFile) as error:
+        return msgspec.structs.replace(row, state="failed", reason=str(error))
+    finally:
+        await runner.stop()
+    checks.record(settings, shape, machine, facts.device_check)
+    return msgspec.structs.replace(row, state="right", reason="", check=facts.device_check)

@@ -1,0 +1,137 @@
+"""Small state files: one JSON value each, written whole, with the version of its form."""
+
+import contextlib
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from engine.errors import EnvironmentFault
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Damaged(EnvironmentFault):
+    """A state file is there but cannot be used; `reason` says why."""
+
+    code = "damaged_state_file"
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} cannot be read: {reason}.")
+        self.path = path
+        self.reason = reason
+
+
+class _Version(msgspec.Struct):
+    version: int | None = None
+
+
+class _Envelope(msgspec.Struct, Generic[T]):
+    version: int
+    data: T
+
+
+class JsonStore(Generic[T]):
+    """A value of type `kind` in the file `path` (None: in memory only). Thread-safe.
+
+    Another process may change the file; it is then read again. Files without a version are of the first form. What
+    is read is shared: change a copy. A file that cannot be read is never lost: the next `put` keeps it aside.
+    """
+
+    def __init__(
+        self, path: Path | None, kind: type[T], empty: Callable[[], T], *, version: int = 1, private: bool = False
+    ) -> None:
+        self.path = path
+        self._kind, self._empty, self._version, self._private = kind, empty, version, private
+        self._envelope: Any = _Envelope[kind]  # type: ignore[valid-type]  # a form to decode, made at run time
+        self._lock = threading.RLock()
+        self._stamp: tuple[int, int] | None = None
+        self._value: T | None = None
+        self._damage: Damaged | None = None
+
+    def read(self) -> T:
+        """The value; the empty one where there is no file. Raises: Damaged."""
+        with self._lock:
+            stamp = self._look()
+            if self.path is not None and stamp != self._stamp:
+                self._stamp, self._value, self._damage = stamp, None, None
+                if stamp is not None:
+                    self._load(self.path)
+            if self._damage is not None:
+                raise self._damage
+            if self._value is None:
+                self._value = self._empty()
+            return self._value
+
+    def get(self) -> T:
+        """The value; the empty one, and a line in the log, where the file cannot be used."""
+        with self._lock:
+            known = self._damage
+            try:
+                return self.read()
+            except Damaged as error:
+                if error is not known:
+                    log.warning("%s It is taken as empty, and kept aside when it is written next.", error)
+                return self._empty()
+
+    def put(self, value: T) -> None:
+        """Replace the value. Raises: OSError: it could not be written; the file is as it was."""
+        with self._lock:
+            if self.path is not None:
+                with contextlib.suppress(Damaged):
+                    self.read()
+                if self._damage is not None:
+                    self.path.replace(self.path.with_name(f"{self.path.name}.corrupt-{int(time.time())}"))
+                raw = msgspec.json.encode(_Envelope(self._version, value))
+                write_atomically(self.path, msgspec.json.format(raw, indent=1), private=self._private)
+            self._stamp, self._value, self._damage = self._look(), value, None
+
+    def _look(self) -> tuple[int, int] | None:
+        try:
+            found = self.path.stat() if self.path is not None else None
+        except OSError:
+            return None
+        return (found.st_mtime_ns, found.st_size) if found is not None else None
+
+    def _load(self, path: Path) -> None:
+        try:
+            self._value = self._decode(path.read_bytes())
+        except OSError as error:
+            self._damage = Damaged(path, error.strerror or str(error))
+        except (msgspec.MsgspecError, RecursionError) as error:
+            self._damage = Damaged(path, str(error).rstrip("."))
+
+    def _decode(self, raw: bytes) -> T:
+        try:
+            version = msgspec.json.decode(raw, type=_Version).version
+        except msgspec.ValidationError:  # a list, or a table with a row of that name
+            version = None
+        if version is None:
+            return msgspec.json.decode(raw, type=self._kind)
+        if version > self._version:
+            raise msgspec.ValidationError(
+                f"it has form {version} of a newer program, {self._version} is known here"
+            )
+        envelope: _Envelope[T] = msgspec.json.decode(raw, type=self._envelope)
+        return envelope.data
+
+
+def write_atomically(path: Path, raw: bytes, *, private: bool = False) -> None:
+    """Write a file: readers see the old one or the new one. `private`: for this user only. Raises: OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(raw)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

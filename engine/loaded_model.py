@@ -1,0 +1,96 @@
+"""One model of the pool: its runner, its load, and where those stand who wait for it."""
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from engine.dispatch.types import Placement
+from engine.runner.process import RunnerProcess
+from engine.runner.protocol import LoadSettings
+from engine.types import ModelFacts
+
+# Ends of a runner that are remembered of a model.
+MAX_CRASHES: Final = 3
+
+
+@dataclass
+class LoadedModel:
+    """One model that is loaded or being loaded.
+
+    `progress` of `phase` is 0 to 1; `waiting` requests wait for its load. It is unloaded after `ttl_s` without a
+    request (None: never), or earlier when another model needs its room, unless it is `pinned`. `notes` tell what
+    was changed because the first settings failed; `proven` are the last settings that generated a token.
+    `placement` is what was chosen for this load, before anything failed.
+    """
+
+    id: str
+    engine: str
+    settings: LoadSettings
+    placement: Placement | None = None
+    runner: RunnerProcess | None = None
+    facts: ModelFacts | None = None
+    progress: float = 0.0
+    phase: str = ""
+    loading: bool = False
+    waiting: int = 0
+    ttl_s: float | None = None
+    pinned: bool = False
+    notes: list[str] = field(default_factory=list)
+    proven: LoadSettings | None = None
+    loaded_at: float = 0.0
+    last_used: float = field(default_factory=time.monotonic)
+    crashes: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CRASHES))
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def ready(self) -> bool:
+        """A live runner serves it."""
+        return self.runner is not None and self.runner.alive and self.facts is not None
+
+    @property
+    def idle(self) -> bool:
+        """Loaded, and nobody uses or waits for it."""
+        return self.ready and not self.waiting and self.runner is not None and self.runner.active_requests == 0
+
+    @property
+    def expires_in_s(self) -> float | None:
+        """Seconds until the model is unloaded if no request comes; None: it stays."""
+        if self.pinned or self.ttl_s is None:
+            return None
+        return max(0.0, self.last_used + self.ttl_s - time.monotonic())
+
+
+class Place:
+    """Where one request stands while its model loads, for those who tell the client."""
+
+    def __init__(self) -> None:
+        self._model: LoadedModel | None = None
+        self._before = 0
+
+    def take(self, model: LoadedModel) -> None:
+        """Queue up for a model."""
+        self._model, self._before = model, model.waiting
+
+    @property
+    def loading(self) -> bool:
+        """The model is not there yet."""
+        return self._model is not None and not self._model.ready
+
+    @property
+    def fraction(self) -> float:
+        """How far the load is, 0 to 1."""
+        return 0.0 if self._model is None else 1.0 if self._model.ready else self._model.progress
+
+    @property
+    def before(self) -> int:
+        """Requests that wait for the same load and came earlier."""
+        return self._before
+
+    def words(self) -> str:
+        """How far the load is and who came before; nothing once the model is there."""
+        model = self._model
+        if model is None or model.ready:
+            return ""
+        return f"loading {model.progress:.0%}, requests before this one: {self._before}"

@@ -1,0 +1,1 @@
+"""Measuring as a job or a command: bench, autotune, prices of types."""

@@ -1,0 +1,230 @@
+"""Measuring as it is asked for, in the terminal or as a job: bench, autotune, prices of types. Results are kept."""
+
+import asyncio
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from engine.autotune.run import Step, tune
+from engine.autotune.space import dimensions
+from engine.bench.run import bench, bench_settings
+from engine.bench.type_prices import Prices, PriceStore, measure_prices
+from engine.dispatch.load_settings import usable_cores
+from engine.dispatch.memory_admission import MemoryAdmission
+from engine.dispatch.placer import Placer, read_shape
+from engine.dispatch.tuned import tuned_of
+from engine.errors import Cancelled
+from engine.jobs import Control, JobKind, JobRegistry
+from engine.library.catalogue import Catalogue
+from engine.measure_jobs.subject import Opened, Subject, opened
+from engine.measurements.keys import machine_key, shape_key
+from engine.measurements.reports import Point, Report
+from engine.measurements.results import Results
+from engine.measurements.tuning import TuneReport, knobs_of
+from engine.paths import Paths
+from engine.runner.protocol import LoadSettings
+
+# Cells beside the prompt of a tuned turn: its answer and what surrounds it.
+TURN_CELLS: Final = 512
+
+
+class BenchWish(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement. `threads` None: what dispatch or autotune chose. Lengths and `tokens` in tokens."""
+
+    subject: Subject
+    lengths: tuple[int, ...] = (128, 512, 2048)
+    parallel: tuple[int, ...] = (1, 4)
+    repeats: int = 3
+    tokens: int = 32
+    threads: int | None = None
+
+
+class TuneWish(msgspec.Struct, frozen=True, kw_only=True):
+    """One search for each of `lengths` prompt tokens; `limit_s` bounds all of them together."""
+
+    subject: Subject
+    lengths: tuple[int, ...] = (512,)
+    limit_s: float = 600.0
+
+
+class Workshop:
+    """Measures on this machine. One at a time: two would measure each other."""
+
+    def __init__(
+        self,
+        paths: Paths,
+        placer: Placer,
+        admission: MemoryAdmission,
+        open_catalogue: Callable[[], Catalogue],
+    ) -> None:
+        self._paths = paths
+        self._placer = placer
+        self._admission = admission
+        self._open = open_catalogue
+        self.prices = PriceStore(paths.state / "type_prices.json")
+
+    @property
+    def results(self) -> Results:
+        """Everything measured on this machine."""
+        return self._placer.results
+
+    def bench(
+        self,
+        wish: BenchWish,
+        step: Callable[[str], None],
+        on_point: Callable[[Point], None] = lambda _: None,
+    ) -> Report:
+        """Measure and keep the result. Raises: NotEnoughMemory, BadModelFile, RunnerDied, StandInFailed."""
+        placer = self._placer
+        with opened(wish.subject, self._paths, self._open, step) as subject:
+            shape = read_shape(str(subject.path))
+            machine = placer.machine_now()
+            placed = placer.judge_shape(_owner(subject), shape, subject.settings)
+            settings = placed.settings
+            if wish.threads:
+                settings = msgspec.structs.replace(settings, n_threads=wish.threads, n_threads_batch=wish.threads)
+            with self._admitted(bench_settings(settings, wish.lengths, wish.parallel, wish.tokens)):
+                report = asyncio.run(
+                    bench(
+                        settings,
+                        model=wish.subject.name,
+                        lengths=wish.lengths,
+                        parallel=wish.parallel,
+                        repeats=wish.repeats,
+                        stand_in=wish.subject.stand_in,
+                        step=step,
+                        tokens=wish.tokens,
+                        machine=machine,
+                        shape_key=shape_key(shape),
+                        on_point=on_point,
+                    )
+                )
+        placer.results.add(report)
+        return report
+
+    def tune(self, wish: TuneWish, step: Step) -> list[TuneReport]:
+        """Search for every length and keep the results. Raises: as `bench`; NothingWorks."""
+        placer = self._placer
+        found = []
+        with opened(wish.subject, self._paths, self._open, lambda text: step(text, 0)) as subject:
+            shape = read_shape(str(subject.path))
+            machine = placer.machine_now()
+            where, which = machine_key(machine), shape_key(shape)
+            for length in wish.lengths:
+                cells = max(subject.settings.n_ctx, length + TURN_CELLS)
+                wanted = msgspec.structs.replace(
+                    subject.settings, n_ctx=cells, kv_cells=max(cells, subject.settings.kv_cells)
+                )
+                settings = placer.defaults(_owner(subject), shape, wanted).settings
+                base = knobs_of(settings)
+                report = asyncio.run(
+                    tune(
+                        settings,
+                        base,
+                        dimensions(base, machine, length, len(shape.layers)),
+                        model=wish.subject.name,
+                        prompt_tokens=length,
+                        journal_path=self.journal(where, which, length),
+                        admit=self._admitted,
+                        limit_s=wish.limit_s / len(wish.lengths),
+                        step=step,
+                        drafts=not wish.subject.stand_in,
+                    )
+                )
+                placer.tuned.put(tuned_of(report, where, which))
+                found.append(report)
+        return found
+
+    def price_types(self, step: Callable[[str, int, int], None]) -> Prices:
+        """Measure the types on the processor and keep the prices. Raises: as `bench`."""
+        scratch = self._paths.cache / "stand-ins"
+        scratch.mkdir(parents=True, exist_ok=True)
+        prices = asyncio.run(
+            measure_prices(
+                machine_key(self._placer.machine_now()),
+                threads=usable_cores(),
+                scratch=scratch,
+                step=step,
+            )
+        )
+        self.prices.put(prices)
+        return prices
+
+    def journal(self, where: str, which: str, length: int) -> Path:
+        """The record of one search, there while it is not complete."""
+        return self._paths.state / "autotune" / f"{where}-{which}-{length}.jsonl"
+
+    def forget_searches(self) -> None:
+        """Drop the records of searches that were not completed."""
+        shutil.rmtree(self._paths.state / "autotune", ignore_errors=True)
+
+    @contextmanager
+    def _admitted(self, settings: LoadSettings) -> Iterator[None]:
+        """Memory is asked for before a load and given back after it. Raises: NotEnoughMemory."""
+        owner = f"measuring {settings.path}"
+        self._admission.reserve_now(owner, settings)
+        try:
+            yield
+        finally:
+            self._admission.release(owner)
+
+
+def _owner(subject: Opened) -> str:
+    return f"measuring {subject.path}"
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters of a job of kind `measure`."""
+
+    what: Literal["bench", "tune", "prices"]
+    bench: BenchWish | None = None
+    tune: TuneWish | None = None
+
+
+def register(registry: JobRegistry, workshop: Workshop) -> None:
+    """Teach a registry the kind `measure`: one at a time."""
+    registry.register(
+        JobKind.MEASURE,
+        lambda params, control: run(workshop, msgspec.convert(params, Task), control),
+        parallel=1,
+    )
+
+
+def run(workshop: Workshop, task: Task, control: Control) -> dict[str, Any]:
+    """Do what a job asks for. A search that is paused goes on where it was. Raises: Paused, Cancelled."""
+    try:
+        control.check()
+    except Cancelled:
+        workshop.forget_searches()
+        raise
+    if task.what == "bench" and task.bench is not None:
+        wish = task.bench
+        total = len(wish.lengths) * wish.repeats + sum(wish.repeats for n in wish.parallel if n > 1)
+        done = 0
+        points: list[Point] = []
+
+        def step(text: str) -> None:
+            nonlocal done
+            control.check()
+            done += " of " in text
+            known = {"model": wish.subject.name, "points": msgspec.to_builtins(points)}
+            control.report("measuring", min(done, total), total, "runs", text, known)
+
+        return {"report": msgspec.to_builtins(workshop.bench(wish, step, points.append))}
+    if task.what == "tune" and task.tune is not None:
+
+        def tried(text: str, count: int) -> None:
+            control.check()
+            control.report("tuning", count, 0, "settings", text)
+
+        return {"reports": msgspec.to_builtins(workshop.tune(task.tune, tried))}
+
+    def priced(name: str, done: int, total: int) -> None:
+        control.check()
+        control.report("pricing types", done, total, "types", name)
+
+    return {"prices": msgspec.to_builtins(workshop.price_types(priced))}

@@ -1,0 +1,1 @@
+"""One model made from another as a job or a command: quantizing, conversion to ONNX."""

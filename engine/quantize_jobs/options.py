@@ -1,0 +1,81 @@
+"""What can be asked of the quantizer, by the terminal and over HTTP alike."""
+
+from typing import Literal
+
+import msgspec
+
+from engine.errors import InputFault
+from engine.paths import DEFAULT_CONTEXT
+from quantize.types import Goal, Lock, Rounding, Tier
+
+GIGABYTE = 10**9
+
+
+class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """One of `budget_bytes`, `bpw`, `mix` and `fit`, and how.
+
+    `source` is a model of the library, or in the terminal a path. `fit` is for `n_seq` sequences of `n_ctx` tokens
+    in `memory_bytes` (None: what is free), their cache stored in `kv_type` (None: the solver chooses). `locks` are
+    (pattern, type, whether it is a minimum). `tier` None: instant for a mix by name, else balanced. `calibration`
+    and `imatrix` are files.
+    """
+
+    source: str
+    budget_bytes: int | None = None
+    bpw: float | None = None
+    mix: str | None = None
+    fit: bool = False
+    memory_bytes: int | None = None
+    n_ctx: int = DEFAULT_CONTEXT
+    n_seq: int = 1
+    kv_type: str | None = None
+    tier: Tier | None = None
+    rounding: Rounding | None = None
+    locks: tuple[tuple[str, str, bool], ...] = ()
+    calibration: str | None = None
+    imatrix: str | None = None
+    device: Literal["cpu", "gpu"] = "cpu"
+    threads: int | None = None
+    verify: bool | None = None
+    plan_only: bool = False
+    overwrite: bool = False
+    force: bool = False
+
+    @property
+    def goals(self) -> tuple[str, ...]:
+        """The names of the goals that were given."""
+        given = [name for name in ("budget_bytes", "bpw", "mix") if getattr(self, name) is not None]
+        return (*given, *(["fit"] if self.fit else []))
+
+    def check(self) -> None:
+        """Raises: InputFault: not exactly one goal."""
+        if not self.goals:
+            raise InputFault("Say what is wanted: one of budget_bytes, bpw, mix and fit.", "budget_bytes")
+        if len(self.goals) > 1:
+            raise InputFault(
+                f"Give one of budget_bytes, bpw, mix and fit, not {' and '.join(self.goals)}.", self.goals[1]
+            )
+
+    def goal(self) -> Goal:
+        """The quantizer's goal; that of `fit` takes a look at the machine. Raises: InputFault: not exactly one."""
+        self.check()
+        if self.mix is not None:
+            return Goal(kind="mix", mix=self.mix.upper())
+        if self.bpw is not None:
+            return Goal(kind="bpw", bpw=self.bpw)
+        return Goal(kind="budget", limit_bytes=self.budget_bytes)
+
+    def words(self) -> str:
+        """The goal as a file's name tells it."""
+        if self.mix is not None:
+            return self.mix.upper()
+        if self.bpw is not None:
+            return f"{self.bpw:g}bpw"
+        if self.fit:
+            return f"fit-{self.n_ctx}" + (f"-{self.kv_type}" if self.kv_type else "")
+        size = self.budget_bytes or 0
+        return f"{size / GIGABYTE:.3g}GB" if size >= GIGABYTE else f"{size / 1e6:.3g}MB"
+
+    def type_locks(self) -> tuple[Lock, ...]:
+        """The locks as the quantizer takes them."""
+        return tuple(Lock(pattern, qtype.upper(), least) for pattern, qtype, least in self.locks)

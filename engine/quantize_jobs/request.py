@@ -1,0 +1,112 @@
+"""From options to the quantizer's request: the only place that builds one."""
+
+import os
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+import psutil
+
+from engine.bench.type_prices import PriceStore, planner_speeds
+from engine.dispatch.machine_state import MachineState
+from engine.dispatch.resources import Resources
+from engine.fit.report import machine_isa
+from engine.fit.shape import model_shape
+from engine.library.errors import CannotWrite
+from engine.library.types import ModelEntry
+from engine.measurements.keys import machine_key
+from engine.paths import Paths, is_installed
+from engine.quantize_jobs.fit import FitGoal, fit_goal, promised, source_dry_run
+from engine.quantize_jobs.options import QuantizeOptions
+from quantize.child import run_task
+from quantize.convert.folder import ConvertRequest
+from quantize.files.gguf_split import read_gguf_model
+from quantize.job.request import QuantizeRequest
+from quantize.texts import CALIBRATION, HELD_OUT
+
+_SOURCE_SUFFIX = re.compile(r"[-.](f16|bf16|f32|fp16|q8_0)$", re.IGNORECASE)
+
+
+def build_request(
+    options: QuantizeOptions, source: Path, out: Path, paths: Paths, resources: Resources
+) -> QuantizeRequest:
+    """Everything the job needs to know to make `out` of `source`.
+
+    Raises: InputFault: not exactly one goal. Whatever reading the source for `fit` raises.
+    """
+    options.check()
+    fitted = machine_fit(source, options, resources) if options.fit else None
+    return QuantizeRequest(
+        source=source,
+        out=out,
+        goal=fitted.goal if fitted else options.goal(),
+        calibration=Path(options.calibration).expanduser() if options.calibration else CALIBRATION,
+        held_out=HELD_OUT,
+        cache_dir=paths.cache / "quantize",
+        tier=options.tier or ("instant" if options.mix else "balanced"),
+        rounding=options.rounding,
+        imatrix=Path(options.imatrix).expanduser() if options.imatrix else None,
+        locks=options.type_locks(),
+        kv=tuple(o for o in fitted.kv if options.kv_type in {None, o.type_k}) if fitted else (),
+        doubled_head_types=fitted.doubled_head_types if fitted else (),
+        device=options.device,
+        speeds=measured_speeds(paths, resources.machine, options.device),
+        threads=options.threads or psutil.cpu_count(logical=False) or os.cpu_count() or 1,
+        verify=options.verify,
+        plan_only=options.plan_only,
+        overwrite=options.overwrite,
+        force=options.force,
+    )
+
+
+def beside_source(source: Path, options: QuantizeOptions, paths: Paths) -> Path:
+    """Beside the source, or in the models folder where the source is part of the installation."""
+    name = _SOURCE_SUFFIX.sub("", source.name if source.is_dir() else source.stem)
+    folder = source.absolute().parent
+    if is_installed(folder):
+        folder = _made(paths.models)
+    return folder / f"{name}-{options.words()}.gguf"
+
+
+def in_library(entry: ModelEntry, options: QuantizeOptions, paths: Paths) -> Path:
+    """A name in the library's own folder that says what it is and is not in use. Raises: CannotWrite."""
+    folder = _made(paths.models / "local")
+    stem = f"{entry.id.replace('/', '-')}-{options.words()}"
+    number = 1
+    while (path := folder / f"{stem}{f'-{number}' if number > 1 else ''}.gguf").exists():
+        number += 1
+    return path
+
+
+def _made(folder: Path) -> Path:
+    """The folder, from now on there: even a plan of a checkpoint needs room to convert it. Raises: CannotWrite."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotWrite(str(folder), error.strerror or str(error)) from error
+    return folder
+
+
+def measured_speeds(paths: Paths, machine: MachineState, device: Literal["cpu", "gpu"] = "cpu") -> dict[str, float]:
+    """Time a weight by type as it was measured on this device; empty where it was not, then a table serves."""
+    found = PriceStore(paths.state / "type_prices.json").newest(machine_key(machine.settled()), gpu=device == "gpu")
+    return dict(planner_speeds(found))
+
+
+def machine_fit(source: Path, options: QuantizeOptions, resources: Resources) -> FitGoal:
+    """What weights and cache may take on this machine; without `memory_bytes` what the ledger can give now counts.
+
+    Raises: the errors of reading or converting the source.
+    """
+    machine = resources.machine.now()
+    memory = options.memory_bytes or resources.ledger.available("cpu", machine)
+    with TemporaryDirectory(prefix="header-") as scratch:
+        path = source
+        if source.is_dir():
+            path = Path(scratch) / "header.gguf"
+            task = ConvertRequest(folder=source, out=path, header_only=True)
+            run_task("prepare", task, lambda _progress: None, lambda: False)
+        settings = promised(path, options.n_ctx, options.n_seq)
+        dry = source_dry_run(settings, resources.dry_runs)
+        return fit_goal(model_shape(read_gguf_model(path)), memory, settings, machine_isa(machine), dry=dry)

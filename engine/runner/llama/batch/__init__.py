@@ -1,0 +1,1 @@
+"""What a step computes: requests, their order, sampling, constraints and text."""

@@ -1,0 +1,59 @@
+"""LoRA adapters: loaded with the model, chosen by each request, switched between steps.
+
+An adapter belongs to the whole context, so one step can only serve sequences that want the same ones.
+"""
+
+import ctypes
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from engine.runner.llama.batch.sequence import Sequence
+from engine.runner.llama.cache.prefix_index import Key
+from engine.runner.llama.native.model import LoadedModel, LoadFailed
+
+
+class Adapters:
+    """The adapters of one model, by file name without ending."""
+
+    def __init__(self, loaded: LoadedModel, paths: Iterable[str]) -> None:
+        self._api = loaded.api
+        self._context = loaded.context
+        self._handles: dict[str, Any] = {}
+        self._active: Key = ()
+        self._turn: Key = ()
+        for path in paths:
+            handle = self._api.llama_adapter_lora_init(loaded.model, path.encode())
+            if not handle:
+                raise LoadFailed(f"the LoRA adapter {path} does not fit this model or is damaged")
+            self._handles[Path(path).stem] = handle
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What requests may ask for."""
+        return tuple(self._handles)
+
+    def unknown(self, key: Key) -> str | None:
+        """The first adapter of `key` that was not loaded."""
+        return next((name for name, _ in key if name not in self._handles), None)
+
+    def members(self, running: list[Sequence]) -> list[Sequence]:
+        """The sequences of the next step: those of one group; the groups take turns."""
+        keys = list(dict.fromkeys(s.request.lora for s in running))
+        if len(keys) > 1:
+            last = keys.index(self._turn) if self._turn in keys else -1
+            self._turn = keys[(last + 1) % len(keys)]
+            running = [s for s in running if s.request.lora == self._turn]
+        elif keys:
+            self._turn = keys[0]
+        self._activate(self._turn)
+        return running
+
+    def _activate(self, key: Key) -> None:
+        if key == self._active:
+            return
+        count = len(key)
+        handles = (self._api.llama_adapter_lora_p_ctypes * max(count, 1))(*(self._handles[name] for name, _ in key))
+        scales = (ctypes.c_float * max(count, 1))(*(scale for _, scale in key))
+        self._api.llama_set_adapters_lora(self._context, handles, count, scales)
+        self._active = key

@@ -1,0 +1,67 @@
+"""One token for one sequence from one row of logits: penalties, sampling, constraint, log probabilities."""
+
+from typing import Any
+
+from engine.runner.llama.batch.sampler import NotFinite, token_logprob
+from engine.runner.llama.batch.sequence import Sequence
+from engine.runner.llama.batch.thinking import ReasoningLimit
+from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.types import TokenLogprob
+
+
+class DrawFailed(Exception):
+    """No token can be drawn for this request; `code` is told to the client."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def draw(sequence: Sequence, row: Any, vocabulary: Vocabulary) -> tuple[int, TokenLogprob | None]:
+    """The next token, and its log probability if the request wants it. `row` (n_vocab,) is changed in place.
+
+    The unconstrained token is tried first: in most steps it is allowed, and no mask over the vocabulary is needed.
+
+    Raises: DrawFailed.
+    """
+    wanted = sequence.request.logprobs
+    raw = row.copy() if wanted is not None else None
+    forced = _forced(sequence, vocabulary)
+    if forced is not None:
+        return forced, None if raw is None else token_logprob(raw, forced, wanted or 0, vocabulary.pieces)
+    if sequence.noise is not None:
+        sequence.noise.before(row)
+    try:
+        sequence.sampler.adjust(row)
+        if forbidden := _forbidden(sequence, vocabulary):
+            row[forbidden] = float("-inf")
+        token = sequence.sampler.draw(row)
+        constraint = sequence.constraint
+        if constraint is not None and not constraint.allows(token):
+            constraint.mask(row)
+            if constraint.error:
+                raise DrawFailed("constraint_failed", constraint.error)
+            token = sequence.sampler.draw(row)
+    except NotFinite as error:
+        raise DrawFailed("not_finite", f"The model's output is not a number ({error}).") from error
+    if sequence.noise is not None:
+        sequence.noise.drawn(float(row[token]))
+    return token, None if raw is None else token_logprob(raw, token, wanted or 0, vocabulary.pieces)
+
+
+def _forced(sequence: Sequence, vocabulary: Vocabulary) -> int | None:
+    """The token that closes reasoning which has reached its bound."""
+    budget = sequence.request.reasoning
+    if budget is None:
+        return None
+    if sequence.thinking is None:
+        sequence.thinking = ReasoningLimit(budget, vocabulary)
+    return sequence.thinking.forced(sequence.tokens, sequence.n_generated)
+
+
+def _forbidden(sequence: Sequence, vocabulary: Vocabulary) -> list[int]:
+    """Tokens that would end the answer too early for its request."""
+    request = sequence.request
+    early = sequence.n_generated < request.min_tokens
+    forbidden = list(vocabulary.ends) if early or request.ignore_eos else []
+    return [*forbidden, *request.stop_token_ids] if early else forbidden

@@ -1,0 +1,290 @@
+"""Embeddings and rerank scores: a second context on the loaded model, one bounded decode at a time.
+
+Every condition under which llama.cpp would abort the process is checked before the call: sizes of batch and
+micro-batch, positions beyond the trained context, sequence ids and token ids.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from engine.runner.inputs import shortened
+from engine.runner.limits import KV_TYPES
+from engine.runner.llama.native.batch import Batch
+from engine.runner.llama.native.model import LoadedModel
+from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.protocol import Embed, Embedded, Fault
+from engine.runner.text_limits import TooManyTokens
+
+# llama.h, enum llama_pooling_type.
+_POOL_NONE: Final = 0
+_POOL_MEAN: Final = 1
+_POOL_CLS: Final = 2
+_POOL_RANK: Final = 4
+# A chat model that embeds beside its chats pays a second KV cache; this bounds it.
+CHAT_LIMIT: Final = 2048
+# Embedding models read long documents, but compute buffers grow with the square of an encoder's input.
+EMBED_LIMIT: Final = 8192
+# llama.cpp reserves logits for every token of an embedding batch (n_vocab floats each), used or not.
+OUTPUT_BYTES: Final = 1 << 30
+# Tokens of a causal model decoded at once: a chat waits no longer than this beside an embedding.
+CHUNK: Final = 512
+MAX_SEQUENCES: Final = 16
+# Characters of a word that may be one token, where tokens do not spell the text.
+_LONG_WORD: Final = 256
+
+
+class _Refused(Exception):
+    """An input cannot be embedded; `fault` says why."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+class CannotEmbed(Exception):
+    """No embedding context could be made; the message says why."""
+
+
+@dataclass
+class _Job:
+    """One Embed message. `tokens` are those of the inputs up to the one at work; `vectors` what they gave."""
+
+    id: int
+    inputs: list[str | list[int]]
+    query: str | None
+    normalize: bool
+    cut: dict[int, int] = field(default_factory=dict)
+    truncate: bool = False
+    tokens: list[list[int]] = field(default_factory=list)
+    next_input: int = 0
+    done_tokens: int = 0
+    vectors: list[Any] = field(default_factory=list)
+
+
+class Embedder:
+    """Owns the embedding context. All calls from the scheduler's thread; `step` is one decode."""
+
+    def __init__(self, loaded: LoadedModel, vocabulary: Vocabulary, metadata: dict[str, str]) -> None:
+        api, settings = loaded.api, loaded.settings
+        self._loaded = loaded
+        self._vocabulary = vocabulary
+        trained = int(api.llama_model_n_ctx_train(loaded.model))
+        architecture = metadata.get("general.architecture", "")
+        causal = loaded.memory is not None and metadata.get(f"{architecture}.attention.causal") != "false"
+        limit = min(trained or CHAT_LIMIT, EMBED_LIMIT if settings.embeddings else min(CHAT_LIMIT, settings.n_ctx))
+        rows = max(OUTPUT_BYTES // (4 * loaded.n_vocab), 64)
+        self.limit = limit if causal else min(limit, rows)
+        self._chunk = min(self.limit, CHUNK, rows) if causal else self.limit
+        self._context = self._make_context(loaded, metadata.get(f"{architecture}.pooling_type"))
+        pooling = int(api.llama_pooling_type(self._context))
+        self.ranks = pooling == _POOL_RANK
+        self._pooling = pooling
+        self.width = int(
+            api.llama_model_n_cls_out(loaded.model) if self.ranks else api.llama_model_n_embd_out(loaded.model)
+        )
+        self._memory = api.llama_get_memory(self._context)
+        self._batch = Batch(
+            replace(
+                loaded, context=self._context, memory=self._memory, n_batch=self._chunk, max_outputs=self._chunk
+            )
+        )
+        self._jobs: deque[_Job] = deque()
+
+    def _make_context(self, loaded: LoadedModel, pooling: str | None) -> Any:
+        api, settings = loaded.api, loaded.settings
+        params = api.llama_context_default_params()
+        params.n_ctx = self.limit
+        params.n_batch = params.n_ubatch = self._chunk
+        params.n_seq_max = MAX_SEQUENCES
+        params.kv_unified = True
+        params.embeddings = True
+        params.no_perf = True
+        params.flash_attn_type = -1
+        params.type_k = params.type_v = KV_TYPES["f16"]
+        if settings.n_threads:
+            params.n_threads = settings.n_threads
+            params.n_threads_batch = settings.n_threads_batch or settings.n_threads
+        if pooling is None or int(pooling) <= _POOL_NONE:
+            params.pooling_type = _POOL_MEAN  # a chat model's file names none; per-token rows serve nobody here
+        context = api.llama_init_from_model(loaded.model, params)
+        if not context:
+            raise CannotEmbed(f"llama.cpp made no embedding context of {self.limit} tokens (memory, or the model)")
+        return context
+
+    @property
+    def busy(self) -> bool:
+        """Something waits to be embedded."""
+        return bool(self._jobs)
+
+    def add(self, message: Embed) -> Fault | None:
+        """Queue a message; a Fault says why it cannot run."""
+        if message.query is not None and not self.ranks:
+            return _refused(message.id, "This model has no ranking head; load a reranker.", "model")
+        if message.query is None and self.ranks:
+            return _refused(message.id, "This model ranks documents and gives no embeddings.", "model")
+        if not message.inputs:
+            return _refused(message.id, "There is nothing to embed.", "input")
+        job = _Job(message.id, message.inputs, message.query, message.normalize and not self.ranks)
+        job.truncate = message.truncate
+        self._jobs.append(job)
+        return None
+
+    def cancel(self, job_id: int) -> None:
+        """Forget a job that nobody waits for any more."""
+        if any(job.id == job_id for job in self._jobs):
+            self._jobs = deque(job for job in self._jobs if job.id != job_id)
+
+    def _tokens(self, item: str | list[int], query: str | None, limit: int | None) -> list[int]:
+        vocabulary = self._vocabulary
+        if not isinstance(item, str):
+            return item
+        if query is None:
+            return vocabulary.tokenize(item, add_special=True, parse_special=True, limit=limit)
+        api, model, vocab = self._loaded.api, self._loaded.model, self._loaded.vocab
+        template = api.llama_model_chat_template(model, b"rerank")
+        if template:
+            text = template.decode("utf-8", "replace").replace("{query}", query).replace("{document}", item)
+            return vocabulary.tokenize(text, add_special=False, parse_special=True, limit=limit)
+        begin = [api.llama_vocab_bos(vocab)] if api.llama_vocab_get_add_bos(vocab) else []
+        end = api.llama_vocab_eos(vocab)
+        end = [end if end >= 0 else api.llama_vocab_sep(vocab)] if api.llama_vocab_get_add_eos(vocab) else []
+        between = [api.llama_vocab_sep(vocab)] if api.llama_vocab_get_add_sep(vocab) else []
+        asked = vocabulary.tokenize(query, add_special=False, parse_special=False, limit=limit)
+        text_tokens = vocabulary.tokenize(item, add_special=False, parse_special=False, limit=limit)
+        return [*begin, *asked, *end, *between, *text_tokens, *end]
+
+    def _input(self, job: _Job, index: int) -> list[int]:
+        """An input's tokens, made when its turn has come: a step waits for the texts of one batch, not of all.
+
+        Raises: _Refused.
+        """
+        if index == len(job.tokens):
+            try:
+                tokens = (
+                    self._shortened(job, index)
+                    if job.truncate
+                    else self._tokens(job.inputs[index], job.query, self.limit)
+                )
+            except TooManyTokens as error:
+                raise _Refused(self._overflow(job.id, index, error.at_least)) from None
+            fault = self._check(job.id, index, tokens)
+            if fault is not None:
+                raise _Refused(fault)
+            job.tokens.append(tokens)
+        return job.tokens[index]
+
+    def _shortened(self, job: _Job, index: int) -> list[int]:
+        """An input's first tokens; of a text only as much is looked at as those can spell."""
+        item = job.inputs[index]
+        if isinstance(item, str):
+            item = item[: self.limit * (self._vocabulary.longest or _LONG_WORD)]
+        tokens = self._tokens(item, job.query, limit=None)
+        if len(tokens) <= self.limit:
+            return tokens
+        job.cut[index] = len(tokens)
+        return shortened(tokens, self.limit, self._vocabulary.control)
+
+    def _overflow(self, job_id: int, index: int, count: int) -> Fault:
+        facts: dict[str, int | float | str | None] = {"prompt_tokens": count, "context_tokens": self.limit}
+        param = f"input[{index}]"
+        return Fault(id=job_id, code="context_length_exceeded", message="", param=param, facts=facts)
+
+    def _check(self, job_id: int, index: int, tokens: list[int]) -> Fault | None:
+        if not tokens:
+            return _refused(job_id, f"input[{index}] is empty.", f"input[{index}]")
+        if min(tokens) < 0 or max(tokens) >= self._vocabulary.size:
+            return _refused(
+                job_id, f"Token ids must be between 0 and {self._vocabulary.size - 1}.", f"input[{index}]"
+            )
+        if len(tokens) > self.limit:
+            return self._overflow(job_id, index, len(tokens))
+        return None
+
+    def step(self) -> Embedded | Fault | None:
+        """One decode for the oldest job; its answer when it is complete."""
+        job = self._jobs[0]
+        try:
+            self._decode_some(job)
+        except _Refused as error:
+            self._jobs.popleft()
+            return error.fault
+        except ValueError as error:
+            self._jobs.popleft()
+            return Fault(id=job.id, code="internal", message=f"llama.cpp could not embed the input: {error}.")
+        if job.next_input < len(job.inputs):
+            return None
+        self._jobs.popleft()
+        rows = [row / (np.linalg.norm(row) or 1.0) if job.normalize else row for row in job.vectors]
+        if not all(np.isfinite(row).all() for row in rows):
+            self._loaded.api.llama_memory_clear(self._memory, True)  # what is left in the cells would spoil others
+            return Fault(id=job.id, code="not_finite", message="The model's output is not a number.")
+        return Embedded(
+            id=job.id,
+            width=self.width,
+            vectors=[row.astype("<f4").tobytes() for row in rows],
+            token_counts=[len(tokens) for tokens in job.tokens],
+            cut=job.cut,
+        )
+
+    def _decode_some(self, job: _Job) -> None:
+        tokens = self._input(job, job.next_input)
+        if len(tokens) > self._chunk:
+            self._decode_piece(job, tokens)
+            return
+        batch, first = self._batch, job.next_input
+        batch.clear()
+        count = 0
+        # Attention is computed over the whole batch: long inputs share it with nobody.
+        budget = max(len(tokens), min(CHUNK, self._chunk))
+        for index in range(first, min(first + MAX_SEQUENCES, len(job.inputs))):
+            piece = self._input(job, index)
+            if len(piece) > budget:
+                break
+            budget -= len(piece)
+            batch.add_embedded(piece, 0, count)
+            count += 1
+        self._run()
+        job.vectors.extend(self._row(seq_id) for seq_id in range(count))
+        job.next_input += count
+        self._loaded.api.llama_memory_clear(self._memory, False)
+
+    def _decode_piece(self, job: _Job, tokens: list[int]) -> None:
+        """The next chunk of one long input: causal, so earlier chunks do not depend on later ones."""
+        piece = tokens[job.done_tokens : job.done_tokens + self._chunk]
+        self._batch.clear()
+        self._batch.add_embedded(piece, job.done_tokens, 0)
+        self._run()
+        row = self._row(0)
+        if job.done_tokens == 0:
+            job.vectors.append(row * len(piece) if self._pooling == _POOL_MEAN else row)
+        elif self._pooling == _POOL_MEAN:
+            job.vectors[-1] += row * len(piece)
+        elif self._pooling != _POOL_CLS:  # the last token, or the score read at it
+            job.vectors[-1] = row
+        job.done_tokens += len(piece)
+        if job.done_tokens == len(tokens):
+            if self._pooling == _POOL_MEAN:
+                job.vectors[-1] /= len(tokens)
+            job.next_input += 1
+            job.done_tokens = 0
+            self._loaded.api.llama_memory_clear(self._memory, False)
+
+    def _run(self) -> None:
+        code = self._batch.decode()
+        if code != 0:
+            self._loaded.api.llama_memory_clear(self._memory, False)
+            raise ValueError(f"llama_decode returned {code}")
+        self._loaded.api.llama_synchronize(self._context)
+
+    def _row(self, seq_id: int) -> Any:
+        pointer = self._loaded.api.llama_get_embeddings_seq(self._context, seq_id)
+        if not pointer:
+            raise ValueError("no embedding came back")
+        return np.ctypeslib.as_array(pointer, (self.width,)).astype(np.float64)
+
+
+def _refused(job_id: int, message: str, param: str) -> Fault:
+    return Fault(id=job_id, code="invalid_request", message=message, param=param)

@@ -1,0 +1,117 @@
+"""What steps cost here and now, and what follows: how much prompt fits beside answers, and how many threads pay."""
+
+from typing import Final
+
+from engine.runner.llama.batch.sequence import Sequence
+from engine.runner.llama.batch.threads import BatchThreads
+from engine.runner.llama.native.model import LoadedModel
+from engine.runner.llama.speculate.payoff import ROWS_AT_ONCE, StepCost
+from engine.runner.protocol import LoadSettings
+
+# What a prompt may add to a step while others generate, or as much again as their rows take, when that is more. It
+# grows with the number of requests that wait for their first token for each that generates: wide steps read faster.
+PROMPT_STEP_S: Final = 0.1
+MOST_STRETCH: Final = 5
+# A row of an answer takes as long as this many of a prompt, until measured: it is also multiplied by the output
+# matrix, and looks at more text. Measured: docs/log.md, engine.
+ANSWER_ROWS: Final = 3
+# A processor is as efficient with this many rows as with hundreds. Measured: docs/log.md, engine.
+MIN_CHUNK: Final = 16
+# On processors llama.cpp's fused attention takes a step's rows in tiles of this many, and one by one below
+# that. Source: GGML_FA_TILE_Q, ggml-cpu/common.h.
+TILE_ROWS: Final = 64
+# From this depth on that is so slow that a step with a prompt fills tiles. Measured: docs/log.md, engine.
+DEEP: Final = 512
+# So slow that there this many and more take longer than a whole tile does. Measured: docs/log.md, engine.
+NEARLY_A_TILE: Final = 40
+# An answer is told this often at most. Each time costs the runner, the server and the client half a millisecond of
+# the cores that compute; an eye takes text in at the rate of a display. Measured: docs/log.md, engine.
+TELL_EVERY_S: Final = 0.02
+
+
+class Pace:
+    """Learns from every step. Sets the context's threads."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._threads_set = int(loaded.api.llama_n_threads_batch(loaded.context))
+        self._threads = BatchThreads(self._threads_set)
+        self._prompt_row_s = 0.0
+        self.cost = StepCost()
+
+    def prefill_budget(self, generating: int, waiting: int = 1, depth: int = 0) -> int:
+        """Prompt tokens for the next step; `generating` rows are answers, which must not wait for long.
+
+        `waiting` requests read their prompts, the deepest of which has read `depth` tokens.
+        """
+        if not generating:
+            return self._loaded.n_batch
+        stretch = min(max(1.0, waiting / generating), MOST_STRETCH)
+        added_s = max(PROMPT_STEP_S, self._answers_s(generating)) * stretch
+        wanted = int(added_s / self._prompt_row_s) if self._prompt_row_s else 0
+        whole = TILE_ROWS if depth >= DEEP and in_tiles(self._loaded.settings) else ROWS_AT_ONCE
+        rows = max(MIN_CHUNK, wanted) + generating
+        return max(MIN_CHUNK, min(rows + -rows % whole, self._loaded.n_ubatch) - generating)
+
+    def step_rows(self, usual: int) -> int:
+        """Tokens of a prompt that take as long as a step without any; `usual` until that was measured."""
+        step_s = self.cost.seconds(1)
+        return usual if step_s is None or not self._prompt_row_s else round(step_s / self._prompt_row_s)
+
+    def set_threads(self, rows: int) -> None:
+        """Use as many threads as pay for a step of `rows` at this moment, while other programs come and go."""
+        wanted = self._threads.threads(rows)
+        if wanted != self._threads_set:
+            self._threads_set = wanted
+            self._loaded.api.llama_set_n_threads(self._loaded.context, wanted, wanted)
+
+    def note(self, rows: int, outputs: int, seconds: float, cpu_s: float, now: float) -> None:
+        """A step of `rows`, of which `outputs` wanted logits, took so long, and so much processor time.
+
+        `now` is a monotonic clock.
+        """
+        self._threads.note(rows, seconds, cpu_s, now)
+        prompt = rows - outputs
+        if not prompt:
+            self.cost.note(rows, seconds)
+        elif prompt >= MIN_CHUNK and seconds > 0:
+            share_s = prompt * seconds / (prompt + ANSWER_ROWS * outputs)
+            answers_s = self.cost.seconds(outputs)
+            row_s = (share_s if answers_s is None else max(seconds - answers_s, share_s / 2)) / prompt
+            self._prompt_row_s = 0.7 * self._prompt_row_s + 0.3 * row_s if self._prompt_row_s else row_s
+
+    def _answers_s(self, rows: int) -> float:
+        """What a step of answers alone takes."""
+        return self.cost.seconds(rows) or rows * ANSWER_ROWS * self._prompt_row_s
+
+
+def in_tiles(settings: LoadSettings) -> bool:
+    """The processor's fused attention reads this cache in tiles."""
+    fused = settings.flash_attn != "off" and settings.n_gpu_layers == 0
+    return fused and settings.type_k == settings.type_v and settings.type_k in ("f16", "f32")
+
+
+def kept_prefix(settings: LoadSettings, cached: int, length: int) -> int:
+    """How much of a prompt's cached prefix to use: a rest of nearly a tile is read faster as a whole one.
+
+    `cached` of `length` tokens are computed.
+    """
+    nearly = NEARLY_A_TILE <= length - cached < TILE_ROWS
+    return length - TILE_ROWS if nearly and cached >= DEEP and in_tiles(settings) else cached
+
+
+def reading_order(prefilling: list[Sequence]) -> list[Sequence]:
+    """Whose prompt goes into this step first: the shortest rest, and whoever came first when passed over last time.
+
+    So a short prompt does not wait for a long one, nor a long one for ever for short ones, and first tokens come
+    one after the other instead of all of them late. `prefilling` in the order in which they came.
+    """
+    if not prefilling:
+        return prefilling
+    oldest = prefilling[0]
+    if oldest.passed_over:
+        oldest.passed_over = False
+        return prefilling
+    order = sorted(prefilling, key=lambda s: (s.request.priority != "interactive", s.n_missing))
+    oldest.passed_over = order[0] is not oldest
+    return order

@@ -1,0 +1,399 @@
+"""The engine: every step decodes one batch for all sequences, generating ones first, then pieces of prompts."""
+
+import time
+from collections import deque
+from typing import Any
+
+from engine.grammar import ConstraintRefused
+from engine.runner.llama.batch import scoring
+from engine.runner.llama.batch.adapters import Adapters
+from engine.runner.llama.batch.admission import cells_needed, cells_promised, enqueue, new_sequence, refusal
+from engine.runner.llama.batch.constrain import ConstraintCompiler
+from engine.runner.llama.batch.draw import DrawFailed, draw
+from engine.runner.llama.batch.following import Following
+from engine.runner.llama.batch.pacing import TELL_EVERY_S, Pace, kept_prefix, reading_order
+from engine.runner.llama.batch.quarantine import Quarantine
+from engine.runner.llama.batch.sequence import Sequence, told_reading
+from engine.runner.llama.batch.shift import is_full, shift
+from engine.runner.llama.cache.cached_sequence import CachedSequence
+from engine.runner.llama.cache.kv import KVCache
+from engine.runner.llama.cache.prefix_store import PrefixStore
+from engine.runner.llama.native.batch import ABORTED, NO_ROOM, REFUSED, Batch, EngineBroken, Logits
+from engine.runner.llama.native.model import LoadedModel
+from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.llama.speculate.guesser import Guesser
+from engine.runner.llama.speculate.speculation import Speculation
+from engine.runner.llama.vision.vision import Media, Span, Vision
+from engine.runner.protocol import Fault
+from engine.runner.service import Output
+from engine.types import FinishReason, GenerationRequest, TokenLogprob
+
+
+class Scheduler:
+    """Owns the context. `step` is the whole engine; everything else prepares or answers for it."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        vocabulary: Vocabulary,
+        store: PrefixStore,
+        draft_model: Guesser | None = None,
+        vision: Vision | None = None,
+    ) -> None:
+        self._loaded = loaded
+        self._vision = vision
+        self._vocabulary = vocabulary
+        self._constraints = ConstraintCompiler(vocabulary)
+        self._kv = KVCache(loaded, store)
+        self._quarantine = Quarantine(self._kv)
+        self._batch = Batch(loaded)
+        self._logits = Logits(loaded)
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._by_id: dict[int, Sequence] = {}
+        self._pace = Pace(loaded)
+        self._speculation = Speculation(loaded, self._pace, draft_model)
+        self._following = Following(loaded, self._kv, self._pace)
+        self._adapters = Adapters(loaded, loaded.settings.lora)
+        self.steps = 0
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+        self.cached_tokens = 0
+
+    def rest(self) -> None:
+        """Nothing runs: do what the next requests would wait for, in their stead."""
+        self._kv.store_idle()
+        self._constraints.warm()
+
+    @property
+    def busy(self) -> bool:
+        """Something is running or waiting."""
+        return bool(self._running or self._waiting)
+
+    @property
+    def active(self) -> int:
+        """Sequences that hold cells."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for cells or a slot."""
+        return len(self._waiting)
+
+    @property
+    def kv(self) -> KVCache:
+        """The cache, for statistics."""
+        return self._kv
+
+    def add(
+        self, request_id: int, request: GenerationRequest, tokens: list[int], media: Media | None = None
+    ) -> Fault | None:
+        """Queue a tokenized request; a Fault says why it cannot run."""
+        size = self._vocabulary.size
+        fault = refusal(request_id, request, tokens, self._loaded.n_ctx, size, self._adapters)
+        if fault is not None:
+            return fault
+        constraint = None
+        if request.constraint is not None:
+            try:
+                constraint = self._constraints.compile(request.constraint)
+            except ConstraintRefused as error:
+                return Fault(id=request_id, code="invalid_request", message=str(error), param="response_format")
+        sequence = new_sequence(self._loaded, request_id, request, tokens, constraint, media)
+        self._by_id[request_id] = sequence
+        enqueue(self._waiting, sequence)
+        return None
+
+    def cancel(self, request_id: int) -> None:
+        """Mark a request; it ends before the next decode."""
+        sequence = self._by_id.get(request_id)
+        if sequence is not None:
+            sequence.cancelled = True
+
+    def credit(self, request_id: int, count: int) -> None:
+        """The server took deltas of this request."""
+        sequence = self._by_id.get(request_id)
+        if sequence is not None:
+            sequence.credit += count
+
+    def only_prefilling(self, request_id: int) -> bool:
+        """This request is the only one running and still reads its prompt: aborting the decode hurts nobody."""
+        return len(self._running) == 1 and self._running[0].id == request_id and not self._running[0].decoding
+
+    def step(self) -> list[Output]:
+        """Admit, decode one batch, sample; returns what to tell the server."""
+        out: list[Output] = []
+        for sequence in [s for s in self._by_id.values() if s.cancelled]:
+            self._end(sequence, "cancelled", out)
+        self._admit(out)
+        if not self._running:
+            return out
+        begun = time.monotonic()
+        self._fill_batch(out)
+        if self._batch.size == 0:
+            return out
+        self._pace.set_threads(self._batch.size)
+        started, cpu = time.monotonic(), time.process_time()
+        code = self._batch.decode()
+        self._loaded.api.llama_synchronize(self._loaded.context)
+        now = time.monotonic()
+        if code == 0:
+            self.steps += 1
+            cpu = time.process_time() - cpu
+            self._pace.note(self._batch.size, self._batch.outputs, now - started, cpu, now)
+            self._commit_batch()
+            self.cached_tokens += self._following.step_done(self._running)
+            out.extend(told_reading(self._running, now))
+            self._sample(out)
+            self._speculation.follow(self._batch, self._running)
+            if self._batch.size == self._batch.outputs:
+                self._speculation.settle(now - begun)
+        else:
+            self._recover(code, out)
+        self._flush(out)
+        return out
+
+    def _admit(self, out: list[Output]) -> None:
+        if self._quarantine.open:
+            if not self._running and (found := self._quarantine.examine()) is not None:
+                self._start(*found, out)
+            return
+        while self._waiting and len(self._running) < self._loaded.settings.n_parallel:
+            sequence = self._waiting[0]
+            fresh = not sequence.request.cache_prompt
+            shared = 0 if fresh else self._kv.best_prefix(sequence.tokens, sequence.key)[1]
+            free = self._kv.cells - self._kv.used_cells + self._kv.idle_cells
+            if self._running and cells_needed(sequence) - shared > free - cells_promised(self._running):
+                return
+            cache = self._kv.acquire(sequence.tokens, sequence.key, fresh=fresh)
+            if cache is None:
+                return
+            length = len(cache.tokens)
+            if sequence.media is not None:  # a picture is shared whole or not at all
+                self._kv.shorten(cache, sequence.media.whole(length))
+            elif self._loaded.keeps_partial:
+                self._kv.truncate(cache, kept_prefix(self._loaded.settings, length, len(sequence.tokens)))
+            self._start(sequence, cache, out)
+
+    def _start(self, sequence: Sequence, cache: CachedSequence, out: list[Output]) -> None:
+        self._waiting.remove(sequence)
+        sequence.cache = cache
+        if not sequence.announced:
+            sequence.cached_tokens = len(cache.tokens)
+            sequence.admitted = time.monotonic()
+            self.cached_tokens += sequence.cached_tokens
+            self.prompt_tokens += sequence.n_prompt
+            out.append((sequence.id, sequence.started()))
+        self._following.join(sequence, self._running)
+        self._running.append(sequence)
+
+    def _fill_batch(self, out: list[Output]) -> None:
+        batch = self._batch
+        batch.clear()
+        for sequence in self._running:
+            sequence.row, sequence.scored, sequence.draft = -1, 0, []  # a step that failed has left them
+            if is_full(sequence, self._loaded.n_ctx):
+                shift(sequence, self._kv, self._loaded.n_ctx)
+        members = self._adapters.members(self._running)
+        generating = [s for s in members if s.decoding]
+        prefilling = [s for s in members if not s.decoding]
+        self._speculation.begin(len(generating), alone=len(members) == 1)
+        for sequence in generating:
+            assert sequence.cache is not None
+            position = sequence.position(len(sequence.tokens) - 1)
+            sequence.row = batch.add(sequence.tokens[-1], position, sequence.cache.seq_id)
+            self._speculation.extend(batch, sequence)
+        depth = max((len(s.cache.tokens) for s in prefilling if s.cache is not None), default=0)
+        budget = self._pace.prefill_budget(batch.size, len(prefilling), depth)
+        reading: list[Sequence] = []
+        for sequence in reading_order(prefilling):
+            assert sequence.cache is not None
+            take = sequence.cache.until_checkpoint(min(sequence.n_missing, budget, batch.room))
+            if take <= 0 or self._following.waits(sequence, reading):
+                continue
+            start = len(sequence.cache.tokens)
+            if sequence.media is not None:
+                span = sequence.media.at(start)
+                if span is not None:
+                    self._put_picture(sequence, sequence.cache, span, out)
+                    budget -= span.n_tokens
+                    continue
+                take = min(take, sequence.media.text_until(start, len(sequence.tokens)) - start)
+            budget -= take
+            if scoring.put(batch, sequence, start, take, len(prefilling)):
+                continue
+            piece, place = sequence.tokens[start : start + take], sequence.position(start)
+            last = take == sequence.n_missing
+            reading.append(sequence)
+            sequence.row = batch.add_prompt(piece, place, sequence.cache.seq_id, last=last)
+
+    def _put_picture(self, sequence: Sequence, cache: CachedSequence, span: Span, out: list[Output]) -> None:
+        """Encode one picture into the cache, beside the batch."""
+        assert self._vision is not None
+        room = self._kv.make_room(span.n_tokens)
+        code = self._vision.put(span, sequence.position(span.start), cache.seq_id) if room else NO_ROOM
+        if code == 0:
+            cache.tokens.extend(sequence.tokens[span.start : span.end])
+            return
+        self._kv.drop(cache)  # what was put before it failed is no use without the rest
+        if code == NO_ROOM and len(self._running) > 1:
+            self._preempt(sequence)
+        elif code == NO_ROOM:
+            self._fail(sequence, "cache_full", "The KV cache is too small for this picture.", out)
+        elif code != ABORTED:
+            self._fail(sequence, "internal", "The picture could not be encoded.", out)
+
+    def _commit_batch(self) -> None:
+        caches = {s.cache.seq_id: s.cache for s in self._running if s.cache is not None}
+        runs = self._batch.runs()
+        for seq_id, pieces in runs:
+            self._kv.computed(caches[seq_id], pieces, alone=len(runs) == 1)
+
+    def _sample(self, out: list[Output]) -> None:
+        rows, now = None, 0.0
+        not_finite: list[Sequence] = []
+        for sequence in list(self._running):
+            if sequence.row < 0:
+                continue
+            if rows is None:
+                rows = self._logits.rows(self._batch.outputs)
+                now = time.monotonic()
+            if sequence.scored and not scoring.note(sequence, rows, self._vocabulary.pieces):
+                continue
+            if len(sequence.tokens) >= sequence.limit:  # nothing was to be generated
+                self._end(sequence, "length", out)
+            elif not self._sample_sequence(sequence, rows, now, out):
+                not_finite.append(sequence)
+            elif self._quarantine.open:
+                self._quarantine.acquit(sequence)
+                if sequence.cache is not None and self._quarantine.open:
+                    self._set_aside(sequence)
+        if not_finite:
+            self._isolate(not_finite, out)
+
+    def _isolate(self, not_finite: list[Sequence], out: list[Output]) -> None:
+        guilty = self._quarantine.convict(not_finite)
+        for sequence in reversed(self._running.copy()):
+            self._preempt(sequence)
+        for sequence in guilty:
+            self._fail(sequence, "not_finite", "The model's output is not a number.", out)
+        self._kv.scrub()
+
+    def _sample_sequence(self, sequence: Sequence, rows: Any, now: float, out: list[Output]) -> bool:
+        """Draw from the sequence's rows for as long as what is drawn is what was guessed; False: no numbers."""
+        first, sequence.row = sequence.row, -1
+        draft, sequence.draft = sequence.draft, []
+        before, finite = len(sequence.tokens), True
+        for i in range(len(draft) + 1):
+            try:
+                token, logprob = draw(sequence, rows[first + i], self._vocabulary)
+            except DrawFailed as error:
+                finite = error.code != "not_finite"
+                if finite:
+                    self._fail(sequence, error.code, str(error), out)
+                break
+            self._take(sequence, token, logprob, now, out)
+            if sequence.id not in self._by_id or i == len(draft) or token != draft[i]:
+                break
+        new = sequence.tokens[before:]
+        if draft:
+            self._speculation.judge(sequence, max(len(new) - 1, 0))
+        sequence.drafter.observe(new)
+        if draft and sequence.cache is not None:
+            # Guesses that were not taken leave the cache; all but the newest token stay computed.
+            self._kv.shorten(sequence.cache, len(sequence.tokens) - 1)
+        return finite
+
+    def _take(
+        self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, out: list[Output]
+    ) -> None:
+        self.generated_tokens += 1
+        sequence.drew(now)
+        sequence.tokens.append(token)
+        if token in self._vocabulary.ends or token in sequence.request.stop_token_ids:
+            self._end(sequence, "stop", out)
+            return
+        sequence.sampler.accept(token)
+        if sequence.constraint is not None:
+            sequence.constraint.accept(token)
+        shown = sequence.request.keep_special or token not in self._vocabulary.control
+        sequence.say(self._vocabulary.pieces[token] if shown else b"")
+        sequence.pending_tokens.append(token)
+        if logprob is not None:
+            sequence.pending_logprobs.append(logprob)
+        if sequence.constraint is not None and sequence.constraint.error:
+            self._fail(sequence, "constraint_failed", sequence.constraint.error, out)
+        elif sequence.text.stop is not None or (sequence.constraint is not None and sequence.constraint.finished):
+            self._end(sequence, "stop", out)
+        elif sequence.over:
+            self._end(sequence, "length", out)
+
+    def _flush(self, out: list[Output]) -> None:
+        now = time.monotonic()
+        soon = all(s.decoding for s in self._running)  # the next step is a short one
+        for sequence in self._by_id.values():
+            if soon and sequence.cache is not None and now - sequence.told < TELL_EVERY_S:
+                continue
+            shown = sequence.pending_text or sequence.pending_logprobs
+            if shown and (delta := sequence.take_pending()) is not None:
+                sequence.told = now
+                out.append((sequence.id, delta))
+
+    def _end(self, sequence: Sequence, reason: FinishReason, out: list[Output]) -> None:
+        out.extend((sequence.id, event) for event in sequence.finish(reason))
+        self._forget(sequence)
+
+    def _fail(self, sequence: Sequence, code: str, message: str, out: list[Output]) -> None:
+        out.append(Fault(id=sequence.id, code=code, message=message))
+        self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        del self._by_id[sequence.id]
+        self._quarantine.acquit(sequence)
+        if sequence.cache is not None:
+            self.cached_tokens += self._following.leave(sequence, self._running)
+            self._kv.shorten(sequence.cache, 0 if sequence.shifted else len(sequence.tokens) - 1)
+            if not sequence.request.cache_prompt:
+                self._kv.drop(sequence.cache)
+            self._kv.release(sequence.cache, keep=sequence.request.priority != "background")
+            sequence.cache = None
+            self._running.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+        sequence.close()
+
+    def _recover(self, code: int, out: list[Output]) -> None:
+        if code == NO_ROOM:  # the cache is as before
+            free = self._kv.cells - self._kv.used_cells
+            if self._kv.make_room(max(self._batch.size, free + 1)):  # at least one goes, should the count be wrong
+                return
+            if len(self._running) > 1:
+                self._preempt(self._running[-1])
+                return
+            self._fail(self._running[0], "cache_full", "The KV cache is too small for this request.", out)
+        elif code == ABORTED:  # by a cancellation: what was computed stays
+            for sequence in self._running:
+                assert sequence.cache is not None
+                self._kv.settle(sequence.cache, sequence.tokens, countable=not sequence.shifted)
+        elif code == REFUSED:  # a bug of ours, but only these requests suffer
+            for sequence in list(self._running):
+                self._fail(sequence, "internal", "llama.cpp refused the batch.", out)
+        else:
+            raise EngineBroken(f"llama_decode returned {code}")
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take the cells of a running request; it waits at the front and is computed again later."""
+        assert sequence.cache is not None
+        self._kv.drop(sequence.cache)
+        self._set_aside(sequence)
+
+    def _set_aside(self, sequence: Sequence) -> None:
+        """Let a request wait at the front; what its cells hold stays as an idle prefix, if others can use it."""
+        assert sequence.cache is not None
+        if sequence.shifted:
+            self._kv.drop(sequence.cache)
+        self._kv.release(sequence.cache)
+        sequence.cache = None
+        sequence.row = -1
+        self._running.remove(sequence)
+        self._waiting.appendleft(sequence)

@@ -1,0 +1,41 @@
+"""Log probabilities of a prompt's own tokens: every row of the prompt is an output, so few are read in one step."""
+
+import math
+from collections.abc import Sequence as Pieces
+from typing import Any
+
+from engine.runner.llama.batch.sampler import token_logprob
+from engine.runner.llama.batch.sequence import Sequence
+from engine.runner.llama.native.batch import Batch
+from engine.runner.llama.native.model import MAX_DRAFT
+from engine.types import TokenLogprob
+
+
+def put(batch: Batch, sequence: Sequence, start: int, take: int, others: int) -> bool:
+    """Add up to `take` tokens of a prompt that is to be scored, all of them outputs; False for any other prompt.
+
+    `others` are the sequences of this step that may want one row each.
+    """
+    request, cache = sequence.request, sequence.cache
+    if not request.prompt_logprobs or request.logprobs is None or sequence.n_generated or cache is None:
+        return False
+    take = min(take, 1 + MAX_DRAFT, batch.max_outputs - batch.outputs - others)
+    if take > 0:
+        sequence.row, sequence.scored = batch.outputs, take
+        batch.add_embedded(sequence.tokens[start : start + take], sequence.position(start), cache.seq_id)
+        del sequence.prompt_logprobs[start + 1 :]  # what a step that failed has left
+    return True
+
+
+def note(sequence: Sequence, rows: Any, pieces: Pieces[bytes]) -> bool:
+    """Keep what this step's rows say of the prompt; True once all is read, and the last row can be drawn from."""
+    count, sequence.scored = sequence.scored, 0
+    top = sequence.request.logprobs or 0
+    first, known = sequence.row, sequence.prompt_logprobs
+    if not known:
+        known.append(TokenLogprob(sequence.tokens[0], pieces[sequence.tokens[0]], math.nan))
+    for row in range(first, first + count):
+        if len(known) < sequence.n_prompt:
+            known.append(token_logprob(rows[row], sequence.tokens[len(known)], top, pieces))
+    sequence.row = first + count - 1 if sequence.n_missing == 0 else -1
+    return sequence.row >= 0

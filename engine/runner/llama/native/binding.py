@@ -1,0 +1,72 @@
+"""The low-level llama.cpp API without the rest of the package: no high-level class, no disk cache import."""
+
+import ctypes
+import importlib
+import importlib.util
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from devices.backends.libraries import best_variant, built_libraries
+from devices.kernel_packs.folder import active_libraries
+
+
+class KernelsMissing(ImportError):
+    """llama-cpp-python is not installed, or its libraries do not load here; the message says which."""
+
+
+def load_api() -> Any:
+    """`llama_cpp.llama_cpp`, imported without running the package's `__init__`.
+
+    That `__init__` pulls in the high-level classes (and diskcache, which unpickles); a runner uses neither.
+    """
+    if "llama_cpp.llama_cpp" in sys.modules:
+        return sys.modules["llama_cpp.llama_cpp"]
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or not spec.submodule_search_locations:
+        raise KernelsMissing("llama-cpp-python is not installed; run start.py again to build it")
+    if "llama_cpp" not in sys.modules:
+        package = types.ModuleType("llama_cpp")
+        package.__path__ = list(spec.submodule_search_locations)
+        package.__spec__ = spec
+        sys.modules["llama_cpp"] = package
+    try:
+        return importlib.import_module("llama_cpp.llama_cpp")
+    except (OSError, RuntimeError) as error:
+        raise KernelsMissing(f"the llama.cpp libraries do not load: {error}") from error
+
+
+def library_folder() -> Path:
+    """The folder that holds libllama, libggml and the backend plugins."""
+    api = load_api()
+    return Path(api.__file__).parent / "lib"
+
+
+def start_backends() -> Any:
+    """Load every backend plugin beside libllama and those of kernel packs, then start llama.cpp.
+
+    Returns the API module.
+
+    The symbol is taken from libllama's own handle: wheels have no symlinks, so opening libggml by name would
+    map a second copy with its own registry. Without plugins (a static build) the backends are built in.
+    """
+    api = load_api()
+    packs = active_libraries()
+    lib = api._lib  # noqa: SLF001 - the one shared handle
+    if packs and hasattr(lib, "ggml_backend_load"):
+        lib.ggml_backend_load.restype = ctypes.c_void_p
+        for path in load_order(built_libraries(library_folder()) | packs):
+            if not lib.ggml_backend_load(str(path).encode()):
+                sys.stderr.write(f"{path} did not load\n")
+    elif hasattr(lib, "ggml_backend_load_all_from_path"):
+        lib.ggml_backend_load_all_from_path(str(library_folder()).encode())
+    api.llama_backend_init()
+    return api
+
+
+def load_order(libraries: Mapping[str, tuple[Path, ...]]) -> list[Path]:
+    """One library a backend, the best variant for this processor; the CPU comes last, as ggml itself has it."""
+    names = sorted(libraries, key=lambda name: (name == "cpu", name))
+    return [best_variant(libraries[name]) for name in names]

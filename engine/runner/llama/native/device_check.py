@@ -1,0 +1,216 @@
+"""What a device computes, beside what the CPU computes: the same tokens in the same batches, logits compared.
+
+The self check compares a device with itself, so kernels that are wrong in the same way in every batch pass it. Here
+the CPU's plain kernels are the reference. The batches cover the kernels that backends choose by shape: a prompt
+(matrix times matrix), one token (matrix times vector) and a few tokens (small batches).
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from engine.runner.llama.native.batch import Batch, Logits
+from engine.runner.llama.native.model import LoadedModel
+from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.types import DeviceCheck
+
+VERSION: Final = 1
+# Prose, code and numbers, several scripts: tokens from all over a vocabulary.
+TEXTS: Final = (
+    (
+        "The lighthouse keeper wrote down the weather every evening: wind from the west, force 5, rain after "
+        "21:30. In 1987 the lamp was replaced by an automatic one, and he moved to a small house near the "
+        "harbour, where he still notes the tides. Le phare est fermé le lundi. Der Turm ist 48 Meter hoch."
+    ),
+    (
+        "def moving_average(values: list[float], width: int) -> list[float]:\n    if width <= 0:\n        raise "
+        'ValueError(f"width must be positive, not {width}")\n    sums = [0.0]\n    for value in values:\n        '
+        "sums.append(sums[-1] + value)\n    return [(b - a) / width for a, b in zip(sums, sums[width:])]\n"
+    ),
+)
+PROMPT_TOKENS: Final = 64
+STEPS: Final = 6
+SMALL_BATCH: Final = 4
+# llama.cpp is told to expect at most 17 outputs of one sequence in a batch (model.py).
+PROMPT_OUTPUTS: Final = 16
+# The reference keeps this many of its likeliest tokens a row; the others count together.
+KEPT_TOKENS: Final = 256
+
+
+class Reference(msgspec.Struct, frozen=True, kw_only=True):
+    """The CPU's answer: for each row the likeliest tokens (int32) and their log probabilities (float32).
+
+    `rows` rows of `width` entries each, row after row, little-endian; `version` and `tokens` say what was computed.
+    `noise_kld_mean` and `noise_kld_max` (nats) are how far the CPU's other attention kernels are from these: what
+    the order of additions alone changes in this model.
+    """
+
+    version: int
+    tokens: str
+    rows: int
+    width: int
+    token_ids: bytes
+    logprobs: bytes
+    noise_kld_mean: float = 0.0
+    noise_kld_max: float = 0.0
+
+
+# A margin between the two likeliest tokens that no sound kernel overturns. Measured: docs/log.md, device check.
+SURE_NATS: Final = 0.5
+
+
+# A device is wrong beyond both the floor and this multiple of the model's own noise. Sound devices: at most .7 of
+# the noise where activations have 8 bits, else 2e-4 in mean and 5e-3 in a row (a mixture's routing at a near tie);
+# faults that change answers begin at 1e-3. Measured: docs/log.md, device check.
+WRONG_KLD_MEAN: Final = 0.001
+WRONG_KLD_ROW: Final = 0.03
+NOISE_FACTOR: Final = 3.0
+WRONG_TOP_FRAC: Final = 0.03
+
+
+class DeviceWrong(Exception):
+    """The device computes something else than the CPU; `found` holds the numbers, None where it computed none."""
+
+    def __init__(self, reason: str, found: DeviceCheck | None) -> None:
+        super().__init__(reason)
+        self.found = found
+
+
+class NotComparable(Exception):
+    """The reference belongs to another version or model."""
+
+
+def prompts(loaded: LoadedModel, vocabulary: Vocabulary) -> list[list[int]]:
+    """The token sequences that are computed, as long as the context permits."""
+    room = min(loaded.n_ctx, loaded.n_batch)
+    most = max(1, min(PROMPT_TOKENS + STEPS + SMALL_BATCH, room))
+    found = [vocabulary.tokenize(text, add_special=True, parse_special=False)[:most] for text in TEXTS]
+    return [tokens for tokens in found if tokens] or [[0]]
+
+
+def token_key(sequences: list[list[int]]) -> str:
+    """Names the tokens that were computed."""
+    return hashlib.sha256(repr(sequences).encode()).hexdigest()[:16]
+
+
+def logprob_rows(loaded: LoadedModel, sequences: list[list[int]]) -> Any:
+    """Log probabilities, shape (rows, n_vocab), float32, in a fixed order. The cache is empty afterwards.
+
+    Raises: ValueError: a batch could not be decoded, or its output is not a number; the message says which.
+    """
+    batch, logits = Batch(loaded), Logits(loaded)
+    rows: list[Any] = []
+    for tokens in sequences:
+        at = 0
+        for length, outputs in _batches(len(tokens)):
+            first = at + length - outputs
+            if first > at:
+                batch.add_prompt(tokens[at:first], at, 0, last=False)
+            for i in range(first, at + length):
+                batch.add(tokens[i], i, 0)
+            code = batch.decode()
+            if code != 0:
+                raise ValueError(f"a batch of {length} tokens could not be decoded (llama_decode returned {code})")
+            rows += [_log_softmax(row) for row in logits.rows(batch.outputs)[: batch.outputs]]
+            batch.clear()
+            at += length
+        loaded.api.llama_memory_clear(loaded.memory, True)
+    return np.stack(rows)
+
+
+def _batches(total: int) -> list[tuple[int, int]]:
+    """(tokens, outputs) of each batch: the prompt, single tokens, then a small batch."""
+    prompt = max(1, total - STEPS - SMALL_BATCH)
+    found = [(prompt, min(prompt, PROMPT_OUTPUTS))]
+    steps = min(STEPS, total - prompt)
+    found += [(1, 1)] * steps
+    if total > prompt + steps:
+        found.append((total - prompt - steps, total - prompt - steps))
+    return found
+
+
+def _log_softmax(row: Any) -> Any:
+    """Of one row of logits (n_vocab,). Masked tokens (minus infinity) stay so."""
+    values = row.astype(np.float64)
+    largest = values.max()
+    if not np.isfinite(largest) or np.isnan(values).any():
+        raise ValueError("the output is not a number")
+    return (values - largest - np.log(np.exp(values - largest).sum())).astype(np.float32)
+
+
+def reference(loaded: LoadedModel, vocabulary: Vocabulary) -> Reference:
+    """Compute the reference with a model that was loaded for the CPU. Raises: ValueError: as logprob_rows."""
+    sequences = prompts(loaded, vocabulary)
+    rows = logprob_rows(loaded, sequences)
+    width = min(KEPT_TOKENS, rows.shape[1])
+    ids = np.argpartition(-rows, width - 1, axis=1)[:, :width].astype("<i4")
+    return Reference(
+        version=VERSION,
+        tokens=token_key(sequences),
+        rows=len(rows),
+        width=width,
+        token_ids=ids.tobytes(),
+        logprobs=np.take_along_axis(rows, ids, axis=1).astype("<f4").tobytes(),
+    )
+
+
+def compare(expected: Reference, loaded: LoadedModel, vocabulary: Vocabulary) -> DeviceCheck:
+    """Compute the same with a model on a device, and compare.
+
+    Raises: NotComparable: the reference is another model's. ValueError: as logprob_rows.
+    """
+    sequences = prompts(loaded, vocabulary)
+    if expected.version != VERSION or expected.tokens != token_key(sequences):
+        raise NotComparable("the reference was computed from other tokens")
+    return compare_rows(expected, logprob_rows(loaded, sequences))
+
+
+def compare_rows(expected: Reference, rows: Any) -> DeviceCheck:
+    """The comparison with log probabilities (rows, n_vocab) of a device. Raises: NotComparable."""
+    if rows.shape[0] != expected.rows or rows.shape[1] < expected.width:
+        raise NotComparable(f"{rows.shape[0]} rows where the reference has {expected.rows}")
+    shape = (expected.rows, expected.width)
+    ids = np.frombuffer(expected.token_ids, "<i4").reshape(shape)
+    logp = np.frombuffer(expected.logprobs, "<f4").reshape(shape).astype(np.float64)
+    logq = np.take_along_axis(rows, ids, axis=1).astype(np.float64)
+    p, q = np.exp(logp), np.exp(logq)
+    known = p > 0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = np.where(known, p * (logp - logq), 0.0)
+    rest_p, rest_q = np.clip(1 - p.sum(1), 1e-9, 1), np.clip(1 - q.sum(1), 1e-9, 1)
+    kld = np.maximum(0.0, terms.sum(1) + rest_p * np.log(rest_p / rest_q))
+    ordered = np.sort(logp, axis=1)
+    sure = ordered[:, -1] - ordered[:, -2] > SURE_NATS if expected.width > 1 else np.ones(len(logp), bool)
+    top = np.take_along_axis(ids, logp.argmax(1)[:, None], axis=1)[:, 0]
+    changed = (rows.argmax(1) != top) & sure
+    difference = np.abs(np.where(known, logq - logp, 0.0))
+    return DeviceCheck(
+        rows=expected.rows,
+        kld_mean=float(kld.mean()),
+        kld_max=float(kld.max()),
+        top_changed_frac=float(changed.mean()),
+        logprob_difference=float(difference.max()),
+    )
+
+
+def is_wrong(found: DeviceCheck, expected: Reference) -> bool:
+    """Whether the device computes something else than the CPU. NaN counts as wrong."""
+    return not (
+        found.kld_mean <= max(WRONG_KLD_MEAN, NOISE_FACTOR * expected.noise_kld_mean)
+        and found.kld_max <= max(WRONG_KLD_ROW, NOISE_FACTOR * expected.noise_kld_max)
+        and found.top_changed_frac <= WRONG_TOP_FRAC
+    )
+
+
+def read_reference(path: Path) -> Reference | None:
+    """A stored reference; None where there is none that can be read."""
+    try:
+        found = msgspec.msgpack.decode(path.read_bytes(), type=Reference)
+    except (OSError, msgspec.DecodeError):
+        return None
+    size = 4 * found.rows * found.width
+    sound = found.version == VERSION and len(found.token_ids) == size == len(found.logprobs)
+    return found if sound else None

@@ -1,0 +1,261 @@
+"""Load one model file with checked settings, and tell what was loaded."""
+
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from engine.runner.limits import KV_TYPES, MAX_SEQUENCES, mtp_settings, rollback, sequences
+from engine.runner.protocol import LoadSettings
+from engine.types import ModelFacts
+
+FLASH_ATTN: Final = {"auto": -1, "off": 0, "on": 1}
+# llama.cpp rounds every context up to this.
+MIN_CELLS: Final = 256
+# Longest draft that is verified in one step; llama.cpp sizes its output buffer by it.
+MAX_DRAFT: Final = 16
+
+
+class LoadFailed(Exception):
+    """The file or the settings were refused; the message says why."""
+
+
+@dataclass
+class LoadedModel:
+    """Native handles of one model and its context. Owned by the scheduler's thread.
+
+    `keeps_partial`: sequences can be cut at any token; else the last `max_rollback` of a step can be taken back.
+    """
+
+    api: Any
+    model: Any
+    vocab: Any
+    context: Any
+    memory: Any
+    settings: LoadSettings
+    n_vocab: int
+    n_ctx: int
+    kv_cells: int
+    n_seq_max: int
+    n_batch: int
+    n_ubatch: int
+    max_outputs: int
+    keeps_partial: bool
+    max_rollback: int
+    n_swa: int
+
+    def close(self) -> None:
+        """Free the context and the model."""
+        self.api.llama_free(self.context)
+        self.api.llama_model_free(self.model)
+
+
+def _model_params(api: Any, settings: LoadSettings, on_progress: Callable[[float], bool]) -> tuple[Any, list[Any]]:
+    params = api.llama_model_default_params()
+    params.n_gpu_layers = settings.n_gpu_layers
+    if not settings.use_mmap:
+        params.load_mode = api.LLAMA_LOAD_MODE_MLOCK if settings.use_mlock else api.LLAMA_LOAD_MODE_NONE
+    elif settings.use_mlock:
+        params.load_mode = api.LLAMA_LOAD_MODE_MMAP_MLOCK
+    params.use_extra_bufts = settings.repack
+    params.load_mtp = settings.mtp
+    last = -1.0
+
+    def progress(fraction: float, _: Any) -> bool:
+        nonlocal last
+        if fraction - last < 0.01 and fraction < 1:  # noqa: PLR2004 - whole percents
+            return True
+        last = fraction
+        return on_progress(fraction)
+
+    callback = api.llama_progress_callback(progress)
+    params.progress_callback = callback
+    keep: list[Any] = [callback]
+    if settings.devices or not settings.n_gpu_layers:
+        # No device at all, where no layer goes to one: llama.cpp would still send large batches to a GPU.
+        lib = api._lib  # noqa: SLF001 - ggml's device registry is not wrapped by the package
+        lib.ggml_backend_dev_by_name.restype = ctypes.c_void_p
+        devices = (ctypes.c_void_p * (len(settings.devices) + 1))()
+        for i, name in enumerate(settings.devices):
+            device = lib.ggml_backend_dev_by_name(name.encode())
+            if not device:
+                raise LoadFailed(f"there is no backend device named {name!r}")
+            devices[i] = device
+        params.devices = ctypes.cast(devices, ctypes.c_void_p)
+        keep.append(devices)
+    return params, keep
+
+
+def _check(settings: LoadSettings) -> None:
+    for name in ("type_k", "type_v"):
+        if getattr(settings, name) not in KV_TYPES:
+            raise LoadFailed(f"{name} {getattr(settings, name)!r} is not one of {', '.join(KV_TYPES)}")
+    if settings.flash_attn not in FLASH_ATTN:
+        raise LoadFailed(f"flash_attn {settings.flash_attn!r} is not one of {', '.join(FLASH_ATTN)}")
+    if settings.flash_attn == "off" and settings.type_v not in ("f32", "f16", "bf16"):
+        raise LoadFailed(f"a {settings.type_v} V cache needs flash attention")
+    if not 1 <= settings.n_parallel <= MAX_SEQUENCES // 2:
+        raise LoadFailed(f"n_parallel {settings.n_parallel} is not between 1 and {MAX_SEQUENCES // 2}")
+    if not 1 <= settings.n_ubatch <= settings.n_batch <= 1 << 20:
+        raise LoadFailed(
+            f"n_ubatch {settings.n_ubatch} and n_batch {settings.n_batch} must be 1 <= n_ubatch <= n_batch"
+        )
+    if not 1 <= settings.n_ctx < 1 << 31 or settings.kv_cells >= 1 << 31:
+        raise LoadFailed(f"n_ctx {settings.n_ctx} is out of range")
+
+
+def _context_params(api: Any, settings: LoadSettings, cells: int, n_seq_max: int) -> Any:
+    params = api.llama_context_default_params()
+    params.n_ctx = cells
+    params.n_batch = settings.n_batch
+    params.n_ubatch = settings.n_ubatch
+    params.n_seq_max = n_seq_max
+    if settings.n_threads:
+        params.n_threads = settings.n_threads
+    if settings.n_threads_batch or settings.n_threads:
+        params.n_threads_batch = settings.n_threads_batch or settings.n_threads
+    params.type_k = KV_TYPES[settings.type_k]
+    params.type_v = KV_TYPES[settings.type_v]
+    params.flash_attn_type = FLASH_ATTN[settings.flash_attn]
+    params.kv_unified = True
+    params.swa_full = False
+    params.no_perf = True
+    return params
+
+
+def mtp_context(target: LoadedModel, slots: int) -> Any:
+    """A context for the head that guesses ahead, for that many sequences of a target's weights.
+
+    Raises: LoadFailed.
+    """
+    api = target.api
+    params = _context_params(api, mtp_settings(target.settings), slots * target.n_ctx, slots)
+    params.ctx_type = api.LLAMA_CONTEXT_TYPE_MTP
+    params.ctx_other = target.context
+    context = api.llama_init_from_model(target.model, params)
+    if not context:
+        raise LoadFailed("no context for the head that guesses ahead could be made")
+    return context
+
+
+def load(
+    api: Any,
+    settings: LoadSettings,
+    on_progress: Callable[[float], bool],
+    *,
+    dry_run: bool = False,
+    spare_outputs: int = 2 * MAX_DRAFT,
+) -> LoadedModel:
+    """Load the file and make its context. `on_progress` gets 0 to 1 and may return False to stop.
+
+    `dry_run` reads the header only and allocates neither weights nor caches: sizes are logged, nothing can run.
+    `spare_outputs` are rows of logits beyond one a sequence, for drafts.
+
+    Raises: LoadFailed: refused settings, an unreadable file, or no memory for the context.
+    """
+    _check(settings)
+    params, keep = _model_params(api, settings, on_progress)
+    if dry_run:
+        params.no_alloc = True
+        params.load_mode = api.LLAMA_LOAD_MODE_NONE
+    model = api.llama_model_load_from_file(settings.path.encode(), params)
+    del keep
+    if not model:
+        raise LoadFailed("llama.cpp could not load the file (its log, on stderr, says why)")
+    if api.llama_model_has_encoder(model) and api.llama_model_has_decoder(model):
+        api.llama_model_free(model)
+        raise LoadFailed(
+            "models of an encoder and a decoder (T5 and its like) are not served; use a decoder-only one"
+        )
+    keeps_state = bool(api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
+    n_swa = api.llama_model_n_swa(model)
+    # An embedding model generates nothing: its own context (embed.py) is the one that needs room.
+    kv_cells = MIN_CELLS if settings.embeddings else max(settings.kv_cells, settings.n_ctx)
+    n_seq_max = sequences(settings, keeps_state=keeps_state)
+    max_outputs = max(settings.n_parallel + spare_outputs, n_seq_max)  # fewer than sequences aborts
+    context_params = _context_params(api, settings, kv_cells, n_seq_max)
+    context_params.n_outputs_max = max(max_outputs, 1)
+    context_params.n_rs_seq = rollback(settings) if keeps_state and not n_swa else 0
+    context_params.n_outputs_max_per_seq = 1 + MAX_DRAFT
+    context = api.llama_init_from_model(model, context_params)
+    if not context:
+        api.llama_model_free(model)
+        raise LoadFailed(f"no context of {kv_cells} cells could be made (memory, or an unsupported cache type)")
+    return LoadedModel(
+        api=api,
+        model=model,
+        vocab=api.llama_model_get_vocab(model),
+        context=context,
+        memory=api.llama_get_memory(context),
+        settings=settings,
+        n_vocab=api.llama_vocab_n_tokens(api.llama_model_get_vocab(model)),
+        n_ctx=min(settings.n_ctx, api.llama_n_ctx(context)),
+        kv_cells=api.llama_n_ctx(context),
+        n_seq_max=n_seq_max,
+        n_batch=api.llama_n_batch(context),
+        n_ubatch=api.llama_n_ubatch(context),
+        max_outputs=max_outputs,
+        keeps_partial=not keeps_state,
+        max_rollback=api.llama_n_rs_seq(context),  # 0 where the architecture cannot
+        n_swa=n_swa,
+    )
+
+
+def _metadata(loaded: LoadedModel) -> dict[str, str]:
+    api, model = loaded.api, loaded.model
+    buffer = ctypes.create_string_buffer(1 << 20)
+    found: dict[str, str] = {}
+    for i in range(api.llama_model_meta_count(model)):
+        api.llama_model_meta_key_by_index(model, i, buffer, len(buffer))
+        key = buffer.value.decode("utf-8", "replace")
+        api.llama_model_meta_val_str_by_index(model, i, buffer, len(buffer))
+        found[key] = buffer.value.decode("utf-8", "replace")
+    return found
+
+
+def facts(loaded: LoadedModel, pieces: Sequence[bytes], backend: str) -> ModelFacts:
+    """What the server and the window show about the loaded model."""
+    api, vocab = loaded.api, loaded.vocab
+    metadata = _metadata(loaded)
+    template = metadata.pop("tokenizer.chat_template", None)
+    description = ctypes.create_string_buffer(256)
+    api.llama_model_desc(loaded.model, description, len(description))
+
+    def piece(token: int) -> str:
+        return pieces[token].decode("utf-8", "replace") if 0 <= token < len(pieces) else ""
+
+    fim = {
+        name: piece(getattr(api, f"llama_vocab_fim_{name}")(vocab))
+        for name in ("pre", "suf", "mid", "pad", "rep", "sep")
+    }
+    eos = api.llama_vocab_eot(vocab)
+    return ModelFacts(
+        architecture=metadata.get("general.architecture", "unknown"),
+        description=description.value.decode("utf-8", "replace"),
+        n_params=api.llama_model_n_params(loaded.model),
+        size_bytes=api.llama_model_size(loaded.model),
+        n_vocab=loaded.n_vocab,
+        n_ctx=loaded.n_ctx,
+        n_ctx_train=api.llama_model_n_ctx_train(loaded.model),
+        n_parallel=loaded.settings.n_parallel,
+        n_embd=api.llama_model_n_embd(loaded.model),
+        chat_template=template,
+        bos=piece(api.llama_vocab_bos(vocab)),
+        eos=piece(eos if eos >= 0 else api.llama_vocab_eos(vocab)),
+        add_bos=bool(api.llama_vocab_get_add_bos(vocab)),
+        fim={name: text for name, text in fim.items() if text},
+        metadata={k: v for k, v in metadata.items() if len(v) <= 1 << 16},
+        backend=backend,
+    )
+
+
+def warm_up(loaded: LoadedModel) -> float:
+    """One throw-away decode, so that the first request does not pay for page faults; returns its seconds."""
+    api = loaded.api
+    started = time.monotonic()
+    token = api.llama_vocab_bos(loaded.vocab)
+    tokens = (ctypes.c_int32 * 1)(max(token, 0))
+    api.llama_decode(loaded.context, api.llama_batch_get_one(tokens, 1))
+    api.llama_memory_clear(loaded.memory, True)
+    return time.monotonic() - started

@@ -1,0 +1,78 @@
+"""Child process: what the CPU computes for a model, as the reference a device is compared with.
+
+Usage: python -m engine.runner.llama.reference_child SETTINGS_JSON TARGET. Prints one JSON line.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.runner.llama.native import model as llama_model
+from engine.runner.llama.native.binding import KernelsMissing, start_backends
+from engine.runner.llama.native.device_check import Reference, compare_rows, logprob_rows, prompts, reference
+from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.protocol import LoadSettings
+
+CONTEXT = 256
+
+
+def reference_settings(settings: LoadSettings) -> LoadSettings:
+    """The same model on the CPU's plain kernels, with as little context as the comparison needs.
+
+    The cache keeps its types: what they lose is chosen, not a fault of the device.
+    """
+    return msgspec.structs.replace(
+        settings, n_ctx=min(settings.n_ctx, CONTEXT), kv_cells=0, n_parallel=1, n_gpu_layers=0, devices=(),
+        repack=False, flash_attn="on", use_mmap=True, use_mlock=False, lora=(), mtp=False, max_rollback=0,
+        draft_path=None, mmproj_path=None, reference_path=None,
+    )  # fmt: skip
+
+
+def compute(api: Any, settings: LoadSettings) -> Reference:
+    """The reference, with the noise of the CPU's other attention kernels where the cache's type permits them.
+
+    Raises: LoadFailed. ValueError: the CPU itself computes no numbers.
+    """
+    found: Reference | None = None
+    plain = settings.type_v in {"f16", "bf16", "f32"}
+    for attention in ("on", "off") if plain else ("on",):
+        at = msgspec.structs.replace(settings, flash_attn=attention)
+        loaded = llama_model.load(api, at, lambda _fraction: True)
+        try:
+            vocabulary = Vocabulary(api, loaded.vocab)
+            if found is None:
+                found = reference(loaded, vocabulary)
+            else:
+                noise = compare_rows(found, logprob_rows(loaded, prompts(loaded, vocabulary)))
+                found = msgspec.structs.replace(found, noise_kld_mean=noise.kld_mean, noise_kld_max=noise.kld_max)
+        finally:
+            loaded.close()
+    assert found is not None
+    return found
+
+
+def main() -> int:
+    """Write the reference, whole or not at all."""
+    started = time.monotonic()
+    target = Path(sys.argv[2])
+    try:
+        settings = msgspec.json.decode(sys.argv[1].encode(), type=LoadSettings)
+        found = compute(start_backends(), reference_settings(settings))
+        partial = target.with_suffix(f".{os.getpid()}.tmp")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(msgspec.msgpack.encode(found))
+        partial.replace(target)
+    except (KernelsMissing, llama_model.LoadFailed, msgspec.DecodeError, ValueError, OSError) as error:
+        print(json.dumps({"error": str(error)}), flush=True)  # noqa: T201 - the parent reads it
+        return 0
+    print(json.dumps({"rows": found.rows, "seconds": time.monotonic() - started}), flush=True)  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

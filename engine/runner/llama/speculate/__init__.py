@@ -1,0 +1,1 @@
+"""Guessing ahead: who guesses, how far, and whether it pays."""

@@ -1,0 +1,121 @@
+"""Drafts beside the newest tokens: who guesses, how far, and whether it pays."""
+
+import time
+from typing import Final
+
+from engine.runner.limits import MAX_DRAFTING
+from engine.runner.llama.batch.pacing import Pace
+from engine.runner.llama.batch.sequence import Sequence
+from engine.runner.llama.native.batch import Batch
+from engine.runner.llama.native.model import MAX_DRAFT, LoadedModel
+from engine.runner.llama.speculate.guesser import Guesser
+from engine.runner.llama.speculate.mtp import MtpHead
+from engine.runner.llama.speculate.payoff import Acceptance, best_length
+
+# Draft length of a draft model that is asked for whatever it costs.
+FORCED_LENGTH: Final = 7
+
+
+class Speculation:
+    """Fills drafts into batches and learns from what became of them. All calls from the scheduler's thread."""
+
+    def __init__(self, loaded: LoadedModel, pace: Pace, draft_model: Guesser | None) -> None:
+        self._pace = pace
+        self._draft_model = draft_model
+        self._by_model = Acceptance()
+        most = min(loaded.settings.max_draft, MAX_DRAFT)
+        self._longest_alone = most if loaded.keeps_partial else min(most, loaded.max_rollback)
+        self._longest_together = most if loaded.keeps_partial else 0
+        self._longest = 0
+        self._rows = 0
+        self._drafting: list[tuple[Sequence, int, bool]] = []
+
+    def begin(self, generating: int, *, alone: bool) -> None:
+        """A new step, in which so many sequences generate; `alone`: one sequence, and no other reads a prompt."""
+        self._rows = generating
+        self._longest = self._longest_alone if alone else self._longest_together
+        self._drafting.clear()
+
+    def extend(self, batch: Batch, sequence: Sequence) -> None:
+        """Append guesses behind the sequence's newest token in the batch, if any are worth it."""
+        asked = sequence.request.speculate
+        if not sequence.may_guess or not self._longest or not 0 < self._rows <= MAX_DRAFTING:
+            return
+        if asked is None and not sequence.balance.allows:
+            sequence.balance.pass_by((self._pace.cost.seconds(self._rows) or 0.0) / self._rows)
+            return
+        room = min(sequence.limit - len(sequence.tokens) - 1, self._longest, batch.room)
+        draft, by_model = self._draft(sequence, room, forced=asked is True)
+        if not draft:
+            sequence.balance.pass_by((self._pace.cost.seconds(self._rows) or 0.0) / self._rows)
+            return
+        assert sequence.cache is not None
+        for i, token in enumerate(draft):
+            batch.add(token, sequence.position(len(sequence.tokens) + i), sequence.cache.seq_id)
+        sequence.draft = draft
+        self._drafting.append((sequence, len(draft), by_model))
+
+    def _draft(self, sequence: Sequence, room: int, *, forced: bool) -> tuple[list[int], bool]:
+        """The better of two guesses, and whether it is the draft model's."""
+        drafter, cost = sequence.drafter, self._pace.cost
+        draft = drafter.propose(room)
+        if draft and not forced:
+            draft = draft[: best_length(cost, self._rows, len(draft), drafter.acceptance, 0.0)]
+            if not draft:
+                drafter.acceptance.fade()
+        model = self._draft_model
+        if (
+            model is None
+            or sequence.media is not None
+            or room <= 0
+            or (draft and drafter.acceptance.rate >= self._by_model.rate)
+        ):
+            return draft, False
+        limit = min(room, FORCED_LENGTH)
+        if not forced:
+            limit = best_length(cost, self._rows, room, self._by_model, model.guess_s)
+            if not limit:
+                self._by_model.fade()
+        if not limit:
+            return draft, False
+        started = time.monotonic()
+        guessed = model.propose(sequence.id, sequence.tokens, limit, bold=forced)
+        if guessed:
+            return guessed, True
+        sequence.balance.waste(time.monotonic() - started)
+        return draft, False
+
+    def follow(self, batch: Batch, running: list[Sequence]) -> None:
+        """Let the model's own head read what is settled of a step."""
+        head = self._draft_model
+        if not isinstance(head, MtpHead) or len(running) > MAX_DRAFTING:
+            return
+        spans = batch.spans()
+        for sequence in running:
+            if sequence.cache is None or not sequence.may_guess or sequence.cache.seq_id not in spans:
+                continue
+            start, first, count = spans[sequence.cache.seq_id]
+            settled = min(count, len(sequence.cache.tokens) - start)  # guesses that were wrong are gone
+            if settled > 0:
+                head.follow(sequence.id, sequence.tokens, start, settled, (first, batch.size))
+
+    def judge(self, sequence: Sequence, accepted: int) -> None:
+        """Of the sequence's draft, the first `accepted` tokens were right. Before its new tokens are observed."""
+        _, proposed, by_model = next(entry for entry in self._drafting if entry[0] is sequence)
+        sequence.proposed += proposed
+        sequence.accepted += accepted
+        if by_model:
+            self._by_model.note(proposed, accepted)
+        else:
+            sequence.drafter.judge(proposed, accepted)
+        sequence.last_accepted = accepted
+
+    def settle(self, step_s: float) -> None:
+        """The step took so long, guessing included: tell each text what it won or lost."""
+        plain = self._pace.cost.seconds(self._rows)
+        if plain is None or not self._drafting:
+            return
+        total = sum(length for _, length, _ in self._drafting)
+        for sequence, length, _ in self._drafting:
+            extra = (step_s - plain) * length / total
+            sequence.balance.note(plain / self._rows, plain / self._rows + extra, sequence.last_accepted)

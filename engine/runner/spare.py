@@ -1,0 +1,71 @@
+"""A runner that waits for the server's first model: it starts and imports while the server still does the same."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from engine.errors import EngineError
+from engine.runner.process import RunnerProcess
+
+# The engine of all but a few models.
+ENGINE: Final = "llama"
+# A server that nobody asks anything for so long, perhaps since the computer was switched on, gives the memory back.
+UNUSED_S: Final = 60.0
+
+Starter = Callable[[str, str], Awaitable[RunnerProcess]]
+
+
+class SpareRunner:
+    """At most one runner without a model. `take` is how a pool starts runners; use from one event loop."""
+
+    def __init__(self, start: Starter = RunnerProcess.start, unused_s: float = UNUSED_S) -> None:
+        self._start = start
+        self._unused_s = unused_s
+        self._starting: asyncio.Future[RunnerProcess] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def prepare(self) -> None:
+        """Start it in the background. It is for a server's first load; later ones start their own."""
+        self._starting = asyncio.ensure_future(self._start(ENGINE, ""))
+        self._starting.add_done_callback(_seen)
+        self._timer = asyncio.get_running_loop().call_later(self._unused_s, self.end)
+
+    async def take(self, engine: str, path: str) -> RunnerProcess:
+        """The spare one if it can run this, else a new one. Raises: RunnerDied."""
+        if engine != ENGINE:
+            self.end()
+        spare = self._starting
+        if spare is None:
+            return await self._start(engine, path)
+        try:
+            runner = await asyncio.shield(spare)
+        except EngineError:
+            runner = None
+        if self._starting is not spare:  # another load was faster
+            return await self._start(engine, path)
+        self._forget()
+        return runner if runner is not None and runner.alive else await self._start(engine, path)
+
+    def end(self) -> None:
+        """End it, if it was never taken."""
+        spare = self._starting
+        self._forget()
+        if spare is not None:
+            spare.add_done_callback(_kill)
+
+    def _forget(self) -> None:
+        self._starting = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _seen(spare: "asyncio.Future[RunnerProcess]") -> None:
+    """Mark a failed start as seen: the load that follows starts its own and tells why it cannot."""
+    if not spare.cancelled():
+        spare.exception()
+
+
+def _kill(spare: "asyncio.Future[RunnerProcess]") -> None:
+    """It has no model and nothing to save."""
+    if not spare.cancelled() and spare.exception() is None:
+        spare.result().kill()

@@ -1,0 +1,191 @@
+"""Connections, which cost a client nothing: bounded in number, in size and time of a head, and in silence.
+
+What a client can hold is a descriptor, so none is held for nothing: when all are taken, the connection that has
+done nothing for the longest time makes room.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+import time
+from http import HTTPStatus
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+log = logging.getLogger(__name__)
+
+# From the first byte (or the connection) to the end of the head. Source: nginx waits 60 s, Apache 20 to 40 s.
+HEAD_S: Final = 30.0
+# Source: h11's limit; browsers and proxies keep to 8 to 32 KiB.
+HEAD_BYTES: Final = 64 << 10
+# A client that takes nothing of its answer for so long has gone, or holds the model for nothing.
+UNREAD_S: Final = 60.0
+# Descriptors for everything that is no connection: files, databases, three for each runner, probes.
+RESERVED: Final = 96
+_LEAST: Final = 16
+_MOST: Final = 4096
+_WANTED_DESCRIPTORS: Final = 8192
+# The same complaint of the event loop is written once in this time.
+_COMPLAIN_S: Final = 60.0
+
+
+def connection_limit() -> int:
+    """How many connections fit the descriptors of this process; raises its own soft limit first."""
+    if sys.platform == "win32":
+        return _MOST
+    import resource  # noqa: PLC0415 - absent on Windows
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _WANTED_DESCRIPTORS:
+        wanted = _WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_WANTED_DESCRIPTORS, hard)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST
+    return min(max(soft - RESERVED, _LEAST), _MOST)
+
+
+class _UntilClosed(RequestResponseCycle):
+    """An answer to HTTP/1.0. Without a length it ends with its connection: that version knows no chunks."""
+
+    counted = False
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.counted = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            self.chunked_encoding = None if self.counted else False
+        elif not self.counted:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection with limits. `limit` is set by `connection_class`."""
+
+    limit = _MOST
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self.last_heard = time.monotonic()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take it, in the place of an idle one where there are too many."""
+        super().connection_made(transport)
+        if len(self.connections) > self.limit and not self._make_room():
+            self._refuse(503, "server_busy", f"The server holds {self.limit} connections; try again later.")
+            return
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the timers."""
+        self._stop_timer()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+        super().connection_lost(exc)
+
+    def on_headers_complete(self) -> None:
+        """A request is known; one of the older version gets its answer in that version's form."""
+        super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope["http_version"] == "1.0":
+            self.cycle.__class__ = _UntilClosed
+
+    def data_received(self, data: bytes) -> None:
+        """Count and time what comes while no request is known."""
+        self.last_heard = time.monotonic()
+        before = self.cycle
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self.cycle is not before or self.answering:
+            self._stop_timer()
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > HEAD_BYTES:
+            self._refuse(431, "head_too_large", f"The request's head is larger than {HEAD_BYTES} bytes.")
+        elif self._head_timer is None:
+            self._await_head()
+
+    def pause_writing(self) -> None:
+        """The client does not take its answer."""
+        super().pause_writing()
+        if self._unread_timer is None:
+            self._unread_timer = self.loop.call_later(UNREAD_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It does."""
+        super().resume_writing()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
+    @property
+    def answering(self) -> bool:
+        """A request is known and its answer not complete."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is owed to this client: it is silent, or has not said what it wants to its end."""
+        return not self.answering or self.cycle.more_body
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)
+
+    def _stop_timer(self) -> None:
+        self._head_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _too_slow(self) -> None:
+        if self._head_bytes:
+            self._refuse(408, "head_too_slow", f"The request's head did not come within {HEAD_S:.0f} s.")
+        else:
+            self.transport.close()
+
+    def _make_room(self) -> bool:
+        idle = [c for c in self.connections if isinstance(c, Connection) and c is not self and c.idle]
+        if not idle:
+            return False
+        oldest = min(idle, key=lambda connection: connection.last_heard)
+        self.connections.discard(oldest)  # it counts no more, though the system tells its end a little later
+        oldest.transport.abort()
+        return True
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        """Answer and close, without a request."""
+        error = {"message": message, "type": "server_error" if status >= 500 else "invalid_request_error"}  # noqa: PLR2004
+        body = json.dumps({"error": {**error, "param": None, "code": code}}).encode()
+        phrase = HTTPStatus(status).phrase
+        head = (
+            f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+def connection_class(limit: int) -> type[Connection]:
+    """A `Connection` of which at most `limit` are open at once."""
+    return type("Connection", (Connection,), {"limit": limit})
+
+
+def quieten(loop: asyncio.AbstractEventLoop) -> None:
+    """Let the loop write the same complaint once a minute: out of descriptors it would fill the disk with it."""
+    said: dict[str, float] = {}
+
+    def complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        message = str(context.get("message"))
+        now = time.monotonic()
+        if now - said.get(message, -_COMPLAIN_S) >= _COMPLAIN_S:
+            said[message] = now
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(complain)

@@ -1,0 +1,88 @@
+"""Every protocol's routes, with the page that describes them. Imported behind the first answers, see `late.py`."""
+
+import asyncio
+from pathlib import Path
+from typing import Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, PlainTextResponse
+from prometheus_client import generate_latest
+from starlette.responses import Response
+
+from engine.errors import InputFault
+from engine.server.anthropic import messages as anthropic_messages
+from engine.server.app import health, root
+from engine.server.handlers import HANDLERS, engine_error
+from engine.server.last_resort import LastResort
+from engine.server.manage import jobs as manage_jobs
+from engine.server.manage import keys as manage_keys
+from engine.server.manage import library as manage_library
+from engine.server.manage import machine as manage_machine
+from engine.server.manage import measuring as manage_measuring
+from engine.server.manage import models as manage_models
+from engine.server.manage import quantizing as manage_quantizing
+from engine.server.manage import recent as manage_recent
+from engine.server.manage import sampling as manage_sampling
+from engine.server.manage import stats as manage_stats
+from engine.server.ollama import models as ollama_models
+from engine.server.ollama import run as ollama_run
+from engine.server.openai import absent, chat, completions, embeddings, fim, lmstudio, models, native, tokens
+from engine.server.openapi import complete
+from engine.server.responses import conversations
+from engine.server.responses import routes as responses
+from engine.server.state import ServerState, server_state
+from engine.version import __version__
+
+DOCS_POLICY: Final = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def every_route(state: ServerState) -> FastAPI:
+    """An application of all routes. Those that are served early are in it for its OpenAPI page."""
+    # The page is our own: FastAPI's would fetch scripts from elsewhere, and stay blank offline.
+    app = FastAPI(title="Tessera", version=__version__, docs_url=None, redoc_url=None)
+    app.state.server = state
+    app.add_middleware(LastResort)
+    for early in (models, chat, completions):
+        app.include_router(early.router.documented())
+    for module in (native, fim, embeddings, tokens, lmstudio, absent):
+        app.include_router(module.router)
+    for module in (responses, conversations, anthropic_messages, ollama_run, ollama_models):
+        app.include_router(module.router)
+    for managed in (manage_models, manage_keys, manage_stats, manage_machine, manage_library, manage_jobs):
+        app.include_router(managed.router)
+    for also in (manage_sampling, manage_quantizing, manage_measuring, manage_recent):
+        app.include_router(also.router)
+    for raised, handler in HANDLERS.items():
+        app.add_exception_handler(raised, handler)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_api_route("/health", health, methods=["GET"])
+    app.add_api_route("/metrics", _metrics, methods=["GET"], response_class=PlainTextResponse)
+    app.add_api_route("/", root, methods=["GET", "HEAD"], include_in_schema=False)
+    app.add_api_route("/docs", _docs, methods=["GET", "HEAD"], include_in_schema=False)
+    complete(app)
+    return app
+
+
+async def _docs() -> Response:
+    """Every route with its fields, to be tried out. It asks for nothing but this server's own answers."""
+    page = await asyncio.to_thread(Path(__file__).with_name("docs.html").read_text, "utf-8")
+    return HTMLResponse(page, headers={"content-security-policy": DOCS_POLICY, "x-frame-options": "DENY"})
+
+
+async def _metrics(request: Request) -> Response:
+    """Prometheus counters."""
+    state = server_state(request)
+    state.metrics.queue.set(sum(m.runner.active_requests for m in state.pool.loaded if m.runner))
+    return PlainTextResponse(generate_latest(state.metrics.registry), media_type="text/plain; version=0.0.4")
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """Parameters of path and query, which FastAPI checks itself."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    named = ".".join(str(part) for part in first["loc"][1:])
+    return await engine_error(request, InputFault(f"{named}: {first['msg']}.", named))

@@ -1,0 +1,33 @@
+"""The kinds of jobs a server runs: downloads, quantizing, measuring."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from engine.dispatch.memory_admission import MemoryAdmission
+from engine.dispatch.placer import Placer
+from engine.jobs import JobRegistry
+from engine.library import work
+from engine.library.catalogue import Catalogue
+from engine.measure_jobs import work as measuring
+from engine.measure_jobs.work import Workshop
+from engine.paths import Paths
+from engine.quantize_jobs import job as quantizing
+
+if TYPE_CHECKING:
+    from engine.library.hub.plan import Judge
+
+
+def register(jobs: JobRegistry, paths: Paths, placer: Placer, admission: MemoryAdmission) -> Workshop:
+    """Teach a registry every kind; what measures is returned."""
+    catalogue = partial(Catalogue, paths, scan=False)
+    work.register(jobs, catalogue, partial(_judge, placer))
+    quantizing.register(jobs, catalogue, placer.resources)
+    workshop = Workshop(paths, placer, admission, catalogue)
+    measuring.register(jobs, workshop)
+    return workshop
+
+
+def _judge(placer: Placer) -> "Judge":
+    from engine.dispatch.verdict import judge_for  # noqa: PLC0415 - a quarter of a second, needed only online
+
+    return judge_for(placer)

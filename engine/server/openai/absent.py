@@ -1,0 +1,44 @@
+"""Routes of OpenAI's and Ollama's that nothing here could answer: refused in plain words, not with a 404."""
+
+from fastapi import APIRouter, Request
+
+from engine.errors import InputFault
+
+router = APIRouter(include_in_schema=False)
+
+
+class NotServed(InputFault):
+    """The protocol has this route; this server has nothing that could answer it."""
+
+    code = "not_supported"
+
+
+@router.post("/v1/moderations")
+async def moderations(_: Request) -> None:
+    """No classifier runs here, and a made-up verdict would be worse than none."""
+    raise NotServed("Moderation is not done here: no model of this server judges content. Leave the call out.")
+
+
+@router.post("/v1/responses/compact")
+async def compact(_: Request) -> None:
+    """A summary made unasked would be another conversation."""
+    raise NotServed("Conversations are not compacted here: ask the model for a summary and go on from that.")
+
+
+@router.post("/v1/images/generations")
+@router.post("/v1/images/edits")
+async def images(_: Request) -> None:
+    """No model here makes pictures."""
+    raise NotServed("No pictures are made here.")
+
+
+@router.post("/v1/audio/speech")
+async def speech(_: Request) -> None:
+    """No model here speaks."""
+    raise NotServed("No speech is made here.")
+
+
+@router.post("/api/push")
+async def push(_: Request) -> None:
+    """Models are published with the tools of the place that takes them."""
+    raise NotServed("Models are not published from here; upload the file with the registry's own tool.")

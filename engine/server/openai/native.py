@@ -1,0 +1,298 @@
+"""llama-server's own routes beside OpenAI's: completion, properties, slots, the template, counts."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+from starlette.responses import Response
+
+from engine.errors import EnvironmentFault, InputFault
+from engine.loaded_model import LoadedModel
+from engine.sampling import Chosen, choose
+from engine.server.body import openapi_body, parse
+from engine.server.errors import sse_error
+from engine.server.fanout import merge
+from engine.server.models import DEFAULT_NAME
+from engine.server.native import chosen_fields, ended, sse, timed
+from engine.server.openai import chat, models
+from engine.server.openai.query import output_of, to_query
+from engine.server.openai.schemas import ChatRequest, OutputFields, SamplingBody, TokenLimit, limit_of
+from engine.server.openai.shapes import ignored_header
+from engine.server.openai.tokens import chosen_model
+from engine.server.sse import EventStream, while_connected
+from engine.server.state import ServerState, server_state
+from engine.server.turn import prepare_turn
+from engine.types import Delta, Done, Event, GenerationRequest, Started, TokenLogprob
+from engine.version import __version__
+
+router = APIRouter(tags=["llama-server"])
+
+MAX_PROMPTS = 64
+Piece = str | Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class NativeRequest(SamplingBody, OutputFields):
+    """POST /completion. Without `model`: the one used last. Text and tokens may be mixed in a prompt."""
+
+    no_effect: ClassVar[frozenset[str]] = frozenset({"stream_options"})
+
+    model: str | None = None
+    prompt: str | Annotated[list[Piece | list[Piece]], Field(min_length=1, max_length=1 << 20)]
+    n_predict: TokenLimit | None = None
+    max_tokens: TokenLimit | None = None
+    n_probs: Annotated[int, Field(ge=0, le=20)] | None = None
+    return_tokens: bool = False
+    cache_prompt: bool | None = None
+    t_max_predict_ms: Annotated[float, Field(ge=0)] | None = None
+    response_fields: Annotated[list[str], Field(max_length=64)] | None = None
+
+    def prompts(self) -> list[str | list[Piece]]:
+        """The prompts: a list with a number in it is one of them, other lists hold several."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if any(isinstance(piece, int) for piece in self.prompt):
+            if any(isinstance(piece, list) for piece in self.prompt):
+                raise InputFault("prompt: tokens and whole prompts cannot be mixed in one list.", "prompt")
+            return [[piece for piece in self.prompt if not isinstance(piece, list)]]
+        return [piece for piece in self.prompt if not isinstance(piece, int)]
+
+
+class TemplateRequest(ChatRequest):
+    """POST /apply-template and the counting of a conversation's tokens."""
+
+    model: str = DEFAULT_NAME
+
+
+@router.post("/completion", openapi_extra=openapi_body(NativeRequest))
+@router.post("/completions", openapi_extra=openapi_body(NativeRequest), include_in_schema=False)
+async def completion(request: Request) -> Response:
+    """Complete a prompt, as llama-server's own clients ask for it."""
+    state = server_state(request)
+    body = await parse(request, NativeRequest)
+    if body.n is not None and body.n > 1:
+        raise InputFault("n: send the prompt several times in a list instead.", "n")
+    if len(body.prompts()) > MAX_PROMPTS:
+        raise InputFault(f"prompt: at most {MAX_PROMPTS} prompts fit one request.", "prompt")
+    headers = ignored_header(body.ignored())
+    if body.stream:
+        return EventStream(_stream(state, body), sse_error, headers=headers)
+    answers = await while_connected(request, _whole(state, body))
+    return JSONResponse(answers[0] if len(answers) == 1 else answers, headers=headers)
+
+
+async def _start(state: ServerState, body: NativeRequest) -> tuple[LoadedModel, list[AsyncIterator[Event]], Chosen]:
+    model = await chosen_model(state, body.model)
+    output, param = output_of(body)
+    constraint = None if output is None else await state.checker.check(output, param)
+    limit = limit_of(body.n_predict, body.max_tokens)
+    sampling = choose(body.sampling(), state.models.recommended(model.id).plain)
+    generations: list[AsyncIterator[Event]] = []
+    for prompt in body.prompts():
+        request = GenerationRequest(
+            prompt=prompt if isinstance(prompt, str) else await _tokens(model, prompt),
+            max_tokens=limit,
+            sampling=sampling.params,
+            logprobs=body.n_probs or None,
+            constraint=constraint,
+            cache_prompt=body.cache_prompt is not False,
+            **body.common(),
+        )
+        generations.append(timed(state.pool.generate(model, request), body.t_max_predict_ms))
+    return model, generations, sampling
+
+
+async def _tokens(model: LoadedModel, pieces: list[Piece]) -> list[int]:
+    """A mixed prompt as token ids; what the model wants at the start is added before a text only."""
+    assert model.runner is not None
+    tokens: list[int] = []
+    for index, piece in enumerate(pieces):
+        tokens += [piece] if isinstance(piece, int) else await model.runner.tokenize(piece, add_special=index == 0)
+    return tokens
+
+
+class _Answer:
+    """One prompt's answer."""
+
+    def __init__(self, model: LoadedModel, body: NativeRequest, sampling: Chosen, index: int) -> None:
+        self._model = model
+        self._body = body
+        self._sampling = sampling
+        self._index = index
+        self._started = Started(prompt_tokens=0, cached_tokens=0)
+        self._done: Done | None = None
+        self._text: list[str] = []
+        self._tokens: list[int] = []
+        self._entries: list[TokenLogprob] = []
+
+    def feed(self, event: Event) -> dict[str, Any] | None:
+        """The piece of a stream that an event becomes."""
+        if isinstance(event, Started):
+            self._started = event
+        elif isinstance(event, Done):
+            self._done = event
+        elif isinstance(event, Delta):
+            self._text.append(event.text)
+            self._tokens += event.token_ids
+            self._entries += event.logprobs
+            told = {"index": self._index, "content": event.text, "tokens": list(event.token_ids), "stop": False}
+            counts = {"tokens_predicted": len(self._tokens), "tokens_evaluated": self._started.prompt_tokens}
+            return {**told, **counts, **self._probabilities(list(event.logprobs))}
+        return None
+
+    def end(self, content: str | None = None) -> dict[str, Any]:
+        """The whole answer; `content` stands for its text at the end of a stream, which has told it already."""
+        streamed = content is not None
+        settings = {
+            **msgspec.structs.asdict(self._sampling.params),
+            "n_predict": limit_of(self._body.n_predict, self._body.max_tokens),
+            "stop": list(self._body.stops()),
+            "stream": streamed,
+        }
+        told = {
+            "index": self._index,
+            "content": "".join(self._text) if content is None else content,
+            "tokens": [] if streamed or not self._body.return_tokens else self._tokens,
+            "id_slot": -1,
+            **ended(self._model, self._started, self._done, truncated=False),
+            "generation_settings": settings,
+            "tessera": {"sampling": self._sampling.facts()},
+            "has_new_line": any("\n" in text for text in self._text),
+        }
+        return chosen_fields({**told, **({} if streamed else self._probabilities(self._entries))}, self._fields)
+
+    @property
+    def _fields(self) -> list[str] | None:
+        return self._body.response_fields
+
+    def _probabilities(self, entries: list[TokenLogprob]) -> dict[str, Any]:
+        if not self._body.n_probs:
+            return {}
+        return {"completion_probabilities": [_probability(entry) for entry in entries]}
+
+
+def _probability(entry: TokenLogprob) -> dict[str, Any]:
+    tops = [_named(token, piece, value) for token, piece, value in entry.top]
+    return {**_named(entry.token_id, entry.piece, entry.logprob), "top_logprobs": tops}
+
+
+def _named(token: int, piece: bytes, logprob: float) -> dict[str, Any]:
+    text = piece.decode("utf-8", "replace")
+    return {"id": token, "token": text, "bytes": list(piece), "logprob": max(logprob, -9999.0)}
+
+
+async def _whole(state: ServerState, body: NativeRequest) -> list[dict[str, Any]]:
+    model, generations, sampling = await _start(state, body)
+    answers = [_Answer(model, body, sampling, index) for index in range(len(generations))]
+    async for index, event in merge(generations):
+        answers[index].feed(event)
+        if isinstance(event, Done):
+            state.metrics.finished(model.id, event)
+    return [answer.end() for answer in answers]
+
+
+async def _stream(state: ServerState, body: NativeRequest) -> AsyncGenerator[bytes, None]:
+    model, generations, sampling = await _start(state, body)
+    answers = [_Answer(model, body, sampling, index) for index in range(len(generations))]
+    async with aclosing(merge(generations)) as events:
+        async for index, event in events:
+            told = answers[index].feed(event)
+            if told is not None:
+                yield sse(told)
+            if isinstance(event, Done):
+                state.metrics.finished(model.id, event)
+    for answer in answers:
+        yield sse(answer.end(""))
+
+
+@router.post("/chat/completions", include_in_schema=False)
+async def chat_completions(request: Request) -> Response:
+    """OpenAI's route without its prefix, as llama-server has it."""
+    return await chat.chat_completions(request)
+
+
+@router.get("/models", include_in_schema=False)
+async def list_models(request: Request) -> dict[str, Any]:
+    """OpenAI's route without its prefix, as llama-server has it."""
+    return await models.list_models(request)
+
+
+@router.post("/apply-template", openapi_extra=openapi_body(TemplateRequest))
+async def apply_template(request: Request) -> Response:
+    """The prompt that a conversation becomes, without running it."""
+    body = await parse(request, TemplateRequest)
+    turn = await prepare_turn(server_state(request), body.model, to_query(body))
+    return JSONResponse({"prompt": turn.chat.rendered.prompt}, headers=ignored_header(body.ignored()))
+
+
+@router.post("/v1/chat/completions/input_tokens", openapi_extra=openapi_body(TemplateRequest))
+@router.post("/chat/completions/input_tokens", openapi_extra=openapi_body(TemplateRequest), include_in_schema=False)
+async def chat_input_tokens(request: Request) -> Response:
+    """Tokens that a conversation's prompt has, exactly as it would run."""
+    body = await parse(request, TemplateRequest)
+    turn = await prepare_turn(server_state(request), body.model, to_query(body))
+    told = {"object": "response.input_tokens", "input_tokens": await turn.prompt_tokens()}
+    return JSONResponse(told, headers=ignored_header(body.ignored()))
+
+
+def _loaded(state: ServerState, name: str | None) -> LoadedModel | None:
+    """The loaded model of that name, or the one used last. Asking loads nothing."""
+    found = [m for m in state.pool.loaded if name is None or m.id == name]
+    return max(found, key=lambda m: m.last_used, default=None)
+
+
+@router.get("/props")
+async def props(request: Request, model: str | None = None) -> dict[str, Any]:
+    """What a model is served with; without `model` the one used last. Asking loads nothing."""
+    state = server_state(request)
+    loaded = _loaded(state, (await state.models.entry(model)).id if model else None)
+    entry = await state.models.entry(loaded.id if loaded else model or DEFAULT_NAME)
+    facts = loaded.facts if loaded else None
+    settings = loaded.settings if loaded else state.models.settings(entry)
+    defaults = msgspec.structs.asdict(choose({}, state.models.recommended_for(entry).plain).params)
+    return {
+        "default_generation_settings": {"n_ctx": facts.n_ctx if facts else settings.n_ctx, "params": defaults},
+        "total_slots": settings.n_parallel,
+        "model_alias": entry.id,
+        "model_path": entry.path.name,
+        "modalities": {"vision": "vision" in entry.capabilities, "audio": False},
+        "chat_template": (facts.chat_template if facts else entry.chat_template) or "",
+        "bos_token": facts.bos if facts else "",
+        "eos_token": facts.eos if facts else "",
+        "build_info": f"tessera {__version__}",
+        "is_sleeping": loaded is None,
+    }
+
+
+@router.get("/slots")
+async def slots(request: Request, model: str | None = None, fail_on_no_slot: int = 0) -> list[dict[str, Any]]:
+    """How many requests each loaded model can take at once, and how many it has; never what they say."""
+    state = server_state(request)
+    wanted = (await state.models.entry(model)).id if model else None
+    told: list[dict[str, Any]] = []
+    for found in state.pool.loaded:
+        if wanted is not None and found.id != wanted:
+            continue
+        assert found.runner is not None
+        assert found.facts is not None
+        stats = await asyncio.wait_for(found.runner.stats(), 5)
+        told += [
+            {"id": slot, "model": found.id, "n_ctx": found.facts.n_ctx, "is_processing": slot < stats.active}
+            for slot in range(found.settings.n_parallel)
+        ]
+    if fail_on_no_slot and told and all(slot["is_processing"] for slot in told):
+        raise NoSlot
+    return told
+
+
+class NoSlot(EnvironmentFault):
+    """All slots are busy, and the client asked to be told so."""
+
+    code = "no_slot_available"
+
+    def __init__(self) -> None:
+        super().__init__("No slot is free.")

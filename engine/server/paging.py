@@ -1,0 +1,24 @@
+"""Lists of items in OpenAI's pages."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import Query
+
+from engine.errors import InputFault
+
+PageSize = Annotated[int, Query(ge=1, le=100)]
+Order = Literal["asc", "desc"]
+
+
+def page(items: list[dict[str, Any]], limit: int, after: str | None, order: Order) -> dict[str, Any]:
+    """At most `limit` items behind the one with the id `after`. Raises: InputFault: there is none with that id."""
+    ordered = items if order == "asc" else items[::-1]
+    start = 0
+    if after is not None:
+        ids = [item.get("id") for item in ordered]
+        if after not in ids:
+            raise InputFault(f"after: no item here has the id {after!r}.", "after")
+        start = ids.index(after) + 1
+    shown = ordered[start : start + limit]
+    ends = {"first_id": shown[0].get("id") if shown else None, "last_id": shown[-1].get("id") if shown else None}
+    return {"object": "list", "data": shown, "has_more": start + limit < len(ordered), **ends}

@@ -1,0 +1,100 @@
+"""Answers that are made while nobody is connected: polled, followed from any event on, cancelled."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Final
+
+from engine.errors import InputFault
+from engine.server.responses.stream import ItemStream
+
+# Answers being made at once, and finished ones whose events can still be followed.
+MAX_RUNNING: Final = 64
+MAX_FINISHED: Final = 64
+_ENDED: Final = frozenset({"completed", "incomplete", "failed", "cancelled"})
+
+
+class Job:
+    """One answer in the background. `events` are its server-sent events in their order, by sequence number."""
+
+    def __init__(self, items: ItemStream) -> None:
+        self.items = items
+        self.events: list[bytes] = []
+        self.task: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will come."""
+        return self.items.response["status"] in _ENDED and (self.task is None or self.task.done())
+
+    def tell(self, chunk: bytes) -> None:
+        """More events; a chunk may hold several."""
+        self.events += [event + b"\n\n" for event in chunk.split(b"\n\n") if event]
+        self.wake()
+
+    def wake(self) -> None:
+        """Let those who follow look again."""
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def follow(self, after: int = -1) -> AsyncGenerator[bytes, None]:
+        """The events behind number `after`, those that have been and those to come."""
+        at = after + 1
+        while True:
+            news = self._news
+            while at < len(self.events):
+                yield self.events[at]
+                at += 1
+            if self.ended:
+                return
+            await news.wait()
+
+
+class BackgroundJobs:
+    """The answers being made, and the newest of those that are done."""
+
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
+
+    def find(self, response_id: str) -> Job | None:
+        """The answer of that id if it is or was made in the background."""
+        return self._jobs.get(response_id)
+
+    def start(self, items: ItemStream, chunks: AsyncGenerator[bytes, None]) -> Job:
+        """Make an answer from `chunks`, its events. Raises: InputFault: too many are being made."""
+        if sum(not job.ended for job in self._jobs.values()) >= MAX_RUNNING:
+            raise InputFault(f"{MAX_RUNNING} answers are being made in the background; wait for one.", "background")
+        job = self._jobs[str(items.response["id"])] = Job(items)
+        items.response |= {"status": "queued", "background": True}
+        job.task = asyncio.create_task(self._run(job, chunks))
+        for response_id in [i for i, known in self._jobs.items() if known.ended][:-MAX_FINISHED]:
+            del self._jobs[response_id]
+        return job
+
+    async def _run(self, job: Job, chunks: AsyncGenerator[bytes, None]) -> None:
+        try:
+            async with aclosing(chunks) as source:
+                async for chunk in source:
+                    job.tell(chunk)
+        finally:
+            if job.items.response["status"] not in _ENDED:
+                job.items.response["status"] = "cancelled"
+            asyncio.get_running_loop().call_soon(job.wake)  # when the task is done
+
+    async def cancel(self, response_id: str) -> dict[str, Any]:
+        """Stop an answer; one that has ended stays as it is. Raises: InputFault: not made in the background."""
+        job = self._jobs.get(response_id)
+        if job is None:
+            raise InputFault("Only an answer that is made in the background can be cancelled.", "response_id")
+        if job.task is not None and not job.task.done():
+            job.task.cancel()
+            await asyncio.gather(job.task, return_exceptions=True)
+        return job.items.snapshot()
+
+    def forget(self, response_id: str) -> None:
+        """Stop an answer and drop its events."""
+        job = self._jobs.pop(response_id, None)
+        if job is not None and job.task is not None:
+            job.task.cancel()

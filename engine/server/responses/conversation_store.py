@@ -1,0 +1,86 @@
+"""Conversations that responses go on from and add to, in memory like stored answers."""
+
+import time
+from collections import OrderedDict
+from typing import Any, Final
+
+import msgspec
+
+from engine.errors import InputFault
+from engine.server.openai.shapes import new_id
+from engine.server.responses.store import ResponseNotFound
+
+MAX_CONVERSATIONS: Final = 512
+MAX_BYTES: Final = 64 << 20
+
+
+class ConversationNotFound(ResponseNotFound):
+    """No conversation has this id; they are forgotten when the server ends, and the oldest before."""
+
+    code = "conversation_not_found"
+
+    def __init__(self, conversation_id: str) -> None:
+        InputFault.__init__(self, f"There is no conversation {conversation_id!r}.", "conversation")
+
+
+class Conversation:
+    """One conversation."""
+
+    def __init__(self, metadata: dict[str, str]) -> None:
+        self.id = new_id("conv", "_")
+        self.created_at = int(time.time())
+        self.metadata = metadata
+        self.items: list[dict[str, Any]] = []
+        self.size_bytes = 0
+
+    def told(self) -> dict[str, Any]:
+        """The conversation as OpenAI writes it; its items are asked for apart."""
+        head = {"id": self.id, "object": "conversation", "created_at": self.created_at}
+        return {**head, "metadata": self.metadata}
+
+    def find(self, item_id: str) -> dict[str, Any]:
+        """Raises: InputFault: no item has this id."""
+        found = next((item for item in self.items if item["id"] == item_id), None)
+        if found is None:
+            raise ConversationNotFound(item_id)
+        return found
+
+
+class ConversationStore:
+    """The conversations used last, as many as fit the limits."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Conversation] = OrderedDict()
+
+    def get(self, conversation_id: str) -> Conversation:
+        """Raises: ConversationNotFound."""
+        found = self._kept.get(conversation_id)
+        if found is None:
+            raise ConversationNotFound(conversation_id)
+        return found
+
+    def put(self, conversation: Conversation) -> None:
+        """Keep a new one."""
+        self._kept[conversation.id] = conversation
+        self._bound()
+
+    def add(self, conversation: Conversation, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Add items behind the others, each with an id; nothing happens to a conversation that was deleted."""
+        named = [item if isinstance(item.get("id"), str) else {**item, "id": new_id("item", "_")} for item in items]
+        conversation.items += named
+        conversation.size_bytes += len(msgspec.msgpack.encode(named))
+        if conversation.id in self._kept:
+            self._kept.move_to_end(conversation.id)
+            self._bound()
+        return named
+
+    def remove(self, conversation_id: str) -> None:
+        """Raises: ConversationNotFound."""
+        self.get(conversation_id)
+        del self._kept[conversation_id]
+
+    def _bound(self) -> None:
+        while len(self._kept) > 1 and (
+            len(self._kept) > MAX_CONVERSATIONS or sum(c.size_bytes for c in self._kept.values()) > MAX_BYTES
+        ):
+            self._kept.popitem(last=False)

@@ -1,0 +1,110 @@
+"""/v1/conversations: what responses go on from and add to."""
+
+from typing import Annotated, Any, ClassVar
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+from starlette.responses import Response
+
+from engine.server.body import Body, openapi_body, parse
+from engine.server.openai.shapes import ignored_header
+from engine.server.paging import Order, PageSize, page
+from engine.server.responses.conversation_store import Conversation, ConversationStore
+from engine.server.responses.schemas import ITEM
+
+Items = Annotated[list[dict[str, Any]], Field(max_length=1000)]
+
+router = APIRouter(prefix="/v1/conversations", tags=["responses"])
+
+
+class CreateBody(Body):
+    """POST /v1/conversations."""
+
+    shapes: ClassVar = {"items": ITEM}
+
+    items: Items | None = None
+    metadata: dict[str, str] | None = None
+
+
+class UpdateBody(Body):
+    """POST /v1/conversations/{id}."""
+
+    metadata: dict[str, str]
+
+
+class AddBody(Body):
+    """POST /v1/conversations/{id}/items."""
+
+    shapes: ClassVar = {"items": ITEM}
+
+    items: Annotated[Items, Field(min_length=1)]
+
+
+def _store(request: Request) -> ConversationStore:
+    store = request.app.state.server.talks
+    assert isinstance(store, ConversationStore)
+    return store
+
+
+@router.post("", openapi_extra=openapi_body(CreateBody))
+async def create(request: Request) -> Response:
+    """Begin a conversation."""
+    body = await parse(request, CreateBody)
+    conversation = Conversation(body.metadata or {})
+    _store(request).put(conversation)
+    _store(request).add(conversation, body.items or [])
+    return JSONResponse(conversation.told(), headers=ignored_header(body.ignored()))
+
+
+@router.get("/{conversation}")
+async def show(request: Request, conversation: str) -> dict[str, Any]:
+    """One conversation."""
+    return _store(request).get(conversation).told()
+
+
+@router.post("/{conversation}", openapi_extra=openapi_body(UpdateBody))
+async def update(request: Request, conversation: str) -> Response:
+    """Give a conversation other labels."""
+    body = await parse(request, UpdateBody)
+    found = _store(request).get(conversation)
+    found.metadata = body.metadata
+    return JSONResponse(found.told(), headers=ignored_header(body.ignored()))
+
+
+@router.delete("/{conversation}")
+async def delete(request: Request, conversation: str) -> dict[str, Any]:
+    """Forget a conversation."""
+    _store(request).remove(conversation)
+    return {"id": conversation, "object": "conversation.deleted", "deleted": True}
+
+
+@router.get("/{conversation}/items")
+async def list_items(
+    request: Request, conversation: str, limit: PageSize = 20, after: str | None = None, order: Order = "desc"
+) -> dict[str, Any]:
+    """What was said, the last first unless asked otherwise."""
+    return page(_store(request).get(conversation).items, limit, after, order)
+
+
+@router.post("/{conversation}/items", openapi_extra=openapi_body(AddBody))
+async def add_items(request: Request, conversation: str) -> Response:
+    """Add items that no answer brought."""
+    body = await parse(request, AddBody)
+    found = _store(request).get(conversation)
+    added = _store(request).add(found, body.items)
+    return JSONResponse(page(added, len(added), None, "asc"), headers=ignored_header(body.ignored()))
+
+
+@router.get("/{conversation}/items/{item}")
+async def show_item(request: Request, conversation: str, item: str) -> dict[str, Any]:
+    """One item."""
+    return _store(request).get(conversation).find(item)
+
+
+@router.delete("/{conversation}/items/{item}")
+async def delete_item(request: Request, conversation: str, item: str) -> dict[str, Any]:
+    """Take an item out; the conversation without it comes back."""
+    found = _store(request).get(conversation)
+    found.items.remove(found.find(item))
+    return found.told()

@@ -1,0 +1,85 @@
+"""Routes that are served before FastAPI is there: importing it takes longer than a first answer may."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Match, Route
+from starlette.types import Scope
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[Any]])
+
+
+@dataclass(frozen=True)
+class _Declared:
+    method: str
+    path: str
+    endpoint: Callable[..., Awaitable[Any]]
+    body: type[BaseModel] | None
+
+
+class EarlyRoute(Route):
+    """A route of one method; with any other the path is not its own, so that the routes behind it answer."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], *, methods: list[str]) -> None:
+        super().__init__(path, endpoint, methods=methods)
+        self.methods = set(methods)  # Starlette adds HEAD to GET
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        return (match, found) if match is Match.FULL else (Match.NONE, {})
+
+
+class EarlyRouter:
+    """Routes of endpoints that take the request and parts of the path, and return a response or a JSON object.
+
+    `plain` serves them; `documented` gives them to FastAPI, for the OpenAPI page.
+    """
+
+    def __init__(self) -> None:
+        self._routes: list[_Declared] = []
+
+    def get(self, path: str) -> Callable[[Endpoint], Endpoint]:
+        """Declare a GET."""
+        return self._declare("GET", path, None)
+
+    def post(self, path: str, body: type[BaseModel]) -> Callable[[Endpoint], Endpoint]:
+        """Declare a POST whose endpoint parses this body itself."""
+        return self._declare("POST", path, body)
+
+    def _declare(self, method: str, path: str, body: type[BaseModel] | None) -> Callable[[Endpoint], Endpoint]:
+        def declare(endpoint: Endpoint) -> Endpoint:
+            self._routes.append(_Declared(method, path, endpoint, body))
+            return endpoint
+
+        return declare
+
+    def plain(self) -> list[Route]:
+        """The routes as Starlette serves them."""
+        return [EarlyRoute(r.path, _served(r.endpoint), methods=[r.method]) for r in self._routes]
+
+    def documented(self) -> "APIRouter":
+        """The same routes as FastAPI describes them."""
+        from fastapi import APIRouter  # noqa: PLC0415 - see above
+
+        from engine.server.body import openapi_body  # noqa: PLC0415 - the schemas are made for the page only
+
+        router = APIRouter()
+        for route in self._routes:
+            extra = openapi_body(route.body) if route.body is not None else None
+            router.add_api_route(route.path, route.endpoint, methods=[route.method], openapi_extra=extra)
+        return router
+
+
+def _served(endpoint: Callable[..., Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+    async def serve(request: Request) -> Response:
+        answer = await endpoint(request, **request.path_params)
+        return answer if isinstance(answer, Response) else JSONResponse(answer)
+
+    return serve

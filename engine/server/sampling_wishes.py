@@ -1,0 +1,36 @@
+"""What the user wants a model to sample with, kept in a file that the terminal and the server share."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from engine.errors import InputFault
+from engine.json_store import JsonStore
+from quantize.files.sampling_keys import BOUNDS, Value, checked
+
+_SAME = {name: name for name in BOUNDS}
+
+
+class SamplingWishes:
+    """Model id to fields and values."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._store = JsonStore(path, dict[str, dict[str, Value]], dict)
+
+    def get(self, model_id: str) -> dict[str, Value]:
+        """The user's values for this model."""
+        return checked(self._store.get().get(model_id, {}), _SAME)
+
+    def set(self, model_id: str, values: Mapping[str, Value]) -> None:
+        """Replace the values of a model; none at all goes back to its recommendation.
+
+        Raises: InputFault: an unknown field or a value out of bounds.
+        """
+        fit = checked(values, _SAME)
+        wrong = next((name for name in values if name not in fit), None)
+        if wrong is not None:
+            if wrong not in BOUNDS:
+                raise InputFault(f"{wrong} is not known; there are {', '.join(BOUNDS)}.", wrong)
+            low, high = BOUNDS[wrong]
+            raise InputFault(f"{wrong} must be a number from {low:g} to {high:g}, not {values[wrong]}.", wrong)
+        others = {model: kept for model, kept in self._store.get().items() if model != model_id}
+        self._store.put({**others, model_id: fit} if fit else others)

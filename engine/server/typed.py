@@ -1,0 +1,130 @@
+"""Routes that take and return structs of engine.api: decoded and encoded by msgspec, described on the OpenAPI page.
+
+An endpoint names both in its signature:
+
+    @router.post("/models/pull", status_code=202)
+    async def pull(request: Request, body: PullRequest) -> Job: ...
+
+The parameter that is a struct is read from the request's body; one whose fields all have defaults may be left out.
+"""
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from functools import wraps
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+from fastapi import Request
+from fastapi.routing import APIRoute
+from starlette.responses import Response
+
+from engine.errors import InputFault
+
+T = TypeVar("T")
+REF: Final = "#/components/schemas/{name}"
+_AT: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_MISSING: Final = re.compile(r"required field `(?P<name>[^`]+)`")
+_JSON: Final = "application/json"
+_MARK: Final = "x-contract"
+_Endpoint = Callable[..., Awaitable[Any]]
+
+
+class Contract(NamedTuple):
+    """What an endpoint takes and returns; None where that is no struct."""
+
+    takes: type[msgspec.Struct] | None
+    returns: type[msgspec.Struct] | None
+
+
+_contracts: dict[str, Contract] = {}
+
+
+class TypedRoute(APIRoute):
+    """A route whose endpoint takes and returns structs; others are as FastAPI makes them."""
+
+    def __init__(self, path: str, endpoint: _Endpoint, *, status_code: int | None = None, **options: Any) -> None:
+        key = f"{endpoint.__module__}.{endpoint.__qualname__}"
+        signature = inspect.signature(endpoint)
+        bodies = [p for p in signature.parameters.values() if _is_struct(p.annotation)]
+        returns = signature.return_annotation if _is_struct(signature.return_annotation) else None
+        if bodies or returns is not None:
+            body = bodies[0] if bodies else None
+            endpoint = _typed(endpoint, signature, body, returns, status_code or 200)
+            _contracts[key] = Contract(body.annotation if body else None, returns)
+            options["openapi_extra"] = {_MARK: key}
+        super().__init__(path, endpoint, status_code=status_code, **options)
+
+
+def take_contract(operation: dict[str, Any]) -> Contract | None:
+    """What the route behind an operation of FastAPI's page takes and returns; the mark that says so is removed."""
+    return _contracts.get(operation.pop(_MARK, ""))
+
+
+def decode(raw: bytes, kind: type[T]) -> T:
+    """A body as a struct.
+
+    Raises: InputFault: not JSON, nested too deeply, or a field that is wrong; `param` names it.
+    """
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        raise _fault(str(error)) from None
+    except msgspec.DecodeError as error:
+        raise InputFault(f"The body is not valid JSON: {error}.") from None
+    except RecursionError:
+        raise InputFault("The JSON is nested too deeply.") from None
+
+
+def components(kinds: Iterable[type[msgspec.Struct]]) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
+    """For the OpenAPI page: a reference to each kind, and the schemas that they refer to."""
+    return msgspec.json.schema_components(list(kinds), ref_template=REF)
+
+
+def _fault(words: str) -> InputFault:
+    """The validator's message with the field in front, as the other routes have it."""
+    at = _AT.search(words)
+    path = at["path"] if at else ""
+    text = words[: at.start()] if at else words
+    missing = _MISSING.search(text)
+    if missing:
+        path = f"{path}.{missing['name']}" if path else missing["name"]
+    return InputFault(f"{path or 'body'}: {text}.", path or None)
+
+
+def _typed(
+    endpoint: _Endpoint,
+    signature: inspect.Signature,
+    body: inspect.Parameter | None,
+    returns: type[msgspec.Struct] | None,
+    status: int,
+) -> _Endpoint:
+    """The endpoint as FastAPI calls it: with the request and its own parameters of path and query."""
+    optional = body is not None and not any(field.required for field in msgspec.structs.fields(body.annotation))
+
+    @wraps(endpoint)
+    async def typed(*, request: Request, **given: Any) -> Response:
+        if body is not None:
+            raw = await request.body()
+            given[body.name] = body.annotation() if optional and not raw else decode(raw, body.annotation)
+        if "request" in signature.parameters:
+            given["request"] = request
+        answer = await endpoint(**given)
+        if returns is None:
+            return answer if isinstance(answer, Response) else Response(status_code=status)
+        return Response(msgspec.json.encode(answer), status_code=status, media_type=_JSON)
+
+    others = [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for p in signature.parameters.values()
+        if p is not body and p.name != "request"
+    ]
+    taken = inspect.Parameter("request", inspect.Parameter.KEYWORD_ONLY, annotation=Request)
+    typed.__signature__ = signature.replace(  # type: ignore[attr-defined]  # read by inspect.signature
+        parameters=[taken, *others], return_annotation=Response
+    )
+    return typed
+
+
+def _is_struct(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, msgspec.Struct)
