@@ -11,14 +11,16 @@ CHILDREN: Final = frozenset(
         "app.documents",
         "devices.backends.ggml_child",
         "devices.backends.onnx_child",
+        "devices.kernel_packs.abi",
         "engine.bench.standin",
         "engine.chat.constraint_child",
         "engine.chat.render_child",
         "engine.runner.llama.memory_probe",
+        "engine.runner.llama.reference_child",
         "engine.runner.main",
         "engine.runner.onnx.probe",
-        "quantize.guard",
-        "quantize.worker",
+        "quantize.files.guard",
+        "quantize.job.worker",
     }
 )
 EXIT_UNKNOWN: Final = 2

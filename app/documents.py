@@ -1,8 +1,10 @@
 """Text out of files that a user attaches to a chat. Formats that need a parser are read in a child process."""
 
+import contextlib
 import json
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,9 @@ MAX_TEXT_BYTES = 8 << 20
 MAX_FILE_BYTES = 64 << 20
 MAX_IMAGE_BYTES = 20 << 20
 _CHILD_SECONDS = 60
+# What an archive may unpack to; its XML takes some ten times as much when it is parsed.
+MAX_INFLATED_BYTES = 128 << 20
+_CHILD_BYTES = 2 << 30
 IMAGES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 _PARSED = frozenset({".pdf", ".docx"})
 
@@ -106,6 +111,10 @@ def _pdf(path: Path) -> str:
 def _docx(path: Path) -> str:
     from docx import Document as Word  # noqa: PLC0415 - only the child that needs it
 
+    with zipfile.ZipFile(path) as archive:
+        inflated = sum(member.file_size for member in archive.infolist())
+    if inflated > MAX_INFLATED_BYTES:
+        raise DocumentError(path.name, f"it inflates to {inflated >> 20} MiB, more than {MAX_INFLATED_BYTES >> 20}")
     word = Word(str(path))
     lines = [paragraph.text for paragraph in word.paragraphs]
     for table in word.tables:
@@ -124,12 +133,23 @@ def _joined(parts: object) -> str:
     return "\n".join(kept)
 
 
+def _bound_memory() -> None:
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource  # noqa: PLC0415 - POSIX only
+
+        resource.setrlimit(resource.RLIMIT_AS, (_CHILD_BYTES, _CHILD_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def _main(path: Path) -> None:
+    _bound_memory()
     readers: dict[str, Callable[[Path], str]] = {".pdf": _pdf, ".docx": _docx}
     try:
         answer = {"text": readers[path.suffix.lower()](path)}
     except DocumentError as error:
         answer = {"error": error.reason}
+    except MemoryError:
+        answer = {"error": f"reading it needs more than {_CHILD_BYTES >> 30} GiB of memory"}
     except Exception as error:  # noqa: BLE001 - whatever a damaged file does to a parser is a reason
         answer = {"error": f"it could not be read ({type(error).__name__})"}
     sys.stdout.write(json.dumps(answer))

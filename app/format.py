@@ -1,16 +1,53 @@
-"""Numbers as people read them."""
+"""Sizes and times as people read them: one rule for terminal and window.
+
+`number` writes a number with so many decimals and `tr` translates; the window passes those of its language.
+"""
+
+from collections.abc import Callable
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 TENTHS_BELOW = 100
 
+Number = Callable[[float, int], str]
+Translate = Callable[[str], str]
 
-def size(num_bytes: int | None) -> str:
+
+def plain(value: float, places: int) -> str:
+    """A number as programs write it."""
+    return f"{value:.{places}f}"
+
+
+def as_it_is(text: str) -> str:
+    """No translation."""
+    return text
+
+
+def size(num_bytes: float | None, number: Number = plain, tr: Translate = as_it_is) -> str:
     """Bytes in binary units with one decimal where it matters: `7.4 GiB`, `512 MiB`; `unknown` for None."""
     if num_bytes is None:
-        return "unknown"
+        return tr("unknown")
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if abs(num_bytes) >= unit:
             value = num_bytes / unit
-            decimals = 1 if value < TENTHS_BELOW and unit != KIB else 0
-            return f"{value:.{decimals}f} {name}"
-    return f"{num_bytes} B"
+            return f"{number(value, 1 if value < TENTHS_BELOW and unit != KIB else 0)} {name}"
+    return f"{number(num_bytes, 0)} B"
+
+
+def duration(seconds: float | None, number: Number = plain, tr: Translate = as_it_is) -> str:
+    """`40 s`, `3 min`, `1 h 20 min`; empty for None."""
+    if seconds is None:
+        return ""
+    whole, minutes = max(round(seconds), 1), round(seconds / 60)
+    if whole < 60:  # noqa: PLR2004 - a minute
+        return tr("{n} s").format(n=number(whole, 0))
+    if minutes < 60:  # noqa: PLR2004 - an hour
+        return tr("{n} min").format(n=number(minutes, 0))
+    return tr("{h} h {m} min").format(h=number(minutes // 60, 0), m=number(minutes % 60, 0))
+
+
+def parameters(count: int) -> str:
+    """A number of parameters: `8.2 B`, `350 M`, or `?`."""
+    for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}"
+    return str(count or "?")

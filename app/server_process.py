@@ -1,16 +1,42 @@
-"""A server of one's own, for when none runs."""
+"""Servers that clients start: a private one for a command, or one that other programs may use too."""
 
+import contextlib
 import json
 import os
 import subprocess
 import threading
 from collections import deque
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from app.client import Client, ServerUnreachable
 from devices.child_command import own_command
 
+if TYPE_CHECKING:
+    from app.client import Client
+
 START_S: Final = 20.0
+
+
+def start_shared(host: str, port: int, log_file: Path, *, offline: bool) -> "subprocess.Popen[bytes]":
+    """A server at an address where others find it, which writes to `log_file`; the log before is kept beside it.
+
+    Raises: OSError: it cannot be started, or the log not written.
+    """
+    from engine.server.log_bounds import OWN_LOG  # noqa: PLC0415 - a private server has no log
+
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    more = {"PYTHONUNBUFFERED": "1", OWN_LOG: "1", **({"HF_HUB_OFFLINE": "1"} if offline else {})}
+    with contextlib.suppress(OSError):
+        log_file.replace(log_file.with_suffix(".log.1"))
+    with log_file.open("a+b") as out:  # the server reads and appends: it keeps the file short
+        return subprocess.Popen(
+            own_command("serve", "--host", host, "--port", str(port)),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            cwd=Path(__file__).resolve().parents[1],
+            env={**os.environ, **more},
+        )
 
 
 class ServerProcess:
@@ -25,11 +51,13 @@ class ServerProcess:
         self._drain = threading.Thread(target=self._read_stderr, daemon=True)
         self._drain.start()
 
-    def connect(self) -> Client:
+    def connect(self) -> "Client":
         """Wait until the server takes requests.
 
-        Raises: ServerUnreachable: it ended or did not come up in START_S.
+        Raises: ServerNotStarted: it ended or did not come up in START_S.
         """
+        from app.client import Client, ServerNotStarted  # noqa: PLC0415 - while the server starts
+
         assert self._process.stdout is not None
         timer = threading.Timer(START_S, self._process.kill)
         timer.start()
@@ -41,7 +69,7 @@ class ServerProcess:
             told = json.loads(line)
         except ValueError:
             self.stop()
-            raise ServerUnreachable("127.0.0.1", "; ".join(self._stderr) or "it did not start") from None
+            raise ServerNotStarted("; ".join(self._stderr)) from None
         return Client(told["url"], told["token"])
 
     def stop(self) -> None:

@@ -2,14 +2,18 @@
 
 import math
 import os
-import tempfile
+import time
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from engine.paths import user_paths
+from engine.paths import DEFAULT_HOST, DEFAULT_PORT, user_paths
+
+if TYPE_CHECKING:
+    from tomlkit import TOMLDocument
 
 Value = bool | int | float | str
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -93,7 +97,7 @@ SETTINGS: tuple[Setting, ...] = (
         "system",
         "Theme",
         "Light, dark, or as the system is set.",
-        "Look",
+        "Appearance",
         choices=("system", "light", "dark"),
     ),
     Setting(
@@ -101,7 +105,7 @@ SETTINGS: tuple[Setting, ...] = (
         "system",
         "Contrast",
         "High: black or white text and strong borders.",
-        "Look",
+        "Appearance",
         choices=("system", "normal", "high"),
     ),
     Setting(
@@ -109,14 +113,14 @@ SETTINGS: tuple[Setting, ...] = (
         False,
         "Icon in the tray",
         "Closing the window then leaves Tessera running; the icon brings it back.",
-        "Look",
+        "Appearance",
     ),
     Setting(
         "window.text_percent",
         100,
         "Text size",
         "Percent of the normal text size.",
-        "Look",
+        "Appearance",
         minimum=75,
         maximum=200,
     ),
@@ -125,61 +129,16 @@ SETTINGS: tuple[Setting, ...] = (
         "system",
         "Language",
         "Language of the interface.",
-        "Look",
+        "Appearance",
         choices=("system", "en", "pseudo"),
         restart=True,
     ),
     Setting("chat.model", "", "Model of new chats", "Empty: the model used last.", "Chat"),
     Setting("chat.system_prompt", "", "System prompt", "Instructions that open every new chat.", "Chat"),
     Setting(
-        "chat.temperature",
-        0.7,
-        "Temperature",
-        "0 always takes the likeliest word; higher is more varied and less reliable.",
-        "Chat",
-        minimum=0,
-        maximum=2,
-    ),
-    Setting(
-        "chat.top_p",
-        0.95,
-        "Top P",
-        "Choose only among the likeliest words that together have this probability. 1 keeps all.",
-        "Chat",
-        minimum=0.01,
-        maximum=1,
-    ),
-    Setting(
-        "chat.min_p",
-        0.05,
-        "Min P",
-        "Drop words less likely than this share of the likeliest one. 0 keeps all.",
-        "Chat",
-        minimum=0,
-        maximum=1,
-    ),
-    Setting(
-        "chat.top_k",
-        0,
-        "Top K",
-        "Choose only among this many words. 0 keeps all.",
-        "Chat",
-        minimum=0,
-        maximum=1000,
-    ),
-    Setting(
-        "chat.repeat_penalty",
-        1.0,
-        "Repeat penalty",
-        "Above 1 discourages words used shortly before. 1 switches it off.",
-        "Chat",
-        minimum=0.5,
-        maximum=2,
-    ),
-    Setting(
         "chat.max_tokens",
         0,
-        "Longest answer",
+        "Max tokens",
         "In tokens. 0: as long as the context allows.",
         "Chat",
         minimum=0,
@@ -203,10 +162,10 @@ SETTINGS: tuple[Setting, ...] = (
         minimum=1,
         maximum=90,
     ),
-    Setting("server.host", "127.0.0.1", "Address", "127.0.0.1 serves this computer only.", "Server", restart=True),
+    Setting("server.host", DEFAULT_HOST, "Address", "127.0.0.1 serves this computer only.", "Server", restart=True),
     Setting(
         "server.port",
-        7373,
+        DEFAULT_PORT,
         "Port",
         "Where programs find the server.",
         "Server",
@@ -226,6 +185,20 @@ SETTINGS: tuple[Setting, ...] = (
         False,
         "Offline",
         "Never connect to anything but this computer: no model search, no downloads.",
+        "Network",
+    ),
+    Setting(
+        "kernels.address",
+        "",
+        "Address of kernel packs",
+        "Where `tessera kernels install NAME` looks. Empty: packs come from files only.",
+        "Network",
+    ),
+    Setting(
+        "kernels.keys",
+        "",
+        "Keys of kernel packs",
+        "Public minisign keys, separated by spaces, that may sign the list at that address.",
         "Network",
     ),
 )
@@ -302,30 +275,56 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
 
 
 def save(settings: Settings, path: Path | None = None) -> None:
-    """Write what differs from the defaults, atomically. Rows unknown here are kept. Raises OSError."""
+    """Write what changed, atomically: comments, order and rows unknown here stay as they are. Raises OSError.
+
+    What the environment decides is not written. A file that is no TOML is kept aside.
+    """
+    from engine.json_store import write_atomically  # noqa: PLC0415 - every command reads, few write
+
     path = settings_file() if path is None else path
-    kept = {name: raw for name, raw in _read(path, []).items() if name not in BY_NAME}
+    document = _document(path)
     for row in SETTINGS:
-        if row.name in settings.fixed:
-            continue
-        if settings[row.name] != row.default:
-            kept[row.name] = settings[row.name]
-    sections: dict[str, list[str]] = {}
-    for name in sorted(kept):
-        section, _, key = name.partition(".")
-        sections.setdefault(section, []).append(f"{key} = {_toml(kept[name])}")
-    text = "\n\n".join(f"[{section}]\n" + "\n".join(rows) for section, rows in sections.items())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".settings-")
+        section, _, key = row.name.partition(".")
+        if row.name not in settings.fixed:
+            _put(document, section, key, settings[row.name], row)
+    write_atomically(path, document.as_string().encode("utf-8"))
+
+
+def _document(path: Path) -> "TOMLDocument":
+    """The file for changing; an empty one where there is none."""
+    import tomlkit  # noqa: PLC0415 - reading needs it not, and every start reads
+
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        return tomlkit.parse(path.read_bytes().decode("utf-8"))
+    except FileNotFoundError:
+        return tomlkit.document()
+    except (UnicodeDecodeError, tomlkit.exceptions.ParseError):
+        path.replace(path.with_name(f"{path.name}.corrupt-{int(time.time())}"))
+        return tomlkit.document()
+
+
+def _put(document: "TOMLDocument", section: str, key: str, value: Value, row: Setting) -> None:
+    """Bring one row of the document up to date; nothing is touched that says the same already."""
+    import tomlkit  # noqa: PLC0415 - see above
+
+    found = document.get(section)
+    table = found if isinstance(found, dict) else None
+    if table is not None and key in table:
+        try:
+            same = row.parse(table[key]) == value
+        except SettingsError:
+            same = value == row.default  # it was told when it was read; the user may mend it
+        if same:
+            return
+        if value == row.default:
+            del table[key]
+            return
+    elif value == row.default:
+        return
+    if table is None:
+        table = tomlkit.table()
+        document[section] = table
+    table[key] = value
 
 
 def _read(path: Path, problems: list[SettingsError]) -> dict[str, object]:
@@ -346,12 +345,3 @@ def _read(path: Path, problems: list[SettingsError]) -> dict[str, object]:
         if isinstance(rows, dict):
             flat.update({f"{section}.{key}": value for key, value in rows.items()})
     return flat
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in escaped) + '"'

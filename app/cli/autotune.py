@@ -8,7 +8,7 @@ from app.cli.measuring import open_workshop, say
 from app.cli.numbers import Numbers
 
 if TYPE_CHECKING:
-    from engine.autotune.types import TuneReport
+    from engine.measurements.tuning import TuneReport
 
 
 @click.command(
@@ -30,8 +30,8 @@ def command(
     """Search, store and explain."""
     import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
 
-    from engine.bench.subject import Subject  # noqa: PLC0415
-    from engine.bench.work import TuneWish  # noqa: PLC0415
+    from engine.measure_jobs.subject import Subject  # noqa: PLC0415
+    from engine.measure_jobs.work import TuneWish  # noqa: PLC0415
 
     if (model is None) == (shape is None):
         raise click.UsageError("Give a MODEL or --shape.")

@@ -9,7 +9,7 @@ from app.cli.measuring import open_workshop, say
 from app.cli.numbers import Numbers
 
 if TYPE_CHECKING:
-    from engine.bench.types import Report
+    from engine.measurements.reports import Report
 
 
 @click.command(
@@ -67,9 +67,9 @@ def command(
     if prices:
         _price_types(as_json=as_json)
         return
-    from engine.bench.results import to_csv  # noqa: PLC0415
-    from engine.bench.subject import Subject  # noqa: PLC0415
-    from engine.bench.work import BenchWish  # noqa: PLC0415
+    from engine.measure_jobs.subject import Subject  # noqa: PLC0415
+    from engine.measure_jobs.work import BenchWish  # noqa: PLC0415
+    from engine.measurements.results import to_csv  # noqa: PLC0415
 
     if sum(x is not None for x in (model, shape, like, hub)) != 1:
         raise click.UsageError("Give a MODEL, or --shape, --like or --hub.")
@@ -98,15 +98,17 @@ def _price_types(*, as_json: bool) -> None:
     """Measure and print what types cost."""
     import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
 
+    from engine.bench.type_prices import UNIT  # noqa: PLC0415
+
     found = open_workshop().price_types(lambda name, done, total: say(f"{name}, {done + 1} of {total}"))
     say("")
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
         return
-    unit = found.ns_per_weight["Q4_K"]
+    unit = found.ns_per_weight[UNIT]
     click.echo(f"decoding one weight, {found.threads} threads (the planner uses these from now on):")
     for name, ns in sorted(found.ns_per_weight.items(), key=lambda item: item[1]):
-        click.echo(f"  {name:8} {ns * 1000:6.1f} ps, {ns / unit:.2f} of Q4_K")
+        click.echo(f"  {name:8} {ns * 1000:6.1f} ps, {ns / unit:.2f} of {UNIT}")
 
 
 def _history(model: str | None, *, as_json: bool) -> None:
@@ -115,7 +117,7 @@ def _history(model: str | None, *, as_json: bool) -> None:
 
     import msgspec  # noqa: PLC0415
 
-    from engine.bench.results import Results  # noqa: PLC0415
+    from engine.measurements.results import Results  # noqa: PLC0415
     from engine.paths import user_paths  # noqa: PLC0415
 
     found = Results(user_paths().state / "bench.jsonl").all(model)

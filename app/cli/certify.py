@@ -1,6 +1,7 @@
 """`tessera certify`: how well a model calls tools."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -11,16 +12,31 @@ if TYPE_CHECKING:
 
 @click.command(help="Run about 30 tool calls on each MODEL and show the pass rate; several models are compared.")
 @click.argument("models", nargs=-1, required=True)
+@click.option(
+    "--suite",
+    "suite_name",
+    type=click.Choice(["own", "bfcl"]),
+    default="own",
+    help="bfcl: a fixed sample of Berkeley's function-calling set, judged by its own answers.  [default: own]",
+)
+@click.option("--cases", type=click.IntRange(1, 200), help="Cases of each of bfcl's four kinds.  [default: 25]")
+@click.option(
+    "--data", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The wheel with bfcl's cases."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the certificates as JSON.")
 @click.option("--quiet", "-q", is_flag=True, help="Only the totals.")
-def command(models: tuple[str, ...], as_json: bool, quiet: bool) -> None:
+def command(
+    models: tuple[str, ...], suite_name: str, cases: int | None, data: Path | None, as_json: bool, quiet: bool
+) -> None:
     """Run the suite and keep the certificates."""
     import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
 
     from app.cli.connection import connected  # noqa: PLC0415
     from app.client import ApiError, ServerUnreachable  # noqa: PLC0415
-    from app.code.certify.run import CertificateStore, certify  # noqa: PLC0415
+    from app.code.certify.run import OWN, CertificateStore, certify, template_has_tools  # noqa: PLC0415
     from app.code.connect.endpoint import endpoint_of  # noqa: PLC0415
+    from app.evals import bfcl  # noqa: PLC0415
+    from app.evals.datasets import BFCL, NoDataset, wheel  # noqa: PLC0415
     from engine.paths import user_paths  # noqa: PLC0415
 
     def show(result: "CaseResult") -> None:
@@ -30,13 +46,26 @@ def command(models: tuple[str, ...], as_json: bool, quiet: bool) -> None:
 
     store = CertificateStore(user_paths().state)
     made = []
+    if suite_name == OWN and (cases or data):
+        raise click.UsageError("--cases and --data belong to --suite bfcl.")
     try:
+        chosen = None if suite_name == OWN else bfcl.cases(wheel(BFCL, data), cases or bfcl.PER_CATEGORY)
         with connected() as client:
             for model in models:
                 endpoint = endpoint_of(client, model)
-                made.append(certify(client, endpoint.model, endpoint.context, on_result=show))
-                store.save(made[-1])
-    except (ApiError, ServerUnreachable) as error:
+                native = template_has_tools(client, endpoint.model)
+                certificate = certify(
+                    client,
+                    endpoint.model,
+                    endpoint.context,
+                    cases=chosen,
+                    suite_name=suite_name,
+                    native_tools=native,
+                    on_result=show,
+                )
+                made.append(certificate)
+                store.save(certificate)
+    except (ApiError, ServerUnreachable, NoDataset) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
         click.echo(json.dumps([json.loads(msgspec.json.encode(certificate)) for certificate in made]))
@@ -45,6 +74,8 @@ def command(models: tuple[str, ...], as_json: bool, quiet: bool) -> None:
 
 
 def _table(made: "list[Certificate]") -> None:
+    from app.evals.intervals import share_text  # noqa: PLC0415 - see command
+
     categories = list(made[0].by_category())
     width = max(len(certificate.model) for certificate in made)
     click.echo(f"{'':{width}}  {'all':>7}  " + "  ".join(f"{name:>12}" for name in categories))
@@ -52,3 +83,11 @@ def _table(made: "list[Certificate]") -> None:
         found = certificate.by_category()
         cells = "  ".join(f"{found[name][0]:>9}/{found[name][1]:<2}" for name in categories)
         click.echo(f"{certificate.model:{width}}  {certificate.pass_frac:>6.0%}   {cells}")
+    for certificate in made:
+        shown = share_text(certificate.num_passed, len(certificate.results))
+        click.echo(f"{certificate.model}: {shown}, 95 % interval")
+        if not certificate.native_tools:
+            click.echo(
+                f"{certificate.model}: its chat template has no place for tools; they were described in the system "
+                "message, in a generic form it was not trained on."
+            )

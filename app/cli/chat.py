@@ -5,26 +5,40 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
+
+from app.cli.phase_line import PhaseLine
+from app.code.agent.consent import shown_text
 
 if TYPE_CHECKING:
     from app.client import Answer, Client
+    from engine.api.chat import Runaway
 
-HELP = "Type a message. Ctrl-C stops an answer, Ctrl-D leaves. /new starts over, /help shows this."
+HELP = (
+    "Type a message. Ctrl-C stops an answer, /continue goes on with it, Ctrl-D leaves. /new starts over, "
+    "/help shows this."
+)
+_SHOWN_PASSAGE = 60
 
 
 @click.command(
-    help="Chat with MODEL (default: a loaded model, else the first that can chat, else the bundled demo)."
+    help="Chat with MODEL (default: a loaded model, else one you got, else the one that comes with Tessera)."
 )
 @click.argument("model", required=False)
 @click.option("--prompt", "-p", help="Ask this once and leave; '-' reads standard input.")
 @click.option("--system", "-s", help="System prompt.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer, in tokens.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Tokens an answer may have.")
 @click.option("--temperature", "-t", type=click.FloatRange(0, 5), help="0 is deterministic.")
 @click.option("--seed", type=int, help="Makes sampling repeatable.")
 @click.option(
     "--lora", multiple=True, metavar="NAME[=SCALE]", help="LoRA adapter the server loaded with the model."
 )
 @click.option("--draft", help="Smaller model of the same vocabulary that guesses ahead for MODEL; 'none': no more.")
+@click.option(
+    "--loop-guard/--no-loop-guard",
+    default=True,
+    help="End an answer that repeats the same passage again and again, or turns into noise.  [default: on]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: answer, usage, timings.")
 def command(
     model: str | None,
@@ -35,11 +49,11 @@ def command(
     seed: int | None,
     lora: tuple[str, ...],
     draft: str | None,
+    loop_guard: bool,
     as_json: bool,
 ) -> None:
     """Answer --prompt, or hold a conversation."""
-    from app.client import running_server  # noqa: PLC0415 - the command's own imports wait until it runs
-    from app.server_process import ServerProcess  # noqa: PLC0415
+    from app.cli.connection import connected  # noqa: PLC0415 - the command's own imports wait until it runs
 
     if prompt == "-":
         prompt = sys.stdin.read()
@@ -47,37 +61,36 @@ def command(
         raise click.UsageError("--json needs --prompt.")
     given: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     given["lora"] = [_adapter(choice) for choice in lora] or None
-    options = {k: v for k, v in given.items() if v is not None}
-    client = running_server()
-    own = None
-    if client is None:
-        own = ServerProcess()
-        client = own.connect()
-    try:
+    options = {k: v for k, v in given.items() if v is not None} | {"loop_guard": loop_guard}
+    with connected() as client:
         chosen = model or default_model(client)
         if draft is not None:
-            client.post(f"/tessera/v1/models/{chosen}/load", {"draft": "" if draft == "none" else draft})
+            from engine.api.models import LoadRequest  # noqa: PLC0415 - as above
+
+            client.load(chosen, LoadRequest(draft="" if draft == "none" else draft))
         chat = Conversation(client, chosen, system, options)
         if prompt is not None:
             chat.ask(prompt, as_json=as_json)
         else:
             chat.talk()
-    finally:
-        client.close()
-        if own is not None:
-            own.stop()
 
 
 def default_model(client: "Client") -> str:
-    """A loaded model, else the first one of the user's that chats, else the bundled demo."""
-    models = client.models()
-    if not models:
+    """The model the server names as its default; a toy is named as one."""
+    from engine.library.default_model import why_missing  # noqa: PLC0415 - see command
+
+    chosen = next((entry for entry in client.chat_models() if entry.default), None)
+    if chosen is None:
         raise click.ClickException("There is no model yet. Get one with: tessera models pull NAME")
-
-    def rank(entry: dict[str, Any]) -> tuple[bool, bool, bool]:
-        return entry["state"] != "loaded", "chat" not in entry["capabilities"], entry["id"] == "spark"
-
-    return str(min(models, key=rank)["id"])
+    if chosen.demo:
+        reason = why_missing() or "There is no other chat model here."
+        click.secho(
+            f"{chosen.name} answers: a toy for demonstrations, often wrong. {reason}\n"
+            "Get SmolLM2 135M with `python3 start.py model`, or any other with `tessera models pull NAME`.",
+            dim=True,
+            err=True,
+        )
+    return chosen.id
 
 
 def _adapter(choice: str) -> dict[str, Any]:
@@ -87,6 +100,17 @@ def _adapter(choice: str) -> dict[str, Any]:
         return {"name": name, "scale": float(scale or 1)}
     except ValueError:
         raise click.BadParameter(f"{choice!r} is not NAME or NAME=SCALE.", param_hint="--lora") from None
+
+
+def runaway_text(found: "Runaway") -> str:
+    """Why an answer was ended, and how to get more of it."""
+    if found.kind == "noise":
+        why = "The answer was ended: it had turned into noise. A lower --temperature helps."
+    else:
+        shown = found.passage
+        shown = shown if len(shown) <= _SHOWN_PASSAGE else shown[:_SHOWN_PASSAGE] + "…"
+        why = f"The answer was ended: it said the same {found.times} times (\u201c{shown}\u201d)."
+    return f"{why} /continue goes on with it; --no-loop-guard never ends one."
 
 
 class Conversation:
@@ -121,6 +145,8 @@ class Conversation:
                 return
             if line == "/new":
                 self._messages = self._fresh()
+            elif line == "/continue":
+                self.go_on()
             elif line.startswith("/"):
                 click.echo(HELP, err=True)
             elif line:
@@ -129,21 +155,37 @@ class Conversation:
     def ask(self, text: str, *, as_json: bool) -> None:
         """One turn."""
         self._messages.append({"role": "user", "content": text})
-        answer = ""
+        self._answer("", as_json=as_json)
+
+    def go_on(self) -> None:
+        """More of the answer that was cut or stopped."""
+        if not self._messages or self._messages[-1]["role"] != "assistant" or not self._messages[-1]["content"]:
+            click.echo("There is no answer to continue.", err=True)
+            return
+        self._answer(self._messages[-1]["content"], as_json=False)
+
+    def _answer(self, answer: str, *, as_json: bool) -> None:
+        """Answer the last message, or go on where `answer` ended."""
+        options = {**self._options, "continue_final_message": True} if answer else self._options
         last: Answer | None = None
         stopped = False
-        stream = self._client.chat(self._model, self._messages, **self._options)
+        line = PhaseLine()
+        stream = self._client.chat(self._model, self._messages, **options)
         try:
             for piece in stream:
                 answer += piece.text
                 last = piece
                 if not as_json:
-                    click.echo(piece.text, nl=False)
+                    line.show(piece.phase)
+                    click.echo(shown_text(piece.text), nl=False)
                     sys.stdout.flush()
         except KeyboardInterrupt:
             stopped = True
         finally:
-            stream.close()  # type: ignore[attr-defined]  # a generator: closing it cancels the request
+            line.clear()
+            stream.close()
+        if self._messages[-1]["role"] == "assistant":
+            self._messages.pop()
         self._messages.append({"role": "assistant", "content": answer})
         usage = last.usage if last else None
         timings = last.timings if last else None
@@ -153,15 +195,18 @@ class Conversation:
                 "model": self._model,
                 "answer": answer,
                 "finish_reason": finish,
-                "usage": usage,
-                "timings": timings,
+                "usage": msgspec.to_builtins(usage),
+                "timings": msgspec.to_builtins(timings),
+                **({"runaway": msgspec.to_builtins(last.runaway)} if last and last.runaway else {}),
             }
             click.echo(json.dumps(told, ensure_ascii=False))
             return
         click.echo()
+        if last is not None and last.runaway and not stopped:
+            click.secho(runaway_text(last.runaway), fg="yellow", err=True)
         if stopped:
             click.secho("stopped", dim=True, err=True)
         elif usage and timings:
-            speed = f"{timings['tok_s']:.1f} tok/s, first token after {timings['ttft_s'] * 1000:.0f} ms"
-            cut = ", cut at the limit" if finish == "length" else ""
-            click.secho(f"{usage['completion_tokens']} tokens, {speed}{cut}", dim=True, err=True)
+            speed = f"{timings.tok_s:.1f} tok/s, first token after {timings.ttft_s * 1000:.0f} ms"
+            cut = ", cut at the limit" if finish == "length" and not (last and last.runaway) else ""
+            click.secho(f"{usage.completion_tokens} tokens, {speed}{cut}", dim=True, err=True)

@@ -17,7 +17,7 @@ import click
 @click.option("--apply", "apply_edits", is_flag=True, help="With --prompt: apply the edits that have a place.")
 @click.option("--allow-uncommitted", is_flag=True, help="Also write files with uncommitted changes.")
 @click.option("--steps", type=click.IntRange(1, 500), default=30, show_default=True, help="Step limit of an agent.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer, in tokens.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Tokens an answer may have.")
 @click.option("--temperature", "-t", type=click.FloatRange(0, 5), default=0.2, show_default=True)
 @click.option("--embed", "embed_model", help="Also search by meaning with this model (default: a loaded one).")
 @click.option(

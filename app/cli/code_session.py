@@ -8,13 +8,25 @@ from pathlib import Path
 
 import click
 
+from app.cli.phase_line import PhaseLine
+from app.client import Answer
 from app.code.agent.consent import Consent, ConsentRequest, Decision, shown_text
 from app.code.agent.loop import Agent, ChatModel
 from app.code.agent.mcp_tools import McpTools, read_mcp_config
 from app.code.agent.models import ReplayedModel, ServerModel
 from app.code.agent.tools import Toolbox
 from app.code.agent.transcript import Transcript, read_transcript
-from app.code.agent.types import AgentEvent, Called, Ended, Planned, Returned, Thought, ToolRefused, UserAsked
+from app.code.agent.types import (
+    AgentEvent,
+    Called,
+    Edited,
+    Ended,
+    Planned,
+    Returned,
+    Thought,
+    ToolRefused,
+    UserAsked,
+)
 from app.code.assistant import Assistant
 from app.code.context.pieces import Context
 from app.code.edits.session import Proposal
@@ -69,19 +81,23 @@ class CodeSession:
         self._context = self._talk.context_for(question, excluded=excluded)
         for left in self._context.left_out:
             if left.what.startswith("@"):
-                click.echo(f"left out: {left.what}: {left.reason}", err=True)
+                click.echo(f"left out: {shown_text(left.what)}: {left.reason}", err=True)
         used, limit = self._context.used_tokens, self._context.budget_tokens
         click.echo(f"context: {len(self._context.pieces)} pieces, about {used} of {limit} tokens", err=True)
         self._stream(self._assistant.ask(question, self._context))
         self._proposal = self._talk.proposal()
         self._show_proposal(self._proposal)
 
-    def _stream(self, answers: Iterator[object]) -> None:
+    def _stream(self, answers: Iterator[Answer]) -> None:
+        line = PhaseLine()
         try:
             for answer in answers:
-                click.echo(shown_text(getattr(answer, "text", "")), nl=False)
+                line.show(answer.phase)
+                click.echo(shown_text(answer.text), nl=False)
         except KeyboardInterrupt:
             click.echo(" [stopped]", nl=False)
+        finally:
+            line.clear()
         click.echo()
 
     def _show_proposal(self, proposal: Proposal) -> None:
@@ -114,10 +130,10 @@ class CodeSession:
         try:
             paths = self._write(self._proposal, chosen)
         except CodeError as error:
-            click.echo(str(error), err=True)
+            click.echo(shown_text(str(error)), err=True)
             return False
         self._project.index.update(paths)
-        click.echo(f"written: {', '.join(paths)}  (/undo takes it back)", err=True)
+        click.echo(f"written: {shown_text(', '.join(paths))}  (/undo takes it back)", err=True)
         return not (self._proposal.refused or self._proposal.malformed)
 
     def _write(self, proposal: Proposal, chosen: list[int] | None) -> tuple[str, ...]:
@@ -185,7 +201,7 @@ class CodeSession:
                 elif line:
                     self.agent(line) if as_agent else self.ask(line)
             except CodeError as error:
-                click.echo(str(error), err=True)
+                click.echo(shown_text(str(error)), err=True)
 
     def _command(self, line: str) -> None:
         name, _, rest = line[1:].partition(" ")
@@ -230,7 +246,7 @@ class CodeSession:
     def _undo(self) -> None:
         paths = self._project.edits.undo()
         self._project.index.update(paths)
-        click.echo(f"taken back: {', '.join(paths)}", err=True)
+        click.echo(f"taken back: {shown_text(', '.join(paths))}", err=True)
 
     def _new(self) -> None:
         del self._talk.messages[1:]
@@ -238,10 +254,10 @@ class CodeSession:
 
 
 def _ask_person(request: ConsentRequest) -> Decision:
-    click.secho(f"\n{request.title}", bold=True)
-    click.echo(request.detail)
+    click.secho(f"\n{shown_text(request.title)}", bold=True)
+    click.echo(shown_text(request.detail))
     if request.warning:
-        click.secho(request.warning, fg="yellow")
+        click.secho(shown_text(request.warning), fg="yellow")
     try:
         answer = click.prompt("Allow? [y]es, [s]ession, [N]o", default="n", show_default=False).strip().lower()
     except (click.Abort, EOFError):
@@ -253,11 +269,14 @@ def _show_event(event: AgentEvent) -> None:
     if isinstance(event, Thought) and event.text:
         click.echo(shown_text(event.text))
     elif isinstance(event, Called):
-        click.secho(f"· {event.tool} {shown_text(event.arguments)[:160]}", fg="cyan")
+        click.secho(f"· {shown_text(event.tool)[:80]} {shown_text(event.arguments)[:160]}", fg="cyan")
     elif isinstance(event, Returned) and not event.ok:
         click.secho(f"  {shown_text(event.text)[:300]}", fg="red")
+    elif isinstance(event, Edited):
+        click.secho(f"  {shown_text(event.path)}", bold=True)
+        click.echo(shown_text(event.diff))
     elif isinstance(event, Planned):
         for item in event.items:
             click.echo(f"  {_MARKS[item.state]} {shown_text(item.text)}")
     elif isinstance(event, Ended) and event.reason != "answered":
-        click.secho(f"stopped: {event.reason}. {event.detail}", fg="yellow")
+        click.secho(f"stopped: {event.reason}. {shown_text(event.detail)}", fg="yellow")

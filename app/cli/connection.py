@@ -2,18 +2,25 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from app.client import Client, running_server
 from app.server_process import ServerProcess
+from engine.paths import user_paths
+
+if TYPE_CHECKING:
+    from app.client import Client
 
 
 @contextmanager
-def connected() -> Iterator[Client]:
+def connected() -> "Iterator[Client]":
     """The running server, or a private one that ends with the block."""
-    client = running_server()
-    own = None
+    # Where none has said that it runs, ours starts while this process still imports what speaks to it.
+    own = None if user_paths().server_file.exists() else ServerProcess()
+    from app.client import running_server  # noqa: PLC0415 - as just said
+
+    client = running_server() if own is None else None
     if client is None:
-        own = ServerProcess()
+        own = own or ServerProcess()
         client = own.connect()
     try:
         yield client

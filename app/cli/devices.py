@@ -58,9 +58,9 @@ def _machine(record: Path | None, replay: Path | None, *, no_try: bool, fresh: b
 
 def _print(machine: "Machine") -> None:
     from rich.console import Console  # noqa: PLC0415
-    from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
+    from app.cli.shown import escape  # noqa: PLC0415
     from app.format import size  # noqa: PLC0415
 
     console = Console(highlight=False)

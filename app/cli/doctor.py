@@ -39,17 +39,25 @@ def command(as_json: bool, replay: Path | None) -> None:
 
 
 def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
-    """What ONNX Runtime's providers and FastFlowLM lack here."""
+    """What ONNX Runtime's providers, FastFlowLM and the agent's sandbox lack here."""
+    from app.code.agent import sandbox  # noqa: PLC0415 - see command
+    from devices.types import Finding  # noqa: PLC0415 - see command
     from engine.flm import detect  # noqa: PLC0415 - see command
     from engine.onnx import discovery  # noqa: PLC0415 - see command
 
-    return (*discovery.findings(discovery.discover(), machine), *detect.findings(machine))
+    lacking = sandbox.missing()
+    title = "Commands of the coding agent run without a sandbox"
+    fix = "Install it with: apt install bubblewrap" if "not installed" in (lacking or "") else ""
+    unboxed = (
+        (Finding("no_sandbox", "advice", title, f"{lacking[:1].upper()}{lacking[1:]}.", fix),) if lacking else ()
+    )
+    return (*unboxed, *discovery.findings(discovery.discover(), machine), *detect.findings(machine))
 
 
 def _print(findings: tuple[object, ...], summary: str) -> None:
     from rich.console import Console  # noqa: PLC0415 - see command
-    from rich.markup import escape  # noqa: PLC0415 - see command
 
+    from app.cli.shown import escape  # noqa: PLC0415 - see command
     from devices.types import Finding  # noqa: PLC0415 - see command
 
     console = Console(highlight=False)

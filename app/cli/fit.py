@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app.cli.from_settings import obey_offline
 from app.cli.kv_choices import KV_CHOICES
 
 if TYPE_CHECKING:
@@ -71,38 +72,42 @@ def _placer(replay: Path | None) -> "Placer":
     from devices.recording import load_recording  # noqa: PLC0415 - see command
     from engine.dispatch.machine_state import MachineState  # noqa: PLC0415 - see command
     from engine.dispatch.placer import Placer  # noqa: PLC0415 - see command
+    from engine.dispatch.resources import open_resources  # noqa: PLC0415 - see command
     from engine.paths import user_paths  # noqa: PLC0415 - see command
 
-    return Placer(user_paths(), MachineState(load_recording(replay)) if replay else None)
+    return Placer(open_resources(user_paths(), MachineState(load_recording(replay)) if replay else None))
 
 
 def find(model: str, placer: "Placer") -> tuple["ModelShape", "LoadSettings"]:
     """Shape and settings of a file, a model of the catalogue, or one on the hub (its headers only)."""
+    from engine.dispatch.load_settings import default_context, load_settings  # noqa: PLC0415 - see command
     from engine.dispatch.placer import read_shape  # noqa: PLC0415 - see command
     from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see command
     from engine.library.lookup import require  # noqa: PLC0415 - see command
     from engine.runner.protocol import LoadSettings  # noqa: PLC0415 - see command
-    from engine.server.models import ServedModels  # noqa: PLC0415 - see command
 
     if Path(model).is_file():
         shape = read_shape(model)
-        return shape, LoadSettings(path=model, n_ctx=min(8192, shape.context_train or 8192))
+        return shape, LoadSettings(path=model, n_ctx=default_context(shape.context_train))
     catalogue = Catalogue()
     entry = catalogue.get(model)
     if entry is None and "/" in model:
         return _on_hub(model, catalogue.paths, placer)
     entry = entry or require(catalogue, model)
-    settings = ServedModels(lambda: catalogue).settings(entry)
+    settings = load_settings(entry)
     return read_shape(settings.path), settings
 
 
 def _on_hub(model: str, paths: "Paths", placer: "Placer") -> tuple["ModelShape", "LoadSettings"]:
+    from engine.dispatch.load_settings import default_context  # noqa: PLC0415 - see command
     from engine.dispatch.verdict import judge_for  # noqa: PLC0415 - see command
+
+    obey_offline()
     from engine.fit.remote import hub_shape  # noqa: PLC0415 - see command
     from engine.runner.protocol import LoadSettings  # noqa: PLC0415 - see command
 
-    shape = hub_shape(model, paths, judge_for(paths, placer))
-    return shape, LoadSettings(path=model, n_ctx=min(8192, shape.context_train or 8192))
+    shape = hub_shape(model, paths, judge_for(placer))
+    return shape, LoadSettings(path=model, n_ctx=default_context(shape.context_train))
 
 
 def _as_json(report: "FitReport", placement: "Placement") -> dict[str, object]:
@@ -116,9 +121,9 @@ def _as_json(report: "FitReport", placement: "Placement") -> dict[str, object]:
 
 def _print(report: "FitReport", placement: "Placement") -> None:
     from rich.console import Console  # noqa: PLC0415 - see command
-    from rich.markup import escape  # noqa: PLC0415 - see command
     from rich.table import Table  # noqa: PLC0415 - see command
 
+    from app.cli.shown import escape  # noqa: PLC0415 - see command
     from app.format import size  # noqa: PLC0415 - see command
 
     console = Console(highlight=False)

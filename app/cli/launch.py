@@ -1,13 +1,14 @@
 """`tessera launch`: start an editor or coding agent on a local model, or write its configuration."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from devices.programs import installed_program
 
 if TYPE_CHECKING:
     from app.code.connect.store import ConnectStore
@@ -97,7 +98,7 @@ def _write(
         click.echo(edit.diff(), nl=False)
     if dry_run or (not edits and not removing):
         return
-    if edits and not yes and not click.confirm("Write this?"):
+    if edits and not yes and not click.confirm("Apply this?"):
         raise click.Abort
     backups = store.remove(integration, edits) if removing else store.connect(integration, edits)
     for backup in backups:
@@ -117,7 +118,7 @@ def _start(
             click.echo(f"{key}={value}")
         click.echo(shown_argv(argv))
         return 0
-    program = shutil.which(argv[0])
+    program = installed_program(argv[0])
     if program is None:
         raise click.ClickException(f"{argv[0]} is not installed. Install it with: {integration.install}")
     for file_name, text in launch.files.items():

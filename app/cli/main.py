@@ -24,11 +24,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fit": ("app.cli.fit", "Show the memory a model needs here, before it is loaded or fetched."),
     "doctor": ("app.cli.doctor", "Find what keeps models from running well here, and how to mend it."),
     "devices": ("app.cli.devices", "Show processors, GPUs, NPUs, memory and usable backends."),
+    "kernels": ("app.cli.kernels", "Install, check and take back GPU backends (kernel packs)."),
+    "verify-device": ("app.cli.verify_device", "Compare what GPUs compute with what the CPU computes."),
     "onnx": ("app.cli.onnx", "Convert models for ONNX Runtime, and see what it can run on here."),
     "fim-bench": ("app.cli.fim_bench", "Measure keystroke-to-suggestion latency."),
     "launch": ("app.cli.launch", "Start a coding agent on a local model, or connect an editor."),
     "code": ("app.cli.code", "Ask about and edit a project with a local model."),
     "certify": ("app.cli.certify", "Measure how well a model calls tools."),
+    "evaluate": ("app.cli.evaluate", "Measure how well a model writes programs, or compare two."),
 }
 
 
@@ -87,7 +90,12 @@ def main() -> None:
     try:
         sys.exit(cli.main(prog_name="tessera", standalone_mode=False) or 0)
     except click.ClickException as error:
-        error.show()
+        from app.code.agent.consent import shown_text  # noqa: PLC0415 - only when something went wrong
+
+        if isinstance(error, click.UsageError):
+            error.show()
+        else:  # what a server, a model or a file says may be in it
+            click.echo(f"Error: {shown_text(error.format_message())}", err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
@@ -95,10 +103,11 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(0)
     except Exception as error:
-        from app.error_text import describe, exit_code  # noqa: PLC0415 - only when something went wrong
+        from app.code.agent.consent import shown_text  # noqa: PLC0415 - only when something went wrong
+        from app.error_text import describe, exit_code  # noqa: PLC0415 - see above
 
         code = exit_code(error)
         if debug or code is None:
             raise
-        click.echo(f"tessera: {describe(error)}", err=True)
+        click.echo(f"tessera: {shown_text(describe(error))}", err=True)
         sys.exit(code)

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.models_files import import_command, link_command, remove_command, verify_command
+from app.cli.models_files import convert_command, import_command, link_command, remove_command, verify_command
 from app.cli.models_hub import pull_command, search_command, starters_command
 from app.cli.models_loaded import loaded_command, unload_command
+from app.cli.models_sampling import sampling_command
 
 if TYPE_CHECKING:
     from engine.library.types import ModelEntry
@@ -51,8 +52,10 @@ for sub in (
     starters_command,
     pull_command,
     import_command,
+    convert_command,
     link_command,
     verify_command,
+    sampling_command,
     remove_command,
     loaded_command,
     unload_command,
@@ -71,20 +74,12 @@ def as_dict(entry: "ModelEntry") -> dict[str, Any]:
     return told
 
 
-def parameters(count: int) -> str:
-    """`8.2 B`, `350 M`, or `?`."""
-    for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
-        if count >= unit:
-            return f"{count / unit:.3g} {name}"
-    return str(count or "?")
-
-
 def _print_table(entries: tuple["ModelEntry", ...]) -> None:
     from rich.console import Console  # noqa: PLC0415 - see list
-    from rich.markup import escape  # noqa: PLC0415 - see list
     from rich.table import Table  # noqa: PLC0415 - see list
 
-    from app.format import size  # noqa: PLC0415 - see list
+    from app.cli.shown import escape  # noqa: PLC0415 - see list
+    from app.format import parameters, size  # noqa: PLC0415 - see list
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("id", no_wrap=True)
@@ -101,10 +96,15 @@ def _print_table(entries: tuple["ModelEntry", ...]) -> None:
             console.print(f"\n{escape(entry.id)}: {escape(entry.problem or '')}", style="yellow")
         elif entry.state == "offline":
             console.print(
-                f"\n{escape(entry.id)} is offline: {escape(str(entry.path))} is not mounted or was moved."
+                f"\n{escape(entry.id)} is offline: the drive of {escape(str(entry.path))} is not mounted."
             )
-    if {e.id for e in entries} == {"spark"}:
-        console.print("\nSpark is a tiny demo. Find a bigger one: tessera models search qwen3")
+        elif entry.state == "missing":
+            console.print(
+                f"\n{escape(entry.id)}: {escape(str(entry.path))} was moved or deleted. "
+                "tessera models link ITS-NEW-PLACE, or tessera models remove it."
+            )
+    if all(e.origin.kind in {"bundled", "installed"} for e in entries):
+        console.print("\nThese come with Tessera and are small. Find a larger one: tessera models search qwen3")
 
 
 def _source(entry: "ModelEntry") -> str:
@@ -113,7 +113,7 @@ def _source(entry: "ModelEntry") -> str:
 
 
 def _print_details(entry: "ModelEntry") -> None:
-    from app.format import size  # noqa: PLC0415 - see list
+    from app.format import parameters, size  # noqa: PLC0415 - see list
 
     details = entry.details
     mix = ", ".join(
@@ -127,7 +127,7 @@ def _print_details(entry: "ModelEntry") -> None:
         ("parameters", parameters(details.n_params)),
         ("context", f"{details.context_train:,} tokens" if details.context_train else "not given"),
         ("size", size(entry.size_bytes)),
-        ("quantization", f"{details.quantization}, {entry.bits_per_weight:.2f} bits a weight"),
+        ("quantization", f"{details.quantization}, {entry.bits_per_weight:.2f} bits per weight"),
         ("tensor types", mix),
         ("can", ", ".join(entry.capabilities)),
         ("license", details.license or "not given"),
@@ -135,6 +135,7 @@ def _print_details(entry: "ModelEntry") -> None:
         ("chat template", "yes" if entry.chat_template else "no"),
         ("vision projector", entry.projector or ""),
         ("report", entry.report or ""),
+        ("card", entry.card or ""),
     ]
     for label, value in rows:
         if value:

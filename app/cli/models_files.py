@@ -2,9 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from app.cli.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from quantize.convert.folder import FloatType
 
 _BROKEN_EXIT = 3
 
@@ -19,6 +24,33 @@ def import_command(path: Path, as_json: bool) -> None:
 
     entry = _with_bar(lambda control: import_copy(Catalogue(), path, control))
     click.echo(json.dumps({"model": entry.id, "path": str(entry.path)}) if as_json else f"{entry.id} is ready.")
+
+
+@click.command("convert")
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("out", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--type",
+    "float_type",
+    type=click.Choice(["auto", "F16", "BF16", "F32"]),
+    default="auto",
+    help="Type of the weights. auto keeps 16 bits as they are and makes F16 of F32.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def convert_command(folder: Path, out: Path | None, float_type: "FloatType", as_json: bool) -> None:
+    """Convert the Hugging Face FOLDER (safetensors) to a GGUF file and add it to the library.
+
+    Language models of the families that tessera quantize knows, and BERT for embeddings and ranking.
+    """
+    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see import
+    from engine.library.converting import convert_folder  # noqa: PLC0415 - see import
+
+    entry, done = _with_bar(lambda control: convert_folder(Catalogue(), folder, out, float_type, control))
+    if not as_json:
+        for note in done.notes:
+            click.echo(note, err=True)
+    facts = {"model": entry.id, "path": str(entry.path), "type": done.float_type, "notes": done.notes}
+    _say(as_json, facts, f"{entry.id} is ready: {entry.path}")
 
 
 @click.command("link")
@@ -116,7 +148,7 @@ def remove_command(
         raise click.UsageError("Which model? See: tessera models list")
     else:
         entry = require(catalogue, model)
-        kept = entry.origin.kind in {"linked", "bundled"}
+        kept = entry.origin.kind in {"linked", "bundled", "installed"}
         what = "Forget" if kept else f"Remove ({size(entry.size_bytes)})"
         if not yes:
             click.confirm(f"{what} {entry.id}?", abort=True, err=True)
@@ -135,7 +167,6 @@ def _say(as_json: bool, facts: dict[str, Any], words: str) -> None:
 
 def _with_bar(work: Any) -> Any:
     """Run work that reports progress; Ctrl-C cancels it."""
-    from app.cli.models_hub import ProgressBar  # noqa: PLC0415 - see import
     from engine.jobs import Control  # noqa: PLC0415 - see import
 
     bar = ProgressBar()

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from app.cli.from_settings import obey_offline
+from app.cli.progress import ProgressBar
+
 if TYPE_CHECKING:
     from engine.jobs import Progress
     from engine.library.hub.own_build import OwnBuild
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--task", help="For example text-generation, feature-extraction, image-text-to-text.")
 @click.option("--arch", "architecture", help="For example qwen3, llama, gemma3.")
 @click.option("--params", "parameters", help="Range of parameters: min:3B,max:9B.")
-@click.option("--fits", is_flag=True, help="Only what fits this machine at about 4 bits a weight.")
+@click.option("--fits", is_flag=True, help="Only what fits this machine at about 4 bits per weight.")
 @click.option("--all-formats", is_flag=True, help="Not only repositories with GGUF files.")
 @click.option("--sort", type=click.Choice(["trending", "downloads", "likes", "lastModified"]), default="trending")
 @click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True)
@@ -38,6 +41,7 @@ def search_command(
     """Search the hub for TEXT."""
     import msgspec  # noqa: PLC0415 - keeps `tessera --help` fast
 
+    obey_offline()
     from engine.library.hub.client import HubClient  # noqa: PLC0415 - see above
     from engine.library.machine import largest_parameters  # noqa: PLC0415 - see above
 
@@ -94,19 +98,23 @@ def pull_command(
     """Fetch MODEL: owner/name, owner/name:Q4_K_M, owner/name/file.gguf, or its address."""
     from dataclasses import replace  # noqa: PLC0415 - see search
 
+    obey_offline()
+    from engine.dispatch.placer import Placer  # noqa: PLC0415 - see search
+    from engine.dispatch.resources import open_resources  # noqa: PLC0415 - see search
+    from engine.dispatch.verdict import judge_for  # noqa: PLC0415 - see search
     from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see search
     from engine.library.hub.choose import choose, files_of  # noqa: PLC0415 - see search
     from engine.library.hub.client import HubClient  # noqa: PLC0415 - see search
     from engine.library.hub.download import Download, Request  # noqa: PLC0415 - see search
     from engine.library.hub.names import parse_hub_name  # noqa: PLC0415 - see search
     from engine.library.hub.plan import plan_repository  # noqa: PLC0415 - see search
-    from engine.library.machine import machine_judge  # noqa: PLC0415 - see search
     from engine.library.starters import starter_repo  # noqa: PLC0415 - see search
 
     name = parse_hub_name(starter_repo(model) or model)
     name = replace(name, label=label or name.label, revision=revision or name.revision)
     client, catalogue = HubClient(), Catalogue()
-    plan = plan_repository(client, catalogue.paths, name.repo, revision=name.revision, judge=machine_judge())
+    judge = judge_for(Placer(open_resources(catalogue.paths)))
+    plan = plan_repository(client, catalogue.paths, name.repo, revision=name.revision, judge=judge)
     if plan_only:
         _print_plan(plan, as_json=as_json)
         return
@@ -165,56 +173,12 @@ def _json_line(progress: "Progress") -> None:
     click.echo(msgspec.json.encode({"progress": progress}).decode())
 
 
-class ProgressBar:
-    """A progress bar on standard error, made when the first number arrives."""
-
-    def __init__(self) -> None:
-        from rich.console import Console  # noqa: PLC0415 - see search
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn  # noqa: PLC0415 - see search
-
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TextColumn("{task.fields[speed]}"),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._task = self._bar.add_task("waiting", total=None, speed="")
-        self._bar.start()
-
-    def __call__(self, progress: "Progress") -> None:
-        from app.format import size  # noqa: PLC0415 - see search
-
-        left = "" if progress.eta_s is None else f", {duration(progress.eta_s)} left"
-        speed = "stalled" if progress.stalled else f"{size(int(progress.speed))}/s{left}"
-        self._bar.update(
-            self._task,
-            description=progress.note or progress.phase,
-            completed=progress.done,
-            total=progress.total,
-            speed=speed,
-        )
-
-    def close(self) -> None:
-        """Take the bar away."""
-        self._bar.stop()
-
-
-def duration(seconds: float) -> str:
-    """`4 s`, `12 min`, `3 h 5 min`."""
-    minutes = round(seconds / 60)
-    if seconds < 90:  # noqa: PLR2004 seconds say more below
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"  # noqa: PLR2004 the same
-
-
 def _print_hits(hits: tuple["RepoHit", ...]) -> None:
     from rich.console import Console  # noqa: PLC0415 - see search
-    from rich.markup import escape  # noqa: PLC0415 - see search
     from rich.table import Table  # noqa: PLC0415 - see search
 
-    from app.cli.models import parameters  # noqa: PLC0415 - see search
+    from app.cli.shown import escape  # noqa: PLC0415 - see search
+    from app.format import parameters  # noqa: PLC0415 - see search
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("repository", "parameters", "architecture", "context", "downloads", "updated", ""):
@@ -234,13 +198,13 @@ def _print_plan(plan: "RepoPlan", *, as_json: bool) -> None:
         click.echo(msgspec.json.encode(plan).decode())
         return
     from rich.console import Console  # noqa: PLC0415 - see search
-    from rich.markup import escape  # noqa: PLC0415 - see search
     from rich.table import Table  # noqa: PLC0415 - see search
 
+    from app.cli.shown import escape  # noqa: PLC0415 - see search
     from app.format import size  # noqa: PLC0415 - see search
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("quantization", "size", "bits a weight", "needs", "fits", "tok/s", ""):
+    for column in ("quantization", "size", "bits per weight", "needs", "fits", "tok/s", ""):
         table.add_column(column)
     for option in plan.options:
         verdict = option.verdict
@@ -265,7 +229,7 @@ def _own_build_words(repo: str, own: "OwnBuild") -> list[str]:
 
     rival = f" (expected of {own.instead_of}: {own.ready_kld:.4f})" if own.ready_kld is not None else ""
     instead = f" instead of {own.instead_of}" if own.instead_of else ""
-    bits = f"{own.bits_per_weight:.2f} bits a weight"
+    bits = f"{own.bits_per_weight:.2f} bits per weight"
     what = f"{size(own.file_bytes)}, {bits}, expected damage {own.kld:.4f} nats a token"
     return [
         "",

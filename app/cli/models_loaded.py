@@ -9,6 +9,8 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def loaded_command(as_json: bool) -> None:
     """Show the models the running server has loaded, and the memory they hold."""
+    import msgspec  # noqa: PLC0415 - keeps `tessera --help` fast
+
     from app.client import running_server  # noqa: PLC0415 - keeps `tessera --help` fast
     from app.format import size  # noqa: PLC0415 - see above
 
@@ -17,18 +19,18 @@ def loaded_command(as_json: bool) -> None:
         click.echo(json.dumps({"models": []}) if as_json else "No server runs, so no model is loaded.")
         return
     with client:
-        models = client.get("/tessera/v1/loaded")["models"]
-        held = {r["owner"]: r["predicted_bytes"] for r in client.get("/tessera/v1/ledger")["reservations"]}
-    told = [{**model, "memory_bytes": held.get(model["id"])} for model in models]
+        models = client.loaded()
+        held = {r.owner: r.predicted_bytes for r in client.ledger().reservations}
     if as_json:
+        told = [{**msgspec.to_builtins(model), "memory_bytes": held.get(model.id)} for model in models]
         click.echo(json.dumps({"models": told}))
         return
-    for model in told:
-        memory = size(model["memory_bytes"]) if model["memory_bytes"] is not None else ""
-        click.echo(f"{model['id']:<32}{model['state']:<12}{memory}")
-        for note in model.get("notes", ()):
+    for model in models:
+        memory = size(held[model.id]) if model.id in held else ""
+        click.echo(f"{model.id:<32}{model.state:<12}{memory}")
+        for note in model.notes:
             click.echo(f"  {note}")
-    if not told:
+    if not models:
         click.echo("No model is loaded.")
 
 
@@ -37,7 +39,7 @@ def loaded_command(as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def unload_command(model: str, as_json: bool) -> None:
     """Take MODEL out of memory; its running answers end. The next request loads it again."""
-    from urllib.parse import quote  # noqa: PLC0415 - see loaded
+    import msgspec  # noqa: PLC0415 - see loaded
 
     from app.client import running_server  # noqa: PLC0415 - see loaded
 
@@ -48,6 +50,6 @@ def unload_command(model: str, as_json: bool) -> None:
         )
         return
     with client:
-        told = client.post(f"/tessera/v1/models/{quote(model)}/unload")
-    words = f"{told['id']} is unloaded." if told["unloaded"] else f"{told['id']} was not loaded."
-    click.echo(json.dumps(told) if as_json else words)
+        answer = client.unload(model)
+    words = f"{answer.id} is unloaded." if answer.unloaded else f"{answer.id} was not loaded."
+    click.echo(json.dumps(msgspec.to_builtins(answer)) if as_json else words)

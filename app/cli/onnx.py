@@ -23,7 +23,7 @@ def convert_command(source: str, out: Path | None, all_logits: bool, exact: bool
     Llama, Qwen2 and Qwen3. Q4_0, Q8_0 and 16-bit weights are kept exactly, Q6_K too; others become 8 bits, and that
     is said. Without OUT the folder joins the library. Converting a file again takes the folder that is there.
     """
-    from engine.onnx.convert import convert  # noqa: PLC0415 - keeps `tessera --help` fast
+    from engine.quantize_jobs.onnx import convert  # noqa: PLC0415 - keeps `tessera --help` fast
     from quantize.onnx.request import EXACT, FAST  # noqa: PLC0415 - see above
 
     model_id, done = convert(source, out, accuracy_level=EXACT if exact else FAST, all_logits=all_logits)

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.cli.quantize_options import LockOption, Size
+from engine.paths import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
-    from engine.quantize_work import Wish
+    from engine.paths import Paths
+    from engine.quantize_jobs.options import QuantizeOptions
     from quantize.evidence import Progress
-    from quantize.job import QuantizeReport
+    from quantize.job.request import QuantizeReport
 
-# Options that the wish calls the same.
+# Options that have the same name here and there.
 _SAME_NAME = (
     "fit", "bpw", "mix", "tier", "rounding", "locks", "device", "threads", "verify", "plan_only", "overwrite",
     "force",
@@ -34,7 +36,10 @@ _SAME_NAME = (
 @click.option("--fit", is_flag=True, help="As large as fits the memory of this machine, with the KV cache.")
 @click.option("--memory", type=Size(), help="With --fit: this much memory instead of what is free.")
 @click.option(
-    "--ctx", type=click.IntRange(256), default=8192, help="With --fit: tokens of context to leave room for."
+    "--ctx",
+    type=click.IntRange(256),
+    default=DEFAULT_CONTEXT,
+    help="With --fit: tokens of context to leave room for.",
 )
 @click.option("--parallel", type=click.IntRange(1), default=1, help="With --fit: sequences at a time.")
 @click.option("--bpw", type=click.FloatRange(0.5, 32), help="Bits a weight on average.")
@@ -70,13 +75,17 @@ _SAME_NAME = (
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
     """Build the request, run the job, tell what came out."""
-    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - the command's own imports wait until it runs
+    from engine.dispatch.resources import open_resources  # noqa: PLC0415 - the command's own imports wait until it runs
     from engine.paths import user_paths  # noqa: PLC0415
-    from engine.quantize_work import request_for  # noqa: PLC0415
-    from quantize.execute import quantize  # noqa: PLC0415
+    from engine.quantize_jobs.request import beside_source, build_request  # noqa: PLC0415
+    from quantize.job.execute import quantize  # noqa: PLC0415
 
     paths = user_paths()
-    request = request_for(_wish(source, out, given), paths, lambda: Catalogue(paths))
+    options = _options(source, given)
+    options.check()
+    path = _source(source, paths)
+    target = out.expanduser() if out else beside_source(path, options, paths)
+    request = build_request(options, path, target, paths, open_resources(paths))
     stop = threading.Event()
     before = signal.signal(signal.SIGINT, lambda *_: stop.set())
     shown = _Line(enabled=not as_json and sys.stderr.isatty())
@@ -88,14 +97,13 @@ def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
     _print(report, as_json=as_json)
 
 
-def _wish(source: str, out: Path | None, given: dict[str, Any]) -> "Wish":
-    from engine.quantize_work import Wish  # noqa: PLC0415
+def _options(source: str, given: dict[str, Any]) -> "QuantizeOptions":
+    from engine.quantize_jobs.options import QuantizeOptions  # noqa: PLC0415
 
     if sum(bool(given[k]) for k in ("budget", "fit", "bpw", "mix")) != 1:
         raise click.UsageError("Say what is wanted: one of --budget, --fit, --bpw or --type.")
-    return Wish(
+    return QuantizeOptions(
         source=source,
-        out=str(out) if out else None,
         budget_bytes=given["budget"],
         memory_bytes=given["memory"],
         n_ctx=given["ctx"],
@@ -106,6 +114,20 @@ def _wish(source: str, out: Path | None, given: dict[str, Any]) -> "Wish":
     )
 
 
+def _source(text: str, paths: "Paths") -> Path:
+    """A path, or that of a model of the library."""
+    from contextlib import closing  # noqa: PLC0415
+
+    from engine.library.catalogue import Catalogue  # noqa: PLC0415
+    from engine.library.lookup import require  # noqa: PLC0415
+
+    path = Path(text).expanduser()
+    if path.exists():
+        return path
+    with closing(Catalogue(paths)) as catalogue:
+        return require(catalogue, text).path
+
+
 def _text(path: Path | None) -> str | None:
     return str(path) if path else None
 
@@ -113,7 +135,7 @@ def _text(path: Path | None) -> str | None:
 def _print(report: "QuantizeReport", *, as_json: bool) -> None:
     import msgspec  # noqa: PLC0415
 
-    from quantize.report import report_path, summary  # noqa: PLC0415
+    from quantize.job.report import report_path, summary  # noqa: PLC0415
 
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(report)))

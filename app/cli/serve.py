@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app.cli.from_settings import obey_offline, setting
 from app.cli.kv_choices import KV_CHOICES
 
 if TYPE_CHECKING:
@@ -12,11 +13,27 @@ if TYPE_CHECKING:
 
 
 @click.command(help="Serve models over HTTP: OpenAI's protocol at /v1, see /docs.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=7373, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 picks one.")
+@click.option("--host", default=setting("server.host"), show_default="server.host", help="Address to listen on.")
+@click.option(
+    "--port",
+    default=setting("server.port"),
+    show_default="server.port",
+    type=click.IntRange(0, 65535),
+    help="Port; 0 picks one.",
+)
 @click.option("--api-key", "api_keys", multiple=True, envvar="TESSERA_API_KEY", help="Key clients must send.")
 @click.option("--allow-host", "hosts", multiple=True, help="Further host name this server answers to.")
 @click.option("--allow-origin", "origins", multiple=True, help="Web page origin that may use this server.")
+@click.option(
+    "--containers/--no-containers",
+    default=True,
+    show_default=True,
+    help="Answer under the names containers use, such as host.docker.internal.",
+)
+@click.option("--apps/--no-apps", default=True, show_default=True, help="Pages of installed apps and editors.")
+@click.option(
+    "--local-pages/--no-local-pages", default=False, show_default=True, help="Pages of any port of this computer."
+)
 @click.option("--ctx", "context", type=click.IntRange(16, 1 << 24), help="Context in tokens for loaded models.")
 @click.option("--parallel", type=click.IntRange(1, 128), help="Requests a model answers at the same time.")
 @click.option("--kv", type=click.Choice(KV_CHOICES), help="Type the context is kept in.")
@@ -39,6 +56,9 @@ def command(
     api_keys: tuple[str, ...],
     hosts: tuple[str, ...],
     origins: tuple[str, ...],
+    containers: bool,
+    apps: bool,
+    local_pages: bool,
     context: int | None,
     parallel: int | None,
     kv: str | None,
@@ -63,6 +83,7 @@ def command(
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if parent is not None:
         die_with_parent(parent)
+    obey_offline()
     serve(
         ServeOptions(
             host=host,
@@ -70,6 +91,9 @@ def command(
             api_keys=api_keys,
             hosts=hosts,
             origins=origins,
+            containers=containers,
+            apps=apps,
+            local_pages=local_pages,
             context=context,
             wish=Wish(n_parallel=parallel, kv_type=kv, device=device, mode=mode),
             ttl_s=ttl_s or None,

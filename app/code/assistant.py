@@ -13,6 +13,7 @@ from app.code.index.vectors import VectorIndex
 from app.code.project import Project
 from app.code.prompts import SYSTEM, commit_request
 from app.code.tokens import TokenEstimate
+from engine.api.chat import Usage
 
 # Part of the context that is kept free for the answer.
 _ANSWER_SHARE = 4
@@ -66,11 +67,11 @@ class Conversation:
         content = f"{context.rendered()}\n{question}" if context.pieces else question
         return [*self.messages, {"role": "user", "content": content}]
 
-    def keep(self, asked: list[dict[str, Any]], text: str, usage: dict[str, Any] | None) -> None:
+    def keep(self, asked: list[dict[str, Any]], text: str, usage: Usage | None) -> None:
         """Take a complete answer into the conversation."""
         if usage:
             whole = "".join(str(message["content"]) for message in asked)
-            self.count.learn(whole, int(usage.get("prompt_tokens", 0)))
+            self.count.learn(whole, usage.prompt_tokens)
         self.messages = [*asked, {"role": "assistant", "content": text}]
 
     @property
@@ -113,7 +114,7 @@ class Assistant:
         """
         asked = self.conversation.request(question, context)
         text: list[str] = []
-        usage: dict[str, Any] | None = None
+        usage: Usage | None = None
         for answer in self.client.chat(self.conversation.model, asked, **self.conversation.options):
             text.append(answer.text)
             usage = answer.usage or usage

@@ -94,6 +94,19 @@ class GitFailed(EnvironmentFault):
         self.output = output
 
 
+class JournalFromNewerVersion(EnvironmentFault):
+    """The journal of edits was written by a newer Tessera; it is left as it is."""
+
+    code = "journal_from_newer_version"
+
+    def __init__(self, path: Path, version: int) -> None:
+        super().__init__(
+            f"The journal of edits {path} is of a newer Tessera (form {version}). Use that one, or move the file."
+        )
+        self.path = path
+        self.version = version
+
+
 class IndexUnusable(EnvironmentFault):
     """The index database cannot be opened or written."""
 

@@ -1,33 +1,21 @@
-"""git, asked for facts only: no hook, filter, pager or driver that a project's own configuration names runs."""
+"""git, asked for facts only: nothing that a project's own configuration names runs (`repository.py` says why)."""
 
-import os
 import subprocess
+import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from app.code.errors import GitFailed
+from app.code.repository import borrowed, find_repository
+from devices.programs import installed_program
 
 _TIMEOUT_S = 20
 # A diff beyond this is no material for a prompt; it is cut here, and the cut is said.
 MAX_DIFF_BYTES = 1 << 20
-# Settings that make git start a program; those set by the project itself are emptied.
-_PROGRAM_KEYS = (
-    ".clean",
-    ".smudge",
-    ".process",
-    ".textconv",
-    ".command",
-    ".driver",
-    ".program",
-    ".fsmonitor",
-    ".sshcommand",
-    ".pager",
-    ".editor",
-    ".askpass",
-    ".hookspath",
-    ".helper",
-    ".proxy",
-)
+# Names of changed files beyond this are no list to work with: a million files of 64 characters.
+_MAX_LIST_BYTES = 64 << 20
+_MAX_STDERR_BYTES = 8192
 
 
 @dataclass(frozen=True)
@@ -39,31 +27,36 @@ class Diff:
 
 
 class Git:
-    """Read-only questions to the repository that holds `root`, restricted to what is below `root`."""
+    """Read-only questions to the repository that holds `root`, restricted to what is below `root`.
+
+    Submodules count as unchanged: they are repositories of their own. Filters of the user's own settings (large
+    files in Git LFS) are not run either: such a file shows as changed where its time stamp does not say otherwise.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._overrides: tuple[str, ...] | None = None
 
     def available(self) -> bool:
         """Whether git is installed and `root` is in a repository."""
         try:
-            return self._run(("rev-parse", "--is-inside-work-tree"), guarded=False).strip() == "true"
+            return self._run(("rev-parse", "--is-inside-work-tree")).strip() == "true"
         except GitFailed:
             return False
 
     def uncommitted(self) -> frozenset[str]:
         """Paths below `root` that are changed, added or untracked."""
-        arguments = ("status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=all", "--", ".")
+        arguments = ("status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=all")
         prefix = self._run(("rev-parse", "--show-prefix")).strip()
-        entries = self._run(arguments).split("\0")
-        return frozenset(entry[3:].removeprefix(prefix) for entry in entries if len(entry) > 3)  # noqa: PLR2004  # "XY "
+        listed = self._run((*arguments, "--ignore-submodules=all", "--", "."))
+        if len(listed) > _MAX_LIST_BYTES:
+            raise GitFailed(arguments, f"more than {_MAX_LIST_BYTES} bytes of changed files")
+        return frozenset(e[3:].removeprefix(prefix) for e in listed.split("\0") if len(e) > 3)  # noqa: PLR2004  # "XY "
 
     def diff(self, *, staged: bool = False) -> Diff:
         """What changed against the last commit (`staged`: only what is staged), untracked files excluded."""
         against = ("--cached",) if staged else ("HEAD",) if self._has_commit() else ("--cached",)
-        arguments = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--relative", *against, "--", ".")
-        text = self._run(arguments)
+        options = ("--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all", "--relative")
+        text = self._run(("diff", *options, *against, "--", "."), limit=MAX_DIFF_BYTES)
         return Diff(text[:MAX_DIFF_BYTES], len(text) > MAX_DIFF_BYTES)
 
     def recent_subjects(self, count: int = 10) -> list[str]:
@@ -79,44 +72,44 @@ class Git:
             return False
         return True
 
-    def _run(self, arguments: tuple[str, ...], *, guarded: bool = True) -> str:
-        settings: tuple[str, ...] = ()
-        if guarded:
-            if self._overrides is None:
-                self._overrides = self._emptied_settings()
-            settings = self._overrides
-        command = ["git", "--no-pager", "--no-optional-locks", *settings, *arguments]
-        environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("GIT_")},
-            "GIT_TERMINAL_PROMPT": "0",
-            "LC_ALL": "C",
-        }
-        try:
-            done = subprocess.run(
-                command,
-                cwd=self._root,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_TIMEOUT_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise GitFailed(arguments, str(error)) from error
-        if done.returncode:
-            raise GitFailed(arguments, done.stderr.decode("utf-8", "replace"))
-        return done.stdout.decode("utf-8", "replace")
+    def _run(self, arguments: tuple[str, ...], limit: int = _MAX_LIST_BYTES) -> str:
+        """What git prints, at most one character more than `limit` bytes of it. Raises: GitFailed."""
+        program, repository = installed_program("git"), find_repository(self._root)
+        if program is None:
+            raise GitFailed(arguments, "git is not installed")
+        if repository is None:
+            raise GitFailed(arguments, "not in a git repository")
+        with borrowed(repository, program) as environment, tempfile.TemporaryFile() as told:
+            try:
+                child = subprocess.Popen(
+                    [program, "--no-pager", "--no-optional-locks", *arguments],
+                    cwd=self._root,
+                    env=dict(environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=told,
+                )
+            except OSError as error:
+                raise GitFailed(arguments, str(error)) from error
+            late = threading.Event()
 
-    def _emptied_settings(self) -> tuple[str, ...]:
-        """-c options that take back every program the project's own configuration names."""
-        listed = self._run(("config", "--list", "--name-only", "-z", "--show-scope"), guarded=False)
-        fields = listed.split("\0")
-        own = {
-            key
-            for scope, key in zip(fields[::2], fields[1::2], strict=False)
-            if scope in {"local", "worktree"} and key.lower().endswith(_PROGRAM_KEYS)
-        }
-        options = ["-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}"]
-        for key in sorted(own - {"core.fsmonitor", "core.hookspath"}):
-            options += ["-c", f"{key}="]
-        return tuple(options)
+            def stop(child: "subprocess.Popen[bytes]" = child, late: threading.Event = late) -> None:
+                late.set()
+                child.kill()
+
+            timer = threading.Timer(_TIMEOUT_S, stop)
+            timer.start()
+            with child:
+                assert child.stdout is not None
+                data = child.stdout.read(limit + 1)
+                cut = len(data) > limit
+                if cut:
+                    child.kill()
+            timer.cancel()
+            timer.join()
+            if late.is_set():
+                raise GitFailed(arguments, f"no answer within {_TIMEOUT_S} s")
+            if child.returncode and not cut:
+                told.seek(0)
+                raise GitFailed(arguments, told.read(_MAX_STDERR_BYTES).decode("utf-8", "replace"))
+        return data.decode("utf-8", "replace")

@@ -95,6 +95,19 @@ def finish(
     )
 
 
+def remove(connection: apsw.Connection, conversation_id: int, message_id: int) -> None:
+    """Delete a message with everything that follows it; the branch shown then ends before it."""
+    with connection:
+        parent = connection.execute("SELECT parent_id FROM messages WHERE id = ?", (message_id,)).fetchone()
+        connection.execute(
+            "WITH RECURSIVE below(id) AS (SELECT ? UNION ALL SELECT m.id FROM messages m JOIN below b "
+            "ON m.parent_id = b.id) DELETE FROM messages WHERE id IN (SELECT id FROM below)",
+            (message_id,),
+        )
+        leaf = parent[0] if parent else None
+        connection.execute("UPDATE conversations SET leaf_id = ? WHERE id = ?", (leaf, conversation_id))
+
+
 def of_conversation(connection: apsw.Connection, conversation_id: int) -> list[Message]:
     """All messages of a conversation, all branches, oldest first."""
     attached: dict[int, list[Attachment]] = {}

@@ -25,6 +25,8 @@ from app.gui.pages import Pages
 from app.gui.server_link import ServerLink
 from app.gui.services import LiveSettings, Models, Services
 from app.gui.single_instance import SingleInstance
+from app.gui.supervisor import Supervisor
+from app.gui.termination import Termination
 from engine.paths import user_paths
 from engine.version import __version__
 
@@ -49,7 +51,8 @@ class Desktop:
         self.window = MainWindow(
             self.services, lambda window: Pages(self.services, self.jobs, window, link).entries()
         )
-        self.window.server_wanted.connect(self.start_server)
+        self.supervisor = Supervisor(self.services, link, self.window.banner, self.window)
+        self.window.server_wanted.connect(self.supervisor.start)
         self.window.find_lost = lambda: would_be_lost(self.jobs.by_id, server_ends=link.owned)
         self.window.closed.connect(app.quit)  # the last window may be a hidden one, which Qt does not count
         self.window.tray.set_wanted(now.flag("window.tray"))
@@ -71,23 +74,10 @@ class Desktop:
         self.background.run(warm_up)
         now = self.services.settings.now
         if now.flag("server.start_with_window"):
-            self.start_server()
+            self.supervisor.start()
         else:
             self.services.models.start()
         QTimer.singleShot(_BACKUP_AFTER_MS, self.window, self._back_up)
-
-    def start_server(self) -> None:
-        """Find a server or start one."""
-        now = self.services.settings.now
-        host, port = now.text("server.host"), now.integer("server.port")
-        self.background.run(
-            lambda: self.link.start(host, port, offline=now.flag("network.offline")),
-            lambda _: self.services.models.start(),
-            lambda error: self.window.banner.tell(
-                in_words(error), "bad", (self.window.tr("Try again"), self.start_server)
-            ),
-            self.window,
-        )
 
     def tell_recovery(self) -> None:
         """If the chats were damaged: say so, keep the file, offer the backup."""
@@ -122,6 +112,7 @@ class Desktop:
 
     def close(self) -> None:
         """Join every thread, stop the server this window started, close the store."""
+        self.supervisor.stop()
         self.services.models.stop()
         self.jobs.stop()
         self.background.close()
@@ -170,6 +161,7 @@ def run(files: list[str]) -> int:
         sys.stderr.write(f"{error}\n")
         return 4
     desktop = Desktop(app, store, ServerLink())
+    termination = Termination(desktop.window.quit_now, app)
     instance.opened.connect(desktop.window.open_files)
     crashes.reported.connect(desktop.tell_crash)
     desktop.start()
@@ -183,6 +175,7 @@ def run(files: list[str]) -> int:
     desktop.window.open_files([str(Path(name).absolute()) for name in files])
     code = app.exec()
     desktop.close()
+    termination.close()
     instance.release()
     crashes.close()
     return code

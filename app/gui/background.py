@@ -3,25 +3,19 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import shiboken6
 from PySide6.QtCore import QObject, Qt, QTimer, Signal, Slot
 
+from app.client import Stream
+
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 # Half the gap a person notices as stutter; several tokens share one repaint. Source: style reference, rule 4.
 FLUSH_MS = 33
-
-
-class Closeable(Protocol):
-    """A source of values that can be closed from another thread."""
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def close(self) -> None:
-        """End the iteration soon."""
 
 
 class Job(QObject):
@@ -33,8 +27,8 @@ class Job(QObject):
         super().__init__(parent)
         self.cancelled = threading.Event()
         self._finished.connect(self._on_finished, Qt.ConnectionType.QueuedConnection)
-        self.on_done: Callable[[Any], None] | None = None
-        self.on_error: Callable[[Exception], None] | None = None
+        self.on_done: Callable[[Any], object] | None = None
+        self.on_error: Callable[[Exception], object] | None = None
 
     def cancel(self) -> None:
         """Forget the result. The work itself ends when it next looks."""
@@ -65,18 +59,18 @@ class Job(QObject):
 class StreamJob(Job):
     """A job that delivers lists of values every `FLUSH_MS` while it runs."""
 
-    def __init__(self, parent: QObject, on_values: Callable[[list[Any]], None]) -> None:
+    def __init__(self, parent: QObject, on_values: Callable[[list[Any]], object]) -> None:
         super().__init__(parent)
         self._on_values = on_values
         self._buffer: deque[Any] = deque()
-        self._source: Closeable | None = None
+        self._source: Stream[Any] | None = None
         self._lock = threading.Lock()
         self._timer = QTimer(self)
         self._timer.setInterval(FLUSH_MS)
         self._timer.timeout.connect(self.flush)
         self._timer.start()
 
-    def consume(self, open_source: Callable[[], Closeable]) -> None:
+    def consume(self, open_source: Callable[[], Stream[Any]]) -> None:
         """Read the source to its end; called on a worker thread."""
         source = open_source()
         with self._lock:
@@ -125,9 +119,9 @@ class Background(QObject):
 
     def run(
         self,
-        work: Callable[[], Any],
-        on_done: Callable[[Any], None] | None = None,
-        on_error: Callable[[Exception], None] | None = None,
+        work: Callable[[], T],
+        on_done: Callable[[T], object] | None = None,
+        on_error: Callable[[Exception], object] | None = None,
         parent: QObject | None = None,
     ) -> Job:
         """Run `work` on a worker; then one of the callbacks on the main thread, unless `parent` died."""
@@ -138,16 +132,16 @@ class Background(QObject):
 
     def watch(
         self,
-        future: Future[Any],
-        on_done: Callable[[Any], None] | None = None,
-        on_error: Callable[[Exception], None] | None = None,
+        future: Future[T],
+        on_done: Callable[[T], object] | None = None,
+        on_error: Callable[[Exception], object] | None = None,
         parent: QObject | None = None,
     ) -> Job:
         """Bring the result of a future (the store's) to the main thread."""
         job = Job(parent or self)
         job.on_done, job.on_error = on_done, on_error
 
-        def report(done: Future[Any]) -> None:
+        def report(done: Future[T]) -> None:
             error = done.exception()
             if error is None or isinstance(error, Exception):
                 job.report(None if error else done.result(), error)
@@ -157,10 +151,10 @@ class Background(QObject):
 
     def stream(
         self,
-        open_source: Callable[[], Closeable],
-        on_values: Callable[[list[Any]], None],
-        on_done: Callable[[Any], None] | None = None,
-        on_error: Callable[[Exception], None] | None = None,
+        open_source: Callable[[], Stream[T]],
+        on_values: Callable[[list[T]], object],
+        on_done: Callable[[None], object] | None = None,
+        on_error: Callable[[Exception], object] | None = None,
         parent: QObject | None = None,
     ) -> StreamJob:
         """Read a stream on a worker and deliver its values in batches on the main thread."""

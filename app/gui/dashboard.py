@@ -1,9 +1,8 @@
 """The dashboard: what the server does right now, as it does it, and what it did."""
 
-import contextlib
-import re
 import time
-from typing import Any
+from dataclasses import dataclass
+from typing import Self
 
 from PySide6.QtCore import QTimer
 from PySide6.QtGui import QHideEvent, QShowEvent
@@ -15,31 +14,12 @@ from app.gui.services import Services
 from app.gui.widgets.basics import Page, card
 from app.gui.widgets.plain_table import PlainTable
 from app.gui.widgets.time_plot import TimePlot
+from engine.api.requests import RecentActivity
+from engine.api.stats import Stats
 
 _EVERY_MS = 1000
 _SHOWN_REQUESTS = 100
 _GIB = 1 << 30
-STATS = "/tessera/v1/stats?once=true"
-_SAMPLE = re.compile(r"^(tessera_\w+?)(\{[^}]*\})? ([0-9.eE+-]+|NaN)$", re.MULTILINE)
-_MODEL = re.compile(r'model="([^"]*)"')
-
-
-def totals(text: str) -> dict[str, float]:
-    """Sums of the counters in Prometheus' text, over all labels."""
-    found: dict[str, float] = {}
-    for name, _, value in _SAMPLE.findall(text):
-        found[name] = found.get(name, 0.0) + float(value)
-    return found
-
-
-def by_model(text: str, name: str) -> dict[str, float]:
-    """One counter by model."""
-    found: dict[str, float] = {}
-    for sample, labels, value in _SAMPLE.findall(text):
-        match = _MODEL.search(labels)
-        if sample == name and match:
-            found[match.group(1)] = found.get(match.group(1), 0.0) + float(value)
-    return found
 
 
 class DashboardPage(Page):
@@ -68,7 +48,7 @@ class DashboardPage(Page):
         self.history = PlainTable(services.look, name, requests.request_columns(), numbers=6, rows=10)
         self.add_section(self.tr("History of requests"), card(self.history))
         self.content.addStretch(1)
-        self._last: tuple[float, dict[str, float]] | None = None
+        self._last: tuple[float, Counts] | None = None
         self._asking = False
         self._timer = QTimer(self)
         self._timer.setInterval(_EVERY_MS)
@@ -96,41 +76,56 @@ class DashboardPage(Page):
 
         api = self._services.api
 
-        def ask() -> tuple[str, dict[str, Any], dict[str, Any]]:
-            with contextlib.closing(api.stream(STATS)) as stream:
-                now: dict[str, Any] = next(iter(stream), {})
-            return api.text("/metrics"), now, api.get(requests.PATH)
+        def ask() -> tuple[Stats, RecentActivity]:
+            return api.stats(), api.recent_requests()
 
         self._services.background.run(ask, self._show, failed, self)
 
-    def _show(self, told: tuple[str, dict[str, Any], dict[str, Any]]) -> None:
+    def _show(self, answers: tuple[Stats, RecentActivity]) -> None:
         self._asking = False
-        text, stats, recent = told
-        now, found = time.monotonic(), totals(text)
+        stats, recent = answers
+        now, counts = time.monotonic(), Counts.of(stats)
         if self._last is not None:
-            before, old = self._last
+            before, earlier = self._last
             seconds = max(now - before, 0.1)
-
-            def rate(name: str) -> float:
-                return max(0.0, found.get(name, 0) - old.get(name, 0)) / seconds
-
-            read, cached = rate("tessera_prompt_tokens_total"), rate("tessera_cached_tokens_total")
-            self.plots["speed"].add(rate("tessera_generated_tokens_total"))
-            self.plots["prompt"].add(read)
-            self.plots["cache"].add(100 * cached / read if read else 0.0)
-        self.plots["active"].add(stats.get("active") or 0)
-        self.plots["waiting"].add(stats.get("waiting") or 0)
-        self.plots["memory"].add((stats.get("rss_bytes") or 0) / _GIB)
-        asked = list(recent.get("requests") or ())[:_SHOWN_REQUESTS]
-        self.history.show_rows([requests.request_row(row) for row in asked])
-        self._last = (now, found)
-        self._show_models(text)
-
-    def _show_models(self, text: str) -> None:
-        generated = by_model(text, "tessera_generated_tokens_total")
-        read = by_model(text, "tessera_prompt_tokens_total")
-        requests_ = by_model(text, "tessera_time_to_first_token_seconds_count")
-        names = sorted(generated.keys() | read.keys())
+            new = counts.since(earlier)
+            self.plots["speed"].add(new.generated / seconds)
+            self.plots["prompt"].add(new.prompt / seconds)
+            self.plots["cache"].add(100 * new.cached / new.prompt if new.prompt else 0.0)
+        self._last = (now, counts)
+        self.plots["active"].add(stats.active)
+        self.plots["waiting"].add(stats.waiting)
+        self.plots["memory"].add(stats.rss_bytes / _GIB)
+        self.history.show_rows([requests.request_row(row) for row in recent.requests[:_SHOWN_REQUESTS]])
         self.table.show_rows(
-            [[name] + [words.whole(d.get(name, 0)) for d in (requests_, read, generated)] for name in names]
+            [
+                [use.model, *map(words.whole, (use.requests, use.prompt_tokens, use.generated_tokens))]
+                for use in stats.use
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Tokens over all models since the server started."""
+
+    prompt: int = 0
+    cached: int = 0
+    generated: int = 0
+
+    @classmethod
+    def of(cls, stats: Stats) -> Self:
+        """The sums of an event."""
+        return cls(
+            sum(use.prompt_tokens for use in stats.use),
+            sum(use.cached_tokens for use in stats.use),
+            sum(use.generated_tokens for use in stats.use),
+        )
+
+    def since(self, earlier: Self) -> Self:
+        """What came meanwhile; nothing where a new server began to count."""
+        return type(self)(
+            max(0, self.prompt - earlier.prompt),
+            max(0, self.cached - earlier.cached),
+            max(0, self.generated - earlier.generated),
         )

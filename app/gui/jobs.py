@@ -2,32 +2,31 @@
 
 import logging
 import time
-from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.gui.api import Api
+from app.client import Routes
 from app.gui.background import Background, StreamJob
 from app.gui.services import Models
+from engine.api.jobs import Job
 
 log = logging.getLogger(__name__)
-ENDED = frozenset({"failed", "cancelled", "done"})
 _AGAIN_MS = 3000
 
 
 class Jobs(QObject):
     """Every job by id, kept up to date by the server's events while the server is there."""
 
-    changed = Signal(dict)
-    finished = Signal(dict)
+    changed = Signal(object)  # Job
+    finished = Signal(object)
     failed = Signal(str)
 
-    def __init__(self, api: Api, background: Background, models: Models, parent: QObject | None = None) -> None:
+    def __init__(self, api: Routes, background: Background, models: Models, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._api, self._background = api, background
         self._models = models
         self._stream: StreamJob | None = None
-        self.by_id: dict[str, dict[str, Any]] = {}
+        self.by_id: dict[str, Job] = {}
         self._since = time.time()  # jobs that ended before are history
         self._again = QTimer(self)
         self._again.setSingleShot(True)
@@ -41,7 +40,7 @@ class Jobs(QObject):
         """Listen to the server's events."""
         if self._stream is None and self._models.reachable:
             self._stream = self._background.stream(
-                lambda: self._api.stream("/tessera/v1/jobs/events"),
+                self._api.job_events,
                 self._on_jobs,
                 lambda _: self._on_end(),
                 self._on_end,
@@ -58,31 +57,31 @@ class Jobs(QObject):
     def do(self, job_id: str, action: str) -> None:
         """Pause, resume or cancel a job."""
         self._background.run(
-            lambda: self._api.post(f"/tessera/v1/jobs/{job_id}/{action}"),
+            lambda: self._api.job_action(job_id, action),
             lambda job: self._on_jobs([job]),
             lambda error: self.failed.emit(str(error)),
             self,
         )
 
-    def started(self, job: dict[str, Any]) -> None:
+    def started(self, job: Job) -> None:
         """A job that was just begun; followers are told the newest that is known of it, perhaps its end."""
         self._on_jobs([job])
-        newest = self.by_id[job["id"]]
+        newest = self.by_id[job.id]
         if newest is not job:  # its events were faster than the answer that began it
             self.changed.emit(newest)
 
-    def _on_jobs(self, jobs: list[dict[str, Any]]) -> None:
-        for job in {job["id"]: job for job in jobs}.values():
-            before = self.by_id.get(job["id"])
+    def _on_jobs(self, jobs: list[Job]) -> None:
+        for job in {job.id: job for job in jobs}.values():
+            before = self.by_id.get(job.id)
             # The answer to a request may arrive after the events of what it began.
-            if before is not None and before["updated_at"] > job["updated_at"]:
+            if before is not None and before.updated_at > job.updated_at:
                 continue
-            self.by_id[job["id"]] = job
+            self.by_id[job.id] = job
             self.changed.emit(job)
-            is_new = job["updated_at"] >= self._since if before is None else before["state"] not in ENDED
-            if job["state"] in ENDED and is_new:
+            is_new = job.updated_at >= self._since if before is None else not before.ended
+            if job.ended and is_new:
                 self.finished.emit(job)
-                if job["state"] == "done":
+                if job.state == "done":
                     self._models.refresh()
 
     def _on_end(self, error: Exception | None = None) -> None:

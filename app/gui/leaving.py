@@ -1,24 +1,17 @@
 """What would be lost by closing the window now."""
 
-from typing import Any
-
 from PySide6.QtCore import QCoreApplication
 
-from app.gui.jobs import ENDED
 from app.gui.library.job_card import title_of
-
-# A paused or running download goes on where it stopped; what is computed would begin anew.
-_LOSES_WORK = frozenset({"quantize", "convert", "bench"})
+from engine.api.jobs import Job
 
 
-def would_be_lost(jobs: dict[str, dict[str, Any]], *, server_ends: bool) -> list[str]:
+def would_be_lost(jobs: dict[str, Job], *, server_ends: bool) -> list[str]:
     """Titles of the work that would have to begin anew; empty where the server goes on without the window."""
     if not server_ends:
         return []
     return [
-        title_of(job)
-        for job in jobs.values()
-        if job.get("kind") in _LOSES_WORK and job.get("state") not in {*ENDED, "paused"}
+        title_of(job) for job in jobs.values() if job.kind.loses_work and not job.ended and job.state != "paused"
     ]
 
 

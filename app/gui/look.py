@@ -15,7 +15,7 @@ from app.gui.stylesheet import stylesheet
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 _TOKENS = ASSETS / "themes" / "tokens.toml"
-_FAMILY = "Inter"
+_FAMILY, _MONO = "Inter", "JetBrains Mono"
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Look(QObject):
         self._theme, self._contrast = theme, contrast
         self._percent = text_percent
         self._icons: dict[tuple[str, str], QIcon] = {}
-        for file in (ASSETS / "fonts").glob("*.otf"):
+        for file in (ASSETS / "fonts").glob("*.[ot]tf"):
             QFontDatabase.addApplicationFont(str(file))
         app.setStyle("Fusion")
         self.tokens = self._tokens()
@@ -111,7 +111,10 @@ class Look(QObject):
 
     def font(self, size: str = "body", *, strong: bool = False, mono: bool = False) -> QFont:
         """A font of the scale: size small, body, title or mono; two weights."""
-        font = QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont) if mono else QFont(_FAMILY)
+        font = QFont(_MONO if mono else _FAMILY)
+        if mono:
+            font.setStyleHint(QFont.StyleHint.Monospace)
+            font.setFixedPitch(True)
         font.setPixelSize(getattr(self.tokens, "mono" if mono and size == "body" else size))
         font.setWeight(QFont.Weight.DemiBold if strong else QFont.Weight.Normal)
         return font
@@ -205,7 +208,9 @@ class Look(QObject):
                 unit=t.unit,
                 radius=t.radius,
                 small=t.small,
+                body=t.body,
                 title=t.title,
+                dark=t.dark,
             )
         )
 

@@ -1,22 +1,28 @@
 """The window: pages behind a rail of icons."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QByteArray, QSettings, QSize, Qt, QTimer, Signal
+from PySide6.QtCore import QByteArray, QPoint, QSettings, QSize, QTimer, Signal
 from PySide6.QtGui import QAction, QCloseEvent, QDragEnterEvent, QDropEvent, QIcon, QKeySequence
-from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QMainWindow, QStackedWidget, QToolButton, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QMainWindow, QStackedWidget, QWidget
 
 from app.gui.chat.page import ChatPage
+from app.gui.commands import Commands
 from app.gui.leaving import question
 from app.gui.look import ASSETS
+from app.gui.navigation import Destination, Rail, Sections
 from app.gui.services import Services
 from app.gui.shortcuts import SHORTCUTS, ShortcutSheet
 from app.gui.tray import Tray
 from app.gui.widgets.basics import Banner, stack
 from engine.paths import user_paths
+
+_USUAL, _SMALLEST = QSize(1180, 760), QSize(720, 480)
+# Room for the frame of a window, which is not known before it is shown. Source: GNOME, KDE and openbox themes.
+_FRAME, _FRAME_TOP = 4, 40
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,7 @@ class PageEntry:
     icon: str
     title: str
     make: Callable[[], QWidget]
+    group: tuple[str, str, str] | None = None  # name, icon and title of the destination it belongs to
 
 
 class MainWindow(QMainWindow):
@@ -43,7 +50,7 @@ class MainWindow(QMainWindow):
         self._services = services
         self.setWindowTitle("Tessera")
         self.setWindowIcon(QIcon(str(ASSETS / "icons" / "tessera.svg")))
-        self.setMinimumSize(QSize(720, 480))
+        self.setMinimumSize(_SMALLEST)
         self.setAcceptDrops(True)
         self.banner = Banner(services.look)
         self.tray = Tray(self, self.quit)
@@ -53,14 +60,14 @@ class MainWindow(QMainWindow):
         self._entries = {entry.name: entry for entry in pages(self)}
         self._stack = QStackedWidget()
         self._stack.addWidget(self.chat)
-        self._rail = QFrame()
-        self._rail.setProperty("kind", "rail")
-        self._group = QButtonGroup(self)
-        self._buttons: dict[str, QToolButton] = {}
-        self._build_rail()
-        services.look.changed.connect(self._refresh_rail)
+        self._destinations = self._group_pages()
+        self._newest = {place.name: place.pages[0] for place in self._destinations}
+        self._rail = Rail(services.look, self._destinations)
+        self._rail.chosen.connect(lambda name: self.show_page(self._newest[name]))
+        self._sections = Sections()
+        self._sections.chosen.connect(self.show_page)
         right = QWidget()
-        right.setLayout(stack(self.banner, self._stack, spacing=0))
+        right.setLayout(stack(self.banner, self._sections, self._stack, spacing=0))
         holder = QWidget()
         layout = QHBoxLayout(holder)
         layout.setContentsMargins(0, 0, 0, 0)
@@ -68,6 +75,8 @@ class MainWindow(QMainWindow):
         layout.addWidget(self._rail)
         layout.addWidget(right, 1)
         self.setCentralWidget(holder)
+        self.chat.server_wanted.connect(self.server_wanted)
+        self.commands = Commands(services, self)
         self._add_shortcuts()
         self._geometry = QSettings(str(user_paths().state / "window.ini"), QSettings.Format.IniFormat)
         self._restore()
@@ -75,8 +84,17 @@ class MainWindow(QMainWindow):
 
     @property
     def page_names(self) -> list[str]:
-        """All pages in the order of the rail."""
-        return ["chat", *self._entries]
+        """All pages in the order of the destinations."""
+        return [name for place in self._destinations for name in place.pages]
+
+    @property
+    def destination_names(self) -> list[str]:
+        """The destinations in the order of the bar."""
+        return [place.name for place in self._destinations]
+
+    def destination_of(self, page: str) -> str:
+        """The destination that has this page."""
+        return next(place.name for place in self._destinations if page in place.pages)
 
     def page(self, name: str) -> QWidget:
         """A page, made if need be."""
@@ -88,7 +106,11 @@ class MainWindow(QMainWindow):
     def show_page(self, name: str) -> None:
         """Switch to a page."""
         self._stack.setCurrentWidget(self.page(name))
-        self._buttons[name].setChecked(True)
+        place = next(place for place in self._destinations if name in place.pages)
+        self._newest[place.name] = name
+        self._rail.select(place.name)
+        titles = [(page, self._entries[page].title) for page in place.pages if page in self._entries]
+        self._sections.show_pages(titles, name)
         if name == "chat":
             self.chat.composer.editor.setFocus()
 
@@ -105,10 +127,11 @@ class MainWindow(QMainWindow):
         self._geometry.sync()
 
     def _restore(self) -> None:
-        self.resize(1180, 760)
+        self.resize(_USUAL)
         geometry = self._geometry.value("geometry")
         if isinstance(geometry, QByteArray):
             self.restoreGeometry(geometry)
+        self._stay_on_screen()
         sidebar = self._geometry.value("sidebar")
         if isinstance(sidebar, QByteArray):
             self.chat.restoreState(sidebar)
@@ -119,49 +142,49 @@ class MainWindow(QMainWindow):
         elif draft:
             self.chat.composer.set_text(str(draft))
 
-    def _build_rail(self) -> None:
-        column = stack(spacing=4, margins=(8, 12, 8, 12))
-        entries = [PageEntry("chat", "chat", self.tr("Chat"), lambda: self.chat), *self._entries.values()]
-        for position, entry in enumerate(entries):
-            made = QToolButton()
-            made.setProperty("kind", "nav")
-            made.setCheckable(True)
-            made.setText(entry.title)
-            made.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextUnderIcon)
-            made.setIconSize(QSize(22, 22))
-            made.setFixedWidth(80)
-            made.setAccessibleName(entry.title)
-            made.setToolTip(f"{entry.title} (Ctrl+{position + 1})")
-            made.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-            made.clicked.connect(lambda _=False, name=entry.name: self.show_page(name))
-            self._group.addButton(made)
-            self._buttons[entry.name] = made
-            if entry.name == "settings":
-                column.addStretch(1)
-            column.addWidget(made)
-        self._rail.setLayout(column)
-        self._refresh_rail()
+    def _stay_on_screen(self) -> None:
+        """No larger than the screen with the frame that a window manager adds, and inside it."""
+        screen = self.screen()
+        if screen is None or self.isMaximized() or self.isFullScreen():
+            return
+        free = screen.availableGeometry().adjusted(_FRAME, _FRAME_TOP, -_FRAME, -_FRAME)
+        self.setMinimumSize(_SMALLEST.boundedTo(free.size()))
+        size = self.size().boundedTo(free.size())
+        if size != self.size():
+            self.resize(size)
+        if not free.contains(self.geometry()):
+            rest = screen.availableGeometry().size() - self.size() - QSize(0, _FRAME_TOP)
+            self.move(
+                screen.availableGeometry().topLeft() + QPoint(max(rest.width(), 0) // 2, max(rest.height(), 0) // 2)
+            )
 
-    def _refresh_rail(self) -> None:
-        icons = {"chat": "chat", **{name: entry.icon for name, entry in self._entries.items()}}
-        for name, made in self._buttons.items():
-            made.setIcon(self._services.look.icon(icons[name]))
+    def _group_pages(self) -> list[Destination]:
+        """The destinations: the chat, and the pages in the groups their entries name."""
+        made = [Destination("chat", "chat", self.tr("Chat"), ("chat",))]
+        for entry in self._entries.values():
+            name, icon, title = entry.group or (entry.name, entry.icon, entry.title)
+            if made[-1].name == name:
+                made[-1] = replace(made[-1], pages=(*made[-1].pages, entry.name))
+            else:
+                made.append(Destination(name, icon, title, (entry.name,), at_foot=entry.name == "settings"))
+        return made
 
     def _add_shortcuts(self) -> None:
         runs: dict[str, Callable[[], object]] = {
-            "new": self._new_chat,
+            "new": self.new_chat,
             "find": self._find,
             "write": lambda: self.show_page("chat"),
             "stop": self.chat.stop,
             "settings": lambda: self.show_page("settings"),
             "help": self.show_shortcuts,
+            "palette": self.commands.open,
             "quit": self.quit,
         }
         for shortcut in SHORTCUTS:
             if shortcut.name in runs:
                 self._add_shortcut(shortcut.keys, runs[shortcut.name])
-        for position, name in enumerate(self.page_names[:9]):
-            self._add_shortcut(f"Ctrl+{position + 1}", partial(self.show_page, name))
+        for position, name in enumerate(self.destination_names[:9]):
+            self._add_shortcut(f"Ctrl+{position + 1}", partial(self._rail.chosen.emit, name))
 
     def _add_shortcut(self, keys: str, run: Callable[[], object]) -> None:
         action = QAction(self)
@@ -169,7 +192,17 @@ class MainWindow(QMainWindow):
         action.triggered.connect(lambda _checked=False: run())
         self.addAction(action)
 
-    def _new_chat(self) -> None:
+    def titled_pages(self) -> list[tuple[str, str]]:
+        """Name and title of every page."""
+        titles = {name: entry.title for name, entry in self._entries.items()}
+        found = []
+        for place in self._destinations:
+            for name in place.pages:
+                title = titles.get(name, place.title)
+                found.append((name, title if title == place.title else f"{place.title}: {title}"))
+        return found
+
+    def new_chat(self) -> None:
         self.show_page("chat")
         self.chat.new_chat()
 
@@ -180,7 +213,7 @@ class MainWindow(QMainWindow):
 
     def show_shortcuts(self) -> None:
         """The sheet of shortcuts."""
-        ShortcutSheet(min(len(self.page_names), 9), self).open()
+        ShortcutSheet(min(len(self._destinations), 9), self).open()
 
     def quit(self) -> None:
         """Close for good, tray or not."""
@@ -222,13 +255,14 @@ class MainWindow(QMainWindow):
             event.ignore()
             self.tray.show_window()
             self.banner.tell(
-                question(lost), "warn", (self.tr("Close"), self._close_anyway), (self.tr("Stay"), lambda: None)
+                question(lost), "warn", (self.tr("Close"), self.quit_now), (self.tr("Stay"), lambda: None)
             )
             return
         self.chat.stop()
         super().closeEvent(event)
         self.closed.emit()
 
-    def _close_anyway(self) -> None:
+    def quit_now(self) -> None:
+        """Close for good without a question."""
         self._sure = True
         self.quit()

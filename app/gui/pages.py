@@ -24,15 +24,18 @@ class Pages:
     def entries(self) -> list[PageEntry]:
         """The pages beside the chat."""
         tr = self._window.tr
+        models = ("models", "library", tr("Models"))
+        server = ("server", "server", tr("Server"))
+        system = ("system", "devices", tr("System"))
         return [
             PageEntry("code", "code", tr("Code"), self._code),
-            PageEntry("library", "library", tr("Library"), self._library),
-            PageEntry("fit", "fit", tr("Make it fit"), self._fit),
-            PageEntry("devices", "devices", tr("Devices"), self._devices),
-            PageEntry("bench", "gauge", tr("Measure"), self._bench),
-            PageEntry("dashboard", "dashboard", tr("Dashboard"), self._dashboard),
-            PageEntry("connect", "external", tr("Connect"), self._connect),
-            PageEntry("server", "server", tr("Server"), self._server),
+            PageEntry("library", "library", tr("Library"), self._library, models),
+            PageEntry("fit", "fit", tr("Make it fit"), self._fit, models),
+            PageEntry("server", "server", tr("Overview"), self._server, server),
+            PageEntry("connect", "external", tr("Connect"), self._connect, server),
+            PageEntry("dashboard", "dashboard", tr("Dashboard"), self._dashboard, server),
+            PageEntry("devices", "devices", tr("Devices"), self._devices, system),
+            PageEntry("bench", "gauge", tr("Measure"), self._bench, system),
             PageEntry("settings", "settings", tr("Settings"), self._settings),
         ]
 

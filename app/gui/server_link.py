@@ -1,39 +1,43 @@
 """The window's connection to the local server: finds a running one, starts one if there is none."""
 
-import contextlib
 import logging
-import os
-import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from app import client
-from app.gui.api import ApiError
-from devices.child_command import own_command
+from app.client import ApiError, Client, Routes, ServerNotStarted, ServerUnreachable, running_server
+from app.client.routes import Body
+from app.gui.child_server import ChildServer, adopted, started
+from app.server_process import start_shared
 from engine.paths import user_paths
 
 log = logging.getLogger(__name__)
 START_S = 20.0
 _LOG_TAIL = 2000
+T = TypeVar("T")
 
 
-class _Events:
-    """A stream over a connection of its own, so that closing it ends it from any thread."""
+class _Events(Generic[T]):
+    """A stream over a connection of its own, so that closing it ends it from any thread.
 
-    def __init__(self, connection: client.Client, path: str, body: Mapping[str, Any] | None) -> None:
-        self._connection = connection
-        self._path, self._body = path, body
+    `again` gives another connection when the server did not take the token, or None when there is no other.
+    """
+
+    def __init__(
+        self,
+        connection: Client,
+        begin: Callable[[Client], Iterator[T]],
+        again: Callable[[], Client | None],
+    ) -> None:
+        self._connection, self._begin, self._again = connection, begin, again
         self._closed = threading.Event()
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[T]:
         try:
-            method = "GET" if self._body is None else "POST"
-            body = None if self._body is None else dict(self._body)
-            with _errors():
-                yield from self._connection.events(self._path, body, method)
+            yield from self._events()
         except (ApiError, RuntimeError):
             if not self._closed.is_set():
                 raise
@@ -44,14 +48,28 @@ class _Events:
             self._closed.set()
             self._connection.close()
 
+    def _events(self) -> Iterator[T]:
+        begun = False
+        try:
+            for event in self._begin(self._connection):
+                begun = True
+                yield event
+        except ApiError as error:
+            other = None if begun or error.status != HTTPStatus.UNAUTHORIZED else self._again()
+            if other is None:
+                raise
+            self._connection.close()
+            self._connection = other
+            yield from self._begin(other)
 
-class ServerLink:
-    """The `Api` of the window. Thread-safe; every call may find that the server moved."""
+
+class ServerLink(Routes):
+    """The routes as the window calls them. Thread-safe; the server may move or change its token."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._client: client.Client | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._client: Client | None = None
+        self._process: ChildServer | None = None
 
     @property
     def url(self) -> str:
@@ -60,8 +78,19 @@ class ServerLink:
 
     @property
     def owned(self) -> bool:
-        """True when this window started the server."""
-        return self._process is not None and self._process.poll() is None
+        """True when this window, or one before it that was killed, started the server."""
+        return self._process is not None and self._process.alive
+
+    @property
+    def crashed(self) -> bool:
+        """True when the server of this window ended by itself."""
+        return self._process is not None and not self._process.alive
+
+    @property
+    def exit_words(self) -> str:
+        """How the server that crashed ended: its exit code where that is known, else the last line it wrote."""
+        code = self._process.exit_code if self._process is not None else None
+        return f"exit code {code}" if code is not None else self._log_tail()
 
     @property
     def token(self) -> str:
@@ -71,7 +100,7 @@ class ServerLink:
     def start(self, host: str, port: int, *, offline: bool = False) -> str:
         """Find a server or start one, and wait until it answers; returns its address.
 
-        Raises: ApiError: it did not start; the message has the last lines of its log.
+        Raises: ServerNotStarted: with the last line of its log.
         """
         with self._lock:
             if self._find() is not None:
@@ -81,11 +110,11 @@ class ServerLink:
             while time.monotonic() < deadline:
                 if self._find() is not None:
                     return self.url
-                if self._process.poll() is not None:
+                if not self._process.alive:
                     break
                 time.sleep(0.05)
             self._end_process()
-            raise ApiError(0, f"The server did not start. {self._log_tail()}", "server_not_started")
+            raise ServerNotStarted(self._log_tail())
 
     def stop(self) -> None:
         """Stop the server if this window started it, and drop the connection."""
@@ -98,43 +127,63 @@ class ServerLink:
         with self._lock:
             self._drop()
 
-    def get(self, path: str) -> Any:
-        """JSON of a GET."""
-        with _errors():
-            return self._connected().get(path)
+    def get(self, path: str, answer: type[T], **query: Any) -> T:
+        """The answer of a GET."""
+        return self._ask(lambda known: known.get(path, answer, **query))
 
-    def text(self, path: str) -> str:
-        """Text of a GET."""
-        with _errors():
-            return self._connected().text(path)
+    def post(self, path: str, answer: type[T], body: Body = None) -> T:
+        """The answer of a POST."""
+        return self._ask(lambda known: known.post(path, answer, body))
 
-    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """JSON of a POST."""
-        with _errors():
-            return self._connected().post(path, dict(body or {}))
+    def delete(self, path: str, answer: type[T]) -> T:
+        """The answer of a DELETE."""
+        return self._ask(lambda known: known.delete(path, answer))
 
-    def delete(self, path: str) -> Any:
-        """JSON of a DELETE."""
-        with _errors():
-            return self._connected().delete(path)
+    def put(self, path: str, answer: type[T], body: Body = None) -> T:
+        """The answer of a PUT."""
+        return self._ask(lambda known: known.put(path, answer, body))
 
-    def stream(self, path: str, body: Mapping[str, Any] | None = None) -> _Events:
+    def stream(self, path: str, event: type[T], body: Body = None) -> _Events[T]:
         """Server-sent events, over a connection of their own."""
         known = self._connected()
-        return _Events(client.Client(known.url, known.token), path, body)
 
-    def _connected(self) -> client.Client:
+        def again() -> Client | None:
+            return _copy(self._connected()) if self._moved(known) else None
+
+        return _Events(_copy(known), lambda connection: connection.stream(path, event, body), again)
+
+    def _ask(self, call: Callable[[Client], T]) -> T:
+        """Call; a server that does not take the token is another one than before, so look for it once more."""
+        known = self._connected()
+        try:
+            return call(known)
+        except ApiError as error:
+            if error.status != HTTPStatus.UNAUTHORIZED or not self._moved(known):
+                raise
+        return call(self._connected())
+
+    def _moved(self, known: Client) -> bool:
+        """Whether there is another server, or another token, than `known` has."""
+        with self._lock:
+            if self._client is known:
+                self._drop()
+                self._find()
+            return self._client is not None and (self._client.url, self._client.token) != (known.url, known.token)
+
+    def _connected(self) -> Client:
         with self._lock:
             found = self._client or self._find()
         if found is None:
-            raise ApiError(0, "no server is running", "unreachable")
+            raise ServerUnreachable("this computer", "none is running")
         return found
 
-    def _find(self) -> client.Client | None:
+    def _find(self) -> Client | None:
         if self._client is not None and self._client.healthy():
             return self._client
         self._drop()
-        self._client = client.running_server()
+        self._client = running_server()
+        if self._client is not None and not self.owned:
+            self._process = adopted(self._client.pid)
         return self._client
 
     def _drop(self) -> None:
@@ -142,30 +191,13 @@ class ServerLink:
             self._client.close()
             self._client = None
 
-    def _spawn(self, host: str, port: int, *, offline: bool) -> subprocess.Popen[bytes]:
-        log_file = server_log()
-        log_file.parent.mkdir(parents=True, exist_ok=True)
-        command = own_command("serve", "--host", host, "--port", str(port))
-        with log_file.open("wb") as out:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                cwd=Path(__file__).resolve().parents[2],
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **({"HF_HUB_OFFLINE": "1"} if offline else {})},
-            )
+    def _spawn(self, host: str, port: int, *, offline: bool) -> ChildServer:
+        return started(start_shared(host, port, server_log(), offline=offline))
 
     def _end_process(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(8)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            process.end()
 
     @staticmethod
     def _log_tail() -> str:
@@ -181,12 +213,5 @@ def server_log() -> Path:
     return user_paths().logs / "server.log"
 
 
-@contextlib.contextmanager
-def _errors() -> Iterator[None]:
-    """The client's errors as the window's."""
-    try:
-        yield
-    except client.ApiError as error:
-        raise ApiError(error.status, error.message, error.code, error.facts) from error
-    except client.ServerUnreachable as error:
-        raise ApiError(0, str(error), "unreachable") from error
+def _copy(known: Client) -> Client:
+    return Client(known.url, known.token)

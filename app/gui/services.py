@@ -2,18 +2,24 @@
 
 import logging
 import threading
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app import settings as table
+from app.client import Routes
 from app.db.store import Store
-from app.gui.api import Api
+from app.gui.api import in_words
 from app.gui.background import Background
 from app.gui.look import Look
+from app.gui.widgets.basics import Banner
+from engine.api.chat import ModelRow
+from engine.api.models import Decided
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -51,6 +57,10 @@ class ModelChoice:
     n_ctx: int = 0
     loaded: bool = False
     vision: bool = False
+    demo: bool = False
+    default: bool = False
+    installed: bool = False
+    sampling: Mapping[str, Decided] = field(default_factory=dict)
 
 
 class Models(QObject):
@@ -59,7 +69,7 @@ class Models(QObject):
     changed = Signal()
     reachable_changed = Signal(bool)
 
-    def __init__(self, api: Api, background: Background, parent: QObject | None = None) -> None:
+    def __init__(self, api: Routes, background: Background, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._api = api
         self._background = background
@@ -83,17 +93,28 @@ class Models(QObject):
         """The model of that id."""
         return next((choice for choice in self.choices if choice.id == model_id), None)
 
+    @property
+    def partners(self) -> tuple[ModelChoice, ...]:
+        """Models to chat with: demos only where there is nothing else."""
+        return tuple(choice for choice in self.choices if not choice.demo) or self.choices
+
+    @property
+    def default(self) -> str:
+        """The model of a first chat; empty while none is known."""
+        partners = self.partners
+        return next((choice.id for choice in partners if choice.default), partners[0].id if partners else "")
+
     def refresh(self) -> None:
         """Ask the server."""
         if self._asking:
             return
         self._asking = True
-        self._background.run(lambda: self._api.get("/v1/models"), self._on_answer, self._on_error, self)
+        self._background.run(self._api.chat_models, self._on_answer, self._on_error, self)
 
-    def _on_answer(self, answer: Any) -> None:
+    def _on_answer(self, answer: tuple[ModelRow, ...]) -> None:
         self._asking = False
         self._timer.setInterval(10_000)
-        choices = tuple(choice_of(row) for row in answer.get("data", ()) if _can_chat(row))
+        choices = tuple(choice_of(row) for row in answer if _can_chat(row))
         if not self.reachable:
             self.reachable = True
             self.reachable_changed.emit(True)
@@ -110,20 +131,23 @@ class Models(QObject):
             self.reachable_changed.emit(False)
 
 
-def choice_of(row: dict[str, Any]) -> ModelChoice:
-    """A row of /v1/models as a choice; fields beyond the standard are optional."""
+def choice_of(row: ModelRow) -> ModelChoice:
+    """A model of the server as a choice."""
     return ModelChoice(
-        id=row["id"],
-        title=str(row.get("name") or row["id"]),
-        n_ctx=int(row.get("context_length") or 0),
-        loaded=row.get("state") == "loaded",
-        vision="vision" in (row.get("capabilities") or ()),
+        id=row.id,
+        title=row.name or row.id,
+        n_ctx=row.context_length,
+        loaded=row.state == "loaded",
+        vision="vision" in row.capabilities,
+        demo=row.demo,
+        default=row.default,
+        installed=row.origin == "installed",
+        sampling=row.sampling,
     )
 
 
-def _can_chat(row: dict[str, Any]) -> bool:
-    capabilities = row.get("capabilities")
-    return not capabilities or bool({"chat", "completion"} & set(capabilities))
+def _can_chat(row: ModelRow) -> bool:
+    return not row.capabilities or bool({"chat", "completion"} & set(row.capabilities))
 
 
 @dataclass(frozen=True)
@@ -133,10 +157,10 @@ class Services:
     look: Look
     background: Background
     store: Store
-    api: Api
+    api: Routes
     settings: LiveSettings
     models: Models
 
-    def with_api(self, api: Api) -> "Services":
-        """The same with another server (tests)."""
-        return replace(self, api=api)
+    def ask(self, banner: Banner, work: Callable[[], T], on_done: Callable[[T], object]) -> None:
+        """Run `work` in the background, then `on_done`; what went wrong is said on the banner of the page."""
+        self.background.run(work, on_done, lambda error: banner.tell(in_words(error), "bad"), banner)

@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
 from app.gui.services import Services
 from app.gui.shortcuts import SHORTCUTS, shown_keys, words_of
 from app.gui.widgets.basics import Page, button, card, label, row, rule, stack
+from app.gui.widgets.popups import Choice
 from app.settings import SETTINGS, Setting, SettingsError, Value, settings_file
 from engine.paths import user_paths
 
@@ -83,7 +84,7 @@ class SettingsPage(Page):
             box.toggled.connect(save)
             return box
         if setting.choices:
-            choice = QComboBox()
+            choice = Choice()
             for name in setting.choices:
                 choice.addItem(self.tr(name.capitalize()), name)
             choice.setCurrentIndex(choice.findData(value))

@@ -29,6 +29,7 @@ SHORTCUTS: tuple[Shortcut, ...] = (
     Shortcut("stop", "Esc", "Stop the answer"),
     Shortcut(PAGES, "Ctrl+1", "Switch page, in the order of the bar"),
     Shortcut("settings", "Ctrl+,", "Settings"),
+    Shortcut("palette", "Ctrl+K", "Find a command, a chat or a model"),
     Shortcut("help", "F1", "This list"),
     Shortcut("quit", "Ctrl+Q", "Quit"),
 )

@@ -2,17 +2,23 @@
 
 from collections.abc import Mapping
 
+_LINE = 1.25  # height of a line of Inter, in its pixel size
 
-def stylesheet(c: Mapping[str, str], icons: str, *, unit: int, radius: int, small: int, title: int) -> str:
+
+def stylesheet(
+    c: Mapping[str, str], icons: str, *, unit: int, radius: int, small: int, body: int, title: int, dark: bool
+) -> str:
     """Qt style sheet from the tokens: colours by name, distances in device-independent pixels.
 
     `icons` is the folder of the control images, with forward slashes.
     """
     half = unit // 2
+    line = max(3 * unit, round(_LINE * body))  # as low as a control may get: one line of its letters
+    tick = "tick-dark" if dark else "tick-light"
     return f"""
 QToolTip {{ background: {c["raised"]}; color: {c["text"]}; border: 1px solid {c["border"]}; padding: {half}px; }}
 QPushButton {{ background: {c["raised"]}; color: {c["text"]}; border: 1px solid {c["border"]};
-  border-radius: {radius}px; padding: {half}px {2 * unit}px; min-height: {3 * unit}px; }}
+  border-radius: {radius}px; padding: {half}px {2 * unit}px; min-height: {line}px; }}
 QPushButton:hover {{ background: {c["hover"]}; }}
 QPushButton:focus, QToolButton:focus {{ border: 2px solid {c["accent"]}; padding: {half - 1}px {2 * unit - 1}px; }}
 QPushButton:disabled {{ color: {c["muted"]}; background: {c["surface"]}; }}
@@ -30,18 +36,21 @@ QToolButton:checked {{ background: {c["accent_soft"]}; }}
 QToolButton:focus {{ border: 2px solid {c["accent"]}; padding: {half - 2}px; }}
 QToolButton::menu-indicator {{ image: none; }}
 QToolButton[kind="float"] {{ background: {c["raised"]}; border: 1px solid {c["border"]};
-  border-radius: {2 * unit}px; padding: {half}px; }}
+  border-radius: {2 * unit + 1}px; padding: {half}px; }}
 QToolButton[kind="send"] {{ background: {c["accent"]}; border-radius: {2 * unit}px; }}
 QToolButton[kind="send"]:disabled {{ background: {c["hover"]}; }}
 QToolButton[kind="nav"] {{ padding: {half}px; border-radius: {radius}px; color: {c["muted"]};
   font-size: {small}px; }}
+QToolButton[kind="section"] {{ padding: {half}px {unit + half}px; border-radius: {radius}px; color: {c["muted"]}; }}
+QToolButton[kind="section"]:checked {{ background: {c["accent_soft"]}; color: {c["text"]}; font-weight: 600; }}
+QFrame[kind="sections"] {{ background: transparent; border: none; }}
 QToolButton[kind="nav"]:checked {{ background: {c["accent_soft"]}; color: {c["text"]}; }}
 QLineEdit, QPlainTextEdit, QTextEdit, QComboBox, QAbstractSpinBox {{ background: {c["raised"]};
   color: {c["text"]}; border: 1px solid {c["border"]}; border-radius: {radius}px;
   padding: {half}px {unit}px; selection-background-color: {c["accent"]};
   selection-color: {c["on_accent"]}; }}
-QLineEdit, QComboBox {{ min-height: {3 * unit}px; }}
-QAbstractSpinBox {{ min-height: {3 * unit - 3}px; }}
+QLineEdit, QComboBox {{ min-height: {line}px; }}
+QAbstractSpinBox {{ min-height: {line - 3}px; }}
 QLineEdit:focus, QPlainTextEdit:focus, QTextEdit:focus, QComboBox:focus, QAbstractSpinBox:focus {{
   border: 2px solid {c["accent"]}; padding: {half - 1}px {unit - 1}px; }}
 QAbstractSpinBox::up-button, QAbstractSpinBox::down-button {{ width: 0; border: none; }}
@@ -50,8 +59,11 @@ QAbstractSpinBox QLineEdit:focus {{ border: none; padding: 0 {half}px; }}
 QTableView::item {{ padding: {half}px {unit}px; }}
 QComboBox::drop-down {{ border: none; width: {3 * unit}px; }}
 QComboBox::down-arrow {{ image: url("{icons}/chevron.svg"); width: {2 * unit}px; height: {2 * unit}px; }}
+QComboBox {{ combobox-popup: 0; }}
 QComboBox QAbstractItemView {{ background: {c["raised"]}; border: 1px solid {c["border"]};
+  border-radius: {radius}px; padding: {half}px;
   selection-background-color: {c["accent_soft"]}; selection-color: {c["text"]}; outline: none; }}
+QComboBox QAbstractItemView::item {{ min-height: {line}px; }}
 QTextBrowser[kind="message"], QPlainTextEdit[kind="bare"] {{ border: none; background: transparent;
   padding: 0; }}
 QPlainTextEdit[kind="bare"]:focus, QTextBrowser[kind="message"]:focus {{ border: none; padding: 0; }}
@@ -71,8 +83,10 @@ QScrollBar::handle {{ background: {c["border"]}; border-radius: {half}px; margin
 QScrollBar::handle:hover {{ background: {c["muted"]}; }}
 QScrollBar::add-line, QScrollBar::sub-line, QScrollBar::add-page, QScrollBar::sub-page {{
   background: none; border: none; width: 0; height: 0; }}
-QMenu {{ background: {c["raised"]}; border: 1px solid {c["border"]}; padding: {half}px; }}
-QMenu::item {{ padding: {half}px {3 * unit}px; border-radius: {half}px; }}
+QMenu {{ background: {c["raised"]}; border: 1px solid {c["border"]}; border-radius: {radius}px;
+  padding: {half}px; }}
+QMenu::item {{ padding: {half + 2}px {3 * unit}px {half + 2}px {unit}px; border-radius: {radius - 2}px; }}
+QMenu::icon {{ padding-left: {unit}px; }}
 QMenu::item:selected {{ background: {c["accent_soft"]}; color: {c["text"]}; }}
 QMenu::item:disabled {{ color: {c["muted"]}; }}
 QMenu::separator {{ height: 1px; background: {c["border"]}; margin: {half}px; }}
@@ -99,6 +113,9 @@ QFrame[kind="banner-info"] {{ background: {c["accent_soft"]}; border: none; bord
 QFrame[kind="banner-ok"] {{ background: {c["ok_soft"]}; border: none; border-radius: {radius}px; }}
 QFrame[kind="banner-warn"] {{ background: {c["warn_soft"]}; border: none; border-radius: {radius}px; }}
 QFrame[kind="banner-bad"] {{ background: {c["bad_soft"]}; border: none; border-radius: {radius}px; }}
+QDialog[kind="palette"] {{ background: {c["raised"]}; border: 1px solid {c["border"]};
+  border-radius: {radius}px; }}
+QDialog[kind="palette"] QPushButton {{ min-height: {line - 4}px; padding: 2px {unit + half}px; }}
 QFrame[kind="rule"] {{ background: {c["border"]}; border: none; max-height: 1px; min-height: 1px; }}
 QLabel {{ background: transparent; }}
 QLabel[kind="muted"] {{ color: {c["muted"]}; }}
@@ -115,7 +132,12 @@ QLabel[kind="chip-bad"] {{ background: {c["bad_soft"]}; color: {c["bad"]}; borde
   padding: 2px {unit}px; font-size: {small}px; }}
 QListView::indicator {{ width: {2 * unit}px; height: {2 * unit}px; border: 1px solid {c["border"]};
   border-radius: {half}px; background: {c["raised"]}; }}
-QListView::indicator:checked {{ background: {c["accent"]}; border-color: {c["accent"]}; }}
+QCheckBox::indicator {{ width: {2 * unit}px; height: {2 * unit}px; border: 1px solid {c["muted"]};
+  border-radius: {half}px; background: {c["raised"]}; }}
+QCheckBox::indicator:checked, QListView::indicator:checked {{ background: {c["accent"]};
+  border-color: {c["accent"]}; image: url("{icons}/{tick}.svg"); }}
+QCheckBox::indicator:focus {{ border: 2px solid {c["accent"]}; }}
+QCheckBox::indicator:disabled {{ border-color: {c["border"]}; background: {c["surface"]}; }}
 QCheckBox {{ spacing: {unit}px; min-height: {3 * unit}px; }}
 QTabBar::tab {{ background: transparent; color: {c["muted"]}; padding: {unit}px {2 * unit}px;
   border-bottom: 2px solid transparent; }}

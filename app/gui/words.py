@@ -1,16 +1,20 @@
 """Numbers as people read them, in the language in force."""
 
+import re
+
 from PySide6.QtCore import QCoreApplication, QLocale
 
-_MINUTE, _HOUR = 60, 3600
+from app import format as plain
+
 _EXACT_BELOW = 10
 UNKNOWN = "—"  # a number nobody has
+_QUANTIZED = re.compile(r"(?i)([-_.](gguf|i?q\d\w*|f16|bf16|f32|mxfp4))+$")
 _SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
 def size(num_bytes: float) -> str:
     """5.5 GiB."""
-    return QLocale().formattedDataSize(int(num_bytes), 1, QLocale.DataSizeFormat.DataSizeIecFormat)
+    return plain.size(num_bytes, decimal, _tr)
 
 
 def count(value: float) -> str:
@@ -36,15 +40,24 @@ def speed(tok_s: float) -> str:
     return decimal(tok_s) if tok_s < _EXACT_BELOW else whole(tok_s)
 
 
+def model_name(repo: str) -> str:
+    """`Qwen2.5-Coder-7B` of `ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF`: which file is fetched is told beside it."""
+    return _QUANTIZED.sub("", repo.rpartition("/")[2])
+
+
+def files(number: int) -> str:
+    """1 file, 12 files."""
+    return _tr("1 file") if number == 1 else _tr("{n} files").format(n=whole(number))
+
+
+def versions(number: int) -> str:
+    """1 version, 12 versions."""
+    return _tr("1 version") if number == 1 else _tr("{n} versions").format(n=whole(number))
+
+
 def duration(seconds: float | None) -> str:
     """40 s, 3 min, 1 h 20 min."""
-    if seconds is None:
-        return ""
-    if seconds < _MINUTE:
-        return _tr("{n} s").format(n=whole(max(seconds, 1)))
-    if seconds < _HOUR:
-        return _tr("{n} min").format(n=whole(seconds / _MINUTE))
-    return _tr("{h} h {m} min").format(h=whole(seconds // _HOUR), m=whole(seconds % _HOUR / _MINUTE))
+    return plain.duration(seconds, decimal, _tr)
 
 
 def _tr(text: str) -> str:

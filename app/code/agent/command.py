@@ -1,4 +1,4 @@
-"""Run one command without a shell, in the project folder, with bounds on time and output."""
+"""Run one command without a shell, in the project folder, with bounds on time, memory and output."""
 
 import contextlib
 import os
@@ -10,6 +10,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
+
+from app.code.agent.sandbox import Openings, sandboxed
 
 # Output beyond this is dropped from the middle: what a command says first and last matters most.
 _HEAD_BYTES = 8_000
@@ -29,14 +33,16 @@ class CommandResult:
     elapsed_s: float
 
 
-def run_command(argv: Sequence[str], folder: Path, timeout_s: float) -> CommandResult:
-    """Run `argv` in `folder`; stdout and stderr come together.
+def run_command(
+    argv: Sequence[str], folder: Path, timeout_s: float, openings: Openings | None = None
+) -> CommandResult:
+    """Run `argv` in `folder`, in the sandbox with these openings (None: in none); stdout and stderr come together.
 
     Raises: OSError: it cannot be started. ValueError: a word holds a NUL byte.
     """
     begun = time.monotonic()
     child = subprocess.Popen(
-        list(argv),
+        list(argv) if openings is None else sandboxed(argv, folder, openings),
         cwd=folder,
         env=_environment(),
         stdin=subprocess.DEVNULL,
@@ -44,6 +50,7 @@ def run_command(argv: Sequence[str], folder: Path, timeout_s: float) -> CommandR
         stderr=subprocess.STDOUT,
         start_new_session=sys.platform != "win32",
     )
+    _bound_memory(child.pid)
     kept = _Kept()
     reader = threading.Thread(target=kept.drain, args=(child,), name="agent-command", daemon=True)
     reader.start()
@@ -67,6 +74,18 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
         else:
             os.killpg(child.pid, signal.SIGKILL)
     child.wait()
+
+
+def _bound_memory(pid: int) -> None:
+    """No process of the command gets more than the computer has; RLIMIT_AS would refuse what is only reserved."""
+    if sys.platform != "linux":
+        return
+    import resource  # noqa: PLC0415 - absent on Windows
+
+    limit = psutil.virtual_memory().total
+    with contextlib.suppress(OSError, ValueError):  # it may have ended already
+        resource.prlimit(pid, resource.RLIMIT_DATA, (limit, limit))
+        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
 
 
 def _environment() -> dict[str, str]:

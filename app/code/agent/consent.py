@@ -43,12 +43,21 @@ class Consent:
             self._allowed.add(request.key)
         return decision != "no"
 
+    def remembers(self, request: ConsentRequest) -> bool:
+        """It was allowed for the session and will not be asked."""
+        return request.key in self._allowed
+
 
 def shown_argv(argv: Sequence[str]) -> str:
     """A command so that it can be read without doubt: quoted, with invisible characters spelled out."""
     return " ".join(
         shlex.quote(word) if word.isprintable() else "$" + ascii(word).replace('"', '\\"') for word in argv
     )
+
+
+def shown_line(text: str) -> str:
+    """A title or a warning, which is one line: line breaks and tabs are spelled out too."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def shown_text(text: str) -> str:

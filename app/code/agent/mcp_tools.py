@@ -9,7 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.code.agent.consent import Consent, ConsentRequest, shown_argv, shown_text
+from app.code.agent.consent import Consent, ConsentRequest, shown_argv, shown_line, shown_text
+from app.code.agent.mcp_stdio import stdio_pipes
 from app.code.agent.types import ToolOutcome, ToolRefused, ToolSpec
 from app.code.errors import InputFault
 
@@ -22,7 +23,11 @@ _MAX_CONFIG_BYTES = 1 << 20
 _MAX_TOOLS = 128
 _MAX_DESCRIPTION_CHARS = 2000
 _MAX_RESULT_CHARS = 24_000
+# A tool whose arguments need a longer description would fill the context by itself.
+_MAX_SCHEMA_CHARS = 20_000
 _CALL_LIMIT = timedelta(seconds=120)
+# A server that fetches its own packages first may take long; one that says nothing is not waited for.
+_START_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -88,23 +93,24 @@ class McpTools:
         from anyio.from_thread import start_blocking_portal  # noqa: PLC0415 - costs time at start
 
         argv = shown_argv(self._config.argv)
+        gets = ", ".join(self._config.env)
         request = ConsentRequest(
             kind="mcp server",
-            title=f"Start the MCP server {self._config.name}",
+            title=shown_line(f"Start the MCP server {self._config.name}"),
             detail=argv,
             key=f"mcp server:{self._config.name}:{argv}",
-            warning=f"It gets these variables: {', '.join(self._config.env)}" if self._config.env else None,
+            warning=shown_line(f"It gets these variables: {gets}") if gets else None,
         )
         if not self._consent.given(request):
             raise ToolRefused(f"The MCP server {self._config.name} was not started: the person declined.")
         try:
             self._portal = self._stack.enter_context(start_blocking_portal())
             self._session = self._stack.enter_context(self._connected(self._portal))
-            listed = self._portal.call(self._session.list_tools)
+            tools = self._portal.call(_tools, self._session)
         except Exception as error:
             self.stop()
             raise ToolRefused(f"The MCP server {self._config.name} did not start: {error!r}") from error
-        self._learn(listed.tools)
+        self._learn(tools)
 
     def _connected(self, portal: "BlockingPortal") -> "AbstractContextManager[ClientSession]":
         return portal.wrap_async_context_manager(_session(self._config, self._folder))
@@ -115,8 +121,9 @@ class McpTools:
             name = f"mcp__{self._config.name}__{re.sub(r'[^A-Za-z0-9_-]', '_', tool.name)}"[:64]
             if name not in self._names:
                 self._names[name] = tool.name
-                description = shown_text(tool.description or "")[:_MAX_DESCRIPTION_CHARS]
-                specs.append(ToolSpec(name, description, tool.input_schema))
+                description = shown_text((tool.description or "")[:_MAX_DESCRIPTION_CHARS])[:_MAX_DESCRIPTION_CHARS]
+                if len(json.dumps(tool.input_schema)) <= _MAX_SCHEMA_CHARS:
+                    specs.append(ToolSpec(name, description, tool.input_schema))
         self._specs = tuple(specs)
 
     def specs(self) -> tuple[ToolSpec, ...]:
@@ -135,7 +142,7 @@ class McpTools:
             return ToolOutcome(f"The arguments of {name} must be an object.", ok=False)
         request = ConsentRequest(
             kind="mcp",
-            title=f"{self._config.name}: {self._names[name]}",
+            title=shown_line(f"{self._config.name}: {self._names[name]}"),
             detail=shown_text(json.dumps(given, indent=2, ensure_ascii=False)),
             key=f"mcp:{name}:{json.dumps(given, sort_keys=True)}",
         )
@@ -157,19 +164,25 @@ class McpTools:
 def _session(config: McpServerConfig, folder: Path) -> Any:
     from contextlib import asynccontextmanager  # noqa: PLC0415 - beside its only use
 
-    from mcp import ClientSession, StdioServerParameters, stdio_client  # noqa: PLC0415 - costs 0.4 s to import
-
-    parameters = StdioServerParameters(
-        command=config.argv[0], args=list(config.argv[1:]), env=dict(config.env) or None, cwd=str(folder)
-    )
+    import anyio  # noqa: PLC0415 - with its only use
+    from mcp import ClientSession  # noqa: PLC0415 - costs 0.4 s to import
 
     @asynccontextmanager
     async def connected() -> Any:
-        async with stdio_client(parameters) as (read, write), ClientSession(read, write) as session:
-            await session.initialize()
+        pipes = stdio_pipes(config.argv, dict(config.env), folder)
+        async with pipes as (read, write), ClientSession(read, write) as session:
+            with anyio.fail_after(_START_LIMIT_S):
+                await session.initialize()
             yield session
 
     return connected()
+
+
+async def _tools(session: "ClientSession") -> list[Any]:
+    import anyio  # noqa: PLC0415 - with its only use
+
+    with anyio.fail_after(_START_LIMIT_S):
+        return list((await session.list_tools()).tools)
 
 
 async def _call(session: "ClientSession", name: str, arguments: dict[str, Any]) -> ToolOutcome:

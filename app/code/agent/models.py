@@ -1,10 +1,10 @@
 """Models for an agent: one behind the server, and one that plays a recorded session again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from app.client import Answer
+from app.client import Answer, WholeAnswer
 from app.code.agent.transcript import turns_of
 from app.code.agent.types import AgentEvent
 
@@ -17,17 +17,10 @@ class ModelTurn:
     calls: Sequence[tuple[str, str, str]] = ()
 
 
-@dataclass
-class _Call:
-    call_id: str = ""
-    name: str = ""
-    arguments: str = ""
-
-
 class Chats(Protocol):
     """What carries a chat to the server: the client, or the window's connection."""
 
-    def chat(self, model: str, messages: list[dict[str, Any]], **options: Any) -> Iterator[Answer]:
+    def chat(self, model: str, messages: list[dict[str, Any]], **options: Any) -> Iterable[Answer]:
         """Stream an answer."""
         ...
 
@@ -41,22 +34,12 @@ class ServerModel:
     options: dict[str, Any] = field(default_factory=dict)
 
     def turn(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> ModelTurn:
-        """Ask the server; deltas of calls are put together by their index.
-
-        Raises: ApiError, ServerUnreachable.
-        """
-        text: list[str] = []
-        calls: dict[int, _Call] = {}
-        for answer in self.client.chat(self.model, messages, tools=tools, **self.options):
-            text.append(answer.text)
-            for delta in answer.tool_calls:
-                call = calls.setdefault(int(delta.get("index", 0)), _Call())
-                function = delta.get("function") or {}
-                call.call_id = delta.get("id") or call.call_id
-                call.name = function.get("name") or call.name
-                call.arguments += function.get("arguments") or ""
-        made = [(call.call_id or f"call_{i}", call.name, call.arguments) for i, call in sorted(calls.items())]
-        return ModelTurn("".join(text), made)
+        """Ask the server. Raises: ApiError, ServerUnreachable."""
+        whole = WholeAnswer()
+        for piece in self.client.chat(self.model, messages, tools=tools, **self.options):
+            whole.take(piece)
+        calls = [(c.id or f"call_{i}", c.name, c.arguments) for i, c in enumerate(whole.tools.calls)]
+        return ModelTurn(whole.content, calls)
 
 
 class ReplayedModel:

@@ -2,15 +2,17 @@
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from app.code.agent import sandbox
 from app.code.agent.command import run_command
-from app.code.agent.consent import Consent, ConsentRequest, shown_argv, shown_text
-from app.code.agent.types import OnEvent, PlanItem, Planned, ToolOutcome, ToolRefused, ToolSpec
+from app.code.agent.consent import Consent, ConsentRequest, shown_argv, shown_line, shown_text
+from app.code.agent.types import Edited, OnEvent, PlanItem, Planned, ToolOutcome, ToolRefused, ToolSpec
 from app.code.edits.session import EditSession
 from app.code.edits.types import Answer, Hunk
 from app.code.errors import CodeError
@@ -57,10 +59,12 @@ class EditArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RunArguments(msgspec.Struct, forbid_unknown_fields=True):
-    """run(argv, timeout_s)."""
+    """run(argv, timeout_s, network, home)."""
 
     argv: list[str]
     timeout_s: float = _DEFAULT_TIMEOUT_S
+    network: bool = False
+    home: bool = False
 
 
 class PlanArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -92,11 +96,14 @@ SPECS = (
     ),
     ToolSpec(
         "run",
-        "Run a command in the project folder, without a shell: the program and each argument is one word.",
+        "Run a command in the project folder, without a shell: the program and each argument is one word. "
+        "It reaches neither the network nor the home folder unless you ask for them and the person agrees.",
         _schema(
             ("argv",),
             argv={"type": "array", "items": {"type": "string"}, "minItems": 1},
             timeout_s={"type": "number"},
+            network={"type": "boolean", "description": "The command needs the network."},
+            home={"type": "boolean", "description": "The command needs the person's home folder."},
         ),
     ),
     ToolSpec(
@@ -234,11 +241,13 @@ class Toolbox:
         warning = self._edits.warning(file.path)
         request = ConsentRequest(
             kind="edit",
-            title=f"{'Change' if file.before else 'Create'} {file.path}",
+            title=shown_line(f"{'Change' if file.before else 'Create'} {file.path}"),
             detail=shown_text(diff),
             key=f"edit:{file.path}",
             warning=warning,
         )
+        if self._consent.remembers(request):
+            self._on_event(Edited(file.path, diff))
         if not self._consent.given(request):
             raise ToolRefused("The person declined this edit.")
         self._edits.apply(proposal, label=f"agent: {file.path}", allow_uncommitted=True)
@@ -248,18 +257,23 @@ class Toolbox:
     def _run(self, arguments: RunArguments) -> ToolOutcome:
         if not arguments.argv or not arguments.argv[0].strip():
             raise ToolRefused("argv must name a program.")
-        shown = shown_argv(arguments.argv)
+        openings: sandbox.Openings | None = sandbox.Openings(network=arguments.network, home=arguments.home)
+        lacking = sandbox.missing()
+        if lacking is not None:
+            openings = None
         request = ConsentRequest(
             kind="run",
-            title="Run a command in the project folder",
-            detail=shown,
-            key="run:" + json.dumps(arguments.argv),
-            warning=_warning_for(arguments.argv),
+            title="Run a command in the project folder" + (", in a sandbox" if openings else ""),
+            detail=shown_argv(arguments.argv),
+            key="run:" + json.dumps([arguments.argv, arguments.network, arguments.home]),
+            warning=" ".join(filter(None, (_warning_for(arguments.argv), _reach(openings, lacking)))) or None,
         )
         if not self._consent.given(request):
             raise ToolRefused("The person declined this command.")
-        timeout_s = min(max(arguments.timeout_s, 1.0), _MAX_TIMEOUT_S)
-        done = run_command(arguments.argv, self._index.workspace.root, timeout_s)
+        # NaN is neither more nor less than a limit.
+        wanted = arguments.timeout_s if math.isfinite(arguments.timeout_s) else _DEFAULT_TIMEOUT_S
+        timeout_s = min(max(wanted, 1.0), _MAX_TIMEOUT_S)
+        done = run_command(arguments.argv, self._index.workspace.root, timeout_s, openings)
         with self._index.lock:
             self._index.refresh()
         ended = "was stopped" if done.exit_code is None else f"ended with code {done.exit_code}"
@@ -273,6 +287,18 @@ class Toolbox:
         return ToolOutcome("The plan is shown.")
 
 
+def _reach(openings: sandbox.Openings | None, lacking: str | None) -> str | None:
+    """What the command reaches beyond the project folder, where that is more than nothing."""
+    if openings is None:
+        return f"No sandbox: {lacking}. It can do whatever you can."
+    reached = []
+    if openings.network:
+        reached.append("the network")
+    if openings.home:
+        reached.append("your home folder, to read and to write")
+    return f"It asks for {' and '.join(reached)}." if reached else None
+
+
 def _warning_for(argv: Sequence[str]) -> str | None:
     """What a person should look at twice."""
     outside = [w for w in argv[1:] if w.startswith(("/", "~")) or ".." in w.split("/")]
@@ -281,5 +307,5 @@ def _warning_for(argv: Sequence[str]) -> str | None:
     if argv[0].rsplit("/", 1)[-1] in {"sh", "bash", "zsh", "cmd", "powershell", "sudo", "eval"}:
         return "The command runs a shell or another user's rights: read what it is told to do."
     if outside:
-        return f"It names places outside the project: {', '.join(outside[:3])}"
+        return f"It names places outside the project: {', '.join(outside[:3])}."
     return None

@@ -49,6 +49,13 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
     items: list[PlanItem]
 
 
+class Edited(msgspec.Struct, frozen=True, tag="edited"):
+    """An edit that was allowed for the session and is made without asking: what it changes."""
+
+    path: str
+    diff: str
+
+
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """Why the session stopped."""
 
@@ -56,7 +63,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     detail: str = ""
 
 
-AgentEvent = UserAsked | Thought | Called | Returned | Planned | Ended
+AgentEvent = UserAsked | Thought | Called | Returned | Planned | Edited | Ended
 OnEvent = Callable[[AgentEvent], None]
 
 

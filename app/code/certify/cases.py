@@ -4,7 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Category = Literal["single", "choice", "parallel", "nested", "refusal", "long context", "schema", "follow-up"]
+Category = Literal[
+    "single", "choice", "parallel", "nested", "refusal", "long context", "schema", "follow-up",
+    "simple", "multiple", "irrelevance",
+]  # fmt: skip
 
 # (name, arguments) of the calls a model made, in order.
 Calls = Sequence[tuple[str, Mapping[str, Any]]]

@@ -13,9 +13,11 @@ from app.client import ApiError, Client
 from app.code.agent.models import ServerModel
 from app.code.certify.cases import Case
 from app.code.certify.suite import suite
+from engine.json_store import write_atomically
 
 # Raised when cases change, so that only like is compared with like.
 SUITE_VERSION = 1
+OWN = "own"
 # Enough for any right answer; a model that talks on has failed already.
 _MAX_TOKENS = 400
 
@@ -31,13 +33,15 @@ class CaseResult(msgspec.Struct, frozen=True):
 
 
 class Certificate(msgspec.Struct, frozen=True):
-    """All cases of one model. `skipped` did not fit its context or are not supported, and count as failed."""
+    """All cases of one model; `native_tools`: its template has a branch for tools, so the format is its own."""
 
     model: str
     suite_version: int
     made_at: float
     context: int
     results: list[CaseResult]
+    suite: str = OWN
+    native_tools: bool = True
 
     @property
     def num_passed(self) -> int:
@@ -64,6 +68,8 @@ def certify(
     context: int,
     *,
     cases: Iterable[Case] | None = None,
+    suite_name: str = OWN,
+    native_tools: bool = True,
     on_result: Callable[[CaseResult], None] | None = None,
 ) -> Certificate:
     """Run every case, greedily, one after another.
@@ -76,13 +82,32 @@ def certify(
         results.append(result)
         if on_result is not None:
             on_result(result)
-    return Certificate(model, SUITE_VERSION, time.time(), context, results)
+    return Certificate(model, SUITE_VERSION, time.time(), context, results, suite_name, native_tools)
+
+
+class _Notes(msgspec.Struct, frozen=True):
+    notes: tuple[str, ...] = ()
+
+
+class _Told(msgspec.Struct, frozen=True):
+    tessera: _Notes = _Notes()
+
+
+def template_has_tools(client: Client, model: str) -> bool:
+    """The model's own template describes tools; where it has no branch for them, the generic dialect is tried.
+
+    Raises: ApiError, ServerUnreachable.
+    """
+    tool = {"type": "function", "function": {"name": "noop", "parameters": {"type": "object", "properties": {}}}}
+    asked = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "tools": [tool], "max_tokens": 1}
+    told = client.post("/v1/chat/completions", _Told, asked)
+    return not any("has no tools" in note for note in told.tessera.notes)
 
 
 def run_case(client: Client, model: str, case: Case) -> CaseResult:
     """Ask once and check the answer."""
     begun = time.monotonic()
-    options: dict[str, Any] = {"temperature": 0, "max_tokens": _MAX_TOKENS, **case.options}
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": _MAX_TOKENS, "loop_guard": True, **case.options}
     try:
         turn = ServerModel(client, model, options).turn(list(case.messages), list(case.tools))
         reason = _checked(case, turn.text, turn.calls)
@@ -112,18 +137,18 @@ class CertificateStore:
 
     def save(self, certificate: Certificate) -> Path:
         """Keep a certificate, replacing an older one of the model."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._path(certificate.model)
-        path.write_bytes(msgspec.json.encode(certificate))
+        path = self._path(certificate.model, certificate.suite)
+        write_atomically(path, msgspec.json.encode(certificate))
         return path
 
-    def load(self, model: str) -> Certificate | None:
+    def load(self, model: str, suite_name: str = OWN) -> Certificate | None:
         """The model's certificate, if it was made with the present suite."""
         try:
-            found = msgspec.json.decode(self._path(model).read_bytes(), type=Certificate)
+            found = msgspec.json.decode(self._path(model, suite_name).read_bytes(), type=Certificate)
         except (OSError, msgspec.DecodeError):
             return None
         return found if (found.model, found.suite_version) == (model, SUITE_VERSION) else None
 
-    def _path(self, model: str) -> Path:
-        return self._folder / (re.sub(r"[^A-Za-z0-9._-]", "_", model).lstrip(".") + ".json")
+    def _path(self, model: str, suite_name: str) -> Path:
+        ending = ".json" if suite_name == OWN else f".{suite_name}.json"
+        return self._folder / (re.sub(r"[^A-Za-z0-9._-]", "_", model).lstrip(".") + ending)

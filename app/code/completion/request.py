@@ -1,13 +1,14 @@
 """Ask the server to fill a gap; leaving the stream cancels the work."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from app.client import Client
 from app.code.completion.policy import Wish, offered
+from engine.api.chat import InfillEvent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +37,9 @@ def infill_body(wish: Wish, model: str | None = None) -> dict[str, Any]:
     return body if model is None else {**body, "model": model}
 
 
-def stream(client: Client, wish: Wish, model: str | None = None) -> Iterator[dict[str, Any]]:
+def stream(client: Client, wish: Wish, model: str | None = None) -> Generator[InfillEvent]:
     """The server's events; closing the iterator closes the connection, which ends the work within a ubatch."""
-    return client.events("/infill", infill_body(wish, model))
+    return client.stream("/infill", InfillEvent, infill_body(wish, model))
 
 
 def suggest(client: Client, wish: Wish, model: str | None = None, *, first_only: bool = False) -> Suggestion:
@@ -48,13 +49,13 @@ def suggest(client: Client, wish: Wish, model: str | None = None, *, first_only:
     """
     begun = time.perf_counter()
     text, first_s, prompt, cached = "", None, 0, 0
-    with closing(stream(client, wish, model)) as events:  # type: ignore[type-var]  # it is a generator
+    with closing(stream(client, wish, model)) as events:
         for event in events:
-            prompt = event.get("tokens_evaluated", prompt)
-            cached = event.get("tokens_cached", cached)
-            if first_s is None and event.get("content"):
+            prompt = prompt if event.tokens_evaluated is None else event.tokens_evaluated
+            cached = cached if event.tokens_cached is None else event.tokens_cached
+            if first_s is None and event.content:
                 first_s = time.perf_counter() - begun
-            text += event.get("content", "")
-            if event.get("stop") or (first_only and first_s is not None):
+            text += event.content
+            if event.stop or (first_only and first_s is not None):
                 break
     return Suggestion(text=offered(text, wish), first_token_s=first_s, prompt_tokens=prompt, cached_tokens=cached)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from app.client import Client
 from app.code.connect.types import PLACEHOLDER_KEY, Endpoint
 from app.code.errors import InputFault
+from engine.api.chat import Embeddings, ModelRow
 
 # Coding agents open with system prompts of this size; below it they cannot even begin.
 AGENT_CONTEXT = 16_384
@@ -24,23 +25,20 @@ def endpoint_of(client: Client, model: str | None = None) -> Endpoint:
 
     Raises: NoModel, ApiError.
     """
-    models = client.models()
+    models = client.chat_models()
     if model is not None:
-        entry = next((m for m in models if m["id"] == model), None) or client.get(f"/v1/models/{model}")
+        entry = next((m for m in models if m.id == model), None) or client.get(f"/v1/models/{model}", ModelRow)
     else:
-        able = [m for m in models if "chat" in m.get("capabilities", ())]
+        able = [m for m in models if "chat" in m.capabilities]
         if not able:
             raise NoModel
-        entry = max(
-            able,
-            key=lambda m: (m.get("state") == "loaded", "tools" in m["capabilities"], m.get("context_length") or 0),
-        )
+        entry = max(able, key=lambda m: (m.state == "loaded", "tools" in m.capabilities, m.context_length))
     return Endpoint(
         url=client.url.rstrip("/"),
-        model=str(entry["id"]),
-        context=int(entry.get("context_length") or 0),
+        model=entry.id,
+        context=entry.context_length,
         key=client.token if client.token and _needs_key(client) else PLACEHOLDER_KEY,
-        fim="fim" in entry.get("capabilities", ()),
+        fim="fim" in entry.capabilities,
     )
 
 
@@ -54,16 +52,16 @@ def embedder(
 ) -> tuple[str, Callable[[list[str]], list[list[float]]]] | None:
     """(model, texts to vectors) of the named embedding model, else of a loaded one; None: there is none."""
     if model is None:
-        able = (
-            m for m in client.models() if "embedding" in m.get("capabilities", ()) and m.get("state") == "loaded"
-        )
-        model = next((str(m["id"]) for m in able), None)
+        able = (m for m in client.chat_models() if "embedding" in m.capabilities and m.state == "loaded")
+        model = next((m.id for m in able), None)
     if model is None:
         return None
     chosen = model
 
     def embed(texts: list[str]) -> list[list[float]]:
-        answer = client.post("/v1/embeddings", {"model": chosen, "input": texts, "encoding_format": "float"})
-        return [row["embedding"] for row in sorted(answer["data"], key=lambda row: row["index"])]
+        answer = client.post(
+            "/v1/embeddings", Embeddings, {"model": chosen, "input": texts, "encoding_format": "float"}
+        )
+        return [row.embedding for row in sorted(answer.data, key=lambda row: row.index)]
 
     return chosen, embed

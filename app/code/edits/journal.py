@@ -6,9 +6,12 @@ from pathlib import Path
 
 import apsw
 
+from app.code.errors import JournalFromNewerVersion
+
 # Older entries go when a new one is added: undo is for the recent past, git is for the rest.
 _KEPT_GROUPS = 200
 
+_VERSION = 1
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS edit_group(id INTEGER PRIMARY KEY, made_at REAL NOT NULL, label TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS file_change(
@@ -38,14 +41,20 @@ class EditGroup:
 
 
 class Journal:
-    """An undo journal in a SQLite file of its own."""
+    """An undo journal in a SQLite file of its own. Raises: JournalFromNewerVersion."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._db = apsw.Connection(str(path))
         self._db.set_busy_timeout(5000)
+        version = int(self._db.pragma("user_version"))
+        if version > _VERSION:
+            self._db.close()
+            raise JournalFromNewerVersion(path, version)
         self._db.execute("PRAGMA journal_mode=WAL; PRAGMA foreign_keys=ON;")
-        self._db.execute(_SCHEMA)
+        if version < _VERSION:  # 0: a new file, or one of before versions, which has this form
+            self._db.execute(_SCHEMA)
+            self._db.pragma("user_version", _VERSION)
 
     def add(self, label: str, changes: tuple[FileChange, ...]) -> int:
         """Record a group before its files are written; returns its id."""

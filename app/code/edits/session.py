@@ -158,6 +158,11 @@ class EditSession:
             return f"Whether the file has uncommitted changes is not known: {error}"
         return "The file has uncommitted changes that are not from here."
 
+    @property
+    def can_undo(self) -> bool:
+        """There is an applied group to take back."""
+        return self._journal.last() is not None
+
     def undo(self) -> tuple[str, ...]:
         """Take back the newest applied group; returns its paths.
 

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from PySide6.QtGui import QPainter, QPixmap
 from PySide6.QtWidgets import QWidget
 
-from engine.bench.results import to_csv
-from engine.bench.types import Report
+from engine.api.measuring import BenchResult
+from engine.measurements.results import to_csv
 
 
 def picture(widgets: Sequence[QWidget]) -> QPixmap:
@@ -29,12 +28,13 @@ def picture(widgets: Sequence[QWidget]) -> QPixmap:
     return made
 
 
-def write(path: Path, results: Sequence[dict[str, Any]]) -> None:
+def write(path: Path, results: Sequence[BenchResult]) -> None:
     """CSV or JSON, by the file's ending. Raises: OSError."""
     if path.suffix.lower() == ".csv":
-        tables = [to_csv(msgspec.convert(result, Report)) for result in results]
+        tables = [to_csv(result) for result in results]
         head, *_ = tables[0].partition("\n")
         rows = [table.partition("\n")[2] for table in tables]
         path.write_text(f"{head}\n{''.join(rows)}", encoding="utf-8")
     else:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(list(results))))
+        kept = [{k: v for k, v in msgspec.structs.asdict(result).items() if k != "id"} for result in results]
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(kept)))

@@ -1,14 +1,15 @@
 """The bench page: measure a model or a shape, watch it, compare with what was measured before, export."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+import msgspec
 from PySide6.QtCore import QTimer
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
-    QComboBox,
     QFileDialog,
     QHeaderView,
     QLineEdit,
@@ -19,15 +20,20 @@ from PySide6.QtWidgets import (
 )
 
 from app.gui import words
-from app.gui.api import in_words
 from app.gui.bench import export
 from app.gui.bench.plots import BusyPlot, SpeedPlot
-from app.gui.jobs import ENDED, Jobs
+from app.gui.jobs import Jobs
 from app.gui.services import Services
-from app.gui.widgets.basics import Banner, Page, button, card, label, row
+from app.gui.widgets.basics import Banner, Empty, Page, button, card, label, row
+from app.gui.widgets.popups import Choice
+from engine.api.jobs import BenchPartial, Job, JobKind, Measured, TuneReport, partial_of, result_of
+from engine.api.measuring import BenchRequest, BenchResult, BenchResults, Shapes, TuneRequest
+from quantize.plan.stock_rules import STAND_IN_MIXES
+
+R = TypeVar("R", BenchRequest, TuneRequest)
 
 _BUSY_MS = 1000
-_MIXES = ("Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16")
+_SHOWN_S = 120
 _LONGEST = 1 << 20
 
 
@@ -41,9 +47,9 @@ class BenchPage(Page):
         )
         self._services, self._jobs = services, jobs
         self._job: str | None = None
-        self._live: dict[str, Any] | None = None
-        self._results: list[dict[str, Any]] = []
-        self._shapes: list[str] = []
+        self._live: BenchPartial | None = None
+        self._results: tuple[BenchResult, ...] = ()
+        self._shapes: tuple[str, ...] = ()
         self.banner = Banner(services.look)
         self.content.addWidget(self.banner)
         self._build_controls()
@@ -57,11 +63,11 @@ class BenchPage(Page):
         self._list_models()
 
     def _build_controls(self) -> None:
-        self.model = QComboBox()
+        self.model = Choice()
         self.model.setAccessibleName(self.tr("Model or shape to measure"))
         self.model.currentIndexChanged.connect(lambda _: self._on_model())
-        self.mix = QComboBox()
-        self.mix.addItems(list(_MIXES))
+        self.mix = Choice()
+        self.mix.addItems(list(STAND_IN_MIXES))
         self.mix.setAccessibleName(self.tr("Precision of the stand-in"))
         self.lengths = QLineEdit("128,512,2048")
         self.lengths.setAccessibleName(self.tr("Prompt lengths in tokens"))
@@ -94,7 +100,14 @@ class BenchPage(Page):
         self.decode = SpeedPlot(look, self.tr("Writing, tokens/s"), "decode_tok_s")
         self.prefill = SpeedPlot(look, self.tr("Reading, tokens/s"), "prefill_tok_s")
         self.busy = BusyPlot(look, self.tr("How busy the computer is, %"))
-        self.content.addWidget(card(self.decode, self.prefill))
+        self._speeds = card(self.decode, self.prefill)
+        self._speeds.hide()  # until there is something to draw
+        self._nothing = Empty(
+            self.tr("Nothing measured yet"),
+            self.tr("Choose a model above and press Measure. Its speed at each length of text is drawn here."),
+        )
+        self.content.addWidget(self._nothing)
+        self.content.addWidget(self._speeds)
         self.content.addWidget(card(self.busy))
 
     def _build_results(self) -> None:
@@ -142,12 +155,12 @@ class BenchPage(Page):
         """Ask for the shapes and for everything measured before."""
         api = self._services.api
 
-        def show_shapes(answer: dict[str, Any]) -> None:
-            self._shapes = list(answer.get("shapes") or ())
+        def show_shapes(answer: Shapes) -> None:
+            self._shapes = answer.shapes
             self._list_models()
 
-        self._run(lambda: api.get("/tessera/v1/bench/shapes"), show_shapes)
-        self._run(lambda: api.get("/tessera/v1/bench"), self._show_results)
+        self._services.ask(self.banner, api.bench_shapes, show_shapes)
+        self._services.ask(self.banner, api.bench_results, self._show_results)
 
     def _list_models(self) -> None:
         chosen = self.model.currentData()
@@ -171,16 +184,17 @@ class BenchPage(Page):
 
     def _look_at_machine(self) -> None:
         self._services.background.run(
-            lambda: self._services.api.get("/tessera/v1/stats/utilization?seconds=120"),
-            lambda answer: self.busy.show_samples(answer.get("samples") or ()),
+            lambda: self._services.api.utilization(_SHOWN_S),
+            lambda answer: self.busy.show_samples(answer.samples),
             lambda _: None,
             self,
         )
 
     # ------------------------------------------------------------------ measuring
 
-    def _body(self) -> dict[str, Any] | None:
-        kind, name = self.model.currentData() or ("", "")
+    def _request(self, kind: type[R]) -> R | None:
+        """What to measure or tune; None, and said on the page, where the lengths are none."""
+        what, name = self.model.currentData() or ("", "")
         try:
             lengths = [int(part) for part in self.lengths.text().split(",")]
         except ValueError:
@@ -188,102 +202,98 @@ class BenchPage(Page):
         if not lengths or not all(1 <= n <= _LONGEST for n in lengths):
             self.banner.tell(self.tr("Prompt lengths are numbers such as 128,512,2048."), "warn")
             return None
-        body: dict[str, Any] = {kind: name, "lengths": lengths}
-        if kind == "shape":
-            body["type"] = self.mix.currentText()
-        return body
+        if what == "shape":
+            return kind(shape=name, lengths=tuple(lengths), type=self.mix.currentText())
+        return kind(model=name, lengths=tuple(lengths))
 
     def _measure(self) -> None:
-        body = self._body()
-        if body is not None:
-            self._begin("/tessera/v1/bench", {**body, "repeats": self.repeats.value()})
+        found = self._request(BenchRequest)
+        if found is not None:
+            request = msgspec.structs.replace(found, repeats=self.repeats.value())
+            self._begin(lambda: self._services.api.bench(request))
 
     def _tune(self) -> None:
-        body = self._body()
-        if body is not None:
-            self._begin("/tessera/v1/autotune", body)
+        request = self._request(TuneRequest)
+        if request is not None:
+            self._begin(lambda: self._services.api.autotune(request))
 
-    def _begin(self, path: str, body: dict[str, Any]) -> None:
+    def _begin(self, start: Callable[[], Job]) -> None:
         self.banner.hide()
 
-        def started(job: dict[str, Any]) -> None:
-            self._job = job["id"]
+        def started(job: Job) -> None:
+            self._job = job.id
             self._jobs.started(job)
 
-        self._run(lambda: self._services.api.post(path, body), started)
+        self._services.ask(self.banner, start, started)
 
     def _stop(self) -> None:
         if self._job is not None:
             self._jobs.do(self._job, "cancel")
 
-    def _on_job(self, job: dict[str, Any]) -> None:
+    def _on_job(self, job: Job) -> None:
         """Follow our job; one that was begun elsewhere is taken over, for only one runs at a time."""
-        if job["kind"] != "measure" or (self._job not in {None, job["id"]}):
+        if job.kind is not JobKind.MEASURE or (self._job not in {None, job.id}):
             return
-        if job["state"] in ENDED or job["state"] == "paused":
-            if self._job == job["id"]:
+        if job.ended or job.state == "paused":
+            if self._job == job.id:
                 self._finish(job)
             return
-        self._job = job["id"]
-        progress = job.get("progress") or {}
-        self.progress.setRange(0, progress.get("total") or 0)
-        self.progress.setValue(progress.get("done") or 0)
+        self._job = job.id
+        self.progress.setRange(0, job.progress.total)
+        self.progress.setValue(job.progress.done)
         self.progress.show()
         self.stop.show()
-        self.note.setText(progress.get("note") or job["title"])
-        partial = progress.get("partial") or {}
-        if partial.get("points"):
+        self.note.setText(job.progress.note or job.title)
+        partial = partial_of(job)
+        if partial.points:
             self._live = partial
             self._draw()
         self._on_model()
 
-    def _finish(self, job: dict[str, Any]) -> None:
+    def _finish(self, job: Job) -> None:
         self._job, self._live = None, None
         self.progress.hide()
         self.stop.hide()
         self.note.setText("")
         self._on_model()
-        if job["state"] == "failed":
-            self.banner.tell(str((job.get("error") or {}).get("message", "")), "bad")
-        reports = (job.get("result") or {}).get("reports") or ()
-        if reports:
-            self.banner.tell("\n".join(self._tuned(report) for report in reports), "ok")
-        self._run(lambda: self._services.api.get("/tessera/v1/bench"), self._show_results)
+        if job.state == "failed" and job.error is not None:
+            self.banner.tell(job.error.message, "bad")
+        found = result_of(job, Measured)
+        if found is not None and found.reports:
+            self.banner.tell("\n".join(map(self._tuned, found.reports)), "ok")
+        self._services.ask(self.banner, self._services.api.bench_results, self._show_results)
 
-    def _tuned(self, report: dict[str, Any]) -> str:
-        before, now = report["default_turn_s"], report["turn_s"]
-        best = report["best"]
+    def _tuned(self, report: TuneReport) -> str:
+        best = report.best
         return self.tr(
             "{model}, {length} tokens: {now} s a turn, {before} s before. Threads {threads}, ubatch {ubatch}, "
             "flash attention {flash}, cache {cache}."
         ).format(
-            model=report["model"],
-            length=report["prompt_tokens"],
-            now=words.decimal(now, 2),
-            before=words.decimal(before, 2),
-            threads=best["n_threads"],
-            ubatch=best["n_ubatch"],
-            flash=best["flash_attn"],
-            cache=best["kv_type"],
+            model=report.model,
+            length=report.prompt_tokens,
+            now=words.decimal(report.turn_s, 2),
+            before=words.decimal(report.default_turn_s, 2),
+            threads=best.n_threads,
+            ubatch=best.n_ubatch,
+            flash=best.flash_attn,
+            cache=best.kv_type,
         )
 
     # ------------------------------------------------------------------ results
 
-    def _show_results(self, answer: dict[str, Any]) -> None:
-        self._results = list(answer.get("results") or ())
+    def _show_results(self, answer: BenchResults) -> None:
+        self._results = answer.results
         self.table.setRowCount(len(self._results))
         for line, result in enumerate(self._results):
-            points = sorted(result["points"], key=lambda p: p["length"])
-            settings = (
-                f"{result['backend']}, {result['threads']} threads, {result['type_k']}, ub {result['n_ubatch']}"
-            )
+            points = sorted(result.points, key=lambda p: p.length)
+            settings = f"{result.backend}, {result.threads} threads, {result.type_k}, ub {result.n_ubatch}"
             cells = [
-                time.strftime("%Y-%m-%d %H:%M", time.localtime(result["started_at"])),
-                result["model"] + (self.tr(" (stand-in)") if result["stand_in"] else ""),
+                time.strftime("%Y-%m-%d %H:%M", time.localtime(result.started_at)),
+                result.model + (self.tr(" (stand-in)") if result.stand_in else ""),
                 settings,
-                words.whole(points[-1]["prefill_tok_s"]["median"]) if points else "",
-                words.decimal(points[0]["decode_tok_s"]["median"], 1) if points else "",
-                words.size(result["rss_bytes"]),
+                words.whole(points[-1].prefill_tok_s.median) if points else "",
+                words.decimal(points[0].decode_tok_s.median, 1) if points else "",
+                words.size(result.rss_bytes),
             ]
             for column, cell in enumerate(cells):
                 self.table.setItem(line, column, QTableWidgetItem(cell))
@@ -292,23 +302,26 @@ class BenchPage(Page):
         self._draw()
 
     @property
-    def selected(self) -> list[dict[str, Any]]:
+    def selected(self) -> list[BenchResult]:
         """Results of the selected rows, in the order of the table."""
         rows = sorted({index.row() for index in self.table.selectedIndexes()})
         return [self._results[r] for r in rows if r < len(self._results)]
 
     def _draw(self) -> None:
-        shown = [(self._name(result), result) for result in self.selected]
+        shown = [(self._name(result), result.points) for result in self.selected]
         if self._live is not None:
-            shown.insert(0, (self.tr("now: {model}").format(model=self._live["model"]), self._live))
+            shown.insert(0, (self.tr("now: {model}").format(model=self._live.model), self._live.points))
+        drawn = any(points for _, points in shown)
+        self._nothing.setVisible(not drawn)
+        self._speeds.setVisible(drawn)
         for plot in (self.decode, self.prefill):
             plot.show_results(shown)
         for made in (self.picture, self.csv, self.json):
             made.setEnabled(bool(self.selected))
 
-    def _name(self, result: dict[str, Any]) -> str:
-        when = time.strftime("%m-%d %H:%M", time.localtime(result["started_at"]))
-        return f"{result['model']}, {result['threads']} ({when})"
+    def _name(self, result: BenchResult) -> str:
+        when = time.strftime("%m-%d %H:%M", time.localtime(result.started_at))
+        return f"{result.model}, {result.threads} ({when})"
 
     def _save(self, kind: str) -> None:
         name, _ = QFileDialog.getSaveFileName(self, self.tr("Save"), f"measured.{kind}", f"*.{kind}")
@@ -320,16 +333,15 @@ class BenchPage(Page):
         """Write the selected results: a picture, CSV or JSON by the file's ending."""
         if path.suffix.lower() == ".png":
             image = export.picture((self.decode, self.prefill)).toImage()
-            self._run(lambda: image.save(str(path)), lambda done: self._saved(path, bool(done)))
+            self._services.ask(
+                self.banner, lambda: image.save(str(path)), lambda done: self._saved(path, bool(done))
+            )
             return
-        results = [{k: v for k, v in result.items() if k != "id"} for result in self.selected]
-        self._run(lambda: export.write(path, results), lambda _: self._saved(path, done=True))
+        results = self.selected
+        self._services.ask(self.banner, lambda: export.write(path, results), lambda _: self._saved(path, done=True))
 
     def _saved(self, path: Path, done: bool) -> None:
         if done:
             self.banner.tell(self.tr("Saved as {path}.").format(path=path), "ok")
         else:
             self.banner.tell(self.tr("{path} could not be written.").format(path=path), "bad")
-
-    def _run(self, work: Any, on_done: Any) -> None:
-        self._services.background.run(work, on_done, lambda error: self.banner.tell(in_words(error), "bad"), self)

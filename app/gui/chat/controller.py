@@ -1,16 +1,19 @@
 """One open conversation: asks, answers, branches; each step is on the disk before the next begins."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
+from app.answer_phase import WAITING, Phase
+from app.client import Answer, ApiError, WholeAnswer
 from app.db import conversations, messages
 from app.db.records import Attachment, Conversation, Message, Status
-from app.gui.api import ApiError, in_words
+from app.gui.api import in_words
 from app.gui.background import StreamJob
 from app.gui.chat import turns
-from app.gui.chat.request import Answer, chat_body
+from app.gui.chat.request import branch_body
 from app.gui.chat.tree import MessageTree
 from app.gui.services import Services
 
@@ -24,6 +27,7 @@ class ChatController(QObject):
     message_added = Signal(int)
     message_changed = Signal(int)
     text_arrived = Signal(int, str, str)  # id, content, reasoning
+    phase_changed = Signal(int, object)  # id, Phase
     busy_changed = Signal(bool)
     conversation_changed = Signal(object)
     save_failed = Signal(str, str)  # the text that was not saved, why
@@ -37,7 +41,7 @@ class ChatController(QObject):
         self.skip_before: int | None = None  # messages before this one are left out of the context
         self.second_model = ""  # answers each new question too, after the first
         self._second_wanted = False
-        self._answer: Answer | None = None
+        self._answer: WholeAnswer | None = None
         self._answer_id = 0
         self._job: StreamJob | None = None
         self._starting = False
@@ -54,6 +58,11 @@ class ChatController(QObject):
     def answering_id(self) -> int:
         """The message being written, or 0."""
         return self._answer_id if self._job is not None else 0
+
+    @property
+    def phase(self) -> tuple[Phase, float]:
+        """Where the answer being written is, and when it was asked for (a monotonic clock)."""
+        return (self._answer.phase, self._answer.began) if self._answer else (WAITING, time.monotonic())
 
     @property
     def partial(self) -> Message | None:
@@ -128,9 +137,16 @@ class ChatController(QObject):
         self._ask(text, old.attachments, old.parent_id)
 
     def regenerate(self, message_id: int) -> None:
-        """Answer the same question once more, as another branch."""
-        question_id = self.tree[message_id].parent_id
+        """Answer the same question once more, as another branch; one that failed without a word is written anew."""
+        message = self.tree[message_id]
+        question_id = message.parent_id
         if self.busy or question_id is None:
+            return
+        if message.status == "error" and not (message.content or message.reasoning):
+            self.tree.switch(message_id)
+            self.tree.replace(replace(message, status="streaming", facts={}))
+            self._generate(message_id, WholeAnswer(), continue_last=False)
+            self.message_changed.emit(message_id)
             return
         self._set_starting()
         future = self._services.store.submit(turns.answer_again, self.conversation, question_id)
@@ -141,7 +157,7 @@ class ChatController(QObject):
         if self.busy or self.tree.leaf_id != message_id:
             return
         message = self.tree[message_id]
-        answer = Answer(content=message.content, reasoning=message.reasoning)
+        answer = WholeAnswer(content=message.content, reasoning=message.reasoning)
         self.tree.replace(replace(message, status="streaming"))
         self.message_changed.emit(message_id)
         self._generate(message_id, answer, continue_last=True)
@@ -155,6 +171,26 @@ class ChatController(QObject):
             fields = {"leaf_id": self.tree.leaf_id}
             self._watch(self._services.store.submit(conversations.update, self.conversation.id, **fields))
         self.opened.emit()
+
+    def rewrite(self, message_id: int, text: str) -> None:
+        """Put the user's words in the place of an answer; it is marked as edited."""
+        if self.busy or message_id not in self.tree:
+            return
+        message = self.tree[message_id]
+        self._write(replace(message, content=text, status="complete", facts={**message.facts, "edited": True}))
+        self.message_changed.emit(message_id)
+
+    def remove(self, message_id: int) -> None:
+        """Take a message and what follows it out of the conversation."""
+        if self.busy or message_id not in self.tree:
+            return
+        parent = self.tree[message_id].parent_id
+
+        def gone(_: object) -> None:
+            self.open(self.conversation.id, parent)
+
+        future = self._services.store.submit(messages.remove, self.conversation.id, message_id)
+        self._watch(future, gone, lambda error: self.save_failed.emit("", in_words(error)))
 
     def stop(self) -> None:
         """End the answer here; what has arrived is kept."""
@@ -190,7 +226,7 @@ class ChatController(QObject):
             self.message_added.emit(turn.answer.id)
         if is_new:
             self.conversation_changed.emit(self.conversation)
-        self._generate(turn.answer.id, Answer(), continue_last=False)
+        self._generate(turn.answer.id, WholeAnswer(), continue_last=False)
 
     def _on_not_saved(self, error: Exception, text: str = "") -> None:
         self._starting = False
@@ -205,11 +241,11 @@ class ChatController(QObject):
             path = kept or path
         return path
 
-    def _generate(self, message_id: int, answer: Answer, *, continue_last: bool) -> None:
+    def _generate(self, message_id: int, answer: WholeAnswer, *, continue_last: bool) -> None:
         path = self.context_path()
         if not continue_last:
             path = path[:-1]
-        body = chat_body(
+        body = branch_body(
             self._model_of(message_id),
             path,
             system_prompt=self.conversation.system_prompt,
@@ -219,8 +255,8 @@ class ChatController(QObject):
         self._starting = False
         self._answer, self._answer_id = answer, message_id
         self._job = self._services.background.stream(
-            lambda: self._services.api.stream("/v1/chat/completions", body),
-            self._on_chunks,
+            lambda: self._services.api.answer(body),
+            self._on_pieces,
             lambda _: self._finish("complete", {}),
             self._on_error,
             self,
@@ -228,23 +264,16 @@ class ChatController(QObject):
         self._save_timer.start()
         self.busy_changed.emit(True)
 
-    def _on_chunks(self, chunks: list[dict[str, Any]]) -> None:
-        answer = self._answer
-        if answer is None:
+    def _on_pieces(self, pieces: list[Answer]) -> None:
+        if self._answer is None:
             return
-        content = reasoning = ""
-        try:
-            for chunk in chunks:
-                new_content, new_reasoning = answer.take(chunk)
-                content += new_content
-                reasoning += new_reasoning
-        except ApiError as error:
-            self._show(content, reasoning)
-            if self._job is not None:
-                self._job.cancel()
-            self._on_error(error)
-            return
-        self._show(content, reasoning)
+        before = self._answer.phase
+        for piece in pieces:
+            self._answer.take(piece)
+        content = "".join(piece.text for piece in pieces)
+        self._show(content, "".join(piece.reasoning for piece in pieces))
+        if self._answer.phase != before:
+            self.phase_changed.emit(self._answer_id, self._answer.phase)
 
     def _show(self, content: str, reasoning: str) -> None:
         if content or reasoning:
@@ -268,22 +297,45 @@ class ChatController(QObject):
         message = replace(
             self.tree[message_id], content=answer.content, reasoning=answer.reasoning, status=status, facts=kept
         )
-        self.tree.replace(message)
-        future = self._services.store.submit(
-            messages.finish,
-            message_id,
-            content=answer.content,
-            reasoning=answer.reasoning,
-            status=status,
-            facts=kept,
-        )
-        self._watch(future, None, lambda error: self.save_failed.emit("", in_words(error)))
+        self._write(message)
+        if status == "stopped" and answer.content:
+            self._count(message, answer)
         self._second_wanted = self._second_wanted and status == "complete"
         self.message_changed.emit(message_id)
         if self._second_wanted:
             self._ask_second(message_id)
         else:
             self.busy_changed.emit(False)
+
+    def _write(self, message: Message) -> None:
+        """Keep the last state of an answer."""
+        if message.id in self.tree:
+            self.tree.replace(message)
+        future = self._services.store.submit(
+            messages.finish,
+            message.id,
+            content=message.content,
+            reasoning=message.reasoning,
+            status=message.status,
+            facts=message.facts,
+        )
+        self._watch(future, None, lambda error: self.save_failed.emit("", in_words(error)))
+
+    def _count(self, message: Message, answer: WholeAnswer) -> None:
+        """How fast a stopped answer was: the server tells that at the end only, so its tokens are counted."""
+        model, text = self._model_of(message.id), message.reasoning + message.content
+        seconds = answer.last_s - answer.first_s
+
+        def counted(count: int) -> None:
+            speed = round((count - 1) / seconds, 2) if seconds > 0 and count > 1 else 0.0
+            facts = {"usage": {"completion_tokens": count}, "timings": {"tok_s": speed}}
+            self._write(replace(message, facts={**message.facts, **facts}))
+            if message.id in self.tree:
+                self.message_changed.emit(message.id)
+
+        self._services.background.run(
+            lambda: self._services.api.count_tokens(model, text), counted, lambda _: None, self
+        )
 
     def _ask_second(self, message_id: int) -> None:
         """The second model answers the same question, alone, so that both show their own speed."""

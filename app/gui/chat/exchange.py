@@ -1,5 +1,6 @@
 """Export and import of chats, with their file dialogs."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,14 @@ from app.gui.services import Services
 
 _MOST_BYTES = 1 << 30
 
+_NOT_IN_NAMES = re.compile(r'[\x00-\x1f<>:"/\\|?*]+')
+_LONGEST_NAME = 60
+
+
+def file_name(title: str) -> str:
+    """A title as the name of a file that every system takes."""
+    return _NOT_IN_NAMES.sub(" ", title)[:_LONGEST_NAME].strip(" .…")
+
 
 class Exchange(QObject):
     """Writes and reads files of chats on worker threads."""
@@ -27,12 +36,13 @@ class Exchange(QObject):
         self._services = services
         self._window = window
 
-    def export(self, conversation_id: int) -> None:
+    def export(self, conversation_id: int, title: str = "") -> None:
         """Ask where to, then write a conversation."""
         dialog = QFileDialog(self._window, self.tr("Export chat"))
         dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
         dialog.setNameFilters([self.tr("Markdown (*.md)"), self.tr("JSON, with all branches (*.json)")])
         dialog.setDefaultSuffix("md")
+        dialog.selectFile(f"{file_name(title) or self.tr('Chat')}.md")
         dialog.filterSelected.connect(lambda text: dialog.setDefaultSuffix("json" if "json" in text else "md"))
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         dialog.fileSelected.connect(lambda name: self.export_to(conversation_id, Path(name)))

@@ -5,6 +5,7 @@ from PySide6.QtCore import QCoreApplication, QLocale
 from app.db.records import Message
 
 _EXACT_BELOW = 100  # tokens/s; above, a decimal says nothing
+_SHOWN_PASSAGE = 60
 
 
 def number(value: float, decimals: int = 0) -> str:
@@ -23,7 +24,12 @@ def answer_summary(message: Message, n_ctx: int = 0) -> str:
     usage, timings = message.facts.get("usage"), message.facts.get("timings")
     parts: list[str] = []
     if isinstance(timings, dict):
-        speed, first = timings.get("tok_s") or 0, timings.get("ttft_s") or 0
+        # What the person waited, the start of the model and the queue included, where it was measured.
+        waited = message.facts.get("first_s")
+        speed, first = (
+            timings.get("tok_s") or 0,
+            waited if isinstance(waited, float) else timings.get("ttft_s") or 0,
+        )
         if speed:
             parts.append(_tr("{n} tokens/s").format(n=number(speed, 1 if speed < _EXACT_BELOW else 0)))
         if first:
@@ -37,11 +43,28 @@ def answer_summary(message: Message, n_ctx: int = 0) -> str:
     total = used_tokens(message)
     if total and n_ctx:
         parts.append(_tr("context {n} %").format(n=number(100 * total / n_ctx)))
-    if message.facts.get("finish_reason") == "length":
+    if message.facts.get("finish_reason") == "length" and not message.facts.get("runaway"):
         parts.append(_tr("stopped at the length limit"))
+    if message.facts.get("edited"):
+        parts.append(_tr("edited by you"))
     if message.status == "stopped":
         parts.append(_tr("stopped by you"))
     return " · ".join(parts)
+
+
+def runaway_words(message: Message) -> str:
+    """Why the loop guard ended this answer; empty when it did not."""
+    found = message.facts.get("runaway")
+    if not isinstance(found, dict):
+        return ""
+    if found.get("kind") == "noise":
+        return _tr("Ended here: the answer had turned into noise. A lower temperature helps.")
+    passage = str(found.get("passage", ""))
+    shown = passage if len(passage) <= _SHOWN_PASSAGE else passage[:_SHOWN_PASSAGE] + "…"
+    times = number(int(found.get("times", 0)))
+    return _tr("Ended here: the answer said the same {n} times (\u201c{passage}\u201d).").format(
+        n=times, passage=shown
+    )
 
 
 def _tr(text: str) -> str:

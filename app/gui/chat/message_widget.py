@@ -5,15 +5,19 @@ from functools import partial
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QFrame, QPlainTextEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QVBoxLayout
 
+from app.answer_phase import Phase
 from app.db.records import Message
-from app.gui.chat.facts import answer_summary
+from app.gui.chat.facts import answer_summary, runaway_words
+from app.gui.chat.message_editor import MessageEditor
+from app.gui.chat.phase_label import PhaseLabel
 from app.gui.look import Look
 from app.gui.markdown.view import MarkdownView
 from app.gui.widgets.basics import IconButton, button, label, row, stack
 from app.gui.widgets.column import ColumnItem
 from app.gui.widgets.flow import Flow
+from app.gui.widgets.popups import Menu
 
 _BUBBLE_SHARE = 0.85
 _DONE_MS = 1500
@@ -27,19 +31,31 @@ class MessageWidget(ColumnItem):
     continued = Signal(int)
     switched = Signal(int)
     fixed = Signal(int, str)  # message, which remedy of an error was chosen
+    rewritten = Signal(int, str)  # an answer, in the user's words
+    removed = Signal(int)
+    forked = Signal(int)
 
     def __init__(
-        self, look: Look, message: Message, siblings: list[int], *, last: bool, title: str, n_ctx: int = 0
+        self,
+        look: Look,
+        message: Message,
+        siblings: list[int],
+        *,
+        last: bool,
+        title: str,
+        n_ctx: int = 0,
+        first: bool = False,
     ) -> None:
         super().__init__()
         self._look = look
         self.message = message
         self._siblings = siblings
-        self._last = last
+        self._last, self._first = last, first
         self._n_ctx = n_ctx
         self._views: list[tuple[MarkdownView, int]] = []
         self._reasoning: MarkdownView | None = None
-        self._editor: QPlainTextEdit | None = None
+        self._phase: PhaseLabel | None = None
+        self._editor: MessageEditor | None = None
         self._width = 0
         unit = look.tokens.unit
         self._column = QVBoxLayout(self)
@@ -63,9 +79,22 @@ class MessageWidget(ColumnItem):
             assert self._reasoning is not None
             self._reasoning.append_markdown(reasoning)
         if content:
-            self._waiting.hide()
             self._body.show()
             self._body.append_markdown(content)
+
+    def show_phase(self, phase: Phase, began: float | None = None) -> None:
+        """Say where the answer is; `began`: it was asked for then."""
+        if self._phase is None:
+            return
+        if began is None:
+            self._phase.show_phase(phase)
+        else:
+            self._phase.begin(began, phase)
+
+    def set_title(self, title: str) -> None:
+        """The name of the model, where it became known later."""
+        if self.message.role == "assistant":
+            self._title.setText(title)
 
     def fit(self, width: int) -> int:
         """Lay out for this width."""
@@ -121,35 +150,37 @@ class MessageWidget(ColumnItem):
         self._add_branch_switch(actions)
         actions.addWidget(self._tool("edit", self.tr("Edit and ask again"), self.start_edit))
         actions.addWidget(self._copy_tool())
+        actions.addWidget(self._more_tool())
         self._column.addLayout(actions)
 
     def start_edit(self) -> None:
-        """Replace the bubble by an editor."""
+        """Replace the text by an editor."""
         if self._editor is not None:
             return
-        editor = QPlainTextEdit(self.message.content)
-        editor.setAccessibleName(self.tr("Edit your message"))
-        editor.setTabChangesFocus(True)
-        lines = min(12, self.message.content.count("\n") + 3)
-        editor.setFixedHeight(editor.fontMetrics().lineSpacing() * lines + 3 * self._look.tokens.unit)
+        mine = self.message.role == "user"
+        name = self.tr("Edit your message") if mine else self.tr("Edit this answer")
+        accept = self.tr("Ask again") if mine else self.tr("Save")
+        editor = MessageEditor(self._look, self.message.content, name, accept)
         self._editor = editor
-        self._bubble.hide()
+        shown = self._bubble if mine else self._body
 
-        def done(*, ask: bool) -> None:
-            text = editor.toPlainText().strip()
-            holder.hide()
-            holder.deleteLater()
+        def close() -> None:
+            editor.hide()
+            editor.deleteLater()
             self._editor = None
-            self._bubble.show()
+            shown.show()
             self.height_changed.emit()
-            if ask and text:
-                self.edited.emit(self.message.id, text)
 
-        holder = QWidget()
-        send = button(self.tr("Ask again"), lambda: done(ask=True), "primary")
-        cancel = button(self.tr("Cancel"), lambda: done(ask=False))
-        holder.setLayout(stack(editor, row(1, cancel, send)))
-        self._column.insertWidget(self._column.count() - 2, holder)
+        def ask(text: str) -> None:
+            close()
+            (self.edited if mine else self.rewritten).emit(self.message.id, text)
+
+        editor.closed.connect(close)
+        editor.accepted.connect(ask)
+        editor.height_changed.connect(self.height_changed)
+        shown.hide()
+        self._column.insertWidget(self._column.count() - 2, editor)
+        editor.show()  # a layout gives no height to what is not shown, and it is asked for its height now
         editor.setFocus()
         self.height_changed.emit()
 
@@ -157,14 +188,12 @@ class MessageWidget(ColumnItem):
 
     def _build_answer(self, title: str) -> None:
         message = self.message
-        self._column.addWidget(label(title, "small"))
+        self._title = label(title, "small")
+        self._column.addWidget(self._title)
         self._reasoning_place = QVBoxLayout()
         self._column.addLayout(self._reasoning_place)
         if message.reasoning:
             self._show_reasoning(message.reasoning)
-        self._waiting = label(self.tr("Thinking…"), "muted")
-        self._waiting.setVisible(message.status == "streaming" and not message.content)
-        self._column.addWidget(self._waiting)
         self._body = self._add_view(message.content)
         self._body.setVisible(bool(message.content))
         self._column.addWidget(self._body)
@@ -172,6 +201,8 @@ class MessageWidget(ColumnItem):
         for call in calls if isinstance(calls, list) else []:
             self._column.addWidget(self._tool_card(call))
         if message.status == "streaming":
+            self._phase = PhaseLabel()
+            self._column.addWidget(self._phase)
             return
         self._add_status()
         actions = row(spacing=2)
@@ -182,6 +213,7 @@ class MessageWidget(ColumnItem):
             actions.addWidget(
                 self._tool("continue", self.tr("Continue this answer"), lambda: self.continued.emit(message.id))
             )
+        actions.addWidget(self._more_tool())
         summary = answer_summary(message, self._n_ctx)
         if summary:
             actions.addSpacing(self._look.tokens.unit)
@@ -195,6 +227,16 @@ class MessageWidget(ColumnItem):
         if message.status == "interrupted":
             note = label(self.tr("Interrupted: this is what had arrived."), "small", wrap=True)
             self._column.addWidget(note)
+        ended = runaway_words(message)
+        if ended and message.status == "complete":
+            frame = QFrame()
+            frame.setProperty("kind", "note")
+            line = row(label(ended, "small", wrap=True), margins=(16, 8, 16, 8))
+            line.setStretch(0, 1)
+            if self._last:
+                line.addWidget(button(self.tr("Continue"), lambda: self.continued.emit(message.id)))
+            frame.setLayout(line)
+            self._column.addWidget(frame)
         if message.status != "error":
             return
         frame = QFrame()
@@ -202,11 +244,15 @@ class MessageWidget(ColumnItem):
         words = label(str(message.facts.get("error", self.tr("The answer failed."))), wrap=True, selectable=True)
         column = stack(words, margins=(16, 12, 16, 12))
         remedies = [("retry", self.tr("Try again"))]
+        if message.facts.get("error_code") == "unreachable":
+            remedies.append(("restart", self.tr("Start the server and try again")))
         if message.facts.get("error_code") == "context_length_exceeded":
-            remedies = [
-                ("shorten", self.tr("Leave out the oldest messages")),
-                ("new", self.tr("Start a new chat with this question")),
-            ]
+            remedies = [("edit", self.tr("Shorten the question"))]
+            if not self._first:
+                remedies = [
+                    ("shorten", self.tr("Leave out the oldest messages")),
+                    ("new", self.tr("Start a new chat with this question")),
+                ]
         buttons = row(1)
         for remedy, text in remedies:
             buttons.addWidget(button(text, partial(self.fixed.emit, message.id, remedy)))
@@ -264,6 +310,18 @@ class MessageWidget(ColumnItem):
         forth.setEnabled(at < count - 1)
         for widget in (back, label(f"{at + 1}/{count}", "small"), forth):
             actions.addWidget(widget)  # type: ignore[attr-defined]  # a box layout
+
+    def _more_tool(self) -> IconButton:
+        tool: IconButton = self._tool("more", self.tr("More"), lambda: self._show_more(tool))
+        return tool
+
+    def _show_more(self, at: IconButton) -> None:
+        menu, number = Menu(self._look, self), self.message.id
+        if self.message.role == "assistant":
+            menu.add("edit", self.tr("Edit this answer"), self.start_edit)
+        menu.add("split", self.tr("New chat from here"), lambda: self.forked.emit(number))
+        menu.add("trash", self.tr("Delete from here on"), lambda: self.removed.emit(number), "bad")
+        menu.below(at)
 
     def _copy_tool(self) -> IconButton:
         def copy() -> None:

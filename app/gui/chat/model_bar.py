@@ -1,10 +1,22 @@
 """The line above a chat: which model answers, a second one to compare with, and the panels beside it."""
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QComboBox, QWidget
+from PySide6.QtWidgets import QWidget
 
-from app.gui.services import Services
+from app.gui.chat.model_picker import ModelPicker
+from app.gui.services import ModelChoice, Services
 from app.gui.widgets.basics import IconButton, row
+from app.gui.widgets.popups import Choice
+
+
+class _ModelBox(Choice):
+    """Looks like a drop-down and opens the list of models that can be searched."""
+
+    wanted = Signal()
+
+    def showPopup(self) -> None:
+        """Ask for the list."""
+        self.wanted.emit()
 
 
 class ModelBar(QWidget):
@@ -22,19 +34,24 @@ class ModelBar(QWidget):
         unit = look.tokens.unit
         fold = IconButton(look, "sidebar", self.tr("Show or hide the list of chats"), self.fold_pressed.emit)
         tune = IconButton(look, "sliders", self.tr("System prompt and sampling"), self.tune_pressed.emit)
-        self.models = self._box(self.tr("Model"))
+        self.models = _ModelBox()
+        _set_up(self.models, self.tr("Model"))
         self.models.activated.connect(lambda at: self.chosen.emit(str(self.models.itemData(at))))
+        self.picker = ModelPicker(services, self)
+        self.picker.chosen.connect(self._on_picked)
+        self.models.wanted.connect(self.picker.open)
         self.compare = IconButton(look, "split", self.tr("Compare with a second model"))
         self.compare.setCheckable(True)
         self.compare.toggled.connect(self._on_compare)
-        self.second = self._box(self.tr("Second model"))
+        self.second = Choice()
+        _set_up(self.second, self.tr("Second model"))
         self.second.activated.connect(lambda at: self.second_chosen.emit(str(self.second.itemData(at))))
         self.second.hide()
         self.setLayout(row(fold, self.models, self.compare, self.second, 1, tune, margins=(unit, unit, unit, unit)))
 
     def show_models(self, current: str) -> None:
         """Show the models there are, with `current` chosen; one that is gone is named as such."""
-        choices = self._services.models.choices
+        choices = self._offered(current)
         self.models.clear()
         for choice in choices:
             self.models.addItem(choice.title, choice.id)
@@ -50,8 +67,20 @@ class ModelBar(QWidget):
         self.models.setEnabled(bool(choices))
         self._show_second(current)
 
+    def _on_picked(self, model: str) -> None:
+        position = self.models.findData(model)
+        if position >= 0:
+            self.models.setCurrentIndex(position)
+        self.chosen.emit(model)
+
+    def _offered(self, current: str) -> tuple[ModelChoice, ...]:
+        """Demos are offered only beside a demo."""
+        models = self._services.models
+        shown = models.get(current)
+        return models.choices if shown is not None and shown.demo else models.partners
+
     def _show_second(self, current: str) -> None:
-        others = [choice for choice in self._services.models.choices if choice.id != current]
+        others = [choice for choice in self._offered(current) if choice.id != current]
         wanted = self.second.currentData()
         self.second.clear()
         for choice in others:
@@ -69,10 +98,8 @@ class ModelBar(QWidget):
         self.second.setVisible(checked)
         self.second_chosen.emit(str(self.second.currentData() or "") if checked else "")
 
-    @staticmethod
-    def _box(words: str) -> QComboBox:
-        box = QComboBox()
-        box.setAccessibleName(words)
-        box.setMinimumWidth(160)
-        box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
-        return box
+
+def _set_up(box: Choice, words: str) -> None:
+    box.setAccessibleName(words)
+    box.setMinimumWidth(160)
+    box.setSizeAdjustPolicy(Choice.SizeAdjustPolicy.AdjustToContents)

@@ -1,23 +1,27 @@
 """The panel beside a chat: system prompt, presets, and sampling with plain explanations."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtWidgets import QComboBox, QDoubleSpinBox, QFrame, QInputDialog, QPlainTextEdit, QScrollArea, QSpinBox
+from PySide6.QtWidgets import QFrame, QInputDialog, QPlainTextEdit, QScrollArea, QSpinBox, QWidget
 
 from app.db import conversations
 from app.db.records import Conversation, Preset
+from app.gui.chat.output_options import OutputOptions
+from app.gui.chat.sampling_fields import SamplingFields
 from app.gui.services import Services
 from app.gui.widgets.basics import IconButton, button, label, row, stack
+from app.gui.widgets.popups import Choice
 from app.settings import BY_NAME, Settings
 
-_NAMES = ("temperature", "top_p", "min_p", "top_k", "repeat_penalty", "max_tokens")
+_LIMIT = BY_NAME["chat.max_tokens"]
 _DELAY_MS = 500
 
 
 def default_sampling(now: Settings) -> dict[str, object]:
-    """The sampling of a new chat, from the settings."""
-    return {name: now[f"chat.{name}"] for name in _NAMES}
+    """What a new chat has of its own: the length of answers; all else is the model's recommendation."""
+    return {"max_tokens": now["chat.max_tokens"]}
 
 
 class ChatOptions(QFrame):
@@ -31,6 +35,7 @@ class ChatOptions(QFrame):
         self.setProperty("kind", "side")
         self.setFixedWidth(304)
         self._showing = False
+        self._own: Mapping[str, object] = {}
         self._presets: list[Preset] = []
         self.prompt = QPlainTextEdit()
         self.prompt.setTabChangesFocus(True)
@@ -42,28 +47,44 @@ class ChatOptions(QFrame):
         self._delay.setInterval(_DELAY_MS)
         self._delay.timeout.connect(self._emit)
         self.prompt.textChanged.connect(self._on_edited)
-        self.preset = QComboBox()
+        self.preset = Choice()
         self.preset.setAccessibleName(self.tr("Preset"))
         self.preset.activated.connect(self._on_preset)
         remove = IconButton(services.look, "trash", self.tr("Remove this preset"), self._remove_preset)
         save = button(self.tr("Save as preset…"), self._save_preset)
-        self.fields: dict[str, QSpinBox | QDoubleSpinBox] = {}
+        self.sampling = SamplingFields(services.look)
+        self.sampling.changed.connect(self._on_edited)
+        self.sampling.keep_pressed.connect(self._keep)
+        self._model = ""
+        self.limit = QSpinBox()
+        self.limit.setRange(int(_LIMIT.minimum or 0), int(_LIMIT.maximum or 0))
+        self.limit.setFixedWidth(96)
+        self.limit.lineEdit().setTextMargins(6, 0, 6, 0)
+        self.limit.setAccessibleName(self.tr(_LIMIT.title))
+        self.limit.valueChanged.connect(self._on_edited)
+        self.output = OutputOptions()
+        self.output.changed.connect(self._on_edited)
+        self._remove = remove
+        self._build(save)
+        services.models.changed.connect(self.refresh_recommendation)
+        self.refresh_presets()
+
+    def _build(self, save: QWidget) -> None:
         column = stack(
             label(self.tr("Preset"), "strong"),
-            row(self.preset, remove, spacing=4),
+            row(self.preset, self._remove, spacing=4),
             label(self.tr("System prompt"), "strong"),
             self.prompt,
             save,
             spacing=8,
             margins=(16, 16, 16, 16),
         )
-        self._remove = remove
-        for name in _NAMES:
-            field = self._field(name)
-            self.fields[name] = field
-            column.addSpacing(4)
-            column.addLayout(row(label(self.tr(BY_NAME[f"chat.{name}"].title), "strong"), 1, field))
-            column.addWidget(label(self.tr(BY_NAME[f"chat.{name}"].description), "small", wrap=True))
+        column.addSpacing(4)
+        column.addWidget(self.sampling)
+        column.addLayout(row(label(self.tr(_LIMIT.title), "strong"), 1, self.limit))
+        column.addWidget(label(self.tr(_LIMIT.description), "small", wrap=True))
+        column.addSpacing(4)
+        column.addWidget(self.output)
         column.addStretch(1)
         inner = QFrame()
         inner.setLayout(column)
@@ -74,38 +95,40 @@ class ChatOptions(QFrame):
         scroll.viewport().setAutoFillBackground(False)
         inner.setAutoFillBackground(False)
         self.setLayout(stack(scroll))
-        self.refresh_presets()
 
     def show_conversation(self, conversation: Conversation) -> None:
         """Show the settings of a conversation."""
         self._showing = True
         if self.prompt.toPlainText() != conversation.system_prompt:
             self.prompt.setPlainText(conversation.system_prompt)
-        for name, field in self.fields.items():
-            value = conversation.sampling.get(name, BY_NAME[f"chat.{name}"].default)
-            field.setValue(value)  # type: ignore[arg-type]  # the box converts
+        self.limit.setValue(int(conversation.sampling.get("max_tokens", _LIMIT.default)))  # type: ignore[call-overload]
+        self._model = conversation.model
+        self._own = conversation.sampling
+        self.output.show_values(conversation.sampling)
+        self.refresh_recommendation()
         self._showing = False
 
     def refresh_presets(self) -> None:
         """Read the presets anew."""
         self._watch(self._services.store.submit(conversations.presets), self._show_presets)
 
-    def _field(self, name: str) -> QSpinBox | QDoubleSpinBox:
-        setting = BY_NAME[f"chat.{name}"]
-        field: QSpinBox | QDoubleSpinBox
-        if setting.kind is int:
-            field = QSpinBox()
-            field.setRange(int(setting.minimum or 0), int(setting.maximum or 0))
-        else:
-            field = QDoubleSpinBox()
-            field.setSingleStep(0.05)
-            field.setRange(setting.minimum or 0, setting.maximum or 0)
-        field.setFixedWidth(96)
-        field.lineEdit().setTextMargins(6, 0, 6, 0)
-        field.setAccessibleName(setting.title)
-        field.setToolTip(setting.description)
-        field.valueChanged.connect(self._on_edited)
-        return field
+    def refresh_recommendation(self) -> None:
+        """Show what the model's makers recommend now."""
+        chosen = self._services.models.get(self._model)
+        self.sampling.show_values(self._own, chosen.sampling if chosen is not None else {})
+
+    def _keep(self) -> None:
+        """What this chat has of its own becomes the user's setting for the model."""
+        model, own, api = self._model, dict(self.sampling.own), self._services.api
+
+        def work() -> None:
+            api.set_sampling(model, {**api.sampling(model).user, **own})
+
+        def done(_: object) -> None:
+            self.sampling.follow(*own)
+            self._services.models.refresh()
+
+        self._services.background.run(work, done, parent=self)
 
     def _on_edited(self) -> None:
         if not self._showing:
@@ -115,10 +138,7 @@ class ChatOptions(QFrame):
         self.changed.emit({"system_prompt": self.prompt.toPlainText(), "sampling": self._sampling()})
 
     def _sampling(self) -> dict[str, object]:
-        return {
-            name: round(field.value(), 4) if isinstance(field, QDoubleSpinBox) else field.value()
-            for name, field in self.fields.items()
-        }
+        return {**self.sampling.own, **self.output.own, "max_tokens": self.limit.value()}
 
     def _show_presets(self, presets: list[Preset]) -> None:
         self._presets = presets

@@ -1,30 +1,33 @@
 """The chat page: conversations on the left, one of them on the right."""
 
-from PySide6.QtCore import QPoint, QRect, Qt, QTimer, Signal
+from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QSplitter, QWidget
 
+from app.answer_phase import Phase
+from app.client import ServerUnreachable
 from app.db import conversations
-from app.db.records import Attachment, Conversation, Message
-from app.gui.api import ApiError
+from app.db.records import Attachment, Conversation
 from app.gui.chat.composer import Composer
 from app.gui.chat.context_watch import ContextWatch
 from app.gui.chat.controller import ChatController
 from app.gui.chat.exchange import Exchange
+from app.gui.chat.message_actions import MessageActions
 from app.gui.chat.message_widget import MessageWidget
 from app.gui.chat.model_bar import ModelBar
 from app.gui.chat.options import ChatOptions, default_sampling
 from app.gui.chat.pair_widget import PairWidget
 from app.gui.chat.sidebar import Sidebar
+from app.gui.chat.transcript import Transcript, estimated_height
 from app.gui.chat.welcome import Welcome
 from app.gui.services import Services
-from app.gui.widgets.basics import Banner, IconButton, label, row, stack
-from app.gui.widgets.column import Column, ColumnItem
+from app.gui.show_in_folder import show_in_folder
+from app.gui.widgets.basics import Banner, label, row, stack
+from app.gui.widgets.column import ColumnItem
 
 _DRAFT_MS = 600
+_ROOM_FOR_BOTH = 42  # letters of body text: the narrowest list beside the narrowest chat
 _PAIR_SHARE = 1.6  # of the width of one answer
-# Pixels of a message before it is laid out: measured, a line of body text holds about 95 characters.
-_LINE_CHARACTERS, _LINE_PIXELS, _MESSAGE_PIXELS = 95, 23, 84
 
 
 class ChatPage(QSplitter):
@@ -32,6 +35,7 @@ class ChatPage(QSplitter):
 
     library_wanted = Signal()
     pull_wanted = Signal(str)
+    server_wanted = Signal()
 
     def __init__(self, services: Services) -> None:
         super().__init__(Qt.Orientation.Horizontal)
@@ -44,17 +48,13 @@ class ChatPage(QSplitter):
         self.exchange = Exchange(services, self)
         self.composer = Composer(look, services.background)
         self.banner = Banner(look)
-        self.options = ChatOptions(services)
-        self.options.hide()
-        self.transcript = Column(self._make_item, self._estimate, width=look.tokens.column)
+        self._options: ChatOptions | None = None
+        self.transcript = Transcript(look, self._make_item, self._estimate)
         self.transcript.setAccessibleName(self.tr("Conversation"))
         self._welcome = Welcome(services)
-        self._to_end = IconButton(look, "down", self.tr("Go to the end"), self.transcript.scroll_to_end)
-        self._to_end.setParent(self.transcript)
-        self._to_end.setProperty("kind", "float")
-        self._to_end.hide()
         self.bar = ModelBar(services)
         self._context = ContextWatch(services, self.controller, self.composer, self.banner, self)
+        self._actions = MessageActions(services, self.controller, self._context, self.banner, self)
         self._draft_timer = QTimer(self)
         self._draft_timer.setSingleShot(True)
         self._draft_timer.setInterval(_DRAFT_MS)
@@ -62,8 +62,6 @@ class ChatPage(QSplitter):
         self._connect()
         self._show_models()
         self.new_chat()
-
-    # -- building
 
     def _build(self) -> None:
         unit = self._services.look.tokens.unit
@@ -83,7 +81,8 @@ class ChatPage(QSplitter):
         column.addWidget(self.bar)
         column.addWidget(self._middle, 1)
         column.addLayout(centred)
-        main.setLayout(row(_with(column), self.options, spacing=0))
+        self._beside = row(_with(column), spacing=0)
+        main.setLayout(self._beside)
         self.addWidget(self.sidebar)
         self.addWidget(main)
         self.setStretchFactor(0, 0)
@@ -96,6 +95,7 @@ class ChatPage(QSplitter):
         chat.message_added.connect(self._on_added)
         chat.message_changed.connect(self._on_changed)
         chat.text_arrived.connect(self._on_text)
+        chat.phase_changed.connect(self._on_phase)
         chat.busy_changed.connect(self._on_busy)
         chat.conversation_changed.connect(self._on_conversation)
         chat.save_failed.connect(self._on_save_failed)
@@ -114,19 +114,46 @@ class ChatPage(QSplitter):
         self.sidebar.export_pressed.connect(self.exchange.export)
         self.sidebar.import_pressed.connect(self.exchange.import_chats)
         self.exchange.imported.connect(self.sidebar.refresh)
+        self.exchange.exported.connect(self._on_exported)
         self.exchange.failed.connect(lambda text: self.banner.tell(text, "bad"))
-        self.options.changed.connect(lambda fields: chat.change(**fields))
         self.bar.chosen.connect(self._on_model_chosen)
         self.bar.second_chosen.connect(self._on_second_chosen)
+        self.bar.picker.more_wanted.connect(self.library_wanted)
+        self.bar.picker.failed.connect(lambda text: self.banner.tell(text, "bad"))
         self.bar.fold_pressed.connect(lambda: self.sidebar.setVisible(not self.sidebar.isVisible()))
         self.bar.tune_pressed.connect(lambda: self.options.setVisible(not self.options.isVisible()))
         self._context.new_chat_wanted.connect(self.new_chat)
+        self._actions.server_wanted.connect(self.server_wanted)
+        self._actions.edit_wanted.connect(self._edit)
+        self._actions.asked_anew.connect(self._ask_anew)
+        self._actions.forked.connect(self.open)
         self._services.models.changed.connect(self._show_models)
         self._services.models.reachable_changed.connect(self._on_reachable)
         self._services.look.changed.connect(self._set_width)
-        self.transcript.at_end_changed.connect(self._on_at_end)
+
+    @property
+    def options(self) -> ChatOptions:
+        """The panel of system prompt and sampling; made when it is first wanted: the window comes sooner."""
+        if self._options is None:
+            self._options = ChatOptions(self._services)
+            self._options.hide()
+            self._beside.addWidget(self._options)
+            self._options.changed.connect(lambda fields: self.controller.change(**fields))
+            self._options.show_conversation(self.controller.conversation)
+        return self._options
 
     # -- what the user does
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Where there is room for one of them only, the list of chats gives way to the chat."""
+        super().resizeEvent(event)
+        tokens = self._services.look.tokens
+        narrow = self.width() < _ROOM_FOR_BOTH * tokens.body
+        if narrow != self._narrow:
+            self._narrow = narrow
+            self.sidebar.setVisible(not narrow)
+
+    _narrow = False
 
     def new_chat(self) -> None:
         """An empty conversation with the defaults of the settings."""
@@ -174,12 +201,11 @@ class ChatPage(QSplitter):
     _wanted_message = 0
 
     def _default_model(self) -> str:
-        chosen = self._services.settings.now.text("chat.model")
-        known = [choice.id for choice in self._services.models.choices]
-        if chosen in known or (chosen and not known):
+        models, chosen = self._services.models, self._services.settings.now.text("chat.model")
+        if chosen and (models.get(chosen) or not models.choices):
             return chosen
-        last = self.controller.conversation.model
-        return last if last in known else (known[0] if known else "")
+        last = models.get(self.controller.conversation.model)
+        return last.id if last is not None and last in models.partners else models.default
 
     def _on_sent(self, text: str, attachments: tuple[Attachment, ...]) -> None:
         self.banner.hide()
@@ -240,10 +266,19 @@ class ChatPage(QSplitter):
         self._context.refresh()
 
     def _on_text(self, message_id: int, content: str, reasoning: str) -> None:
+        pane = self._pane(message_id)
+        if pane is not None:
+            pane.append_text(content, reasoning)
+
+    def _on_phase(self, message_id: int, phase: Phase) -> None:
+        pane = self._pane(message_id)
+        if pane is not None:
+            pane.show_phase(phase)
+
+    def _pane(self, message_id: int) -> MessageWidget | None:
         item = self.transcript.item(message_id)
         pane = item.pane(message_id) if isinstance(item, PairWidget) else item
-        if isinstance(pane, MessageWidget):
-            pane.append_text(content, reasoning)
+        return pane if isinstance(pane, MessageWidget) else None
 
     def _on_busy(self, busy: bool) -> None:
         self.composer.set_busy(busy)
@@ -255,7 +290,8 @@ class ChatPage(QSplitter):
 
     def _on_conversation(self, conversation: Conversation) -> None:
         self._shown_id = conversation.id
-        self.options.show_conversation(conversation)
+        if self._options is not None:
+            self._options.show_conversation(conversation)
         self.sidebar.select(conversation.id)
         self._show_models()
 
@@ -267,8 +303,15 @@ class ChatPage(QSplitter):
         )
 
     def _on_failed(self, error: Exception) -> None:
-        if isinstance(error, ApiError) and error.status == 0:
+        if isinstance(error, ServerUnreachable):
             self._services.models.refresh()
+
+    def _on_exported(self, path: str) -> None:
+        self.banner.tell(
+            self.tr("Exported to {path}").format(path=path),
+            "ok",
+            (self.tr("Show in folder"), lambda: show_in_folder(path)),
+        )
 
     def _on_trashed(self, ids: list[int]) -> None:
         def undo() -> None:
@@ -277,24 +320,22 @@ class ChatPage(QSplitter):
 
         if self.controller.conversation.id in ids:
             self.new_chat()
-        self.banner.tell(self.tr("Chat deleted."), "info", (self.tr("Undo"), undo))
+        words = self.tr("Chat deleted.") if len(ids) == 1 else self.tr("{n} chats deleted.").format(n=len(ids))
+        self.banner.tell(words, "info", (self.tr("Undo"), undo))
 
-    def _on_fixed(self, message_id: int, remedy: str) -> None:
-        chat = self.controller
-        question = chat.tree[message_id].parent_id
-        if remedy == "retry":
-            chat.regenerate(message_id)
-        elif question is not None and remedy == "shorten":
-            self._context.leave_out_oldest()
-            chat.regenerate(message_id)
-        elif question is not None:
-            asked = chat.tree[question]
-            self.new_chat()
-            self.composer.set_text(asked.content)
+    def _ask_anew(self, text: str) -> None:
+        self.new_chat()
+        self.composer.set_text(text)
+
+    def _edit(self, message_id: int) -> None:
+        pane = self._pane(message_id)
+        if pane is not None:
+            pane.start_edit()
 
     def _on_reachable(self, reachable: bool) -> None:
-        del reachable
         self._show_models()
+        if reachable:
+            self._actions.retry_waiting()
 
     # -- showing
 
@@ -307,6 +348,10 @@ class ChatPage(QSplitter):
                 self.controller.change(model=current)
                 return
         self.bar.show_models(current)
+        for item in self.transcript.items():
+            if isinstance(item, MessageWidget):
+                found = self._services.models.get(item.message.model)
+                item.set_title(found.title if found else item.message.model)
         self.composer.set_ready(bool(choices) and self._services.models.get(current) is not None)
         self._context.refresh()
 
@@ -337,39 +382,15 @@ class ChatPage(QSplitter):
             last=self.controller.tree.leaf_id == message_id,
             title=choice.title if choice else message.model,
             n_ctx=choice.n_ctx if choice else 0,
+            first=len(self.controller.context_path()) <= 2,  # noqa: PLR2004 - a question and its answer
         )
-        made.regenerate.connect(self.controller.regenerate)
-        made.edited.connect(self.controller.edit)
-        made.continued.connect(self.controller.continue_answer)
-        made.switched.connect(self.controller.switch_branch)
-        made.fixed.connect(self._on_fixed)
+        if message_id == self.controller.answering_id or message.status == "streaming":
+            made.show_phase(*self.controller.phase)
+        self._actions.follow(made)
         return made
 
     def _estimate(self, message_id: int) -> int:
         return estimated_height(self.controller.tree[message_id])
-
-    def _on_at_end(self, at_end: bool) -> None:
-        self._to_end.setVisible(not at_end)
-        self._place_to_end()
-
-    def _place_to_end(self) -> None:
-        size = self._to_end.sizeHint()
-        area = self.transcript.rect()
-        self._to_end.setGeometry(
-            QRect(QPoint(area.center().x() - size.width() // 2, area.bottom() - size.height() - 8), size)
-        )
-        self._to_end.raise_()
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        """Keep the floating button in place."""
-        super().resizeEvent(event)
-        self._place_to_end()
-
-
-def estimated_height(message: Message) -> int:
-    """Pixels a message will take, before it is laid out."""
-    lines = message.content.count("\n") + len(message.content) // _LINE_CHARACTERS + 1
-    return _MESSAGE_PIXELS + lines * _LINE_PIXELS
 
 
 def _with(layout: object) -> QWidget:

@@ -1,12 +1,11 @@
-"""A branch of a conversation as the body of a chat request, and the answer put together from its chunks."""
+"""A branch of a conversation as the body of a chat request."""
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from app.client import chat_body
 from app.db.records import Attachment, Message
-from app.gui.api import ApiError
 
 # Characters of English a token holds, rounded down so that estimates err on the full side.
 CHARACTERS_PER_TOKEN = 3.5
@@ -25,7 +24,7 @@ def estimate_message(message: Message) -> int:
     return estimate_tokens(message.content) + sum(estimate_tokens(a.text) for a in message.attachments) + 4
 
 
-def chat_body(
+def branch_body(
     model: str,
     path: Sequence[Message],
     *,
@@ -38,17 +37,16 @@ def chat_body(
     if system_prompt.strip():
         messages.append({"role": "system", "content": system_prompt})
     messages.extend(_message(message) for message in path)
-    body: dict[str, Any] = {
-        "model": model,
-        "messages": messages,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    body = chat_body(model, messages, {"loop_guard": True})
     for name, value in (sampling or {}).items():
         if name in _SAMPLING:
             body[name] = value
         elif name == "max_tokens" and value:
             body["max_tokens"] = value
+        elif name == "stop" and isinstance(value, list) and value:
+            body["stop"] = value
+        elif name == "json_schema" and isinstance(value, dict):
+            body["json_schema"] = value
     if continue_last:
         body["continue_final_message"] = True
     return body
@@ -75,73 +73,3 @@ def document_text(item: Attachment) -> str:
 
 def _base64(item: Attachment) -> str:
     return base64.b64encode(item.data or b"").decode("ascii")
-
-
-@dataclass
-class ToolCall:
-    """A call the model wants made; `arguments` is JSON text, complete at the end."""
-
-    name: str = ""
-    arguments: str = ""
-    id: str = ""
-
-
-@dataclass
-class Answer:
-    """An answer under way: `take` adds one chunk."""
-
-    content: str = ""
-    reasoning: str = ""
-    finish_reason: str = ""
-    usage: dict[str, Any] = field(default_factory=dict)
-    timings: dict[str, Any] = field(default_factory=dict)
-    tool_calls: list[ToolCall] = field(default_factory=list)
-
-    def take(self, chunk: Mapping[str, Any]) -> tuple[str, str]:
-        """Add a chunk; returns the content and the reasoning that are new.
-
-        Raises: ApiError: the stream carries an error.
-        """
-        error = chunk.get("error")
-        if isinstance(error, Mapping):
-            raise ApiError(500, str(error.get("message", error)), str(error.get("code") or ""), error)
-        if isinstance(chunk.get("usage"), Mapping):
-            self.usage = dict(chunk["usage"])
-        if isinstance(chunk.get("timings"), Mapping):
-            self.timings = dict(chunk["timings"])
-        content = reasoning = ""
-        for choice in chunk.get("choices") or ():
-            delta = choice.get("delta") or {}
-            content += delta.get("content") or ""
-            reasoning += delta.get("reasoning_content") or delta.get("reasoning") or ""
-            self._take_calls(delta.get("tool_calls") or ())
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        self.content += content
-        self.reasoning += reasoning
-        return content, reasoning
-
-    def facts(self) -> dict[str, object]:
-        """What is kept beside the text."""
-        facts: dict[str, object] = {}
-        if self.usage:
-            facts["usage"] = self.usage
-        if self.timings:
-            facts["timings"] = self.timings
-        if self.finish_reason:
-            facts["finish_reason"] = self.finish_reason
-        if self.tool_calls:
-            facts["tool_calls"] = [vars(call) for call in self.tool_calls]
-        return facts
-
-    def _take_calls(self, deltas: Sequence[Mapping[str, Any]]) -> None:
-        for delta in deltas:
-            index = delta.get("index")
-            if not isinstance(index, int) or not 0 <= index <= len(self.tool_calls):
-                index = len(self.tool_calls)
-            if index == len(self.tool_calls):
-                self.tool_calls.append(ToolCall())
-            call = self.tool_calls[index]
-            function = delta.get("function") or {}
-            call.id = delta.get("id") or call.id
-            call.name = function.get("name") or call.name
-            call.arguments += function.get("arguments") or ""

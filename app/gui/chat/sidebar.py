@@ -1,22 +1,42 @@
 """The list of conversations: pinned, folders, the rest; search over everything that was said."""
 
+from datetime import date
 from functools import partial
 from typing import Any
 
 from PySide6.QtCore import QModelIndex, QPoint, Qt, QTimer, Signal
-from PySide6.QtGui import QStandardItem, QStandardItemModel
-from PySide6.QtWidgets import QFrame, QInputDialog, QLineEdit, QListView, QMenu, QTreeView
+from PySide6.QtGui import QGuiApplication, QKeySequence, QMouseEvent, QShortcut, QStandardItem, QStandardItemModel
+from PySide6.QtWidgets import QFrame, QInputDialog, QLineEdit, QListView, QTreeView
 
 from app.db import conversations
 from app.db.records import Conversation, Folder, Hit
 from app.db.search import search
 from app.gui.services import Services
 from app.gui.widgets.basics import IconButton, label, row, stack
+from app.gui.widgets.popups import Menu
 
 ID = Qt.ItemDataRole.UserRole + 1
 MESSAGE = Qt.ItemDataRole.UserRole + 2
 FOLDER = Qt.ItemDataRole.UserRole + 3
 _SEARCH_DELAY_MS = 120
+_WEEK = 7
+
+
+def _age(created_s: float) -> str:
+    """The group of a chat by the day it was begun, in this place's time."""
+    days = (date.today() - date.fromtimestamp(created_s)).days  # noqa: DTZ011, DTZ012 - the user's own days
+    if days <= 0:
+        return "today"
+    return "yesterday" if days == 1 else "week" if days < _WEEK else "earlier"
+
+
+class _ChatTree(QTreeView):
+    """A right click opens the menu of an entry; only a left one chooses it."""
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        """Leave the chosen entry alone."""
+        if event.button() != Qt.MouseButton.RightButton:
+            super().mousePressEvent(event)
 
 
 class Sidebar(QFrame):
@@ -25,7 +45,7 @@ class Sidebar(QFrame):
     chosen = Signal(int, int)  # conversation, message (0: none)
     new_pressed = Signal()
     trashed = Signal(list)
-    export_pressed = Signal(int)
+    export_pressed = Signal(int, str)  # conversation, its title
     import_pressed = Signal()
 
     def __init__(self, services: Services) -> None:
@@ -44,7 +64,7 @@ class Sidebar(QFrame):
         self._delay.timeout.connect(self._on_search)
         self._search.textChanged.connect(self._delay.start)
         self.model = QStandardItemModel(self)
-        self.tree = QTreeView()
+        self.tree = _ChatTree()
         self.tree.setModel(self.model)
         self.tree.setHeaderHidden(True)
         self.tree.setIndentation(12)
@@ -52,6 +72,10 @@ class Sidebar(QFrame):
         self.tree.setEditTriggers(QTreeView.EditTrigger.NoEditTriggers)
         self.tree.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.tree.setTextElideMode(Qt.TextElideMode.ElideRight)
+        self.tree.setSelectionMode(QTreeView.SelectionMode.ExtendedSelection)
+        delete = QShortcut(QKeySequence(QKeySequence.StandardKey.Delete), self.tree)
+        delete.setContext(Qt.ShortcutContext.WidgetShortcut)
+        delete.activated.connect(self._trash_selected)
         self.tree.setAccessibleName(self.tr("Chats"))
         self.tree.customContextMenuRequested.connect(self._show_menu)
         self.tree.activated.connect(self._on_chosen)
@@ -89,9 +113,10 @@ class Sidebar(QFrame):
         self._search.selectAll()
 
     def select(self, conversation_id: int) -> None:
-        """Mark the open conversation."""
+        """Mark the open conversation; one that was just begun is read first."""
         self._current = conversation_id
-        self._mark_current()
+        if not self._mark_current() and conversation_id:
+            self.refresh()
 
     def refresh(self) -> None:
         """Read the list anew."""
@@ -111,19 +136,23 @@ class Sidebar(QFrame):
             groups["pinned"] = self._group(self.tr("Pinned"), "pinned")
         for folder in folders:
             groups[folder.id] = self._group(folder.name, folder.id)
-        if groups:
-            groups["rest"] = self._group(self.tr("All chats"), "rest")
         for row_ in rows:
             item = QStandardItem(row_.title or self.tr("Untitled"))
             item.setToolTip(row_.title)
             item.setData(row_.id, ID)
-            key: int | str = "pinned" if row_.pinned else row_.folder_id or "rest"
-            groups.get(key, self.model.invisibleRootItem()).appendRow(item)
+            key: int | str = "pinned" if row_.pinned else row_.folder_id or _age(row_.created_s)
+            if key not in groups:
+                groups[key] = self._group(self._age_words(str(key)), key)
+            groups[key].appendRow(item)
         for key, group in groups.items():
             self.tree.setExpanded(group.index(), key not in collapsed)
         self._note.setText(self.tr("Your chats will appear here."))
         self._note.setVisible(not rows)
         self._mark_current()
+
+    def _age_words(self, age: str) -> str:
+        known = {"today": self.tr("Today"), "yesterday": self.tr("Yesterday"), "week": self.tr("Last 7 days")}
+        return known.get(age) or self.tr("Earlier")
 
     def _collapsed(self) -> set[int | str]:
         found: set[int | str] = set()
@@ -142,7 +171,7 @@ class Sidebar(QFrame):
         self.model.appendRow(item)
         return item
 
-    def _mark_current(self) -> None:
+    def _mark_current(self) -> bool:
         found = self.model.match(
             self.model.index(0, 0), ID, self._current, 1, Qt.MatchFlag.MatchExactly | Qt.MatchFlag.MatchRecursive
         )
@@ -151,8 +180,13 @@ class Sidebar(QFrame):
         else:
             self.tree.setCurrentIndex(QModelIndex())
             self.tree.clearSelection()
+        return bool(found)
 
     def _on_chosen(self, index: QModelIndex) -> None:
+        if QGuiApplication.keyboardModifiers() & (
+            Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier
+        ):
+            return  # marked, to be deleted together
         if index.data(ID):
             self.chosen.emit(index.data(ID), index.data(MESSAGE) or 0)
         elif index.data(FOLDER) is not None:
@@ -183,51 +217,66 @@ class Sidebar(QFrame):
         self._note.setVisible(not hits)
 
     def _show_more(self) -> None:
-        menu = QMenu(self)
-        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        menu.addAction(self.tr("New folder…"), self._new_folder)
-        menu.addAction(self.tr("Import chats…"), self.import_pressed.emit)
-        menu.popup(self._more.mapToGlobal(QPoint(0, self._more.height())))
+        menu = Menu(self._services.look, self)
+        menu.add("folder", self.tr("New folder…"), self._new_folder)
+        menu.add("upload", self.tr("Import chats…"), self.import_pressed.emit)
+        menu.below(self._more)
 
     def _show_menu(self, position: QPoint) -> None:
         index = self.tree.indexAt(position)
-        menu = QMenu(self)
-        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu = Menu(self._services.look, self)
         if index.data(ID):
             self._fill_chat_menu(menu, index)
         elif isinstance(index.data(FOLDER), int):
             folder_id = index.data(FOLDER)
-            menu.addAction(self.tr("Rename…"), lambda: self._rename_folder(folder_id, index.data()))
-            menu.addAction(
-                self.tr("Remove folder (chats stay)"), lambda: self._do(conversations.remove_folder, folder_id)
+            menu.add("edit", self.tr("Rename…"), lambda: self._rename_folder(folder_id, index.data()))
+            menu.add(
+                "trash",
+                self.tr("Remove folder (chats stay)"),
+                lambda: self._do(conversations.remove_folder, folder_id),
             )
         else:
-            menu.addAction(self.tr("New folder…"), self._new_folder)
+            menu.add("folder", self.tr("New folder…"), self._new_folder)
         menu.popup(self.tree.viewport().mapToGlobal(position))
 
-    def _fill_chat_menu(self, menu: QMenu, index: QModelIndex) -> None:
+    def _fill_chat_menu(self, menu: Menu, index: QModelIndex) -> None:
         number, title = index.data(ID), index.data()
         in_pinned = index.parent().data(FOLDER) == "pinned"
-        menu.addAction(self.tr("Rename…"), lambda: self._rename(number, title))
-        menu.addAction(
+        menu.add("edit", self.tr("Rename…"), lambda: self._rename(number, title))
+        menu.add(
+            "pin",
             self.tr("Unpin") if in_pinned else self.tr("Pin"),
             lambda: self._do(conversations.update, number, pinned=not in_pinned),
         )
-        move = menu.addMenu(self.tr("Move to"))
+        move = Menu(self._services.look, menu, self.tr("Move to"))
+        move.setIcon(self._services.look.icon("folder", "muted"))
+        menu.addMenu(move)
         move.addAction(self.tr("No folder"), lambda: self._do(conversations.update, number, folder_id=None))
         for position in range(self.model.rowCount()):
             group = self.model.index(position, 0)
             key = group.data(FOLDER)
             if isinstance(key, int):
                 move.addAction(group.data(), partial(self._do, conversations.update, number, folder_id=key))
-        menu.addAction(self.tr("Export…"), lambda: self.export_pressed.emit(number))
+        menu.add("download", self.tr("Export…"), lambda: self.export_pressed.emit(number, title))
         menu.addSeparator()
-        menu.addAction(self.tr("Delete"), lambda: self.trash(number))
+        marked = self._selected()
+        if number in marked and len(marked) > 1:
+            words = self.tr("Delete {n} chats").format(n=len(marked))
+            menu.add("trash", words, lambda: self.trash(marked), "bad")
+        else:
+            menu.add("trash", self.tr("Delete"), lambda: self.trash([number]), "bad")
 
-    def trash(self, conversation_id: int) -> None:
-        """Put a conversation into the trash."""
-        self._do(conversations.trash, [conversation_id])
-        self.trashed.emit([conversation_id])
+    def _selected(self) -> list[int]:
+        return [index.data(ID) for index in self.tree.selectionModel().selectedRows() if index.data(ID)]
+
+    def _trash_selected(self) -> None:
+        if self._selected():
+            self.trash(self._selected())
+
+    def trash(self, conversation_ids: list[int]) -> None:
+        """Put conversations into the trash."""
+        self._do(conversations.trash, conversation_ids)
+        self.trashed.emit(conversation_ids)
 
     def _rename(self, conversation_id: int, title: str) -> None:
         self._ask(

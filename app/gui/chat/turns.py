@@ -62,6 +62,35 @@ def answer_again(connection: apsw.Connection, conversation: Conversation, questi
     return Turn(conversation, None, answer)
 
 
+def fork(connection: apsw.Connection, source: Conversation, path: Sequence[Message]) -> Conversation:
+    """A new conversation that begins with these messages; the old one stays as it is."""
+    with connection:
+        made = conversations.create(
+            connection,
+            title=source.title,
+            model=source.model,
+            system_prompt=source.system_prompt,
+            sampling=source.sampling,
+            folder_id=source.folder_id,
+        )
+        parent: int | None = None
+        for message in path:
+            written = messages.add(
+                connection,
+                made.id,
+                parent,
+                message.role,
+                message.content,
+                reasoning=message.reasoning,
+                status=message.status,
+                model=message.model,
+                facts=message.facts,
+                attachments=message.attachments,
+            )
+            parent = written.id
+    return made
+
+
 def title_of(text: str, attachments: Sequence[Attachment] = ()) -> str:
     """A title from the first line of the question: no model is asked, no cache is disturbed."""
     line = next((line.strip(" #*>-`") for line in text.splitlines() if line.strip(" #*>-`")), "")

@@ -12,9 +12,11 @@ from app.gui.devices.facts import summary
 from app.gui.services import Services
 from app.gui.widgets.basics import button, card, clear, label, row, stack
 from app.gui.widgets.flow import Flow
+from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
+from engine.api.hub import Starters
+from engine.api.machine import Machine
+from engine.library.default_model import why_missing
 
-_DEMO = "spark"
-_QUESTIONS = ("What is quantization?", "How do I use tar?", "What is Tessera?")
 _SHOWN = 3
 
 
@@ -38,18 +40,16 @@ class Welcome(QScrollArea):
         self._first = QWidget()
         self._proposals = QVBoxLayout()
         self._proposals.setSpacing(8)
-        questions = Flow()
-        for text in map(self.tr, _QUESTIONS):
-            questions.add(button(text, partial(self.asked.emit, text)))
-        self._questions = row(1, questions, 1)
-        self._try = _heading(self.tr("Try it now with the demo that comes with Tessera"))
+        self._questions = Flow()
+        self._asked_of = ""
+        self._try = _heading("")
         self._begin = _heading(self.tr("Or begin with a model that fits this computer"))
         self._begin.hide()
         more = button(self.tr("All models"), self.library_pressed.emit, "link")
         self._first.setLayout(
             stack(
                 self._try,
-                self._questions,
+                row(1, self._questions, 1),
                 _gap(),
                 self._begin,
                 self._proposals,
@@ -84,40 +84,59 @@ class Welcome(QScrollArea):
         self._ask()
 
     def _show_kind(self) -> None:
-        """The first run lasts until there is a model beside the demo."""
-        own = [choice for choice in self._services.models.choices if choice.id != _DEMO]
+        """The first run lasts until there is a model beside those that came with Tessera."""
+        own = [choice for choice in self._services.models.choices if not (choice.demo or choice.installed)]
         self._first.setVisible(not own)
+        self._suggest()
         if own:
             self._machine.setText(self.tr("Everything stays on this computer. Ask below, or drop in a file."))
+
+    def _suggest(self) -> None:
+        """Questions that the model of a first chat answers rightly."""
+        models = self._services.models
+        chosen = models.get(models.default)
+        if chosen is None or chosen.id == self._asked_of:
+            return
+        self._asked_of = chosen.id
+        if chosen.demo:
+            reason = why_missing()
+            said = self.tr("{name} answers: a toy for demonstrations, often wrong.").format(name=chosen.title)
+            self._try.setText(f"{said} {reason}" if reason else said)
+        else:
+            self._try.setText(self.tr("Try it now with {name}").format(name=chosen.title))
+        self._questions.clear()
+        for suggestion in FOR_THE_TOY if chosen.demo else FOR_A_MODEL:
+            text = self.tr(suggestion.question)
+            self._questions.add(button(text, partial(self.asked.emit, text)))
 
     def _ask(self) -> None:
         if self._known or not self._services.models.reachable or not self.isVisible():
             return
         self._known = True
         run, api = self._services.background.run, self._services.api
-        run(lambda: api.get("/tessera/v1/devices"), self._show_machine, lambda _: None, self)
-        run(lambda: api.get("/tessera/v1/hub/starters"), self._show_proposals, lambda _: None, self)
+        run(api.devices, self._show_machine, lambda _: None, self)
+        run(api.starters, self._show_proposals, lambda _: None, self)
 
-    def _show_machine(self, answer: dict[str, Any]) -> None:
-        self._machine.setText(summary(answer.get("machine") or answer))
+    def _show_machine(self, machine: Machine) -> None:
+        self._machine.setText(summary(machine))
         self._show_kind()
 
-    def _show_proposals(self, answer: dict[str, Any]) -> None:
+    def _show_proposals(self, answer: Starters) -> None:
         clear(self._proposals)
-        proposals = (answer.get("proposals") or [])[:_SHOWN]
+        proposals = answer.proposals[:_SHOWN]
         self._begin.setVisible(bool(proposals))
         for proposal in proposals:
-            starter = proposal.get("starter") or {}
+            starter = proposal.starter
             facts = self.tr("{job} · {n} parameters · about {size}").format(
-                job=starter.get("job", ""),
-                n=words.count(starter.get("parameters") or 0),
-                size=words.size(proposal.get("expected_bytes") or 0),
+                job=starter.job,
+                n=words.count(starter.parameters),
+                size=words.size(proposal.expected_bytes),
             )
-            if proposal.get("expected_tok_s"):
-                speed = self.tr("about {n} tokens/s").format(n=words.speed(proposal["expected_tok_s"]))
+            if proposal.expected_tok_s:
+                speed = self.tr("about {n} tokens/s").format(n=words.speed(proposal.expected_tok_s))
                 facts = f"{facts} · {speed}"
-            name = str(starter.get("repo", "")).rpartition("/")[2]
-            get = button(self.tr("Download"), self._puller(str(starter.get("id"))))
+            name = words.model_name(starter.repo)
+            get = button(self.tr("Download"), self._puller(starter.id))
             get.setAccessibleName(self.tr("Download {name}").format(name=name))
             line = row(spacing=16)
             line.addLayout(stack(label(name, "strong"), label(facts, "small"), spacing=2), 1)

@@ -4,20 +4,20 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
-from app.client import Answer, answers, chat_body
-from app.code.agent.consent import Consent, ConsentRequest, Decision
+from app.answer_phase import Phase
+from app.client import Answer, AnswerStream, Routes
+from app.code.agent.consent import Consent, ConsentRequest, Decision, shown_text
 from app.code.agent.loop import Agent
 from app.code.agent.models import ServerModel
 from app.code.agent.tools import Toolbox
 from app.code.agent.transcript import Transcript
-from app.code.agent.types import AgentEvent, Called, Ended, Planned, Returned, Thought
+from app.code.agent.types import AgentEvent, Called, Edited, Ended, Planned, Returned, Thought
 from app.code.project import Project
-from app.gui.api import Api, EventSource
 from app.gui.services import Services
 
 _MARKS = {"open": "☐", "doing": "▸", "done": "☑"}
@@ -27,17 +27,21 @@ _SHOWN_CHARS = 300
 class _ApiChat:
     """Chat over the window's connection; `close` ends the answer under way from any thread."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Routes, on_phase: Callable[[Phase], object]) -> None:
         self._api = api
-        self._source: EventSource | None = None
+        self._on_phase = on_phase
+        self._source: AnswerStream | None = None
         self._lock = threading.Lock()
 
     def chat(self, model: str, messages: list[dict[str, Any]], **options: Any) -> Iterator[Answer]:
-        source = self._api.stream("/v1/chat/completions", chat_body(model, messages, options))
+        source = self._api.chat(model, messages, **options)
         with self._lock:
             self._source = source
         try:
-            yield from answers(source)
+            for answer in source:
+                if answer.phase is not None:
+                    self._on_phase(answer.phase)
+                yield answer
         finally:
             source.close()
 
@@ -52,6 +56,7 @@ class AgentRun(QObject):
     """One task. `shown` carries markdown for the transcript; `consent_wanted` must be answered with `decide`."""
 
     shown = Signal(str)
+    phase_changed = Signal(object)
     consent_wanted = Signal(object)
     ended = Signal(object)
     failed = Signal(object)
@@ -62,7 +67,7 @@ class AgentRun(QObject):
         self._project = project
         self._lock = lock
         self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
-        self._chat = _ApiChat(services.api)
+        self._chat = _ApiChat(services.api, self.phase_changed.emit)
         self._agent: Agent | None = None
 
     def start(self, task: str, model: str) -> None:
@@ -112,7 +117,7 @@ class AgentRun(QObject):
             self.failed.emit(error)
 
 
-def as_markdown(event: AgentEvent) -> str:
+def as_markdown(event: AgentEvent) -> str:  # noqa: PLR0911 - one form for each kind
     """An event as it stands in the transcript; empty for those that are not shown."""
     if isinstance(event, Thought):
         return f"\n\n{event.text}\n\n" if event.text else ""
@@ -120,6 +125,8 @@ def as_markdown(event: AgentEvent) -> str:
         return f"\n\n{_code(f'{event.tool} {_shortened(event.arguments)}')}\n\n"
     if isinstance(event, Returned):
         return "" if event.ok else f"\n\n> {_line(event.text)}\n\n"
+    if isinstance(event, Edited):
+        return f"\n\n{_code(_line(event.path))}\n\n~~~~diff\n{_fenced(event.diff)}\n~~~~\n\n"
     if isinstance(event, Planned):
         return "\n\n" + "\n".join(f"- {_MARKS[item.state]} {_line(item.text)}" for item in event.items) + "\n\n"
     if isinstance(event, Ended) and event.reason != "answered":
@@ -133,6 +140,11 @@ def _shortened(arguments: str) -> str:
     except ValueError:
         text = arguments
     return _line(text)
+
+
+def _fenced(text: str) -> str:
+    """Text that cannot end the fence around it, nor show what it is not."""
+    return shown_text(text).replace("~~~~", "~~~ ")
 
 
 def _line(text: str) -> str:

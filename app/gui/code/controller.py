@@ -8,17 +8,17 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Signal, SignalInstance
 
-from app.client import Answer, answers, chat_body
+from app.client import Answer, chat_body
 from app.code.agent.consent import Decision
 from app.code.assistant import Conversation
 from app.code.context.pieces import Context, Piece
 from app.code.edits.session import Proposal
-from app.code.errors import FileMissing
+from app.code.errors import FileMissing, InputFault
 from app.code.project import Project
-from app.gui.api import ApiError
 from app.gui.background import StreamJob
 from app.gui.code.agent import AgentRun
 from app.gui.services import Services
+from engine.api.chat import Usage
 
 
 class CodeController(QObject):
@@ -28,6 +28,8 @@ class CodeController(QObject):
     files_changed = Signal(list)
     context_ready = Signal(object)
     text_arrived = Signal(str)
+    phase_changed = Signal(object)
+    undo_changed = Signal(bool)  # whether there are edits to take back
     answered = Signal()
     proposed = Signal(object)
     written = Signal(object)
@@ -64,16 +66,17 @@ class CodeController(QObject):
         old = self._project
         self._project = self._talk = self._proposal = self.context = None
 
-        def work() -> tuple[Project, list[str]]:
+        def work() -> tuple[Project, list[str], bool]:
             with self._lock:
                 if old is not None:
                     old.close()
                 project = Project(folder)
                 project.index.refresh()
-                return project, project.index.database.paths()
+                return project, project.index.database.paths(), project.edits.can_undo
 
-        def done(result: tuple[Project, list[str]]) -> None:
-            self._project, paths = result
+        def done(result: tuple[Project, list[str], bool]) -> None:
+            self._project, paths, can_undo = result
+            self.undo_changed.emit(can_undo)
             self.opened.emit(str(self._project.workspace.root), len(paths))
             self.files_changed.emit(paths)
 
@@ -135,7 +138,7 @@ class CodeController(QObject):
         body = chat_body(talk.model, asked, talk.options)
         self._start_stream(body, lambda text, usage: self._on_answered(asked, text, usage))
 
-    def _on_answered(self, asked: list[dict[str, Any]], text: str, usage: dict[str, Any] | None) -> None:
+    def _on_answered(self, asked: list[dict[str, Any]], text: str, usage: Usage | None) -> None:
         talk = self._talk
         if talk is None:
             return
@@ -165,7 +168,7 @@ class CodeController(QObject):
 
         def done(messages: list[dict[str, Any]] | None) -> None:
             if messages is None:
-                self.failed.emit(ApiError(1, self.tr("There are no uncommitted changes, or no git repository.")))
+                self.failed.emit(InputFault(self.tr("There are no uncommitted changes, or no git repository.")))
             else:
                 self._start_stream(chat_body(model, messages, {}), lambda _text, _usage: self.answered.emit())
 
@@ -177,13 +180,13 @@ class CodeController(QObject):
         if project is None or proposal is None or not chosen:
             return
 
-        def work() -> tuple[tuple[str, ...], list[str]]:
+        def work() -> tuple[tuple[str, ...], list[str], bool]:
             with self._lock:
                 paths = project.edits.apply(
                     proposal, chosen, label=self.question[:80], allow_uncommitted=allow_uncommitted
                 )
                 project.index.update(paths)
-                return paths, project.index.database.paths()
+                return paths, project.index.database.paths(), project.edits.can_undo
 
         self._run(work, lambda result: self._tell_written(self.written, result))
 
@@ -193,16 +196,17 @@ class CodeController(QObject):
         if project is None:
             return
 
-        def work() -> tuple[tuple[str, ...], list[str]]:
+        def work() -> tuple[tuple[str, ...], list[str], bool]:
             with self._lock:
                 paths = project.edits.undo()
                 project.index.update(paths)
-                return paths, project.index.database.paths()
+                return paths, project.index.database.paths(), project.edits.can_undo
 
         self._run(work, lambda result: self._tell_written(self.taken_back, result))
 
-    def _tell_written(self, signal: SignalInstance, result: tuple[tuple[str, ...], list[str]]) -> None:
-        touched, paths = result
+    def _tell_written(self, signal: SignalInstance, result: tuple[tuple[str, ...], list[str], bool]) -> None:
+        touched, paths, can_undo = result
+        self.undo_changed.emit(can_undo)
         signal.emit(touched)
         self.files_changed.emit(paths)
 
@@ -213,6 +217,7 @@ class CodeController(QObject):
         run = AgentRun(self._services, self._project, self._lock, self)
         self._run_of_agent = run
         run.shown.connect(self.text_arrived)
+        run.phase_changed.connect(self.phase_changed)
         run.consent_wanted.connect(self.consent_wanted)
 
         def over() -> None:
@@ -246,14 +251,16 @@ class CodeController(QObject):
             self._set_busy(False)
             self.answered.emit()
 
-    def _start_stream(self, body: dict[str, Any], on_done: Callable[[str, dict[str, Any] | None], None]) -> None:
+    def _start_stream(self, body: dict[str, Any], on_done: Callable[[str, Usage | None], None]) -> None:
         self._answer = []
         self._set_busy(True)
 
-        def values(events: list[Any]) -> None:
-            pieces = list(answers(events))
+        def values(pieces: list[Answer]) -> None:
             self._answer += pieces
             text = "".join(piece.text for piece in pieces)
+            phase = next((piece.phase for piece in reversed(pieces) if piece.phase is not None), None)
+            if phase is not None:
+                self.phase_changed.emit(phase)
             if text:
                 self.text_arrived.emit(text)
 
@@ -270,9 +277,7 @@ class CodeController(QObject):
             self.failed.emit(problem)
 
         api = self._services.api
-        self._stream = self._services.background.stream(
-            lambda: api.stream("/v1/chat/completions", body), values, done, error, self
-        )
+        self._stream = self._services.background.stream(lambda: api.answer(body), values, done, error, self)
 
     def _run(self, work: Callable[[], Any], on_done: Callable[[Any], None]) -> None:
         self._set_busy(True)

@@ -8,7 +8,6 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication, QKeySequence, QShortcut
 from PySide6.QtWidgets import (
     QCheckBox,
-    QComboBox,
     QFileDialog,
     QPlainTextEdit,
     QSplitter,
@@ -21,6 +20,7 @@ from app.code.context.pieces import Context, Piece
 from app.code.edits.session import Proposal
 from app.code.errors import GitFailed, UncommittedChanges
 from app.code.prompts import TASKS
+from app.gui import words
 from app.gui.api import in_words
 from app.gui.code.consent_card import ConsentCard
 from app.gui.code.controller import CodeController
@@ -31,6 +31,7 @@ from app.gui.code.transcript import Transcript
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, Empty, button, label, row, rule, stack
 from app.gui.widgets.flow import Flow
+from app.gui.widgets.popups import Choice
 
 # What a model has at least when the server does not say.
 _FALLBACK_CONTEXT = 4096
@@ -47,7 +48,7 @@ class CodePage(QWidget):
         self._given: list[Piece] = []
         self.banner = Banner(services.look)
         self.folder = label(self.tr("No folder is open"), "muted")
-        self.model = QComboBox()
+        self.model = Choice()
         self.model.setAccessibleName(self.tr("Model"))
         self.model.setMinimumWidth(200)
         self.transcript = Transcript(services.look)
@@ -142,6 +143,8 @@ class CodePage(QWidget):
         control.files_changed.connect(self.files.show_paths)
         control.context_ready.connect(self._show_context)
         control.text_arrived.connect(self.transcript.append)
+        control.phase_changed.connect(self.transcript.show_phase)
+        control.undo_changed.connect(self.review.undo.setEnabled)
         control.answered.connect(self.transcript.end)
         control.proposed.connect(self._on_proposed)
         control.written.connect(self._on_written)
@@ -172,7 +175,7 @@ class CodePage(QWidget):
             self.open_folder(Path(chosen))
 
     def _on_opened(self, folder: str, num_files: int) -> None:
-        self.folder.setText(f"{Path(folder).name} · {num_files} {self.tr('files')}")
+        self.folder.setText(f"{Path(folder).name} · {words.files(num_files)}")
         self.folder.setToolTip(folder)
         self.commit.show()
         self.transcript.clear()
@@ -185,7 +188,7 @@ class CodePage(QWidget):
 
     def _on_models(self) -> None:
         wanted = self.model.currentData()
-        choices = self._services.models.choices
+        choices = self._services.models.partners
         self.model.clear()
         for choice in choices:
             self.model.addItem(choice.title, choice.id)
@@ -297,6 +300,7 @@ class CodePage(QWidget):
             anyway = (self.tr("Write anyway"), lambda: self.controller.apply(chosen, allow_uncommitted=True))
             self.banner.tell(str(error), "warn", anyway)
             return
+        self.transcript.end()
         self.banner.tell(in_words(error), "bad")
 
     def _on_busy(self, *, busy: bool) -> None:

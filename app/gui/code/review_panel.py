@@ -32,6 +32,7 @@ class ReviewPanel(QWidget):
         self.apply = button(self.tr("Apply"), lambda: self.apply_pressed.emit(self.chosen), "primary")
         self.apply.setEnabled(False)
         self.undo = button(self.tr("Undo"), self.undo_pressed.emit)
+        self.undo.setEnabled(False)
         split = QSplitter(Qt.Orientation.Vertical)
         split.setHandleWidth(1)
         split.addWidget(self.hunks)

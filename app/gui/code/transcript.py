@@ -1,15 +1,20 @@
 """Questions and answers of the page, one below the other."""
 
-from PySide6.QtCore import Qt, QTimer
+import time
+
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QScrollArea, QWidget
 
+from app.answer_phase import Phase
 from app.code.edits.display import EditDisplay
+from app.gui.chat.phase_label import PhaseLabel
 from app.gui.look import Look
 from app.gui.markdown.view import MarkdownView
 from app.gui.widgets.basics import clear, label, stack
 
 _MARGIN = 16
+_END = 4  # pixels from the end that still count as the end
 
 
 class Transcript(QScrollArea):
@@ -20,6 +25,8 @@ class Transcript(QScrollArea):
         self._look = look
         self._views: list[MarkdownView] = []
         self._display = EditDisplay()
+        self._stick = True
+        self._phase = PhaseLabel()
         self._layout = stack(spacing=12, margins=(_MARGIN, _MARGIN, _MARGIN, _MARGIN))
         self._layout.setAlignment(Qt.AlignmentFlag.AlignTop)
         inner = QWidget()
@@ -29,6 +36,9 @@ class Transcript(QScrollArea):
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setAccessibleName(self.tr("Questions and answers"))
+        bar = self.verticalScrollBar()
+        bar.rangeChanged.connect(lambda _low, high: bar.setValue(high) if self._stick else None)
+        bar.valueChanged.connect(self._on_scrolled)
 
     @property
     def last_answer(self) -> str:
@@ -43,7 +53,15 @@ class Transcript(QScrollArea):
         view.fit_width(self._width())
         self._views.append(view)
         self._layout.addWidget(view)
-        self._follow()
+        self._layout.addWidget(self._phase)
+        self._phase.begin(time.monotonic())
+        self._stick = True
+        bar = self.verticalScrollBar()
+        bar.setValue(bar.maximum())
+
+    def show_phase(self, phase: Phase) -> None:
+        """Say where the newest answer is."""
+        self._phase.show_phase(phase)
 
     def append(self, text: str) -> None:
         """More of the newest answer; its edits are shown as diffs."""
@@ -52,18 +70,17 @@ class Transcript(QScrollArea):
     def end(self) -> None:
         """The newest answer is complete, or was stopped."""
         self._show(self._display.finish())
+        self._phase.end()
 
     def _show(self, text: str) -> None:
         if self._views and text:
-            bar = self.verticalScrollBar()
-            at_end = bar.value() >= bar.maximum() - 4
             self._views[-1].append_markdown(text)
-            if at_end:
-                self._follow()
 
     def clear(self) -> None:
         """Forget everything."""
         self._views.clear()
+        self._layout.removeWidget(self._phase)
+        self._phase.end()
         clear(self._layout)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -75,6 +92,5 @@ class Transcript(QScrollArea):
     def _width(self) -> int:
         return max(self.viewport().width() - 2 * _MARGIN, 120)
 
-    def _follow(self) -> None:
-        bar = self.verticalScrollBar()
-        QTimer.singleShot(0, self, lambda: bar.setValue(bar.maximum()))
+    def _on_scrolled(self, value: int) -> None:
+        self._stick = value >= self.verticalScrollBar().maximum() - _END

@@ -2,18 +2,17 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QComboBox, QFrame, QLabel, QPlainTextEdit, QPushButton
+from PySide6.QtWidgets import QFrame, QLabel, QPlainTextEdit, QPushButton
 
 from app.code.connect.registry import INTEGRATIONS
 from app.code.connect.store import ConnectStore
 from app.code.connect.types import PLACEHOLDER_KEY, Endpoint, FileEdit, Integration
-from app.gui.api import in_words
 from app.gui.server_link import ServerLink
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, Page, button, card, label, row, set_kind
+from app.gui.widgets.popups import Choice
 from engine.paths import user_paths
 
 
@@ -24,7 +23,6 @@ class ConnectPage(Page):
         super().__init__(
             self.tr("Connect"),
             self.tr("Let an editor or a coding agent use a model here. Changes are shown first; backups are kept."),
-            width=840,
         )
         self._services, self._link = services, link
         self._home = home or Path.home()
@@ -32,22 +30,24 @@ class ConnectPage(Page):
         self._write: Callable[[], list[Path]] | None = None
         self._done_words = ""
         self.banner = Banner(services.look)
-        self.model = QComboBox()
+        self.model = Choice()
         self.model.setAccessibleName(self.tr("Model"))
         self.model.setMinimumWidth(240)
         self.content.addWidget(self.banner)
         self.content.addWidget(card(row(label(self.tr("Model"), "small"), self.model, 1)))
         self._states: dict[str, QLabel] = {}
+        self._cards: dict[str, QFrame] = {}
         self.buttons: dict[str, tuple[QPushButton, QPushButton]] = {}
         for name, integration in INTEGRATIONS.items():
-            self.content.addWidget(self._card(name, integration))
+            self._cards[name] = self._card(name, integration)
+            self.content.addWidget(self._cards[name])
         self.shown = QPlainTextEdit()
         self.shown.setReadOnly(True)
         self.shown.setFont(services.look.font("small", mono=True))
         self.shown.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.shown.setMinimumHeight(220)
         self.shown.setAccessibleName(self.tr("The change"))
-        self.confirm = button(self.tr("Write this"), self._confirm, "primary")
+        self.confirm = button(self.tr("Apply"), self._confirm, "primary")
         self._what = label("", "strong")
         self.review = card(row(self._what, 1, button(self.tr("Cancel"), self._cancel), self.confirm), self.shown)
         self.review.hide()
@@ -93,7 +93,7 @@ class ConnectPage(Page):
     def _on_models(self) -> None:
         wanted = self.model.currentData()
         self.model.clear()
-        for choice in self._services.models.choices:
+        for choice in self._services.models.partners:
             self.model.addItem(choice.title, choice.id)
         self.model.setCurrentIndex(max(self.model.findData(wanted), 0))
 
@@ -122,17 +122,18 @@ class ConnectPage(Page):
             if integration.steps is not None:
                 self._done_words += "\n" + integration.steps(endpoint)
 
-        self._run(lambda: self._store.planned(integration, self._home, endpoint), show)
+        self._services.ask(self.banner, lambda: self._store.planned(integration, self._home, endpoint), show)
 
     def _plan_removal(self, integration: Integration) -> None:
         def show(edits: list[FileEdit]) -> None:
             self._offer(integration, edits, lambda: self._store.remove(integration, edits), removing=True)
 
-        self._run(lambda: self._store.planned_removal(integration), show)
+        self._services.ask(self.banner, lambda: self._store.planned_removal(integration), show)
 
     def _tell_steps(self, integration: Integration, endpoint: Endpoint) -> None:
         self._write = None
         self._what.setText(integration.title)
+        self._place_review(integration)
         self.shown.setPlainText(integration.steps(endpoint) if integration.steps is not None else "")
         self.confirm.hide()
         self.review.show()
@@ -144,9 +145,16 @@ class ConnectPage(Page):
         done = self.tr("{name} is no longer connected.") if removing else self.tr("{name} is connected.")
         self._done_words = done.format(name=integration.title)
         self._what.setText(integration.title)
+        self._place_review(integration)
         self.shown.setPlainText("".join(edit.diff() for edit in edits))
         self.confirm.show()
         self.review.show()
+
+    def _place_review(self, integration: Integration) -> None:
+        """Right below the program it is about."""
+        card = self._cards[integration.name]
+        self.content.removeWidget(self.review)
+        self.content.insertWidget(self.content.indexOf(card) + 1, self.review)
 
     def _cancel(self) -> None:
         self._write = None
@@ -163,10 +171,4 @@ class ConnectPage(Page):
             self.banner.tell("\n".join([self._done_words, *kept]), "ok")
             self._refresh()
 
-        self._run(write, show)
-
-    def _run(self, work: Callable[[], Any], show: Callable[[Any], None]) -> None:
-        def failed(error: Exception) -> None:
-            self.banner.tell(in_words(error), "bad")
-
-        self._services.background.run(work, show, failed, self)
+        self._services.ask(self.banner, write, show)

@@ -1,16 +1,16 @@
 """What a model is made to fit: a size of the file, or a context in the memory of this computer."""
 
-from typing import Any
-
+import msgspec
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QComboBox, QWidget
+from PySide6.QtWidgets import QWidget
 
 from app.gui import words
 from app.gui.widgets.basics import label, row
+from app.gui.widgets.popups import Choice
+from engine.api.quantizing import DEFAULT_CONTEXT, QuantizeRequest
 
 _CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
-_USUAL = 8192
-# The types engine.quantize_fit weighs; None leaves the choice to the solver.
+# The types engine.quantize_jobs.fit weighs; None leaves the choice to the solver.
 _CACHES: tuple[tuple[str | None, str], ...] = (
     (None, "the best for it"),
     ("f16", "f16, exact"),
@@ -21,22 +21,22 @@ _CACHES: tuple[tuple[str | None, str], ...] = (
 
 
 class Aim(QWidget):
-    """`body` is what the server is asked for when the aim is a context."""
+    """`on` is what the server is asked for when the aim is a context."""
 
     changed = Signal()
 
     def __init__(self) -> None:
         super().__init__()
-        self.kind = QComboBox()
+        self.kind = Choice()
         self.kind.setAccessibleName(self.tr("What to aim for"))
         self.kind.addItem(self.tr("Aim for a size"))
         self.kind.addItem(self.tr("Aim for a context on this computer"))
-        self.context = QComboBox()
+        self.context = Choice()
         self.context.setAccessibleName(self.tr("Context in tokens"))
         for n_ctx in _CONTEXTS:
             self.context.addItem(self.tr("{n} tokens").format(n=words.whole(n_ctx)), n_ctx)
-        self.context.setCurrentIndex(self.context.findData(_USUAL))
-        self.cache = QComboBox()
+        self.context.setCurrentIndex(self.context.findData(DEFAULT_CONTEXT))
+        self.cache = Choice()
         self.cache.setAccessibleName(self.tr("How the context is stored"))
         for value, name in _CACHES:
             self.cache.addItem(self.tr(name), value)
@@ -59,9 +59,11 @@ class Aim(QWidget):
         """Tokens aimed for."""
         return int(self.context.currentData())
 
-    def body(self) -> dict[str, Any]:
-        """The wish as the server takes it; what is free decides the size."""
-        return {"fit": True, "n_ctx": self.n_ctx, "kv_type": self.cache.currentData()}
+    def on(self, request: QuantizeRequest) -> QuantizeRequest:
+        """The request with this aim; what is free decides the size."""
+        return msgspec.structs.replace(
+            request, fit=True, budget_bytes=None, n_ctx=self.n_ctx, kv_type=self.cache.currentData()
+        )
 
     def _on_kind(self, _position: int) -> None:
         self._more.setVisible(self.is_context)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from math import log10
-from typing import Any
 
 import pyqtgraph
 from PySide6.QtCore import QPointF, Qt, QTimer
@@ -10,11 +9,11 @@ from PySide6.QtCore import QPointF, Qt, QTimer
 from app.gui import words
 from app.gui.fit.label_places import Box, place
 from app.gui.look import Look
+from engine.api.quantizing import StockPlan
+from quantize.plan.stock_rules import WELL_KNOWN
 
 _MIB = 1 << 20
 _DOT = 10  # pixels of a point
-# The mixes people know; the others are points without a name, or the names would cover each other.
-_NAMED = frozenset({"Q2_K", "Q3_K_M", "IQ4_XS", "Q4_K_M", "Q5_K_M", "Q6_K"})
 
 
 class FrontierPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannotated
@@ -41,19 +40,19 @@ class FrontierPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is 
         self._settle.timeout.connect(self._place_labels)
         self.getViewBox().sigRangeChanged.connect(lambda *_: self._settle.start(0))
         self.getViewBox().sigResized.connect(lambda *_: self._settle.start(0))
-        self._stock_rows: Sequence[Mapping[str, Any]] = ()
+        self._stock_rows: Sequence[StockPlan] = ()
         self.legend = self.addLegend(offset=(-8, 8))
         self.legend.addItem(self._ours, self.tr("Tessera"))
         self.legend.addItem(self._stock, self.tr("Stock mixes"))
         self._recolour()
         look.changed.connect(self._recolour)
 
-    def show_points(self, ours: Mapping[int, float], stock: Sequence[Mapping[str, Any]]) -> None:
+    def show_points(self, ours: Mapping[int, float], stock: Sequence[StockPlan]) -> None:
         """Ours: file bytes to predicted loss. Stock: rows with name, file_bytes, damage (None: not known)."""
         points = sorted((size, loss) for size, loss in ours.items() if loss > 0)
         self._ours.setData([size / _MIB for size, _ in points], [loss for _, loss in points])
         self._points = [(size / _MIB, log10(loss)) for size, loss in points]
-        self._stock_rows = [row for row in stock if (row.get("damage") or 0) > 0]
+        self._stock_rows = [row for row in stock if (row.damage or 0) > 0]
         self._show_stock()
 
     def show_here(self, num_bytes: int) -> None:
@@ -63,19 +62,19 @@ class FrontierPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is 
     def _show_stock(self) -> None:
         # The scatter item does not follow the logarithmic mode by itself.
         self._stock.setData(
-            [row["file_bytes"] / _MIB for row in self._stock_rows],
-            [log10(row["damage"]) for row in self._stock_rows],
+            [row.file_bytes / _MIB for row in self._stock_rows],
+            [log10(row.damage or 1) for row in self._stock_rows],
         )
         for item in self._labels:
             self.removeItem(item)
         self._labels = []
         for row in self._stock_rows:
-            if row["name"] not in _NAMED:
+            if row.name not in WELL_KNOWN:  # more names would cover each other
                 continue
-            item = pyqtgraph.TextItem(row["name"], color=self._look.tokens.colour("muted"), anchor=(0, 1))
+            item = pyqtgraph.TextItem(row.name, color=self._look.tokens.colour("muted"), anchor=(0, 1))
             item.setZValue(2)
             item.setFont(self._look.font("small"))
-            item.setPos(row["file_bytes"] / _MIB, log10(row["damage"]))
+            item.setPos(row.file_bytes / _MIB, log10(row.damage or 1))
             self.addItem(item)
             self._labels.append(item)
         self._settle.start(0)
@@ -83,7 +82,7 @@ class FrontierPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is 
     def _place_labels(self) -> None:
         """Names beside their points, where they cover neither points nor each other."""
         box = self.getViewBox()
-        stock = [(row["file_bytes"] / _MIB, log10(row["damage"])) for row in self._stock_rows]
+        stock = [(row.file_bytes / _MIB, log10(row.damage or 1)) for row in self._stock_rows]
         taken = []
         for x, y in (*stock, *self._points):
             at = box.mapViewToScene(QPointF(x, y))
@@ -121,5 +120,5 @@ class FrontierPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is 
 
 
 def size_words(num_bytes: int, bpw: float) -> str:
-    """5.5 MiB · 4.9 bits a weight."""
+    """5.5 MiB · 4.9 bits per weight."""
     return f"{words.size(num_bytes)} · {words.decimal(bpw, 2)} bits" if bpw else words.size(num_bytes)

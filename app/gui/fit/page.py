@@ -1,29 +1,31 @@
 """Make it fit: choose a size, see what it costs, start, follow, and chat with the result."""
 
-from typing import Any
-
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QComboBox, QSlider, QVBoxLayout
+from PySide6.QtWidgets import QSlider, QVBoxLayout
 
+from app.client import ApiError
 from app.gui import words
-from app.gui.api import ApiError, in_words
+from app.gui.api import in_words
 from app.gui.fit.aim import Aim
 from app.gui.fit.frontier import FrontierPlot, size_words
 from app.gui.fit.report import report_card
+from app.gui.fit.sources import unfit
 from app.gui.jobs import Jobs
 from app.gui.library.job_card import JobList
 from app.gui.services import Services
-from app.gui.widgets.basics import Banner, Page, button, card, clear, label, row, set_kind
+from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, label, row, set_kind
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.mosaic import Mosaic, PrecisionLegend, tiles_of_tensors
+from app.gui.widgets.popups import Choice
+from engine.api.jobs import Job, JobKind, Quantized, result_of
+from engine.api.library import Model
+from engine.api.quantizing import PlanForecast, QuantizeRequest, QuantizeSketch, QuantPlan, StockPlan
 
 _DELAY_MS = 250
 _STEPS = 1000
 _START_SHARE = 0.35  # the slider begins near 4 to 5 bits
 _SWEEP = 9
-PLAN = "/tessera/v1/quantize/plan"
-START = "/tessera/v1/quantize"
 # Loss of quality in words. Measured: docs/log.md (bundled model), tensors at 8, 5, 4 and 3 bits.
 _LOSS_WORDS = ((0.004, "hardly any", "chip-ok"), (0.02, "small", "chip-ok"), (0.06, "noticeable", "chip-warn"))
 _TIERS = (
@@ -46,19 +48,19 @@ class FitPage(Page):
             ),
         )
         self._services, self._jobs = services, jobs
-        self._models: list[dict[str, Any]] = []
+        self._models: list[Model] = []
         self._range = (0, 0)
         self._asked = 0
         self._job = ""
         self._ours: dict[int, float] = {}
-        self._stock: list[dict[str, Any]] = []
+        self._stock: tuple[StockPlan, ...] = ()
         look = services.look
         self.banner = Banner(look)
-        self.model = QComboBox()
+        self.model = Choice()
         self.model.setAccessibleName(self.tr("Model"))
         self.model.setMinimumWidth(280)
         self.model.activated.connect(lambda _: self._on_model())
-        self.tier = QComboBox()
+        self.tier = Choice()
         self.tier.setAccessibleName(self.tr("How thorough"))
         for value, name, words_ in _TIERS:
             self.tier.addItem(self.tr(name), value)
@@ -84,16 +86,28 @@ class FitPage(Page):
         self._report = QVBoxLayout()
         self.aim = Aim()
         self.aim.changed.connect(self._on_aim)
+        self._build()
+        jobs.finished.connect(self._on_finished)
+        services.models.reachable_changed.connect(lambda reachable: self._refresh() if reachable else None)
+
+    def _build(self) -> None:
+        look = self._services.look
         choose = row(self.model, 1, label(self.tr("How thorough"), "small"), self.tier)
         ends = row(self._smallest, 1, self._largest)
         go = row(self.size_words, 1, self.start)
         self.content.addWidget(self.banner)
-        self.content.addWidget(JobList(look, jobs, frozenset({"quantize", "convert"})))
+        self.content.addWidget(JobList(look, self._jobs, frozenset({JobKind.QUANTIZE})))
         self.content.addLayout(self._report)
-        self.content.addWidget(card(choose, self.aim, go, self.slider, ends, self.chips, spacing=12))
-        self.content.addWidget(card(self.mosaic, PrecisionLegend(look), self.plot, spacing=12))
-        jobs.finished.connect(self._on_finished)
-        services.models.reachable_changed.connect(lambda reachable: self._refresh() if reachable else None)
+        self._none = Empty(
+            self.tr("No model to make smaller yet"),
+            self.tr("Download a model in its original precision (F16, BF16 or safetensors) in the library."),
+        )
+        self._none.hide()
+        self._wishes = card(choose, self.aim, go, self.slider, ends, self.chips, spacing=12)
+        self._picture = card(self.mosaic, PrecisionLegend(look), self.plot, spacing=12)
+        for widget in (self._none, self._wishes, self._picture):
+            self.content.addWidget(widget)
+        self._picture.hide()  # until there is something to draw
 
     def showEvent(self, event: QShowEvent) -> None:
         """Look for models when the page is opened."""
@@ -115,26 +129,38 @@ class FitPage(Page):
         return round(low + (high - low) * self.slider.value() / _STEPS)
 
     def _refresh(self) -> None:
-        self._run(lambda: self._services.api.get("/tessera/v1/models"), self._show_models)
+        self._services.ask(self.banner, self._services.api.library, self._show_models)
 
-    def _show_models(self, answer: dict[str, Any]) -> None:
-        self._models = [row_ for row_ in answer.get("models") or () if row_.get("state", "online") == "online"]
+    def _show_models(self, models: tuple[Model, ...]) -> None:
+        self._models = [model for model in models if model.state == "online"]
         wanted = self._wanted or self.model.currentData()
         before = self.model.currentData()
         self.model.clear()
-        for item in self._models:
-            self.model.addItem(f"{item['name']} · {words.size(item.get('size_bytes') or 0)}", item["id"])
-        position = max(self.model.findData(wanted), 0)
-        self.model.setCurrentIndex(position)
+        usable = [item for item in self._models if not unfit(item)]
+        for item in [*usable, *(item for item in self._models if unfit(item))]:
+            self.model.addItem(f"{item.name} · {words.size(item.size_bytes)}", item.id)
+            reason = unfit(item)
+            if reason:
+                place = self.model.count() - 1
+                self.model.setItemData(place, reason, Qt.ItemDataRole.ToolTipRole)
+                self.model.setItemData(place, 0, Qt.ItemDataRole.UserRole - 1)  # Qt's own role for its flags
+        self._none.setVisible(not usable)
+        self._wishes.setVisible(bool(usable))
+        if not usable:
+            self.model.setCurrentIndex(-1)
+        else:
+            position = self.model.findData(wanted)
+            self.model.setCurrentIndex(position if 0 <= position < len(usable) else 0)
         self._wanted = ""
         if self.model.currentData() != before or not self._range[1]:
             self._on_model()
 
     def _on_model(self) -> None:
         self._range = (0, 0)
-        self._ours, self._stock = {}, []
+        self._ours, self._stock = {}, ()
         self.start.setEnabled(False)
         self.plot.show_points({}, [])
+        self._picture.hide()
         clear(self._report)
         if self.model.currentData():
             self._forecast()
@@ -153,28 +179,29 @@ class FitPage(Page):
             self.plot.show_here(self.budget_bytes)
             self._delay.start()
 
-    def _body(self, budget: int) -> dict[str, Any]:
-        body = {"model": self.model.currentData(), "tier": self.tier.currentData()}
-        if self.aim.is_context and self._range[1]:
-            return {**body, **self.aim.body()}
-        return {**body, "budget_bytes": budget or None}
+    def _request(self) -> QuantizeRequest:
+        made = QuantizeRequest(
+            model=self.model.currentData() or "",
+            tier=self.tier.currentData(),
+            budget_bytes=self.budget_bytes or None,
+        )
+        return self.aim.on(made) if self.aim.is_context and self._range[1] else made
 
     def _forecast(self) -> None:
         self._asked += 1
-        asked, body = self._asked, self._body(self.budget_bytes)
-        model = body["model"]
-        if not model:
+        asked, request = self._asked, self._request()
+        if not request.model:
             return
 
-        def show(report: dict[str, Any]) -> None:
+        def show(sketch: QuantizeSketch) -> None:
             if asked == self._asked:
-                self._show_forecast(report, model)
+                self._show_forecast(sketch, request.model)
 
         def failed(error: Exception) -> None:
             if asked == self._asked:
                 self._show_refusal(error)
 
-        self._services.background.run(lambda: self._services.api.post(PLAN, body), show, failed, self)
+        self._services.background.run(lambda: self._services.api.quantize_plan(request), show, failed, self)
 
     def _show_refusal(self, error: Exception) -> None:
         self._refused = True
@@ -184,27 +211,28 @@ class FitPage(Page):
         else:
             self.banner.tell(in_words(error), "warn")
 
-    def _show_forecast(self, report: dict[str, Any], model: str) -> None:
+    def _show_forecast(self, sketch: QuantizeSketch, model: str) -> None:
         if self._refused:  # what a finished job says stays
             self._refused = False
             self.banner.hide()
-        plan, forecast = report["plan"], report.get("forecast") or {}
+        plan = sketch.plan
         if not self._range[1]:
-            self._set_range(plan["smallest_bytes"], report.get("source_bytes") or plan["file_bytes"])
+            self._set_range(plan.smallest_bytes, sketch.source_bytes or plan.file_bytes)
             self._sweep(model)
             return
         self.start.setEnabled(True)
-        self.size_words.setText(size_words(plan["file_bytes"], _bpw(plan)))
-        self.mosaic.show_tiles(tiles_of_tensors(plan.get("tensors") or ()))
-        self._ours[plan["file_bytes"]] = plan["damage"]
-        self._stock = list(plan.get("stock") or self._stock)
+        self._picture.show()
+        self.size_words.setText(size_words(plan.file_bytes, plan.bpw))
+        self.mosaic.show_tiles(tiles_of_tensors(plan.tensors))
+        self._ours[plan.file_bytes] = plan.damage
+        self._stock = plan.stock or self._stock
         self.plot.show_points(self._ours, self._stock)
-        self.plot.show_here(plan["file_bytes"])
-        self._show_chips(plan, forecast)
+        self.plot.show_here(plan.file_bytes)
+        self._show_chips(plan, sketch.forecast)
 
-    def _show_chips(self, plan: dict[str, Any], forecast: dict[str, Any]) -> None:
+    def _show_chips(self, plan: QuantPlan, forecast: PlanForecast) -> None:
         self.chips.clear()
-        loss = plan["damage"]
+        loss = plan.damage
         name, kind = next(((w, k) for limit, w, k in _LOSS_WORDS if loss <= limit), ("large", "chip-bad"))
         chip = label(self.tr("Loss of quality: {name} ({n})").format(name=self.tr(name), n=words.decimal(loss, 4)))
         set_kind(chip, kind)
@@ -212,31 +240,31 @@ class FitPage(Page):
         for text in self._facts(plan, forecast):
             self.chips.add(label(text, "chip"))
 
-    def _facts(self, plan: dict[str, Any], forecast: dict[str, Any]) -> list[str]:
+    def _facts(self, plan: QuantPlan, forecast: PlanForecast) -> list[str]:
         """What the plan means here, as far as it is known."""
         found: list[str] = []
         if self.aim.is_context:
             found.append(self.tr("For a context of {n}").format(n=words.whole(self.aim.n_ctx)))
-        elif forecast.get("largest_context"):
-            context = words.whole(forecast["largest_context"])
+        elif forecast.largest_context:
+            context = words.whole(forecast.largest_context)
             found.append(self.tr("Context up to {n} fits").format(n=context))
-        elif forecast.get("largest_context") == 0:
+        elif forecast.largest_context == 0:
             found.append(self.tr("Does not fit the memory that is free now"))
-        if plan.get("kv"):
-            found.append(self.tr("Context stored in {k}").format(k=plan["kv"].get("type_k", "")))
-        if plan.get("decode_cost"):
-            speed = words.decimal(1 / plan["decode_cost"], 2)
-            found.append(self.tr("{n} times the speed of 4 bits").format(n=speed))
-        if forecast.get("seconds"):
-            found.append(self.tr("Takes about {time}").format(time=words.duration(forecast["seconds"])))
-        if forecast.get("disk_bytes"):
-            found.append(self.tr("{size} of disk meanwhile").format(size=words.size(forecast["disk_bytes"])))
+        if plan.kv:
+            found.append(self.tr("Context stored in {k}").format(k=plan.kv.type_k))
+        if plan.decode_cost:
+            speed = words.decimal(1 / plan.decode_cost, 2)
+            found.append(self.tr("{n} x the speed of a 4-bit file").format(n=speed))
+        if forecast.seconds:
+            found.append(self.tr("Takes about {time}").format(time=words.duration(forecast.seconds)))
+        if forecast.disk_bytes:
+            found.append(self.tr("Needs {size} of free disk").format(size=words.size(forecast.disk_bytes)))
         return found
 
     def _set_range(self, smallest: int, largest: int) -> None:
         self._range = (smallest, max(largest, smallest + 1))
         self._smallest.setText(self.tr("smallest {size}").format(size=words.size(smallest)))
-        self._largest.setText(self.tr("as it is {size}").format(size=words.size(largest)))
+        self._largest.setText(self.tr("original {size}").format(size=words.size(largest)))
         self.slider.setValue(round(_STEPS * _START_SHARE / 2))
         self._on_slider()
         self._forecast()
@@ -245,59 +273,46 @@ class FitPage(Page):
         """Plans over the range, one after the other, for the curve."""
         low, high = self._range
         budgets = [round(low + (high - low) * (0.02 + 0.6 * (n / _SWEEP) ** 1.5)) for n in range(_SWEEP)]
-        bodies = [{"model": model, "budget_bytes": budget, "tier": "instant"} for budget in budgets]
+        requests = [QuantizeRequest(model=model, budget_bytes=budget, tier="instant") for budget in budgets]
 
-        def plans() -> list[dict[str, Any]]:
+        def plans() -> list[QuantPlan]:
             found = []
-            for body in bodies:
+            for request in requests:
                 try:
-                    found.append(self._services.api.post(PLAN, body)["plan"])
+                    found.append(self._services.api.quantize_plan(request).plan)
                 except ApiError:
                     continue
             return found
 
-        def show(found: list[dict[str, Any]]) -> None:
+        def show(found: list[QuantPlan]) -> None:
             if self.model.currentData() == model:
-                self._ours.update({plan["file_bytes"]: plan["damage"] for plan in found})
+                self._ours.update({plan.file_bytes: plan.damage for plan in found})
                 if found:
-                    self._stock = list(found[-1].get("stock") or self._stock)
+                    self._stock = found[-1].stock or self._stock
                 self.plot.show_points(self._ours, self._stock)
 
         self._services.background.run(plans, show, lambda _: None, self)
 
     def _start(self) -> None:
-        def started(job: dict[str, Any]) -> None:
-            self._job = job["id"]
+        request = self._request()
+
+        def started(job: Job) -> None:
+            self._job = job.id
             clear(self._report)
             self._jobs.started(job)
             self.verticalScrollBar().setValue(0)
 
-        self._run(lambda: self._services.api.post(START, self._body(self.budget_bytes)), started)
+        self._services.ask(self.banner, lambda: self._services.api.quantize(request), started)
 
-    def _on_finished(self, job: dict[str, Any]) -> None:
-        if job["kind"] != "quantize":
+    def _on_finished(self, job: Job) -> None:
+        if job.kind is not JobKind.QUANTIZE:
             return
-        if job["state"] == "failed":
-            self.banner.tell(str((job.get("error") or {}).get("message", "")), "bad")
-        if job["state"] != "done":
+        if job.state == "failed" and job.error is not None:
+            self.banner.tell(job.error.message, "bad")
+        made = result_of(job, Quantized) if job.state == "done" else None
+        if made is None:
             return
-        result = job.get("result") or {}
         clear(self._report)
-        if result.get("report"):
-            self._report.addWidget(report_card(self._services.look, result["report"]))
-        model = result.get("model")
-        actions = [(self.tr("Chat with it"), lambda: self.chat_wanted.emit(model))] if model else []
-        self.banner.tell(self.tr("Done: {name} is in your library.").format(name=model or ""), "ok", *actions)
-
-    def _run(self, work: Any, on_done: Any) -> None:
-        self._services.background.run(work, on_done, lambda error: self.banner.tell(in_words(error), "bad"), self)
-
-
-def _bpw(plan: dict[str, Any]) -> float:
-    weights = 0
-    for tensor in plan.get("tensors") or ():
-        values = 1
-        for extent in tensor.get("shape") or ():
-            values *= extent
-        weights += values
-    return 8 * plan["file_bytes"] / weights if weights else 0.0
+        self._report.addWidget(report_card(self._services.look, made.report))
+        chat = (self.tr("Chat with it"), lambda: self.chat_wanted.emit(made.model))
+        self.banner.tell(self.tr("Done: {name} is in your library.").format(name=made.model), "ok", chat)

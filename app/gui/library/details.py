@@ -1,16 +1,18 @@
 """Everything about one model: its mosaic, facts, files, chat template."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QDialog, QGridLayout, QPlainTextEdit, QWidget
+from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QPlainTextEdit, QScrollArea, QWidget
 
 from app.gui import words
+from app.gui.chat.sampling_fields import source_words
 from app.gui.library.model_card import facts_of
 from app.gui.look import Look
+from app.gui.markdown.view import MarkdownView
 from app.gui.widgets.basics import button, label, row, stack
 from app.gui.widgets.mosaic import Mosaic, PrecisionLegend, tiles_of_tensors, tiles_of_types
+from engine.api.library import Model, Tensor
 
 _TILES = 240
 
@@ -18,17 +20,15 @@ _TILES = 240
 class DetailsDialog(QDialog):
     """Closes with Esc. Without `tensors` (not a GGUF file, or not readable) the mosaic shows shares of types."""
 
-    def __init__(
-        self, look: Look, model: dict[str, Any], tensors: Sequence[Mapping[str, Any]], parent: QWidget
-    ) -> None:
+    def __init__(self, look: Look, model: Model, tensors: Sequence[Tensor], parent: QWidget) -> None:
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.setWindowTitle(model["name"])
-        self.resize(640, 560)
-        details = model.get("details") or {}
+        self.setWindowTitle(model.name)
+        self.resize(640, 720 if model.card_text else 560)
+        details = model.details
         self.mosaic = Mosaic(look, height=120)
         tiles = tiles_of_tensors(tensors)
-        self.mosaic.show_tiles(tiles or tiles_of_types(details.get("type_bytes") or {}, _TILES))
+        self.mosaic.show_tiles(tiles or tiles_of_types(details.type_bytes, _TILES))
         what = (
             self.tr("One tile for each of {n} tensors; point at one to read its name.").format(n=len(tiles))
             if tiles
@@ -42,7 +42,7 @@ class DetailsDialog(QDialog):
             grid.addWidget(label(name, "small"), number, 0, Qt.AlignmentFlag.AlignTop)
             grid.addWidget(label(value, "", wrap=True, selectable=True), number, 1)
         layout = stack(
-            label(model["name"], "title"),
+            label(model.name, "title"),
             label(facts_of(model), "muted", wrap=True),
             self.mosaic,
             label(what, "small", wrap=True),
@@ -51,7 +51,15 @@ class DetailsDialog(QDialog):
             spacing=12,
             margins=(24, 24, 24, 24),
         )
-        template = details.get("chat_template")
+        card, template = model.card_text, details.chat_template
+        if card:
+            self.card = MarkdownView(look)
+            self.card.set_markdown(card)
+            scroll = QScrollArea()
+            scroll.setWidgetResizable(True)
+            scroll.setFrameShape(QFrame.Shape.NoFrame)
+            scroll.setWidget(self.card)
+            layout.addWidget(scroll, 2)
         if template:
             area = QPlainTextEdit(template)
             area.setReadOnly(True)
@@ -59,26 +67,27 @@ class DetailsDialog(QDialog):
             area.setAccessibleName(self.tr("Chat template"))
             layout.addWidget(label(self.tr("Chat template"), "strong"))
             layout.addWidget(area, 1)
-        else:
+        elif not card:
             layout.addStretch(1)
         layout.addLayout(row(1, button(self.tr("Close"), self.close)))
         self.setLayout(layout)
 
 
-def _rows(model: dict[str, Any]) -> list[tuple[str, str]]:
-    details, origin = model.get("details") or {}, model.get("origin") or {}
+def _rows(model: Model) -> list[tuple[str, str]]:
+    details, origin = model.details, model.origin
     rows = [
-        ("Name for programs", model["id"]),
-        ("File", str(model.get("path", ""))),
-        ("From", str(origin.get("repo") or origin.get("app") or origin.get("kind") or "")),
-        ("License", str(details.get("license") or "not stated")),
-        ("Can do", ", ".join(model.get("capabilities") or ())),
+        ("API identifier", model.id),
+        ("File", model.path),
+        ("From", origin.repo or origin.app or origin.kind),
+        ("License", details.license or "not stated"),
+        ("Capabilities", ", ".join(model.capabilities)),
     ]
-    types = details.get("type_bytes") or {}
+    rows += [("Sampling", f"{n} {fact.value:g}: {source_words(fact.source)}") for n, fact in model.sampling.items()]
+    types = details.type_bytes
     if types:
         ordered = sorted(types.items(), key=lambda item: -item[1])
         rows.append(("Tensors", ", ".join(f"{name} {words.size(size)}" for name, size in ordered)))
-    sums = [file.get("sha256") for file in model.get("files") or () if file.get("sha256")]
+    sums = [file.sha256 for file in model.files if file.sha256]
     if sums:
         rows.append(("SHA-256", "\n".join(sums)))
     return rows

@@ -1,14 +1,14 @@
 """A job under way: what, how far, how long, and the buttons to pause and cancel it."""
 
-from typing import Any
-
 from PySide6.QtCore import QCoreApplication, Qt
 from PySide6.QtWidgets import QFrame, QProgressBar, QVBoxLayout, QWidget
 
 from app.gui import words
-from app.gui.jobs import ENDED, Jobs
+from app.gui.fit.steps import left_s, share, step_words
+from app.gui.jobs import Jobs
 from app.gui.look import Look
 from app.gui.widgets.basics import IconButton, clear, label, row, stack
+from engine.api.jobs import Job, JobKind, Progress
 
 _STEPS = 1000
 
@@ -16,10 +16,10 @@ _STEPS = 1000
 class JobCard(QFrame):
     """One job; `show_job` brings it up to date."""
 
-    def __init__(self, look: Look, jobs: Jobs, job: dict[str, Any]) -> None:
+    def __init__(self, look: Look, jobs: Jobs, job: Job) -> None:
         super().__init__()
         self._jobs = jobs
-        self._id = job["id"]
+        self._id = job.id
         self.setProperty("kind", "card")
         self._title = label("", "strong")
         self._note = label("", "small", wrap=True)
@@ -39,31 +39,34 @@ class JobCard(QFrame):
         )
         self.show_job(job)
 
-    def show_job(self, job: dict[str, Any]) -> None:
+    def show_job(self, job: Job) -> None:
         """Show the state of the job."""
         self._job = job
-        progress = job.get("progress") or {}
-        done, total = progress.get("done") or 0, progress.get("total") or 0
+        done: float = job.progress.done
+        total: float = job.progress.total
+        if job.kind is JobKind.QUANTIZE and job.state in {"running", "paused"}:
+            done, total = share(job.progress), 1.0  # one bar for all of its phases
         self._title.setText(title_of(job))
         self._bar.setRange(0, _STEPS if total else 0)
         if total:
             self._bar.setValue(round(_STEPS * min(done / total, 1)))
-        self._bar.setVisible(job["state"] not in ENDED)
+        self._bar.setVisible(not job.ended)
         self._note.setText(note_of(job))
-        ended, paused = job["state"] in ENDED, job["state"] in {"paused", "failed"}
-        self._pause.setVisible(not ended or job["state"] == "failed")
+        paused = job.state in {"paused", "failed"}
+        self._pause.setVisible(paused or (job.kind.can_pause and not job.ended))
         self._pause.set_icon("play" if paused else "pause")
         self._pause.set_words(self.tr("Resume") if paused else self.tr("Pause"))
-        self._cancel.setVisible(job["state"] != "done")
+        self._cancel.setVisible(job.state != "done")
+        self._cancel.set_words(self.tr("Remove from this list") if job.ended else self.tr("Cancel"))
 
     def _on_pause(self) -> None:
-        self._jobs.do(self._id, "resume" if self._job["state"] in {"paused", "failed"} else "pause")
+        self._jobs.do(self._id, "resume" if self._job.state in {"paused", "failed"} else "pause")
 
 
 class JobList(QWidget):
     """The jobs that are not finished, newest first."""
 
-    def __init__(self, look: Look, jobs: Jobs, kinds: frozenset[str] | None = None) -> None:
+    def __init__(self, look: Look, jobs: Jobs, kinds: frozenset[JobKind] | None = None) -> None:
         super().__init__()
         self._look, self._jobs, self._kinds = look, jobs, kinds
         self._cards: dict[str, JobCard] = {}
@@ -76,20 +79,20 @@ class JobList(QWidget):
             self._on_changed(job)
         self._show_or_hide()
 
-    def _on_changed(self, job: dict[str, Any]) -> None:
-        if self._kinds is not None and job["kind"] not in self._kinds:
+    def _on_changed(self, job: Job) -> None:
+        if self._kinds is not None and job.kind not in self._kinds:
             return
-        card = self._cards.get(job["id"])
-        if job["state"] in {"done", "cancelled"}:
+        card = self._cards.get(job.id)
+        if job.state in {"done", "cancelled"}:
             if card is not None:
-                del self._cards[job["id"]]
+                del self._cards[job.id]
                 card.hide()
                 card.deleteLater()
         elif card is not None:
             card.show_job(job)
         else:
             made = JobCard(self._look, self._jobs, job)
-            self._cards[job["id"]] = made
+            self._cards[job.id] = made
             self._column.insertWidget(0, made)
         self._show_or_hide()
 
@@ -97,49 +100,67 @@ class JobList(QWidget):
         self.setVisible(bool(self._cards))
 
 
-def title_of(job: dict[str, Any]) -> str:
+def title_of(job: Job) -> str:
     """What the job does, in words."""
-    verbs = {
-        "pull": tr("Downloading {name}"),
-        "import": tr("Importing {name}"),
-        "verify": tr("Checking {name}"),
-        "quantize": tr("Making {name} fit"),
-    }
-    return verbs.get(job["kind"], "{name}").format(name=job.get("title") or job["id"])
+    words_ = tr(job.kind.title)
+    if job.state == "failed":
+        words_ = tr("{task}: not done").format(task=words_)
+    elif job.state == "paused":
+        words_ = tr("{task}: paused").format(task=words_)
+    return words_.format(name=job.title or job.id)
 
 
-def note_of(job: dict[str, Any]) -> str:
+def note_of(job: Job) -> str:
     """How far it is, or why it stands."""
-    progress, error = job.get("progress") or {}, job.get("error") or {}
-    if job["state"] == "failed":
-        return str(error.get("message") or tr("It failed."))
+    progress, reason = job.progress, job.error.message if job.error else ""
+    if job.state == "failed":
+        return reason or tr("It failed.")
     parts: list[str] = []
-    if job["state"] == "paused":
-        parts.append(str(error.get("message") or tr("Paused")))
-    if job["state"] == "queued":
+    if job.state == "paused":
+        parts.append(reason or tr("Paused"))
+    if job.state == "queued":
         parts.append(tr("Waiting for its turn"))
-    parts += [str(progress.get("phase") or "").replace("_", " "), amount_of(progress)]
-    if progress.get("stalled"):
-        parts.append(tr("stalled"))
-    elif progress.get("eta_s"):
-        parts.append(tr("{time} left").format(time=words.duration(progress["eta_s"])))
-    parts.append(str(progress.get("note") or ""))
+    left = progress.eta_s
+    if job.kind is JobKind.QUANTIZE and job.state in {"running", "paused"}:
+        parts += [step_words(progress.phase), f"{words.whole(100 * share(progress))} %"]
+        left = left_s(job)
+    else:
+        parts += [phase_words(progress.phase), amount_of(progress), progress.note]
+    if job.state == "running":
+        if progress.stalled:
+            parts.append(tr("nothing has come for a while"))
+        elif left:
+            parts.append(tr("about {time} left").format(time=words.duration(left)))
     return " · ".join(part for part in parts if part)
 
 
-def amount_of(progress: dict[str, Any]) -> str:
+def phase_words(phase: str) -> str:
+    """What a job does now."""
+    known = {
+        "planning": tr("Looking at what there is"),
+        "downloading": tr("Downloading"),
+        "verifying": tr("Checking"),
+        "copying": tr("Copying"),
+        "measuring": tr("Measuring"),
+        "tuning": tr("Trying settings"),
+        "pricing types": tr("Timing precisions"),
+    }
+    return known.get(phase, phase.replace("_", " "))
+
+
+def amount_of(progress: Progress) -> str:
     """How much of how much, and how fast."""
-    total = progress.get("total") or 0
+    done, total = progress.done, progress.total
     if not total:
         return ""
-    if progress.get("unit") == "%":
-        return f"{words.whole(100 * progress['done'] / total)} %"
-    if progress.get("unit") != "bytes":
+    if progress.unit == "%":
+        return f"{words.whole(100 * done / total)} %"
+    if progress.unit != "bytes":
         return tr("{done} of {total} {unit}").format(
-            done=words.whole(progress["done"]), total=words.whole(total), unit=progress.get("unit", "")
+            done=words.whole(done), total=words.whole(total), unit=progress.unit
         )
-    text = tr("{done} of {total}").format(done=words.size(progress["done"]), total=words.size(total))
-    return f"{text} · {words.size(progress['speed'])}/s" if progress.get("speed") else text
+    text = tr("{done} of {total}").format(done=words.size(done), total=words.size(total))
+    return f"{text} · {words.size(progress.speed)}/s" if progress.speed else text
 
 
 def tr(text: str) -> str:

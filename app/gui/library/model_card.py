@@ -1,19 +1,28 @@
 """One model on this computer."""
 
-from typing import Any
-
-from PySide6.QtCore import QCoreApplication, QPoint, Qt, Signal
-from PySide6.QtWidgets import QFrame, QMenu
+from PySide6.QtCore import QCoreApplication, Qt, Signal
+from PySide6.QtWidgets import QFrame
 
 from app.gui import words
+from app.gui.fit.sources import unfit
 from app.gui.look import Look
 from app.gui.widgets.basics import IconButton, LabelKind, button, label, row, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.mosaic import Mosaic, tiles_of_types
+from app.gui.widgets.popups import Menu
+from engine.api.library import Model
 
 # Share of the certificate's cases from which a model is fit for coding agents.
 _GOOD = 0.8
-_CAN = ("vision", "tools", "reasoning", "fim", "embedding", "rerank")
+_LARGE = 20  # pixels of body text
+_CAN = {
+    "vision": "vision",
+    "tools": "tool calls",
+    "reasoning": "reasoning",
+    "fim": "code completion",
+    "embedding": "embeddings",
+    "rerank": "reranking",
+}
 
 
 class ModelCard(QFrame):
@@ -24,88 +33,106 @@ class ModelCard(QFrame):
     verify_pressed = Signal(str)
     remove_pressed = Signal(str, str)
     details_pressed = Signal(str)
+    locate_pressed = Signal(str)
+    folder_pressed = Signal(str)
 
-    def __init__(self, look: Look, model: dict[str, Any]) -> None:
+    def __init__(self, look: Look, model: Model, tool_calls_frac: float | None = None) -> None:
         super().__init__()
         self.setProperty("kind", "card")
         self.model = model
-        name, identity = model["name"], model["id"]
-        details = model.get("details") or {}
+        self._look = look
+        name, identity = model.name, model.id
         mosaic = Mosaic(look, height=48)
         mosaic.setFixedSize(80, 56)
-        mosaic.show_tiles(tiles_of_types(details.get("type_bytes") or {}, 40))
+        mosaic.show_tiles(tiles_of_types(model.details.type_bytes, 40))
         title = label(name, "strong")
         facts = label(facts_of(model), "small", wrap=True)
         chips = Flow(spacing=4)
-        for words_, kind in chips_of(model):
+        for words_, kind in chips_of(model, tool_calls_frac):
             chips.add(label(words_, kind))
         chat = button(self.tr("Chat"), lambda: self.chat_pressed.emit(identity), "primary")
         fit = button(self.tr("Make it fit"), lambda: self.fit_pressed.emit(identity))
-        usable = model.get("state", "online") == "online"
-        can_chat = model.get("format") == "gguf" and {"chat", "completion"} & set(model.get("capabilities") or ())
+        usable = model.state == "online"
+        can_chat = model.format == "gguf" and {"chat", "completion"} & set(model.capabilities)
         chat.setEnabled(bool(usable and can_chat))
-        fit.setEnabled(usable)
+        fit.setEnabled(not unfit(model))
+        fit.setToolTip(unfit(model))
         for made, verb in ((chat, self.tr("Chat with {name}")), (fit, self.tr("Make {name} fit"))):
             made.setAccessibleName(verb.format(name=name))
         more = IconButton(look, "more", self.tr("More about {name}").format(name=name), lambda: self._menu(more))
         text = stack(title, facts, chips, spacing=4)
-        line = row(spacing=16, margins=(16, 16, 12, 16))
+        line = row(spacing=16)
         line.addWidget(mosaic, 0, Qt.AlignmentFlag.AlignTop)
         line.addLayout(text, 1)
-        line.addLayout(row(chat, fit, more, spacing=8))
-        self.setLayout(line)
+        # Large letters leave no room for buttons beside the words.
+        whole = stack(line, spacing=12, margins=(16, 16, 12, 16))
+        buttons = stack(spacing=0) if look.tokens.body < _LARGE else whole
+        if buttons is not whole:
+            line.addLayout(buttons)
+        if model.state == "missing":
+            locate = button(self.tr("Locate…"), lambda: self.locate_pressed.emit(identity), "primary")
+            remove = button(self.tr("Remove"), lambda: self.remove_pressed.emit(identity, name))
+            buttons.addLayout(row(locate, remove, more, spacing=8))
+        else:
+            buttons.addLayout(row(chat, fit, more, 1 if buttons is whole else 0, spacing=8))
+        self.setLayout(whole)
 
     def _menu(self, at: IconButton) -> None:
-        identity = self.model["id"]
-        menu = QMenu(self)
-        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        menu.addAction(self.tr("Details"), lambda: self.details_pressed.emit(identity))
-        menu.addAction(self.tr("Check the file"), lambda: self.verify_pressed.emit(identity))
+        identity, name, path = self.model.id, self.model.name, self.model.path
+        menu = Menu(self._look, self)
+        menu.add("info", self.tr("Details"), lambda: self.details_pressed.emit(identity))
+        menu.add("check", self.tr("Check the file"), lambda: self.verify_pressed.emit(identity))
+        show = menu.add("folder", self.tr("Show in folder"), lambda: self.folder_pressed.emit(path))
+        show.setEnabled(self.model.state != "missing" and bool(path))
         menu.addSeparator()
-        remove = menu.addAction(self.tr("Remove…"), lambda: self.remove_pressed.emit(identity, self.model["name"]))
-        remove.setEnabled(self.model.get("origin", {}).get("kind") != "bundled")
-        menu.popup(at.mapToGlobal(QPoint(0, at.height())))
+        remove = menu.add("trash", self.tr("Remove…"), lambda: self.remove_pressed.emit(identity, name), "bad")
+        remove.setEnabled(self.model.origin.kind not in {"bundled", "installed"})
+        menu.below(at)
 
 
-def facts_of(model: dict[str, Any]) -> str:
+def facts_of(model: Model) -> str:
     """Parameters, precision, size, context: one line."""
-    details = model.get("details") or {}
-    parts = [str(details.get("architecture") or model.get("format"))]
-    if details.get("n_params"):
-        parts.append(_tr("{n} parameters").format(n=words.count(details["n_params"])))
-    if model.get("bits_per_weight"):
-        parts.append(_tr("{n} bits").format(n=words.decimal(model["bits_per_weight"], 2)))
-    if details.get("quantization"):
-        parts.append(str(details["quantization"]))
-    parts.append(words.size(model.get("size_bytes") or 0))
-    if details.get("context_train"):
-        parts.append(_tr("context {n}").format(n=words.whole(details["context_train"])))
+    details = model.details
+    parts = [details.architecture or model.format]
+    if details.n_params:
+        parts.append(_tr("{n} parameters").format(n=words.count(details.n_params)))
+    if model.bits_per_weight:
+        parts.append(_tr("{n} bits per weight").format(n=words.decimal(model.bits_per_weight, 2)))
+    if details.quantization:
+        parts.append(details.quantization)
+    parts.append(words.size(model.size_bytes))
+    if details.context_train:
+        parts.append(_tr("context {n}").format(n=words.whole(details.context_train)))
     return " · ".join(parts)
 
 
-def chips_of(model: dict[str, Any]) -> list[tuple[str, LabelKind]]:
+def chips_of(model: Model, tool_calls_frac: float | None = None) -> list[tuple[str, LabelKind]]:
     """What sets a model apart."""
     made: list[tuple[str, LabelKind]] = []
-    state, origin = model.get("state", "online"), model.get("origin") or {}
+    state, origin = model.state, model.origin
     if state == "offline":
         made.append((_tr("Offline: its drive is not connected"), "chip-warn"))
+    elif state == "missing":
+        made.append((_tr("Its file was moved or deleted"), "chip-warn"))
     elif state in {"broken", "changed"}:
-        made.append((str(model.get("problem") or _tr("The file changed")), "chip-bad"))
-    if origin.get("kind") == "bundled":
-        made.append((_tr("Demo, comes with Tessera"), "chip"))
-    elif origin.get("kind") == "built":
+        made.append((model.problem or _tr("The file changed"), "chip-bad"))
+    if origin.kind == "bundled":
+        made.append((_tr("Toy for demonstrations"), "chip"))
+    elif origin.kind == "installed":
+        made.append((_tr("Comes with Tessera"), "chip"))
+    elif origin.kind == "built":
         made.append((_tr("Made here"), "chip-ok"))
-    elif origin.get("kind") == "linked":
-        made.append((_tr("Linked from {app}").format(app=origin.get("app") or "?"), "chip"))
-    if "tool_calls_frac" in model:
-        share = f"{model['tool_calls_frac']:.0%}"
+    elif origin.kind == "linked":
+        made.append((_tr("Linked from {app}").format(app=origin.app) if origin.app else _tr("Linked"), "chip"))
+    if tool_calls_frac is not None:
+        share = f"{tool_calls_frac:.0%}"
         made.append(
             (
                 _tr("Tool calls {share}").format(share=share),
-                "chip-ok" if model["tool_calls_frac"] >= _GOOD else "chip",
+                "chip-ok" if tool_calls_frac >= _GOOD else "chip",
             )
         )
-    made.extend((name, "chip") for name in model.get("capabilities") or () if name in _CAN)
+    made.extend((_tr(_CAN[name]), "chip") for name in model.capabilities if name in _CAN)
     return made
 
 

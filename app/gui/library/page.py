@@ -1,23 +1,30 @@
 """The library page: models on this computer, and finding more."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QFileDialog, QMenu, QTabWidget, QVBoxLayout, QWidget
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtWidgets import QFileDialog, QTabWidget, QVBoxLayout, QWidget
 
+from app.client import ApiError
 from app.code.certify.run import CertificateStore
-from app.gui.api import ApiError, in_words
+from app.gui.api import in_words
 from app.gui.jobs import Jobs
 from app.gui.library.details import DetailsDialog
 from app.gui.library.hub_tab import HubTab
 from app.gui.library.job_card import JobList, title_of
 from app.gui.library.model_card import ModelCard
 from app.gui.services import Services
+from app.gui.show_in_folder import show_in_folder
 from app.gui.widgets.basics import Banner, Empty, Page, button, clear, stack
+from app.gui.widgets.popups import Menu
+from engine.api.jobs import Job, JobKind, ModelMade, result_of
+from engine.api.library import Model, PullRequest, Removed, Tensor
 from engine.paths import user_paths
+
+# A file that comes back, or a drive, is seen this soon while the page is looked at.
+_REFRESH_MS = 2000
 
 
 class LibraryPage(Page):
@@ -30,6 +37,7 @@ class LibraryPage(Page):
         super().__init__(self.tr("Library"))
         self._services, self._jobs = services, jobs
         self.cards: list[ModelCard] = []
+        self._shown: list[tuple[Model, float | None]] = []
         self.banner = Banner(services.look)
         self._add = button(self.tr("Add a file or folder…"), self._show_add_menu)
         self.header.addWidget(self._add, 0, Qt.AlignmentFlag.AlignTop)
@@ -54,50 +62,67 @@ class LibraryPage(Page):
         self.tabs.currentChanged.connect(self._on_tab)
         for widget in (self.banner, JobList(services.look, jobs), self.tabs):
             self.content.addWidget(widget)
+        self._timer = QTimer(self)
+        self._timer.setInterval(_REFRESH_MS)
+        self._timer.timeout.connect(self.refresh)
         jobs.finished.connect(self._on_job_finished)
         jobs.failed.connect(lambda text: self.banner.tell(text, "bad"))
         services.models.reachable_changed.connect(lambda _: self.refresh())
+        services.look.changed.connect(self._rebuild)
 
     def showEvent(self, event: QShowEvent) -> None:
         """Look again when the page is opened."""
         super().showEvent(event)
         self.refresh()
+        self._timer.start()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        """Nothing runs for a page that is not seen."""
+        super().hideEvent(event)
+        self._timer.stop()
 
     def refresh(self, *, look_again: bool = False) -> None:
         """Ask the server for the models."""
-        path = "/tessera/v1/models" + ("?refresh=true" if look_again else "")
-        self._run(lambda: self._certified(self._services.api.get(path)), self._show)
+        if not look_again and (self._asking or not self._services.models.reachable):
+            return
+        self._asking = True
+
+        def failed(error: Exception) -> None:
+            self._asking = False
+            if isinstance(error, ApiError) and error.status == 0:
+                return  # that the server is away is told for the whole window
+            self.banner.tell(in_words(error), "bad")
+
+        def show(models: list[tuple[Model, float | None]]) -> None:
+            self._asking = False
+            self._show(models)
+
+        api = self._services.api
+        self._services.background.run(lambda: self._certified(api.library(refresh=look_again)), show, failed, self)
+
+    _asking = False
 
     @staticmethod
-    def _certified(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    def _certified(models: Sequence[Model]) -> list[tuple[Model, float | None]]:
         """The models, each with the pass rate of its tool-call certificate where it has one."""
         store = CertificateStore(user_paths().state)
-        models: list[dict[str, Any]] = answer.get("models") or []
-        for model in models:
-            certificate = store.load(model["id"])
-            if certificate is not None:
-                model["tool_calls_frac"] = certificate.pass_frac
-        return models
+        found = ((model, store.load(model.id)) for model in models)
+        return [(model, certificate.pass_frac if certificate else None) for model, certificate in found]
 
     def pull(self, model: str, quantization: str = "") -> None:
         """Start a download."""
         if self._services.settings.now.flag("network.offline"):
             self.banner.tell(self.tr("Tessera is set to offline. Change it in Settings to download."), "info")
             return
-        body = {"model": model, "quant": quantization or None}
-        self._run(lambda: self._services.api.post("/tessera/v1/models/pull", body), self._on_started)
+        request = PullRequest(model=model, quant=quantization or None)
+        self._services.ask(self.banner, lambda: self._services.api.pull(request), self._jobs.started)
 
     def add(self, path: str, *, link: bool) -> None:
         """Copy a model into the library, or use it where it lies."""
         if link:
-            self._run(
-                lambda: self._services.api.post("/tessera/v1/models/link", {"where": path}),
-                lambda _: self.refresh(),
-            )
+            self._services.ask(self.banner, lambda: self._services.api.link(path), lambda _: self.refresh())
         else:
-            self._run(
-                lambda: self._services.api.post("/tessera/v1/models/import", {"path": path}), self._on_started
-            )
+            self._services.ask(self.banner, lambda: self._services.api.import_model(path), self._jobs.started)
 
     def offer(self, path: str) -> None:
         """A model was dropped on the window: ask what to do with it."""
@@ -110,40 +135,45 @@ class LibraryPage(Page):
 
     def verify(self, model: str) -> None:
         """Hash the files of a model."""
-        self._run(lambda: self._services.api.post(f"/tessera/v1/models/{quote(model)}/verify"), self._on_started)
+        self._services.ask(self.banner, lambda: self._services.api.verify(model), self._jobs.started)
 
     def remove(self, model: str, name: str) -> None:
         """Remove a model; it can be brought back."""
 
-        def done(removed: dict[str, Any]) -> None:
-            ticket = removed.get("ticket")
+        def done(removed: Removed) -> None:
             self.refresh()
             self._services.models.refresh()
             self.banner.tell(
                 self.tr("{name} was removed.").format(name=name),
                 "info",
-                (self.tr("Undo"), lambda: self._restore(str(ticket))),
+                (self.tr("Undo"), lambda: self._restore(removed.ticket)),
             )
 
-        self._run(lambda: self._services.api.delete(f"/tessera/v1/models/{quote(model)}"), done)
+        self._services.ask(self.banner, lambda: self._services.api.remove(model), done)
 
     def _restore(self, ticket: str) -> None:
-        self._run(
-            lambda: self._services.api.post(f"/tessera/v1/trash/{quote(ticket)}/restore"), lambda _: self.refresh()
-        )
+        self._services.ask(self.banner, lambda: self._services.api.restore(ticket), lambda _: self.refresh())
 
-    def _show(self, models: list[dict[str, Any]]) -> None:
-        if [card.model for card in self.cards] == models and models:
+    def _rebuild(self) -> None:
+        """Cards place their parts by the size of the letters."""
+        models, self._shown = self._shown, []
+        self._show(models)
+
+    def _show(self, models: list[tuple[Model, float | None]]) -> None:
+        if models == self._shown and models:
             return  # nothing moves under the pointer
+        self._shown = models
         clear(self._column)
         self.cards = []
-        for model in models:
-            card = ModelCard(self._services.look, model)
+        for model, tool_calls_frac in models:
+            card = ModelCard(self._services.look, model, tool_calls_frac)
             card.chat_pressed.connect(self.chat_wanted)
             card.fit_pressed.connect(self.fit_wanted)
             card.verify_pressed.connect(self.verify)
             card.remove_pressed.connect(self._ask_remove)
             card.details_pressed.connect(self._show_details)
+            card.locate_pressed.connect(self._locate)
+            card.folder_pressed.connect(show_in_folder)
             self._column.addWidget(card)
             self.cards.append(card)
         self._empty.setVisible(not models)
@@ -155,28 +185,49 @@ class LibraryPage(Page):
             (self.tr("Remove"), lambda: self.remove(model, name)),
         )
 
+    def _locate(self, model: str) -> None:
+        """The file of a model is elsewhere now: link it there, and forget the old place."""
+        dialog = QFileDialog(self, self.tr("Where is this model now?"))
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
+        dialog.setNameFilter(self.tr("Models (*.gguf)"))
+        api = self._services.api
+
+        def found(path: str) -> None:
+            def move() -> None:
+                api.link(path)
+                api.remove(model)
+
+            def done(_: object) -> None:
+                self.refresh()
+                self._services.models.refresh()
+
+            self._services.ask(self.banner, move, done)
+
+        dialog.fileSelected.connect(found)
+        dialog.open()
+
     def _show_details(self, model: str) -> None:
-        path, api = f"/tessera/v1/models/{quote(model)}", self._services.api
+        api = self._services.api
 
-        def ask() -> tuple[dict[str, Any], list[dict[str, Any]]]:
-            found: dict[str, Any] = api.get(path)
+        def ask() -> tuple[Model, tuple[Tensor, ...]]:
+            found = api.model(model)
             try:
-                return found, api.get(f"{path}/tensors")["tensors"]
+                return found, api.tensors(model).tensors
             except ApiError:  # a folder, or a file that is gone: the rest is shown all the same
-                return found, []
+                return found, ()
 
-        def show(found: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
+        def show(found: tuple[Model, tuple[Tensor, ...]]) -> None:
             DetailsDialog(self._services.look, *found, self).open()
 
-        self._run(ask, show)
+        self._services.ask(self.banner, ask, show)
 
     def _show_add_menu(self) -> None:
-        menu = QMenu(self)
-        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        menu.addAction(self.tr("A GGUF file…"), lambda: self._choose(folder=False))
-        menu.addAction(self.tr("A folder (safetensors, ONNX)…"), lambda: self._choose(folder=True))
-        menu.addAction(self.tr("Look for new files"), lambda: self.refresh(look_again=True))
-        menu.popup(self._add.mapToGlobal(self._add.rect().bottomLeft()))
+        menu = Menu(self._services.look, self)
+        menu.add("attach", self.tr("A GGUF file…"), lambda: self._choose(folder=False))
+        menu.add("folder", self.tr("A folder (safetensors, ONNX)…"), lambda: self._choose(folder=True))
+        menu.add("refresh", self.tr("Look for new files"), lambda: self.refresh(look_again=True))
+        menu.below(self._add)
 
     def _choose(self, *, folder: bool) -> None:
         dialog = QFileDialog(self, self.tr("Add a model"))
@@ -191,20 +242,15 @@ class LibraryPage(Page):
         if position == 1:
             self.hub.show_starters()
 
-    def _on_started(self, job: dict[str, Any]) -> None:
-        self._jobs.started(job)
-
-    def _on_job_finished(self, job: dict[str, Any]) -> None:
-        if job["state"] == "done":
-            self.refresh()
-            if job["kind"] == "verify":
-                self.banner.tell(self.tr("{name} is as it should be.").format(name=job.get("title", "")), "ok")
-            elif job["kind"] in {"pull", "import"}:
-                model = (job.get("result") or {}).get("model")
-                actions = [(self.tr("Chat with it"), lambda: self.chat_wanted.emit(model))] if model else []
-                self.banner.tell(self.tr("{name} is ready.").format(name=job.get("title", "")), "ok", *actions)
-        elif job["state"] == "failed":
-            self.banner.tell(f"{title_of(job)}: {(job.get('error') or {}).get('message', '')}", "bad")
-
-    def _run(self, work: Any, on_done: Any) -> None:
-        self._services.background.run(work, on_done, lambda error: self.banner.tell(in_words(error), "bad"), self)
+    def _on_job_finished(self, job: Job) -> None:
+        if job.state == "failed":
+            self.banner.tell(f"{title_of(job)}: {job.error.message if job.error else ''}", "bad")
+        if job.state != "done":
+            return
+        self.refresh()
+        if job.kind is JobKind.VERIFY:
+            self.banner.tell(self.tr("{name} is as it should be.").format(name=job.title), "ok")
+        elif job.kind in {JobKind.PULL, JobKind.IMPORT}:
+            made = result_of(job, ModelMade)
+            actions = [(self.tr("Chat with it"), lambda: self.chat_wanted.emit(made.model))] if made else []
+            self.banner.tell(self.tr("{name} is ready.").format(name=job.title), "ok", *actions)

@@ -71,6 +71,7 @@ class MarkdownView(QTextBrowser):
         """Replace the text."""
         self._content.set_text(text)
         self._place_buttons()
+        self._on_size_changed()
 
     def set_plain(self, text: str) -> None:
         """Replace the text by one that is shown as it is typed (no markdown)."""
@@ -96,6 +97,7 @@ class MarkdownView(QTextBrowser):
         stable = self._content.num_stable_code
         self._content.append(text)
         self._place_buttons(stable)
+        self._on_size_changed()
 
     def loadResource(self, kind: int, name: QUrl | str) -> object:
         """Nothing: text from a model never reads a file or the network."""
@@ -203,7 +205,9 @@ class MarkdownView(QTextBrowser):
         return button
 
     def _on_size_changed(self) -> None:
-        height = max(round(self._document.size().height()), 1)
+        height = max(math.ceil(self._document.size().height()), 1)
+        if self._content.code:  # the frame of code at the end reaches below the last line
+            height = max(height, math.ceil(self._code_box(self._content.code[-1]).bottom() + 1))
         if height != self.height():
             self.setFixedHeight(height)
             self.height_changed.emit()
@@ -218,6 +222,7 @@ class MarkdownView(QTextBrowser):
             self.set_plain(text)
         else:
             self.set_markdown(text)
+        self.height_changed.emit()  # other letters may want another width as well
 
     def _on_anchor_clicked(self, url: QUrl) -> None:
         if url.scheme().lower() not in _OPENABLE:

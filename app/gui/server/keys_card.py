@@ -1,17 +1,14 @@
 """Keys of the server: make one for a program, see what each may do, revoke it."""
 
-from typing import Any
-from urllib.parse import quote
-
-from PySide6.QtCore import QDateTime, QLocale, QTimer, Signal
+from PySide6.QtCore import QDateTime, QLocale, QTimer
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QLineEdit, QVBoxLayout
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QVBoxLayout
 
-from app.gui.api import in_words
 from app.gui.services import Services
-from app.gui.widgets.basics import button, clear, label, row, stack
+from app.gui.widgets.basics import Banner, button, clear, label, row, stack
+from app.gui.widgets.popups import Choice
+from engine.api.keys import Key, KeyRequest, Keys, NewKey
 
-PATH = "/tessera/v1/keys"
 _DONE_MS = 1500
 _MOST_NAME = 100
 
@@ -19,13 +16,11 @@ _MOST_NAME = 100
 class KeysCard(QFrame):
     """A new key is shown once; only its hash is kept by the server."""
 
-    failed = Signal(str)
-
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, banner: Banner) -> None:
         super().__init__()
-        self._services = services
+        self._services, self._banner = services, banner
         self.setProperty("kind", "card")
-        self._keys: list[dict[str, Any]] | None = None
+        self._keys: Keys | None = None
         self._note = label("", "small", wrap=True)
         self._rows = QVBoxLayout()
         self._rows.setSpacing(8)
@@ -35,7 +30,7 @@ class KeysCard(QFrame):
         self.name.setAccessibleName(self.tr("Name of the new key"))
         self.name.textChanged.connect(lambda _: self._refresh_button())
         self.name.returnPressed.connect(self._make)
-        self.scope = QComboBox()
+        self.scope = Choice()
         self.scope.setAccessibleName(self.tr("What the new key may do"))
         self.scope.addItem(self.tr("May run models"), ["chat"])
         self.scope.addItem(self.tr("May also manage models"), ["chat", "manage"])
@@ -58,27 +53,26 @@ class KeysCard(QFrame):
     def refresh(self) -> None:
         """Ask which keys there are."""
         run, api = self._services.background.run, self._services.api
-        run(lambda: api.get(PATH), self._show, lambda _: None, self)
+        run(api.keys, self._show, lambda _: None, self)
 
-    def _show(self, answer: dict[str, Any]) -> None:
-        keys = answer.get("keys") or []
-        if keys == self._keys:
+    def _show(self, answer: Keys) -> None:
+        if answer == self._keys:
             return
-        self._keys = keys
+        self._keys = answer
         clear(self._rows)
-        for key in keys:
+        for key in answer.keys:
             self._rows.addLayout(self._key_row(key))
         self._note.setText(
             self.tr("Every program must present one of these keys, on this computer too.")
-            if keys
+            if answer.keys
             else self.tr("No key is needed on this computer. As soon as there is one, every program needs one.")
         )
 
-    def _key_row(self, key: dict[str, Any]) -> QHBoxLayout:
-        name = str(key["name"])
+    def _key_row(self, key: Key) -> QHBoxLayout:
+        name = key.name
         scopes = {"chat": self.tr("runs models"), "manage": self.tr("manages models")}
-        chips = [label(scopes.get(scope, scope), "chip") for scope in key.get("scopes") or ()]
-        made = QLocale().toString(QDateTime.fromSecsSinceEpoch(int(key.get("created_at") or 0)).date())
+        chips = [label(scopes[scope], "chip") for scope in key.scopes]
+        made = QLocale().toString(QDateTime.fromSecsSinceEpoch(int(key.created_at)).date())
         revoke = button(self.tr("Revoke"), lambda: self._revoke(name), "danger")
         revoke.setAccessibleName(self.tr("Revoke {name}").format(name=name))
         return row(label(name), *chips, label(self.tr("made {date}").format(date=made), "small"), 1, revoke)
@@ -87,19 +81,19 @@ class KeysCard(QFrame):
         name = self.name.text().strip()
         if not name:
             return
-        body = {"name": name, "scopes": self.scope.currentData()}
+        request = KeyRequest(name=name, scopes=tuple(self.scope.currentData()))
 
-        def done(answer: dict[str, Any]) -> None:
-            self.key.setText(str(answer["key"]))
+        def done(made: NewKey) -> None:
+            self.key.setText(made.key)
             self._new.show()
             self.name.clear()
             self.refresh()
 
-        self._run(lambda: self._services.api.post(PATH, body), done)
+        self._services.ask(self._banner, lambda: self._services.api.make_key(request), done)
 
     def _revoke(self, name: str) -> None:
         self._new.hide()
-        self._run(lambda: self._services.api.delete(f"{PATH}/{quote(name, safe='')}"), lambda _: self.refresh())
+        self._services.ask(self._banner, lambda: self._services.api.revoke_key(name), lambda _: self.refresh())
 
     def _copy_key(self) -> None:
         QGuiApplication.clipboard().setText(self.key.text())
@@ -108,6 +102,3 @@ class KeysCard(QFrame):
 
     def _refresh_button(self) -> None:
         self.make.setEnabled(bool(self.name.text().strip()))
-
-    def _run(self, work: Any, done: Any) -> None:
-        self._services.background.run(work, done, lambda error: self.failed.emit(in_words(error)), self)

@@ -4,7 +4,7 @@ from typing import Any
 
 from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
-from PySide6.QtWidgets import QComboBox, QPlainTextEdit
+from PySide6.QtWidgets import QPlainTextEdit
 
 from app.gui.api import in_words
 from app.gui.server import requests
@@ -14,6 +14,8 @@ from app.gui.server_link import ServerLink, server_log
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, IconButton, Page, button, card, label, row, set_kind
 from app.gui.widgets.plain_table import PlainTable
+from app.gui.widgets.popups import Choice
+from engine.api.requests import RecentActivity
 
 _DONE_MS = 1500
 _REFRESH_MS = 2000
@@ -50,8 +52,7 @@ class ServerPage(Page):
         )
         self._build_snippets()
         self._build_activity()
-        self.keys = KeysCard(services)
-        self.keys.failed.connect(lambda text: self.banner.tell(text, "bad"))
+        self.keys = KeysCard(services, self.banner)
         self.add_section(self.tr("Keys"), self.keys)
         self.log = QPlainTextEdit()
         self.log.setReadOnly(True)
@@ -70,7 +71,7 @@ class ServerPage(Page):
 
     def _build_snippets(self) -> None:
         look = self._services.look
-        self.client = QComboBox()
+        self.client = Choice()
         self.client.setAccessibleName(self.tr("Program to connect"))
         for snippet in SNIPPETS:
             self.client.addItem(snippet.name)
@@ -95,13 +96,13 @@ class ServerPage(Page):
             "muted",
             wrap=True,
         )
-        self.add_section(self.tr("What is connected"), card(self._nobody, self.programs))
+        self.add_section(self.tr("Connected programs"), card(self._nobody, self.programs))
         self.requests = PlainTable(
             look, self.tr("Requests, newest first"), requests.request_columns(), numbers=6, rows=8
         )
         self._none = label(self.tr("Requests appear here, without what was said in them."), "muted", wrap=True)
         self.add_section(self.tr("Requests"), card(self._none, self.requests))
-        self._show_activity({})
+        self._show_activity(RecentActivity())
 
     def refresh(self) -> None:
         """Show what is known now."""
@@ -122,6 +123,8 @@ class ServerPage(Page):
                 "Started by another program (for example tessera serve); it goes on without this window."
             )
         self._where.setText(words)
+        if not running:
+            self._show_activity(RecentActivity())
         self._show_snippet()
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -138,8 +141,7 @@ class ServerPage(Page):
 
     def _show_snippet(self) -> None:
         snippet = SNIPPETS[max(self.client.currentIndex(), 0)]
-        choices = self._services.models.choices
-        model = choices[0].id if choices else "MODEL"
+        model = self._services.models.default or "MODEL"
         now = self._services.settings.now
         url = self._link.url or f"http://{now.text('server.host')}:{now.integer('server.port')}"
         self._hint.setText(self.tr(snippet.hint))
@@ -178,17 +180,17 @@ class ServerPage(Page):
         if not self._asking and self._services.models.reachable:
             self._asking = True
             run, api = self._services.background.run, self._services.api
-            run(lambda: api.get(requests.PATH), self._show_activity, lambda _: self._show_activity(None), self)
+            run(api.recent_requests, self._show_activity, lambda _: self._show_activity(None), self)
 
-    def _show_activity(self, answer: dict[str, Any] | None) -> None:
+    def _show_activity(self, answer: RecentActivity | None) -> None:
         self._asking = False
         if answer is None:
             return
-        programs = [program for program in answer.get("programs") or () if program.get("connected")]
+        programs = [program for program in answer.programs if program.connected]
         self.programs.show_rows([requests.program_row(program) for program in programs])
         self.programs.setVisible(bool(programs))
         self._nobody.setVisible(not programs)
-        asked = list(answer.get("requests") or ())[:_SHOWN_REQUESTS]
+        asked = answer.requests[:_SHOWN_REQUESTS]
         self.requests.show_rows([requests.request_row(request) for request in asked])
         self.requests.setVisible(bool(asked))
         self._none.setVisible(not asked)

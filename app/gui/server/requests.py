@@ -1,13 +1,12 @@
 """The last requests and the programs that sent them, as rows of a table. No widgets here."""
 
 import time
-from typing import Any
 
 from PySide6.QtCore import QCoreApplication, QDateTime, QLocale
 
 from app.gui import words
+from engine.api.requests import Program, RequestRecord
 
-PATH = "/tessera/v1/requests"
 _OK_BELOW = 400
 _MINUTE_S = 60
 
@@ -20,28 +19,28 @@ def request_columns() -> list[str]:
     ]  # fmt: skip
 
 
-def request_row(row: dict[str, Any]) -> list[str]:
+def request_row(row: RequestRecord) -> list[str]:
     """One request in words; what nobody measured is a dash."""
     return [
-        str(row["program"]),
-        str(row["route"]),
-        str(row.get("model") or words.UNKNOWN),
-        clock(row["time"]),
+        row.program,
+        row.route,
+        row.model or words.UNKNOWN,
+        clock(row.time),
         state_of(row),
-        _whole(row.get("prompt_tokens")),
-        _whole(row.get("cached_tokens")),
-        _whole(row.get("completion_tokens")),
-        _seconds(row.get("ttft_s")),
-        words.UNKNOWN if row.get("tok_s") is None else words.decimal(row["tok_s"]),
-        words.UNKNOWN if row.get("running") else _seconds(row.get("seconds")),
+        _whole(row.prompt_tokens),
+        _whole(row.cached_tokens),
+        _whole(row.completion_tokens),
+        _seconds(row.ttft_s),
+        words.UNKNOWN if row.tok_s is None else words.decimal(row.tok_s),
+        words.UNKNOWN if row.running else _seconds(row.seconds),
     ]
 
 
-def state_of(row: dict[str, Any]) -> str:
+def state_of(row: RequestRecord) -> str:
     """Running, done, refused with a status, or left by the client."""
-    if row.get("running"):
+    if row.running:
         return _tr("Running")
-    status = int(row.get("status") or 0)
+    status = row.status
     if not status:
         return _tr("Client left")
     return _tr("Done") if status < _OK_BELOW else _tr("Refused ({status})").format(status=status)
@@ -52,18 +51,16 @@ def program_columns() -> list[str]:
     return [_tr("Program"), _tr("Address"), _tr("Last seen"), _tr("Running"), _tr("Requests")]
 
 
-def program_row(row: dict[str, Any], now: float | None = None) -> list[str]:
+def program_row(row: Program, now: float | None = None) -> list[str]:
     """One program in words."""
-    seconds = max(0.0, (time.time() if now is None else now) - row["last_seen"])
-    ago = (
-        _tr("now") if row.get("active") or seconds < _MINUTE_S else _tr("{n} ago").format(n=words.duration(seconds))
-    )
+    seconds = max(0.0, (time.time() if now is None else now) - row.last_seen)
+    ago = _tr("now") if row.active or seconds < _MINUTE_S else _tr("{n} ago").format(n=words.duration(seconds))
     return [
-        str(row["name"]),
-        str(row["address"]),
+        row.name,
+        row.address,
         ago,
-        words.whole(row.get("active") or 0),
-        words.whole(row.get("num_requests") or 0),
+        words.whole(row.active),
+        words.whole(row.num_requests),
     ]
 
 
@@ -73,11 +70,11 @@ def clock(seconds: float) -> str:
     return QLocale().toString(moment.time(), "HH:mm:ss")
 
 
-def _whole(value: Any) -> str:
+def _whole(value: int | None) -> str:
     return words.UNKNOWN if value is None else words.whole(value)
 
 
-def _seconds(value: Any) -> str:
+def _seconds(value: float | None) -> str:
     if value is None:
         return words.UNKNOWN
     if value < 1:

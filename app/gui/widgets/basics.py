@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Literal
 
-from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtCore import QSize, Qt, QTimer, Signal
+from PySide6.QtGui import QHideEvent, QResizeEvent
 from PySide6.QtWidgets import (
+    QApplication,
     QFrame,
     QHBoxLayout,
     QLabel,
@@ -17,8 +18,12 @@ from PySide6.QtWidgets import (
     QVBoxLayout,
     QWidget,
 )
+from shiboken6 import isValid
 
 from app.gui.look import Look
+
+# The grid of all pages: the widest column, the distance from its edges, and the room kept for a scroll bar.
+PAGE_WIDTH, PAGE_MARGIN, SCROLL_BAR = 960, 32, 12
 
 LabelKind = Literal["", "muted", "small", "title", "strong", "chip", "chip-ok", "chip-warn", "chip-bad"]
 Tone = Literal["info", "ok", "warn", "bad"]
@@ -159,8 +164,10 @@ def clear(layout: QLayout) -> None:
 class Page(QScrollArea):
     """A scrolling page with a title and a column of content."""
 
-    def __init__(self, title: str, subtitle: str = "", *, width: int = 960) -> None:
+    def __init__(self, title: str, subtitle: str = "", *, width: int = PAGE_WIDTH) -> None:
         super().__init__()
+        self.verticalScrollBar().rangeChanged.connect(self._reserve)
+        self._reserve(0, 0)
         self.setWidgetResizable(True)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -175,14 +182,16 @@ class Page(QScrollArea):
         self.header = QHBoxLayout()
         self.header.setSpacing(8)
         self.header.addLayout(stack(self.title, self.subtitle, spacing=4), 1)
-        self.content = stack(self.header, spacing=16, margins=(32, 32, 32, 32))
-        self.content.setAlignment(Qt.AlignmentFlag.AlignTop)
+        self.content = stack(self.header, spacing=16, margins=(PAGE_MARGIN, 24, PAGE_MARGIN, PAGE_MARGIN))
         column.setLayout(self.content)
-        outer = QHBoxLayout(inner)
-        outer.setContentsMargins(0, 0, 0, 0)
+        outer = row(spacing=0)
         outer.addStretch(1)
         outer.addWidget(column, 100)
         outer.addStretch(1)
+        # What is left goes below the column: aligned to the top, it would not get the height its lines need.
+        whole = stack(outer, spacing=0)
+        whole.addStretch(1)
+        inner.setLayout(whole)
         self.setWidget(inner)
         self.setAccessibleName(title)
 
@@ -196,6 +205,10 @@ class Page(QScrollArea):
         """The subtitle gets the height its lines need, which the layout of the header does not give it."""
         super().resizeEvent(event)
         self._fit_subtitle()
+
+    def _reserve(self, _low: int, high: int) -> None:
+        """The room of the scroll bar is kept where there is none, so that nothing moves when it comes."""
+        self.setViewportMargins(0, 0, 0 if high else SCROLL_BAR, 0)
 
     def _fit_subtitle(self) -> None:
         self.subtitle.setMinimumHeight(max(0, self.subtitle.heightForWidth(self.subtitle.width())))
@@ -212,6 +225,7 @@ class Banner(QFrame):
         super().__init__(parent)
         self._text = label("", wrap=True, selectable=True)
         self._actions = QHBoxLayout()
+        self._before: QWidget | None = None  # had the focus when the banner came
         self._close = IconButton(look, "close", self.tr("Close"), self.hide)
         layout = row(self._text, self._actions, self._close, spacing=8, margins=(16, 8, 8, 8))
         layout.setStretch(0, 1)
@@ -233,10 +247,24 @@ class Banner(QFrame):
                 run()
 
             self._actions.addWidget(button(words, act))
+        if not self.isVisible():
+            self._before = QApplication.focusWidget()
         self._text.setText(text)
         set_kind(self, f"banner-{tone}")
         self.setAccessibleName(text)
         self.show()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        """The focus goes back to where it was, not to whatever comes next."""
+        focused = self.focusWidget()
+        super().hideEvent(event)
+        before, self._before = self._before, None
+        if focused is None or before is None or not isValid(before) or not before.isVisible():
+            return
+        if self.isAncestorOf(QApplication.focusWidget() or self) or focused.hasFocus():
+            before.setFocus()
+        else:
+            QTimer.singleShot(0, before, before.setFocus)
 
 
 class Empty(QWidget):

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from PySide6.QtCore import QEvent, QRectF, QSize, Qt
 from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent
@@ -12,6 +11,8 @@ from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QToolTip, QWidget
 from app.gui import words
 from app.gui.look import Look
 from app.gui.widgets.basics import label
+from engine.api.library import Tensor
+from engine.api.quantizing import TensorPlan
 from quantize.ggml_types import GgmlType, bits_per_weight
 
 
@@ -39,12 +40,12 @@ def tiles_of_types(type_bytes: Mapping[str, int], num_tiles: int) -> list[Tile]:
     return made[:num_tiles]
 
 
-def tiles_of_tensors(tensors: Iterable[Mapping[str, Any]]) -> list[Tile]:
+def tiles_of_tensors(tensors: Iterable[Tensor | TensorPlan]) -> list[Tile]:
     """One tile a tensor, in file order; vectors (norms, biases) stay out, for no plan may change them."""
     return [
-        Tile(bits_of(row["qtype"]), f"{row['name']}: {row['qtype']}, {words.size(row['num_bytes'])}")
-        for row in tensors
-        if sum(extent > 1 for extent in row.get("shape") or (2, 2)) > 1
+        Tile(bits_of(tensor.qtype), f"{tensor.name}: {tensor.qtype}, {words.size(tensor.num_bytes)}")
+        for tensor in tensors
+        if sum(extent > 1 for extent in tensor.shape or (2, 2)) > 1
     ]
 
 
@@ -121,7 +122,7 @@ class PrecisionLegend(QWidget):
         for bits, _ in look.tokens.precision:
             layout.addWidget(_Swatch(look, bits))
             layout.addWidget(label(words.decimal(bits, 0), "small"))
-        layout.addWidget(label(self.tr("bits a weight"), "small"))
+        layout.addWidget(label(self.tr("bits per weight"), "small"))
         layout.addStretch(1)
 
 

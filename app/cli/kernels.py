@@ -1,0 +1,139 @@
+"""`tessera kernels`: GPU and CPU backends beside the shipped ones, checked before use and taken back at will."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from devices.errors import PackRefused
+
+if TYPE_CHECKING:
+    from devices.kernel_packs.install import Trial
+    from devices.kernel_packs.store import Pack, PackStore
+
+
+@click.group(help="Kernel packs: backends such as Vulkan, installed beside the shipped libraries.")
+def command() -> None:
+    """Packs come from files, folders or the address in the settings; never by themselves."""
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def list_packs(*, as_json: bool) -> None:
+    """Installed packs; the one in use of each, and the one to go back to."""
+    packs = _store().packs()
+    if as_json:
+        click.echo(json.dumps([_described(pack) for pack in packs], indent=2))
+    elif not packs:
+        click.echo("No kernel pack is installed. `tessera doctor` says whether one would help here.")
+    for pack in packs if not as_json else ():
+        state = "in use" if pack.in_use else "kept to go back to" if pack.previous else "not used"
+        found = pack.manifest
+        click.echo(f"{found.name} {found.version} ({pack.folder.name}), {found.num_bytes >> 20} MiB: {state}")
+
+
+@command.command("install")
+@click.argument("source")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def install_pack(source: str, *, as_json: bool) -> None:
+    """Install a pack: SOURCE is a file, a folder, or the name of a pack at the address in `kernels.address`.
+
+    Its files are compared with their SHA-256, its ggml with the installed one, and its library is loaded in a
+    process of its own, before it is used. What was in use stays, to go back to.
+    """
+    from devices.kernel_packs.install import install  # noqa: PLC0415 - keeps `tessera --help` fast
+
+    with _refusals(source):
+        place = Path(source)
+        pack, trial = install(_store(), place if place.exists() else _fetched(source))
+    if as_json:
+        click.echo(json.dumps(_described(pack, trial), indent=2))
+        return
+    click.echo(f"{pack.manifest.name} {pack.manifest.version} is in use from the next load of a model on.")
+    _tell_devices(trial)
+
+
+@command.command("verify")
+@click.argument("name", required=False)
+def verify_packs(name: str | None) -> None:
+    """Check files, ABI and library of the packs in use again."""
+    from devices.kernel_packs.install import verify  # noqa: PLC0415 - see above
+
+    packs = [pack for pack in _store().active() if name in {None, pack.manifest.name}]
+    if not packs:
+        raise click.ClickException(f"No pack{f' named {name}' if name else ''} is in use.")
+    for pack in packs:
+        with _refusals(pack.manifest.name):
+            trial = verify(pack)
+        click.echo(f"{pack.manifest.name} {pack.manifest.version}: sound, loaded in {trial.seconds:.1f} s.")
+        _tell_devices(trial)
+
+
+@command.command("rollback")
+@click.argument("name")
+def rollback(name: str) -> None:
+    """Use the build of a pack that was in use before; without one the shipped libraries."""
+    with _refusals(name):
+        pack = _store().rollback(name)
+    now = f"{pack.manifest.version} ({pack.folder.name})" if pack else "none: the shipped libraries are used"
+    click.echo(f"{name} now: {now}. It counts from the next load of a model on.")
+
+
+@command.command("remove")
+@click.argument("name")
+def remove(name: str) -> None:
+    """Remove every build of a pack."""
+    with _refusals(name):
+        _store().remove(name)
+    click.echo(f"{name} was removed. Models that are loaded keep it until they are unloaded.")
+
+
+class _refusals:  # noqa: N801 - reads as a statement
+    """Errors in words, with the pack's name."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, PackRefused):
+            raise click.ClickException(f"{self._what} was not taken: {error.reason}.") from error
+        if isinstance(error, OSError):
+            raise click.ClickException(
+                f"{self._what} could not be installed: {error.strerror or error}."
+            ) from error
+
+
+def _tell_devices(trial: "Trial") -> None:
+    for device in trial.devices:
+        click.echo(f"  {device.name}: {device.description}, {device.total_bytes >> 20} MiB")
+    if not trial.devices:
+        click.echo("  It loads, but finds no device here. `tessera doctor` says what its driver needs.")
+
+
+def _described(pack: "Pack", trial: "Trial | None" = None) -> dict[str, Any]:
+    from devices.as_json import to_json  # noqa: PLC0415 - see above
+
+    found: dict[str, Any] = {"in_use": pack.in_use, "previous": pack.previous, "digest": pack.folder.name}
+    found |= {"name": pack.manifest.name, "version": pack.manifest.version, "backend": pack.manifest.backend}
+    found |= {"platform": pack.manifest.platform, "bytes": pack.manifest.num_bytes, "built": pack.manifest.built}
+    if trial is not None:
+        found |= {"in_use": True, "devices": to_json(list(trial.devices))}
+    return found
+
+
+def _store() -> "PackStore":
+    from devices.kernel_packs.folder import packs_folder  # noqa: PLC0415 - see above
+    from devices.kernel_packs.store import PackStore  # noqa: PLC0415 - see above
+
+    return PackStore(packs_folder())
+
+
+def _fetched(name: str) -> Path:
+    from app.kernel_index import fetch  # noqa: PLC0415 - see above
+    from app.settings import load  # noqa: PLC0415 - see above
+
+    return fetch(name, load())

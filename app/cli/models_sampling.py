@@ -1,0 +1,67 @@
+"""`tessera models sampling`: what a model samples with, who decided it, and the user's own values."""
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from engine.sampling import Chosen
+
+_WORDS = {
+    "user": "your setting for this model",
+    "file": "the model's file",
+    "generation_config": "the publisher's settings",
+    "model_card": "the model card",
+    "llama.cpp": "llama.cpp's default",
+}
+
+
+@click.command("sampling")
+@click.argument("model")
+@click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Keep a value for MODEL (repeatable).")
+@click.option("--reset", is_flag=True, help="Follow the model's recommendation again.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def sampling_command(model: str, changes: tuple[str, ...], reset: bool, as_json: bool) -> None:
+    """Show or set what MODEL samples with where a request leaves it open."""
+    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - keeps `tessera --help` fast
+    from engine.library.lookup import require  # noqa: PLC0415 - see above
+    from engine.paths import user_paths  # noqa: PLC0415 - see above
+    from engine.sampling import choose  # noqa: PLC0415 - see above
+    from engine.server.models import ServedModels  # noqa: PLC0415 - see above
+    from engine.server.sampling_wishes import SamplingWishes  # noqa: PLC0415 - see above
+
+    if reset and changes:
+        raise click.UsageError("--set and --reset exclude each other.")
+    catalogue = Catalogue()
+    entry = require(catalogue, model)
+    wishes = SamplingWishes(user_paths().config / "sampling.json")
+    if reset:
+        wishes.set(entry.id, {})
+    elif changes:
+        wishes.set(entry.id, {**wishes.get(entry.id), **dict(map(_change, changes))})
+    found = ServedModels(lambda: catalogue, wishes=wishes).recommended_for(entry)
+    usual, plain = choose({}, found.layers(None)), choose({}, found.plain)
+    if as_json:
+        told = {"id": entry.id, "sampling": usual.facts()}
+        click.echo(json.dumps(told if plain == usual else {**told, "without_reasoning": plain.facts()}))
+        return
+    _tell(usual)
+    if plain != usual:
+        click.echo("without reasoning:")
+        _tell(plain)
+
+
+def _tell(chosen: "Chosen") -> None:
+    for name, fact in chosen.facts().items():
+        link = f", {fact['link']}" if "link" in fact else ""
+        click.echo(f"{name:<20}{fact['value']:<8g}{_WORDS[fact['source']]}{link}")
+
+
+def _change(text: str) -> tuple[str, float | int]:
+    """One `--set`."""
+    name, _, value = text.partition("=")
+    try:
+        return name, int(value) if value.lstrip("-").isdecimal() else float(value)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not NAME=NUMBER.", param_hint="--set") from None

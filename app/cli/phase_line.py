@@ -1,0 +1,35 @@
+"""A line on the terminal that says where an answer is until its first word."""
+
+import sys
+import time
+
+from app.answer_phase import Phase, in_words
+
+_CLEAR = "\r\x1b[2K"
+
+
+class PhaseLine:
+    """Written to stderr where that is a terminal, and wiped away before the answer."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._shown = False
+
+    def show(self, phase: Phase | None) -> None:
+        """Say where it is; text of the answer ends the line."""
+        if phase is None or not sys.stderr.isatty():
+            return
+        if phase.name in {"writing", "thinking"}:
+            self.clear()
+            return
+        self._shown = True
+        words = in_words(phase, time.monotonic() - self._began, str, "{:,}".format)
+        sys.stderr.write(f"{_CLEAR}{words}")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Leave nothing behind."""
+        if self._shown:
+            self._shown = False
+            sys.stderr.write(_CLEAR)
+            sys.stderr.flush()

@@ -1,0 +1,42 @@
+"""Long work as the terminal shows it."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.jobs import Progress
+
+
+class ProgressBar:
+    """A progress bar on standard error, made when the first number arrives."""
+
+    def __init__(self) -> None:
+        from rich.console import Console  # noqa: PLC0415 - keeps `tessera --help` fast
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn  # noqa: PLC0415 - keeps `tessera --help` fast
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TextColumn("{task.fields[speed]}"),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._bar.add_task("waiting", total=None, speed="")
+        self._bar.start()
+
+    def __call__(self, progress: "Progress") -> None:
+        from app.format import duration, size  # noqa: PLC0415 - keeps `tessera --help` fast
+
+        left = "" if progress.eta_s is None else f", {duration(progress.eta_s)} left"
+        speed = "stalled" if progress.stalled else f"{size(int(progress.speed))}/s{left}"
+        self._bar.update(
+            self._task,
+            description=progress.note or progress.phase,
+            completed=progress.done,
+            total=progress.total,
+            speed=speed,
+        )
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._bar.stop()

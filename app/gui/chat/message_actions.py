@@ -1,0 +1,86 @@
+"""What a person does with one message of a chat: asks again, edits, removes, goes on elsewhere, mends an error."""
+
+from PySide6.QtCore import QObject, Signal
+
+from app.db.records import Conversation
+from app.gui.api import in_words
+from app.gui.chat import turns
+from app.gui.chat.context_watch import ContextWatch
+from app.gui.chat.controller import ChatController
+from app.gui.chat.message_widget import MessageWidget
+from app.gui.services import Services
+from app.gui.widgets.basics import Banner
+
+
+class MessageActions(QObject):
+    """Connects the widgets of messages with the conversation."""
+
+    server_wanted = Signal()
+    edit_wanted = Signal(int)
+    asked_anew = Signal(str)  # a question for a new chat
+    forked = Signal(int)  # the new conversation
+
+    def __init__(
+        self,
+        services: Services,
+        controller: ChatController,
+        context: ContextWatch,
+        banner: Banner,
+        parent: QObject,
+    ) -> None:
+        super().__init__(parent)
+        self._services, self._controller = services, controller
+        self._context, self._banner = context, banner
+        self._waiting = 0  # the answer to try again when the server is back
+
+    def follow(self, widget: MessageWidget) -> None:
+        """Do what is asked for on this widget."""
+        chat = self._controller
+        widget.regenerate.connect(chat.regenerate)
+        widget.edited.connect(chat.edit)
+        widget.continued.connect(chat.continue_answer)
+        widget.switched.connect(chat.switch_branch)
+        widget.rewritten.connect(chat.rewrite)
+        widget.fixed.connect(self._mend)
+        widget.removed.connect(self._ask_remove)
+        widget.forked.connect(self._fork)
+
+    def retry_waiting(self) -> None:
+        """The server is back: answer what waited for it."""
+        waiting, self._waiting = self._waiting, 0
+        if waiting in self._controller.tree:
+            self._controller.regenerate(waiting)
+
+    def _mend(self, message_id: int, remedy: str) -> None:
+        chat = self._controller
+        question = chat.tree[message_id].parent_id
+        if remedy == "retry":
+            chat.regenerate(message_id)
+        elif remedy == "restart":
+            self._waiting = message_id
+            self.server_wanted.emit()
+        elif question is None:
+            return
+        elif remedy == "edit":
+            self.edit_wanted.emit(question)
+        elif remedy == "shorten":
+            self._context.leave_out_oldest()
+            chat.regenerate(message_id)
+        else:
+            self.asked_anew.emit(chat.tree[question].content)
+
+    def _ask_remove(self, message_id: int) -> None:
+        self._banner.tell(
+            self.tr("Delete this message and everything after it? This cannot be undone."),
+            "warn",
+            (self.tr("Delete"), lambda: self._controller.remove(message_id)),
+        )
+
+    def _fork(self, message_id: int) -> None:
+        def made(conversation: Conversation) -> None:
+            self.forked.emit(conversation.id)
+
+        path = self._controller.tree.path()
+        place = next(n for n, message in enumerate(path) if message.id == message_id)
+        future = self._services.store.submit(turns.fork, self._controller.conversation, path[: place + 1])
+        self._services.background.watch(future, made, lambda error: self._banner.tell(in_words(error), "bad"), self)

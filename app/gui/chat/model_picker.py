@@ -1,0 +1,132 @@
+"""Choosing a model: what it is, how fast it is here, where it would run; loading and ejecting it."""
+
+from PySide6.QtCore import QObject, Signal
+from PySide6.QtWidgets import QWidget
+
+from app.client import ApiError
+from app.gui import words
+from app.gui.api import in_words
+from app.gui.services import ModelChoice, Services
+from app.gui.widgets.palette import Entry, Palette
+from engine.api.library import Model
+from engine.api.machine import ModelPlacement
+
+_MORE = "\x00more"
+_CAN = ("vision", "tools", "reasoning")
+
+
+class ModelPicker(QObject):
+    """Opens the list; keeps what it learned about speeds until the window closes."""
+
+    chosen = Signal(str)
+    more_wanted = Signal()
+    failed = Signal(str)
+
+    def __init__(self, services: Services, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._services, self._parent = services, parent
+        self._files: dict[str, Model] = {}
+        self._places: dict[str, ModelPlacement] = {}
+        self._busy: set[str] = set()
+        self._palette: Palette | None = None
+
+    def open(self) -> None:
+        """Show the models there are."""
+        window = self._parent.window()
+        palette = Palette(self._services.look, self.tr("Models"), self.tr("Search models"), window)
+        self._palette = palette
+        palette.chosen.connect(self._on_chosen)
+        palette.acted.connect(self._on_acted)
+        palette.destroyed.connect(lambda: self._forget(palette))
+        self._services.models.changed.connect(self._show)
+        self._show()
+        palette.open_over(window)
+        run, api = self._services.background.run, self._services.api
+        run(api.library, self._on_files, lambda _: None, self)
+        for choice in self._services.models.choices:
+            if choice.id not in self._places:
+                self._ask_place(choice.id)
+
+    def _forget(self, palette: Palette) -> None:
+        if self._palette is palette:
+            self._palette = None
+            self._services.models.changed.disconnect(self._show)
+
+    def _ask_place(self, model: str) -> None:
+        api = self._services.api
+
+        def ask() -> ModelPlacement | None:
+            try:
+                answer = api.placement(model)
+            except ApiError:  # too large for this computer: it is listed without a speed
+                return None
+            return answer.loaded or answer.placement
+
+        def show(found: ModelPlacement | None) -> None:
+            if found is not None:
+                self._places[model] = found
+                self._show()
+
+        self._services.background.run(ask, show, lambda _: None, self)
+
+    def _on_files(self, models: tuple[Model, ...]) -> None:
+        self._files = {model.id: model for model in models}
+        self._show()
+
+    def _show(self) -> None:
+        if self._palette is None:
+            return
+        entries = [self._entry(choice) for choice in self._services.models.choices]
+        more = Entry(_MORE, self.tr("Get more models…"), always=True)
+        self._palette.show_entries([*entries, more])
+
+    def _entry(self, choice: ModelChoice) -> Entry:
+        mark = self.tr("Loaded") if choice.loaded else self.tr("Starting…") if choice.id in self._busy else ""
+        action = "" if choice.id in self._busy else self.tr("Eject") if choice.loaded else self.tr("Load")
+        return Entry(choice.id, choice.title, self._facts(choice), mark, action)
+
+    def _facts(self, choice: ModelChoice) -> str:
+        """Size, speed here, place, what it can do: as far as they are known."""
+        parts: list[str] = []
+        file, place = self._files.get(choice.id), self._places.get(choice.id)
+        if file is not None:
+            parts += [words.size(file.size_bytes)] if file.size_bytes else []
+            parts += [file.details.quantization] if file.details.quantization else []
+            parts += [name for name in _CAN if name in file.capabilities]
+        if place is not None:
+            if place.decode_tok_s:
+                parts.append(self.tr("about {n} tokens/s here").format(n=words.speed(place.decode_tok_s)))
+            parts.append(self.tr("on {device}").format(device=place.device_name or place.device))
+        return " · ".join(parts)
+
+    def _on_chosen(self, key: str) -> None:
+        if key == _MORE:
+            self.more_wanted.emit()
+        else:
+            self.chosen.emit(key)
+
+    def _on_acted(self, model: str) -> None:
+        """Load a model, or take it out of memory."""
+        choice = self._services.models.get(model)
+        if choice is None or model in self._busy:
+            return
+        self._busy.add(model)
+        self._show()
+        api = self._services.api
+
+        def ended() -> None:
+            self._busy.discard(model)
+            self._services.models.refresh()
+            self._show()
+
+        def done(_: object) -> None:
+            self._places.pop(model, None)
+            ended()
+            self._ask_place(model)
+
+        def failed(error: Exception) -> None:
+            ended()
+            self.failed.emit(in_words(error))
+
+        work = (lambda: api.unload(model)) if choice.loaded else (lambda: api.load(model))
+        self._services.background.run(work, done, failed, self)

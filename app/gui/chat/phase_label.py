@@ -1,0 +1,51 @@
+"""A line below an answer that says where it is, with its seconds."""
+
+import time
+
+from PySide6.QtCore import QCoreApplication, QTimer
+from PySide6.QtWidgets import QLabel
+
+from app.answer_phase import WAITING, Phase, in_words
+from app.gui import words
+from app.gui.widgets.basics import label
+
+_TICK_MS = 500
+
+
+class PhaseLabel(QLabel):
+    """Counts the seconds since `began`, a monotonic clock, while it is shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setProperty("kind", "small")
+        self.setTextFormat(label().textFormat())
+        self.phase = WAITING
+        self._began = time.monotonic()
+        self._tick = QTimer(self)
+        self._tick.setInterval(_TICK_MS)
+        self._tick.timeout.connect(self._refresh)
+
+    def begin(self, began: float, phase: Phase = WAITING) -> None:
+        """Show where an answer is that was asked for at `began`."""
+        self._began = began
+        self._tick.start()
+        self.show()
+        self.show_phase(phase)
+
+    def show_phase(self, phase: Phase) -> None:
+        """Say where it is now."""
+        self.phase = phase
+        self._refresh()
+
+    def end(self) -> None:
+        """The answer has ended."""
+        self._tick.stop()
+        self.hide()
+
+    def _refresh(self) -> None:
+        seconds = time.monotonic() - self._began
+        self.setText(in_words(self.phase, seconds, _tr, words.whole))
+
+
+def _tr(text: str) -> str:
+    return QCoreApplication.translate("phase", text)

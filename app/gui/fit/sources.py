@@ -1,0 +1,29 @@
+"""Which models of the library can be made to fit, and why the others cannot."""
+
+from PySide6.QtCore import QCoreApplication
+
+from app.gui.widgets.mosaic import bits_of
+from engine.api.library import Model
+
+# What quantize.job.execute asks of a source: nothing below this many bits a weight.
+_LEAST_BITS = 8.0
+_FORMATS = frozenset({"gguf", "safetensors"})
+
+
+def unfit(model: Model) -> str:
+    """Why this model is no source; empty when it is one."""
+    if model.state != "online":
+        return _tr("Its file is not here.")
+    if model.format not in _FORMATS:
+        return _tr("Only GGUF and safetensors models can be made to fit.")
+    coarse = sorted((bits_of(name), name) for name in model.details.type_bytes if 0 < bits_of(name) < _LEAST_BITS)
+    if coarse:
+        words = _tr(
+            "It is quantized to {name} already; what that lost cannot be restored. Start from the original."
+        )
+        return words.format(name=coarse[0][1])
+    return ""
+
+
+def _tr(text: str) -> str:
+    return QCoreApplication.translate("fit", text)

@@ -1,0 +1,158 @@
+"""A list to search and choose from by typing: commands, chats, models."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QEvent, QObject, QPoint, QSize, Qt, Signal
+from PySide6.QtGui import QKeyEvent, QResizeEvent
+from PySide6.QtWidgets import QDialog, QLineEdit, QListWidget, QListWidgetItem, QVBoxLayout, QWidget
+
+from app.gui.look import Look
+from app.gui.widgets.basics import button, label, row, stack
+from app.gui.widgets.popups import round_corners
+
+_WIDTH, _SHOWN = 620, 9
+_LEADING, _FRAME = 1.35, 8  # lines of text to their pixel size; what the style puts around an entry
+_ENTRY = Qt.ItemDataRole.UserRole + 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line: what it says, what is said about it, and a second thing that can be done with it (words, run)."""
+
+    key: str
+    title: str
+    detail: str = ""
+    mark: str = ""  # a chip: "Loaded"
+    action: str = ""
+    always: bool = False  # stands at the end whatever is typed
+
+
+def matching(entries: Sequence[Entry], text: str) -> list[Entry]:
+    """The entries that have every word of `text`; those whose title begins with it first."""
+    words = text.casefold().split()
+    found = [
+        entry
+        for entry in entries
+        if entry.always or all(word in f"{entry.title} {entry.detail}".casefold() for word in words)
+    ]
+    return sorted(found, key=lambda entry: (entry.always, not entry.title.casefold().startswith(text.casefold())))
+
+
+class Palette(QDialog):
+    """`chosen` and `acted` carry the key of an entry; `acted` leaves the list open."""
+
+    chosen = Signal(str)
+    acted = Signal(str)
+
+    def __init__(self, look: Look, title: str, hint: str, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._look = look
+        self._entries: Sequence[Entry] = ()
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowFlag(Qt.WindowType.FramelessWindowHint)
+        self.setWindowTitle(title)
+        self.setAccessibleName(title)
+        self.setProperty("kind", "palette")
+        self.search = QLineEdit()
+        self.search.setPlaceholderText(hint)
+        self.search.setAccessibleName(hint)
+        self.search.textChanged.connect(lambda _: self._refresh())
+        self.search.installEventFilter(self)
+        self.list = QListWidget()
+        self.list.setAccessibleName(title)
+        self.list.setVerticalScrollMode(QListWidget.ScrollMode.ScrollPerPixel)
+        self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.list.itemClicked.connect(self._choose)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(12, 12, 12, 12)
+        column.addWidget(self.search)
+        column.addWidget(self.list)
+
+    def show_entries(self, entries: Sequence[Entry]) -> None:
+        """Offer these; what is typed and what is marked stay."""
+        self._entries = entries
+        self._refresh()
+
+    def open_over(self, window: QWidget) -> None:
+        """Show it in the upper part of a window."""
+        self.setFixedWidth(min(_WIDTH, window.width() - 48))
+        self._refresh()
+        self.move(window.mapToGlobal(window.rect().topLeft()) + _below_top(window, self))
+        self.open()
+        self.search.setFocus()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Up, Down and Enter in the search field move in the list."""
+        if event.type() == QEvent.Type.KeyPress and isinstance(event, QKeyEvent):
+            if event.key() in {Qt.Key.Key_Down, Qt.Key.Key_Up}:
+                step = 1 if event.key() == Qt.Key.Key_Down else -1
+                self.list.setCurrentRow(max(0, min(self.list.currentRow() + step, self.list.count() - 1)))
+                return True
+            if event.key() in {Qt.Key.Key_Return, Qt.Key.Key_Enter}:
+                item = self.list.currentItem()
+                if item is not None:
+                    self._choose(item)
+                return True
+        return super().eventFilter(watched, event)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Round the corners."""
+        super().resizeEvent(event)
+        round_corners(self, self._look.tokens.radius)
+
+    def _choose(self, item: QListWidgetItem) -> None:
+        key = str(item.data(_ENTRY))
+        self.close()
+        self.chosen.emit(key)
+
+    def _refresh(self) -> None:
+        current = self.list.currentItem()
+        before = current.data(_ENTRY) if current is not None and not self.search.text() else None
+        self.list.clear()
+        for entry in matching(self._entries, self.search.text().strip()):
+            item = QListWidgetItem(self.list)
+            item.setData(_ENTRY, entry.key)
+            item.setData(Qt.ItemDataRole.AccessibleTextRole, f"{entry.title}. {entry.detail}")
+            line = self._line(entry)
+            item.setSizeHint(QSize(0, self._height(entry)))
+            self.list.setItemWidget(item, line)
+            if entry.key == before:
+                self.list.setCurrentItem(item)
+        if self.list.currentRow() < 0 and self.list.count():
+            self.list.setCurrentRow(0)
+        shown = min(self.list.count(), _SHOWN)
+        height = sum(self.list.sizeHintForRow(place) for place in range(shown))
+        self.list.setFixedHeight(max(height, self._look.tokens.body * 3) + 4)
+        self.adjustSize()
+
+    def _height(self, entry: Entry) -> int:
+        """Pixels of a line; what its letters need is known before its style is."""
+        tokens = self._look.tokens
+        texts = round(_LEADING * (tokens.body + (tokens.small if entry.detail else 0)))
+        control = round(_LEADING * tokens.body) + 2 * tokens.unit if entry.action else 0
+        return max(texts, control) + 2 * tokens.unit + _FRAME
+
+    def _line(self, entry: Entry) -> QWidget:
+        holder = QWidget()
+        texts = stack(label(entry.title, "strong" if entry.detail else ""), spacing=0)
+        if entry.detail:
+            texts.addWidget(label(entry.detail, "small"))
+        line = row(texts, 1, spacing=8, margins=(4, 0, 4, 0))
+        if entry.mark:
+            line.addWidget(label(entry.mark, "chip-ok"))
+        if entry.action:
+            act = button(entry.action, self._actor(entry.key))
+            act.setAccessibleName(f"{entry.action} {entry.title}")
+            act.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+            line.addWidget(act)
+        holder.setLayout(line)
+        return holder
+
+    def _actor(self, key: str) -> Callable[[], None]:
+        return lambda: self.acted.emit(key)
+
+
+def _below_top(window: QWidget, dialog: QDialog) -> QPoint:
+    return QPoint((window.width() - dialog.width()) // 2, max(24, window.height() // 10))

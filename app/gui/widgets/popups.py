@@ -1,0 +1,58 @@
+"""Menus and drop-downs with round corners and icons.
+
+Corners are masked: not every system can draw translucent windows.
+"""
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QPoint, QRectF, Qt
+from PySide6.QtGui import QAction, QPainterPath, QRegion, QResizeEvent
+from PySide6.QtWidgets import QComboBox, QMenu, QWidget
+
+from app.gui.look import Look
+
+
+class Menu(QMenu):
+    """A menu that deletes itself when it is closed; `add` gives an entry its icon."""
+
+    def __init__(self, look: Look, parent: QWidget, title: str = "") -> None:
+        super().__init__(title, parent)
+        self._look = look
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+
+    def add(self, icon: str, words: str, run: Callable[[], object], colour: str = "muted") -> QAction:
+        """One entry."""
+        action = self.addAction(self._look.icon(icon, colour), words)
+        action.triggered.connect(lambda _checked=False: run())
+        return action
+
+    def below(self, widget: QWidget) -> None:
+        """Open it below a button."""
+        self.popup(widget.mapToGlobal(QPoint(0, widget.height() + 4)))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Round the corners."""
+        super().resizeEvent(event)
+        round_corners(self, self._look.tokens.radius)
+
+
+class Choice(QComboBox):
+    """A drop-down that shows all of its entries, in a list with round corners."""
+
+    _MOST = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setMaxVisibleItems(self._MOST)
+
+    def showPopup(self) -> None:
+        """Round the list's corners once it has its size."""
+        super().showPopup()
+        round_corners(self.view().window(), 8)
+
+
+def round_corners(window: QWidget, radius: int) -> None:
+    """Cut the corners of a window off."""
+    path = QPainterPath()
+    path.addRoundedRect(QRectF(window.rect()), radius, radius)
+    window.setMask(QRegion(path.toFillPolygon().toPolygon()))

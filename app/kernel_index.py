@@ -1,0 +1,151 @@
+"""Kernel packs from an address: a signed list of packs, and the archive that fits this machine.
+
+The address holds `index.json` and its minisign signature `index.json.minisig`. Nothing is fetched unless the user
+named an address and the public keys that may sign for it.
+"""
+
+import base64
+import binascii
+import hashlib
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import httpx2
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from app.settings import Settings
+from devices.backends.libraries import library_folder
+from devices.errors import PackRefused
+from devices.kernel_packs.abi import installed_abi
+from devices.kernel_packs.manifest import this_platform
+from engine.paths import user_paths
+
+_TIMEOUT: Final = httpx2.Timeout(10.0)
+MAX_INDEX_BYTES: Final = 4 << 20
+MAX_PACK_BYTES: Final = 2 << 30
+# minisign: two bytes name the algorithm, eight the key. Source: the minisign signature format.
+_KEY_BYTES: Final = 42
+_SIGNATURE_BYTES: Final = 74
+_CHUNK: Final = 1 << 18
+
+
+class IndexEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One archive at the address: what it is for, its file name, size and SHA-256 (hex)."""
+
+    name: str
+    platform: str
+    ggml_version: str
+    file: str
+    num_bytes: int
+    sha256: str
+
+
+class Index(msgspec.Struct, frozen=True, kw_only=True):
+    """The packs at an address."""
+
+    format: int
+    packs: tuple[IndexEntry, ...]
+
+
+def check_signature(data: bytes, signature: str, keys: list[str]) -> str:
+    """The trusted comment of a minisign signature that one of the public `keys` made. Raises: PackRefused."""
+    lines = signature.splitlines()
+    try:
+        made = base64.b64decode(lines[1], validate=True)
+        comment, seal = lines[2].removeprefix("trusted comment: "), base64.b64decode(lines[3], validate=True)
+    except (IndexError, binascii.Error) as error:
+        raise PackRefused("the signature of the index cannot be read") from error
+    if len(made) != _SIGNATURE_BYTES or made[:2] not in {b"ED", b"Ed"}:
+        raise PackRefused("the signature of the index has an unknown form")
+    message = hashlib.blake2b(data).digest() if made[:2] == b"ED" else data
+    for key in keys:
+        try:
+            public = base64.b64decode(key, validate=True)
+        except binascii.Error as error:
+            raise PackRefused(f"the key {key[:16]!r} in kernels.keys is not base64") from error
+        if len(public) != _KEY_BYTES:
+            raise PackRefused(f"the key {key[:16]!r} in kernels.keys is not a minisign public key")
+        if public[2:10] != made[2:10]:
+            continue
+        verifier = Ed25519PublicKey.from_public_bytes(public[10:])
+        try:
+            verifier.verify(made[10:], message)
+            verifier.verify(seal, made[10:] + comment.encode())
+        except InvalidSignature as error:
+            raise PackRefused("the index was changed: its signature does not fit") from error
+        return comment
+    raise PackRefused("the index is signed by none of the keys in kernels.keys")
+
+
+def fetch(name: str, settings: Settings) -> Path:
+    """The archive of the pack `name` for this machine, verified, in the cache folder. Raises: PackRefused."""
+    address, keys = settings.text("kernels.address").rstrip("/"), settings.text("kernels.keys").split()
+    if settings.flag("network.offline"):
+        raise PackRefused("Tessera is set to work offline (network.offline); give a file instead")
+    if not address or not keys:
+        raise PackRefused(
+            f"there is no file {name!r}, and kernels.address and kernels.keys are not both set "
+            "(`tessera settings set`), so it is not looked for anywhere else"
+        )
+    folder = library_folder()
+    abi = installed_abi(folder) if folder else None
+    with httpx2.Client(timeout=_TIMEOUT, follow_redirects=True) as client:
+        data = _get(client, f"{address}/index.json", MAX_INDEX_BYTES)
+        check_signature(data, _get(client, f"{address}/index.json.minisig", MAX_INDEX_BYTES).decode(), keys)
+        try:
+            index = msgspec.json.decode(data, type=Index)
+        except msgspec.DecodeError as error:
+            raise PackRefused(f"the index cannot be read: {error}") from error
+        here = [p for p in index.packs if p.name == name and p.platform == this_platform()]
+        fitting = [p for p in here if abi is None or p.ggml_version == abi.ggml_version]
+        if not fitting:
+            versions = ", ".join(sorted({p.ggml_version for p in here})) or "none for this platform"
+            raise PackRefused(f"the address has no {name} for the installed ggml; it has: {versions}")
+        return _archive(client, address, fitting[0])
+
+
+def _archive(client: httpx2.Client, address: str, entry: IndexEntry) -> Path:
+    """Fetch one archive, or take the one fetched before."""
+    if Path(entry.file).name != entry.file or not 0 < entry.num_bytes <= MAX_PACK_BYTES:
+        raise PackRefused(f"the index names a file {entry.file[:64]!r} of {entry.num_bytes} bytes")
+    target = user_paths().cache / "packs" / f"{entry.sha256[:16]}-{entry.file}"
+    if target.exists() and hashlib.sha256(target.read_bytes()).hexdigest() == entry.sha256:
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest, got = hashlib.sha256(), 0
+    with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
+        partial = Path(file.name)
+        try:
+            with client.stream("GET", f"{address}/{entry.file}") as answer:
+                answer.raise_for_status()
+                for chunk in answer.iter_bytes(_CHUNK):
+                    got += len(chunk)
+                    if got > entry.num_bytes:
+                        break
+                    digest.update(chunk)
+                    file.write(chunk)
+        except httpx2.HTTPError as error:
+            partial.unlink(missing_ok=True)
+            raise PackRefused(f"{entry.file} could not be fetched: {error}") from error
+    if got != entry.num_bytes or digest.hexdigest() != entry.sha256:
+        partial.unlink(missing_ok=True)
+        raise PackRefused(f"{entry.file} is not what the index promised ({got} of {entry.num_bytes} bytes)")
+    partial.replace(target)
+    return target
+
+
+def _get(client: httpx2.Client, url: str, most: int) -> bytes:
+    try:
+        with client.stream("GET", url) as answer:
+            answer.raise_for_status()
+            found = b""
+            for chunk in answer.iter_bytes(_CHUNK):
+                found += chunk
+                if len(found) > most:
+                    raise PackRefused(f"{url} is larger than {most} bytes")
+    except httpx2.HTTPError as error:
+        raise PackRefused(f"{url} could not be fetched: {error}") from error
+    return found
