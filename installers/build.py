@@ -1,0 +1,71 @@
+"""Build a package of Tessera for this system.
+
+    python installers/build.py TARGET [--out FOLDER] [--with-model FILE] [--pack FILE ...] [--jobs N]
+
+Targets: folder (the program alone), deb, run (Linux), nsis (Windows). Two builds from the same source by the same
+compiler and Python give the same bytes. `--with-model` puts a GGUF file inside, `--pack` a kernel pack (Vulkan).
+"""
+
+import argparse
+import os
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from devices.kernel_packs.store import PackStore  # noqa: E402
+from installers.bundle import make  # noqa: E402
+
+TARGETS = ("folder", "deb", "run", "nsis")
+
+
+def version() -> str:
+    """The program's version, from its one place."""
+    return str(runpy.run_path(str(ROOT / "engine" / "version.py"))["__version__"])
+
+
+def main() -> int:
+    """Build, then say what it weighs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", choices=TARGETS)
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "installers")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    parser.add_argument("--with-model", type=Path)
+    parser.add_argument("--pack", type=Path, action="append", default=[])
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    for folder in (options.work, options.out):
+        folder.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("SOURCE_DATE_EPOCH", make.EPOCH)
+    program = make.bundle(options.work.resolve(), jobs=options.jobs)
+    if options.with_model:
+        shutil.copy(options.with_model, program / "_internal" / "assets" / "models")
+    for archive in options.pack:
+        store = PackStore(options.work / "packs")
+        pack = store.add(archive)
+        shutil.copytree(pack.folder, program / "_internal" / "kernels" / pack.manifest.name)
+    if options.target == "deb":
+        from installers.linux.packages import deb
+
+        print(deb(program, options.out, version(), options.work))
+    elif options.target == "run":
+        from installers.linux.packages import run_file
+
+        print(run_file(program, options.out, version(), options.work))
+    elif options.target == "nsis":
+        from installers.windows.package import nsis
+
+        print(nsis(program, options.out, version()))
+    total = 0
+    for name, size in make.sizes(program):
+        total += size
+        print(f"{size / 1e6:8.1f} MB  {name}")
+    print(f"{total / 1e6:8.1f} MB  in all")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""Make the folder of the installed program: locked packages, portable kernels, PyInstaller."""
+
+import glob
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+LOCKS: Final = ROOT / "installers" / "lock"
+# Every x86 level as a plugin of its own, chosen when a model is loaded; nothing depends on the build machine's CPU.
+PORTABLE: Final = (
+    "GGML_BACKEND_DL=ON", "GGML_NATIVE=OFF", "GGML_CPU_ALL_VARIANTS=ON", "GGML_RPC=ON",
+    "CMAKE_INSTALL_BINDIR=llama_cpp/lib", "CMAKE_INSTALL_LIBDIR=llama_cpp/lib",
+    "CMAKE_INSTALL_INCLUDEDIR=llama_cpp/include", "CMAKE_INSTALL_RPATH=$ORIGIN",
+)  # fmt: skip
+# 1 January 2026: what archives and compiled files are dated with, unless SOURCE_DATE_EPOCH says otherwise.
+EPOCH: Final = "1767225600"
+
+
+def environment() -> dict[str, str]:
+    """With what makes two builds alike: one date, one order of hashes."""
+    return {"SOURCE_DATE_EPOCH": EPOCH, **os.environ, "PYTHONHASHSEED": "0"}
+
+
+def python_in(work: Path) -> Path:
+    """The interpreter of an environment with the locked packages and PyInstaller, made once below `work`."""
+    folder = work / "venv"
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    if not (folder / "complete").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        venv.create(folder, with_pip=True)
+        pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--require-hashes"]
+        for name in ("desktop.txt", "build.txt", "bundle.txt"):
+            subprocess.run([*pip, "-r", str(LOCKS / name)], check=True)
+        (folder / "complete").touch()
+    return python
+
+
+def portable_wheel(python: Path, work: Path, jobs: int) -> Path:
+    """llama-cpp-python for every processor of this architecture, built once below `work`."""
+    folder = work / "wheel"
+    found = glob.glob(str(folder / "llama_cpp_python-*.whl"))
+    if found:
+        return Path(found[0])
+    env = environment()
+    env["CMAKE_ARGS"] = " ".join(f"-D{flag}" for flag in PORTABLE)
+    env["CMAKE_BUILD_PARALLEL_LEVEL"] = str(jobs)
+    env["PATH"] = f"{python.parent}{os.pathsep}{env['PATH']}"
+    sources = work / "sources"
+    pip = [str(python), "-m", "pip"]
+    lock = ["--require-hashes", "-r", str(LOCKS / "llama.txt"), "-d", str(sources)]
+    take = ["download", "-q", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", *lock]
+    subprocess.run([*pip, *take], check=True, env=env)
+    archive = next(sources.glob("llama_cpp_python-*.tar.gz"))
+    make = ["wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(archive)]
+    subprocess.run([*pip, *make], check=True, env=env)
+    return next(folder.glob("llama_cpp_python-*.whl"))
+
+
+def bundle(work: Path, *, jobs: int) -> Path:
+    """The program's folder, `tessera` below `work`/bundle."""
+    print("[1/3] locked packages", flush=True)
+    python = python_in(work)
+    print("[2/3] kernels for every processor", flush=True)
+    wheel = portable_wheel(python, work, jobs)
+    pip = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--force-reinstall",
+    ]
+    subprocess.run([*pip, str(wheel)], check=True)
+    subprocess.run([*pip, "--no-build-isolation", str(ROOT)], check=True, env=environment())
+    print("[3/3] collecting the program", flush=True)
+    out = work / "bundle"
+    shutil.rmtree(out, ignore_errors=True)
+    spec = ROOT / "installers" / "bundle" / "tessera.spec"
+    command = [str(python), "-m", "PyInstaller", "--noconfirm", "--log-level", "WARN", "--distpath", str(out)]
+    env = {**environment(), "TESSERA_ROOT": str(ROOT)}
+    subprocess.run([*command, "--workpath", str(work / "pyinstaller"), str(spec)], check=True, env=env, cwd=work)
+    if sys.platform == "linux":  # Python's own library keeps its symbols for debuggers
+        for path in (out / "tessera" / "_internal").glob("libpython*.so*"):
+            subprocess.run(["strip", "--strip-unneeded", str(path)], check=True)
+    _link_copies(out / "tessera" / "_internal" / "llama_cpp" / "lib")
+    return out / "tessera"
+
+
+def _link_copies(folder: Path) -> None:
+    """A wheel holds each library three times, under its name and its versions: one stays, links name the others."""
+    if sys.platform == "win32" or not folder.is_dir():
+        return
+    first: dict[bytes, Path] = {}
+    for path in sorted(folder.iterdir(), key=lambda p: (len(p.name), p.name)):
+        data = path.read_bytes()
+        if data in first:
+            path.unlink()
+            path.symlink_to(first[data].name)
+        else:
+            first[data] = path
+
+
+def sizes(folder: Path) -> list[tuple[str, int]]:
+    """Bytes by part, largest first: the packages in the program's folder, small ones together."""
+    inside = folder / "_internal"
+    found = {}
+    for path in [*inside.iterdir(), folder / "tessera"]:
+        files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file() and not p.is_symlink()]
+        found[path.name] = sum(p.stat().st_size for p in files if not p.is_symlink())
+    large = [(name, size) for name, size in found.items() if size > 4 << 20]
+    rest = sum(size for size in found.values() if size <= 4 << 20)
+    return [*sorted(large, key=lambda item: -item[1]), ("everything else", rest)]

@@ -1,0 +1,173 @@
+"""The .deb and the self-extracting .run, from the program's folder."""
+
+import gzip
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from installers.bundle.make import EPOCH, ROOT
+from installers.linux.manual import completion, manual
+
+ID: Final = "io.github.tessera.Tessera"
+HERE: Final = Path(__file__).parent
+# Libraries that PySide6 and ggml take from the system. Source: NEEDED entries that the folder does not hold itself.
+# Debian 13 renamed GLib's package for 64-bit times; the old name comes second.
+DEPENDS: Final = (
+    "libc6 (>= 2.34)", "libstdc++6 (>= 12)", "libgcc-s1", "zlib1g", "libzstd1", "libexpat1", "libgl1",
+    "libegl1", "libx11-6", "libx11-xcb1", "libxkbcommon0", "libxkbcommon-x11-0", "libdbus-1-3",
+    "libfontconfig1", "libfreetype6", "libglib2.0-0t64 | libglib2.0-0", "libgssapi-krb5-2", "libxcb1",
+    "libxcb-cursor0", "libxcb-icccm4", "libxcb-image0", "libxcb-keysyms1", "libxcb-randr0", "libxcb-render0",
+    "libxcb-render-util0", "libxcb-shape0", "libxcb-shm0", "libxcb-sync1", "libxcb-xfixes0", "libxcb-xkb1",
+    "libwayland-client0", "libwayland-cursor0", "fontconfig",
+)  # fmt: skip
+RECOMMENDS: Final = ("mesa-vulkan-drivers", "libvulkan1", "ca-certificates", "fonts-noto-color-emoji", "xdg-utils")
+AFTER: Final = """#!/bin/sh
+set -e
+if [ "$1" = configure ]; then
+  for tool in "update-mime-database /usr/share/mime" "update-desktop-database -q" \\
+      "gtk-update-icon-cache -q -t -f /usr/share/icons/hicolor"; do
+    if command -v "${tool%% *}" >/dev/null 2>&1; then $tool || true; fi
+  done
+fi
+"""
+
+
+def tree(program: Path, target: Path, version: str) -> None:
+    """The files of the package below `target`, as they lie on a system."""
+    shutil.copytree(program, target / "usr/lib/tessera", symlinks=True)
+    share = target / "usr/share"
+    (target / "usr/bin").mkdir(parents=True)
+    (target / "usr/bin/tessera").symlink_to("../lib/tessera/tessera")
+    when = time.strftime("%Y-%m-%d", time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH", EPOCH))))
+    info = (HERE / f"{ID}.metainfo.xml.in").read_text("utf-8").replace("@VERSION@", version).replace("@DATE@", when)
+    _write(share / "metainfo" / f"{ID}.metainfo.xml", info.encode())
+    _write(share / "applications" / f"{ID}.desktop", (HERE / f"{ID}.desktop").read_bytes())
+    _write(share / "mime/packages/tessera.xml", (HERE / "tessera.xml").read_bytes())
+    icon = (ROOT / "assets/icons/tessera.svg").read_bytes()
+    _write(share / "icons/hicolor/scalable/apps" / f"{ID}.svg", icon)
+    _write(share / "icons/hicolor/scalable/mimetypes/application-x-gguf.svg", icon)
+    _write(target / "usr/lib/systemd/user/tessera.service", (HERE / "tessera.service").read_bytes())
+    _write(share / "man/man1/tessera.1.gz", gzip.compress(manual(version).encode(), mtime=0))
+    for shell, place in (
+        ("bash", "bash-completion/completions/tessera"),
+        ("zsh", "zsh/vendor-completions/_tessera"),
+        ("fish", "fish/vendor_completions.d/tessera.fish"),
+    ):
+        _write(share / place, completion(shell).encode())
+    licence = f"Tessera is under the Apache License 2.0.\n\n{(ROOT / 'LICENSE').read_text('utf-8')}"
+    _write(share / "doc/tessera/copyright", licence.encode())
+    _write(share / "doc/tessera/changelog.gz", gzip.compress((ROOT / "CHANGELOG.md").read_bytes(), mtime=0))
+
+
+def deb(program: Path, out: Path, version: str, work: Path) -> Path:
+    """A Debian package of the folder; the same folder gives the same bytes."""
+    root = work / "deb"
+    shutil.rmtree(root, ignore_errors=True)
+    tree(program, root, version)
+    installed = sum(p.lstat().st_size for p in root.rglob("*") if p.is_file() and not p.is_symlink())
+    arch = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
+    control = (
+        f"Package: tessera\nVersion: {version}\nArchitecture: {arch}\nSection: science\nPriority: optional\n"
+        f"Maintainer: The Tessera authors <tessera@localhost>\nInstalled-Size: {installed >> 10}\n"
+        f"Depends: {', '.join(DEPENDS)}\nRecommends: {', '.join(RECOMMENDS)}\n"
+        "Description: run open AI models on your own computer\n"
+        " Tessera finds out what this computer can do, makes an open model fit by choosing\n"
+        " the precision of every tensor, and runs it: in a window, in the terminal, and\n"
+        " behind an OpenAI-style server for editors and agents.\n"
+    )
+    _write(root / "DEBIAN/control", control.encode())
+    for name in ("postinst", "postrm"):
+        body = AFTER if name == "postinst" else AFTER.replace('"$1" = configure', '"$1" = remove')
+        _write(root / "DEBIAN" / name, body.encode(), 0o755)
+    _date(root)
+    target = out / f"tessera_{version}_{arch}.deb"
+    command = ["dpkg-deb", "--root-owner-group", "-Zxz", "-z6", "--build", str(root), str(target)]
+    env = {**os.environ, "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH", EPOCH)}
+    subprocess.run(command, check=True, env=env, stdout=subprocess.DEVNULL)
+    return target
+
+
+RUN_HEAD: Final = """#!/bin/sh
+# Tessera {version}: unpacks itself below PREFIX (default: ~/.local) and registers the program. --help says more.
+set -e
+prefix="${{HOME}}/.local"
+case "$1" in
+  --help) echo "usage: $0 [--prefix FOLDER | --extract FOLDER | --remove]"; exit 0;;
+  --prefix) prefix="$2";;
+  --extract) mkdir -p "$2"; tail -n +{lines} "$0" | tar -xJ -C "$2"; exit 0;;
+  --remove) rm -rf "$prefix/lib/tessera"; rm -f "$prefix/bin/tessera" "$prefix/share/applications/{id}.desktop" \\
+      "$prefix/share/icons/hicolor/scalable/apps/{id}.svg" "$prefix/share/mime/packages/tessera.xml"
+    echo "Removed. Models and chats are where they were."; exit 0;;
+  "") ;;
+  *) echo "$0: unknown option $1" >&2; exit 2;;
+esac
+echo "Installing Tessera {version} below $prefix ..."
+rm -rf "$prefix/lib/tessera"
+mkdir -p "$prefix"
+tail -n +{lines} "$0" | tar -xJ -C "$prefix" --strip-components=1
+sed -i "s|^Exec=tessera|Exec=$prefix/bin/tessera|" "$prefix/share/applications/{id}.desktop"
+sed -i "s|/usr/bin/tessera|$prefix/bin/tessera|" "$prefix/lib/systemd/user/tessera.service"
+quietly() {{ command -v "$1" >/dev/null 2>&1 && "$@" >/dev/null 2>&1 || true; }}
+quietly update-desktop-database -q "$prefix/share/applications"
+quietly update-mime-database "$prefix/share/mime"
+echo "Done: $prefix/bin/tessera"
+case ":$PATH:" in *":$prefix/bin:"*) ;; *) echo "$prefix/bin is not on your PATH.";; esac
+exit 0
+"""
+
+
+def run_file(program: Path, out: Path, version: str, work: Path) -> Path:
+    """A shell script that holds the files of the package: for any Linux with glibc 2.34 or newer."""
+    root = work / "run"
+    shutil.rmtree(root, ignore_errors=True)
+    tree(program, root, version)
+    head = RUN_HEAD.format(version=version, id=ID, lines=0)
+    head = RUN_HEAD.format(version=version, id=ID, lines=head.count("\n") + 1)
+    packed = io.BytesIO()
+    epoch = int(os.environ.get("SOURCE_DATE_EPOCH", EPOCH))
+    with tarfile.open(fileobj=packed, mode="w:xz", preset=6) as archive:
+        for path in _sorted(root / "usr"):
+            member = archive.gettarinfo(path, arcname=str(path.relative_to(root)))
+            member.uid = member.gid = 0
+            member.uname = member.gname = "root"
+            member.mtime = epoch
+            if member.isfile():
+                with path.open("rb") as file:
+                    archive.addfile(member, file)
+            else:
+                archive.addfile(member)
+    target = out / f"tessera-{version}-linux-{os.uname().machine}.run"
+    target.write_bytes(head.encode() + packed.getvalue())
+    target.chmod(0o755)
+    return target
+
+
+def _sorted(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root):
+        folders.sort()
+        yield Path(folder)
+        links = [name for name in folders if (Path(folder) / name).is_symlink()]
+        yield from (Path(folder) / name for name in sorted([*files, *links]))
+
+
+def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    path.chmod(mode)
+
+
+def _date(root: Path) -> None:
+    epoch = int(os.environ.get("SOURCE_DATE_EPOCH", EPOCH))
+    for path in root.rglob("*"):
+        os.utime(path, (epoch, epoch), follow_symlinks=False)
+
+
+if sys.platform == "win32":
+    raise SystemExit("Linux packages are made on Linux.")

@@ -1,0 +1,194 @@
+"""Build a kernel pack from the locked source of llama.cpp.
+
+    python installers/packs/build.py NAME [--work FOLDER] [--out FOLDER] [--packages] [--jobs N]
+    python installers/packs/build.py --list
+
+Writes NAME-VERSION.tar.xz: the plugin and its manifest (ggml's version, a hash of its headers, SHA-256), with
+fixed times and order, so that two builds by the same compiler have the same bytes. `--packages` takes glslc and new
+enough Vulkan headers from Debian packages that are unpacked below FOLDER; nothing is installed. Install the result
+with `tessera kernels install FILE`.
+"""
+
+import argparse
+import hashlib
+import lzma
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import msgspec  # noqa: E402
+
+from devices.backends.libraries import LIBRARY  # noqa: E402
+from devices.kernel_packs.abi import headers_hash  # noqa: E402
+from devices.kernel_packs.manifest import FORMAT, NAME, Manifest, PackFile, parse  # noqa: E402
+from installers.packs import toolchain  # noqa: E402
+from installers.packs.recipes import RECIPES, Recipe  # noqa: E402
+
+# The oldest date an archive may hold; SOURCE_DATE_EPOCH overrides.
+EPOCH = 315532800
+COMMON = (
+    "CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=ON", "GGML_BACKEND_DL=ON", "GGML_NATIVE=OFF", "GGML_RPC=OFF",
+    "LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_TOOLS=OFF", "LLAMA_BUILD_SERVER=OFF",
+    "GGML_CCACHE=OFF", "LLAMA_CURL=OFF",
+)  # fmt: skip
+MINGW = """set(CMAKE_SYSTEM_NAME Windows)
+set(CMAKE_SYSTEM_PROCESSOR x86_64)
+set(CMAKE_C_COMPILER x86_64-w64-mingw32-gcc-posix)
+set(CMAKE_CXX_COMPILER x86_64-w64-mingw32-g++-posix)
+set(CMAKE_RC_COMPILER x86_64-w64-mingw32-windres)
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
+"""
+VULKAN_IMPORTS = "LIBRARY vulkan-1.dll\nEXPORTS\nvkGetInstanceProcAddr\n"
+
+
+def ggml_version(tree: Path) -> str:
+    """Ggml's version, as its CMake file numbers it."""
+    text = (tree / "ggml" / "CMakeLists.txt").read_text(encoding="utf-8")
+    parts = [re.search(rf"set\(GGML_VERSION_{part} (\d+)\)", text) for part in ("MAJOR", "MINOR", "PATCH")]
+    return ".".join(part[1] for part in parts if part)
+
+
+def compile_plugin(recipe: Recipe, work: Path, root: Path | None, env: dict[str, str], jobs: int) -> list[Path]:
+    """The plugin's libraries, stripped. Raises: CalledProcessError."""
+    tree, made = toolchain.source_tree(work), work / f"build-{recipe.name}"
+    flags = [f"-D{flag}" for flag in (*COMMON, *recipe.flags)]
+    windows = recipe.toolchain == "mingw"
+    if recipe.backend == "vulkan":
+        flags += toolchain.vulkan_flags(root, windows=windows)
+    strip = "strip"
+    if windows:
+        flags += _mingw(work, env)
+        strip = "x86_64-w64-mingw32-strip"
+    # Paths of the build machine would make every build differ.
+    remap = f"-ffile-prefix-map={tree}=llama.cpp -ffile-prefix-map={made}=build"
+    flags += [f"-DCMAKE_C_FLAGS={remap}", f"-DCMAKE_CXX_FLAGS={remap}", "-DCMAKE_SKIP_RPATH=ON"]
+    subprocess.run(["cmake", "-S", str(tree), "-B", str(made), "-G", "Ninja", *flags], env=env, check=True)
+    targets = _variants(made, env) if recipe.target == "ggml-cpu-variants" else [recipe.target]
+    subprocess.run(["ninja", "-C", str(made), f"-j{jobs}", *targets], env=env, check=True)
+    stem = "cpu-" if recipe.backend == "cpu" else recipe.target.removeprefix("ggml-")
+    found = [p for p in sorted((made / "bin").iterdir()) if (m := LIBRARY.match(p.name)) and m[1].startswith(stem)]
+    for path in found:
+        subprocess.run([strip, "--strip-unneeded", str(path)], check=True)
+    return found
+
+
+def _variants(made: Path, env: dict[str, str]) -> list[str]:
+    listed = subprocess.run(
+        ["ninja", "-C", str(made), "-t", "targets", "all"], env=env, check=True, capture_output=True, text=True
+    )
+    return sorted(set(re.findall(r"^(ggml-cpu-[a-z0-9_.]+): phony", listed.stdout, re.MULTILINE)))
+
+
+def _mingw(work: Path, env: dict[str, str]) -> list[str]:
+    """The toolchain file, and an import library of the system's Vulkan loader."""
+    chain, imports = work / "mingw.cmake", work / "vulkan-1.def"
+    chain.write_text(MINGW, encoding="ascii")
+    imports.write_text(VULKAN_IMPORTS, encoding="ascii")
+    library = work / "libvulkan-1.a"
+    subprocess.run(["x86_64-w64-mingw32-dlltool", "-d", str(imports), "-l", str(library)], env=env, check=True)
+    static = "-static-libgcc -static-libstdc++ -Wl,-Bstatic,--whole-archive -lwinpthread -Wl,--no-whole-archive"
+    return [
+        f"-DCMAKE_TOOLCHAIN_FILE={chain}",
+        f"-DVulkan_LIBRARY={library}",
+        f"-DCMAKE_SHARED_LINKER_FLAGS={static}",
+        f"-DCMAKE_MODULE_LINKER_FLAGS={static}",
+    ]
+
+
+def glibc_needed(libraries: list[Path]) -> str:
+    """The newest glibc that any of the libraries asks for; empty for Windows."""
+    newest: tuple[int, ...] = ()
+    for path in libraries:
+        if path.suffix != ".dll":
+            listed = subprocess.run(["readelf", "-V", str(path)], capture_output=True, text=True, check=True).stdout
+            found = re.findall(r"GLIBC_(\d+(?:\.\d+)+)", listed)
+            newest = max([newest, *(tuple(map(int, version.split("."))) for version in found)])
+    return ".".join(map(str, newest))
+
+
+def describe(recipe: Recipe, tree: Path, libraries: list[Path]) -> Manifest:
+    """The manifest of what was built."""
+    files = tuple(
+        PackFile(name=p.name, num_bytes=p.stat().st_size, sha256=hashlib.sha256(p.read_bytes()).hexdigest())
+        for p in libraries
+    )
+    version = ggml_version(tree)
+    compiler = "x86_64-w64-mingw32-g++-posix" if recipe.toolchain == "mingw" else "g++"
+    first = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[
+        0
+    ]
+    return parse(
+        msgspec.json.encode(
+            Manifest(
+                format=FORMAT,
+                name=recipe.name,
+                version=version,
+                backend=recipe.backend,
+                platform=recipe.platform,
+                ggml_version=version,
+                headers=headers_hash(tree / "ggml" / "include"),
+                files=files,
+                glibc=glibc_needed(libraries),
+                needs=recipe.needs,
+                built={"compiler": first, "source": tree.parents[1].name, "tried": recipe.tried},
+            )
+        )
+    )
+
+
+def write_archive(manifest: Manifest, libraries: list[Path], target: Path) -> None:
+    """A .tar.xz whose bytes depend on the contents only."""
+    epoch = int(os.environ.get("SOURCE_DATE_EPOCH", EPOCH))
+    partial = target.with_suffix(".part")
+    with lzma.open(partial, "wb", preset=6) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
+        contents = {NAME: msgspec.json.format(msgspec.json.encode(manifest), indent=2)}
+        contents |= {path.name: path.read_bytes() for path in libraries}
+        for name, data in sorted(contents.items()):
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime, member.mode = len(data), epoch, 0o644
+            archive.addfile(member, BytesIO(data))
+    partial.replace(target)
+
+
+def main() -> int:
+    """Build one pack, or list the recipes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", nargs="?", choices=sorted(RECIPES))
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "packs")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    parser.add_argument("--packages", action="store_true")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    if options.list or options.name is None:
+        for recipe in RECIPES.values():
+            print(f"{recipe.name:28} {recipe.tried}")
+        return 0
+    recipe = RECIPES[options.name]
+    options.work.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    root = toolchain.unpack_packages(options.work) if options.packages else None
+    env = toolchain.environment(root)
+    missing = toolchain.missing_tools(recipe.tools, env)
+    if missing:
+        print(f"{recipe.name} needs {', '.join(missing)}. Install it, or pass --packages for glslc and headers.")
+        return 3
+    libraries = compile_plugin(recipe, options.work, root, env, options.jobs)
+    manifest = describe(recipe, toolchain.source_tree(options.work), libraries)
+    target = options.out / f"{manifest.name}-{manifest.version}.tar.xz"
+    write_archive(manifest, libraries, target)
+    print(f"{target}: {target.stat().st_size >> 20} MiB, {manifest.num_bytes >> 20} MiB unpacked")
+    for file in manifest.files:
+        print(f"  {file.name} {file.num_bytes} bytes, sha256 {file.sha256[:16]}…")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

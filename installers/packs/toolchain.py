@@ -1,0 +1,109 @@
+"""Sources, tools and headers of a build: the locked archive, and Debian packages unpacked beside where wanted."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+LOCK: Final = ROOT / "installers" / "lock" / "llama.txt"
+TOOLS: Final = ("glslc", "libshaderc1", "libvulkan1")
+# Mesa's software driver, to try what was built.
+SOFTWARE_DRIVER: Final = ("mesa-vulkan-drivers", "libllvm15", "libdrm2", "libdrm-amdgpu1")
+# ggml's Vulkan backend needs types of 1.4; Debian 12 has 1.3.239. Only headers are taken from Debian 13.
+NEWER_PACKAGES: Final = ("libvulkan-dev", "spirv-headers")
+NEWER_SUITE: Final = "trixie"
+
+
+def source_tree(work: Path) -> Path:
+    """llama.cpp's sources as the locked llama-cpp-python ships them, unpacked below `work` once."""
+    sources = work / "sources"
+    if not list(sources.glob("llama_cpp_python-*/vendor/llama.cpp")):
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "llama-cpp-python"]
+        subprocess.run([*pip, "--require-hashes", "-r", str(LOCK), "-d", str(sources)], check=True)
+        with tarfile.open(next(sources.glob("llama_cpp_python-*.tar.gz"))) as archive:
+            archive.extractall(sources, filter="data")
+    return next(sources.glob("llama_cpp_python-*/vendor/llama.cpp"))
+
+
+def unpack_packages(folder: Path, driver: bool = False) -> Path:
+    """Download and unpack the Debian packages below `folder`; returns the root they lie in. Nothing is installed.
+
+    `driver` adds Mesa's software driver.
+    """
+    root, lists = folder / "root", folder / "apt"
+    wanted = root / ("usr/share/vulkan/icd.d" if driver else "usr/include/spirv")
+    if wanted.exists() and (root / "usr/include/spirv").exists():
+        return root
+    debs = folder / "debs"
+    for made in (root, debs, lists / "partial"):
+        made.mkdir(parents=True, exist_ok=True)
+    source = folder / "newer.list"
+    source.write_text(f"deb {_mirror()} {NEWER_SUITE} main\n", encoding="ascii")
+    newer = [
+        f"-oDir::Etc::sourcelist={source}",
+        "-oDir::Etc::sourceparts=-",
+        f"-oDir::State::lists={lists}",
+        f"-oDir::Cache::pkgcache={folder / 'pkgcache.bin'}",
+        f"-oDir::Cache::srcpkgcache={folder / 'srcpkgcache.bin'}",
+    ]
+    packages = (*TOOLS, *SOFTWARE_DRIVER) if driver else TOOLS
+    subprocess.run(["apt-get", "download", *packages], cwd=debs, check=True)
+    subprocess.run(["apt-get", *newer, "update"], check=True)
+    subprocess.run(["apt-get", *newer, "download", *NEWER_PACKAGES], cwd=debs, check=True)
+    for deb in sorted(debs.glob("*.deb")):
+        subprocess.run(["dpkg", "-x", deb, root], check=True)
+    return root
+
+
+def _mirror() -> str:
+    """The address this machine takes Debian's packages from."""
+    listed = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
+    known = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
+    return next(address for address in known if address.rstrip("/").endswith("/debian"))
+
+
+def environment(root: Path | None) -> dict[str, str]:
+    """The environment of a build or a trial, with unpacked packages in front."""
+    env = dict(os.environ)
+    if root is None:
+        return env
+    libraries = [str(p) for p in (root / "usr/lib").glob("*-linux-gnu")]
+    env["PATH"] = f"{root / 'usr/bin'}{os.pathsep}{env['PATH']}"
+    env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [*libraries, env.get("LD_LIBRARY_PATH", "")]))
+    env["CMAKE_PREFIX_PATH"] = str(root / "usr")
+    env["CPLUS_INCLUDE_PATH"] = env["C_INCLUDE_PATH"] = str(root / "usr/include")
+    for manifest in (root / "usr/share/vulkan/icd.d").glob("lvp_icd.*.json"):
+        text = manifest.read_text(encoding="utf-8")
+        local = root / "lvp_icd.json"
+        local.write_text(re.sub(r'"library_path": "([^"]+)"', lambda m: _absolute(m[1], libraries), text), "utf-8")
+        env["VK_DRIVER_FILES"] = env["VK_ICD_FILENAMES"] = str(local)
+    return env
+
+
+def _absolute(library: str, folders: list[str]) -> str:
+    found = next(
+        (Path(f) / Path(library).name for f in folders if (Path(f) / Path(library).name).exists()), library
+    )
+    return f'"library_path": "{found}"'
+
+
+def vulkan_flags(root: Path | None, *, windows: bool) -> list[str]:
+    """Where CMake finds Vulkan among unpacked packages; nothing for installed ones."""
+    if root is None:
+        return []
+    library = next((root / "usr/lib").glob("*-linux-gnu/libvulkan.so*"))
+    flags = [
+        f"-DVulkan_INCLUDE_DIR={root / 'usr/include'}",
+        f"-DVulkan_GLSLC_EXECUTABLE={root / 'usr/bin/glslc'}",
+    ]
+    return flags if windows else [*flags, f"-DVulkan_LIBRARY={library}"]
+
+
+def missing_tools(tools: tuple[str, ...], env: dict[str, str]) -> list[str]:
+    """Those that are on no path."""
+    return [tool for tool in tools if shutil.which(tool, path=env["PATH"]) is None]
