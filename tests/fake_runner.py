@@ -51,11 +51,18 @@ class FakeRunner:
     async def run(self) -> None:
         self.channel.send(protocol.Hello(version=protocol.VERSION, engine="fake", pid=os.getpid()))
         loop = asyncio.get_running_loop()
+        beating = loop.create_task(self.beat())
         while True:
             message = await loop.run_in_executor(None, self.channel.receive)
             if message is None or isinstance(message, protocol.Shutdown):
+                beating.cancel()
                 return
             self.handle(message)
+
+    async def beat(self) -> None:
+        while True:
+            await asyncio.sleep(protocol.HEARTBEAT_S)
+            self.channel.send(protocol.Heartbeat(step_s=0.0))
 
     def handle(self, message: protocol.ToRunner) -> None:
         if isinstance(message, protocol.Load):
@@ -67,8 +74,10 @@ class FakeRunner:
             if task is not None:
                 task.cancel()
         elif isinstance(message, protocol.Tokenize):
+            self.note(message)
             self.channel.send(protocol.Tokens(id=message.id, token_ids=list(message.text.encode())))
         elif isinstance(message, protocol.Detokenize):
+            self.note(message)
             self.channel.send(protocol.Pieces(id=message.id, pieces=[bytes([t % 256]) for t in message.token_ids]))
         elif isinstance(message, protocol.Embed):
             self.embed(message)
@@ -83,16 +92,25 @@ class FakeRunner:
     def load(self, settings: protocol.LoadSettings) -> None:
         time.sleep(float(os.environ.get("FAKE_LOAD_S", "0")))
         template = self.folder / "template.jinja"
+        trained, fim = self.folder / "n_ctx_train", self.folder / "fim.json"
+        n_ctx_train = int(trained.read_text()) if trained.exists() else settings.n_ctx
         self.channel.send(protocol.Progress(phase="weights", fraction=1.0))
         facts = ModelFacts(
             architecture="fake", description="fake", n_params=1, size_bytes=1, n_vocab=256, n_ctx=settings.n_ctx,
-            n_ctx_train=settings.n_ctx, n_parallel=settings.n_parallel, n_embd=4, bos="", eos="",
-            chat_template=template.read_text("utf-8") if template.exists() else None, add_bos=False, fim={},
+            n_ctx_train=n_ctx_train, n_parallel=settings.n_parallel, n_embd=4, bos="", eos="",
+            chat_template=template.read_text("utf-8") if template.exists() else None, add_bos=False,
+            fim=json.loads(fim.read_text()) if fim.exists() else {},
             metadata={}, backend="fake",
         )  # fmt: skip
         self.channel.send(protocol.Loaded(facts=facts, load_s=0.0))
 
+    def note(self, message: protocol.Tokenize | protocol.Detokenize | protocol.Embed) -> None:
+        """What was asked beside generations."""
+        with (self.folder / "others.jsonl").open("a") as file:
+            file.write(msgspec.json.encode(msgspec.structs.replace(message, id=0)).decode() + "\n")
+
     def embed(self, message: protocol.Embed) -> None:
+        self.note(message)
         rows = []
         for item in message.inputs:
             size = len(item)

@@ -6,7 +6,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from quantize.gguf_file import read_gguf
+from quantize.files.gguf_file import read_gguf
 from quantize.native.blocks import quantize_rows
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"

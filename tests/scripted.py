@@ -10,10 +10,14 @@ from pathlib import Path
 
 import uvicorn
 
+from engine.dispatch.memory_admission import MemoryAdmission
+from engine.dispatch.placer import Placer
+from engine.dispatch.resources import open_resources
 from engine.library.catalogue import Catalogue
 from engine.paths import Paths
 from engine.pool import Pool
-from engine.runner.process import RunnerProcess, runner_environment
+from engine.runner.command import runner_environment
+from engine.runner.process import RunnerProcess
 from engine.server.aliases import Aliases
 from engine.server.app import create_app
 from engine.server.auth import Access
@@ -45,18 +49,39 @@ def starter(folder: Path):
 
 
 class ScriptedServer:
-    """Serves the bundled model's entry on a free port of loopback; the runner is the fake one."""
+    """Serves the bundled model's entry on a free port of loopback; the runner is the fake one.
 
-    def __init__(self, home: Path, access: Access | None = None, template: str | None = None, **app) -> None:
+    `dispatched`: loads are placed and admitted as in a real server.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        access: Access | None = None,
+        template: str | None = None,
+        dispatched: bool = False,
+        fim: dict[str, str] | None = None,
+        **app,
+    ) -> None:
         self.folder = home / "script"
         self.folder.mkdir(parents=True)
         self.scripts = 0
         if template is not None:
             (self.folder / "template.jinja").write_text(template, "utf-8")
+        (self.folder / "fim.json").write_text(json.dumps(fim or {}))
         paths = home_paths(home)
-        models = ServedModels(lambda: Catalogue(paths), aliases=Aliases(paths.config / "aliases.json"))
+        placer = Placer(open_resources(paths))
+        models = ServedModels(
+            lambda: Catalogue(paths),
+            aliases=Aliases(paths.config / "aliases.json"),
+            choose=placer.choose if dispatched else None,
+        )
+        admission = MemoryAdmission(placer) if dispatched else None
         self.state = ServerState(
-            models=models, pool=Pool(models, starter(self.folder)), access=access or Access(TOKEN)
+            models=models,
+            pool=Pool(models, starter(self.folder), admission),
+            access=access or Access(TOKEN),
+            placer=placer,
         )
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -160,6 +160,25 @@ def shared(sides: Sides, rounds: int, rng: random.Random) -> None:
     report("second turn of a 4k chat: first token", turn["ours"], turn["rival"], "s", lower=True)
 
 
+def arrivals(sides: Sides, rounds: int, rng: random.Random) -> None:
+    """Eight requests that share 2,000 tokens nobody has computed, with gaps between them: the last first token."""
+    for gap_s in (0.0, 0.005, 0.05, 0.5):
+        last: dict[str, list[float]] = {"ours": [], "rival": []}
+        for i in range(rounds):
+            prefix = fresh(rng, 2000)
+            prompts = [prefix + fresh(rng, 16) for _ in range(8)]
+            for side in ("ours", "rival") if i % 2 else ("rival", "ours"):
+
+                def later(delay_s, prompt, side=side):
+                    time.sleep(delay_s)
+                    return sides.ask(side, prompt, 4)
+
+                began = time.perf_counter()
+                replies, _ = together([lambda d=n * gap_s, p=p: later(d, p) for n, p in enumerate(prompts)])
+                last[side].append(max(r.started + r.first for r in replies) - began)
+        report(f"eight share 2,000, {gap_s * 1000:.0f} ms apart: last first token", *last.values(), "s", lower=True)
+
+
 def restart(sides: Sides, rounds: int, rng: random.Random) -> None:
     """A known 1.5k prompt after a restart of our runner, against the same prompt cold; two rounds at most.
 
@@ -190,7 +209,7 @@ def speculation(sides: Sides, rounds: int, rng: random.Random) -> None:
         report(f"guessing ahead, {name} prompt, on against off", on, off, "tok/s")
 
 
-COMPARISONS = {f.__name__: f for f in (decode, deep, concurrent, gaps, shared, restart, speculation)}
+COMPARISONS = {f.__name__: f for f in (decode, deep, concurrent, gaps, shared, arrivals, restart, speculation)}
 
 
 def main() -> None:

@@ -23,10 +23,11 @@ from engine.autotune.journal import Journal
 from engine.autotune.run import rounds_for, tune
 from engine.autotune.space import dimensions, thread_counts, valid
 from engine.autotune.trial import proof, trial
-from engine.autotune.types import Budget, Knobs, Outcome, Trial, TuneReport, knobs_of
 from engine.bench import standin
 from engine.dispatch.machine_state import MachineState
 from engine.dispatch.placer import Placer, read_shape
+from engine.dispatch.resources import open_resources
+from engine.measurements.tuning import Budget, Knobs, Outcome, Trial, TuneReport, knobs_of
 from engine.paths import user_paths
 from engine.runner.protocol import LoadSettings
 
@@ -95,7 +96,11 @@ def main() -> None:
     if not path.exists():
         standin.write_in_child(path, shape=name, mix=mix, on_progress=lambda _done, _total: None)
     machine = MachineState().settled()
-    settings = Placer(user_paths()).defaults("grid", read_shape(str(path)), LoadSettings(path=str(path))).settings
+    settings = (
+        Placer(open_resources(user_paths()))
+        .defaults("grid", read_shape(str(path)), LoadSettings(path=str(path)))
+        .settings
+    )
     report = tuned(settings, machine, options.length, options.folder, f"{name}-{mix}")
     journal = Journal(options.folder / f"{name}-{mix}-{options.length}-grid.jsonl")
     budget = rounds_for(options.length)[-1]

@@ -11,16 +11,18 @@ from pathlib import Path
 
 os.environ["HF_TOKEN"] = ""
 
+from engine.dispatch.placer import Placer
+from engine.dispatch.resources import open_resources
+from engine.dispatch.verdict import judge_for
 from engine.errors import Cancelled
 from engine.jobs import Control
 from engine.library import verify
 from engine.library.catalogue import Catalogue
 from engine.library.hub.client import HubClient
 from engine.library.hub.plan import plan_repository
-from engine.library.machine import machine_judge
 from engine.paths import Paths
+from quantize.files.gguf_file import read_gguf, read_gguf_source
 from quantize.ggml_types import GgmlType
-from quantize.gguf_file import read_gguf, read_gguf_source
 from tests.fake_hub import FakeHub
 from tests.fake_models import Zeros, remote_gguf, repository_of_twenty
 
@@ -56,7 +58,9 @@ def planning(root):
     client = HubClient(here.recv())
     for label in ("first look", "second look"):
         begin = time.perf_counter()
-        plan = plan_repository(client, folders(root), "org/Big-GGUF", judge=machine_judge())
+        plan = plan_repository(
+            client, folders(root), "org/Big-GGUF", judge=judge_for(Placer(open_resources(folders(root))))
+        )
         took = time.perf_counter() - begin
         here.send("count")
         sent, requests = here.recv()

@@ -12,8 +12,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from quantize.craft.curvature import make_curvature
-from quantize.craft.rows import EXPONENTS, craft_rows
+from quantize.gptq.curvature import make_curvature
+from quantize.gptq.rows import EXPONENTS, craft_rows
 
 ROWS = 512
 

@@ -27,8 +27,8 @@ def bare(path: str, threads: int, n_ctx: int, attention: str) -> None:
     """Child: answers each line on stdin (a token count) with the seconds its decode took."""
     import ctypes
 
-    from engine.runner.llama.binding import start_backends
-    from engine.runner.llama.model import FLASH_ATTN
+    from engine.runner.llama.native.binding import start_backends
+    from engine.runner.llama.native.model import FLASH_ATTN
 
     api = start_backends()
     quiet = api.llama_log_callback(lambda *_: None)  # kept: llama.cpp calls it as long as it lives

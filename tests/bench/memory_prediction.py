@@ -22,7 +22,7 @@ from engine.fit.need import estimate
 from engine.fit.types import Need
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import GenerationRequest
+from engine.types import Constraint, GenerationRequest
 from tests.shapes import SHAPES, scaled, write_shape
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,6 +78,10 @@ async def _filled(settings: LoadSettings) -> int:
 
         share = settings.n_ctx // settings.n_parallel - ROOM
         await asyncio.gather(*(generate(share, 3 + 2 * i) for i in range(settings.n_parallel)))
+        # The table of tokens for constrained output comes after the first answer; every runner holds it in the end.
+        table = GenerationRequest(prompt=[1], max_tokens=1, constraint=Constraint(kind="regex", source="x"))
+        async for _ in runner.generate(table):
+            pass
         held = process_memory(runner.pid)
         assert held is not None
         return held.rss_bytes

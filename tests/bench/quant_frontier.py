@@ -23,16 +23,16 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from quantize.evidence import Evidence, Measured, MeasureRequest, RoundRequest, VerifyRequest  # noqa: E402
+from quantize.files.gguf_file import read_gguf  # noqa: E402
+from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, file_bytes, header, scalar  # noqa: E402
 from quantize.ggml_types import GgmlType  # noqa: E402
-from quantize.gguf_file import read_gguf  # noqa: E402
-from quantize.gguf_write import GgufWriter, TensorSlot, copied_metadata, file_bytes, header, scalar  # noqa: E402
-from quantize.measure import measure  # noqa: E402
-from quantize.model_spec import model_spec  # noqa: E402
-from quantize.plan import Question, make_plan  # noqa: E402
-from quantize.rounding import round_plan  # noqa: E402
-from quantize.stock import stock_types  # noqa: E402
+from quantize.job.round_plan import round_plan  # noqa: E402
+from quantize.measure.run import measure  # noqa: E402
+from quantize.measure.verify import verify  # noqa: E402
+from quantize.plan.model_spec import model_spec  # noqa: E402
+from quantize.plan.plan import Question, make_plan  # noqa: E402
+from quantize.plan.stock import stock_types  # noqa: E402
 from quantize.types import EvidenceRef, Goal  # noqa: E402
-from quantize.verify import verify  # noqa: E402
 
 MIXES = "Q3_K_M,IQ4_XS,Q4_K_S,Q4_K_M,Q5_K_M"
 COLOURS = {"stock": "#888888", "rows": "#c2750b", "craft": "#1f6fb2", "sequential": "#177245"}

@@ -14,11 +14,11 @@ ROOT = Path(__file__).resolve().parents[2]
 OURS = """
 import sys
 from pathlib import Path
-from quantize.gguf_file import read_gguf
-from quantize.model_spec import model_spec
-from quantize.stock import stock_types
-from quantize.stock_rules import MIXES
-from quantize.write_model import WriteRequest, write_model
+from quantize.files.gguf_file import read_gguf
+from quantize.plan.model_spec import model_spec
+from quantize.plan.stock import stock_types
+from quantize.plan.stock_rules import MIXES
+from quantize.job.write_model import WriteRequest, write_model
 source, out, mix, threads = sys.argv[1:]
 types = stock_types(model_spec(read_gguf(source)), mix, has_imatrix=False)
 types = {n: q.name for n, q in types.items()}

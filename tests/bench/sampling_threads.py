@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.runner.llama.binding import start_backends
-from engine.runner.llama.sampler import Sampler
+from engine.runner.llama.batch.sampler import Sampler
+from engine.runner.llama.native.binding import start_backends
 from engine.types import SamplingParams
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -31,8 +31,8 @@ NUMBERS = {
     "top_p": [-1, 0, 2, math.nan, "x"],
     "top_k": [-1, 2**63, "x", 0.5],
     "min_p": [-1, 2, math.nan, "x"],
-    "max_tokens": [-1, 0, 2**31, 2**63, "x", 1.5],
-    "max_completion_tokens": [-1, 0, 2**63, "x"],
+    "max_tokens": [-2, 2**31, 2**63, "x", 1.5],
+    "max_completion_tokens": [-2, 2**63, "x"],
     "n": [-1, 0, 2**31, "x"],
     "seed": [2**63, "x", math.nan],
     "presence_penalty": [-3, 3, math.nan, "x"],
@@ -165,3 +165,38 @@ def test_metrics_count_what_was_done(server):
     assert 'tessera_generated_tokens_total{model="spark"}' in text
     assert "tessera_time_to_first_token_seconds_bucket" in text
     assert "tessera_inter_token_seconds_bucket" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": None}, "prompt"),
+        ("/v1/embeddings", {"input": []}, "input"),
+        ("/v1/embeddings", {"input": [[]]}, "input[0]"),
+        ("/api/chat", {"messages": MESSAGES, "keep_alive": []}, "keep_alive"),
+        ("/v1/completions", {"prompt": "word " * 20_000}, "prompt"),
+        ("/v1/embeddings", {"input": "word " * 20_000}, "input"),
+        ("/api/generate", {"prompt": "word " * 20_000, "stream": False}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 20_000}]}, "messages"),
+    ],
+    ids=range(8),
+)
+def test_the_named_field_is_one_of_the_request(server, path, body, param):
+    answer = httpx2.post(f"{server.url}{path}", json={"model": "spark", **body}, timeout=60)
+    assert answer.status_code == 400, answer.text
+    told = answer.json() if path.startswith("/api") else answer.json()["error"]
+    assert told["param"] == param
+
+
+def test_an_answer_to_the_older_http_has_no_chunks(server):
+    body = json.dumps({"model": "spark", "messages": MESSAGES, "max_tokens": 4, "stream": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), 30) as raw:
+        raw.sendall(head.encode() + body)
+        answer = b""
+        while piece := raw.recv(65536):
+            answer += piece
+    head, _, told = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert told.startswith(b"data: {")
+    assert told.endswith(b"data: [DONE]\n\n")

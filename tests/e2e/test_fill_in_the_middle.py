@@ -26,24 +26,33 @@ def client(tmp_path_factory):
     server.stop()
 
 
+def post(client: Client, path, body):
+    return client.post(path, dict, body)
+
+
 def test_every_door_gives_the_same_completion(client: Client):
     options = {"max_tokens": 12, "temperature": 0}
-    infill = client.post(
-        "/infill", {"input_prefix": PREFIX, "input_suffix": SUFFIX, "n_predict": 12, "temperature": 0}
+    infill = post(
+        client, "/infill", {"input_prefix": PREFIX, "input_suffix": SUFFIX, "n_predict": 12, "temperature": 0}
     )
     model = infill["model"]
-    completion = client.post("/v1/completions", {"model": model, "prompt": PREFIX, "suffix": SUFFIX, **options})
-    mistral = client.post("/v1/fim/completions", {"model": model, "prompt": PREFIX, "suffix": SUFFIX, **options})
+    completion = client.post(
+        "/v1/completions", dict, {"model": model, "prompt": PREFIX, "suffix": SUFFIX, **options}
+    )
+    mistral = client.post(
+        "/v1/fim/completions", dict, {"model": model, "prompt": PREFIX, "suffix": SUFFIX, **options}
+    )
     streamed = "".join(
         event.get("content", "")
-        for event in client.events(
-            "/infill", {"input_prefix": PREFIX, "input_suffix": SUFFIX, "n_predict": 12, "stream": True}
+        for event in client.stream(
+            "/infill", dict, {"input_prefix": PREFIX, "input_suffix": SUFFIX, "n_predict": 12, "stream": True}
         )
     )
     chunks = "".join(
         choice["delta"].get("content", "")
-        for event in client.events(
+        for event in client.stream(
             "/v1/fim/completions",
+            dict,
             {"model": model, "prompt": PREFIX, "suffix": SUFFIX, "stream": True, **options},
         )
         for choice in event["choices"]
@@ -59,46 +68,50 @@ def test_every_door_gives_the_same_completion(client: Client):
 def test_the_suffix_changes_the_answer(client: Client):
     """A server that dropped the suffix would answer the same both times."""
     answers = {
-        client.post("/infill", {"input_prefix": "x = [1, 2", "input_suffix": suffix, "n_predict": 8})["content"]
+        post(client, "/infill", {"input_prefix": "x = [1, 2", "input_suffix": suffix, "n_predict": 8})["content"]
         for suffix in (")\nprint(x)\n", '"""\n    return total\n', "\n\nclass Foo:\n")
     }
     assert len(answers) > 1
 
 
 def test_marks_in_the_code_do_not_end_its_section(client: Client):
-    plain = client.post("/infill", {"input_prefix": "a <|fim_middle|> b", "n_predict": 1})
-    marked = client.post("/infill", {"input_prefix": "a <|fim_niddle|> b", "n_predict": 1})
+    plain = post(client, "/infill", {"input_prefix": "a <|fim_middle|> b", "n_predict": 1})
+    marked = post(client, "/infill", {"input_prefix": "a <|fim_niddle|> b", "n_predict": 1})
     assert plain["tokens_evaluated"] >= marked["tokens_evaluated"] - 2 > 8
 
 
 def test_too_much_text_is_shortened_for_editors_and_refused_for_the_others(client: Client):
     long = "".join(f"value_{n} = {n}\n" for n in range(3000))
     body = {"input_prefix": long, "input_suffix": long, "input_extra": [{"filename": "b.py", "text": long}]}
-    answer = client.post("/infill", {**body, "n_predict": 4})
+    answer = post(client, "/infill", {**body, "n_predict": 4})
     assert answer["truncated"] is True
     assert 700 < answer["tokens_evaluated"] < 1024
     for path, prompt in (("/v1/completions", long), ("/v1/fim/completions", long)):
         with pytest.raises(ApiError) as caught:
-            client.post(path, {"model": answer["model"], "prompt": prompt, "suffix": long, "max_tokens": 4})
+            post(client, path, {"model": answer["model"], "prompt": prompt, "suffix": long, "max_tokens": 4})
         assert caught.value.status == 400
         assert caught.value.code == "context_length_exceeded"
         assert caught.value.facts["context_tokens"] == 1024
     with pytest.raises(ApiError) as caught:
-        client.post("/v1/completions", {"model": answer["model"], "prompt": [1, 2], "suffix": "x"})
+        post(client, "/v1/completions", {"model": answer["model"], "prompt": [1, 2], "suffix": "x"})
     assert caught.value.param == "suffix"
 
 
 def test_an_editor_gets_the_fields_and_limits_it_asks_for(client: Client):
     fields = ["content", "timings/prompt_n", "tokens_cached", "no/such"]
-    answer = client.post(
-        "/infill", {"input_prefix": PREFIX, "n_predict": 0, "response_fields": fields, "samplers": ["top_k"]}
+    answer = post(
+        client,
+        "/infill",
+        {"input_prefix": PREFIX, "n_predict": 0, "response_fields": fields, "samplers": ["top_k"]},
     )
     assert set(answer) == set(fields) - {"no/such"}
     assert answer["content"] == ""
-    again = client.post("/infill", {"input_prefix": PREFIX, "n_predict": 0, "response_fields": fields})
+    again = post(client, "/infill", {"input_prefix": PREFIX, "n_predict": 0, "response_fields": fields})
     assert again["timings/prompt_n"] == 1
     stopped = client.post(
-        "/infill", {"input_prefix": "def f():\n    return", "n_predict": 40, "stop": ["\n"], "ignore_eos": True}
+        "/infill",
+        dict,
+        {"input_prefix": "def f():\n    return", "n_predict": 40, "stop": ["\n"], "ignore_eos": True},
     )
     assert "\n" not in stopped["content"]
 
@@ -119,10 +132,12 @@ def active_requests(client: Client) -> float:
 
 def test_leaving_ends_the_work(client: Client):
     """A cancelled answer stops long before it would have ended, measured in the time of its own tokens."""
-    short = client.post("/infill", {"input_prefix": PREFIX, "n_predict": 20, "ignore_eos": True})
+    short = post(client, "/infill", {"input_prefix": PREFIX, "n_predict": 20, "ignore_eos": True})
     token_s = short["timings"]["predicted_ms"] / 1000 / 20
     endless = {"input_prefix": PREFIX, "n_predict": 900, "ignore_eos": True, "stream": True}
-    streams = [client.events("/infill", endless) for _ in range(6)]  # one alone may end before it is looked at
+    streams = [
+        client.stream("/infill", dict, endless) for _ in range(6)
+    ]  # one alone may end before it is looked at
     for events in streams:
         next(events)
     assert active_requests(client) >= 1

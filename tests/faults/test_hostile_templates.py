@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from engine.chat.template import BadTemplate, TemplateRenderer
+from engine.chat.template import BadTemplate, TemplateRenderer, TooManyTemplates
 from engine.chat.types import ChatTemplate, Message
 from engine.errors import InputFault
 
@@ -41,6 +41,38 @@ BOMBS = [
     ),
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
 ]
+
+
+def test_slow_templates_of_requests_do_not_delay_those_of_models():
+    """Each of six different ones loops until it is stopped."""
+    renderer = TemplateRenderer(timeout_s=1.0)
+    slow = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+    async def scenario():
+        own = ChatTemplate(source="{{ messages[0]['content'] }}")
+        await renderer.render(own, HELLO)
+        hostile = [
+            asyncio.create_task(renderer.render(ChatTemplate(source=slow + str(n)), HELLO, brought=True))
+            for n in range(12)
+        ]
+        await asyncio.sleep(0.1)
+        begun = time.monotonic()
+        assert (await renderer.render(own, HELLO)).prompt == "hello"
+        waited = time.monotonic() - begun
+        return waited, await asyncio.gather(*hostile, return_exceptions=True)
+
+    try:
+        waited, ends = asyncio.run(scenario())
+    finally:
+        renderer.close()
+    assert waited < 0.5
+    assert sum(isinstance(end, TooManyTemplates) for end in ends) == 4
+    assert sum(isinstance(end, BadTemplate) for end in ends) == 8
+
+
+def test_a_variable_named_self_is_refused_by_its_name(renderer):
+    with pytest.raises(InputFault, match="chat_template_kwargs"):
+        render(renderer, "{{ x }}", x=1, self=2)
 
 
 @pytest.fixture(scope="module")

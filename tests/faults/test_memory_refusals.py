@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from devices.recording import RecordedHost
-from engine.dispatch.admission import LedgerAdmission
 from engine.dispatch.machine_state import MachineState
+from engine.dispatch.memory_admission import MemoryAdmission
 from engine.dispatch.placer import Placer
+from engine.dispatch.resources import open_resources
 from engine.errors import NotEnoughMemory, RunnerDied
 from engine.paths import Paths
-from engine.pool import Pool
+from engine.pool import Pool, Resolved
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import LoadSettings
 from engine.types import Delta, GenerationRequest, ModelFacts, Started
@@ -26,12 +27,15 @@ LIMITED = """
 import json, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))
 from pathlib import Path
+from engine.dispatch.memory_admission import MemoryAdmission
 from engine.dispatch.placer import Placer
+from engine.dispatch.resources import open_resources
 from engine.errors import NotEnoughMemory
 from engine.paths import user_paths
 from engine.runner.protocol import LoadSettings
 try:
-    Placer(user_paths()).admit("m", LoadSettings(path={path!r}, n_ctx={n_ctx}))
+    admission = MemoryAdmission(Placer(open_resources(user_paths())))
+    admission.reserve_now("m", LoadSettings(path={path!r}, n_ctx={n_ctx}))
     print(json.dumps({{"refused": False}}))
 except NotEnoughMemory as error:
     print(json.dumps({{"refused": True, **error.facts()}}))
@@ -56,12 +60,16 @@ def shrunken(available_mib):
     return MachineState(RecordedHost({**recording, "files": {**recording["files"], "/proc/meminfo": meminfo}}))
 
 
+def placer_with(paths, available_mib):
+    return Placer(open_resources(paths, shrunken(available_mib)))
+
+
 class Source:
     def __init__(self, path, **settings):
         self.settings = LoadSettings(path=path, **settings)
 
-    async def resolve(self, model):
-        return model, "llama", self.settings
+    async def resolve(self, model, min_ctx=0):
+        return Resolved(model_id=model, engine="llama", settings=self.settings)
 
 
 async def never(engine, path):
@@ -89,7 +97,7 @@ def test_under_ulimit_v(path, tmp_path, limit_gib, n_ctx):
 
 
 def test_on_a_shrunken_machine_with_three_ways_out(path, paths):
-    admission = LedgerAdmission(Placer(paths, shrunken(600)))
+    admission = MemoryAdmission(placer_with(paths, 600))
     pool = Pool(Source(path, n_ctx=32768, n_parallel=4), never, admission)
     with pytest.raises(NotEnoughMemory) as refused:
         asyncio.run(_acquire(pool))
@@ -107,11 +115,13 @@ async def _acquire(pool):
 
 
 def test_what_fits_is_admitted_and_given_back(path, paths):
-    placer = Placer(paths, shrunken(3000))
+    placer = placer_with(paths, 3000)
     before = placer.ledger.available("cpu")
-    placer.admit("m", LoadSettings(path=path, n_ctx=4096))
+    admission = MemoryAdmission(placer)
+    admission.reserve_now("m", LoadSettings(path=path, n_ctx=4096))
     assert placer.ledger.available("cpu") < before
-    placer.gone("m")
+    assert placer.ledger.reservations()[0].parts["weights"] > 0
+    admission.release("m")
     assert placer.ledger.available("cpu") == before
 
 
@@ -161,8 +171,8 @@ def test_the_ladder_is_climbed_down_told_and_remembered(path, paths):
         return Dying(lambda s: not s.repack, seen)
 
     async def scenario():
-        placer = Placer(paths, shrunken(3000))
-        pool = Pool(Source(path, n_ctx=1024), start, LedgerAdmission(placer))
+        placer = placer_with(paths, 3000)
+        pool = Pool(Source(path, n_ctx=1024), start, MemoryAdmission(placer))
         model = await pool.acquire("m")
         notes = list(model.notes)
         await pool.close()
@@ -173,19 +183,19 @@ def test_the_ladder_is_climbed_down_told_and_remembered(path, paths):
     assert seen[-1].repack is False
     assert "SIGSEGV" in notes[0]
     assert len(notes) == len(seen) - 1
-    again = Placer(paths, shrunken(3000))
-    assert again.choose_settings("m", LoadSettings(path=path, n_ctx=1024)).repack is False
+    again = placer_with(paths, 3000)
+    assert again.choose("m", LoadSettings(path=path, n_ctx=1024)).settings.repack is False
 
 
 def generating(path, paths, generates, requests=1):
     """Ask a pool `requests` times at once; its events, the settings that were tried, the notes, and the pool."""
-    seen, placer = [], Placer(paths, shrunken(3000))
+    seen, placer = [], placer_with(paths, 3000)
 
     async def start(engine, model_path):
         return Dying(lambda s: True, seen, generates)
 
     async def scenario():
-        pool = Pool(Source(path, n_ctx=1024), start, LedgerAdmission(placer))
+        pool = Pool(Source(path, n_ctx=1024), start, MemoryAdmission(placer))
         model = await pool.acquire("m")
 
         async def ask():
@@ -209,7 +219,7 @@ def test_a_crash_at_the_first_token_goes_down_the_ladder_and_answers(path, paths
     assert len(notes) == len(seen) - 1
     assert "first token" in notes[0]
     assert "SIGILL" in notes[0]
-    remembered = Placer(paths, shrunken(3000)).choose_settings("m", LoadSettings(path=path, n_ctx=1024))
+    remembered = placer_with(paths, 3000).choose("m", LoadSettings(path=path, n_ctx=1024)).settings
     assert (remembered.repack, remembered.n_ubatch) == (False, 128)
 
 
@@ -225,7 +235,7 @@ def test_when_no_settings_generate_the_model_is_refused_for_a_while(path, paths)
     assert len(seen) <= 8
     assert isinstance(again, RunnerDied)
     assert "is not started again for now" in str(again)
-    free = Placer(paths, shrunken(3000)).choose_settings("m", LoadSettings(path=path, n_ctx=1024))
+    free = placer_with(paths, 3000).choose("m", LoadSettings(path=path, n_ctx=1024)).settings
     assert free.repack, "settings that did not work are not remembered"
 
 
@@ -236,13 +246,13 @@ def test_a_runner_that_has_generated_is_not_changed_when_it_dies(path, paths):
         asked.append(1)
         return len(asked) != 2
 
-    placer, seen = Placer(paths, shrunken(3000)), []
+    placer, seen = placer_with(paths, 3000), []
 
     async def start(engine, model_path):
         return Dying(lambda s: True, seen, generates)
 
     async def scenario():
-        pool = Pool(Source(path, n_ctx=1024), start, LedgerAdmission(placer))
+        pool = Pool(Source(path, n_ctx=1024), start, MemoryAdmission(placer))
         for _ in range(3):
             model = await pool.acquire("m")
             try:
@@ -262,16 +272,16 @@ def test_a_runner_that_has_generated_is_not_changed_when_it_dies(path, paths):
 
 
 def test_a_speed_seen_here_is_used_at_the_next_placement(path, paths, monkeypatch):
-    monkeypatch.setattr("engine.dispatch.placer.LARGE_READ_BYTES", 1 << 20)
+    monkeypatch.setattr("engine.dispatch.memory_admission.LARGE_READ_BYTES", 1 << 20)
     settings = LoadSettings(path=path, n_ctx=1024)
-    placer = Placer(paths, shrunken(3000))
-    admission = LedgerAdmission(placer)
-    placer.admit("m", placer.choose_settings("m", settings))
+    placer = placer_with(paths, 3000)
+    admission = MemoryAdmission(placer)
+    admission.reserve_now("m", placer.choose("m", settings).settings)
     assert placer.placement("m", settings, exact=False).basis == "prior"
     admission.observed("m", 10, 1.0)  # too short to say anything
     assert placer.placement("m", settings, exact=False).basis == "prior"
     admission.observed("m", 101, 2.0)
-    again = Placer(paths, shrunken(3000)).placement("m", settings, exact=False)
+    again = placer_with(paths, 3000).placement("m", settings, exact=False)
     assert again.basis == "measured"
     assert again.decode_tok_s == pytest.approx(50, rel=0.01)
 
@@ -282,7 +292,7 @@ def test_when_nothing_helps_the_last_failure_is_raised(path, paths):
     async def start(engine, model_path):
         return Dying(lambda s: False, seen)
 
-    pool = Pool(Source(path, n_ctx=1024), start, LedgerAdmission(Placer(paths, shrunken(3000))))
+    pool = Pool(Source(path, n_ctx=1024), start, MemoryAdmission(placer_with(paths, 3000)))
     with pytest.raises(RunnerDied):
         asyncio.run(_acquire(pool))
     assert len(seen) == len({json.dumps([s.n_ubatch, s.repack, s.use_mmap]) for s in seen})

@@ -13,7 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from quantize import output_file
 from quantize.errors import (
     BadFile,
     BadWeights,
@@ -25,11 +24,12 @@ from quantize.errors import (
     NotWritable,
 )
 from quantize.evidence import encode
-from quantize.execute import quantize
-from quantize.gguf_file import read_gguf
-from quantize.job import QuantizeRequest
-from quantize.provenance import KEY, read_provenance
-from quantize.report import read_report, report_path
+from quantize.files import output_file
+from quantize.files.gguf_file import read_gguf
+from quantize.files.provenance import KEY, read_provenance
+from quantize.job.execute import quantize
+from quantize.job.report import read_report, report_path
+from quantize.job.request import QuantizeRequest
 from quantize.texts import CALIBRATION, HELD_OUT
 from quantize.types import Goal, Lock
 
@@ -250,8 +250,8 @@ JOB = """
 import sys
 from pathlib import Path
 from quantize.evidence import decode
-from quantize.execute import quantize
-from quantize.job import QuantizeRequest
+from quantize.job.execute import quantize
+from quantize.job.request import QuantizeRequest
 def tell(progress):
     print(progress.phase, progress.detail, flush=True)
 quantize(decode(sys.argv[1], QuantizeRequest), tell, lambda: False)

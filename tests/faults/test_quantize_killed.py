@@ -15,9 +15,9 @@ from small_folder import first_layers, short_text
 from quantize.child import Child, ChildDied
 from quantize.errors import DiskFull
 from quantize.evidence import encode
-from quantize.execute import quantize
-from quantize.job import QuantizeRequest
-from quantize.report import read_report
+from quantize.job.execute import quantize
+from quantize.job.report import read_report
+from quantize.job.request import QuantizeRequest
 from quantize.types import Goal
 
 pytestmark = [
@@ -30,8 +30,8 @@ pytestmark = [
 JOB = """
 import sys, time
 from quantize.evidence import decode
-from quantize.execute import quantize
-from quantize.job import QuantizeRequest
+from quantize.job.execute import quantize
+from quantize.job.request import QuantizeRequest
 def tell(progress):
     if progress.phase == sys.argv[2] and (progress.total > 1 or progress.phase == "survey"):
         print("there", flush=True)

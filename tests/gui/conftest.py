@@ -13,6 +13,7 @@ from app.db.connection import open_store
 from app.db.store import Store
 from app.gui.application import Desktop
 from app.gui.background import Background
+from app.gui.chat.page import ChatPage
 from app.gui.look import Look
 from app.gui.services import LiveSettings, Models, Services
 from tests.gui.fake_server import EMPTY, FakeServer
@@ -113,3 +114,19 @@ def desktop(qtbot, home, server):
     made.close()
     for left in (made.window, made.jobs, made.services.models, made.services.settings, made.background):
         left.deleteLater()
+
+
+@pytest.fixture
+def page(qtbot, services):
+    """The chat page with the server's models; tests of other pages have their own."""
+    made = ChatPage(services)
+    qtbot.addWidget(made)
+    made.resize(1000, 700)
+    made.show()
+    services.models.start()
+    qtbot.waitUntil(lambda: bool(services.models.choices))
+    qtbot.waitUntil(lambda: made.controller.conversation.model == "spark")
+    yield made
+    made.controller.stop()
+    made.save_draft()
+    made.close()

@@ -5,8 +5,25 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import msgspec
+
 from app.client import Client
 from app.gui.server_link import ServerLink
+from engine.api.chat import (
+    ChatChunk,
+    ChunkChoice,
+    Delta,
+    Extras,
+    ModelList,
+    ModelRow,
+    Runaway,
+    Timings,
+    ToolCallDelta,
+    Usage,
+)
+from engine.api.hub import Starters
+from engine.api.library import Models
+from engine.api.machine import Machine
 
 
 class FakeServer:
@@ -19,7 +36,13 @@ class FakeServer:
         self.error = None
         self.end_early = False
         self.tool_calls = []
-        self.models = [{"id": "spark", "name": "Spark (demo)", "context_length": 1024, "capabilities": ["chat"]}]
+        self.runaway = None
+        self.models = [
+            ModelRow(
+                id="spark", name="Spark (demo)", context_length=1024, capabilities=("chat",), origin="bundled",
+                demo=True, default=True,
+            )
+        ]  # fmt: skip
         self.routes = {}
         self.bodies = []
         self.requests = []
@@ -41,6 +64,9 @@ class FakeServer:
 
             def do_POST(self):
                 fake.answer(self, "POST")
+
+            def do_PUT(self):
+                fake.answer(self, "PUT")
 
             def do_DELETE(self):
                 fake.answer(self, "DELETE")
@@ -70,9 +96,9 @@ class FakeServer:
             self.bodies.append(body)
             self._chat(handler)
         elif path == "/health":
-            self._send(handler, 200, {"status": "ok"})
+            self._send(handler, 200, Health())
         elif path == "/v1/models":
-            self._send(handler, 200, {"data": self.models})
+            self._send(handler, 200, ModelList(data=tuple(self.models)))
         elif (method, path) in self.routes:
             answer = self.routes[method, path]
             answer = answer(body) if callable(answer) else answer
@@ -84,7 +110,9 @@ class FakeServer:
             self._send(handler, 404, {"error": {"message": f"no route {path}", "code": "not_found"}})
 
     def _send(self, handler, status, document):
-        raw = json.dumps(document).encode()
+        """A success is a struct of the contract, so that what tests pretend is what a server could say."""
+        assert status >= 204 or isinstance(document, msgspec.Struct), document
+        raw = b"" if document is None else msgspec.json.encode(document)
         handler.send_response(status)
         handler.send_header("content-type", "application/json")
         handler.send_header("content-length", str(len(raw)))
@@ -99,7 +127,7 @@ class FakeServer:
         handler.close_connection = True
         try:
             for item in items:
-                handler.wfile.write(b"data: " + json.dumps(item).encode() + b"\n\n")
+                handler.wfile.write(b"data: " + msgspec.json.encode(item) + b"\n\n")
                 handler.wfile.flush()
                 if self.pause_s:
                     time.sleep(self.pause_s)
@@ -113,21 +141,19 @@ class FakeServer:
         if self.error is not None and not self.end_early:
             self._send(handler, 400, {"error": self.error})
             return
-        chunks = [{"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}]
-        chunks += [{"choices": [{"index": 0, "delta": {"reasoning_content": t}}]} for t in self.reasoning]
-        chunks += [{"choices": [{"index": 0, "delta": {"content": t}}]} for t in self.pieces]
-        chunks += [{"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]} for call in self.tool_calls]
+        deltas = [Delta(content="")]
+        deltas += [Delta(reasoning_content=text) for text in self.reasoning]
+        deltas += [Delta(content=text) for text in self.pieces]
+        deltas += [Delta(tool_calls=(msgspec.convert(call, ToolCallDelta),)) for call in self.tool_calls]
+        chunks = [ChatChunk(choices=(ChunkChoice(delta=delta),)) for delta in deltas]
         if self.end_early:
             chunks.append({"error": self.error or {"message": "the model's process died", "code": "runner_died"}})
         else:
-            chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-            chunks.append(
-                {
-                    "choices": [],
-                    "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15},
-                    "timings": {"ttft_s": 0.02, "tok_s": 123.4},
-                }
-            )
+            found = Extras(runaway=(msgspec.convert(self.runaway, Runaway),)) if self.runaway else None
+            reason = "length" if self.runaway else "stop"
+            chunks.append(ChatChunk(choices=(ChunkChoice(finish_reason=reason),), tessera=found))
+            usage = Usage(prompt_tokens=10, completion_tokens=5, total_tokens=15)
+            chunks.append(ChatChunk(usage=usage, timings=Timings(ttft_s=0.02, tok_s=123.4)))
         self._stream(handler, chunks)
 
 
@@ -138,10 +164,14 @@ class Events:
         self.items = items
 
 
+class Health(msgspec.Struct):
+    status: str = "ok"
+
+
 # What a server without models answers.
 EMPTY = {
-    "/tessera/v1/models": {"models": []},
+    "/tessera/v1/models": Models(models=()),
     "/tessera/v1/jobs/events": Events([]),
-    "/tessera/v1/devices": {"devices": [], "memory": {}},
-    "/tessera/v1/hub/starters": {"proposals": []},
+    "/tessera/v1/devices": Machine(),
+    "/tessera/v1/hub/starters": Starters(proposals=()),
 }

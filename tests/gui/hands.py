@@ -1,5 +1,6 @@
 """What a user does to a page and reads on it."""
 
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QPushButton
 
 
@@ -11,3 +12,10 @@ def press(widget, text):
 def texts(widget):
     """Everything that visible labels say."""
     return " | ".join(made.text() for made in widget.findChildren(QLabel) if made.isVisible())
+
+
+def ask(qtbot, page, text="Hi there"):
+    """Ask on the chat page, and wait for the end of the answer."""
+    page.composer.set_text(text)
+    qtbot.keyClick(page.composer.editor, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: not page.controller.busy, timeout=10_000)

@@ -1,33 +1,17 @@
 """The chat page against a server on loopback: what a user does, and what is on the disk afterwards."""
 
-import pytest
+import msgspec
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QPushButton
+from PySide6.QtWidgets import QLabel, QPushButton
 
 from app.db import conversations, messages
 from app.gui.chat.message_widget import MessageWidget
-from app.gui.chat.page import ChatPage
+from engine.api.chat import ModelRow
+from tests.gui.hands import ask
 
 
-@pytest.fixture
-def page(qtbot, services):
-    made = ChatPage(services)
-    qtbot.addWidget(made)
-    made.resize(1000, 700)
-    made.show()
-    services.models.start()
-    qtbot.waitUntil(lambda: bool(services.models.choices))
-    qtbot.waitUntil(lambda: made.controller.conversation.model == "spark")
-    yield made
-    made.controller.stop()
-    made.save_draft()
-    made.close()
-
-
-def ask(qtbot, page, text="Hi there"):
-    page.composer.set_text(text)
-    qtbot.keyClick(page.composer.editor, Qt.Key.Key_Return)
-    qtbot.waitUntil(lambda: not page.controller.busy, timeout=10_000)
+def texts_of(item):
+    return [words.text() for words in item.findChildren(QLabel)]
 
 
 def stored(services, page):
@@ -66,12 +50,12 @@ def test_the_question_is_on_the_disk_before_the_server_is_asked(qtbot, services,
     seen = []
     original = server.api.stream
 
-    def stream(path, body):
+    def stream(path, event, body):
         rows = services.store.submit(
             lambda c: c.execute("SELECT role, content, status FROM messages ORDER BY id").fetchall()
         ).result()
         seen.append(rows)
-        return original(path, body)
+        return original(path, event, body)
 
     server.api.stream = stream
     ask(qtbot, page)
@@ -123,7 +107,9 @@ def test_an_error_before_the_stream_is_shown_with_what_to_do(qtbot, services, pa
     assert answer.status == "error"
     assert answer.facts["error_code"] == "context_length_exceeded"
     words = [b.text() for b in shown(page)[-1].findChildren(QPushButton)]
-    assert "Leave out the oldest messages" in words
+    assert words == ["Shorten the question"], "there is nothing before it that could be left out"
+    next(b for b in shown(page)[-1].findChildren(QPushButton)).click()
+    assert shown(page)[0]._editor is not None
 
 
 def test_t1_a_dying_runner_keeps_the_partial_answer_and_offers_to_try_again(qtbot, services, page, server):
@@ -162,7 +148,7 @@ def test_editing_a_question_keeps_the_old_branch(qtbot, page, server):
     item = page.transcript.item(question.id)
     assert isinstance(item, MessageWidget)
     item.start_edit()
-    item._editor.setPlainText("Hi again")
+    item._editor.focusProxy().setPlainText("Hi again")
     next(b for b in item.findChildren(QPushButton) if b.text() == "Ask again").click()
     qtbot.waitUntil(lambda: len(page.controller.tree) == 4)
     qtbot.waitUntil(lambda: not page.controller.busy)
@@ -178,6 +164,28 @@ def test_continue_goes_on_in_the_same_message(qtbot, services, page, server):
     assert stored(services, page)[1].content == "Hello **world**, and more"
     assert server.bodies[1]["messages"][-1]["role"] == "assistant"
     assert server.bodies[1]["continue_final_message"] is True
+
+
+def test_an_answer_that_the_loop_guard_ended_says_so_and_offers_to_continue(qtbot, services, page, server):
+    server.runaway = {"choice": 0, "kind": "loop", "passage": "You are not alone.", "times": 58}
+    ask(qtbot, page)
+    assert server.bodies[0]["loop_guard"] is True
+    item = shown(page)[-1]
+    assert any("58 times" in text and "You are not alone." in text for text in texts_of(item))
+    assert not any("length limit" in text for text in texts_of(item))
+    server.runaway, server.pieces = None, [", and more"]
+    go_on = next(b for b in item.findChildren(QPushButton) if b.text() == "Continue")
+    qtbot.mouseClick(go_on, Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(lambda: len(server.bodies) == 2 and not page.controller.busy)
+    assert stored(services, page)[1].content == "Hello **world**, and more"
+    assert "runaway" not in stored(services, page)[1].facts
+    assert not any("58 times" in text for text in texts_of(shown(page)[-1]))
+
+
+def test_an_answer_that_turned_into_noise_says_so(qtbot, page, server):
+    server.runaway = {"choice": 0, "kind": "noise", "nats": 9.3}
+    ask(qtbot, page)
+    assert any("noise" in text for text in texts_of(shown(page)[-1]))
 
 
 def test_reasoning_is_folded_and_kept(qtbot, services, page, server):
@@ -280,7 +288,7 @@ def test_search_finds_and_opens_the_message(qtbot, page, server):
 def test_delete_can_be_undone(qtbot, services, page):
     ask(qtbot, page)
     number = page.controller.conversation.id
-    page.sidebar.trash(number)
+    page.sidebar.trash([number])
     qtbot.waitUntil(lambda: page.sidebar.model.rowCount() == 0)
     next(b for b in page.banner.findChildren(QPushButton) if b.text() == "Undo").click()
     qtbot.waitUntil(lambda: page.sidebar.model.rowCount() == 1)
@@ -322,3 +330,21 @@ def test_a_draft_too_long_for_the_model_is_told_before_anything_is_sent(qtbot, p
     page.banner.hide()
     page.composer.set_text("x" * 9001)
     assert not page.banner.isVisible(), "a closed warning does not come back with every letter"
+
+
+def test_the_toy_is_offered_only_where_there_is_nothing_else_or_where_it_answers(qtbot, services, page, server):
+    def offered(box):
+        return [box.itemData(at) for at in range(box.count())]
+
+    assert offered(page.bar.models) == ["spark"]
+    server.models[0] = msgspec.structs.replace(server.models[0], default=False)
+    server.models.append(ModelRow(id="smol", name="SmolLM2", origin="installed", default=True))
+    services.models.refresh()
+    qtbot.waitUntil(lambda: len(services.models.choices) == 2)
+    assert offered(page.bar.models) == ["spark", "smol"], "this chat's model is the toy"
+    page.new_chat()
+    qtbot.waitUntil(lambda: page.controller.conversation.model == "smol")
+    assert offered(page.bar.models) == ["smol"]
+    page.use_model("spark")
+    qtbot.waitUntil(lambda: page.bar.models.currentData() == "spark")
+    assert page.composer.ready

@@ -1,5 +1,6 @@
 """Two models side by side on one question."""
 
+import msgspec
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QPushButton
@@ -7,11 +8,13 @@ from PySide6.QtWidgets import QLabel, QPushButton
 from app.db import messages
 from app.gui.chat.page import ChatPage
 from app.gui.chat.pair_widget import PairWidget
+from engine.api.chat import ModelRow
 
 
 @pytest.fixture
 def page(qtbot, services, server):
-    server.models.append({"id": "other", "name": "Other", "context_length": 2048, "capabilities": ["chat"]})
+    server.models[0] = msgspec.structs.replace(server.models[0], demo=False)
+    server.models.append(ModelRow(id="other", name="Other", context_length=2048, capabilities=("chat",)))
     made = ChatPage(services)
     qtbot.addWidget(made)
     made.resize(1000, 700)

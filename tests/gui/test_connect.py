@@ -64,10 +64,11 @@ def test_a_certificate_shows_on_the_card_of_its_model():
     from app.code.certify.run import CaseResult, Certificate, CertificateStore
     from app.gui.library.model_card import chips_of
     from app.gui.library.page import LibraryPage
+    from engine.api.library import Model
     from engine.paths import user_paths
 
     results = [CaseResult(str(n), "single", n != 0, 0.1) for n in range(10)]
     CertificateStore(user_paths().state).save(Certificate("spark", 1, 0.0, 1024, results))
-    models = LibraryPage._certified({"models": [{"id": "spark"}, {"id": "other"}]})
-    assert ("Tool calls 90%", "chip-ok") in chips_of(models[0])
-    assert not any("Tool calls" in text for text, _ in chips_of(models[1]))
+    models = LibraryPage._certified([Model(id="spark", name="Spark"), Model(id="other", name="Other")])
+    assert ("Tool calls 90%", "chip-ok") in chips_of(*models[0])
+    assert not any("Tool calls" in text for text, _ in chips_of(*models[1]))

@@ -2,6 +2,7 @@
 
 import time
 
+import msgspec
 import pytest
 from PySide6.QtWidgets import QPushButton
 
@@ -9,58 +10,36 @@ from app.gui.jobs import Jobs
 from app.gui.library.details import DetailsDialog
 from app.gui.library.job_card import JobCard
 from app.gui.library.page import LibraryPage
+from engine.api.hub import (
+    Choice,
+    HubOption,
+    Proposal,
+    RepoHit,
+    RepoPlan,
+    Repository,
+    SearchResults,
+    Starter,
+    Starters,
+    Verdict,
+)
+from engine.api.jobs import JobKind
+from engine.api.library import Linked, Model, Models, Removed, Tensor, Tensors
+from engine.api.models import Decided
 from tests.gui.fake_server import Events
 from tests.gui.hands import press, texts
-
-MODEL = {
-    "id": "spark",
-    "name": "Spark (demo)",
-    "format": "gguf",
-    "state": "online",
-    "origin": {"kind": "file"},
-    "size_bytes": 17_000_000,
-    "bits_per_weight": 16.0,
-    "capabilities": ["chat", "vision"],
-    "files": [{"path": "/x", "sha256": "ab" * 32}],
-    "details": {
-        "architecture": "llama",
-        "n_params": 8_390_000,
-        "context_train": 1024,
-        "quantization": "F16",
-        "type_bytes": {"F16": 16_000_000, "F32": 17_000},
-        "chat_template": "{{ x }}",
-    },
-}
-
-
-def job(state="running", kind="pull", **changes):
-    made = {
-        "id": f"{kind}-1",
-        "kind": kind,
-        "title": "org/model",
-        "params": {},
-        "state": state,
-        "created_at": time.time(),
-        "updated_at": time.time(),
-        "progress": {"phase": "downloading", "done": 5 << 20, "total": 10 << 20, "unit": "bytes", "speed": 1 << 20,
-                     "eta_s": 5.0, "stalled": False, "note": ""},
-        "result": None,
-        "error": None,
-    }  # fmt: skip
-    return {**made, **changes}
+from tests.gui.wire import SPARK, failed, pulling
 
 
 @pytest.fixture
 def library(qtbot, services, server, qapp):
-    server.routes["GET", "/tessera/v1/models"] = {"models": [MODEL, {**MODEL, "id": "other", "name": "Other"}]}
-    server.routes["GET", "/tessera/v1/models/spark"] = MODEL
+    other = msgspec.structs.replace(SPARK, id="other", name="Other")
+    server.routes["GET", "/tessera/v1/models"] = Models(models=(SPARK, other))
+    server.routes["GET", "/tessera/v1/models/spark"] = SPARK
     server.routes["GET", "/tessera/v1/jobs/events"] = Events([])
-    server.routes["GET", "/tessera/v1/hub/starters"] = {
-        "proposals": [
-            {"starter": {"id": "s1", "repo": "org/small", "job": "chat", "parameters": 8e9, "license": "mit"},
-             "expected_bytes": 5 << 30, "reason": "It fits."}
-        ]
-    }  # fmt: skip
+    starter = Starter(id="s1", repo="org/small", job="chat", parameters=8_000_000_000, license="mit")
+    server.routes["GET", "/tessera/v1/hub/starters"] = Starters(
+        proposals=(Proposal(starter=starter, expected_bytes=5 << 30, reason="It fits."),)
+    )
     services.models.start()
     jobs = Jobs(server.api, services.background, services.models, qapp)
     page = LibraryPage(services, jobs)
@@ -92,9 +71,9 @@ def test_chat_and_fit_name_the_model(qtbot, library):
 
 
 def test_an_offline_or_broken_model_says_why_and_cannot_be_used(qtbot, library, server):
-    server.routes["GET", "/tessera/v1/models"] = {
-        "models": [{**MODEL, "state": "offline"}, {**MODEL, "state": "broken", "problem": "cut short"}]
-    }
+    offline = msgspec.structs.replace(SPARK, state="offline")
+    broken = msgspec.structs.replace(SPARK, state="broken", problem="cut short")
+    server.routes["GET", "/tessera/v1/models"] = Models(models=(offline, broken))
     library.refresh()
     qtbot.waitUntil(lambda: "Offline" in texts(library.cards[0]))
     qtbot.waitUntil(lambda: "cut short" in texts(library.cards[1]))
@@ -102,9 +81,9 @@ def test_an_offline_or_broken_model_says_why_and_cannot_be_used(qtbot, library, 
 
 
 def test_a_download_shows_progress_and_can_be_paused_and_resumed(qtbot, library, server):
-    server.routes["POST", "/tessera/v1/models/pull"] = lambda body: (202, job())
-    server.routes["POST", "/tessera/v1/jobs/pull-1/pause"] = lambda body: job("paused")
-    server.routes["POST", "/tessera/v1/jobs/pull-1/resume"] = lambda body: job("running")
+    server.routes["POST", "/tessera/v1/models/pull"] = lambda body: (202, pulling())
+    server.routes["POST", "/tessera/v1/jobs/pull-1/pause"] = lambda body: pulling("paused")
+    server.routes["POST", "/tessera/v1/jobs/pull-1/resume"] = lambda body: pulling("running")
     library.pull("org/model", "Q4_K_M")
     qtbot.waitUntil(lambda: bool(library.findChildren(JobCard)))
     (card,) = library.findChildren(JobCard)
@@ -119,24 +98,24 @@ def test_a_download_shows_progress_and_can_be_paused_and_resumed(qtbot, library,
 
 
 def test_a_failed_download_says_why_and_can_be_resumed(qtbot, library):
-    library._jobs.started(job())
-    library._jobs._on_jobs([job("failed", error={"code": "disk_full", "message": "Needs 9 GB, 2 GB are free."})])
+    library._jobs.started(pulling())
+    library._jobs._on_jobs([failed(JobKind.PULL, "Needs 9 GB, 2 GB are free.")])
     assert "Needs 9 GB" in library.banner.text
     (card,) = library.findChildren(JobCard)
     assert card._pause.toolTip() == "Resume"
 
 
 def test_a_late_answer_does_not_bring_back_a_finished_job(qtbot, library):
-    late = job("queued")
-    library._jobs._on_jobs([job("done", updated_at=time.time() + 1)])
+    late = pulling("queued")
+    library._jobs._on_jobs([pulling("done", updated_at=time.time() + 1)])
     library._jobs.started(late)
-    assert library._jobs.by_id["pull-1"]["state"] == "done"
+    assert library._jobs.by_id["pull-1"].state == "done"
     assert "is ready" in library.banner.text
 
 
 def test_removing_asks_and_can_be_undone(qtbot, library, server):
-    server.routes["DELETE", "/tessera/v1/models/spark"] = {"ticket": "t1", "model": "spark", "name": "Spark"}
-    server.routes["POST", "/tessera/v1/trash/t1/restore"] = MODEL
+    server.routes["DELETE", "/tessera/v1/models/spark"] = Removed(ticket="t1", model="spark", name="Spark")
+    server.routes["POST", "/tessera/v1/trash/t1/restore"] = SPARK
     library._ask_remove("spark", "Spark (demo)")
     assert not any(method == "DELETE" for method, *_ in server.requests)
     press(library.banner, "Remove")
@@ -146,15 +125,16 @@ def test_removing_asks_and_can_be_undone(qtbot, library, server):
 
 
 def test_suggestions_and_search_and_what_fits(qtbot, library, server):
-    server.routes["GET", "/tessera/v1/hub/search"] = {"repositories": [{"repo": "org/found", "downloads": 12345}]}
-    server.routes["GET", "/tessera/v1/hub/plan"] = {
-        "repository": {"repo": "org/found"},
-        "options": [
-            {"choice": {"label": "Q4_K_M"}, "size_bytes": 4 << 30, "best": True,
-             "verdict": {"fits": True, "needed_bytes": 5 << 30, "available_bytes": 16 << 30, "decode_tok_s": 22}},
-            {"choice": {"label": "F16"}, "size_bytes": 40 << 30, "verdict": {"fits": False, "needed_bytes": 9}},
-        ],
-    }  # fmt: skip
+    hit = RepoHit(repo="org/found", downloads=12345)
+    server.routes["GET", "/tessera/v1/hub/search"] = SearchResults(repositories=(hit,))
+    fits = Verdict(fits=True, needed_bytes=5 << 30, available_bytes=16 << 30, decode_tok_s=22)
+    server.routes["GET", "/tessera/v1/hub/plan"] = RepoPlan(
+        repository=Repository(repo="org/found"),
+        options=(
+            HubOption(choice=Choice(label="Q4_K_M"), size_bytes=4 << 30, best=True, verdict=fits),
+            HubOption(choice=Choice(label="F16"), size_bytes=40 << 30, verdict=Verdict(fits=False, needed_bytes=9)),
+        ),
+    )
     library.tabs.setCurrentIndex(1)
     qtbot.waitUntil(lambda: "It fits." in texts(library.hub))
     library.hub.search.setText("found")
@@ -180,7 +160,7 @@ def test_offline_asks_nothing_of_the_network(qtbot, library, server):
 
 
 def test_a_dropped_model_is_offered_both_ways(qtbot, library, server):
-    server.routes["POST", "/tessera/v1/models/link"] = {"added": ["x"]}
+    server.routes["POST", "/tessera/v1/models/link"] = Linked(added=("x",))
     library.offer("/some/where/model.gguf")
     press(library.banner, "Use it where it is")
     qtbot.waitUntil(
@@ -197,13 +177,26 @@ def test_details_show_the_mosaic_and_close(qtbot, library):
     dialog.close()
 
 
+def test_the_card_of_a_model_is_shown(qtbot, library, server):
+    card = "# SmolLM2\n\nmade by **Hugging Face**"
+    sampling = {"temperature": Decided(value=0.6, source="model_card")}
+    shown = Model(id="smol", name="SmolLM2", card_text=card, sampling=sampling)
+    server.routes["GET", "/tessera/v1/models/smol"] = shown
+    library._show_details("smol")
+    qtbot.waitUntil(lambda: library.findChild(DetailsDialog) is not None)
+    dialog = library.findChild(DetailsDialog)
+    assert "made by Hugging Face" in dialog.card.toPlainText()
+    assert "temperature 0.6: The model's card" in texts(dialog)
+    dialog.close()
+
+
 def test_the_mosaic_has_one_tile_for_each_tensor(qtbot, library, server):
-    tensors = [
-        {"name": "token_embd.weight", "qtype": "Q8_0", "shape": [256, 4096], "num_bytes": 1_114_112},
-        {"name": "blk.0.attn_norm.weight", "qtype": "F32", "shape": [256], "num_bytes": 1024},
-        {"name": "blk.0.attn_q.weight", "qtype": "Q4_K", "shape": [256, 256], "num_bytes": 36_864},
-    ]
-    server.routes["GET", "/tessera/v1/models/spark/tensors"] = {"tensors": tensors}
+    tensors = (
+        Tensor(name="token_embd.weight", qtype="Q8_0", shape=(256, 4096), num_bytes=1_114_112),
+        Tensor(name="blk.0.attn_norm.weight", qtype="F32", shape=(256,), num_bytes=1024),
+        Tensor(name="blk.0.attn_q.weight", qtype="Q4_K", shape=(256, 256), num_bytes=36_864),
+    )
+    server.routes["GET", "/tessera/v1/models/spark/tensors"] = Tensors(tensors=tensors)
     library._show_details("spark")
     qtbot.waitUntil(lambda: library.findChild(DetailsDialog) is not None)
     dialog = library.findChild(DetailsDialog)

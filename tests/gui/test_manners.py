@@ -22,7 +22,9 @@ from app.gui.leaving import would_be_lost
 from app.gui.shortcuts import SHORTCUTS, ShortcutSheet
 from app.gui.single_instance import SingleInstance
 from app.gui.tray import Tray
+from engine.api.jobs import JobKind
 from tests.gui.hands import press
+from tests.gui.wire import job
 
 # -- one instance
 
@@ -97,7 +99,7 @@ def test_every_shortcut_of_the_table_works(qtbot, desktop):
     window = desktop.window
     bound = {action.shortcut().toString() for action in window.actions()}
     assert {s.keys for s in SHORTCUTS if s.name} <= bound
-    assert {f"Ctrl+{n + 1}" for n in range(len(window.page_names[:9]))} <= bound
+    assert {f"Ctrl+{n + 1}" for n in range(len(window.destination_names[:9]))} <= bound
     by_keys = {action.shortcut().toString(): action for action in window.actions()}
     by_keys["Ctrl+3"].trigger()
     assert window._stack.currentWidget() is window.page(window.page_names[2])
@@ -117,12 +119,14 @@ def test_every_shortcut_of_the_table_works(qtbot, desktop):
 
 
 def test_closing_asks_only_when_work_would_begin_anew(qtbot, desktop):
-    running = {"id": "q", "kind": "quantize", "title": "Spark", "state": "running", "params": {}}
-    download = {**running, "kind": "pull"}
+    running = job(JobKind.QUANTIZE, title="Spark")
+    download = job(JobKind.PULL, title="Spark")
     assert would_be_lost({"q": download}, server_ends=True) == []
-    assert would_be_lost({"q": {**running, "state": "paused"}}, server_ends=True) == []
+    assert would_be_lost({"q": job(JobKind.QUANTIZE, "paused")}, server_ends=True) == []
     assert would_be_lost({"q": running}, server_ends=False) == [], "another's server goes on"
     assert len(would_be_lost({"q": running}, server_ends=True)) == 1
+    measuring = job(JobKind.MEASURE, title="Measure spark")
+    assert would_be_lost({"q": measuring}, server_ends=True) == ["Measure spark"]
 
     window = desktop.window
     window.find_lost = lambda: would_be_lost({"q": running}, server_ends=True)

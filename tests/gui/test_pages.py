@@ -2,11 +2,12 @@
 
 import time
 
+import msgspec
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QCheckBox, QComboBox, QPlainTextEdit, QPushButton, QSpinBox
 
 from app.gui.chat.welcome import Welcome
-from app.gui.dashboard import DashboardPage, by_model, totals
+from app.gui.dashboard import DashboardPage
 from app.gui.devices.facts import live_facts, pool_shares, summary
 from app.gui.devices.page import DevicesPage
 from app.gui.devices.placement import placement_card
@@ -17,42 +18,75 @@ from app.gui.settings_page import SettingsPage
 from app.gui.widgets.mosaic import Mosaic, Tile, bits_of, tiles_of_types
 from app.gui.widgets.time_plot import TimePlot
 from app.settings import SETTINGS, load
+from app.suggestions import FOR_A_MODEL
+from engine.api.chat import ModelRow
+from engine.api.hub import Proposal, Starter, Starters
+from engine.api.keys import Key, Keys, NewKey
+from engine.api.library import Models
+from engine.api.machine import (
+    Alternative,
+    BackendReport,
+    Device,
+    DeviceCores,
+    DeviceMemory,
+    Finding,
+    LedgerState,
+    LiveDevice,
+    LiveDevices,
+    Machine,
+    ModelPlacement,
+    Pinned,
+    PlacementAnswer,
+    Pool,
+    Reservation,
+    SystemMemory,
+)
+from engine.api.models import LoadedModel, LoadedModels
+from engine.api.requests import Program, RecentActivity, RequestRecord
+from engine.api.stats import ModelUse, Stats
 from tests.gui.fake_server import Events
 from tests.gui.hands import press, texts
 
-MACHINE = {
-    "memory": {"total_bytes": 24 << 30},
-    "devices": [
-        {"id": "cpu", "kind": "cpu", "name": "EPYC", "state": "usable", "memory": {"physical_bytes": 24 << 30},
-         "cores": {"physical": 2, "threads": 2}, "isa": ["avx512_vnni"]},
-        {"id": "0000:01", "kind": "dgpu", "name": "RX 9070", "state": "no_permission", "memory": {},
-         "reason": "You are not in the group render.", "fix_hint": "sudo usermod -aG render $USER"},
-    ],
-    "backends": [{"backend": "vulkan", "state": "not_built", "reason": "not part of this build"}],
-    "findings": [{"title": "Memory runs at half speed", "detail": "One channel.", "fix": "Move a module."}],
-}  # fmt: skip
-LEDGER = {
-    "pools": [{"id": "ram", "kind": "ram", "capacity_bytes": 24 << 30, "free_bytes": 10 << 30, "reserve_bytes": 0}],
-    "reservations": [{"owner": "spark", "drawn": {"ram": 4 << 30}, "parts": {"weights": 3 << 30, "kv": 1 << 30}}],
-}
+MACHINE = Machine(
+    memory=SystemMemory(total_bytes=24 << 30),
+    devices=(
+        Device(
+            id="cpu", kind="cpu", name="EPYC", state="usable", memory=DeviceMemory(physical_bytes=24 << 30),
+            cores=DeviceCores(physical=2, logical=2, threads=2), isa=("avx512_vnni",),
+        ),
+        Device(
+            id="0000:01", kind="dgpu", name="RX 9070", state="no_permission",
+            reason="You are not in the group render.", fix_hint="sudo usermod -aG render $USER",
+        ),
+    ),
+    backends=(BackendReport("vulkan", "", "not_built", reason="not part of this build"),),
+    findings=(
+        Finding("half-speed", "advice", "Memory runs at half speed", detail="One channel.", fix="Move a module."),
+    ),
+)  # fmt: skip
+LEDGER = LedgerState(
+    pools=(Pool(id="ram", kind="ram", capacity_bytes=24 << 30, free_bytes=10 << 30),),
+    reservations=(Reservation(owner="spark", drawn={"ram": 4 << 30}, parts={"weights": 3 << 30, "kv": 1 << 30}),),
+)
 
 
 def test_devices_show_state_reason_fix_and_who_holds_the_memory(qtbot, show, services, server):
     server.routes["GET", "/tessera/v1/devices"] = MACHINE
     server.routes["GET", "/tessera/v1/ledger"] = LEDGER
-    server.routes["GET", "/tessera/v1/loaded"] = {"models": [{"id": "spark", "state": "loaded"}]}
-    server.routes["GET", "/tessera/v1/models/spark/placement"] = {
-        "backend": "cpu", "device": "cpu", "threads": 2, "reasons": ["It is the only device."],
-        "alternatives": [
-            {"device": "gpu0", "backend": "vulkan", "decode_tok_s": 9.0, "reason": "expected to be slower"},
-            {"device": "npu", "backend": "npu", "decode_tok_s": None, "reason": "no kernels for it"},
-        ],
-    }  # fmt: skip
-    server.routes["GET", "/tessera/v1/devices/live"] = {
-        "devices": [{"device": "cpu", "busy_frac": 0.42, "temperature_c": 61.2, "power_w": None, "asleep": False}]
-    }
-    server.routes["POST", "/tessera/v1/models/spark/pin"] = lambda body: {"id": "spark", **body, "unloaded": True}
-    server.routes["POST", "/tessera/v1/models/spark/load"] = {"id": "spark"}
+    server.routes["GET", "/tessera/v1/loaded"] = LoadedModels(models=(LoadedModel(id="spark", state="loaded"),))
+    slower = Alternative(
+        device="gpu0", backend="vulkan", n_gpu_layers=9, decode_tok_s=9.0, reason="expected to be slower"
+    )
+    unable = Alternative(device="npu", backend="npu", n_gpu_layers=0, decode_tok_s=None, reason="no kernels for it")
+    placed = ModelPlacement(
+        backend="cpu", device="cpu", n_threads=2, reasons=("It is the only device.",), alternatives=(slower, unable)
+    )
+    server.routes["GET", "/tessera/v1/models/spark/placement"] = PlacementAnswer(placement=placed)
+    live = LiveDevice(device="cpu", busy_frac=0.42, temperature_c=61.2)
+    server.routes["GET", "/tessera/v1/devices/live"] = LiveDevices(devices=(live,))
+    pinned = Pinned(id="spark", device="gpu0/vulkan", unloaded=True)
+    server.routes["POST", "/tessera/v1/models/spark/pin"] = pinned
+    server.routes["POST", "/tessera/v1/models/spark/load"] = LoadedModel(id="spark", state="loaded")
     page = show(DevicesPage(services))
     qtbot.waitUntil(lambda: "RX 9070" in texts(page) and "spark: context" in texts(page))
     qtbot.waitUntil(lambda: "42 % in use · 61 °C" in texts(page))
@@ -71,7 +105,8 @@ def test_devices_show_state_reason_fix_and_who_holds_the_memory(qtbot, show, ser
 
 def test_a_pinned_model_says_so_and_can_be_let_go(qtbot):
     wanted = []
-    answer = {"placement": {"device": "cpu", "backend": "cpu", "n_threads": 1, "reasons": ["one"]}, "pinned": "cpu"}
+    placed = ModelPlacement(device="cpu", backend="cpu", n_threads=1, reasons=("one",))
+    answer = PlacementAnswer(placement=placed, pinned="cpu")
     made = placement_card("spark", answer, lambda model, device: wanted.append((model, device)))
     qtbot.addWidget(made)
     made.show()
@@ -83,58 +118,59 @@ def test_a_pinned_model_says_so_and_can_be_let_go(qtbot):
 
 
 def test_what_a_device_does_now_in_words():
-    assert live_facts({"busy_frac": 0.5, "temperature_c": 55, "power_w": 23.5}) == "50 % in use · 55 °C · 23.5 W"
-    assert live_facts({"asleep": True}) == "asleep"
-    assert live_facts({"device": "x", "busy_frac": None}) == ""
+    assert live_facts(LiveDevice(device="x", busy_frac=0.5, temperature_c=55, power_w=23.5)) == (
+        "50 % in use · 55 °C · 23.5 W"
+    )
+    assert live_facts(LiveDevice(device="x", asleep=True)) == "asleep"
+    assert live_facts(LiveDevice(device="x")) == ""
 
 
 def test_the_machine_in_one_sentence():
     assert summary(MACHINE) == "EPYC, 24.0 GiB for models: up to about 36.7 B parameters at 4 bits."
-    assert "not known" in summary({})
+    assert "not known" in summary(Machine())
 
 
 def test_memory_adds_up_to_what_is_used():
-    shares = pool_shares(LEDGER["pools"][0], LEDGER["reservations"])
+    shares = pool_shares(LEDGER.pools[0], LEDGER.reservations)
     assert sum(share.num_bytes for share in shares) == 14 << 30
     assert [share.owner for share in shares] == ["weights", "kv", "other"]
 
 
-METRICS = """# HELP tessera_generated_tokens_total Tokens
-tessera_generated_tokens_total{model="spark"} 100.0
-tessera_generated_tokens_total{model="other"} 5.0
-tessera_prompt_tokens_total{model="spark"} 40.0
-tessera_requests_active 2.0
-tessera_bad NaN
-"""
+RECENT = RecentActivity(
+    requests=(
+        RequestRecord(
+            id="r2", time=1_700_000_000.0, route="/v1/messages", program="claude-cli/2.0", address="127.0.0.1"
+        ),
+        RequestRecord(
+            id="r1", time=1_700_000_000.0, route="/v1/chat/completions", program="OpenAI/Python",
+            address="127.0.0.1", status=200, seconds=2.5, sent_bytes=99, running=False, model="spark",
+            prompt_tokens=1200, cached_tokens=1000, completion_tokens=50, ttft_s=0.012, tok_s=431.5,
+        ),
+    ),
+    programs=(
+        Program(
+            name="claude-cli/2.0", address="127.0.0.1", first_seen=0, last_seen=time.time(), num_requests=3,
+            active=1, connected=True,
+        ),
+        Program(name="gone/1", address="10.0.0.9", first_seen=0, last_seen=5, num_requests=1),
+    ),
+)  # fmt: skip
 
 
-RECENT = {
-    "requests": [
-        {"id": "r2", "time": 1_700_000_000.0, "route": "/v1/messages", "program": "claude-cli/2.0",
-         "address": "127.0.0.1", "status": 0, "seconds": 0.0, "sent_bytes": 0, "running": True, "model": None,
-         "prompt_tokens": None, "cached_tokens": None, "completion_tokens": None, "ttft_s": None, "tok_s": None},
-        {"id": "r1", "time": 1_700_000_000.0, "route": "/v1/chat/completions", "program": "OpenAI/Python",
-         "address": "127.0.0.1", "status": 200, "seconds": 2.5, "sent_bytes": 99, "running": False,
-         "model": "spark", "prompt_tokens": 1200, "cached_tokens": 1000, "completion_tokens": 50,
-         "ttft_s": 0.012, "tok_s": 431.5},
-    ],
-    "programs": [
-        {"name": "claude-cli/2.0", "address": "127.0.0.1", "first_seen": 0, "last_seen": time.time(),
-         "num_requests": 3, "active": 1, "connected": True},
-        {"name": "gone/1", "address": "10.0.0.9", "first_seen": 0, "last_seen": 5, "num_requests": 1, "active": 0,
-         "connected": False},
-    ],
-}  # fmt: skip
+def stats(generated, prompt=40, cached=10):
+    used = ModelUse(
+        model="spark", requests=3, prompt_tokens=prompt, cached_tokens=cached, generated_tokens=generated
+    )
+    other = ModelUse(model="other", generated_tokens=5)
+    return Events([Stats(active=2, waiting=7, rss_bytes=3 << 29, use=(other, used))])
 
 
-def test_the_dashboard_reads_the_counters(qtbot, show, services, server, monkeypatch):
-    assert totals(METRICS)["tessera_generated_tokens_total"] == 105
-    assert by_model(METRICS, "tessera_generated_tokens_total") == {"spark": 100, "other": 5}
-    server.routes["GET", "/tessera/v1/stats"] = Events([{"active": 2, "waiting": 7, "rss_bytes": 3 << 29}])
+def test_the_dashboard_reads_the_counters(qtbot, show, services, server):
+    server.routes["GET", "/tessera/v1/stats"] = stats(100)
     server.routes["GET", "/tessera/v1/requests"] = RECENT
-    monkeypatch.setattr(server.api, "text", lambda path: METRICS)
     page = show(DashboardPage(services))
     qtbot.waitUntil(lambda: page.table.rowCount() == 2)
+    assert page.table.texts() == [["other", "0", "0", "5"], ["spark", "3", "40", "100"]]
     assert {name: page.plots[name].value.text() for name in ("active", "waiting", "memory")} == {
         "active": "2", "waiting": "7", "memory": "1.5",
     }  # fmt: skip
@@ -143,9 +179,10 @@ def test_the_dashboard_reads_the_counters(qtbot, show, services, server, monkeyp
     assert done[4:] == ["Done", "1200", "1000", "50", "12 ms", "431.5", "2.5 s"]
     assert running[2] == "—"
     assert running[4:] == ["Running", "—", "—", "—", "—", "—", "—"]
-    monkeypatch.setattr(server.api, "text", lambda path: METRICS.replace("100.0", "900.0"))
+    server.routes["GET", "/tessera/v1/stats"] = stats(900, prompt=80, cached=30)
     page.refresh()
     qtbot.waitUntil(lambda: page.plots["speed"].value.text() not in {"0", "0.0", "—"})
+    assert page.plots["cache"].value.text() == "50"
 
 
 def test_a_plot_keeps_three_minutes_and_a_scale_that_does_not_jump(qtbot, look):
@@ -178,7 +215,7 @@ def test_the_server_page_shows_who_is_connected_and_what_was_asked(qtbot, show, 
     page = show(ServerPage(services, server.api))
     qtbot.waitUntil(lambda: page.requests.rowCount() == 2)
     assert page.programs.texts() == [["claude-cli/2.0", "127.0.0.1", "now", "1", "3"]]
-    server.routes["GET", "/tessera/v1/requests"] = {"requests": [], "programs": []}
+    server.routes["GET", "/tessera/v1/requests"] = RecentActivity()
     page._follow()
     qtbot.waitUntil(lambda: "No program has asked" in texts(page))
     assert not page.requests.isVisible()
@@ -188,14 +225,14 @@ def test_keys_are_made_shown_once_copied_and_revoked(qtbot, show, services, serv
     keys = []
 
     def make(body):
-        keys.append({"name": body["name"], "scopes": body["scopes"], "created_at": 1.7e9})
-        return 201, {"key": "tsr_secret", **keys[-1]}
+        keys.append(Key(name=body["name"], scopes=tuple(body["scopes"]), created_at=1.7e9))
+        return 201, NewKey(name=body["name"], key="tsr_secret", scopes=keys[-1].scopes)
 
     def revoke(_body):
         keys.clear()
-        return {}
+        return 204, None
 
-    server.routes["GET", "/tessera/v1/keys"] = lambda _: {"keys": list(keys)}
+    server.routes["GET", "/tessera/v1/keys"] = lambda _: Keys(keys=tuple(keys))
     server.routes["POST", "/tessera/v1/keys"] = make
     server.routes["DELETE", "/tessera/v1/keys/My%20editor"] = revoke
     page = show(ServerPage(services, server.api))
@@ -205,8 +242,8 @@ def test_keys_are_made_shown_once_copied_and_revoked(qtbot, show, services, serv
     page.keys.scope.setCurrentIndex(1)
     page.keys.make.click()
     qtbot.waitUntil(lambda: "Every program must present" in texts(page))
-    assert keys[0]["scopes"] == ["chat", "manage"]
-    assert "manages models" in texts(page)
+    assert keys[0].scopes == ("chat", "manage")
+    qtbot.waitUntil(lambda: "manages models" in texts(page))
     press(page, "Copy the key")
     assert QGuiApplication.clipboard().text() == "tsr_secret"
     press(page, "Revoke")
@@ -245,10 +282,9 @@ def test_every_setting_has_an_editor_and_a_change_reaches_the_file(qtbot, show, 
 
 def test_the_first_run_says_what_fits_and_offers_the_demo(qtbot, show, services, server):
     server.routes["GET", "/tessera/v1/devices"] = MACHINE
-    server.routes["GET", "/tessera/v1/hub/starters"] = {
-        "proposals": [{"starter": {"id": "s1", "repo": "org/small", "job": "chat", "parameters": 8e9},
-                       "expected_bytes": 5 << 30, "expected_tok_s": 7.25}]
-    }  # fmt: skip
+    starter = Starter(id="s1", repo="org/small", job="chat", parameters=8_000_000_000)
+    proposal = Proposal(starter=starter, expected_bytes=5 << 30, expected_tok_s=7.25)
+    server.routes["GET", "/tessera/v1/hub/starters"] = Starters(proposals=(proposal,))
     page = show(Welcome(services))
     qtbot.waitUntil(lambda: "small" in texts(page) and "EPYC" in texts(page))
     assert "about 5.0 GiB · about 7.2 tokens/s" in texts(page) or "about 7.3 tokens/s" in texts(page)
@@ -258,9 +294,23 @@ def test_the_first_run_says_what_fits_and_offers_the_demo(qtbot, show, services,
     with qtbot.waitSignal(page.pull_pressed) as pulled:
         press(page, "Download")
     assert pulled.args == ["s1"]
-    server.models.append({"id": "mine", "name": "Mine"})
+    server.models.append(ModelRow(id="mine", name="Mine"))
     services.models.refresh()
     qtbot.waitUntil(lambda: "Everything stays on this computer" in texts(page))
+
+
+def test_the_first_run_with_the_real_model_asks_what_it_knows(qtbot, show, services, server):
+    server.models[0] = msgspec.structs.replace(server.models[0], default=False)
+    server.models.append(ModelRow(id="smol", name="SmolLM2", origin="installed", default=True))
+    page = show(Welcome(services))
+    qtbot.waitUntil(lambda: "Try it now with SmolLM2" in texts(page))
+    qtbot.waitUntil(
+        lambda: FOR_A_MODEL[-1].question in {b.text() for b in page.findChildren(QPushButton) if b.isVisible()}
+    )
+    for suggestion in FOR_A_MODEL:
+        with qtbot.waitSignal(page.asked) as asked:
+            press(page, suggestion.question)
+        assert asked.args == [suggestion.question]
 
 
 def test_tiles_follow_the_weights_not_the_bytes(qtbot, look):
@@ -282,7 +332,7 @@ def test_every_control_of_every_page_has_a_name(qtbot, show, services, server, q
     from app.gui.chat.page import ChatPage
     from app.gui.library.page import LibraryPage
 
-    server.routes["GET", "/tessera/v1/models"] = {"models": []}
+    server.routes["GET", "/tessera/v1/models"] = Models(models=())
     server.routes["GET", "/tessera/v1/jobs/events"] = Events([])
     jobs = Jobs(server.api, services.background, services.models, qapp)
     pages = [ChatPage(services), LibraryPage(services, jobs), FitPage(services, jobs), DevicesPage(services),

@@ -217,6 +217,41 @@ def test_a_dead_runner_is_an_error_event(qwen, client):
     qwen.say("never", die=9)
     with pytest.raises(anthropic.APIStatusError) as caught:
         list(client.messages.create(model="spark", max_tokens=5, messages=HI, stream=True))
-    assert "runner ended" in str(caught.value)
+    assert "process ended" in str(caught.value)
     qwen.say("back")
     assert client.messages.create(model="spark", max_tokens=5, messages=HI).content[0].text == "back"
+
+
+def test_a_call_cut_by_the_limit_is_an_answer(qwen, client):
+    cut = '<tool_call>\n{"name": "get_weather", "arguments": {"days": 3, "city": "Par'
+    qwen.say(*pieces(cut), finish="length")
+    answer = client.messages.create(model="spark", max_tokens=16, messages=HI, tools=[WEATHER])
+    assert answer.stop_reason == "max_tokens"
+    [block] = answer.content
+    assert (block.name, block.input) == ("get_weather", {"days": 3})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "shown"),
+    [
+        ("bash_20250124", "bash", '"command"'),
+        ("text_editor_20250728", "str_replace_based_edit_tool", '"old_str"'),
+        ("memory_20250818", "memory", '"rename"'),
+    ],
+)
+def test_tools_that_the_client_runs_are_explained_to_the_model(qwen, client, kind, name, shown):
+    call = CALL.replace("get_weather", name).replace("city", "command")
+    qwen.say(*pieces(call))
+    answer = client.messages.create(model="spark", max_tokens=50, messages=HI, tools=[{"type": kind, "name": name}])
+    assert shown in qwen.prompts()[-1]
+    [block] = answer.content
+    assert (block.name, block.input, answer.stop_reason) == (name, {"command": "Paris"}, "tool_use")
+
+
+def test_an_answer_that_was_begun_is_continued(qwen, client):
+    qwen.say('"a": 1}')
+    answer = client.messages.create(
+        model="spark", max_tokens=20, messages=[*HI, {"role": "assistant", "content": "{"}]
+    )
+    assert qwen.prompts()[-1].endswith("{")
+    assert answer.content[0].text == '"a": 1}'

@@ -8,7 +8,7 @@ import pytest
 from architectures import ARCHITECTURES, write_architecture
 
 from engine.errors import InputFault
-from engine.runner.llama.checkpoints import BEFORE_END
+from engine.runner.llama.cache.checkpoints import BEFORE_END
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.types import GenerationRequest, SamplingParams

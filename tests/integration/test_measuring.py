@@ -13,12 +13,12 @@ import pytest
 
 from engine.autotune.journal import Journal
 from engine.autotune.trial import proof, trial, trial_settings
-from engine.autotune.types import Budget, Knobs
 from engine.bench import shapes
 from engine.bench.type_prices import PriceStore, measure_prices, planner_speeds
 from engine.errors import NotEnoughMemory
+from engine.measurements.tuning import Budget, Knobs
 from engine.paths import Paths
-from engine.quantize_work import measured_speeds
+from engine.quantize_jobs.request import measured_speeds
 from engine.runner.protocol import LoadSettings
 from tests.conftest import ROOT
 
@@ -77,7 +77,7 @@ def test_a_runner_that_crashes_is_a_bad_point(bundled_model, monkeypatch):
 
     inner = Meter.run
     monkeypatch.setattr(Meter, "run", crash)
-    assert "runner ended" in tried(bundled_model).failure
+    assert "process ended" in tried(bundled_model).failure
 
 
 def test_the_winner_is_loaded_as_the_server_would(bundled_model):
@@ -93,7 +93,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from engine.autotune import run
 from engine.autotune.space import Dimension
-from engine.autotune.types import Knobs
+from engine.measurements.tuning import Knobs
 from engine.runner.protocol import LoadSettings
 
 run.rounds_for = lambda n: (run.Budget(prompt=32, answer=2, repeats=1), run.Budget(prompt=32, answer=3, repeats=1))
@@ -152,11 +152,12 @@ def test_types_are_priced_and_reach_the_planner(tmp_path):
     assert [name for name, *_ in steps] == ["Q4_K", "IQ3_S"]
     assert all(ns > 0 for ns in prices.ns_per_weight.values())
     assert not list(tmp_path.glob("*.gguf"))
-    from engine.bench.keys import machine_key
     from engine.dispatch.machine_state import MachineState
+    from engine.measurements.keys import machine_key
 
-    assert measured_speeds(paths) == {}
-    mine = msgspec.structs.replace(prices, machine_key=machine_key(MachineState().settled()))
+    here = MachineState()
+    assert measured_speeds(paths, here) == {}
+    mine = msgspec.structs.replace(prices, machine_key=machine_key(here.settled()))
     PriceStore(paths.state / "type_prices.json").put(mine)
-    assert measured_speeds(paths) == planner_speeds(prices)
-    assert measured_speeds(paths, "gpu") == {}
+    assert measured_speeds(paths, here) == planner_speeds(prices)
+    assert measured_speeds(paths, here, "gpu") == {}

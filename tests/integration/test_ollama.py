@@ -8,6 +8,8 @@ import ollama
 import pytest
 from scripted import TOKEN
 
+from engine.jobs import JobKind
+
 HI = [{"role": "user", "content": "Hi"}]
 WEATHER = {
     "type": "function",
@@ -180,7 +182,7 @@ def test_pull_tells_its_progress_and_its_failure(qwen, client):
             raise ValueError("no such thing")
         return {}
 
-    qwen.state.jobs.register("pull", work)
+    qwen.state.jobs.register(JobKind.PULL, work)
     assert [p.status for p in client.pull("good", stream=True)][-1] == "success"
     with pytest.raises(ollama.ResponseError, match="not fetched"):
         list(client.pull("bad", stream=True))
@@ -193,7 +195,7 @@ def test_errors_in_a_stream_are_lines(qwen, client):
         list(client.chat("spark", big, stream=True))
     assert caught.value.status_code == 400
     qwen.say("half", " of it", die=9)
-    with pytest.raises(ollama.ResponseError, match="runner ended"):
+    with pytest.raises(ollama.ResponseError, match="process ended"):
         list(client.chat("spark", HI, stream=True))
 
 
@@ -232,3 +234,10 @@ def test_bad_requests_are_texts_with_a_code(qwen, body):
     assert answer.status_code == 400
     assert isinstance(answer.json()["error"], str)
     assert answer.json()["code"] == "invalid_request"
+
+
+def test_an_answer_that_was_begun_is_continued(qwen, client):
+    qwen.say(" fine")
+    answer = client.chat("spark", [*HI, {"role": "assistant", "content": "I am"}])
+    assert qwen.prompts()[-1].endswith("I am")
+    assert answer.message.content == " fine"

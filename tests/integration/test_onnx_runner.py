@@ -74,6 +74,9 @@ def test_generation_prefixes_and_structure(folder):
     first, again, longer, regex, sampled, stopped, pair = with_runner(folder, work)
     assert len(first[1]) == 24
     assert first[2].usage.cached_tokens == 0
+    gaps = first[2].timings.itl_s
+    assert len(gaps) == 3, "the gaps between tokens are measured"
+    assert 0 < gaps[0] <= gaps[-1] < 60
     assert again[:2] == first[:2]
     assert again[2].usage.cached_tokens == again[2].usage.prompt_tokens - 1
     assert longer[2].usage.cached_tokens > first[2].usage.prompt_tokens

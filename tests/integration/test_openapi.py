@@ -4,8 +4,12 @@ import json
 import random
 
 import httpx2
+import msgspec
 import pytest
 from scripted import TOKEN
+
+from engine.api.protocols.errors import AnthropicError, Error, OllamaError
+from engine.api.protocols.routes import ANSWERS
 
 METHODS = ("get", "post", "put", "delete")
 EXPECTED = {
@@ -54,7 +58,7 @@ def test_the_page_has_every_route_with_words_and_bodies(page):
     assert set(page["paths"]) >= EXPECTED
     for method, path, operation in operations(page):
         assert operation.get("description") or operation.get("summary"), path
-        if method == "post" and path.startswith("/v1/"):
+        if method == "post" and path.startswith("/v1/") and not path.endswith("/cancel"):
             schema = operation["requestBody"]["content"]["application/json"]["schema"]
             assert schema["properties"], path
 
@@ -78,6 +82,8 @@ def test_generated_bodies_are_never_an_internal_error(qwen, page):
             if path.startswith(SKIPPED) or "requestBody" not in operation:
                 continue
             schema = operation["requestBody"]["content"]["application/json"]["schema"]
+            if "$ref" in schema:
+                schema = page["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
             for body in bodies(schema, path):
                 where = path.split("{", maxsplit=1)[0] + ("x" if "{" in path else "")
                 answer = client.request(method.upper(), where, content=json.dumps(body), headers=headers)
@@ -86,3 +92,48 @@ def test_generated_bodies_are_never_an_internal_error(qwen, page):
                     assert "error" in answer.json(), (path, body)
                 tried += 1
     assert tried > 200
+
+
+SAID = [{"role": "user", "content": "Hi"}]
+SAMPLES = {
+    ("get", "/v1/models"): None,
+    ("get", "/v1/models/{model}"): None,
+    ("post", "/v1/chat/completions"): {"model": "spark", "messages": SAID},
+    ("post", "/v1/completions"): {"model": "spark", "prompt": "Hi"},
+    ("post", "/tokenize"): {"model": "spark", "content": "Hi"},
+    ("post", "/detokenize"): {"model": "spark", "tokens": [1, 2]},
+    ("get", "/api/v0/models"): None,
+    ("get", "/api/v0/models/{model}"): None,
+    ("post", "/v1/responses"): {"model": "spark", "input": "Hi"},
+    ("post", "/v1/messages"): {"model": "spark", "messages": SAID, "max_tokens": 9},
+    ("post", "/v1/messages/count_tokens"): {"model": "spark", "messages": SAID},
+    ("post", "/api/chat"): {"model": "spark", "messages": SAID, "stream": False},
+    ("post", "/api/generate"): {"model": "spark", "prompt": "Hi", "stream": False},
+    ("get", "/api/version"): None,
+    ("get", "/api/tags"): None,
+    ("get", "/api/ps"): None,
+    ("post", "/api/show"): {"model": "spark"},
+    ("get", "/health"): None,
+}
+
+
+@pytest.mark.parametrize("route", SAMPLES, ids=" ".join)
+def test_a_route_of_another_protocol_answers_as_its_page_says(qwen, route):
+    method, path = route
+    qwen.say("Hello", " there")
+    with httpx2.Client(base_url=qwen.url, timeout=60) as client:
+        body = SAMPLES[route]
+        answer = client.request(method.upper(), path.replace("{model}", "spark"), json=body)
+        assert answer.status_code == 200, answer.text
+        msgspec.json.decode(answer.content, type=ANSWERS[route])
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/v1/chat/completions", Error), ("/v1/messages", AnthropicError), ("/api/chat", OllamaError)],
+)
+def test_a_refusal_has_the_shape_of_its_protocol(qwen, path, kind):
+    with httpx2.Client(base_url=qwen.url) as client:
+        answer = client.post(path, json={"model": 3})
+        assert answer.status_code == 400
+        msgspec.json.decode(answer.content, type=kind)

@@ -8,8 +8,9 @@ import httpx2
 import pytest
 from scripted import TOKEN, ScriptedServer, starter
 
+from engine.admission import Unlimited
 from engine.errors import InputFault, NotEnoughMemory
-from engine.pool import Pool
+from engine.pool import Pool, Resolved
 from engine.runner.protocol import LoadSettings
 from engine.server import sse
 from engine.server.aliases import Aliases
@@ -69,11 +70,11 @@ def test_load_and_unload_by_hand(scripted):
 
 
 class Source:
-    async def resolve(self, model):
-        return model, "fake", LoadSettings(path=model)
+    async def resolve(self, model, min_ctx=0):
+        return Resolved(model_id=model, engine="fake", settings=LoadSettings(path=model))
 
 
-class OneFits:
+class OneFits(Unlimited):
     """Room for one model."""
 
     def __init__(self):
@@ -83,9 +84,6 @@ class OneFits:
         if self.held:
             raise NotEnoughMemory(2, 1, "cpu")
         self.held.append(model_id)
-
-    async def retry(self, model_id, settings, error):
-        return None
 
     def attach(self, model_id, pid, buffers):
         assert model_id in self.held

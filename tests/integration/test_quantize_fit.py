@@ -10,13 +10,13 @@ from devices.host_real import RealHost
 from devices.process_memory import process_memory
 from engine.fit.report import machine_isa
 from engine.fit.shape import model_shape
-from engine.quantize_fit import fit_goal, promised, source_dry_run
+from engine.quantize_jobs.fit import fit_goal, promised, source_dry_run
 from engine.runner.process import RunnerProcess
 from engine.types import GenerationRequest
 from quantize.errors import BudgetTooSmall
-from quantize.execute import quantize
-from quantize.gguf_split import read_gguf_model
-from quantize.job import QuantizeRequest
+from quantize.files.gguf_split import read_gguf_model
+from quantize.job.execute import quantize
+from quantize.job.request import QuantizeRequest
 from quantize.texts import CALIBRATION, HELD_OUT
 
 SPARK = Path("assets/models/spark-f16.gguf")

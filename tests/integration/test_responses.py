@@ -208,7 +208,7 @@ def test_a_dead_runner_fails_the_response(qwen):
     qwen.say("x", die=9)
     last = events(qwen, {"model": "spark", "input": "x"})[-1]
     assert last["response"]["error"]["code"] == "server_error"
-    assert "runner ended" in last["response"]["error"]["message"]
+    assert "process ended" in last["response"]["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -223,8 +223,8 @@ def test_a_dead_runner_fails_the_response(qwen):
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
-        ({"background": True}, "background"),
-        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True, "store": False}, "background"),
+        ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -245,3 +245,32 @@ def test_web_search_is_reported_not_run(qwen):
     answer = httpx2.post(f"{qwen.url}/v1/responses", json=body)
     assert answer.headers["x-tessera-ignored"] == "truncation, tools[0] (web_search)"
     assert answer.json()["truncation"] == "disabled"
+
+
+def test_items_that_were_stored_are_found_by_their_ids(qwen, client):
+    """What the AI SDK sends from the second turn on."""
+    qwen.say("I am Qwen.")
+    first = client.responses.create(model="spark", input="Who are you?")
+    [message] = first.output
+    qwen.say("Yes.")
+    second = client.responses.create(
+        model="spark",
+        input=[
+            {"role": "user", "content": "Who are you?"},
+            {"type": "item_reference", "id": message.id},
+            {"role": "user", "content": "Really?"},
+        ],
+    )
+    assert "I am Qwen." in qwen.prompts()[-1]
+    listed = client.responses.input_items.list(second.id).data
+    assert [i.id for i in listed if i.id == message.id] == [message.id]
+    client.responses.delete(first.id)  # the second still holds the item
+    qwen.say("So.")
+    bare = client.responses.create(model="spark", input=[{"id": message.id}, {"role": "user", "content": "So?"}])
+    assert "I am Qwen." in qwen.prompts()[-1]
+    for response in (second, bare):
+        client.responses.delete(response.id)
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.responses.create(model="spark", input=[{"type": "item_reference", "id": message.id}])
+    assert caught.value.body["param"] == "input[0].id"
+    assert caught.value.body["code"] == "item_not_found"

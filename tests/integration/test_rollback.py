@@ -10,11 +10,11 @@ from architectures import ARCHITECTURES, write_architecture
 from runner_calls import EXACT, FEW, WORDS, collect, with_runner
 
 from engine.fit.shape import ROLLBACK_ARCHITECTURES
-from engine.runner.llama import model as llama_model
-from engine.runner.llama.batch import Batch, Logits
-from engine.runner.llama.binding import start_backends
-from engine.runner.llama.kv import KVCache
-from engine.runner.llama.prefix_store import PrefixStore
+from engine.runner.llama.cache.kv import KVCache
+from engine.runner.llama.cache.prefix_store import PrefixStore
+from engine.runner.llama.native import model as llama_model
+from engine.runner.llama.native.batch import Batch, Logits
+from engine.runner.llama.native.binding import start_backends
 from engine.runner.protocol import LoadSettings
 
 MIB = 1 << 20

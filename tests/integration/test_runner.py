@@ -9,7 +9,7 @@ import pytest
 from lora_adapter import write_adapter
 
 from engine.errors import BadModelFile, ContextOverflow, InputFault, RunnerDied
-from engine.runner.llama.pacing import TELL_EVERY_S
+from engine.runner.llama.batch.pacing import TELL_EVERY_S
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.types import Delta, GenerationRequest, SamplingParams, Started
@@ -102,6 +102,18 @@ def test_a_small_cache_preempts_and_loses_nothing(bundled_model):
         assert done.finish_reason == "length", prompt
         assert len(ids) == 400
         assert text
+
+
+def test_a_prompt_that_fills_the_cache_displaces_idle_prefixes(bundled_model):
+    async def scenario(runner):
+        tokens = await runner.tokenize("".join(f"value_{n} = {n}\n" for n in range(400)))
+        await collect(runner, tokens[:10], max_tokens=12, ignore_eos=True)
+        await collect(runner, tokens[:20], max_tokens=8, ignore_eos=True)
+        return await collect(runner, tokens[:1016], max_tokens=4, ignore_eos=True)
+
+    _, ids, done = with_runner(bundled_model, scenario, n_ctx=1024)
+    assert len(ids) == 4
+    assert done.usage.prompt_tokens == 1016
 
 
 def test_a_shared_prefix_is_copied_from_a_running_sequence(bundled_model):
@@ -347,13 +359,27 @@ def test_a_runner_that_hangs_is_noticed_and_stopped(bundled_model, monkeypatch):
     async def main():
         runner = await RunnerProcess.start("llama", str(bundled_model))
         await runner.load(LoadSettings(path=str(bundled_model), n_ctx=1024, n_threads=1))
-        await asyncio.sleep(2.5)  # the first heartbeat arms the watchdog
         os.kill(runner.pid, signal.SIGSTOP)
         with pytest.raises(RunnerDied, match="stuck"):
             await asyncio.wait_for(collect(runner, "x"), 30)
         return runner.died
 
     assert asyncio.run(main()).exit_code == -9
+
+
+def test_a_runner_that_never_says_hello_is_stopped(bundled_model, monkeypatch):
+    from engine.runner import process
+
+    monkeypatch.setattr(process, "START_S", 1.0)
+    monkeypatch.setattr(
+        process, "runner_command", lambda _engine: (sys.executable, "-c", "import time; time.sleep(600)")
+    )
+
+    async def main():
+        with pytest.raises(RunnerDied, match="did not start within 1 s"):
+            await asyncio.wait_for(RunnerProcess.start("llama", str(bundled_model)), 30)
+
+    asyncio.run(main())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a setting of Linux and glibc")

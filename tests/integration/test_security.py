@@ -1,19 +1,25 @@
 """Who gets in: every route with every form of key, scopes, wrong keys, foreign pages, forms, secrets in logs."""
 
 import logging
+import os
 import re
 import socket
+import subprocess
+import sys
 
 import httpx2
 import pytest
 from scripted import TOKEN, ScriptedServer
+from servers import ROOT, RunningServer, wait_for
 
 from engine.server import guard
-from engine.server.auth import Access
+from engine.server.auth import Access, running_server_url
 from engine.server.keys import KeyStore
+from engine.server.strangers import Callers
 
 KEY = "sk-the-key"
-OPEN = {"/", "/health"}
+CALLERS = Callers(hosts=("my.box",), origins=("http://app.example",))
+OPEN = {"/", "/health", "/docs"}
 MANAGEMENT = ("/tessera/", "/api/pull", "/api/create", "/api/copy", "/api/delete")
 WRONG = {
     "nothing": {},
@@ -40,7 +46,7 @@ def locked(tmp_path_factory):
     store = KeyStore(home / "keys.json")
     access = Access(TOKEN, [KEY], store)
     access.failures.note = lambda address: None
-    server = ScriptedServer(home / "home", access=access, origins=["http://app.example"], hosts=["my.box"])
+    server = ScriptedServer(home / "home", access=access, callers=CALLERS)
     yield server
     server.stop()
 
@@ -55,8 +61,10 @@ def routes(server):
     """Every route of the application, with its methods and its parameters filled in."""
     from starlette.routing import Route
 
+    from engine.server.every_route import every_route
+
     found = []
-    for route in all_routes(server._server.config.app.routes):
+    for route in all_routes(every_route(server.state).routes):
         if isinstance(route, Route):
             path = re.sub(r"\{[^}]*\}", "x", route.path)
             found += [(method, path) for method in sorted(route.methods or ())]
@@ -127,8 +135,8 @@ def test_keys_with_scopes_are_made_used_and_revoked(locked, http):
     listed = http.get("/tessera/v1/keys", headers=token)
     assert [k["name"] for k in listed.json()["keys"]] == ["phone", "boss"]
     assert made["key"] not in listed.text
-    assert made["key"] not in locked.state.access.store._path.read_text()
-    assert locked.state.access.store._path.stat().st_mode & 0o77 == 0
+    assert made["key"] not in locked.state.access.store._store.path.read_text()
+    assert locked.state.access.store._store.path.stat().st_mode & 0o77 == 0
     phone = {"x-api-key": made["key"]}
     assert http.get("/v1/models", headers=phone).status_code == 200
     assert http.get("/tessera/v1/loaded", headers=phone).status_code == 403
@@ -150,6 +158,68 @@ def test_a_damaged_key_file_closes_the_server(tmp_path):
         server.stop()
 
 
+def test_a_file_that_holds_no_key_lets_nobody_in_and_removing_the_last_key_lets_all_in(tmp_path):
+    path = tmp_path / "keys.json"
+    store = KeyStore(path)
+    access = Access(TOKEN, store=store)
+    assert not access.needs_key
+    store.add("one", ("chat",))
+    assert access.needs_key
+    assert store.remove("one")
+    assert not access.needs_key
+    path.write_text("[]")
+    assert Access(TOKEN, store=KeyStore(path)).needs_key
+
+
+def test_a_second_server_of_one_home_leaves_the_first_findable(tmp_path):
+    first = RunningServer(tmp_path)
+    second = None
+    try:
+        told = (tmp_path / "state" / "server.json").read_text()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        command = [sys.executable, "-m", "app", "serve", "--port", str(port)]
+        environment = {**os.environ, "TESSERA_HOME": str(tmp_path)}
+        second = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}/health"), 30, "the second server")
+        assert (tmp_path / "state" / "server.json").read_text() == told
+        second.terminate()
+        assert first.url in second.communicate(timeout=20)[1]
+        assert (tmp_path / "state" / "server.json").read_text() == told
+        first.process.kill()
+        first.process.wait()
+        assert running_server_url(tmp_path / "state" / "server.json", "http://127.0.0.1:1") is None
+    finally:
+        if second is not None and second.poll() is None:
+            second.kill()
+        if first.process.poll() is None:
+            first.stop()
+
+
+def answers(url):
+    try:
+        return httpx2.get(url, timeout=1).status_code == 200
+    except httpx2.HTTPError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a folder in which nobody can make anything")
+def test_a_home_that_cannot_be_written_is_told_and_served(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "app", "serve", "--port", str(port)]
+    environment = {**os.environ, "TESSERA_HOME": "/proc/tessera"}
+    server = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(lambda: server.poll() is not None or answers(f"http://127.0.0.1:{port}/health"), 30, "a server")
+    finally:
+        server.terminate()
+    said = server.communicate(timeout=20)[1]
+    assert "Traceback" not in said
+    assert "/proc/tessera" in said
+    assert "cannot be written" in said
+
+
 def test_wrong_keys_are_slowed_down_and_the_owner_is_not(tmp_path):
     now = [0.0]
     server = ScriptedServer(tmp_path / "home", access=Access(TOKEN, [KEY]))
@@ -158,11 +228,12 @@ def test_wrong_keys_are_slowed_down_and_the_owner_is_not(tmp_path):
         url = f"{server.url}/v1/models"
         codes = [httpx2.get(url, headers={"x-api-key": f"guess {i}"}).status_code for i in range(12)]
         assert codes == [401] * 10 + [429] * 2
-        right = httpx2.get(url, headers={"x-api-key": KEY})
-        assert (right.status_code, right.headers["retry-after"]) == (429, "61")
+        wrong = httpx2.get(url, headers={"x-api-key": "one more"})
+        assert (wrong.status_code, wrong.headers["retry-after"]) == (429, "61")
+        assert httpx2.get(url, headers={"x-api-key": KEY}).status_code == 200
         assert httpx2.get(url, headers={"x-api-key": TOKEN}).status_code == 200
         now[0] = 61.0
-        assert httpx2.get(url, headers={"x-api-key": KEY}).status_code == 200
+        assert httpx2.get(url, headers={"x-api-key": "one more"}).status_code == 401
     finally:
         server.stop()
 

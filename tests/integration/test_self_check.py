@@ -7,17 +7,20 @@ import shutil
 import httpx2
 import pytest
 from runner_calls import collect, with_runner
+from scripted import home_paths
 from servers import RunningServer
 from shapes import SHAPES, write_shape
 
-from engine.dispatch.admission import LedgerAdmission
+from engine.dispatch.memory_admission import MemoryAdmission
+from engine.dispatch.placer import Placer
+from engine.dispatch.resources import open_resources
 from engine.errors import SelfCheckFailed
-from engine.runner.llama.binding import start_backends
-from engine.runner.llama.model import load
-from engine.runner.llama.self_check import LARGEST_DIFFERENCE, self_check
-from engine.runner.llama.vocabulary import Vocabulary
+from engine.runner.llama.native.binding import start_backends
+from engine.runner.llama.native.model import load
+from engine.runner.llama.native.self_check import LARGEST_DIFFERENCE, self_check
+from engine.runner.llama.native.vocabulary import Vocabulary
 from engine.runner.protocol import LoadSettings
-from quantize.gguf_file import read_gguf
+from quantize.files.gguf_file import read_gguf
 
 
 def write_nan(source, target):
@@ -59,9 +62,9 @@ def test_weights_that_are_not_numbers_end_the_load(bundled_model, tmp_path):
         with_runner(path, lambda runner: collect(runner, "x"))
 
 
-def test_on_the_processor_only_the_rewritten_weights_are_given_up():
+def test_on_the_processor_only_the_rewritten_weights_are_given_up(tmp_path):
     settings = LoadSettings(path="m.gguf")
-    admission = LedgerAdmission(placer=None)
+    admission = MemoryAdmission(Placer(open_resources(home_paths(tmp_path))))
     error = SelfCheckFailed("m.gguf", "difference 1.40")
     rung = asyncio.run(admission.retry("m", settings, error))
     assert rung is not None

@@ -288,7 +288,7 @@ def test_a_model_that_sees_says_so_and_refusals_name_the_field(served):
     path, body, _ = bodies(noise(1))["chat"]
     blind = httpx2.post(f"{served.url}{path}", json={"model": "spark", **body}, timeout=60)
     assert blind.status_code == 400
-    assert "without the part that sees" in blind.json()["error"]["message"]
+    assert "reads text only" in blind.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

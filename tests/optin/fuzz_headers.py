@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from quantize.errors import BadFile
-from quantize.gguf_file import read_gguf_source
-from quantize.safetensors_file import read_safetensors_source
+from quantize.files.gguf_file import read_gguf_source
+from quantize.files.safetensors_file import read_safetensors_source
 
 NUMBERS = [0, 1, 2, 3, 7, 8, 9, 10, 13, 31, 32, 63, 64, 255, 256, 1023, 1024, 1025, 65535, 65536]
 NUMBERS += [2**n + d for n in (31, 32, 40, 53, 56, 62, 63, 64) for d in (-1, 0, 1)]

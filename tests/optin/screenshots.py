@@ -1,7 +1,8 @@
 """Real screenshots of every page, light and dark, 100 % and 200 %, into docs/screenshots/.
 
-Run: python tests/optin/screenshots.py [--only chat,fit]. Starts Xvfb when there is no display, a real server, the
-bundled model; needs no network. Each picture is taken by a process of its own, because Qt reads its scale at start.
+Run: python tests/optin/screenshots.py [--only chat,fit]. Starts Xvfb when there is no display, and a real server
+with the installed models; needs no network. Each picture is taken by a process of its own, because Qt reads
+its scale at start.
 """
 
 import argparse
@@ -16,6 +17,10 @@ from pathlib import Path
 from PySide6.QtWidgets import QDialog
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from app.suggestions import FOR_A_MODEL  # noqa: E402 - after sys.path
+
 OUT = ROOT / "docs" / "screenshots"
 PAGES = (
     "first-run",
@@ -33,7 +38,7 @@ PAGES = (
     "compare",
 )
 STYLES = (("light", 1), ("dark", 1), ("light", 2), ("dark", 2))
-QUESTIONS = ("What is quantization?", "What is Tessera?")
+QUESTIONS = [suggestion.question for suggestion in FOR_A_MODEL[::2]]
 WAIT_S = 60
 
 
@@ -116,7 +121,7 @@ class Camera:
 
     def chat(self):
         chat = self.window.chat
-        chat.controller.change(sampling={"temperature": 0})
+        chat.controller.change(sampling={"seed": 3})
         for question in QUESTIONS:
             chat.composer.set_text(question)
             chat.composer.send()
@@ -154,9 +159,12 @@ class Camera:
         """The demo and a smaller version of itself, made here."""
         for dialog in self.window.findChildren(QDialog):
             dialog.close()
+        from engine.api.quantizing import QuantizeRequest
+
         wish = {"model": "spark", "tier": "instant", "budget_bytes": 4_500_000}
-        self.services.api.post("/tessera/v1/quantize", wish)
-        self.wait(lambda: len(self.services.models.choices) > 1)
+        before = len(self.services.models.choices)
+        self.services.api.quantize(QuantizeRequest(**wish))
+        self.wait(lambda: len(self.services.models.choices) > before)
         chat = self.window.chat
         self.window.show_page("chat")
         chat.use_model("spark")

@@ -103,7 +103,8 @@ CHECKS = (
 )  # fmt: skip
 
 
-def test_schemathesis_finds_nothing(python, server, tmp_path):
+@pytest.mark.parametrize("seed", ["11", "22", "33"])
+def test_schemathesis_finds_nothing(python, server, tmp_path, seed):
     """No 5xx, no answer that differs from the page, no management call without a key."""
     server.state.access.failures.note = lambda address: None  # it guesses keys without an end
     done = subprocess.run(
@@ -111,7 +112,7 @@ def test_schemathesis_finds_nothing(python, server, tmp_path):
             *(str(python), "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--url", server.url),
             *("--checks", ",".join(CHECKS), "--exclude-path-regex", NOT_FUZZED, "--phases", "examples,fuzzing"),
             *("--max-examples", "15", "--request-timeout", "30", "--header", f"Authorization: Bearer {TOKEN}"),
-            "--continue-on-failure",
+            *("--continue-on-failure", "--seed", seed),
         ],
         cwd=tmp_path,
         capture_output=True,

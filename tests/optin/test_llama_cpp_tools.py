@@ -13,12 +13,12 @@ import pytest
 from measured_model import CALIBRATION, SOURCE, ignore, never
 
 from quantize.child import run_task
-from quantize.collect import MomentsRequest, write_importance
 from quantize.evidence import MeasureRequest, RoundRequest
-from quantize.imatrix import read_imatrix
+from quantize.files.imatrix import read_imatrix
+from quantize.files.work_folder import WorkFolder
+from quantize.job.round_plan import round_plan
+from quantize.measure.collect import MomentsRequest, write_importance
 from quantize.native.libraries import library_dir
-from quantize.rounding import round_plan
-from quantize.work_folder import WorkFolder
 
 TOOLS = os.environ.get("TESSERA_LLAMA_CPP")
 pytestmark = [pytest.mark.skipif(not TOOLS, reason="TESSERA_LLAMA_CPP is not set"), pytest.mark.timeout(600)]

@@ -10,8 +10,8 @@ import pytest
 
 from devices.host_real import RealHost
 from devices.report import live_report
-from engine.dispatch.machine_state import MachineState
 from engine.dispatch.placer import Placer
+from engine.dispatch.resources import open_resources
 from engine.dispatch.types import Wish
 from engine.paths import Paths
 from engine.runner.process import RunnerProcess
@@ -48,7 +48,7 @@ def test_detection(machine, device):
 
 
 def test_dispatch(device, tmp_path):
-    placer = Placer(Paths(*(tmp_path / n for n in "abcde")), MachineState())
+    placer = Placer(open_resources(Paths(*(tmp_path / n for n in "abcde"))))
     settings = LoadSettings(path=SPARK, n_ctx=512, n_parallel=1)
     free_choice = placer.placement("spark", settings)
     pinned = placer.placement("spark", settings, Wish(device="vulkan"))

@@ -4,7 +4,7 @@ import pytest
 from measured_model import CALIBRATION, SOURCE, TYPES, ignore, never
 
 from quantize.evidence import MeasureRequest
-from quantize.measure import measure
+from quantize.measure.run import measure
 
 
 @pytest.fixture(scope="session")

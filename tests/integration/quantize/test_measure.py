@@ -18,14 +18,14 @@ import pytest
 from measured_model import CALIBRATION, ROOT, SOURCE, ignore, never
 from tokenizers import Tokenizer
 
-from quantize.calibration import TextTooShort
 from quantize.child import Child, ChildDied, run_task
-from quantize.collect import MomentsRequest
 from quantize.errors import BadFile, Cancelled, QuantizeError, Unreadable
 from quantize.evidence import MeasureRequest
-from quantize.imatrix import read_imatrix
-from quantize.measure import measure
-from quantize.work_folder import WorkFolder
+from quantize.files.imatrix import read_imatrix
+from quantize.files.work_folder import WorkFolder
+from quantize.measure.collect import MomentsRequest
+from quantize.measure.run import measure
+from quantize.native.calibration import TextTooShort
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -154,7 +154,7 @@ def test_a_child_does_not_outlive_its_parent(request_for, measured):
     code = (
         "import sys, time, msgspec\n"
         "from quantize.child import Child\n"
-        "from quantize.collect import MomentsRequest\n"
+        "from quantize.measure.collect import MomentsRequest\n"
         "from quantize.evidence import decode\n"
         "child = Child('moments', decode(sys.argv[1], MomentsRequest))\n"
         "print(child.pid, flush=True)\n"

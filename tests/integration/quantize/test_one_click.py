@@ -8,10 +8,10 @@ import pytest
 from measured_model import HELD_OUT, ignore, never
 from small_folder import EXPERTS, first_layers, short_text, with_experts
 
-from quantize.execute import quantize
-from quantize.gguf_file import read_gguf
-from quantize.imatrix import read_imatrix
-from quantize.job import QuantizeReport, QuantizeRequest
+from quantize.files.gguf_file import read_gguf
+from quantize.files.imatrix import read_imatrix
+from quantize.job.execute import quantize
+from quantize.job.request import QuantizeReport, QuantizeRequest
 from quantize.types import Goal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

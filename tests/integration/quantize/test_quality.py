@@ -4,15 +4,15 @@ import pytest
 from measured_model import HELD_OUT, SOURCE, ignore, never
 
 from quantize.evidence import RoundRequest, VerifyRequest
+from quantize.files.gguf_file import read_gguf
+from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, file_bytes
 from quantize.ggml_types import GgmlType
-from quantize.gguf_file import read_gguf
-from quantize.gguf_write import GgufWriter, TensorSlot, copied_metadata, file_bytes
-from quantize.model_spec import model_spec
-from quantize.plan import Question, make_plan
-from quantize.rounding import round_plan
-from quantize.stock import stock_types
+from quantize.job.round_plan import round_plan
+from quantize.measure.verify import verify
+from quantize.plan.model_spec import model_spec
+from quantize.plan.plan import Question, make_plan
+from quantize.plan.stock import stock_types
 from quantize.types import EvidenceRef, Goal
-from quantize.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

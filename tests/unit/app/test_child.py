@@ -13,7 +13,7 @@ import pytest
 from app.child import CHILDREN, EXIT_UNKNOWN
 from app.server_process import ServerProcess
 from devices.backends.child import run_child
-from devices.child_command import child_command, own_command
+from devices.child_command import child_command, interpreter, own_command
 from engine.chat.template import TemplateRenderer
 from engine.chat.types import ChatTemplate, Message
 from engine.runner.process import RunnerProcess
@@ -46,10 +46,54 @@ def test_the_table_names_every_child_and_nothing_else():
     assert all("return (sys.executable" in line for line in ways), "start children through devices.child_command"
 
 
+def test_foreign_code_is_never_given_to_the_frozen_program(frozen, monkeypatch):
+    """`tessera solution.py` would be a command of ours, not that program."""
+    assert interpreter("-c", "1")[0] != str(frozen)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(FileNotFoundError, match="no Python is installed"):
+        interpreter("-c", "1")
+
+
 def test_from_source_the_interpreter_runs_the_module():
     assert child_command("engine.runner.main", "llama")[:1] == (sys.executable,)
-    assert child_command("engine.runner.main", "llama")[-3:] == ("-m", "engine.runner.main", "llama")
-    assert own_command("serve") == (sys.executable, "-m", "app", "serve")
+    assert child_command("engine.runner.main", "llama")[-2:] == ("engine.runner.main", "llama")
+    assert own_command("serve")[-2:] == ("app", "serve")
+
+
+class TestInAFolderWithModulesOfItsOwn:
+    """The terminal is used in projects; what lies there must not be taken for a part of this program."""
+
+    @pytest.fixture(autouse=True)
+    def hostile(self, tmp_path, monkeypatch):
+        folder = tmp_path / "project"
+        for package in ("app", "engine", "devices", "quantize"):
+            (folder / package).mkdir(parents=True)
+            (folder / package / "__init__.py").write_text("open('OWNED', 'w').close()\n")
+        for module in ("json", "msgspec", "click", "sitecustomize", "start_module"):
+            (folder / f"{module}.py").write_text("open('OWNED', 'w').close()\n")
+        monkeypatch.chdir(folder)
+        # As the installed program has it: its own folder is on the path because it is installed there.
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        yield folder
+        assert not (folder / "OWNED").exists()
+
+    def test_a_server_starts_and_renders_and_generates(self):
+        server = ServerProcess()
+        try:
+            with server.connect() as client:
+                answer = list(client.chat("spark", [{"role": "user", "content": "Hi"}], max_tokens=2))
+                assert answer
+        finally:
+            server.stop()
+
+    def test_a_quantizer_child_speaks(self):
+        with pytest.raises(Exception, match="no-such-task"):
+            run_task("no-such-task", {}, lambda _progress: None, lambda: False)
+
+    def test_a_probe_answers(self, bundled_model):
+        settings = msgspec.json.encode(LoadSettings(path=str(bundled_model), n_ctx=256)).decode()
+        outcome = run_child(child_command("engine.runner.llama.memory_probe", settings), 60)
+        assert outcome.answer is not None, outcome.reason
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for the executable is a script")

@@ -1,12 +1,34 @@
 """The client of the local server, on real sockets."""
 
+import json
 import socket
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from app.client import Client, ServerUnreachable
+from app.client import (
+    ApiError,
+    Client,
+    ServerUnreachable,
+    ToolCalls,
+    UnexpectedAnswer,
+    WholeAnswer,
+    answers,
+    running_server,
+)
+from engine.api.chat import (
+    ChatChunk,
+    ChunkChoice,
+    Delta,
+    FunctionDelta,
+    LoadProgress,
+    ToolCallDelta,
+    Usage,
+)
+from engine.api.jobs import Job, Jobs
+from engine.paths import user_paths
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -24,7 +46,7 @@ def test_closing_ends_a_stream_that_waits_at_once_on_both_sides(sent):
 
         def read():
             with pytest.raises((ServerUnreachable, RuntimeError)):
-                ended.extend(client.events("/events", {}))
+                ended.extend(client.stream("/events", dict, {}))
             ended.append("end")
 
         reader = threading.Thread(target=read)
@@ -42,3 +64,108 @@ def test_closing_ends_a_stream_that_waits_at_once_on_both_sides(sent):
             reader.join(5)
             assert time.monotonic() - closed < 2
     assert ended == [{"n": 1}, "end"] if b"data" in sent else ["end"]
+
+
+class Told(BaseHTTPRequestHandler):
+    """Answers with the request's own line; `/jobs` is a stream of jobs, `/answer` one of an answer that broke."""
+
+    def do_GET(self):
+        if self.path == "/health":
+            raw = b"{}"
+        elif self.path.startswith("/tessera/"):
+            self.send_response(200 if self.headers["authorization"] == "Bearer new" else 401)
+            self.send_header("content-length", "0")
+            self.end_headers()
+            return
+        elif self.path == "/jobs":
+            raw = b'event: job\ndata: {"id": "a", "error": {"message": "no"}}\n\nevent: job\ndata: {"id": "b"}\n\n'
+        elif self.path == "/answer":
+            raw = b'event: job\ndata: {"id": "a"}\n\ndata: {"error": {"message": "it broke", "code": "broken"}}\n\n'
+        else:
+            raw = json.dumps({"path": self.path}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def told():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Told) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_query_in_the_path_is_sent(told):
+    with Client(told) as client:
+        assert client.get("/a?repo=b%2Fc&n=1", dict) == {"path": "/a?repo=b%2Fc&n=1"}
+        assert client.get("/a", dict, repo="b/c")["path"] in {"/a?repo=b%2Fc", "/a?repo=b/c"}
+        assert client.get("/a", dict) == {"path": "/a"}
+
+
+def test_a_failed_job_is_told_and_a_broken_answer_is_raised(told):
+    with Client(told) as client:
+        assert [job["id"] for job in client.stream("/jobs", dict)] == ["a", "b"]
+        with pytest.raises(ApiError, match="it broke"):
+            list(client.stream("/answer", dict))
+
+
+def test_the_file_of_a_server_whose_token_is_no_longer_good_is_not_believed(told, tessera_home):
+    file = user_paths().server_file
+    file.parent.mkdir(parents=True)
+    for token, believed in (("old", False), ("new", True)):
+        file.write_text(json.dumps({"url": told, "token": token, "pid": 1}))
+        found = running_server()
+        assert (found is not None) == believed
+        if found is not None:
+            found.close()
+
+
+def test_an_answer_of_another_shape_is_named(told):
+    """A server of another version must not look like a bug of the window."""
+    with Client(told) as client:
+        with pytest.raises(UnexpectedAnswer, match=r"/a is not understood .*required field `jobs`"):
+            client.get("/a", Jobs)
+        with pytest.raises(UnexpectedAnswer, match="/jobs is not understood"):
+            list(client.stream("/jobs", Job))
+
+
+def test_pieces_of_calls_are_put_together_by_their_index():
+    def piece(index, name=None, arguments=None, call_id=None):
+        return ToolCallDelta(index=index, id=call_id, function=FunctionDelta(name=name, arguments=arguments))
+
+    found = ToolCalls()
+    found.take([piece(0, "look_up", "", "c1"), piece(1, "add", '{"a"', "c2")])
+    found.take([piece(0, arguments='{"city": "Bern"}'), piece(1, arguments=": 1}")])
+    found.take([piece(None, "last", "{}"), piece(99, "odd", "{}")])
+    assert [(call.id, call.name, call.arguments) for call in found.calls] == [
+        ("c1", "look_up", '{"city": "Bern"}'),
+        ("c2", "add", '{"a": 1}'),
+        ("", "last", "{}"),
+        ("", "odd", "{}"),
+    ]
+
+
+def test_the_pieces_of_an_answer_become_the_whole():
+    chunks = [
+        ChatChunk(load_progress=LoadProgress(fraction=0.5)),
+        ChatChunk(choices=(ChunkChoice(delta=Delta(role="assistant")),)),
+        ChatChunk(choices=(ChunkChoice(delta=Delta(reasoning_content="Hm. ")),)),
+        ChatChunk(choices=(ChunkChoice(delta=Delta(content="Yes")),)),
+        ChatChunk(choices=(ChunkChoice(finish_reason="stop"),)),
+        ChatChunk(usage=Usage(prompt_tokens=3, completion_tokens=2, total_tokens=5)),
+    ]
+    whole, phases = WholeAnswer(), []
+    for piece in answers(chunks):
+        whole.take(piece)
+        phases.append(whole.phase.name)
+    assert (whole.content, whole.reasoning, whole.finish_reason) == ("Yes", "Hm. ", "stop")
+    assert list(dict.fromkeys(phases)) == ["loading", "reading", "thinking", "writing"]
+    assert whole.facts()["usage"]["total_tokens"] == 5
+    assert "tool_calls" not in whole.facts()

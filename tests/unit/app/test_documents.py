@@ -1,5 +1,8 @@
 """Files attached to a chat: text, images, PDF and Word, and those that are none of these."""
 
+import time
+import zipfile
+
 import pytest
 
 from app.documents import DocumentError, read
@@ -81,3 +84,40 @@ def test_what_is_too_large_or_not_there_is_refused(tmp_path, monkeypatch):
     for path in (tmp_path / "big.txt", tmp_path / "missing.txt", tmp_path):
         with pytest.raises(DocumentError):
             read(path)
+
+
+def word_file(path, body, **more):
+    """A Word file whose text is `body`, of any size."""
+    kind = "application/vnd.openxmlformats-officedocument.wordprocessingml.document.main+xml"
+    types = f'<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types"><Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/><Override PartName="/word/document.xml" ContentType="{kind}"/></Types>'  # noqa: E501
+    relation = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"
+    relations = f'<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships"><Relationship Id="r1" Type="{relation}" Target="word/document.xml"/></Relationships>'  # noqa: E501
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("[Content_Types].xml", types)
+        archive.writestr("_rels/.rels", relations)
+        with archive.open("word/document.xml", "w") as part:
+            part.write(
+                b'<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><w:body>'
+            )
+            for piece in body:
+                part.write(piece)
+            part.write(b"</w:body></w:document>")
+    return path
+
+
+def test_a_word_file_that_inflates_is_refused_by_what_it_says(tmp_path):
+    whole = word_file(tmp_path / "a.docx", [b"<w:p><w:r><w:t>Hello</w:t></w:r></w:p>"])
+    assert read(whole).text == "Hello"
+    bomb = word_file(tmp_path / "bomb.docx", (b" " * (1 << 20) for _ in range(300)))
+    assert bomb.stat().st_size < 1 << 20
+    begun = time.monotonic()
+    with pytest.raises(DocumentError, match="inflates to 300 MiB"):
+        read(bomb)
+    assert time.monotonic() - begun < 10
+
+
+def test_a_word_file_of_many_paragraphs_is_bounded_in_memory(tmp_path, monkeypatch):
+    """A few hundred kilobytes of file; parsed, gigabytes."""
+    many = word_file(tmp_path / "many.docx", (b"<w:p/>" * 100_000 for _ in range(130)))
+    with pytest.raises(DocumentError, match=r"needs more than|longer than|could not be read|damaged"):
+        read(many)

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli import main as cli_main
-from app.cli.models_hub import duration
+from app.format import duration
 from engine.errors import InputFault
 from engine.library.hub.names import HubName, parse_hub_name
 from engine.library.starters import propose, starter_repo, starters
@@ -189,4 +189,6 @@ def test_three_starters_are_proposed_and_fit(tessera):
 
 
 def test_durations():
-    assert [duration(s) for s in (4, 600, 11_100)] == ["4 s", "10 min", "3 h 5 min"]
+    seconds = (0, 4, 59.4, 59.6, 600, 3_590, 11_100, 7_199, None)
+    words = ["1 s", "4 s", "59 s", "1 min", "10 min", "1 h 0 min", "3 h 5 min", "2 h 0 min", ""]
+    assert [duration(s) for s in seconds] == words

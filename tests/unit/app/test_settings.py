@@ -18,11 +18,11 @@ def test_defaults_are_valid_and_named_once():
 def test_a_change_makes_a_new_object_and_survives_a_restart(tmp_path):
     file = tmp_path / "config" / "settings.toml"
     before = load(file, {})
-    after = before.changed("window.theme", "dark").changed("chat.temperature", "0.25")
+    after = before.changed("window.theme", "dark").changed("window.text_percent", "125")
     save(after, file)
     assert before["window.theme"] == "system"
     assert load(file, {})["window.theme"] == "dark"
-    assert load(file, {}).number("chat.temperature") == 0.25
+    assert load(file, {}).integer("window.text_percent") == 125
     assert "server" not in file.read_text()
 
 
@@ -42,15 +42,15 @@ def test_the_environment_wins_and_is_not_written(tmp_path):
         ("server.port", 2**63),
         ("server.port", "abc"),
         ("server.port", None),
-        ("chat.temperature", math.nan),
-        ("chat.temperature", math.inf),
-        ("chat.temperature", -1),
+        ("window.text_percent", math.nan),
+        ("window.text_percent", math.inf),
+        ("window.text_percent", -1),
         ("window.theme", "purple"),
         ("network.offline", "perhaps"),
         ("network.offline", 3),
         ("nothing.here", 1),
         ("chat.system_prompt", 5),
-        ("chat.top_k", True),
+        ("chat.max_tokens", True),
     ],
 )
 def test_a_bad_value_is_refused_by_name(tmp_path, name, value):
@@ -76,6 +76,48 @@ def test_one_bad_row_costs_that_row_only(tmp_path):
     assert [problem.name for problem in settings.problems] == ["window.theme"]
     save(settings.changed("window.theme", "dark"), file)
     assert "thing = 3" in file.read_text(), "rows of a newer version are kept"
+
+
+COMMENTED = """# mine, do not touch
+[window]
+theme = "dark"        # at night
+text_percent = 100    # the default, said all the same
+
+[future]
+thing = 3
+[server]
+# port of the proxy
+port = 9000
+"""
+
+
+def test_a_change_keeps_comments_order_and_everything_else(tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_text(COMMENTED)
+    save(load(file, {}).changed("server.port", 9001), file)
+    assert file.read_text() == COMMENTED.replace("9000", "9001")
+    save(load(file, {}).changed("window.theme", "system").changed("chat.max_tokens", 7), file)
+    text = file.read_text()
+    assert "# mine, do not touch" in text
+    assert "theme" not in text, "what is the default again is not said"
+    assert load(file, {}).integer("chat.max_tokens") == 7
+    assert load(file, {}).integer("server.port") == 9001
+
+
+def test_what_the_environment_decides_stays_in_the_file_as_it_is(tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_text(COMMENTED)
+    save(load(file, {"TESSERA_SERVER_PORT": "7000"}).changed("chat.max_tokens", 7), file)
+    assert load(file, {}).integer("server.port") == 9000
+
+
+def test_a_file_that_is_no_toml_is_kept_aside(tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_bytes(b"[window\ntheme = 'dark'")
+    save(load(file, {}).changed("window.theme", "light"), file)
+    assert load(file, {})["window.theme"] == "light"
+    (aside,) = tmp_path.glob("settings.toml.corrupt-*")
+    assert aside.read_bytes() == b"[window\ntheme = 'dark'"
 
 
 @settings(deadline=None)

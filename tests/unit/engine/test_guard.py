@@ -4,6 +4,7 @@ import pytest
 
 from engine.server.auth import Access, Unauthorized, presented_keys
 from engine.server.guard import Guard
+from engine.server.strangers import Callers
 
 
 async def _ok(scope, receive, send):
@@ -21,8 +22,8 @@ def status(headers, path="/v1/models", **options):
         return {"type": "http.request", "body": b"", "more_body": False}
 
     raw = [(k.encode(), v.encode()) for k, v in headers.items()]
-    scope = {"type": "http", "path": path, "headers": raw, "method": "GET"}
-    asyncio.run(Guard(_ok, **options)(scope, receive, send))
+    scope = {"type": "http", "path": path, "headers": raw, "method": "GET", "scheme": "http"}
+    asyncio.run(Guard(_ok, Callers(**options))(scope, receive, send))
     return sent[0]["status"], dict(sent[0]["headers"])
 
 
@@ -38,7 +39,7 @@ def test_other_names_do_not(host):
 
 def test_a_listed_host_and_origin_pass():
     code, headers = status(
-        {"host": "box.lan", "origin": "https://app.lan"}, hosts=["box.lan"], origins=["https://app.lan"]
+        {"host": "box.lan", "origin": "https://app.lan"}, hosts=("box.lan",), origins=("https://app.lan",)
     )
     assert code == 200
     assert headers[b"access-control-allow-origin"] == b"https://app.lan"

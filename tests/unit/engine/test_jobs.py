@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from engine.errors import EnvironmentFault, InputFault
-from engine.jobs import Control, JobRegistry, Paused
+from engine.jobs import Control, JobKind, JobRegistry, Paused
 from quantize.errors import BadFile
 from quantize.errors import Cancelled as QuantizeCancelled
 
@@ -31,20 +31,20 @@ def steps(params, control):
 @pytest.fixture
 def registry(tmp_path):
     made = JobRegistry(tmp_path / "jobs.json")
-    made.register("steps", steps, parallel=2)
+    made.register(JobKind.QUANTIZE, steps, parallel=2)
     yield made
     made.close()
 
 
 def test_a_job_runs_reports_and_ends(registry):
-    job = registry.start("steps", "three steps", {"steps": 3})
+    job = registry.start(JobKind.QUANTIZE, "three steps", {"steps": 3})
     done = registry.wait(job.id, 5)
     assert (done.state, done.result, done.progress.done, done.progress.unit) == ("done", {"did": 3}, 3, "steps")
     assert registry.jobs() == (done,)
 
 
 def test_only_so_many_of_a_kind_run_at_once(registry):
-    jobs = [registry.start("steps", str(n), {"steps": 5_000}) for n in range(3)]
+    jobs = [registry.start(JobKind.QUANTIZE, str(n), {"steps": 5_000}) for n in range(3)]
     until(registry, jobs[0].id, "running")
     until(registry, jobs[1].id, "running")
     assert registry.get(jobs[2].id).state == "queued"
@@ -66,10 +66,10 @@ def test_errors_become_facts_and_bugs_stay_bugs(registry, caplog):
             "bug": KeyError("x"),
         }[params["how"]]
 
-    registry.register("fail", fail)
+    registry.register(JobKind.VERIFY, fail)
     found = {}
     for how in ("input", "environment", "file", "stop", "bug"):
-        job = registry.wait(registry.start("fail", how, {"how": how}).id, 5)
+        job = registry.wait(registry.start(JobKind.VERIFY, how, {"how": how}).id, 5)
         found[how] = (job.state, job.error.code if job.error else None)
     assert found == {
         "input": ("failed", "invalid_request"),
@@ -79,24 +79,24 @@ def test_errors_become_facts_and_bugs_stay_bugs(registry, caplog):
         "bug": ("failed", "bug"),
     }
     assert "job crashed" in caplog.text
-    registry.register("fail", lambda params, control: {"now": "fine"})
+    registry.register(JobKind.VERIFY, lambda params, control: {"now": "fine"})
     failed = next(j for j in registry.jobs() if j.title == "environment")
     registry.resume(failed.id)
     assert registry.wait(failed.id, 5).result == {"now": "fine"}
 
 
 def test_what_ran_when_the_process_died_is_paused_and_can_be_resumed(registry, tmp_path):
-    job = registry.start("steps", "x", {"steps": 10_000})
+    job = registry.start(JobKind.QUANTIZE, "x", {"steps": 10_000})
     until(registry, job.id, "running")
     copy = tmp_path / "copy.json"
     copy.write_bytes((tmp_path / "jobs.json").read_bytes())
     again = JobRegistry(copy)
     assert again.get(job.id).state == "paused"
-    with pytest.raises(InputFault, match="no kind"):
+    with pytest.raises(InputFault, match="no jobs of kind"):
         again.resume(job.id)
     other = JobRegistry(copy)
     assert other.cancel(job.id).state == "cancelled"
-    again.register("steps", lambda params, control: {"resumed": params["steps"]})
+    again.register(JobKind.QUANTIZE, lambda params, control: {"resumed": params["steps"]})
     again.resume(job.id)
     assert again.wait(job.id, 5).result == {"resumed": 10_000}
 
@@ -114,8 +114,8 @@ def test_a_paused_job_that_is_cancelled_tidies_up(tmp_path):
             raise
 
     registry = JobRegistry()
-    registry.register("w", work)
-    job = registry.start("w", "x", {})
+    registry.register(JobKind.PULL, work)
+    job = registry.start(JobKind.PULL, "x", {})
     until(registry, job.id, "running")
     registry.pause(job.id)
     until(registry, job.id, "paused")
@@ -131,23 +131,29 @@ def test_a_paused_job_that_is_cancelled_tidies_up(tmp_path):
 def test_a_damaged_list_is_kept_aside(raw, tmp_path):
     file = tmp_path / "jobs.json"
     file.write_bytes(raw)
-    assert JobRegistry(file).jobs() == ()
-    assert len(list(tmp_path.glob("*.corrupt-*"))) == 1
+    registry = JobRegistry(file)
+    assert registry.jobs() == ()
+    assert file.read_bytes() == raw, "looking changes nothing"
+    registry.register(JobKind.VERIFY, lambda params, control: None)
+    registry.wait(registry.start(JobKind.VERIFY, "x", {}).id, 5)
+    (kept,) = tmp_path.glob("*.corrupt-*")
+    assert kept.read_bytes() == raw
+    assert [job.title for job in JobRegistry(file).jobs()] == ["x"]
 
 
 def test_the_list_stays_bounded(tmp_path):
     registry = JobRegistry(tmp_path / "jobs.json")
-    registry.register("w", lambda params, control: None, parallel=8)
+    registry.register(JobKind.PULL, lambda params, control: None, parallel=8)
     for n in range(230):
-        registry.wait(registry.start("w", str(n), {}).id)
+        registry.wait(registry.start(JobKind.PULL, str(n), {}).id)
     assert len(registry.jobs()) <= 201
-    assert len(json.loads((tmp_path / "jobs.json").read_bytes())) <= 201
+    assert len(json.loads((tmp_path / "jobs.json").read_bytes())["data"]) <= 201
     assert registry.jobs()[0].title == "229"
 
 
 def test_events_for_asyncio(registry):
     async def read():
-        job = registry.start("steps", "x", {"steps": 5})
+        job = registry.start(JobKind.QUANTIZE, "x", {"steps": 5})
         with registry.subscribe(job.id) as subscription:
             return [change.state async for change in subscription.changes()]
 
@@ -156,8 +162,8 @@ def test_events_for_asyncio(registry):
 
 
 def test_an_unknown_kind():
-    with pytest.raises(InputFault, match="no kind"):
-        JobRegistry().start("nope", "x", {})
+    with pytest.raises(InputFault, match="no jobs of kind"):
+        JobRegistry().start(JobKind.PULL, "x", {})
 
 
 def test_speed_and_time_left(monkeypatch):

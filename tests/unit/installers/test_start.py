@@ -111,3 +111,13 @@ def test_help_imports_little():
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_the_test_command_asks_for_a_screen_and_a_hand(monkeypatch):
+    monkeypatch.setattr(
+        system.shutil, "which", lambda name: None if name in {"Xvfb", "xdotool"} else f"/usr/bin/{name}"
+    )
+    assert {"xvfb", "xdotool"} <= {
+        packages[0] for packages in system.missing(gui=True, compiler=True, tests=True).values()
+    }
+    assert "xvfb" not in {packages[0] for packages in system.missing(gui=True, compiler=True).values()}

@@ -21,7 +21,7 @@ FILES = {
 
 
 def git(root, *arguments):
-    subprocess.run(
+    return subprocess.run(
         ["git", "-c", "user.name=T", "-c", "user.email=t@example.org", *arguments],
         cwd=root,
         check=True,

@@ -4,6 +4,7 @@ from app.client import Answer, ApiError
 from app.code.certify.cases import Case, calls, no_call, same, user
 from app.code.certify.run import CertificateStore, certify
 from app.code.certify.suite import suite
+from engine.api.chat import FunctionDelta, ToolCallDelta
 
 
 class Model:
@@ -20,10 +21,10 @@ class Model:
         yield Answer(text=self.text)
         for index, (name, arguments) in enumerate(self.made):
             yield Answer(
-                tool_calls=({"index": index, "id": f"c{index}", "function": {"name": name, "arguments": ""}},)
+                tool_calls=(ToolCallDelta(index=index, id=f"c{index}", function=FunctionDelta(name=name)),)
             )
             for piece in (arguments[: len(arguments) // 2], arguments[len(arguments) // 2 :]):
-                yield Answer(tool_calls=({"index": index, "function": {"arguments": piece}},))
+                yield Answer(tool_calls=(ToolCallDelta(index=index, function=FunctionDelta(arguments=piece)),))
 
 
 def test_the_suite_is_what_it_says():

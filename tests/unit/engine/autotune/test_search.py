@@ -12,7 +12,7 @@ from engine.autotune.journal import Journal
 from engine.autotune.run import rounds_for
 from engine.autotune.search import OutOfTime, Search
 from engine.autotune.space import Dimension, attention, changed, dimensions, thread_counts, ubatches, valid
-from engine.autotune.types import Budget, Choice, Knobs, Outcome, Trial
+from engine.measurements.tuning import Budget, Choice, Knobs, Outcome, Trial
 
 DIMS = (
     Dimension(name="threads", levels=tuple({"n_threads": n} for n in (1, 2, 4))),

@@ -13,16 +13,16 @@ import msgspec
 import pytest
 
 from engine.bench import picture, shapes, standin
-from engine.bench.keys import shape_key
-from engine.bench.results import Results, to_csv
 from engine.bench.run import bench
-from engine.bench.subject import Subject
-from engine.bench.types import Concurrency, Point, Report, Spread
 from engine.dispatch.placer import read_shape
 from engine.errors import InputFault
 from engine.library.hub import header_cache
+from engine.measure_jobs.subject import Subject
+from engine.measurements.keys import shape_key
+from engine.measurements.reports import Concurrency, Point, Report, Spread
+from engine.measurements.results import Results, to_csv
 from engine.runner.protocol import LoadSettings
-from quantize.gguf_file import read_gguf
+from quantize.files.gguf_file import read_gguf
 
 
 def report(**changes):

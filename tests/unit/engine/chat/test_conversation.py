@@ -23,6 +23,7 @@ from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningD
 from engine.chat.tools.dialects import BY_NAME
 from engine.chat.types import Message, NamedTool, Rendered, ToolDefinition
 from engine.errors import InputFault
+from engine.sampling import choose
 from engine.types import Delta, Done, GenerationRequest, Started, Timings, TokenLogprob, Usage
 
 HELLO = (Message(role="user", content="hi"),)
@@ -32,6 +33,7 @@ CALL = '<tool_call>{"name": "get_time", "arguments": {"city": "Rome"}}</tool_cal
 def prepared(dialect="hermes", prefill="", **query):
     return PreparedChat(
         request=GenerationRequest(prompt="p"),
+        sampling=choose({}),
         rendered=Rendered(prompt="p", prefill=prefill, add_special=True),
         dialect=BY_NAME[dialect],
         query=ChatQuery(messages=HELLO, **query),

@@ -12,8 +12,8 @@ from devices.report import recorded_report
 from devices.types import CoreCounts, Runtime
 from engine.dispatch.cells import ROOMY_BYTES
 from engine.dispatch.choose import bytes_per_token, place
+from engine.dispatch.history import SAVE_EVERY, PlacementHistory, Use
 from engine.dispatch.ladder import next_rung
-from engine.dispatch.memory import SAVE_EVERY, DispatchMemory, Use
 from engine.dispatch.placer import read_shape
 from engine.dispatch.types import NO_WISH, Wish
 from engine.fit.need import kv_layer_bytes
@@ -44,7 +44,7 @@ def base(path, **changes):
 
 def placed(shape, path, machine, wish=NO_WISH, memory=None, settings=None):
     book = Ledger(lambda: machine)
-    return place(shape, settings or base(path), wish, machine, book, memory or DispatchMemory(None))
+    return place(shape, settings or base(path), wish, machine, book, memory or PlacementHistory(None))
 
 
 def with_gpu_memory(machine, device_id, num_bytes):
@@ -90,7 +90,7 @@ def test_a_pin_that_cannot_be_honoured_is_said(shape, path):
 
 
 def test_a_measurement_on_this_machine_beats_the_prior(shape, path):
-    memory = DispatchMemory(None)
+    memory = PlacementHistory(None)
     memory.record_speed(IGPU, "rocm", 10**9, 300)
     placement = placed(shape, path, HALO, memory=memory)
     assert placement.backend == "rocm"
@@ -109,16 +109,24 @@ def test_layers_are_split_when_not_all_fit(shape, path):
     assert not more.fits
 
 
+def two_at_once():
+    """What was learnt of a model that mostly answers two at once."""
+    memory = PlacementHistory(None)
+    memory.record_use("", 2000, 100.0, 2)
+    return memory
+
+
 def test_layers_on_a_small_gpu_come_before_cells_to_spare(shape, path):
+    memory = two_at_once()
     roomy = base(path, kv_cells=8 * 4096, n_parallel=8)
     tight = placed(shape, path, HALO, settings=base(path, n_parallel=8)).need.device_bytes(IGPU)
-    spare = placed(shape, path, HALO, settings=roomy)
+    spare = placed(shape, path, HALO, memory=memory, settings=roomy)
     assert spare.settings.kv_cells > 4096  # where there is room, there are cells for all
     assert spare.need.device_bytes(IGPU) > tight
-    small = placed(shape, path, with_gpu_memory(HALO, IGPU, tight), Wish(device="igpu"), settings=roomy)
+    small = placed(shape, path, with_gpu_memory(HALO, IGPU, tight), Wish(device="igpu"), memory, roomy)
     assert (small.settings.n_gpu_layers, small.settings.kv_cells, small.fits) == (7, 0, True)
     wish = Wish(device="igpu", n_gpu_layers=7)
-    asked = placed(shape, path, with_gpu_memory(HALO, IGPU, tight), wish, settings=roomy)
+    asked = placed(shape, path, with_gpu_memory(HALO, IGPU, tight), wish, memory, roomy)
     assert (asked.settings.n_gpu_layers, asked.settings.kv_cells, asked.fits) == (7, 0, True)
 
 
@@ -201,7 +209,7 @@ def test_the_files_own_head_guesses_where_it_fits_and_nothing_else_does(tmp_path
 
 def test_a_model_of_long_chats_attends_plainly_at_its_next_load(shape, path):
     def attention(answers, owner="m"):
-        memory = DispatchMemory(None)
+        memory = PlacementHistory(None)
         for answer in answers:
             memory.record_use("m", *answer)
         book = Ledger(lambda: HALO)
@@ -235,20 +243,33 @@ def test_large_caches_keep_fused_attention(shape, path):
 def test_a_shared_cache_is_roomy_where_that_is_cheap(shape, path):
     per_cell = sum(kv_layer_bytes(shape, replaced(base(path), n_ctx=1024))) // 1024
 
-    def cells(n_ctx, times):
-        asked = replaced(base(path), n_ctx=n_ctx, kv_cells=times * n_ctx)
-        return placed(shape, path, HALO, Wish(device="cpu"), settings=asked).settings.kv_cells
+    memory = PlacementHistory(None)
 
-    assert cells(1024, 4) == 4096
+    def settings(n_ctx, times, **wish):
+        asked = replaced(base(path), n_ctx=n_ctx, kv_cells=times * n_ctx)
+        return placed(shape, path, HALO, Wish(device="cpu", **wish), memory, asked).settings
+
+    def cells(n_ctx, times):
+        return settings(n_ctx, times).kv_cells
+
+    assert cells(1024, 4) == 1024, "one person needs one context"
+    assert settings(1024, 4, n_parallel=4).kv_cells == 4096, "asked for"
+    before = settings(1024, 4).n_parallel
+    memory.record_use("", 2000, 100.0, 2)
+    assert cells(1024, 4) == 4096, "two at once were seen"
+    assert settings(1024, 4).n_parallel == before
     assert cells(1024, 1 << 16) == ROOMY_BYTES // per_cell // 256 * 256
     whole = ROOMY_BYTES // per_cell // 256 * 512  # one context alone is more
     assert cells(whole, 8) == whole
+    memory.record_use("", 20_000, 100.0, 8)
+    assert settings(1024, 4).n_parallel == 8
+    assert settings(1024, 4, n_parallel=2).n_parallel == 2
 
 
 def test_a_roomy_cache_gives_way_to_what_fits(shape, path):
     def fits(available, kv_cells):
         machine = replace(HALO, memory=replace(HALO.memory, available_bytes=available))
-        return placed(shape, path, machine, Wish(device="cpu"), settings=base(path, kv_cells=kv_cells)).fits
+        return placed(shape, path, machine, Wish(device="cpu"), two_at_once(), base(path, kv_cells=kv_cells)).fits
 
     least = next(n for n in range(GIB // 8, HALO.memory.total_bytes, 16 << 20) if fits(n, 0))
     assert fits(least, 1 << 20)
@@ -292,17 +313,17 @@ def test_the_ladder_goes_from_backend_to_processor(path):
 
 def test_dispatch_memory_survives_restart_and_damage(tmp_path):
     file = tmp_path / "state" / "dispatch.json"
-    memory = DispatchMemory(file)
+    memory = PlacementHistory(file)
     memory.record_speed("cpu", "cpu", 10**9, 20)
     memory.record_speed("cpu", "cpu", 10**9, 40)
     memory.record_speed("cpu", "cpu", 0, 40)
     memory.record_speed("cpu", "cpu", 10**9, float("inf"))
     memory.remember("m", {"n_ubatch": 128})
-    again = DispatchMemory(file)
+    again = PlacementHistory(file)
     assert again.speed_gbs("cpu", "cpu") == pytest.approx(30)
     assert again.remembered("m") == {"n_ubatch": 128}
     again.remember("m", {})
-    assert DispatchMemory(file).remembered("m") == {}
+    assert PlacementHistory(file).remembered("m") == {}
     for damage in (
         b"",
         b"[]",
@@ -314,7 +335,7 @@ def test_dispatch_memory_survives_restart_and_damage(tmp_path):
         b'{"uses": {"m": [1, "x", 1e999]}}',
     ):
         file.write_bytes(damage)
-        damaged = DispatchMemory(file)
+        damaged = PlacementHistory(file)
         assert damaged.speed_gbs("cpu", "cpu") is None
         assert damaged.remembered("m") == {}
         assert damaged.use("m") is None
@@ -322,17 +343,17 @@ def test_dispatch_memory_survives_restart_and_damage(tmp_path):
 
 def test_what_answers_teach_is_kept(tmp_path):
     file = tmp_path / "state" / "dispatch.json"
-    memory = DispatchMemory(file)
+    memory = PlacementHistory(file)
     memory.record_use("m", 100, 1000.0, 1)
     memory.record_use("m", 300, 2000.0, 3)
     memory.record_use("m", 0, 9000.0, 9)
     assert memory.use("m") == Use(400, 1750, 2.5)
     assert not file.exists()  # not a write for every answer
     memory.flush()
-    assert DispatchMemory(file).use("m") == memory.use("m")
+    assert PlacementHistory(file).use("m") == memory.use("m")
     for _ in range(SAVE_EVERY):
         memory.record_use("n", 1000, 10.0, 1)
-    assert DispatchMemory(file).use("n") == Use(16_000, 10, 1)
+    assert PlacementHistory(file).use("n") == Use(16_000, 10, 1)
     for _ in range(60):
         memory.record_use("n", 1000, 900.0, 1)
     assert memory.use("n").depth == pytest.approx(900, rel=0.06)

@@ -10,13 +10,13 @@ from devices.memory import Ledger
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from engine.dispatch.choose import place
-from engine.dispatch.memory import DispatchMemory
+from engine.dispatch.history import PlacementHistory
 from engine.dispatch.types import NO_WISH, Wish
 from engine.fit.report import fit_report, ledger_amounts
 from engine.fit.shape import shape_of
 from engine.runner.protocol import LoadSettings
+from quantize.files.gguf_file import read_gguf_source
 from quantize.ggml_types import GgmlType
-from quantize.gguf_file import read_gguf_source
 from tests.fake_models import remote_gguf
 from tests.machines import machines
 
@@ -75,7 +75,7 @@ def laptop():
 def placed(machine, kind=GgmlType.Q4_K, wish=NO_WISH, **changes):
     book = Ledger(lambda: machine)
     settings = LoadSettings(path="big.gguf", n_ctx=4096, **changes)
-    return place(shape(kind), settings, wish, machine, book, DispatchMemory(None)), book
+    return place(shape(kind), settings, wish, machine, book, PlacementHistory(None)), book
 
 
 def reserve(placement, book):
@@ -126,7 +126,7 @@ def test_a_second_model_finds_what_the_first_left(laptop):
     reserve(first, book)
     settings = LoadSettings(path="big.gguf", n_ctx=4096)
     second = place(
-        shape(GgmlType.Q4_K), settings, Wish(device="cuda"), laptop, book, DispatchMemory(None), owner="b"
+        shape(GgmlType.Q4_K), settings, Wish(device="cuda"), laptop, book, PlacementHistory(None), owner="b"
     )
     assert second.settings.n_gpu_layers < LAYERS // 2
     total = first.need.device_bytes(RTX_4060) + second.need.device_bytes(RTX_4060)
@@ -136,7 +136,7 @@ def test_a_second_model_finds_what_the_first_left(laptop):
 def test_a_longer_context_takes_layers_off_the_gpu(laptop):
     def layers(n_ctx):
         settings = LoadSettings(path="big.gguf", n_ctx=n_ctx)
-        wish, memory = Wish(device="cuda"), DispatchMemory(None)
+        wish, memory = Wish(device="cuda"), PlacementHistory(None)
         return place(shape(GgmlType.Q4_K), settings, wish, laptop, Ledger(lambda: laptop), memory).settings
 
     found = [layers(n_ctx).n_gpu_layers for n_ctx in (4096, 16384, 32768)]

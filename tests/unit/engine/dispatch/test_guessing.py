@@ -10,11 +10,11 @@ from devices.recording import RecordedHost
 from devices.report import recorded_report
 from engine.dispatch.choose import place
 from engine.dispatch.guessing import COPIES_BYTES, MAX_ROLLBACK, guessing
+from engine.dispatch.history import PlacementHistory
 from engine.dispatch.ladder import next_rung
-from engine.dispatch.memory import DispatchMemory
 from engine.dispatch.placer import read_shape
 from engine.dispatch.types import Wish
-from engine.runner.llama.limits import rollback
+from engine.runner.limits import rollback
 from engine.runner.protocol import LoadSettings
 from tests.architectures import ARCHITECTURES, write_architecture
 from tests.machines import machines
@@ -38,7 +38,7 @@ def test_states_that_can_be_taken_back_are_copied_and_counted(name, expected, tm
     shape = shape_of(tmp_path, name)
 
     def placed(**changes):
-        book, memory = Ledger(lambda: HALO), DispatchMemory(None)
+        book, memory = Ledger(lambda: HALO), PlacementHistory(None)
         return place(shape, base(**changes), Wish(device="cpu"), HALO, book, memory)
 
     found, plain = placed(), placed(max_draft=0)
@@ -75,7 +75,7 @@ def test_what_does_not_fit_with_copies_is_loaded_without(tmp_path):
 
     def rollback_with(available):
         machine = replace(HALO, memory=replace(HALO.memory, available_bytes=available))
-        found = place(large, base(), Wish(device="cpu"), machine, Ledger(lambda: machine), DispatchMemory(None))
+        found = place(large, base(), Wish(device="cpu"), machine, Ledger(lambda: machine), PlacementHistory(None))
         return found.fits, found.settings.max_rollback
 
     least = next(n for n in range(gib, HALO.memory.total_bytes, gib // 64) if rollback_with(n)[0])

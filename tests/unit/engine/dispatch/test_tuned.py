@@ -3,12 +3,13 @@
 import msgspec
 import pytest
 
-from engine.autotune.types import Choice, Knobs
-from engine.bench.keys import machine_key, shape_key
-from engine.bench.types import Point, Report, Spread
 from engine.dispatch.placer import Placer, read_shape
+from engine.dispatch.resources import open_resources
 from engine.dispatch.tuned import Tuned, TunedStore
 from engine.dispatch.types import Wish
+from engine.measurements.keys import machine_key, shape_key
+from engine.measurements.reports import Point, Report, Spread
+from engine.measurements.tuning import Choice, Knobs
 from engine.paths import Paths
 from engine.runner.protocol import LoadSettings
 
@@ -22,7 +23,7 @@ def paths(tmp_path):
 
 @pytest.fixture
 def placer(paths):
-    return Placer(paths)
+    return Placer(open_resources(paths))
 
 
 def keys(placer, path):
@@ -59,7 +60,7 @@ def test_a_load_gets_what_was_tuned_and_says_why(placer, bundled_model):
     told = " ".join(placed.reasons)
     assert "20% faster than the defaults" in told
     assert "ubatch 128: 1.60 s for a turn against 1.90 s with 512" in told
-    assert placer.choose_settings("m", settings).n_ubatch == 96
+    assert placer.choose("m", settings).settings.n_ubatch == 96
     assert placer.defaults("m", read_shape(str(bundled_model)), settings).settings.n_ubatch != 96
 
 

@@ -2,20 +2,19 @@
 
 import dataclasses
 from dataclasses import replace as with_changes
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from engine.dispatch.placer import read_shape
-from engine.fit.context import need_at, rescaled, with_context
-from engine.fit.dry_run import DryRunFailed, dry_run, dry_run_header
+from engine.fit.context import need_at, rescaled, resize_context
+from engine.fit.dry_run import DryRunFailed, dry_run
 from engine.fit.need import compute_prior, estimate, kv_layer_bytes
 from engine.fit.repack import is_repacked
 from engine.fit.shape import shape_of
 from engine.runner.protocol import LoadSettings
+from quantize.files.gguf_file import TensorInfo, read_gguf
 from quantize.ggml_types import GgmlType
-from quantize.gguf_file import TensorInfo, read_gguf
 from tests.mtp_model import MTP_MODELS, write_mtp_model
 from tests.shapes import SHAPES, scaled, write_shape
 
@@ -108,7 +107,7 @@ def test_formulas_agree_with_llama_cpp(files, name):
 def test_a_dry_run_is_rescaled_to_another_context(files):
     shape = read_shape(files["gemma3"])
     before = settings(files["gemma3"], n_ctx=2048, flash_attn="on")
-    after = with_context(before, 16384)
+    after = resize_context(before, 16384)
     guess, told = rescaled(shape, dry_run(before), before, after), dry_run(after)
     assert guess.kv_bytes == pytest.approx(told.kv_bytes, rel=0.001)
     assert sum(guess.compute_bytes.values()) == pytest.approx(sum(told.compute_bytes.values()), rel=0.12)
@@ -121,14 +120,6 @@ def test_dry_runs_are_kept_by_file_and_settings(files, tmp_path):
     assert dry_run(settings(files["llama"], n_ctx=8192), cache) != first
     cache.write_bytes(b"{")
     assert dry_run(settings(files["llama"]), cache).kv_bytes == first.kv_bytes
-
-
-def test_a_header_alone_is_enough_for_a_dry_run(files):
-    header = read_gguf(files["qwen3"])
-    start = Path(files["qwen3"]).read_bytes()[: header.data_offset]
-    told = dry_run_header(start, header.file_bytes, settings("absent.gguf"))
-    assert told.kv_bytes == dry_run(settings(files["qwen3"])).kv_bytes
-    assert shape_of(header, header.tensors, header.file_bytes).layers == read_shape(files["qwen3"]).layers
 
 
 def test_a_file_llama_cpp_refuses_is_an_answer(tmp_path):
@@ -203,7 +194,7 @@ def test_a_correction_scales_the_whole_need(files):
 
 def test_context_and_shared_cache_shrink_together(files):
     at = settings(files["llama"], n_ctx=8192, kv_cells=32768)
-    assert with_context(at, 2048).kv_cells == 8192
+    assert resize_context(at, 2048).kv_cells == 8192
     need = need_at(read_shape(files["llama"]), at, AVX2, None, None)
     assert need.kv_cells == 32768
     assert msgspec.json.decode(msgspec.json.encode(need))["kv_cells"] == 32768

@@ -31,9 +31,13 @@ def path(tmp_path_factory):
     return str(write_shape(tmp_path_factory.mktemp("fit") / "m.gguf", shape))
 
 
+def judged(path, settings, here):
+    return fit_report("m", read_shape(path), settings, here, Ledger(lambda: here))
+
+
 def report(path, available_mib, **changes):
     at = LoadSettings(path=path, n_ctx=32768, n_parallel=4, **changes)
-    return fit_report("m", read_shape(path), at, machine(available_mib))
+    return judged(path, at, machine(available_mib))
 
 
 def test_what_fits_gives_nothing_up(path):
@@ -66,15 +70,15 @@ def test_the_ways_out_really_fit(path):
         )
         if "--kv" in words:
             at = msgspec.structs.replace(at, type_k=words["--kv"], type_v=words["--kv"], flash_attn="on")
-        assert fit_report("m", read_shape(path), at, machine(450)).fits
+        assert judged(path, at, machine(450)).fits
 
 
 def test_the_largest_context_is_the_largest(path):
     found = report(path, 450)
     at = LoadSettings(path=path, n_ctx=found.largest_context, n_parallel=4)
-    assert fit_report("m", read_shape(path), at, machine(450)).fits
+    assert judged(path, at, machine(450)).fits
     more = msgspec.structs.replace(at, n_ctx=found.largest_context + 256)
-    assert not fit_report("m", read_shape(path), more, machine(450)).fits
+    assert not judged(path, more, machine(450)).fits
 
 
 def test_nothing_helps_on_a_machine_without_memory(path):
@@ -114,7 +118,7 @@ def test_an_address_space_limit_counts_as_memory(path):
     limited = RecordedHost({**RECORDING, "api": {**RECORDING["api"], "address_space_limit": 600 * MIB}})
     here = inventory(limited)
     assert here.memory.available_bytes == 216 * MIB
-    found = fit_report("m", read_shape(path), LoadSettings(path=path, n_ctx=32768), here)
+    found = judged(path, LoadSettings(path=path, n_ctx=32768), here)
     assert not found.fits
     roomy = replace(here, memory=replace(here.memory, available_bytes=None))
-    assert not fit_report("m", read_shape(path), LoadSettings(path=path, n_ctx=32768), roomy).fits
+    assert not judged(path, LoadSettings(path=path, n_ctx=32768), roomy).fits

@@ -12,6 +12,7 @@ import pytest
 
 from engine.errors import BadModelFile
 from engine.library import catalogue as catalogue_module
+from engine.library import drives
 from engine.library.catalogue import Catalogue
 
 SPARK_HF = Path("tests/data/spark-hf")
@@ -71,7 +72,9 @@ def test_a_changed_file_is_read_again_and_keeps_its_id(catalogue, put, gguf):
     assert (catalogue.get("m").context_train, catalogue.get("m").state) == (20, "online")
 
 
-def test_an_unmounted_folder_shows_as_offline_and_comes_back(catalogue, tmp_path, gguf, reads):
+def test_a_folder_that_was_moved_shows_as_missing_or_offline_and_comes_back(
+    catalogue, tmp_path, gguf, reads, monkeypatch
+):
     drive = tmp_path / "drive"
     drive.mkdir()
     (drive / "far.gguf").write_bytes(gguf())
@@ -80,6 +83,8 @@ def test_an_unmounted_folder_shows_as_offline_and_comes_back(catalogue, tmp_path
     reads.clear()
     drive.rename(tmp_path / "unplugged")
     assert catalogue.refresh() == catalogue_module.Changes()
+    assert catalogue.get("far").state == "missing"
+    monkeypatch.setattr(drives, "_DRIVES", (tmp_path.parent,))  # as if drives were mounted there, and none is
     assert catalogue.get("far").state == "offline"
     (tmp_path / "unplugged").rename(drive)
     assert catalogue.get("far").state == "online"
@@ -262,7 +267,7 @@ def test_odd_file_names(catalogue, put, gguf):
 def test_a_second_installation_does_not_double_the_bundled_model(catalogue, paths, tmp_path, monkeypatch):
     moved = tmp_path / "other" / "assets" / "models"
     shutil.copytree("assets/models", moved)
-    for module in ("engine.library.catalogue", "engine.library.origins"):
+    for module in ("engine.paths", "engine.library.catalogue", "engine.library.origins"):
         monkeypatch.setattr(f"{module}.BUNDLED_MODELS", moved)
     other = Catalogue(paths)
     assert ids(other) == ["spark"]

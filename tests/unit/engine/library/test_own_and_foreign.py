@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,25 @@ def test_import_of_a_folder_and_of_a_split_model(catalogue, tmp_path, gguf):
     assert len(importing.import_copy(catalogue, first, Control()).files) == 2
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="making links needs a privilege there")
+def test_import_copies_no_file_that_a_link_of_the_folder_leads_to(catalogue, tmp_path):
+    source = tmp_path / "hostile"
+    shutil.copytree(SPARK_HF, source)
+    secret = write(tmp_path / "secret.txt", b"token\n")
+    (source / "notes.txt").symlink_to(secret)
+    (source / "loop.json").symlink_to("/proc/self/environ")
+    (source / "own.txt").symlink_to(source / "config.json")
+    (source / "weights.bin").write_bytes(b"\x80\x04pickle")
+    entry = importing.import_copy(catalogue, source, Control())
+    names = {p.name for p in entry.path.iterdir()}
+    assert not names & {"notes.txt", "loop.json", "weights.bin"}
+    assert names >= {"config.json", "own.txt"}
+    (source / "model.safetensors").rename(tmp_path / "model.safetensors")
+    (source / "model.safetensors").symlink_to(tmp_path / "model.safetensors")
+    with pytest.raises(BadModelFile, match="leads out"):
+        importing.import_copy(catalogue, source, Control())
+
+
 def test_import_refuses_and_leaves_nothing(catalogue, tmp_path, gguf, monkeypatch):
     noise = write(tmp_path / "noise.gguf", b"noise" * 100)
     pickle = write(tmp_path / "pytorch_model.bin", b"\x80\x02")
@@ -210,6 +230,22 @@ def test_removing_is_undoable_until_the_trash_is_emptied(catalogue, put, gguf):
     for ticket in (removed.ticket, "../m", ".", "a/b", ""):
         with pytest.raises(InputFault):
             trash.restore(ticket)
+
+
+def test_a_removed_model_comes_back_beside_one_that_took_its_name(catalogue, put, gguf):
+    first = put("first/m.gguf", gguf())
+    catalogue.refresh()
+    trash = Trash(catalogue)
+    ticket = trash.remove(catalogue.get("m")).ticket
+    put("second/m.gguf", gguf(numbers={"llama.context_length": 9}))
+    catalogue.refresh()
+    assert catalogue.get("m").path != first
+    restored = trash.restore(ticket)
+    assert restored.id == "m-2"
+    assert catalogue.get("m-2").path == first
+    assert first.exists()
+    assert catalogue.get("m").path != first
+    assert trash.contents() == ()
 
 
 def test_a_linked_file_is_never_deleted(catalogue, tmp_path, gguf):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from engine.runner.llama.checkpoints import BEFORE_END, SHORTEST, SPACING, Checkpoint, places, within
-from engine.runner.llama.prefix_store import PrefixStore
+from engine.runner.llama.cache.checkpoints import BEFORE_END, SHORTEST, SPACING, Checkpoint, places, within
+from engine.runner.llama.cache.prefix_store import PrefixStore
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.grammar import ConstraintRefused, spell_controls
-from engine.runner.llama.constrain import ConstraintCompiler
+from engine.runner.llama.batch.constrain import ConstraintCompiler
 from engine.types import Constraint
 
 EOS, CONTROL = 256, 257

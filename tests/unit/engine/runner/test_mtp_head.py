@@ -7,10 +7,10 @@ import pytest
 from mtp_model import write_mtp_model
 from runner_calls import EXACT
 
-from engine.runner.llama import model as llama_model
-from engine.runner.llama.batch import Batch, Logits
-from engine.runner.llama.binding import start_backends
-from engine.runner.llama.mtp import MtpHead
+from engine.runner.llama.native import model as llama_model
+from engine.runner.llama.native.batch import Batch, Logits
+from engine.runner.llama.native.binding import start_backends
+from engine.runner.llama.speculate.mtp import MtpHead
 from engine.runner.protocol import LoadSettings
 
 

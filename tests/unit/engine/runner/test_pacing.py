@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.runner.llama.pacing import DEEP, MIN_CHUNK, TILE_ROWS, Pace, kept_prefix, reading_order
+from engine.runner.llama.batch.pacing import DEEP, MIN_CHUNK, TILE_ROWS, Pace, kept_prefix, reading_order
 from engine.runner.protocol import LoadSettings
 
 

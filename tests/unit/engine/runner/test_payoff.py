@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.runner.llama.payoff import (
+from engine.runner.llama.speculate.payoff import (
     FRESH_STEPS,
     STAKE_FRAC,
     STAKE_STEPS,

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.runner.llama.prefix_index import PrefixIndex, StoredPrefix, shared_length
+from engine.runner.llama.cache.prefix_index import PrefixIndex, StoredPrefix, shared_length
 
 TOKEN = st.sampled_from([0, 1, 2, 256, 70_000, -1, -300])  # pictures stand as negative tokens
 TEXT = st.lists(TOKEN, max_size=8)

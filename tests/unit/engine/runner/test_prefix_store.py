@@ -4,8 +4,8 @@ import threading
 import numpy as np
 import pytest
 
-from engine.runner.llama import prefix_files
-from engine.runner.llama.prefix_store import PrefixStore, model_fingerprint
+from engine.runner.llama.cache import prefix_files
+from engine.runner.llama.cache.prefix_store import PrefixStore, model_fingerprint
 
 KEY = ()
 

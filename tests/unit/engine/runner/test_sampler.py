@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from engine.runner.llama.binding import start_backends
-from engine.runner.llama.sampler import NotFinite, Sampler, _nucleus, token_logprob
+from engine.runner.llama.batch.sampler import NotFinite, Sampler, _nucleus, token_logprob
+from engine.runner.llama.native.binding import start_backends
 from engine.types import SamplingParams
 
 

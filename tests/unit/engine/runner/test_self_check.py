@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from engine.runner.llama.self_check import LARGEST_DIFFERENCE, difference
+from engine.runner.llama.native.self_check import LARGEST_DIFFERENCE, difference
 
 
 def test_equal_rows_do_not_differ_and_unrelated_ones_do():

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.runner.llama.state_buffer import HUGE_PAGE, OWN_PAGES_FROM, copied, state_buffer
+from engine.runner.llama.cache.state_buffer import HUGE_PAGE, OWN_PAGES_FROM, copied, state_buffer
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -33,8 +33,8 @@ def test_states_that_come_and_go_leave_no_memory_behind():
         import tempfile, time
         from pathlib import Path
         import numpy as np, psutil
-        from engine.runner.llama.prefix_store import PrefixStore
-        from engine.runner.llama.state_buffer import copied
+        from engine.runner.llama.cache.prefix_store import PrefixStore
+        from engine.runner.llama.cache.state_buffer import copied
 
         rng = np.random.default_rng(1)
         with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
 """The governor on machines that are simulated as a time per step, and the part of it that threads got to run."""
 
-from engine.runner.llama.threads import BatchThreads, ThreadGovernor
+from engine.runner.llama.batch.threads import BatchThreads, ThreadGovernor
 
 
 class Machine:

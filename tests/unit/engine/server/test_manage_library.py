@@ -9,6 +9,9 @@ import httpx2
 import pytest
 import uvicorn
 
+from devices.memory import Amount
+from engine.dispatch.placer import Placer
+from engine.dispatch.resources import open_resources
 from engine.jobs import JobRegistry
 from engine.library import work
 from engine.library.catalogue import Catalogue
@@ -36,12 +39,19 @@ def hub(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def server(hub):
+def placer(hub):
+    return Placer(open_resources(user_paths()))
+
+
+@pytest.fixture
+def server(hub, placer):
     paths = user_paths()
     jobs = JobRegistry(paths.state / "jobs.json")
     work.register(jobs, lambda: Catalogue(paths, scan=False))
     models = ServedModels(lambda: Catalogue(paths))
-    app = create_app(ServerState(models=models, pool=Pool(models), access=Access("secret"), jobs=jobs))
+    app = create_app(
+        ServerState(models=models, pool=Pool(models), access=Access("secret"), placer=placer, jobs=jobs)
+    )
     running = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
     thread = threading.Thread(target=running.run)
     thread.start()
@@ -66,6 +76,20 @@ def follow(client, job):
 def test_the_token_is_needed(server):
     for path in ("models", "jobs", "jobs/events", "hub/search", "trash"):
         assert httpx2.get(f"{server.base_url}/tessera/v1/{path}", trust_env=False).status_code == 401
+
+
+def test_verdicts_count_what_loaded_models_hold(server, placer):
+    def available():
+        [option] = server.get("/tessera/v1/hub/plan", params={"repo": "org/Spark-GGUF"}).json()["options"]
+        return option["verdict"]["available_bytes"], option["verdict"]["fits"]
+
+    free, fits = available()
+    assert fits
+    placer.ledger.reserve("a model that is loading", {"cpu": Amount(free // 2)})
+    assert available()[0] < 0.6 * free
+    placer.ledger.reserve("a model that is loading", {"cpu": Amount(int(free * 0.99))})
+    left, fits = available()
+    assert left < 0.1 * free
 
 
 def test_pull_with_progress_then_show_verify_remove_restore(server, hub):

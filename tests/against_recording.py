@@ -1,0 +1,69 @@
+"""Our greedy answers against recorded ones, token by token.
+
+Kernels of another processor round differently, and where two tokens are nearly as good the other may win. So at a
+difference the recording must say that our token was nearly as good as its own. Then we go on behind the recorded
+token, so that every token of every answer is checked on every machine.
+"""
+
+from dataclasses import dataclass, field
+
+from runner_calls import GREEDY, answered
+
+from engine.types import GenerationRequest
+from installers.bootstrap import kernels
+
+LENGTH = 16  # tokens of each answer: the recording has more, a test has less time
+END = 2  # <|im_end|>, which a recorded answer ends with
+# Nats between tokens that may change places with the kernels. Measured: docs/log.md, "Greedy answers".
+NEARLY_A_TIE = 0.7
+
+
+def vector_features() -> str:
+    """What decides which kernels ggml takes on this processor."""
+    names = ("avx", "fma", "f16c", "amx", "asimd", "sve", "neon", "i8mm", "fphp")
+    return " ".join(flag for flag in kernels._cpu_features().split() if flag.startswith(names))
+
+
+@dataclass
+class Compared:
+    """`ties`: (question, place, nats) where another token won that was nearly as good; `wrong`: where not."""
+
+    same: int = 0
+    tokens: int = 0
+    ties: list[tuple[str, int, float]] = field(default_factory=list)
+    wrong: list[tuple[str, int, float]] = field(default_factory=list)
+
+
+async def compare(runner, recorded):
+    """Every recorded answer."""
+    result = Compared()
+    for told in recorded:
+        prompt = await runner.tokenize(told["prompt"], add_special=False)
+        expected = told["tokens"][:LENGTH]
+        at, clean = 0, True
+        while at < len(expected):
+            found = await _tokens(runner, prompt + expected[:at], len(expected) - at)
+            pairs = zip(found, expected[at:], strict=False)
+            differs = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
+            if differs is None:
+                assert len(found) == len(expected) - at
+                break
+            clean = False
+            behind = dict(told["best"][at + differs]).get(found[differs], float("inf"))
+            (result.ties if behind < NEARLY_A_TIE else result.wrong).append(
+                (told["question"], at + differs, behind)
+            )
+            at += differs + 1
+        result.same += clean
+        result.tokens += len(expected)
+    return result
+
+
+async def _tokens(runner, prompt, count):
+    """Greedy tokens, the end of the answer included."""
+    request = GenerationRequest(
+        prompt=prompt, add_special=False, max_tokens=count, sampling=GREEDY, cache_prompt=False, speculate=False,
+        keep_special=True, stream=False,
+    )  # fmt: skip
+    answer = await answered(runner, request)
+    return [*answer.ids, END] if answer.done.finish_reason == "stop" else answer.ids

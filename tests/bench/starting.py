@@ -1,0 +1,141 @@
+"""From the start of a process to the first token: ours against llama-server of the same commit, turn by turn.
+
+    python tests/bench/starting.py MODEL.gguf --tools FOLDER [--rounds 5]
+
+FOLDER holds llama-server, see against_llama_server.py. Every round begins with folders nobody has used (the file
+itself stays in the page cache). Seconds on the wall, and of processors: on a busy machine only the latter
+and ratios say much. `chat -p` is the terminal's command, alone and beside a server that is there.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "bench")]
+
+from clients import complete  # noqa: E402 - after sys.path
+from rival import LlamaServer  # noqa: E402
+from servers import RunningServer  # noqa: E402
+
+CONTEXT = 8192
+PROMPT = "How do I use tar?"
+
+
+def spent(pid: int) -> float:
+    """Processor seconds of a process and all that it started."""
+    process = psutil.Process(pid)
+    times = [p.cpu_times() for p in (process, *process.children(recursive=True))]
+    return sum(t.user + t.system + t.children_user + t.children_system for t in times)
+
+
+def home_with(model: Path, folder: Path) -> Path:
+    """Folders nobody has used, with the model in them."""
+    (folder / "models").mkdir(parents=True)
+    (folder / "models" / model.name).symlink_to(model)
+    return folder
+
+
+def ours(model: Path, folder: Path, *arguments: str) -> tuple[float, float]:
+    """Seconds from the start of `tessera serve` to a first token, and processor seconds."""
+    started = time.perf_counter()
+    server = RunningServer(home_with(model, folder), "--ctx", str(CONTEXT), *arguments)
+    try:
+        complete(server.url, model.name, PROMPT, 1)
+        return time.perf_counter() - started, spent(server.process.pid)
+    finally:
+        server.stop()
+
+
+def theirs(model: Path, tools: Path) -> tuple[float, float]:
+    """The same for llama-server."""
+    started = time.perf_counter()
+    server = LlamaServer(tools, str(model), threads=2, context=CONTEXT, parallel=16)
+    try:
+        complete(server.url, model.name, PROMPT, 1)
+        return time.perf_counter() - started, spent(server.process.pid)
+    finally:
+        server.stop()
+
+
+def chat(model: str, home: Path) -> float:
+    """Seconds from the command to the first character of its answer."""
+    command = [sys.executable, "-m", "app", "chat", model, "-p", PROMPT, "--max-tokens", "2"]
+    started = time.perf_counter()
+    with subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, "TESSERA_HOME": str(home)}, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        process.stdout.read(1)
+        return time.perf_counter() - started
+
+
+def helped() -> float:
+    """Seconds of `tessera --help`."""
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "app", "--help"], cwd=ROOT, check=True, capture_output=True)
+    return time.perf_counter() - started
+
+
+def resident(model: Path, folder: Path) -> float:
+    """Seconds of a terminal's command to its first character, where a server has the model loaded."""
+    server = RunningServer(home_with(model, folder), "--ctx", str(CONTEXT))
+    try:
+        complete(server.url, model.name, PROMPT, 1)
+        time.sleep(3)
+        return statistics.median(chat(model.name, folder) for _ in range(3))
+    finally:
+        server.stop()
+
+
+def main() -> None:
+    """Run the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--tools", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=["servers", "terminal"], help="half of the comparison")
+    options = parser.parse_args()
+    model = options.model.resolve()
+    wall: dict[str, list[float]] = {}
+    cpu: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        for i in range(options.rounds):
+            folder = Path(name) / str(i)
+            measured = {
+                "llama-server": lambda: theirs(model, options.tools),
+                "ours": lambda f=folder: ours(model, f / "a"),
+                "ours --parallel 16": lambda f=folder: ours(model, f / "b", "--parallel", "16"),
+            }
+            for side in list(measured)[:: -1 if i % 2 else 1] if options.only != "terminal" else ():
+                seconds, processor = measured[side]()
+                wall.setdefault(side, []).append(seconds)
+                cpu.setdefault(side, []).append(processor)
+            if options.only == "servers":
+                continue
+            wall.setdefault("cold chat -p, the bundled toy", []).append(chat("spark", folder / "c"))
+            wall.setdefault("cold chat -p", []).append(chat(model.name, home_with(model, folder / "d")))
+            wall.setdefault("chat -p beside a server", []).append(resident(model, folder / "e"))
+            wall.setdefault("--help", []).append(helped())
+    for what, values in wall.items():
+        line = f"{what}: {statistics.median(values):.2f} s ({min(values):.2f} to {max(values):.2f})"
+        if what in cpu:
+            line += f", processors {statistics.median(cpu[what]):.2f} s"
+        if what.startswith("ours"):
+            ratios = [a / b for a, b in zip(values, wall["llama-server"], strict=True)]
+            line += f", ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            both = [a / b for a, b in zip(cpu[what], cpu["llama-server"], strict=True)]
+            line += f", of processors {statistics.median(both):.2f}"
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

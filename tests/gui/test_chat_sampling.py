@@ -1,0 +1,46 @@
+"""The chat's sampling: the model's recommendation, the chat's own values, values kept for the model."""
+
+import msgspec
+
+from engine.api.models import Decided, ModelSampling
+from tests.gui.hands import ask
+
+
+def test_a_chat_follows_the_models_recommendation_until_it_has_its_own(qtbot, services, page, server):
+    told = {"temperature": Decided(value=0.6, source="model_card"), "top_k": Decided(value=20, source="model_card")}
+    server.models[0] = msgspec.structs.replace(server.models[0], sampling=told)
+    services.models.refresh()
+    panel = page.options.sampling
+    qtbot.waitUntil(lambda: panel.fields["temperature"].value() == 0.6)
+    assert panel.states["temperature"].text() == "The model's card"
+    assert panel.states["repeat_penalty"].text() == "Off"
+    assert not panel.all.isEnabled()
+    ask(qtbot, page)
+    assert not {"temperature", "top_p", "min_p", "top_k", "repeat_penalty"} & set(server.bodies[-1])
+
+    page.options.show()
+    panel.fields["temperature"].setValue(0.3)
+    qtbot.waitUntil(lambda: page.controller.conversation.sampling.get("temperature") == 0.3)
+    assert panel.states["temperature"].text() == "This chat's own; otherwise 0.6 (The model's card)"
+    ask(qtbot, page, "And now?")
+    assert server.bodies[-1]["temperature"] == 0.3
+    assert "top_k" not in server.bodies[-1]
+
+    panel.resets["temperature"].click()
+    qtbot.waitUntil(lambda: "temperature" not in page.controller.conversation.sampling)
+    assert panel.fields["temperature"].value() == 0.6
+    ask(qtbot, page, "Again?")
+    assert "temperature" not in server.bodies[-1]
+
+
+def test_values_are_kept_for_the_model(qtbot, services, page, server):
+    sent = []
+    path = "/tessera/v1/models/spark/sampling"
+    server.routes["GET", path] = ModelSampling(id="spark", user={"top_k": 5})
+    server.routes["PUT", path] = lambda body: sent.append(body) or server.routes["GET", path]
+    panel = page.options.sampling
+    panel.fields["temperature"].setValue(0.25)
+    panel.keep.click()
+    qtbot.waitUntil(lambda: bool(sent))
+    assert sent == [{"values": {"top_k": 5, "temperature": 0.25}}]
+    qtbot.waitUntil(lambda: not panel.own)

@@ -1,0 +1,77 @@
+"""Fixtures of the walks: one screen for all, one window and server for the walks that leave them whole."""
+
+import shutil
+
+import pytest
+
+from tests.fake_hub import FakeHub
+from tests.gui.walk.walker import PROGRAMS, ROOT, Screen, Walk
+
+
+def pytest_collection_modifyitems(items):
+    missing = [name for name in PROGRAMS if not shutil.which(name)]
+    for item in items:
+        if "gui/walk" in str(item.path).replace("\\", "/"):
+            item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.slow)
+            if missing:
+                item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(missing)} (apt-get install)"))
+
+
+@pytest.fixture(autouse=True)
+def no_leaks():
+    """The window is a process of its own here; its end is looked at by `Walk.close`."""
+
+
+@pytest.fixture(autouse=True)
+def home():
+    """Every window has folders of its own; see `open_window`."""
+
+
+@pytest.fixture(scope="session")
+def screen():
+    made = Screen()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def large_screen():
+    made = Screen("1920x1080")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def hub():
+    """A hub with one small model that can be had, over HTTP."""
+    with FakeHub() as running:
+        raw = (ROOT / "assets" / "models" / "spark-f16.gguf").read_bytes()
+        running.add("org/Spark-GGUF", {"spark-Q4_K_M.gguf": raw}, gguf={"total": 8_400_000})
+        running.add("org/Other-GGUF", {"other-Q8_0.gguf": raw}, gguf={"total": 8_400_000})
+        yield running
+
+
+@pytest.fixture(scope="module")
+def open_window(screen, hub, tmp_path_factory):
+    """Opens windows; those still open at the end of the module are closed."""
+    opened = []
+
+    def open_window(env=None, on=screen, home=None, files=()):
+        made = Walk(
+            on, home or tmp_path_factory.mktemp("walk"), {"HF_ENDPOINT": hub.endpoint, **(env or {})}, files
+        )
+        opened.append(made)
+        made.until("chat.composer.ready")
+        return made
+
+    yield open_window
+    for made in opened:
+        if made.process.poll() is None:
+            made.close()
+
+
+@pytest.fixture(scope="module")
+def walk(open_window):
+    """The window that the walks of a module share."""
+    return open_window()

@@ -1,0 +1,72 @@
+"""Answers of a real model, from the question to the last word, as a person follows them."""
+
+import os
+
+import pytest
+
+QUESTION = "Which name is in the file?"
+SAID = "chat.transcript.items()[-1]"
+
+
+@pytest.fixture(scope="module")
+def walk(open_window, real_model, tmp_path_factory):
+    """A window whose library has a small real model."""
+    home = tmp_path_factory.mktemp("walk")
+    (home / "models").mkdir()
+    here = home / "models" / "SmolLM2-135M-Instruct.gguf"
+    try:
+        os.link(real_model, here)
+    except OSError:
+        here.symlink_to(real_model)
+    return open_window(home=home)
+
+
+def choose_model(walk, name):
+    walk.until(f"any({name!r} in c.title for c in desktop.services.models.choices)")
+    walk.click("Model", "chat.bar")
+    walk.until("app.focusWidget() is not None and app.focusWidget().accessibleName() == 'Search models'")
+    walk.type(name[:5])
+    walk.until(f"'here' in says() and {name!r} in says()", 40)  # its speed on this computer
+    walk.click(f"Load {name}-135M-Instruct")
+    walk.until("'Eject' in says()", 60)
+    walk.click(f"Eject {name}-135M-Instruct")
+    walk.until("'Load' in says().split(' | ')", 60)
+    walk.key("Return")
+    walk.until(f"{name!r} in desktop.services.models.get(chat.controller.conversation.model).title")
+
+
+def test_the_window_says_where_an_answer_is_and_lists_its_chat_at_once(walk, tmp_path):
+    choose_model(walk, "SmolLM2")
+    notes = tmp_path / "notes.txt"
+    notes.write_text("The keeper of the lighthouse is Berta Quill. The sea was calm that day. " * 45)
+    walk.click("Attach files", "chat")
+    walk.until("app.activeModalWidget() is not None or app.activeWindow() is not window")
+    walk.type(str(notes))
+    walk.key("Return")
+    walk.until("'notes.txt' in says(chat.composer)")
+    walk.click("Message", "chat")
+    walk.type(QUESTION)
+    walk.key("Return")
+    seen = []
+
+    def phase():
+        told = walk.ask(
+            f"getattr({SAID}, '_phase', None) and {SAID}._phase.text() if chat.transcript.items() else ''"
+        )
+        if told and (not seen or told != seen[-1]):
+            seen.append(told)
+        return told
+
+    while not (phase() or "").startswith("Writing"):
+        if any(words.startswith("Reading your prompt ") for words in seen):
+            assert walk.ask("chat.sidebar.model.rowCount()") >= 1, "its chat is listed while it is answered"
+        assert walk.ask("chat.controller.busy or not len(chat.controller.tree)"), seen
+    assert any(words.startswith("Starting the model ") for words in seen), seen
+    read = [words for words in seen if words.startswith("Reading your prompt ") and " of " in words]
+    assert read, seen
+    assert any(" s" in words.split("·")[-1] for words in seen), seen
+    walk.until("chat.controller.partial and len(chat.controller.partial.content) > 20")
+    walk.click("Stop (Esc)", "chat")
+    walk.until("not chat.controller.busy")
+    walk.until("'tokens/s' in says(chat.transcript) and 'stopped by you' in says(chat.transcript)")
+    assert walk.ask("chat.controller.tree.path()[-1].facts['first_s']") > 1

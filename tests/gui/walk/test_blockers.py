@@ -1,0 +1,119 @@
+"""What once stopped a user: each walk fails when that mend is taken back."""
+
+import os
+import signal
+
+import psutil
+
+from tests.servers import wait_for
+
+JOBS = "list(desktop.jobs.by_id.values())"
+
+
+def ask(walk, text):
+    """A question by hand; its answer."""
+    walk.click("Message", "chat")
+    walk.type(text)
+    walk.key("Return")
+    walk.until("chat.controller.busy or chat.controller.tree.leaf_id")
+    walk.until("not chat.controller.busy and chat.composer.text == ''")
+    return walk.ask("chat.controller.tree.path()[-1].content")
+
+
+def new_chat(walk):
+    walk.go("Chat")
+    walk.key("ctrl+n")
+    walk.until("len(chat.controller.tree) == 0")
+
+
+def test_the_query_reaches_the_hub_and_a_failed_job_does_not_end_all_progress(walk, hub):
+    walk.go("Library")
+    walk.click("Find models")
+    walk.click("Search models")
+    walk.type("Other")
+    walk.key("Return")
+    walk.until("'Other-GGUF' in says()")
+    assert "Spark-GGUF" not in walk.ask("says(window.page('library'))")
+    walk.click("What fits?")
+    walk.until("'Q8_0' in says()")
+    assert walk.ask("window.page('library').banner.text") == ""
+
+    file = hub.repos["org/Other-GGUF"].files.pop("other-Q8_0.gguf")  # taken back by its owner just now
+    walk.click("Download")
+    walk.until(f"any(j.state == 'failed' for j in {JOBS})")
+    hub.repos["org/Other-GGUF"].files["other-Q8_0.gguf"] = file
+    walk.click("Download")
+    walk.until(f"any(j.state == 'done' for j in {JOBS})", 60)
+    walk.until("len(desktop.services.models.choices) == 2")
+
+
+def test_the_editor_of_a_message_can_be_seen_and_used_by_keys(walk):
+    new_chat(walk)
+    assert ask(walk, "What is Tessera?")
+    walk.click("Edit and ask again", "chat")
+    editor = walk.until("spot('Edit your message', chat)")
+    assert editor[3] > 50
+    walk.find("Ask again", "chat")
+    assert walk.ask("cut(chat.transcript)") == []
+    walk.key("ctrl+a")
+    walk.type("What is quantization?")
+    walk.key("ctrl+Return")
+    walk.until("chat.controller.tree.path()[0].content == 'What is quantization?' and not chat.controller.busy")
+
+
+def test_a_server_that_dies_is_started_again_by_itself_and_then_by_a_button(walk):
+    new_chat(walk)
+    first = walk.server()
+    os.kill(first["pid"], signal.SIGKILL)
+    walk.until("'It runs again' in window.banner.text and desktop.services.models.reachable")
+    second = walk.server()
+    assert (second["pid"], second["token"]) != (first["pid"], first["token"])
+    walk.until("chat.composer.ready")
+    assert ask(walk, "What is Tessera?")
+    assert walk.ask("len(chat.controller.tree)") == 2
+
+    os.kill(second["pid"], signal.SIGKILL)
+    walk.until("'ended again' in window.banner.text")
+    assert not psutil.pid_exists(second["pid"]) or psutil.Process(second["pid"]).status() == "zombie"
+    walk.click("Message", "chat")
+    walk.type("Still there?")
+    walk.key("Return")
+    walk.until("chat.controller.tree.path()[-1].status == 'error'")
+    count = walk.ask("len(chat.controller.tree)")
+    walk.click("Try again", "chat.transcript")
+    walk.until("chat.controller.tree.path()[-1].status == 'error' and not chat.controller.busy")
+    assert walk.ask("len(chat.controller.tree)") == count, "an attempt that said nothing is no branch"
+    walk.click("Start the server and try again", "chat.transcript")
+    walk.until("chat.controller.tree.path()[-1].status == 'complete'")
+    assert walk.ask("len(chat.controller.tree)") == count
+
+    third = walk.server()
+    walk.go("Server")
+    walk.click("Stop", "window.page('server')")
+    walk.until("not desktop.services.models.reachable")
+    wait_for(lambda: not psutil.pid_exists(third["pid"]), what="the end of the server")
+    walk.click("Start", "window.page('server')")
+    walk.until("desktop.services.models.reachable")
+    assert walk.ask("desktop.link.owned")
+
+
+def test_a_window_that_was_killed_leaves_a_server_that_the_next_one_owns(open_window):
+    walk = open_window()
+    told = walk.server()
+    walk.kill()
+    assert psutil.pid_exists(told["pid"])
+    again = open_window(home=walk.home, env={"TESSERA_SERVER_PORT": walk.env["TESSERA_SERVER_PORT"]})
+    assert again.server() == told
+    again.go("Server")
+    again.until("'Started by this window' in says()")
+    again.click("Stop", "window.page('server')")
+    wait_for(lambda: not psutil.pid_exists(told["pid"]), what="the end of the server")
+    again.close()
+
+
+def test_a_window_that_is_asked_to_end_takes_its_server_along(open_window):
+    walk = open_window()
+    told = walk.server()
+    walk.close()
+    assert not psutil.pid_exists(told["pid"])
+    assert walk.server() is None

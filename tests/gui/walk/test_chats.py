@@ -1,0 +1,83 @@
+"""Keeping chats: edited answers, new chats from an old one, deleting one message or many, options of an answer."""
+
+import json
+
+import pytest
+
+LAST = "chat.controller.tree.path()[-1]"
+
+
+@pytest.fixture(scope="module")
+def walk(open_window):
+    return open_window()
+
+
+def new_chat(walk):
+    walk.go("Chat")
+    walk.key("ctrl+n")
+    walk.until("len(chat.controller.tree) == 0 and window.isActiveWindow()")
+
+
+def ask(walk, text, messages=2):
+    walk.click("Message", "chat")
+    walk.type(text)
+    walk.key("Return")
+    walk.until(f"len(chat.controller.tree.path()) == {messages} and not chat.controller.busy")
+
+
+def more(walk, entry, place):
+    """An entry of the menu of one message of the chat."""
+    walk.click("More", f"chat.transcript.item(chat.controller.tree.path()[{place}].id)")
+    walk.click(entry)
+
+
+def test_an_answer_is_edited_a_chat_forked_and_a_message_deleted(walk):
+    new_chat(walk)
+    ask(walk, "What is Tessera?")
+    ask(walk, "What is quantization?", 4)
+    number = walk.ask("chat.controller.conversation.id")
+    more(walk, "Edit this answer", 3)
+    walk.until("spot('Edit this answer', chat.transcript)")
+    walk.key("ctrl+a")
+    walk.type("My own words")
+    walk.key("ctrl+Return")
+    walk.until(f"{LAST}.content == 'My own words' and 'edited by you' in says(chat.transcript)")
+
+    more(walk, "New chat from here", 1)
+    walk.until(f"chat.controller.conversation.id != {number} and len(chat.controller.tree) == 2")
+    ask(walk, "Go on", 4)
+    assert walk.ask("chat.sidebar.model.rowCount()") == 1, "both were begun today"
+
+    more(walk, "Delete from here on", 2)
+    walk.click("Delete", "chat.banner")
+    walk.until("len(chat.controller.tree) == 2")
+
+
+def test_many_chats_are_deleted_together_and_come_back(walk):
+    new_chat(walk)
+    ask(walk, "Alpha")
+    new_chat(walk)
+    ask(walk, "Beta")
+    walk.until("spot('Alpha', chat.sidebar) and spot('Beta', chat.sidebar)")
+    walk.click("Alpha", "chat.sidebar")
+    walk.screen.hand("keydown", "ctrl")
+    walk.click("Beta", "chat.sidebar")
+    walk.screen.hand("keyup", "ctrl")
+    walk.key("Delete")
+    walk.until("'2 chats deleted' in chat.banner.text and not spot('Alpha', chat.sidebar)")
+    walk.click("Undo", "chat.banner")
+    walk.until("spot('Alpha', chat.sidebar) and spot('Beta', chat.sidebar)")
+
+
+def test_a_schema_and_a_stop_are_kept_with_the_chat_and_obeyed(walk):
+    new_chat(walk)
+    walk.click("System prompt and sampling", "chat.bar")
+    walk.click("JSON schema", "chat.options")
+    walk.type('{"type": "object", "properties": {"n": {"type": "boolean"}}, "required": ["n"]}')
+    walk.click("Seed", "chat.options")
+    walk.type("7")
+    walk.until("chat.controller.conversation.sampling.get('seed') == 7")
+    walk.until("'json_schema' in chat.controller.conversation.sampling")
+    walk.click("System prompt and sampling", "chat.bar")
+    ask(walk, "Is it so?")
+    assert isinstance(json.loads(walk.ask(f"{LAST}.content"))["n"], bool)

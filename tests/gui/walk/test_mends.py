@@ -1,0 +1,173 @@
+"""What made a person stumble: each walk fails when that mend is taken back."""
+
+import shutil
+import time
+
+import pytest
+
+from tests.gui.walk.walker import ROOT
+
+SPARK = ROOT / "assets" / "models" / "spark-f16.gguf"
+LIBRARY, FIT = "window.page('library')", "window.page('fit')"
+
+
+@pytest.fixture(scope="module")
+def walk(open_window, tmp_path_factory):
+    """A library with a model that will be moved, one that was cut short and one that is quantized already."""
+    home = tmp_path_factory.mktemp("walk")
+    models = home / "models"
+    models.mkdir()
+    shutil.copyfile(SPARK, models / "wanderer.gguf")
+    (models / "stump.gguf").write_bytes(SPARK.read_bytes()[:200_000])
+    made = open_window(home=home)
+    made.models = models
+    return made
+
+
+def new_chat(walk):
+    walk.go("Chat")
+    walk.key("ctrl+n")
+    walk.until("len(chat.controller.tree) == 0")
+
+
+def ask(walk, text):
+    walk.click("Message", "chat")
+    walk.type(text)
+    walk.key("Return")
+    walk.until("chat.controller.busy or len(chat.controller.tree)")
+    walk.until("not chat.controller.busy and chat.composer.text == ''")
+
+
+def test_a_file_that_was_cut_short_and_one_that_was_moved_say_so(walk):
+    walk.go("Library")
+    walk.until(f"'in the middle of its header' in says({LIBRARY})")
+    moved = walk.models.parent / "elsewhere.gguf"
+    (walk.models / "wanderer.gguf").rename(moved)
+    walk.until(f"'Its file was moved or deleted' in says({LIBRARY})", 8)
+    walk.until("not any('wanderer' in c.id for c in desktop.services.models.choices)", 15)
+    walk.click("Locate…", LIBRARY)
+    walk.until("app.activeModalWidget() is not None")
+    walk.type(str(moved))
+    walk.key("Return")
+    walk.until(f"'was moved' not in says({LIBRARY})")
+    walk.until(f"any(c.model.id.startswith('elsewhere') for c in {LIBRARY}.cards)")
+    assert "Linked from ?" not in walk.ask(f"says({LIBRARY})")
+    assert moved.exists()
+    moved.rename(walk.models / "wanderer.gguf")
+
+
+def test_make_it_fit_opens_on_a_model_that_can_be_used_and_says_why_others_cannot(walk):
+    walk.go("Make it fit")
+    walk.until(f"{FIT}.start.isEnabled()")
+    assert walk.ask(f"{FIT}.banner.text") == ""
+    walk.click("Size of the file", FIT)
+    walk.until(f"{FIT}.start.isEnabled()")
+    walk.click("Balanced", FIT)
+    assert_whole_list(walk, "Instant", "Balanced", "Best")
+    walk.click("Instant")
+    walk.until(f"{FIT}.tier.currentData() == 'instant' and {FIT}.start.isEnabled()")
+    walk.click("Make it fit", f"{FIT}.start")
+    walk.until(f"'Done' in {FIT}.banner.text", 90)
+    walk.go("Library")
+    made = f"[c for c in {LIBRARY}.cards if c.model.origin.kind == 'built' or 'GB' in c.model.id]"
+    walk.until(f"bool({made})")
+    walk.go("Make it fit")
+    walk.until(f"{FIT}.start.isEnabled()")
+    closed = f"[{FIT}.model.itemData(n, 3) for n in range({FIT}.model.count())]"
+    assert any("Start from the original" in str(words) for words in walk.ask(closed))
+
+
+def assert_whole_list(walk, *names):
+    """Every entry of the list that is open can be seen whole."""
+    time.sleep(0.45)  # a list takes no click that could be the second half of the one that opened it
+    heights = [walk.until(f"spot({name!r})")[3] for name in names]
+    assert len(set(heights)) == 1, heights
+
+
+def test_an_answer_that_ends_in_code_is_shown_whole(walk):
+    new_chat(walk)
+    ask(walk, "What is Tessera?")
+    view = "chat.transcript.items()[-1].text_view"
+    walk.ask(f"{view}.set_markdown('Text\\n```python\\nprint(1)\\n```')")
+    walk.settle()
+    assert walk.ask(f"{view}.height() >= {view}._code_box({view}.code[-1]).bottom()")
+    assert walk.ask(f"{view}.visibleRegion().boundingRect().height() == {view}.height()")
+
+
+def test_a_right_click_opens_a_menu_and_leaves_the_chosen_chat(walk):
+    new_chat(walk)
+    ask(walk, "First of all")
+    new_chat(walk)
+    ask(walk, "Second of all")
+    walk.until("spot('Second of all', chat.sidebar)")
+    chosen = walk.ask("chat.sidebar.tree.currentIndex().data()")
+    walk.click("First of all", "chat.sidebar", button=3)
+    walk.find("Rename…")
+    assert walk.ask("chat.sidebar.tree.currentIndex().data()") == chosen == "Second of all"
+    walk.key("Escape")
+    walk.until("app.activePopupWidget() is None")
+
+
+def test_an_export_proposes_a_name_and_says_where_it_went(walk):
+    time.sleep(0.45)  # or the click is the second one of a double click
+    walk.click("First of all", "chat.sidebar", button=3)
+    walk.click("Export…")
+    walk.until("app.activeModalWidget() is not None")
+    assert walk.ask("[f.rsplit('/')[-1] for f in app.activeModalWidget().selectedFiles()]") == ["First of all.md"]
+    target = walk.home / "kept.md"
+    walk.key("ctrl+a")
+    walk.type(str(target))
+    walk.key("Return")
+    walk.until("'Exported to' in chat.banner.text")
+    assert "First of all" in target.read_text()
+
+
+def test_closing_a_banner_gives_the_focus_back(walk):
+    new_chat(walk)
+    walk.click("Message", "chat")
+    walk.click("Second of all", "chat.sidebar", button=3)
+    walk.click("Delete")
+    walk.until("'deleted' in chat.banner.text")
+    walk.click("Message", "chat")
+    walk.click("Close", "chat.banner")
+    walk.until("not chat.banner.isVisible()")
+    walk.type("still here")
+    walk.until("chat.composer.text == 'still here'")
+    walk.key("ctrl+a", "BackSpace")
+
+
+def test_a_bubble_keeps_its_shape_when_the_theme_changes(walk):
+    new_chat(walk)
+    ask(walk, "A question that is long enough to need more than a single line in a window of this size, " * 2)
+    bubble = "chat.transcript.items()[0]._bubble.geometry().getRect()"
+    walk.settle()
+    before = walk.ask(bubble)
+    walk.ask("desktop.services.look.set('dark', 100)")
+    walk.settle()
+    walk.ask("desktop.services.look.set('light', 100)")
+    walk.settle()
+    assert walk.ask(bubble) == before
+    view = "chat.transcript.items()[0].text_view"
+    assert walk.ask(f"{view}.visibleRegion().boundingRect().height() == {view}.height()"), "its last line is cut"
+
+
+def test_a_question_that_is_too_long_alone_offers_to_shorten_it(walk):
+    new_chat(walk)
+    long = walk.home / "long.txt"
+    long.write_text("word " * 3000)
+    walk.ask(f"chat.composer.attach([{str(long)!r}])")
+    walk.until("'long.txt' in says(chat.composer)")
+    walk.click("Close", "chat.banner")
+    ask(walk, "Sum it up")
+    walk.until("chat.controller.tree.path()[-1].status == 'error'")
+    walk.find("Shorten the question", "chat.transcript")
+    assert "Leave out" not in walk.ask("says(chat)")
+
+
+def test_what_is_connected_ends_with_the_server(walk):
+    walk.go("Server")
+    walk.click("Stop", "window.page('server')")
+    walk.until("not desktop.services.models.reachable")
+    walk.until("window.page('server').programs.rowCount() == 0 or not window.page('server').programs.isVisible()")
+    walk.click("Start", "window.page('server')")
+    walk.until("desktop.services.models.reachable")

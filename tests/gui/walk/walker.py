@@ -1,0 +1,226 @@
+"""A person at the screen: a real X server, mouse and keys through its test extension, a real window and server."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAMS = ("Xvfb", "openbox", "xdotool")
+WAIT_S = 30.0
+# Pages inside a destination.
+PAGES = {
+    "Library": ("Models", "Library"),
+    "Make it fit": ("Models", "Make it fit"),
+    "Server": ("Server", "Overview"),
+    "Connect": ("Server", "Connect"),
+    "Dashboard": ("Server", "Dashboard"),
+    "Devices": ("System", "Devices"),
+    "Measure": ("System", "Measure"),
+}
+
+
+class Screen:
+    """An X server without a monitor, with a window manager."""
+
+    def __init__(self, size="1280x800"):
+        read, write = os.pipe()
+        command = [
+            "Xvfb",
+            "-displayfd",
+            str(write),
+            "-screen",
+            "0",
+            f"{size}x24",
+            "-nolisten",
+            "tcp",
+            "-dpi",
+            "96",
+            "-r",
+        ]  # no repeated keys
+        self.server = subprocess.Popen(command, pass_fds=(write,), stderr=subprocess.DEVNULL)
+        os.close(write)
+        with os.fdopen(read) as told:
+            self.display = f":{told.readline().strip()}"
+        self.env = {**os.environ, "DISPLAY": self.display}
+        self.manager = subprocess.Popen(
+            ["openbox", "--sm-disable"], env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def close(self):
+        for process in (self.manager, self.server):
+            process.terminate()
+            process.wait(10)
+
+    def hand(self, *arguments):
+        """One movement, click or key."""
+        subprocess.run(["xdotool", *map(str, arguments)], env=self.env, check=True, timeout=20)
+
+
+class Walk:
+    """The program on a screen."""
+
+    def __init__(self, screen, home, env=None, files=()):
+        self.screen, self.home = screen, Path(home)
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / "user").mkdir(exist_ok=True)
+        self.env = {**screen.env, "TESSERA_HOME": str(self.home), "HOME": str(self.home / "user"), **(env or {})}
+        self.env.pop("QT_QPA_PLATFORM", None)
+        if "TESSERA_SERVER_PORT" not in self.env:
+            self.env["TESSERA_SERVER_PORT"] = str(free_port())
+        self.files = [str(file) for file in files]
+        self.process = None
+        self.start()
+
+    def start(self):
+        """Open the window; the folders are those of before."""
+        self.sockets = tempfile.mkdtemp(prefix="walk-")
+        path = str(Path(self.sockets) / "eye")
+        self.log = (self.home / "window.log").open("ab")
+        started = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.gui.walk.windowed", path, *self.files],
+            cwd=ROOT,
+            env={**self.env, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=self.log,
+        )
+        self.peer = socket.socket(socket.AF_UNIX)
+        while True:
+            try:
+                self.peer.connect(path)
+                break
+            except OSError:
+                if self.process.poll() is not None or time.monotonic() - started > WAIT_S:
+                    raise AssertionError(f"no window: {self.told()}") from None
+                time.sleep(0.02)
+        self.lines = self.peer.makefile("rw", encoding="utf-8")
+        self.until("window.isActiveWindow()")
+        self.started_s = time.monotonic() - started
+
+    def told(self):
+        """What the window wrote."""
+        return (self.home / "window.log").read_text(errors="replace")[-3000:]
+
+    def ask(self, code):
+        """Look inside: `window`, `chat`, `desktop`, `says()`, `cut()`, `spot(text)`."""
+        self.lines.write(json.dumps(code) + "\n")
+        self.lines.flush()
+        line = self.lines.readline()
+        assert line, f"the window is gone: {self.told()}"
+        good, answer = json.loads(line)
+        assert good, answer
+        return answer
+
+    def until(self, code, seconds=WAIT_S):
+        """Wait until that is true; returns it."""
+        started = time.monotonic()
+        while not (answer := self.ask(code)):
+            if time.monotonic() - started > seconds:
+                self.picture("late")
+                raise AssertionError(f"not within {seconds} s: {code}\nthe window says: {self.ask('says()')}")
+            time.sleep(0.03)
+        return answer
+
+    def settle(self):
+        """Wait until the window has painted what it was told and looks the same twice."""
+        before = None
+        for _ in range(40):
+            now = self.ask("fingerprint()")
+            if now == before:
+                return
+            before = now
+            time.sleep(0.05)
+
+    def find(self, text, within="None", nth=0, seconds=WAIT_S, *, disabled=False):
+        """Middle of the thing of that name, once it can be seen and has stopped moving."""
+        before = None
+        started = time.monotonic()
+        while True:
+            rect = self.ask(f"spot({text!r}, {within}, nth={nth}, disabled={disabled})")
+            if rect and rect == before:
+                return rect[0] + rect[2] // 2, rect[1] + rect[3] // 2
+            before = rect
+            if time.monotonic() - started > seconds:
+                self.picture("missing")
+                raise AssertionError(f"{text!r} cannot be seen; the window says: {self.ask('says()')}")
+            time.sleep(0.03)
+
+    def click(self, text, within="None", nth=0, button=1):
+        """A click in its middle."""
+        x, y = self.find(text, within, nth)
+        self.screen.hand("mousemove", x, y, "click", button)
+
+    def click_at(self, x, y, button=1):
+        """A click there."""
+        self.screen.hand("mousemove", x, y, "click", button)
+
+    def hover(self, text, within="None", nth=0):
+        """The mouse over it."""
+        x, y = self.find(text, within, nth)
+        self.screen.hand("mousemove", x, y)
+
+    def type(self, text):
+        """Keys, one by one."""
+        self.screen.hand("type", "--delay", 2, text)
+
+    def key(self, *names):
+        """Named keys, such as ctrl+Return."""
+        self.screen.hand("key", "--delay", 5, *names)
+
+    def go(self, page):
+        """To a page: its destination in the bar on the left, then its name in the row above the page."""
+        place, section = PAGES.get(page, (page, None))
+        self.click(place, "window._rail")
+        if section is not None:
+            self.click(section, "window._sections")
+
+    def picture(self, name):
+        """Keep what the screen shows where WALK_PICTURES says."""
+        folder = os.environ.get("WALK_PICTURES")
+        if folder:
+            self.ask(f"picture({str(Path(folder) / name) + '.png'!r})")
+
+    def server(self):
+        """What the server of this window told about itself; None when there is none."""
+        try:
+            return json.loads((self.home / "state" / "server.json").read_text())
+        except (OSError, ValueError):
+            return None
+
+    def kill(self, number=signal.SIGKILL):
+        """End the window from outside."""
+        self.process.send_signal(number)
+        self.process.wait(WAIT_S)
+        self.forget()
+
+    def close(self):
+        """Close the window as its owner would, and see that it ended well."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            assert self.process.wait(WAIT_S) == 0, self.told()
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+            self.forget()
+
+    def forget(self):
+        self.lines.close()
+        self.peer.close()
+        self.log.close()
+        shutil.rmtree(self.sockets, ignore_errors=True)
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

@@ -1,0 +1,244 @@
+"""The program's own window, with an eye inside: says where things are on the screen and what they say.
+
+Run as `python -m tests.gui.walk.windowed SOCKET`. The walk moves the mouse and types through the X server; what is
+asked here changes nothing.
+"""
+
+import json
+import os
+import queue
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+from PySide6.QtCore import QAbstractItemModel, QCoreApplication, QEvent, QObject, QPoint, QRect, Qt, Signal
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QAbstractItemView,
+    QAbstractScrollArea,
+    QApplication,
+    QComboBox,
+    QLabel,
+    QMenu,
+    QScrollArea,
+    QTabBar,
+    QWidget,
+)
+
+from app.gui import application
+
+
+class Eye(QObject):
+    """Answers on the main thread."""
+
+    asked = Signal(str, object)
+
+    def __init__(self, path):
+        super().__init__()
+        self.names = {
+            "spot": spot,
+            "says": says,
+            "cut": cut,
+            "picture": picture,
+            "fingerprint": fingerprint,
+            "Qt": Qt,
+            "app": QApplication,
+        }
+        self.asked.connect(self.on_asked)
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(path)
+        self.listener.listen(1)
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self):
+        peer, _ = self.listener.accept()
+        with peer, peer.makefile("rw", encoding="utf-8") as lines:
+            for line in lines:
+                answer = queue.SimpleQueue()
+                self.asked.emit(json.loads(line), answer)
+                lines.write(json.dumps(answer.get()) + "\n")
+                lines.flush()
+
+    def on_asked(self, code, answer):
+        try:
+            answer.put([True, eval(code, dict(self.names))])
+        except Exception:
+            answer.put([False, traceback.format_exc()])
+
+
+def screen_rect(widget, rect=None):
+    """Pixels of the X server: x, y, width, height of what is seen of it; empty when nothing is."""
+    rect = rect or widget.rect()
+    seen = rect & widget.visibleRegion().boundingRect()
+    if seen.isEmpty() or seen.width() < min(8, rect.width()) or seen.height() < min(8, rect.height()):
+        return []
+    ratio = widget.devicePixelRatioF()
+    top_left = widget.mapToGlobal(seen.topLeft())
+    return [round(n * ratio) for n in (top_left.x(), top_left.y(), seen.width(), seen.height())]
+
+
+def words_of(widget):
+    """What a widget says, to the eye and to a screen reader."""
+    found = {widget.accessibleName(), widget.toolTip()}
+    if hasattr(widget, "text") and callable(widget.text):
+        found.add(widget.text())
+    if isinstance(widget, QComboBox):
+        found.add(widget.currentText())
+    if hasattr(widget, "placeholderText"):
+        found.add(widget.placeholderText())
+    return {str(words).replace("&", "") for words in found if words}
+
+
+def roots():
+    popup = QApplication.activePopupWidget() or QApplication.activeModalWidget()
+    return [popup] if popup else [w for w in QApplication.topLevelWidgets() if w.isVisible()]
+
+
+def fingerprint():
+    """Changes with every place and text that is shown."""
+    found = []
+    for root in roots():
+        found += [
+            (w.geometry().getRect(), sorted(words_of(w))) for w in root.findChildren(QWidget) if w.isVisible()
+        ]
+    return hash(str(found))
+
+
+def spot(text, within=None, kind=QWidget, nth=0, *, disabled=False):
+    """Where the enabled widget of that text, name or tip is; entries of menus, lists and tab bars too."""
+    found, said = [], []
+    for root in [within] if within is not None else roots():
+        if isinstance(root, QMenu):
+            found += [
+                screen_rect(root, root.actionGeometry(action)) for action in root.actions() if offers(action, text)
+            ]
+        for widget in [root, *root.findChildren(QWidget)]:
+            if not widget.isVisible() or not (disabled or widget.isEnabled()):
+                continue
+            if isinstance(widget, QTabBar):
+                found += [
+                    screen_rect(widget, widget.tabRect(i))
+                    for i in range(widget.count())
+                    if widget.tabText(i) == text
+                ]
+            elif isinstance(widget, QAbstractItemView):
+                found += [screen_rect(widget.viewport(), rect) for rect in item_rects(widget, text)]
+            elif isinstance(widget, kind) and text in words_of(widget):
+                into_sight(widget)
+                # The words beside a control often say the same: the control is what is meant.
+                (said if isinstance(widget, QLabel) else found).append(screen_rect(widget))
+    found = [rect for rect in [*found, *said] if rect]
+    return found[nth] if len(found) > nth else None
+
+
+def offers(action, text):
+    return action.isEnabled() and action.text().replace("&", "").split("\t")[0] == text
+
+
+def item_rects(view, text):
+    model = view.model()
+    if not isinstance(model, QAbstractItemModel):
+        return []
+    found = model.match(
+        model.index(0, 0),
+        Qt.ItemDataRole.DisplayRole,
+        text,
+        -1,
+        Qt.MatchFlag.MatchStartsWith | Qt.MatchFlag.MatchRecursive,
+    )
+    return [view.visualRect(index) for index in found]
+
+
+def into_sight(widget):
+    """Scroll to it, as a person would."""
+    parent = widget.parentWidget()
+    while parent is not None:
+        if isinstance(parent, QScrollArea):
+            parent.ensureWidgetVisible(widget, 8, 8)
+        parent = parent.parentWidget()
+
+
+def says(widget=None):
+    """Everything that visible labels and buttons say, in one line."""
+    out = []
+    for root in [widget] if widget is not None else roots():
+        for made in root.findChildren(QWidget):
+            if isinstance(made, QLabel | QAbstractButton) and made.isVisible() and made.text():
+                out.append(made.text())
+            elif isinstance(made, QComboBox) and made.isVisible():
+                out.append(made.currentText())
+    return " | ".join(out)
+
+
+def cut(root=None):
+    """Labels and buttons that get less room than their text needs: (class, text, needed, got)."""
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)  # what was said this very moment
+    found = []
+    for top in [root] if root is not None else roots():
+        for made in [top, *top.findChildren(QWidget)]:
+            if isinstance(made, QLabel | QAbstractButton) and made.isVisible() and made.text():
+                need = needed(made)
+                got = made.size()
+                if need.width() > got.width() + 1 or need.height() > got.height() + 1:
+                    found.append([type(made).__name__, made.text(), need.toTuple(), got.toTuple()])
+                elif clipped(made):
+                    found.append(
+                        [type(made).__name__, made.text(), "clipped", made.visibleRegion().boundingRect().getRect()]
+                    )
+    return found
+
+
+def needed(made):
+    if isinstance(made, QLabel) and made.wordWrap():
+        need = made.minimumSizeHint()
+        need.setWidth(min(need.width(), made.width()))
+        need.setHeight(made.heightForWidth(made.width()))
+        return need
+    if isinstance(made, QLabel) and getattr(made, "elides", False):
+        return made.minimumSizeHint()
+    return made.sizeHint() if isinstance(made, QLabel) else made.minimumSizeHint()
+
+
+def clipped(made):
+    """A parent that does not scroll shows only a part of it."""
+    rect, parent = made.rect(), made.parentWidget()
+    widget = made
+    while parent is not None:
+        rect = (
+            QRect(widget.mapTo(parent, QPoint(0, 0)) + rect.topLeft() - QPoint(0, 0), rect.size())
+            if widget is made
+            else rect.translated(widget.pos())
+        )
+        grand = parent.parentWidget()
+        if isinstance(grand, QAbstractScrollArea) and grand.viewport() is parent:
+            return rect.left() < -1 or rect.right() > parent.width() + 1
+        if not parent.rect().adjusted(-1, -1, 1, 1).contains(rect):
+            return True
+        if parent.isWindow():
+            return False
+        widget, parent = parent, grand
+    return False
+
+
+def picture(path):
+    """The whole screen as the X server shows it."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    return QGuiApplication.primaryScreen().grabWindow(0).save(path)
+
+
+class SeenDesktop(application.Desktop):
+    """The desktop of the run, for the eye."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        eye.names.update(desktop=self, window=self.window, chat=self.window.chat)
+
+
+if __name__ == "__main__":
+    os.environ["QT_QPA_PLATFORM"] = "xcb"
+    eye = Eye(sys.argv[1])
+    application.Desktop = SeenDesktop
+    sys.exit(application.run(sys.argv[2:]))

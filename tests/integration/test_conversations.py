@@ -1,0 +1,48 @@
+"""/v1/conversations with the official client."""
+
+import openai
+import pytest
+
+
+@pytest.fixture
+def client(qwen):
+    with openai.OpenAI(base_url=f"{qwen.url}/v1", api_key="unused", max_retries=0) as made:
+        yield made
+
+
+def texts(client, conversation):
+    return [i.content[0].text for i in client.conversations.items.list(conversation, order="asc")]
+
+
+def test_answers_go_on_from_a_conversation_and_add_to_it(qwen, client):
+    made = client.conversations.create(
+        metadata={"topic": "names"},
+        items=[{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "I am Ada."}]}],
+    )
+    qwen.say("Hello", " Ada.")
+    first = client.responses.create(model="spark", conversation=made.id, input="Hi", store=False)
+    assert first.conversation.id == made.id
+    assert "I am Ada." in qwen.prompts()[-1]
+    qwen.say("Ada.")
+    with client.responses.stream(model="spark", conversation=made.id, input="Who am I?") as stream:
+        stream.until_done()
+    assert "Hello Ada." in qwen.prompts()[-1]
+    assert texts(client, made.id) == ["I am Ada.", "Hi", "Hello Ada.", "Who am I?", "Ada."]
+
+
+def test_conversations_are_changed_read_and_forgotten(qwen, client):
+    made = client.conversations.create()
+    assert client.conversations.update(made.id, metadata={"a": "b"}).metadata == {"a": "b"}
+    said = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]}
+    added = client.conversations.items.create(made.id, items=[said, said])
+    one, two = (item.id for item in added.data)
+    assert client.conversations.items.retrieve(one, conversation_id=made.id).content[0].text == "x"
+    client.conversations.items.delete(one, conversation_id=made.id)
+    assert [i.id for i in client.conversations.items.list(made.id)] == [two]
+    assert client.conversations.retrieve(made.id).metadata == {"a": "b"}
+    assert client.conversations.delete(made.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.conversations.retrieve(made.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(model="spark", conversation=made.id, input="Hi")
+    assert qwen.asked() == []

@@ -1,0 +1,106 @@
+"""Asking where a model would run changes nothing, and a context that is asked for is there or is refused."""
+
+import asyncio
+
+import httpx2
+import pytest
+from scripted import TOKEN, ScriptedServer, home_paths
+
+from devices.recording import RecordedHost
+from engine.dispatch.machine_state import MachineState
+from engine.dispatch.memory_admission import MemoryAdmission
+from engine.dispatch.placer import Placer
+from engine.dispatch.resources import open_resources
+from engine.errors import NotEnoughMemory
+from engine.library.catalogue import Catalogue
+from engine.pool import Pool
+from engine.server.models import ServedModels
+from tests.machines import machines
+from tests.shapes import scaled, write_shape
+
+MANAGE = {"authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A folder of models with one that was trained for a long context."""
+    models = home_paths(tmp_path).models
+    models.mkdir(parents=True)
+    write_shape(models / "long.gguf", scaled("llama", vocab=2000, layers=2, kv_heads=2, context=131072))
+    return tmp_path
+
+
+@pytest.fixture
+def server(home):
+    running = ScriptedServer(home, dispatched=True)
+    (running.folder / "n_ctx_train").write_text("131072")
+    yield running
+    running.stop()
+
+
+def placement(server, query=""):
+    answer = httpx2.get(f"{server.url}/tessera/v1/models/long/placement{query}", headers=MANAGE, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_cold_model_is_loaded_with_the_context_that_is_asked_for(server):
+    body = {"model": "long", "prompt": "", "options": {"num_ctx": 32768}}
+    assert httpx2.post(f"{server.url}/api/generate", json=body, timeout=60).status_code == 200
+    [running] = httpx2.get(f"{server.url}/api/ps").json()["models"]
+    assert running["context_length"] == 32768
+    first = server.state.pool.get("long").runner.pid
+    longer = {**body, "options": {"num_ctx": 65536}}
+    assert httpx2.post(f"{server.url}/api/generate", json=longer, timeout=60).status_code == 200
+    grown = server.state.pool.get("long")
+    assert (grown.facts.n_ctx, grown.placement.settings.n_ctx) == (65536, 65536)
+    assert grown.runner.pid != first
+
+
+def test_a_context_that_does_not_fit_is_refused_before_anything_is_loaded(home):
+    recording = machines()["vm-firecracker"]
+    meminfo = f"MemTotal: {8 << 20} kB\nMemAvailable: {(2048 + 150) * 1024} kB\n"
+    small = RecordedHost({**recording, "files": {**recording["files"], "/proc/meminfo": meminfo}})
+    paths = home_paths(home)
+
+    async def never(engine, path):
+        pytest.fail("a runner was started")
+
+    async def ask():
+        placer = Placer(open_resources(paths, MachineState(small)))
+        models = ServedModels(lambda: Catalogue(paths), choose=placer.choose)
+        pool = Pool(models, never, MemoryAdmission(placer))
+        try:
+            await pool.acquire("long", min_ctx=131072)
+        finally:
+            await pool.close()
+
+    with pytest.raises(NotEnoughMemory) as refused:
+        asyncio.run(ask())
+    assert refused.value.needed_bytes > refused.value.available_bytes > 0
+
+
+def test_what_is_shown_as_loaded_is_what_was_loaded(server):
+    assert placement(server)["loaded"] is None
+    load = httpx2.post(f"{server.url}/tessera/v1/models/long/load", json={}, headers=MANAGE, timeout=60)
+    assert load.json()["state"] == "loaded"
+    before = placement(server)["loaded"]
+    assert before["settings"]["n_ctx"] == 8192
+    server.state.placer.history.set_pin("long", "cpu/cpu")
+    asked = placement(server, "?ctx=512&parallel=1")
+    assert "you pinned cpu/cpu" in asked["placement"]["reasons"]
+    assert asked["placement"]["n_ctx"] == 512
+    assert asked["loaded"] == placement(server)["loaded"] == before
+
+
+def test_a_question_names_settings_that_a_load_would_get(server):
+    """The placement of a placed placement would have gone through the choice twice."""
+    asked = placement(server)["placement"]
+    httpx2.post(f"{server.url}/tessera/v1/models/long/load", json={}, headers=MANAGE, timeout=60)
+    loaded = server.state.pool.get("long").settings
+    assert {name: asked["settings"][name] for name in ("n_threads", "kv_cells", "n_parallel", "flash_attn")} == {
+        "n_threads": loaded.n_threads,
+        "kv_cells": loaded.kv_cells,
+        "n_parallel": loaded.n_parallel,
+        "flash_attn": loaded.flash_attn,
+    }

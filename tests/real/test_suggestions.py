@@ -1,0 +1,53 @@
+"""What Tessera suggests to ask is answered rightly, as shipped: no sampling named, five seeds."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+from servers import RunningServer
+
+from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
+
+SEEDS = (1, 2, 3, 4, 5)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory, installed_model):
+    """A server of a fresh installation."""
+    environment = {"TESSERA_INSTALLED_MODELS": str(installed_model)}
+    running = RunningServer(tmp_path_factory.mktemp("installed"), env=environment)
+    yield running
+    running.stop()
+
+
+def answer(server, model, question, seed):
+    body = {"model": model, "messages": [{"role": "user", "content": question}], "seed": seed}
+    told = httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=240).json()
+    return told["choices"][0]
+
+
+@pytest.mark.parametrize("suggestion", FOR_A_MODEL, ids=lambda s: s.question)
+def test_the_real_model_knows_the_fact(installed, suggestion):
+    with ThreadPoolExecutor(len(SEEDS)) as threads:
+        choices = list(threads.map(lambda seed: answer(installed, "default", suggestion.question, seed), SEEDS))
+    for choice in choices:
+        assert re.search(suggestion.fact, choice["message"]["content"], re.IGNORECASE), choice
+        assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("suggestion", FOR_THE_TOY, ids=lambda s: s.question)
+def test_the_toy_knows_the_fact(server, suggestion):
+    for seed in SEEDS:
+        choice = answer(server, "default", suggestion.question, seed)
+        assert re.search(suggestion.fact, choice["message"]["content"], re.IGNORECASE), choice
+        assert choice["finish_reason"] == "stop"
+
+
+def test_the_default_is_the_real_model_and_the_list_says_so(installed):
+    rows = httpx2.get(f"{installed.url}/v1/models").json()["data"]
+    told = {row["id"]: (row["default"], row["demo"], row["origin"]) for row in rows}
+    assert told == {
+        "smollm2-135m-instruct": (True, False, "installed"),
+        "spark": (False, True, "bundled"),
+    }

@@ -1,0 +1,63 @@
+"""What a load takes is asked of llama.cpp in a child; the first token does not share the cores with it."""
+
+import asyncio
+import os
+
+import pytest
+
+from engine.dispatch.memory_admission import MemoryAdmission
+from engine.dispatch.placer import Placer
+from engine.dispatch.resources import open_resources
+from engine.paths import Paths
+from engine.runner.buffers import BufferLog
+from engine.runner.protocol import LoadSettings
+
+
+@pytest.fixture
+def admission(bundled_model, tmp_path, monkeypatch):
+    paths = Paths(*(tmp_path / name for name in ("config", "models", "state", "cache", "logs")))
+    placer = Placer(open_resources(paths))
+    made = MemoryAdmission(placer)
+    made.asked, made.settings = [], LoadSettings(path=str(bundled_model), n_ctx=256)
+    monkeypatch.setattr(placer, "dry_run", lambda settings: made.asked.append(settings.path))
+    return made
+
+
+async def loaded(admission):
+    await admission.reserve("m", admission.settings)
+    admission.attach("m", os.getpid(), BufferLog())
+    await asyncio.sleep(0.05)
+    assert admission.asked == []
+
+
+def test_the_child_is_asked_when_the_first_answer_has_ended(admission):
+    async def main():
+        await loaded(admission)
+        admission.answered("m", 3, 1.0, 1)
+        await asyncio.gather(*admission._audits)
+        assert admission.asked == [admission.settings.path]
+
+    asyncio.run(main())
+
+
+def test_or_after_a_while_without_one(admission, monkeypatch):
+    monkeypatch.setattr("engine.dispatch.memory_admission.ASKED_AFTER_S", 0.1)
+
+    async def main():
+        await loaded(admission)
+        await asyncio.gather(*admission._audits)
+        assert admission.asked == [admission.settings.path]
+
+    asyncio.run(main())
+
+
+def test_and_never_for_a_model_that_is_gone_again(admission, monkeypatch):
+    monkeypatch.setattr("engine.dispatch.memory_admission.ASKED_AFTER_S", 0.1)
+
+    async def main():
+        await loaded(admission)
+        admission.release("m")
+        await asyncio.gather(*admission._audits)
+        assert admission.asked == []
+
+    asyncio.run(main())

@@ -1,0 +1,132 @@
+"""The structs of engine.api are what routes take and return, what the OpenAPI page shows, and light to import."""
+
+import subprocess
+import sys
+
+import pytest
+from msgspec import json as msgspec_json
+
+from engine.api import keys, library, machine, measuring, quantizing
+from engine.api.jobs import Job, JobKind
+from engine.dispatch.placer import Placer
+from engine.dispatch.resources import open_resources
+from engine.errors import InputFault
+from engine.paths import user_paths
+from engine.pool import Pool
+from engine.server.auth import Access
+from engine.server.every_route import every_route
+from engine.server.models import ServedModels
+from engine.server.state import ServerState
+from engine.server.typed import decode
+
+HEAVY = ("numpy", "llama_cpp", "onnxruntime", "fastapi", "starlette", "pydantic", "PySide6", "psutil", "httpx2")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    models = ServedModels(lambda: None)
+    access = Access("secret")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TESSERA_HOME", str(tmp_path_factory.mktemp("home")))
+        placer = Placer(open_resources(user_paths()))
+        return every_route(ServerState(models=models, pool=Pool(models), access=access, placer=placer)).openapi()
+
+
+def operations(page):
+    for path, item in page["paths"].items():
+        for method, operation in item.items():
+            if path.startswith("/tessera/v1"):
+                yield method, path, operation
+
+
+def references(node):
+    if isinstance(node, dict):
+        if "$ref" in node:
+            yield node["$ref"]
+        for value in node.values():
+            yield from references(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from references(value)
+
+
+def test_every_management_route_answers_with_a_struct(page):
+    schemas = page["components"]["schemas"]
+    checked = 0
+    for method, path, operation in operations(page):
+        for status, response in operation["responses"].items():
+            if not status.startswith("2") or status == "204":
+                continue
+            contents = response["content"].values()
+            assert contents, (method, path)
+            for content in contents:
+                name = content["schema"]["$ref"].rpartition("/")[2]
+                assert schemas[name].get("properties"), (method, path)
+                checked += 1
+    assert checked >= 35
+    assert {"Job", "Model", "Machine", "Stats", "BenchRequest", "RepoPlan"} <= set(schemas)
+
+
+def test_every_reference_of_the_page_leads_somewhere(page):
+    found = set(references(page))
+    assert len(found) > 50
+    known = {f"#/components/schemas/{name}" for name in page["components"]["schemas"]}
+    assert found <= known
+
+
+def test_bodies_are_described_with_their_limits(page):
+    operation = page["paths"]["/tessera/v1/keys"]["post"]
+    assert operation["requestBody"]["required"] is True
+    name = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    schema = page["components"]["schemas"][name]
+    assert schema["required"] == ["name"]
+    assert schema["properties"]["name"]["maxLength"] == 100
+    load = page["paths"]["/tessera/v1/models/{model}/load"]["post"]
+    assert load["requestBody"]["required"] is False
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "param"),
+    [
+        (keys.KeyRequest, b"{}", "name"),
+        (keys.KeyRequest, b'{"name": 3}', "name"),
+        (keys.KeyRequest, b'{"name": "x", "scopes": ["root"]}', "scopes[0]"),
+        (library.PullRequest, b'{"model": ""}', "model"),
+        (machine.PinRequest, b"{}", "device"),
+        (measuring.BenchRequest, b'{"shape": "x", "lengths": [0]}', "lengths[0]"),
+        (measuring.TuneRequest, b'{"shape": "x", "limit_s": NaN}', None),
+        (measuring.TuneRequest, b'{"shape": "x", "limit_s": 1e999}', "limit_s"),
+        (quantizing.QuantizeRequest, b'{"model": "x", "locks": [{"pattern": "a"}]}', "locks[0].type"),
+        (quantizing.QuantizeRequest, b'{"model": "x", "tier": "best"}', "tier"),
+        (library.LinkRequest, b"[]", None),
+        (library.LinkRequest, b"{", None),
+        (library.LinkRequest, b"", None),
+        (library.LinkRequest, b"\xff", None),
+        (library.LinkRequest, b"[" * 100_000, None),
+    ],
+)
+def test_a_wrong_body_is_refused_with_the_field_that_is_wrong(kind, raw, param):
+    with pytest.raises(InputFault) as caught:
+        decode(raw, kind)
+    assert caught.value.param == param
+    if param:
+        assert str(caught.value).startswith(f"{param}: ")
+
+
+def test_a_job_travels_unchanged():
+    for kind in JobKind:
+        job = Job(id="1", kind=kind, title="x", params={"a": 1}, state="running", created_at=1, updated_at=2)
+        assert msgspec_json.decode(msgspec_json.encode(job), type=Job) == job
+        assert "{name}" in kind.title
+    assert {kind for kind in JobKind if kind.loses_work} == {JobKind.IMPORT, JobKind.QUANTIZE, JobKind.MEASURE}
+
+
+def test_the_contract_is_light():
+    code = (
+        "import importlib, pkgutil, sys, engine.api\n"
+        "for found in pkgutil.iter_modules(engine.api.__path__):\n"
+        "    importlib.import_module(f'engine.api.{found.name}')\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

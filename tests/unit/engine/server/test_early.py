@@ -1,0 +1,89 @@
+"""What a server imports before it answers, and the routes that are made behind that."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+from starlette.responses import PlainTextResponse
+
+from engine.server.app import create_app
+from engine.server.auth import Access
+from engine.server.late import LateRoutes
+from engine.server.state import ServerState
+
+ROOT = Path(__file__).resolve().parents[4]
+# Each takes a tenth of a second or more to import, with what it brings along.
+HEAVY = ("fastapi", "numpy", "httpx2", "huggingface_hub", "onnx", "gguf", "jinja2", "llguidance")
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("engine.server.assemble", HEAVY),
+        ("engine.server.run", (*HEAVY, "pydantic", "starlette", "uvicorn")),
+        ("app.cli.main", (*HEAVY, "asyncio", "msgspec")),
+    ],
+)
+def test_nothing_heavy_is_imported_before_it_is_needed(module, heavy):
+    script = f"import sys, {module}; print(*(m for m in {heavy!r} if m in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.stdout.split() == []
+
+
+def test_late_routes_are_made_once_however_many_ask():
+    made = []
+
+    def build():
+        made.append(1)
+        return PlainTextResponse("late")
+
+    async def main():
+        late = LateRoutes(build)
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(late), base_url="http://late") as client:
+            answers = await asyncio.gather(*(client.get("/") for _ in range(5)))
+        return [a.text for a in answers]
+
+    assert asyncio.run(main()) == ["late"] * 5
+    assert made == [1]
+
+
+def test_they_wait_for_a_first_answer(monkeypatch):
+    monkeypatch.setattr("engine.server.late.AFTER_S", 0.01)
+    monkeypatch.setattr("engine.server.late.LOOK_S", 0.01)
+    made, looks = [], iter([True, True, True, False])
+
+    def busy():
+        assert not made
+        return next(looks)
+
+    asyncio.run(LateRoutes(lambda: made.append(1)).ready_when_idle(busy))
+    assert made == [1]
+    assert next(looks, None) is None
+
+
+def test_a_path_answers_alike_early_and_late():
+    """A method that an early route does not have is answered by those behind it, with all that the path can."""
+    state = ServerState(models=None, pool=None, access=Access("secret"), placer=None)
+
+    async def main():
+        transport = httpx2.ASGITransport(create_app(state), raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            for path in ("/health", "/v1/models", "/v1/chat/completions"):
+                answer = await client.request("DELETE", path)
+                assert answer.status_code == 405
+                assert answer.json()["error"]["code"] == "http_error"
+                assert answer.headers["allow"] == ("POST" if "chat" in path else "GET")
+            assert (await client.head("/")).status_code == 200
+            assert (await client.get("/nowhere")).json()["error"]["code"] == "not_found"
+            assert (await client.get("/openapi.json")).json()["paths"]["/v1/chat/completions"]["post"][
+                "requestBody"
+            ]
+
+    asyncio.run(main())

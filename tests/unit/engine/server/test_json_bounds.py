@@ -1,0 +1,51 @@
+"""Bodies that would become too much are refused before they are parsed; strings may hold what they like."""
+
+import json
+import random
+
+import pytest
+
+from engine.errors import InputFault
+from engine.server import json_bounds
+from engine.server.json_bounds import MAX_OBJECTS, MAX_VALUES, check_counts
+
+MANY = {
+    "messages": [{"role": "user", "content": "a"}] * (MAX_OBJECTS + 1),
+    "ids": list(range(MAX_VALUES + 1)),
+    "unknown": {f"k{i}": 0 for i in range(MAX_VALUES + 1)},
+    "empty lists": [[]] * (MAX_VALUES + 1),
+}
+
+
+@pytest.mark.parametrize("value", MANY.values(), ids=MANY.keys())
+def test_too_many_values_are_refused(value):
+    with pytest.raises(InputFault, match="more than"):
+        check_counts(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{},[" * 1_000_000,
+        '"{' * 500_000,
+        "\\" * 1_000_001,
+        '\\"{,' * 500_000,
+        "\\\\" * 300_000 + '"' + "{" * 400_000,
+    ],
+)
+def test_what_a_long_text_says_is_not_counted(text):
+    check_counts(json.dumps({"messages": [{"role": "user", "content": text}]}).encode())
+
+
+def test_counts_are_exact_wherever_the_text_is_cut(monkeypatch):
+    picks = random.Random(3)
+    for _ in range(200):
+        keys = ["".join(picks.choices('\\"{[,a', k=picks.randrange(6))) for _ in range(8)]
+        raw = json.dumps([{key: [key] for key in keys} for _ in range(4)]).encode()
+        objects = 4
+        monkeypatch.setattr(json_bounds, "_PIECE_BYTES", picks.randrange(1, 40))
+        monkeypatch.setattr(json_bounds, "MAX_OBJECTS", objects)
+        check_counts(raw)
+        monkeypatch.setattr(json_bounds, "MAX_OBJECTS", objects - 1)
+        with pytest.raises(InputFault):
+            check_counts(raw)

@@ -1,0 +1,115 @@
+"""State files: whole, versioned, read again when they change, never lost."""
+
+import json
+import os
+import stat
+import sys
+import threading
+
+import msgspec
+import pytest
+
+from engine.json_store import Damaged, JsonStore, write_atomically
+
+
+class Row(msgspec.Struct, frozen=True):
+    name: str
+    size: int = 0
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "state" / "rows.json"
+
+
+def store(file, **options):
+    return JsonStore(file, list[Row], list, **options)
+
+
+def test_a_value_is_kept_with_its_version_and_read_by_another(file):
+    store(file).put([Row("a", 1)])
+    assert json.loads(file.read_text()) == {"version": 1, "data": [{"name": "a", "size": 1}]}
+    assert store(file).read() == [Row("a", 1)]
+    assert [path.name for path in file.parent.iterdir()] == ["rows.json"]
+
+
+def test_without_a_file_it_is_empty_and_without_a_path_in_memory(file):
+    assert store(file).read() == []
+    assert not file.parent.exists()
+    memory = store(None)
+    memory.put([Row("a")])
+    assert memory.read() == [Row("a")]
+
+
+def test_a_file_of_before_versions_is_read(file):
+    write_atomically(file, b'[{"name": "old"}]')
+    assert store(file).read() == [Row("old")]
+    names = JsonStore(file, dict[str, str], dict)
+    write_atomically(file, b'{"gpt-4o": "spark", "version": "spark"}')
+    assert names.read() == {"gpt-4o": "spark", "version": "spark"}
+
+
+def test_what_another_process_wrote_is_seen(file):
+    mine, other = store(file), store(file)
+    assert mine.read() == []
+    other.put([Row("a")])
+    assert mine.read() == [Row("a")]
+    file.unlink()
+    assert mine.read() == []
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"\xff", b"[" * 100_000, b'{"version": 9, "data": []}', b'{"version": 1}', b'[{"size": 1}]']
+)
+def test_a_file_that_cannot_be_read_is_told_and_kept_aside(file, raw, caplog):
+    write_atomically(file, raw)
+    kept = store(file)
+    with pytest.raises(Damaged, match=r"rows\.json cannot be read"):
+        kept.read()
+    assert kept.get() == kept.get() == []
+    assert caplog.text.count("kept aside") <= 1
+    assert file.read_bytes() == raw
+    kept.put([Row("new")])
+    (aside,) = file.parent.glob("rows.json.corrupt-*")
+    assert aside.read_bytes() == raw
+    assert store(file).read() == kept.read() == [Row("new")]
+
+
+def test_a_write_that_fails_leaves_the_old_file(file, monkeypatch):
+    kept = store(file)
+    kept.put([Row("a")])
+    monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(OSError, match="No space"):
+        kept.put([Row("b")])
+    monkeypatch.undo()
+    assert store(file).read() == [Row("a")]
+    assert [path.name for path in file.parent.iterdir()] == ["rows.json"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX modes")
+def test_a_private_file_is_for_this_user_only(file):
+    before = os.umask(0o022)
+    try:
+        store(file, private=True).put([])
+        store(file.with_name("open.json")).put([])
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.with_name("open.json").stat().st_mode) == 0o644
+
+
+def test_readers_never_see_half_a_file(file):
+    writer, stop, seen = store(file), threading.Event(), []
+
+    def read():
+        while not stop.is_set():
+            seen.append(len(store(file).read()))
+
+    writer.put([Row("x")] * 500)
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(50):
+        writer.put([Row(str(number))] * 500)
+    stop.set()
+    reader.join()
+    assert set(seen) == {500}

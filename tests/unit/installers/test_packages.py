@@ -1,0 +1,115 @@
+"""The files that desktops read, and the packages made from a small stand-in of the program's folder."""
+
+import gzip
+import shutil
+import subprocess
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from app.cli.main import COMMANDS
+from engine.version import __version__
+from installers.linux import manual
+from installers.packs.recipes import RECIPES
+
+ROOT = Path(__file__).resolve().parents[3]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux packages")
+
+
+@pytest.fixture
+def program(tmp_path) -> Path:
+    folder = tmp_path / "tessera"
+    (folder / "_internal").mkdir(parents=True)
+    (folder / "tessera").write_text("#!/bin/sh\necho stand-in\n")
+    (folder / "tessera").chmod(0o755)
+    (folder / "_internal" / "lib.so").write_bytes(b"x" * 100_000)
+    (folder / "_internal" / "lib.so.0").symlink_to("lib.so")
+    return folder
+
+
+def test_the_deb_holds_what_a_desktop_wants_and_is_the_same_twice(program, tmp_path):
+    if shutil.which("dpkg-deb") is None:
+        pytest.skip("no dpkg-deb here")
+    from installers.linux.packages import ID, deb
+
+    first = deb(program, tmp_path, __version__, tmp_path / "a")
+    data = first.read_bytes()
+    assert deb(program, tmp_path, __version__, tmp_path / "b").read_bytes() == data
+    listed = subprocess.run(["dpkg-deb", "-c", str(first)], capture_output=True, text=True, check=True).stdout
+    for path in (
+        "./usr/lib/tessera/tessera",
+        "./usr/bin/tessera -> ../lib/tessera/tessera",
+        f"./usr/share/applications/{ID}.desktop",
+        f"./usr/share/metainfo/{ID}.metainfo.xml",
+        "./usr/share/mime/packages/tessera.xml",
+        "./usr/share/man/man1/tessera.1.gz",
+        "./usr/lib/systemd/user/tessera.service",
+        "./usr/share/bash-completion/completions/tessera",
+    ):
+        assert path in listed
+    assert "root/root" in listed
+    version = subprocess.run(["dpkg-deb", "-f", str(first), "Version"], capture_output=True, text=True, check=True)
+    assert version.stdout.strip() == __version__
+
+
+def test_the_run_file_installs_below_a_prefix_and_removes_itself(program, tmp_path):
+    from installers.linux.packages import ID, run_file
+
+    file = run_file(program, tmp_path, __version__, tmp_path / "work")
+    assert run_file(program, tmp_path, __version__, tmp_path / "again").read_bytes() == file.read_bytes()
+    prefix = tmp_path / "a prefix"
+    subprocess.run([str(file), "--prefix", str(prefix)], check=True, capture_output=True)
+    said = subprocess.run([str(prefix / "bin" / "tessera")], capture_output=True, text=True, check=True)
+    assert said.stdout == "stand-in\n"
+    entry = ConfigParser(interpolation=None)
+    entry.read(prefix / "share" / "applications" / f"{ID}.desktop")
+    assert entry["Desktop Entry"]["Exec"].startswith(f"{prefix}/bin/tessera")
+    assert (prefix / "lib" / "tessera" / "_internal" / "lib.so.0").is_symlink()
+    subprocess.run([str(file), "--prefix", str(prefix)], check=True, capture_output=True)  # over itself
+    bad = subprocess.run([str(file), "--nonsense"], capture_output=True, text=True, check=False)
+    assert (bad.returncode, "unknown option" in bad.stderr) == (2, True)
+
+
+def test_metadata_names_this_program():
+    from installers.linux.packages import HERE, ID
+
+    text = (HERE / f"{ID}.metainfo.xml.in").read_text().replace("@VERSION@", "1").replace("@DATE@", "2026-01-01")
+    tree = ET.fromstring(text)
+    assert tree.findtext("id") == ID
+    assert tree.findtext("project_license") == "Apache-2.0"
+    entry = ConfigParser(interpolation=None)
+    entry.read(HERE / f"{ID}.desktop")
+    assert entry["Desktop Entry"]["MimeType"] == "application/x-gguf;"
+    mime = ET.fromstring((HERE / "tessera.xml").read_text())
+    assert mime[0].attrib["type"] == "application/x-gguf"
+
+
+def test_the_manual_names_every_command():
+    page = manual.manual("1.2")
+    for name in COMMANDS:
+        assert name.replace("-", "\\-") in page
+    assert "Tessera 1.2" in page
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completions_call_the_command(shell):
+    assert "_TESSERA_COMPLETE" in manual.completion(shell)
+
+
+def test_recipes_are_packs_that_doctor_names():
+    for name, recipe in RECIPES.items():
+        assert name.endswith(recipe.platform)
+        assert recipe.tried
+    assert {"vulkan-linux-x86_64", "vulkan-windows-x86_64"} <= set(RECIPES)
+
+
+def test_the_page_is_compressed_without_a_date(program, tmp_path):
+    from installers.linux.packages import tree
+
+    tree(program, tmp_path / "root", __version__)
+    page = (tmp_path / "root/usr/share/man/man1/tessera.1.gz").read_bytes()
+    assert page[4:8] == b"\0\0\0\0"
+    assert b"TESSERA" in gzip.decompress(page)

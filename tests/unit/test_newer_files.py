@@ -1,0 +1,48 @@
+"""Files of a newer program are refused, or passed over, and never written."""
+
+import apsw
+import pytest
+
+from app.code.edits.journal import FileChange, Journal
+from app.code.errors import JournalFromNewerVersion
+from engine.library.store import Store
+
+CHANGE = FileChange(path="a", before=b"1", before_sha="x", after_sha="y")
+
+
+def made_newer(path, version):
+    database = apsw.Connection(str(path))
+    database.pragma("user_version", version)
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    database.close()
+    return path.read_bytes()
+
+
+def test_a_journal_of_edits(tmp_path):
+    path = tmp_path / "edits.db"
+    journal = Journal(path)
+    journal.add("first", (CHANGE,))
+    journal.close()
+    before = made_newer(path, 2)
+    with pytest.raises(JournalFromNewerVersion, match="form 2"):
+        Journal(path)
+    assert path.read_bytes() == before
+    made_newer(path, 0)  # as it was written before there were versions
+    journal = Journal(path)
+    assert journal.last().label == "first"
+    journal.close()
+
+
+def test_a_catalogue_of_models(tmp_path, caplog):
+    path = tmp_path / "library.db"
+    first = Store(path)
+    first.watch(str(tmp_path), None)
+    first.close()
+    before = made_newer(path, 99)
+    store = Store(path)
+    assert store.folders() == {}
+    store.watch(str(tmp_path / "other"), None)
+    store.close()
+    assert path.read_bytes() == before
+    assert "newer program" in caplog.text
+    assert not list(tmp_path.glob("*corrupt*"))
