@@ -24,7 +24,7 @@ WINDOW, CHUNKS = 512, 2
 pytestmark = pytest.mark.timeout(400)  # some 20 s each where nothing else runs
 SAME_KERNELS = vector_features() == RECORDED["cpu"]
 # llama-perplexity itself differs by .26 % between its kernels for AVX-512 and for AVX2.
-ALLOWED = 0.002 if SAME_KERNELS else 0.006
+ALLOWED = 0.0005 if SAME_KERNELS else 0.006
 
 
 def test_the_recording_is_of_this_very_model(real_model):
@@ -44,7 +44,11 @@ def test_greedy_answers_are_llama_servers(real_model):
 
 
 def test_perplexity_is_llama_perplexitys(real_model):
-    """Every token of the second half of each window is forced, its probability read from the model's own logits."""
+    """The probability of every token of the second half of each window, read as part of the prompt.
+
+    As llama-perplexity reads it. Tokens that are decoded one by one go through other kernels, .23 % away, and how many
+    go through them at once hangs on the speed of the machine.
+    """
 
     async def score(runner):
         text = HELDOUT.read_text(encoding="utf-8")[: 6 * WINDOW * CHUNKS]
@@ -53,15 +57,13 @@ def test_perplexity_is_llama_perplexitys(real_model):
         nats = []
         for chunk in range(CHUNKS):
             window = tokens[chunk * WINDOW : (chunk + 1) * WINDOW]
-            given, rest = window[: WINDOW // 2 + 1], window[WINDOW // 2 + 1 :]
-            forced = Constraint(kind="lark", source="start: " + " ".join(f"<[{token}]>" for token in rest))
             request = GenerationRequest(
-                prompt=given, add_special=False, max_tokens=len(rest), sampling=GREEDY, logprobs=0, ignore_eos=True,
-                constraint=forced, cache_prompt=False,
+                prompt=window, add_special=False, max_tokens=0, sampling=GREEDY, logprobs=0, prompt_logprobs=True,
+                cache_prompt=False,
             )  # fmt: skip
-            answer = await answered(runner, request)
-            assert answer.ids == rest
-            nats += [-entry.logprob for entry in answer.logprobs]
+            (answer,) = [event async for event in runner.generate(request) if getattr(event, "prompt_logprobs", ())]
+            assert [entry.token_id for entry in answer.prompt_logprobs] == window
+            nats += [-entry.logprob for entry in answer.prompt_logprobs[WINDOW // 2 + 1 :]]
         return math.exp(sum(nats) / len(nats))
 
     found = with_runner(real_model, score, **AS_RECORDED)
