@@ -41,6 +41,8 @@ COUNT = 16
 AFTER = [7, 8, 9]
 SYSTEM = list(range(100, 260))
 PROMPTS = [SYSTEM + list(range(300 + 10 * i, 340 + 10 * i)) for i in range(4)]
+# Together they fill nearly all cells, so that caches and scratch memory, whose sizes are for that, are touched.
+FULL = [[(7 * i + 13 * j) % 380 + 5 for j in range(400)] for i in range(4)]
 # A prompt's last tokens may be computed again: the checkpoint of a state lies before them.
 NEARLY_ALL = 0.85
 # Of the 144 tokens of a row, at least so many must have been compared before ties.
@@ -135,6 +137,7 @@ async def observe(path, cache_dir, reference, process):
         seen.same("cancel", after, reference[2])
         stats = await runner.stats()
         seen.check("cancel", f"{stats.active} still run", holds=stats.active == 0)
+        await asyncio.gather(*(collect(runner, prompt, max_tokens=1) for prompt in FULL))
         fit(seen, load, log, process, (await runner.stats()).cache_ram_bytes, process_memory(runner.pid))
     finally:
         await runner.stop()
