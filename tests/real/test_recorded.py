@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from against_recording import compare, vector_features
-from runner_calls import GREEDY, answered, with_runner
+from runner_calls import GREEDY, with_runner
 
-from engine.types import Constraint, GenerationRequest
+from engine.types import Delta, GenerationRequest
 from installers.bootstrap import kernels
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "real"
@@ -61,9 +61,10 @@ def test_perplexity_is_llama_perplexitys(real_model):
                 prompt=window, add_special=False, max_tokens=0, sampling=GREEDY, logprobs=0, prompt_logprobs=True,
                 cache_prompt=False,
             )  # fmt: skip
-            (answer,) = [event async for event in runner.generate(request) if getattr(event, "prompt_logprobs", ())]
-            assert [entry.token_id for entry in answer.prompt_logprobs] == window
-            nats += [-entry.logprob for entry in answer.prompt_logprobs[WINDOW // 2 + 1 :]]
+            told = [event async for event in runner.generate(request) if isinstance(event, Delta)]
+            read = told[0].prompt_logprobs
+            assert [entry.token_id for entry in read] == window
+            nats += [-entry.logprob for entry in read[WINDOW // 2 + 1 :]]
         return math.exp(sum(nats) / len(nats))
 
     found = with_runner(real_model, score, **AS_RECORDED)

@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-QUESTION = "Which name is in the file?"
+# Its answer must be long: it is stopped on the way, on fast machines too.
+QUESTION = "Write a long story, at least two thousand words, about the keeper in the file."
 SAID = "chat.transcript.items()[-1]"
 
 
