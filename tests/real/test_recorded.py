@@ -46,8 +46,8 @@ def test_greedy_answers_are_llama_servers(real_model):
 def test_perplexity_is_llama_perplexitys(real_model):
     """The probability of every token of the second half of each window, read as part of the prompt.
 
-    As llama-perplexity reads it. Tokens that are decoded one by one go through other kernels, .23 % away, and how many
-    go through them at once hangs on the speed of the machine.
+    As llama-perplexity reads it. Tokens decoded one by one go through other kernels, .23 % away, and how many go
+    through them at once hangs on the speed of the machine.
     """
 
     async def score(runner):
