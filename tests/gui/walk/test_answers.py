@@ -39,7 +39,7 @@ def choose_model(walk, name):
 def test_the_window_says_where_an_answer_is_and_lists_its_chat_at_once(walk, tmp_path):
     choose_model(walk, "SmolLM2")
     notes = tmp_path / "notes.txt"
-    notes.write_text("The keeper of the lighthouse is Berta Quill. The sea was calm that day. " * 45)
+    notes.write_text("The keeper of the lighthouse is Berta Quill. The sea was calm that day. " * 120)
     walk.click("Attach files", "chat")
     walk.until("app.activeModalWidget() is not None or app.activeWindow() is not window")
     walk.type(str(notes))
