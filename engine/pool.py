@@ -31,13 +31,14 @@ STATS_S: Final = 1.0
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """A model as it would be loaded now: its id, the engine that runs it, its settings.
 
-    `placement` says where and why, if a dispatcher chose; its settings are `settings`.
+    `placement` says where and why, if a dispatcher chose; its settings are `settings`. `keep`: it stays loaded.
     """
 
     model_id: str
     engine: str
     settings: LoadSettings
     placement: Placement | None = None
+    keep: bool = False
 
 
 class ModelSource(Protocol):
@@ -136,6 +137,7 @@ class Pool:
                     model.runner = None
                 if not model.ready:
                     model.settings, model.placement = found.settings, found.placement
+                    model.pinned = model.pinned or found.keep
                     model.notes.clear()
                     await self._load(model, on_progress)
                 model.last_used = time.monotonic()

@@ -21,7 +21,15 @@ from engine.api.keys import KeyRequest, Keys, NewKey
 from engine.api.library import ImportRequest, Linked, LinkRequest, Model, Models, PullRequest, Removed, Tensors
 from engine.api.machine import LedgerState, LiveDevices, Machine, Pinned, PinRequest, PlacementAnswer
 from engine.api.measuring import BenchRequest, BenchResults, Shapes, TuneRequest
-from engine.api.models import LoadedModel, LoadedModels, LoadRequest, ModelSampling, Unloaded
+from engine.api.models import (
+    LoadChoices,
+    LoadedModel,
+    LoadedModels,
+    LoadRequest,
+    ModelLoadSettings,
+    ModelSampling,
+    Unloaded,
+)
 from engine.api.quantizing import QuantizeRequest, QuantizeSketch
 from engine.api.requests import RecentActivity
 from engine.api.stats import Stats, UsageSamples
@@ -148,9 +156,27 @@ class Routes(ABC):
         """Pools of memory, and who holds what of them."""
         return self.get(f"{_OURS}/ledger", LedgerState)
 
-    def placement(self, model: str) -> PlacementAnswer:
-        """Where a model runs, or would run."""
-        return self.get(f"{_OURS}/models/{_name(model)}/placement", PlacementAnswer)
+    def placement(self, model: str, choices: LoadChoices | None = None) -> PlacementAnswer:
+        """Where a model runs, or would run; with `choices`: if these were its load settings."""
+        query: dict[str, Any] = {}
+        if choices is not None:
+            named = {
+                "ctx": choices.n_ctx,
+                "parallel": choices.n_parallel,
+                "gpu_layers": choices.n_gpu_layers,
+                "threads": choices.n_threads,
+                "kv": choices.kv_type,
+            }
+            query = {"saved": False, **{name: value for name, value in named.items() if value is not None}}
+        return self.get(f"{_OURS}/models/{_name(model)}/placement", PlacementAnswer, **query)
+
+    def load_settings(self, model: str) -> ModelLoadSettings:
+        """What the user decided about the loads of a model."""
+        return self.get(f"{_OURS}/models/{_name(model)}/load-settings", ModelLoadSettings)
+
+    def set_load_settings(self, model: str, choices: LoadChoices) -> ModelLoadSettings:
+        """Decide about the loads of a model; no choice at all leaves them to Tessera."""
+        return self.put(f"{_OURS}/models/{_name(model)}/load-settings", ModelLoadSettings, choices)
 
     def pin(self, model: str, device: str | None) -> Pinned:
         """Keep a model on a device; None lets the server choose again."""

@@ -8,7 +8,7 @@ import apsw
 
 from app.db.records import Conversation, Folder, Preset
 
-_COLUMNS = "id, title, folder_id, pinned, model, system_prompt, sampling, draft, leaf_id, created_s"
+_COLUMNS = "id, title, folder_id, pinned, model, system_prompt, sampling, draft, leaf_id, created_s, archived"
 _EDITABLE = frozenset({"title", "folder_id", "pinned", "model", "system_prompt", "sampling", "draft", "leaf_id"})
 
 
@@ -88,6 +88,15 @@ def untrash(connection: apsw.Connection, conversation_ids: Iterable[int]) -> Non
         )
 
 
+def archive(connection: apsw.Connection, conversation_ids: Iterable[int], *, away: bool) -> None:
+    """Put conversations out of sight, or back; search finds them either way."""
+    with connection:
+        connection.executemany(
+            "UPDATE conversations SET archived = ? WHERE id = ?",
+            [(int(away), conversation_id) for conversation_id in conversation_ids],
+        )
+
+
 def empty_trash(connection: apsw.Connection) -> int:
     """Delete what is in the trash for good; returns how many conversations."""
     with connection:
@@ -140,7 +149,7 @@ def remove_preset(connection: apsw.Connection, preset_id: int) -> None:
 
 
 def _conversation(row: tuple[object, ...]) -> Conversation:
-    number, title, folder_id, pinned, model, system_prompt, sampling, draft, leaf_id, created_s = row
+    number, title, folder_id, pinned, model, system_prompt, sampling, draft, leaf_id, created_s, archived = row
     return Conversation(
         id=int(str(number)),
         title=str(title),
@@ -152,4 +161,5 @@ def _conversation(row: tuple[object, ...]) -> Conversation:
         draft=str(draft),
         leaf_id=None if leaf_id is None else int(str(leaf_id)),
         created_s=float(str(created_s)),
+        archived=bool(archived),
     )

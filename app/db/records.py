@@ -49,6 +49,7 @@ class Conversation:
     draft: str = ""
     leaf_id: int | None = None
     created_s: float = 0.0
+    archived: bool = False
 
 
 @dataclass(frozen=True)

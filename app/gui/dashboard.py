@@ -45,7 +45,7 @@ class DashboardPage(Page):
         self.table = PlainTable(services.look, self.tr("Use by model"), columns, numbers=3, rows=6)
         self.add_section(self.tr("By model since the server started"), card(self.table))
         name = self.tr("History of requests, newest first")
-        self.history = PlainTable(services.look, name, requests.request_columns(), numbers=6, rows=10)
+        self.history = PlainTable(services.look, name, requests.request_columns(), numbers=6, rows=10, wide=2)
         self.add_section(self.tr("History of requests"), card(self.history))
         self.content.addStretch(1)
         self._last: tuple[float, Counts] | None = None

@@ -26,7 +26,6 @@ class Tokens:
     colours: dict[str, str]
     precision: tuple[tuple[float, str], ...]
     memory: dict[str, str]
-    ours: str
     stock: str
     series: tuple[str, ...]
     syntax: dict[str, str]
@@ -65,7 +64,6 @@ def tokens(*, dark: bool, text_percent: int = 100, contrast: bool = False) -> To
         colours=raw[scheme] | (raw[f"{scheme}_contrast"] if contrast else {}),
         precision=tuple(zip(raw["precision"]["bits"], raw["precision"]["colours"], strict=True)),
         memory=raw["memory"],
-        ours=raw["plot"]["ours"],
         stock=raw["plot"]["stock"],
         series=tuple(raw["plot"]["series"]),
         syntax={name: pair[dark] for name, pair in raw["syntax"].items()},

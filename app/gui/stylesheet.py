@@ -73,8 +73,12 @@ QListView::item, QTreeView::item {{ border-radius: {radius - 2}px; padding: {hal
   color: {c["text"]}; }}
 QListView::item:hover, QTreeView::item:hover {{ background: {c["hover"]}; }}
 QListView::item:selected, QTreeView::item:selected {{ background: {c["accent_soft"]}; color: {c["text"]}; }}
+QHeaderView {{ background: transparent; border: none; }}
 QHeaderView::section {{ background: transparent; border: none; border-bottom: 1px solid {c["border"]};
-  color: {c["muted"]}; padding: {half}px {unit}px; font-size: {small}px; }}
+  color: {c["muted"]}; padding: {half}px {unit + 3}px; font-size: {small}px; }}
+QTreeView[kind="rows"]::item, QTreeView[kind="rows"]::item:hover, QTreeView[kind="rows"]::item:selected,
+QListView[kind="rows"]::item, QListView[kind="rows"]::item:hover, QListView[kind="rows"]::item:selected {{
+  background: transparent; padding: 0; border: none; }}
 QScrollArea, QScrollArea > QWidget > QWidget[kind="page"] {{ background: transparent; border: none; }}
 QScrollBar:vertical {{ background: transparent; width: {unit + half}px; margin: 0; }}
 QScrollBar:horizontal {{ background: transparent; height: {unit + half}px; margin: 0; }}

@@ -103,6 +103,8 @@ def wished_settings(base: LoadSettings, wish: Wish) -> LoadSettings:
 
 def threads(machine: Machine, wish: Wish, base: LoadSettings) -> int:
     """One thread a performance core within affinity and quota; half of them when quiet. A smaller `base` stays."""
+    if wish.n_threads is not None:
+        return wish.n_threads
     cpu = machine.device("cpu")
     count = cpu.cores.threads if cpu and cpu.cores else 1
     if wish.mode == "quiet" or wish.on_battery:

@@ -94,6 +94,8 @@ def tuned_settings(tuned: Tuned, settings: LoadSettings, wish: Wish) -> LoadSett
         knobs = msgspec.structs.replace(knobs, kv_type=settings.type_k, flash_attn=flash)
     if wish.mode == "quiet" or wish.on_battery:
         knobs = msgspec.structs.replace(knobs, n_threads=min(knobs.n_threads, settings.n_threads))
+    if wish.n_threads is not None:
+        knobs = msgspec.structs.replace(knobs, n_threads=wish.n_threads)
     if wish.n_gpu_layers is not None:
         knobs = msgspec.structs.replace(knobs, n_gpu_layers=settings.n_gpu_layers)
     return knobs.apply(settings)

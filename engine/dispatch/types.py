@@ -22,6 +22,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     kv_type: str | None = None
     device: str | None = None
     n_gpu_layers: int | None = None
+    n_threads: int | None = None
     mode: Mode = "balanced"
     on_battery: bool = False
 

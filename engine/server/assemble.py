@@ -25,6 +25,7 @@ from engine.server.auth import Access, new_token, remove_server_file, running_se
 from engine.server.connections import connection_class, connection_limit, quieten
 from engine.server.drafts import Drafts
 from engine.server.keys import KeyStore
+from engine.server.load_wishes import LoadWishes
 from engine.server.log_bounds import Sparing, keep_short
 from engine.server.models import ServedModels
 from engine.server.run import BACKLOG, ServeOptions, is_loopback
@@ -110,6 +111,7 @@ def assemble(
         options.lora,
         drafts,
         wishes,
+        LoadWishes(options.paths.config / "load.json"),
     )
     pool = Pool(models, spare.take, admission, options.ttl_s, options.max_models)
     jobs = JobRegistry(None if options.private else options.paths.state / "jobs.json")

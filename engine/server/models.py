@@ -22,6 +22,7 @@ from engine.sampling import NOTHING_RECOMMENDED, Recommended, recommended
 from engine.sampling_families import of_card
 from engine.server.aliases import Aliases
 from engine.server.drafts import Drafts, unfit_draft
+from engine.server.load_wishes import LoadWishes, with_choices
 from engine.server.sampling_wishes import SamplingWishes
 
 # The name of whatever model answers when a client has no wish, unless an alias says otherwise.
@@ -50,10 +51,12 @@ class ServedModels:
         lora: tuple[tuple[str, str], ...] = (),
         drafts: Drafts | None = None,
         wishes: SamplingWishes | None = None,
+        load_wishes: LoadWishes | None = None,
     ) -> None:
         self._lora = lora
         self.drafts = drafts or Drafts()
         self.wishes = wishes or SamplingWishes()
+        self.load_wishes = load_wishes or LoadWishes()
         self._entries: dict[str, ModelEntry] = {}
         self._cache = cache
         self._choose = choose
@@ -121,11 +124,20 @@ class ServedModels:
         n_ctx = min(min_ctx, entry.context_train or min_ctx)
         if n_ctx > settings.n_ctx:
             settings = resize_context(settings, n_ctx)
-        placement = None
+        placement, chosen = None, self.load_wishes.get(entry.id)
         if self._choose is not None:
-            placement = await asyncio.to_thread(self._choose, entry.id, settings, self.wish)
+            wish = with_choices(self.wish, chosen)
+            if wish.n_ctx is not None and n_ctx > wish.n_ctx:
+                wish = msgspec.structs.replace(wish, n_ctx=n_ctx)
+            placement = await asyncio.to_thread(self._choose, entry.id, settings, wish)
             settings = placement.settings
-        return Resolved(model_id=entry.id, engine=ENGINES[entry.format], settings=settings, placement=placement)
+        return Resolved(
+            model_id=entry.id,
+            engine=ENGINES[entry.format],
+            settings=settings,
+            placement=placement,
+            keep=chosen.keep_loaded,
+        )
 
     async def unplaced(self, model: str) -> tuple[ModelEntry, LoadSettings]:
         """A model that can be loaded, and its settings before the dispatcher chose. Raises: as `resolve`."""

@@ -200,3 +200,24 @@ def test_a_model_that_is_asked_long_chats_is_loaded_for_them_next_time(tmp_path)
         assert httpx2.post(f"{second.url}/v1/completions", json=body, timeout=120).status_code == 200
     finally:
         second.stop()
+
+
+def test_load_settings_are_kept_obeyed_and_bounded(client, server):
+    path = "/tessera/v1/models/spark-f16/load-settings"
+    assert get(client, path)["user"] == {}
+    wish = {"n_ctx": 768, "kv_type": "q8_0", "n_threads": 1, "keep_loaded": True}
+    assert client.put(path, json=wish).json()["user"] == wish
+    placed = get(client, "/tessera/v1/models/spark-f16/placement")["placement"]
+    assert (placed["n_ctx"], placed["type_k"], placed["n_threads"]) == (768, "q8_0", 1)
+    without = get(client, "/tessera/v1/models/spark-f16/placement?saved=false&gpu_layers=0&threads=2")["placement"]
+    assert (without["n_ctx"], without["n_threads"]) == (1024, 2)
+    loaded = client.post("/tessera/v1/models/spark-f16/load", json={}).json()
+    assert (loaded["n_ctx"], loaded["pinned"]) == (768, True)
+    for wrong in ({"n_ctx": 4096}, {"kv_type": "q9_9"}, {"n_ctx": 1}, {"n_threads": 0}):
+        refused = client.put(path, json=wrong)
+        assert refused.status_code in {400, 422}, wrong
+        assert refused.json()["error"]["message"]
+    assert get(client, path)["user"] == wish
+    gone = client.put(path, json={}).json()
+    assert (gone["user"], gone["unloaded"]) == ({}, True)
+    assert get(client, "/tessera/v1/models/spark-f16/placement")["placement"]["n_ctx"] == 1024

@@ -186,7 +186,7 @@ def test_the_card_of_a_model_is_shown(qtbot, library, server):
     qtbot.waitUntil(lambda: library.findChild(DetailsDialog) is not None)
     dialog = library.findChild(DetailsDialog)
     assert "made by Hugging Face" in dialog.card.toPlainText()
-    assert "temperature 0.6: The model's card" in texts(dialog)
+    assert "temperature 0.6 (The model's card)" in texts(dialog)
     dialog.close()
 
 
@@ -200,9 +200,12 @@ def test_the_mosaic_has_one_tile_for_each_tensor(qtbot, library, server):
     library._show_details("spark")
     qtbot.waitUntil(lambda: library.findChild(DetailsDialog) is not None)
     dialog = library.findChild(DetailsDialog)
-    assert [(tile.bits, tile.tip.split(":")[0]) for tile in dialog.mosaic._tiles] == [
+    assert [(tile.bits, tile.tip.split(" · ")[0]) for tile in dialog.mosaic._tiles] == [
         (8.5, "token_embd.weight"), (4.5, "blk.0.attn_q.weight"),
     ]  # fmt: skip
+    assert dialog.mosaic.roles == ["attn_q"]
+    boxes = {tile.role: box for box, tile in dialog.mosaic._grid()}
+    assert boxes["attn_q"].bottom() <= boxes["token_embd"].top(), "what belongs to no layer stands below"
     assert "each of 2 tensors" in texts(dialog)
     dialog.close()
 

@@ -88,7 +88,7 @@ def test_devices_show_state_reason_fix_and_who_holds_the_memory(qtbot, show, ser
     server.routes["POST", "/tessera/v1/models/spark/pin"] = pinned
     server.routes["POST", "/tessera/v1/models/spark/load"] = LoadedModel(id="spark", state="loaded")
     page = show(DevicesPage(services))
-    qtbot.waitUntil(lambda: "RX 9070" in texts(page) and "spark: context" in texts(page))
+    qtbot.waitUntil(lambda: "RX 9070" in texts(page) and "spark · " in texts(page))
     qtbot.waitUntil(lambda: "42 % in use · 61 °C" in texts(page))
     qtbot.waitUntil(lambda: "It is the only device." in texts(page))
     shown = texts(page)
@@ -133,7 +133,9 @@ def test_the_machine_in_one_sentence():
 def test_memory_adds_up_to_what_is_used():
     shares = pool_shares(LEDGER.pools[0], LEDGER.reservations)
     assert sum(share.num_bytes for share in shares) == 14 << 30
-    assert [share.owner for share in shares] == ["weights", "kv", "other"]
+    assert [share.owner for share in shares] == ["model 0", "other"]
+    assert sum(size for _, size in shares[0].parts) == shares[0].num_bytes
+    assert "context" in shares[0].tip
 
 
 RECENT = RecentActivity(
@@ -175,7 +177,7 @@ def test_the_dashboard_reads_the_counters(qtbot, show, services, server):
         "active": "2", "waiting": "7", "memory": "1.5",
     }  # fmt: skip
     running, done = page.history.texts()
-    assert done[:3] == ["OpenAI/Python", "/v1/chat/completions", "spark"]
+    assert done[:3] == ["OpenAI/Python", "chat/completions", "spark"]
     assert done[4:] == ["Done", "1200", "1000", "50", "12 ms", "431.5", "2.5 s"]
     assert running[2] == "—"
     assert running[4:] == ["Running", "—", "—", "—", "—", "—", "—"]

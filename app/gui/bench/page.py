@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from PySide6.QtCore import QTimer
+from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
     QSpinBox,
     QTableWidget,
     QTableWidgetItem,
+    QWidget,
 )
 
 from app.gui import words
@@ -24,7 +25,7 @@ from app.gui.bench import export
 from app.gui.bench.plots import BusyPlot, SpeedPlot
 from app.gui.jobs import Jobs
 from app.gui.services import Services
-from app.gui.widgets.basics import Banner, Empty, Page, button, card, label, row
+from app.gui.widgets.basics import Banner, Empty, Page, button, card, label, row, stack
 from app.gui.widgets.popups import Choice
 from engine.api.jobs import BenchPartial, Job, JobKind, Measured, TuneReport, partial_of, result_of
 from engine.api.measuring import BenchRequest, BenchResult, BenchResults, Shapes, TuneRequest
@@ -35,6 +36,7 @@ R = TypeVar("R", BenchRequest, TuneRequest)
 _BUSY_MS = 1000
 _SHOWN_S = 120
 _LONGEST = 1 << 20
+_SHOWN_RESULTS = 8
 
 
 class BenchPage(Page):
@@ -74,6 +76,8 @@ class BenchPage(Page):
         self.repeats = QSpinBox()
         self.repeats.setRange(1, 20)
         self.repeats.setValue(3)
+        self.repeats.setFixedWidth(80)
+        self.repeats.lineEdit().setTextMargins(6, 0, 6, 0)
         self.repeats.setAccessibleName(self.tr("Repeats"))
         self.start = button(self.tr("Measure"), self._measure, "primary")
         self.tune = button(self.tr("Find the fastest settings"), self._tune)
@@ -83,6 +87,7 @@ class BenchPage(Page):
         self.progress.setAccessibleName(self.tr("Progress of the measurement"))
         self.progress.hide()
         self.note = label("", "small", wrap=True)
+        self.note.hide()
         first = row(self.model, self.mix)
         first.setStretch(0, 1)
         second = row(
@@ -123,11 +128,15 @@ class BenchPage(Page):
             ]
         )
         self.table.verticalHeader().hide()
-        self.table.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
+        header = self.table.horizontalHeader()
+        header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
+        header.setSectionResizeMode(1, QHeaderView.ResizeMode.Stretch)
+        header.setDefaultAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)
+        header.setHighlightSections(False)
+        self.table.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
         self.table.setEditTriggers(QTableWidget.EditTrigger.NoEditTriggers)
         self.table.setShowGrid(False)
-        self.table.setMinimumHeight(200)
         self.table.setAccessibleName(self.tr("What was measured before"))
         self.table.itemSelectionChanged.connect(self._draw)
         self.picture = button(self.tr("Save picture"), lambda: self._save("png"))
@@ -135,7 +144,12 @@ class BenchPage(Page):
         self.json = button(self.tr("Save JSON"), lambda: self._save("json"))
         keep = row(1, self.picture, self.csv, self.json)
         hint = label(self.tr("Select several rows to compare them."), "small")
-        self.add_section(self.tr("Measured before"), card(self.table, hint, keep))
+        self._before = QWidget()
+        self._before.setLayout(
+            stack(label(self.tr("Measured before"), "strong"), card(self.table, hint, keep), spacing=8)
+        )
+        self._before.hide()  # until something was measured
+        self.content.addWidget(self._before)
 
     # ------------------------------------------------------------------ what there is
 
@@ -244,6 +258,7 @@ class BenchPage(Page):
         self.progress.show()
         self.stop.show()
         self.note.setText(job.progress.note or job.title)
+        self.note.show()
         partial = partial_of(job)
         if partial.points:
             self._live = partial
@@ -254,7 +269,7 @@ class BenchPage(Page):
         self._job, self._live = None, None
         self.progress.hide()
         self.stop.hide()
-        self.note.setText("")
+        self.note.hide()
         self._on_model()
         if job.state == "failed" and job.error is not None:
             self.banner.tell(job.error.message, "bad")
@@ -296,7 +311,13 @@ class BenchPage(Page):
                 words.size(result.rss_bytes),
             ]
             for column, cell in enumerate(cells):
-                self.table.setItem(line, column, QTableWidgetItem(cell))
+                item = QTableWidgetItem(cell)
+                item.setToolTip(cell)
+                self.table.setItem(line, column, item)
+        self._before.setVisible(bool(self._results))
+        lines = min(max(len(self._results), 1), _SHOWN_RESULTS)
+        head = self.table.horizontalHeader().sizeHint().height()
+        self.table.setFixedHeight(head + lines * self.table.verticalHeader().defaultSectionSize() + 2)
         if self._results and not self.table.selectedItems():
             self.table.selectRow(0)
         self._draw()

@@ -4,32 +4,45 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyqtgraph
-from PySide6.QtGui import QColor
+from PySide6.QtWidgets import QWidget
 
+from app.gui import words
 from app.gui.look import Look
+from app.gui.widgets.basics import label, stack
+from app.gui.widgets.chart import Chart, ChartKey, value_words
 from engine.api.measuring import Point
 from engine.api.stats import Usage
 
+_SECONDS = 120
 _SYMBOLS = ("o", "s", "t", "d", "+", "x")
 
 
-class SpeedPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannotated
+class _Titled(QWidget):
+    """A chart below its title and key."""
+
+    def __init__(self, look: Look, title: str) -> None:
+        super().__init__()
+        self._look = look
+        self.chart = Chart(look, title)
+        self.key = ChartKey(look)
+        self.key.hide()
+        self.setLayout(stack(label(title, "small"), self.key, self.chart, spacing=4))
+        look.changed.connect(self._draw)
+
+    def _draw(self) -> None:
+        raise NotImplementedError
+
+
+class SpeedPlot(_Titled):
     """One line a result: `field` of its points (decode_tok_s or prefill_tok_s) with the spread of the repeats."""
 
     def __init__(self, look: Look, title: str, field: str) -> None:
-        super().__init__()
-        self._look, self._field = look, field
+        super().__init__(look, title)
+        self._field = field
         self._shown: Sequence[tuple[str, Sequence[Point]]] = ()
-        self.setMinimumHeight(220)
-        self.setMouseEnabled(x=False, y=False)
-        self.setMenuEnabled(False)
-        self.hideButtons()
-        self.setAccessibleName(title)
-        self.setTitle(title)
-        self.setLabel("bottom", self.tr("tokens in the prompt"))
-        self.legend = self.addLegend(offset=(-8, 8))
+        self.chart.setMinimumHeight(200)
+        self.chart.setLabel("bottom", self.tr("tokens in the prompt"))
         self.lines: dict[str, list[tuple[float, float]]] = {}
-        look.changed.connect(self._draw)
         self._draw()
 
     def show_results(self, results: Sequence[tuple[str, Sequence[Point]]]) -> None:
@@ -38,32 +51,31 @@ class SpeedPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is una
         self._draw()
 
     def _draw(self) -> None:
-        look = self._look
-        self.clear()
-        self.legend.clear()
+        chart = self.chart
+        chart.clear()
+        chart.points = []
         self.lines = {}
-        self.setBackground(look.tokens.colour("raised"))
-        muted = look.tokens.colour("muted")
-        for side in ("left", "bottom"):
-            axis = self.getPlotItem().getAxis(side)
-            axis.setPen(pyqtgraph.mkPen(look.tokens.colour("border")))
-            axis.setTextPen(pyqtgraph.mkPen(muted))
+        entries = []
         top = 0.0
         for number, (name, points) in enumerate(self._shown):
             rows = [(p.length, getattr(p, self._field)) for p in sorted(points, key=lambda p: p.length)]
             if not rows:
                 continue
             xs, ys = [float(x) for x, _ in rows], [s.median for _, s in rows]
-            colour = QColor(look.tokens.series[number % len(look.tokens.series)])
-            pen = pyqtgraph.mkPen(colour, width=2)
-            symbol = _SYMBOLS[number % len(_SYMBOLS)]
-            self.plot(xs, ys, pen=pen, symbol=symbol, symbolBrush=colour, symbolPen=colour, symbolSize=7, name=name)
+            colour = chart.series_colour(number)
+            chart.line(xs, ys, colour, symbol=_SYMBOLS[number % len(_SYMBOLS)])
             low = [y - s.low for y, (_, s) in zip(ys, rows, strict=True)]
             high = [s.high - y for y, (_, s) in zip(ys, rows, strict=True)]
-            self.addItem(_bars(xs, ys, low, high, pen))
+            chart.addItem(_bars(xs, ys, low, high, pyqtgraph.mkPen(colour, width=1)))
             self.lines[name] = list(zip(xs, ys, strict=True))
+            entries.append((name, colour))
+            said = self.tr("{name}: {speed} tokens/s at {n} tokens")
+            chart.points += [
+                (x, y, said.format(name=name, speed=value_words(y), n=words.whole(x))) for x, y in self.lines[name]
+            ]
             top = max(top, *(y + h for y, h in zip(ys, high, strict=True)))
-        self.setYRange(0, max(top * 1.1, 1.0), padding=0)
+        self.key.show_names(entries)
+        chart.setYRange(0, max(top * 1.1, 1.0), padding=0)
 
 
 def _bars(xs: list[float], ys: list[float], low: list[float], high: list[float], pen: Any) -> Any:
@@ -75,23 +87,18 @@ def _bars(xs: list[float], ys: list[float], low: list[float], high: list[float],
     )
 
 
-class BusyPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannotated
+class BusyPlot(_Titled):
     """Processor, GPUs and NPUs over the last two minutes, in percent."""
 
     def __init__(self, look: Look, title: str) -> None:
-        super().__init__()
-        self._look = look
-        self.setFixedHeight(120)
-        self.setMouseEnabled(x=False, y=False)
-        self.setMenuEnabled(False)
-        self.hideButtons()
-        self.setAccessibleName(title)
-        self.setTitle(title)
-        self.setYRange(0, 100, padding=0.02)
-        self.legend = self.addLegend(offset=(-8, 8))
+        super().__init__(look, title)
+        self.chart.setFixedHeight(112)
+        self.chart.setYRange(0, 100, padding=0.02)
+        self.chart.getPlotItem().getAxis("left").setTicks([[(0, "0"), (50, "50"), (100, "100")]])
+        self.chart.getPlotItem().hideAxis("bottom")
+        self.chart.setXRange(-_SECONDS, 0, padding=0)
         self.series: dict[str, list[float]] = {}
         self._samples: Sequence[Usage] = ()
-        look.changed.connect(self._draw)
         self._draw()
 
     def show_samples(self, samples: Sequence[Usage]) -> None:
@@ -100,9 +107,9 @@ class BusyPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unan
         self._draw()
 
     def _draw(self) -> None:
-        self.clear()
-        self.legend.clear()
-        self.setBackground(self._look.tokens.colour("raised"))
+        chart = self.chart
+        chart.clear()
+        chart.points = []
         found: dict[str, list[tuple[float, float]]] = {}
         newest = self._samples[-1].at if self._samples else 0.0
         for sample in self._samples:
@@ -112,9 +119,14 @@ class BusyPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unan
                 if device.busy_frac is not None:
                     name = f"{device.kind.upper()} {device.device}"
                     found.setdefault(name, []).append((at, 100 * device.busy_frac))
+        entries = []
+        said = self.tr("{name}, {n} s ago: {busy} %")
         for number, (name, points) in enumerate(found.items()):
-            colour = QColor(self._look.tokens.series[number % len(self._look.tokens.series)])
-            self.plot(
-                [x for x, _ in points], [y for _, y in points], pen=pyqtgraph.mkPen(colour, width=2), name=name
-            )
+            colour = chart.series_colour(number)
+            chart.line([x for x, _ in points], [y for _, y in points], colour)
+            chart.points += [
+                (x, y, said.format(name=name, n=words.whole(-x), busy=words.whole(y))) for x, y in points
+            ]
+            entries.append((name, colour))
+        self.key.show_names(entries)
         self.series = {name: [y for _, y in points] for name, points in found.items()}

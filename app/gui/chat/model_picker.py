@@ -37,6 +37,7 @@ class ModelPicker(QObject):
         self._palette = palette
         palette.chosen.connect(self._on_chosen)
         palette.acted.connect(self._on_acted)
+        palette.tool_used.connect(self.open_settings)
         palette.destroyed.connect(lambda: self._forget(palette))
         self._services.models.changed.connect(self._show)
         self._show()
@@ -83,7 +84,21 @@ class ModelPicker(QObject):
     def _entry(self, choice: ModelChoice) -> Entry:
         mark = self.tr("Loaded") if choice.loaded else self.tr("Starting…") if choice.id in self._busy else ""
         action = "" if choice.id in self._busy else self.tr("Eject") if choice.loaded else self.tr("Load")
-        return Entry(choice.id, choice.title, self._facts(choice), mark, action)
+        return Entry(choice.id, choice.title, self._facts(choice), mark, action, self.tr("Load settings"))
+
+    def open_settings(self, model: str) -> None:
+        """How this model is loaded."""
+        from app.gui.library.load_dialog import LoadDialog  # noqa: PLC0415 - the window comes sooner
+
+        choice = self._services.models.get(model)
+        dialog = LoadDialog(self._services, model, choice.title if choice else model, self._parent.window())
+        dialog.saved.connect(lambda _: self._forget_place(model))
+        dialog.loading.connect(lambda _: self._act(model, load=True))
+        dialog.open()
+
+    def _forget_place(self, model: str) -> None:
+        self._places.pop(model, None)
+        self._services.models.refresh()
 
     def _facts(self, choice: ModelChoice) -> str:
         """Size, speed here, place, what it can do: as far as they are known."""
@@ -108,7 +123,11 @@ class ModelPicker(QObject):
     def _on_acted(self, model: str) -> None:
         """Load a model, or take it out of memory."""
         choice = self._services.models.get(model)
-        if choice is None or model in self._busy:
+        if choice is not None:
+            self._act(model, load=not choice.loaded)
+
+    def _act(self, model: str, *, load: bool) -> None:
+        if model in self._busy:
             return
         self._busy.add(model)
         self._show()
@@ -128,5 +147,5 @@ class ModelPicker(QObject):
             ended()
             self.failed.emit(in_words(error))
 
-        work = (lambda: api.unload(model)) if choice.loaded else (lambda: api.load(model))
+        work = (lambda: api.load(model)) if load else (lambda: api.unload(model))
         self._services.background.run(work, done, failed, self)

@@ -90,6 +90,7 @@ class ChatOptions(QFrame):
         inner.setLayout(column)
         scroll = QScrollArea()
         scroll.setWidgetResizable(True)
+        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         scroll.setFrameShape(QFrame.Shape.NoFrame)
         scroll.setWidget(inner)
         scroll.viewport().setAutoFillBackground(False)

@@ -22,7 +22,7 @@ from app.gui.chat.transcript import Transcript, estimated_height
 from app.gui.chat.welcome import Welcome
 from app.gui.services import Services
 from app.gui.show_in_folder import show_in_folder
-from app.gui.widgets.basics import Banner, label, row, stack
+from app.gui.widgets.basics import SCROLL_BAR, Banner, label, row, stack
 from app.gui.widgets.column import ColumnItem
 
 _DRAFT_MS = 600
@@ -68,11 +68,11 @@ class ChatPage(QSplitter):
         self._middle = QFrame()
         self._middle.setLayout(stack(self.transcript, self._welcome, spacing=0))
         foot = QWidget()
-        foot.setMaximumWidth(self._services.look.tokens.column + 4 * unit)
+        foot.setMaximumWidth(self._services.look.tokens.column + 6 * unit)
         note = label(self.tr("Models make mistakes. Check what matters."), "small")
         note.setAlignment(Qt.AlignmentFlag.AlignHCenter)
-        foot.setLayout(stack(self.banner, self.composer, note, spacing=unit, margins=(2 * unit, 0, 2 * unit, unit)))
-        centred = row(spacing=0)
+        foot.setLayout(stack(self.banner, self.composer, note, spacing=unit, margins=(3 * unit, 0, 3 * unit, unit)))
+        centred = row(spacing=0, margins=(0, 0, SCROLL_BAR, 0))
         centred.addStretch(1)
         centred.addWidget(foot, 100)
         centred.addStretch(1)

@@ -63,7 +63,7 @@ class SamplingFields(QWidget):
             column.addWidget(state)
             column.addWidget(label(self.tr(knob.description), "small", wrap=True))
             column.addSpacing(4)
-        self.all = button(self.tr("Follow the model's recommendation"), lambda: self.follow(*self.fields))
+        self.all = button(self.tr("Reset to the model's values"), lambda: self.follow(*self.fields))
         self.keep = button(self.tr("Keep for this model"), self.keep_pressed.emit)
         self.keep.setToolTip(self.tr("Every chat with this model begins with these values"))
         column.addWidget(self.all)

@@ -5,19 +5,17 @@ from functools import partial
 from typing import Any
 
 from PySide6.QtCore import QModelIndex, QPoint, Qt, QTimer, Signal
-from PySide6.QtGui import QGuiApplication, QKeySequence, QMouseEvent, QShortcut, QStandardItem, QStandardItemModel
-from PySide6.QtWidgets import QFrame, QInputDialog, QLineEdit, QListView, QTreeView
+from PySide6.QtGui import QGuiApplication, QKeySequence, QShortcut, QStandardItem, QStandardItemModel
+from PySide6.QtWidgets import QFrame, QInputDialog, QLineEdit, QListView
 
 from app.db import conversations
 from app.db.records import Conversation, Folder, Hit
 from app.db.search import search
+from app.gui.chat.chat_rows import EXCERPT, FOLDER, ID, MESSAGE, ChatTree, HitRows
 from app.gui.services import Services
 from app.gui.widgets.basics import IconButton, label, row, stack
 from app.gui.widgets.popups import Menu
 
-ID = Qt.ItemDataRole.UserRole + 1
-MESSAGE = Qt.ItemDataRole.UserRole + 2
-FOLDER = Qt.ItemDataRole.UserRole + 3
 _SEARCH_DELAY_MS = 120
 _WEEK = 7
 
@@ -30,13 +28,10 @@ def _age(created_s: float) -> str:
     return "yesterday" if days == 1 else "week" if days < _WEEK else "earlier"
 
 
-class _ChatTree(QTreeView):
-    """A right click opens the menu of an entry; only a left one chooses it."""
-
-    def mousePressEvent(self, event: QMouseEvent) -> None:
-        """Leave the chosen entry alone."""
-        if event.button() != Qt.MouseButton.RightButton:
-            super().mousePressEvent(event)
+def _group_of(chat: Conversation) -> int | str:
+    if chat.archived:
+        return "archived"
+    return "pinned" if chat.pinned else chat.folder_id or _age(chat.created_s)
 
 
 class Sidebar(QFrame):
@@ -64,27 +59,23 @@ class Sidebar(QFrame):
         self._delay.timeout.connect(self._on_search)
         self._search.textChanged.connect(self._delay.start)
         self.model = QStandardItemModel(self)
-        self.tree = _ChatTree()
+        self.tree = ChatTree(look)
         self.tree.setModel(self.model)
-        self.tree.setHeaderHidden(True)
-        self.tree.setIndentation(12)
-        self.tree.setRootIsDecorated(False)
-        self.tree.setEditTriggers(QTreeView.EditTrigger.NoEditTriggers)
-        self.tree.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
-        self.tree.setTextElideMode(Qt.TextElideMode.ElideRight)
-        self.tree.setSelectionMode(QTreeView.SelectionMode.ExtendedSelection)
         delete = QShortcut(QKeySequence(QKeySequence.StandardKey.Delete), self.tree)
         delete.setContext(Qt.ShortcutContext.WidgetShortcut)
         delete.activated.connect(self._trash_selected)
         self.tree.setAccessibleName(self.tr("Chats"))
-        self.tree.customContextMenuRequested.connect(self._show_menu)
+        self.tree.menu_wanted.connect(self._show_menu)
         self.tree.activated.connect(self._on_chosen)
         self.tree.clicked.connect(self._on_chosen)
         self.hits_model = QStandardItemModel(self)
         self.hits = QListView()
         self.hits.setModel(self.hits_model)
         self.hits.setEditTriggers(QListView.EditTrigger.NoEditTriggers)
-        self.hits.setWordWrap(True)
+        for view in (self.tree, self.hits):
+            view.setProperty("kind", "rows")
+        self.hits.setItemDelegate(HitRows(look, self.hits))
+        self.hits.setMouseTracking(True)
         self.hits.setAccessibleName(self.tr("Messages found"))
         self.hits.clicked.connect(self._on_chosen)
         self.hits.activated.connect(self._on_chosen)
@@ -128,11 +119,11 @@ class Sidebar(QFrame):
 
     def _show(self, loaded: tuple[list[Conversation], list[Folder]]) -> None:
         rows, folders = loaded
-        collapsed = self._collapsed()
+        before, collapsed = self._groups_shown(), self._collapsed()
         self.model.clear()
+        archived: list[QStandardItem] = []
         groups: dict[int | str, QStandardItem] = {}
-        pinned = [row for row in rows if row.pinned]
-        if pinned:
+        if any(row.pinned and not row.archived for row in rows):
             groups["pinned"] = self._group(self.tr("Pinned"), "pinned")
         for folder in folders:
             groups[folder.id] = self._group(folder.name, folder.id)
@@ -140,10 +131,18 @@ class Sidebar(QFrame):
             item = QStandardItem(row_.title or self.tr("Untitled"))
             item.setToolTip(row_.title)
             item.setData(row_.id, ID)
-            key: int | str = "pinned" if row_.pinned else row_.folder_id or _age(row_.created_s)
+            key = _group_of(row_)
+            if key == "archived":
+                archived.append(item)
+                continue
             if key not in groups:
                 groups[key] = self._group(self._age_words(str(key)), key)
             groups[key].appendRow(item)
+        if archived:
+            groups["archived"] = self._group(self.tr("Archived"), "archived")
+            groups["archived"].appendRows(archived)
+        if "archived" not in before:
+            collapsed.add("archived")  # folded until somebody opens it
         for key, group in groups.items():
             self.tree.setExpanded(group.index(), key not in collapsed)
         self._note.setText(self.tr("Your chats will appear here."))
@@ -153,6 +152,9 @@ class Sidebar(QFrame):
     def _age_words(self, age: str) -> str:
         known = {"today": self.tr("Today"), "yesterday": self.tr("Yesterday"), "week": self.tr("Last 7 days")}
         return known.get(age) or self.tr("Earlier")
+
+    def _groups_shown(self) -> set[int | str]:
+        return {self.model.index(position, 0).data(FOLDER) for position in range(self.model.rowCount())}
 
     def _collapsed(self) -> set[int | str]:
         found: set[int | str] = set()
@@ -166,8 +168,6 @@ class Sidebar(QFrame):
         item = QStandardItem(name)
         item.setData(key, FOLDER)
         item.setSelectable(False)
-        item.setFont(self._services.look.font("small", strong=True))
-        item.setForeground(self._services.look.tokens.colour("muted"))
         self.model.appendRow(item)
         return item
 
@@ -208,8 +208,10 @@ class Sidebar(QFrame):
     def _show_hits(self, hits: list[Hit]) -> None:
         self.hits_model.clear()
         for hit in hits:
-            excerpt = hit.excerpt.replace("\x02", "").replace("\x03", "").replace("\n", " ")
-            item = QStandardItem(f"{hit.title or self.tr('Untitled')}\n{excerpt}")
+            marked = hit.excerpt.replace("\n", " ")
+            plain = marked.replace("\x02", "").replace("\x03", "")
+            item = QStandardItem(f"{hit.title or self.tr('Untitled')}\n{plain}")
+            item.setData(marked, EXCERPT)
             item.setData(hit.conversation_id, ID)
             item.setData(hit.message_id, MESSAGE)
             self.hits_model.appendRow(item)
@@ -258,8 +260,14 @@ class Sidebar(QFrame):
             if isinstance(key, int):
                 move.addAction(group.data(), partial(self._do, conversations.update, number, folder_id=key))
         menu.add("download", self.tr("Export…"), lambda: self.export_pressed.emit(number, title))
+        away = index.parent().data(FOLDER) == "archived"
+        chosen = marked if number in (marked := self._selected()) else [number]
+        menu.add(
+            "upload" if away else "archive",
+            self.tr("Move out of the archive") if away else self.tr("Archive"),
+            lambda: self._do(conversations.archive, chosen, away=not away),
+        )
         menu.addSeparator()
-        marked = self._selected()
         if number in marked and len(marked) > 1:
             words = self.tr("Delete {n} chats").format(n=len(marked))
             menu.add("trash", words, lambda: self.trash(marked), "bad")

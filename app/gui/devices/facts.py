@@ -85,21 +85,18 @@ PARTS = {
 
 
 def pool_shares(pool: Pool, reservations: Sequence[Reservation]) -> list[Share]:
-    """Who holds what of a pool: our models by purpose, then everybody else."""
+    """Who holds what of a pool: each of our models with its parts, then everybody else."""
     shares: list[Share] = []
     ours = 0
-    for item in reservations:
+    for number, item in enumerate(reservations):
         drawn = item.drawn.get(pool.id, 0)
         if not drawn:
             continue
         known = sum(item.parts.values())
-        if known:
-            shares.extend(
-                Share(part, f"{item.owner}: {tr(PARTS.get(part, part))}", round(drawn * value / known))
-                for part, value in item.parts.items()
-            )
-        else:
-            shares.append(Share("weights", item.owner, drawn))
+        parts = tuple(
+            (tr(PARTS.get(part, part)), round(drawn * value / known)) for part, value in item.parts.items() if value
+        )
+        shares.append(Share(f"model {number}", item.owner, drawn, parts if known else ()))
         ours += drawn
     others = max(0, pool.capacity_bytes - pool.free_bytes - ours)
     shares.append(Share("other", tr("Other programs and the system"), others))

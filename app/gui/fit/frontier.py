@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from math import log10
 
 import pyqtgraph
-from PySide6.QtCore import QPointF, Qt, QTimer
+from PySide6.QtCore import QCoreApplication, QPointF, Qt, QTimer
 
 from app.gui import words
 from app.gui.fit.label_places import Box, place
 from app.gui.look import Look
+from app.gui.widgets.chart import Chart
 from engine.api.quantizing import StockPlan
 from quantize.plan.stock_rules import WELL_KNOWN
 
@@ -16,19 +17,14 @@ _MIB = 1 << 20
 _DOT = 10  # pixels of a point
 
 
-class FrontierPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannotated
+class FrontierPlot(Chart):
     """Lower is better: predicted loss over size, on a logarithmic scale."""
 
     def __init__(self, look: Look) -> None:
-        super().__init__()
-        self._look = look
+        super().__init__(look, QCoreApplication.translate("FrontierPlot", "Loss of quality by size"))
         self.setMinimumHeight(240)
-        self.setMouseEnabled(x=False, y=False)
-        self.setMenuEnabled(False)
-        self.hideButtons()
         self.setLogMode(y=True)
-        self.setAccessibleName(self.tr("Loss of quality by size"))
-        self._ours = self.plot([], [], symbol="o", symbolSize=7)
+        self._ours = self.plot([], [], symbol="o", symbolSize=7, antialias=True)
         self._stock = pyqtgraph.ScatterPlotItem(size=9, symbol="s")
         self.addItem(self._stock)
         self._here = pyqtgraph.InfiniteLine(angle=90, movable=False)
@@ -47,13 +43,22 @@ class FrontierPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is 
         self._recolour()
         look.changed.connect(self._recolour)
 
+    _own_tips: Sequence[tuple[float, float, str]] = ()
+
     def show_points(self, ours: Mapping[int, float], stock: Sequence[StockPlan]) -> None:
         """Ours: file bytes to predicted loss. Stock: rows with name, file_bytes, damage (None: not known)."""
         points = sorted((size, loss) for size, loss in ours.items() if loss > 0)
         self._ours.setData([size / _MIB for size, _ in points], [loss for _, loss in points])
         self._points = [(size / _MIB, log10(loss)) for size, loss in points]
+        self._own_tips = [
+            (size / _MIB, log10(loss), self._tip(self.tr("Tessera"), size, loss)) for size, loss in points
+        ]
         self._stock_rows = [row for row in stock if (row.damage or 0) > 0]
         self._show_stock()
+
+    def _tip(self, name: str, num_bytes: int, loss: float) -> str:
+        said = QCoreApplication.translate("FrontierPlot", "{name}: {size}, loss {n}")
+        return said.format(name=name, size=words.size(num_bytes), n=words.decimal(loss, 4))
 
     def show_here(self, num_bytes: int) -> None:
         """Where the slider stands."""
@@ -65,6 +70,11 @@ class FrontierPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is 
             [row.file_bytes / _MIB for row in self._stock_rows],
             [log10(row.damage or 1) for row in self._stock_rows],
         )
+        tips = [
+            (row.file_bytes / _MIB, log10(row.damage or 1), self._tip(row.name, row.file_bytes, row.damage or 0))
+            for row in self._stock_rows
+        ]
+        self.points = [*self._own_tips, *tips]
         for item in self._labels:
             self.removeItem(item)
         self._labels = []
@@ -98,23 +108,18 @@ class FrontierPlot(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is 
 
     def _recolour(self) -> None:
         tokens = self._look.tokens
-        self.setBackground(tokens.colour("raised"))
-        self._ours.setPen(pyqtgraph.mkPen(tokens.ours, width=2))
-        self._ours.setSymbolBrush(tokens.ours)
+        ours = tokens.colour("accent")
+        self._ours.setPen(pyqtgraph.mkPen(ours, width=2))
+        self._ours.setSymbolBrush(ours)
         self._ours.setSymbolPen(None)
         self._stock.setBrush(tokens.stock)
         self._stock.setPen(None)
-        self._here.setPen(pyqtgraph.mkPen(tokens.colour("accent"), width=1, style=Qt.PenStyle.DashLine))
+        self._here.setPen(pyqtgraph.mkPen(tokens.colour("muted"), width=1, style=Qt.PenStyle.DashLine))
         for name, words_ in (
             ("bottom", self.tr("Size of the file, MiB")),
             ("left", self.tr("Predicted loss (KLD)")),
         ):
-            axis = self.getPlotItem().getAxis(name)
-            axis.setPen(pyqtgraph.mkPen(tokens.colour("border")))
-            axis.setTextPen(pyqtgraph.mkPen(tokens.colour("muted")))
-            axis.setStyle(tickFont=self._look.font("small"))
-            axis.enableAutoSIPrefix(False)
-            axis.setLabel(words_, color=tokens.colours["muted"])
+            self.getPlotItem().getAxis(name).setLabel(words_, color=tokens.colours["muted"])
         self.legend.setLabelTextColor(tokens.colour("text"))
         self._show_stock()
 

@@ -14,7 +14,7 @@ from app.gui.fit.sources import unfit
 from app.gui.jobs import Jobs
 from app.gui.library.job_card import JobList
 from app.gui.services import Services
-from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, label, row, set_kind
+from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, label, row, set_kind, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.mosaic import Mosaic, PrecisionLegend, tiles_of_tensors
 from app.gui.widgets.popups import Choice
@@ -82,6 +82,10 @@ class FitPage(Page):
         self.start = button(self.tr("Make it fit"), self._start, "primary")
         self.start.setEnabled(False)
         self.mosaic = Mosaic(look, height=96)
+        self.rival = Mosaic(look, height=96)
+        self._ours_name, self._rival_name = label("", "small"), label("", "small")
+        self._rival_name.hide()
+        self.rival.hide()
         self.plot = FrontierPlot(look)
         self._report = QVBoxLayout()
         self.aim = Aim()
@@ -104,7 +108,12 @@ class FitPage(Page):
         )
         self._none.hide()
         self._wishes = card(choose, self.aim, go, self.slider, ends, self.chips, spacing=12)
-        self._picture = card(self.mosaic, PrecisionLegend(look), self.plot, spacing=12)
+        sides = row(
+            stack(self._ours_name, self.mosaic, spacing=4),
+            stack(self._rival_name, self.rival, spacing=4),
+            spacing=24,
+        )
+        self._picture = card(sides, PrecisionLegend(look), self.plot, spacing=12)
         for widget in (self._none, self._wishes, self._picture):
             self.content.addWidget(widget)
         self._picture.hide()  # until there is something to draw
@@ -223,12 +232,24 @@ class FitPage(Page):
         self.start.setEnabled(True)
         self._picture.show()
         self.size_words.setText(size_words(plan.file_bytes, plan.bpw))
-        self.mosaic.show_tiles(tiles_of_tensors(plan.tensors))
+        self._show_mosaics(plan)
         self._ours[plan.file_bytes] = plan.damage
         self._stock = plan.stock or self._stock
         self.plot.show_points(self._ours, self._stock)
         self.plot.show_here(plan.file_bytes)
         self._show_chips(plan, sketch.forecast)
+
+    def _show_mosaics(self, plan: QuantPlan) -> None:
+        """Ours, and beside it the stock mix of this size whose types are known."""
+        self.mosaic.show_tiles(tiles_of_tensors(plan.tensors))
+        self._ours_name.setText(self.tr("Tessera · {size}").format(size=words.size(plan.file_bytes)))
+        stock = next((row for row in plan.stock if row.types), None)
+        for widget in (self.rival, self._rival_name):
+            widget.setVisible(stock is not None)
+        if stock is not None:
+            self.rival.show_tiles(tiles_of_tensors(plan.tensors, stock.types))
+            told = self.tr("Stock mix {name} · {size}")
+            self._rival_name.setText(told.format(name=stock.name, size=words.size(stock.file_bytes)))
 
     def _show_chips(self, plan: QuantPlan, forecast: PlanForecast) -> None:
         self.chips.clear()

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from PySide6.QtCore import Qt
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QPlainTextEdit, QScrollArea, QWidget
 
 from app.gui import words
@@ -10,7 +11,7 @@ from app.gui.chat.sampling_fields import source_words
 from app.gui.library.model_card import facts_of
 from app.gui.look import Look
 from app.gui.markdown.view import MarkdownView
-from app.gui.widgets.basics import button, label, row, stack
+from app.gui.widgets.basics import button, label, row, rule, stack
 from app.gui.widgets.mosaic import Mosaic, PrecisionLegend, tiles_of_tensors, tiles_of_types
 from engine.api.library import Model, Tensor
 
@@ -24,9 +25,10 @@ class DetailsDialog(QDialog):
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(model.name)
-        self.resize(640, 720 if model.card_text else 560)
+        screen = parent.screen().availableGeometry()
+        self.resize(min(720, screen.width() - 48), min(760, screen.height() - 96))
         details = model.details
-        self.mosaic = Mosaic(look, height=120)
+        self.mosaic = Mosaic(look, height=96)
         tiles = tiles_of_tensors(tensors)
         self.mosaic.show_tiles(tiles or tiles_of_types(details.type_bytes, _TILES))
         what = (
@@ -41,36 +43,61 @@ class DetailsDialog(QDialog):
         for number, (name, value) in enumerate(_rows(model)):
             grid.addWidget(label(name, "small"), number, 0, Qt.AlignmentFlag.AlignTop)
             grid.addWidget(label(value, "", wrap=True, selectable=True), number, 1)
-        layout = stack(
-            label(model.name, "title"),
-            label(facts_of(model), "muted", wrap=True),
+        column = stack(
             self.mosaic,
             label(what, "small", wrap=True),
             PrecisionLegend(look),
+            rule(),
             grid,
             spacing=12,
-            margins=(24, 24, 24, 24),
+            margins=(24, 8, 24, 16),
         )
-        card, template = model.card_text, details.chat_template
-        if card:
+        if model.card_text:
             self.card = MarkdownView(look)
-            self.card.set_markdown(card)
-            scroll = QScrollArea()
-            scroll.setWidgetResizable(True)
-            scroll.setFrameShape(QFrame.Shape.NoFrame)
-            scroll.setWidget(self.card)
-            layout.addWidget(scroll, 2)
-        if template:
-            area = QPlainTextEdit(template)
+            self.card.set_markdown(model.card_text)
+            column.addWidget(rule())
+            column.addWidget(self.card)
+        if details.chat_template:
+            column.addWidget(rule())
+            column.addWidget(label(self.tr("Chat template"), "strong"))
+            area = QPlainTextEdit(details.chat_template)
             area.setReadOnly(True)
             area.setFont(look.font("small", mono=True))
             area.setAccessibleName(self.tr("Chat template"))
-            layout.addWidget(label(self.tr("Chat template"), "strong"))
-            layout.addWidget(area, 1)
-        elif not card:
-            layout.addStretch(1)
-        layout.addLayout(row(1, button(self.tr("Close"), self.close)))
+            area.setFixedHeight(160)
+            column.addWidget(area)
+        column.addStretch(1)
+        inner = QWidget()
+        inner.setProperty("kind", "page")
+        inner.setLayout(column)
+        self._scroll = QScrollArea()
+        self._scroll.setWidgetResizable(True)
+        self._scroll.setFrameShape(QFrame.Shape.NoFrame)
+        self._scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self._scroll.setWidget(inner)
+        head = stack(
+            label(model.name, "title"),
+            label(facts_of(model), "muted", wrap=True),
+            spacing=4,
+            margins=(24, 24, 24, 8),
+        )
+        close = row(1, button(self.tr("Close"), self.close), margins=(24, 8, 24, 16))
+        layout = stack(head, self._scroll, close, spacing=0)
+        layout.setStretch(1, 1)
         self.setLayout(layout)
+        if model.card_text:
+            self._fit_card()
+
+    card: MarkdownView | None = None
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """The card is as high as its text at this width."""
+        super().resizeEvent(event)
+        self._fit_card()
+
+    def _fit_card(self) -> None:
+        if self.card is not None:
+            self.card.fit_width(self._scroll.viewport().width() - 2 * 24)
 
 
 def _rows(model: Model) -> list[tuple[str, str]]:
@@ -82,7 +109,10 @@ def _rows(model: Model) -> list[tuple[str, str]]:
         ("License", details.license or "not stated"),
         ("Capabilities", ", ".join(model.capabilities)),
     ]
-    rows += [("Sampling", f"{n} {fact.value:g}: {source_words(fact.source)}") for n, fact in model.sampling.items()]
+    by_source: dict[str, list[str]] = {}
+    for name, fact in model.sampling.items():
+        by_source.setdefault(source_words(fact.source), []).append(f"{name} {fact.value:g}")
+    rows += [("Sampling", f"{', '.join(values)} ({source})") for source, values in by_source.items()]
     types = details.type_bytes
     if types:
         ordered = sorted(types.items(), key=lambda item: -item[1])

@@ -14,6 +14,7 @@ from app.gui.jobs import Jobs
 from app.gui.library.details import DetailsDialog
 from app.gui.library.hub_tab import HubTab
 from app.gui.library.job_card import JobList, title_of
+from app.gui.library.load_dialog import LoadDialog
 from app.gui.library.model_card import ModelCard
 from app.gui.services import Services
 from app.gui.show_in_folder import show_in_folder
@@ -174,6 +175,7 @@ class LibraryPage(Page):
             card.details_pressed.connect(self._show_details)
             card.locate_pressed.connect(self._locate)
             card.folder_pressed.connect(show_in_folder)
+            card.settings_pressed.connect(self._open_settings)
             self._column.addWidget(card)
             self.cards.append(card)
         self._empty.setVisible(not models)
@@ -184,6 +186,15 @@ class LibraryPage(Page):
             "warn",
             (self.tr("Remove"), lambda: self.remove(model, name)),
         )
+
+    def _open_settings(self, model: str, name: str) -> None:
+        dialog = LoadDialog(self._services, model, name, self.window())
+        dialog.loading.connect(
+            lambda _: self._services.ask(
+                self.banner, lambda: self._services.api.load(model), lambda _: self._services.models.refresh()
+            )
+        )
+        dialog.open()
 
     def _locate(self, model: str) -> None:
         """The file of a model is elsewhere now: link it there, and forget the old place."""

@@ -98,7 +98,7 @@ class ServerPage(Page):
         )
         self.add_section(self.tr("Connected programs"), card(self._nobody, self.programs))
         self.requests = PlainTable(
-            look, self.tr("Requests, newest first"), requests.request_columns(), numbers=6, rows=8
+            look, self.tr("Requests, newest first"), requests.request_columns(), numbers=6, rows=8, wide=2
         )
         self._none = label(self.tr("Requests appear here, without what was said in them."), "muted", wrap=True)
         self.add_section(self.tr("Requests"), card(self._none, self.requests))

@@ -1,5 +1,6 @@
 """The last requests and the programs that sent them, as rows of a table. No widgets here."""
 
+import re
 import time
 
 from PySide6.QtCore import QCoreApplication, QDateTime, QLocale
@@ -8,6 +9,7 @@ from app.gui import words
 from engine.api.requests import Program, RequestRecord
 
 _OK_BELOW = 400
+_VERSION = re.compile(r"/\d\S*$")
 _MINUTE_S = 60
 
 
@@ -22,8 +24,8 @@ def request_columns() -> list[str]:
 def request_row(row: RequestRecord) -> list[str]:
     """One request in words; what nobody measured is a dash."""
     return [
-        row.program,
-        row.route,
+        _VERSION.sub("", row.program),
+        row.route.removeprefix("/v1/"),
         row.model or words.UNKNOWN,
         clock(row.time),
         state_of(row),

@@ -151,14 +151,27 @@ def rule() -> QFrame:
 
 
 def clear(layout: QLayout) -> None:
-    """Remove and delete everything in a layout."""
+    """Remove and delete everything in a layout; the focus stays on the page."""
     while (item := layout.takeAt(0)) is not None:
         widget, inner = item.widget(), item.layout()
         if widget is not None:
+            _keep_focus_near(widget)
             widget.hide()
             widget.deleteLater()
         elif inner is not None:
             clear(inner)
+
+
+def _keep_focus_near(widget: QWidget) -> None:
+    """Where the widget with the focus goes, the page around it gets it, not the next control of the window."""
+    focused = QApplication.focusWidget()
+    if focused is None or not (focused is widget or widget.isAncestorOf(focused)):
+        return
+    around = widget.parentWidget()
+    while around is not None and not isinstance(around, QScrollArea):
+        around = around.parentWidget()
+    if around is not None:
+        around.setFocus()
 
 
 class Page(QScrollArea):

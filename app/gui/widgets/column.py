@@ -9,6 +9,8 @@ from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
 
+from app.gui.widgets.basics import SCROLL_BAR
+
 # Building stops for this turn of the event loop after so long; the rest follows in the next one.
 _BUILD_BUDGET_S = 0.012
 _KEEP_SCREENS = 1.0
@@ -56,6 +58,8 @@ class Column(QAbstractScrollArea):
         self._later.setInterval(0)
         self._later.timeout.connect(self._arrange)
         self.verticalScrollBar().setSingleStep(32)
+        self.verticalScrollBar().rangeChanged.connect(self._reserve)
+        self._reserve(0, 0)
 
     @property
     def at_end(self) -> bool:
@@ -134,6 +138,10 @@ class Column(QAbstractScrollArea):
             self._stick = stick
             self.at_end_changed.emit(stick)
         self._arrange()
+
+    def _reserve(self, _low: int, high: int) -> None:
+        """The room of the scroll bar is kept where there is none, so that no line breaks anew when it comes."""
+        self.setViewportMargins(0, 0, 0 if high else SCROLL_BAR, 0)
 
     def _width(self) -> int:
         return max(160, min(self._column, self.viewport().width() - 2 * self._margin))

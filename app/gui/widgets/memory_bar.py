@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QPainter, QPainterPath, QPaintEvent
-from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtCore import QEvent, QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPainterPath, QPaintEvent
+from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QToolTip, QVBoxLayout, QWidget
 
 from app.gui import words
 from app.gui.look import Look
@@ -15,11 +15,21 @@ from app.gui.widgets.flow import Flow
 
 @dataclass(frozen=True)
 class Share:
-    """One holder: `owner` is a name of the memory colours of the token file, or of a part of the ledger."""
+    """One holder: `owner` is a memory colour of the token file, a part of the ledger, or `model N`.
+
+    `parts` are (name, bytes) of what it holds; they share its colour, from strong to pale.
+    """
 
     owner: str
     name: str
     num_bytes: int
+    parts: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def tip(self) -> str:
+        """Its parts in words, one a line."""
+        lines = [f"{name}: {words.size(size)}" for name, size in self.parts]
+        return "\n".join([f"{self.name}: {words.size(self.num_bytes)}", *lines])
 
 
 class MemoryBar(QWidget):
@@ -59,11 +69,25 @@ class MemoryBar(QWidget):
         painter.fillRect(self.rect(), self._look.tokens.colour("hover"))
         left = 0.0
         for share in self._shares:
-            width = self.width() * share.num_bytes / self._total if self._total else 0
-            painter.fillRect(
-                QRectF(left, 0, max(width - 1, 0.5), self.height()), owner_colour(self._look, share.owner)
-            )
-            left += width
+            colour = owner_colour(self._look, share.owner)
+            parts = [size for _, size in share.parts] or [share.num_bytes]
+            for number, size in enumerate(parts):
+                width = self.width() * size / self._total if self._total else 0
+                colour.setAlphaF(1 - 0.55 * number / len(parts))
+                last = number == len(parts) - 1
+                painter.fillRect(QRectF(left, 0, max(width - (1 if last else 0), 0.5), self.height()), colour)
+                left += width
+
+    def event(self, event: QEvent) -> bool:
+        """The tip of the holder under the pointer."""
+        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
+            left = 0.0
+            for share in self._shares:
+                left += self.width() * share.num_bytes / self._total if self._total else 0
+                if event.pos().x() < left:
+                    QToolTip.showText(event.globalPos(), share.tip, self)
+                    return True
+        return super().event(event)
 
 
 class MemoryUse(QWidget):
@@ -111,6 +135,7 @@ class _LegendEntry(QWidget):
         layout.setSpacing(6)
         layout.addWidget(dot)
         layout.addWidget(label(f"{share.name} · {words.size(share.num_bytes)}", "small"))
+        self.setToolTip(share.tip)
 
 
 class _Dot(QWidget):
@@ -132,4 +157,7 @@ class _Dot(QWidget):
 def owner_colour(look: Look, owner: str) -> QColor:
     """The colour of a holder of memory."""
     same = {"output": "compute", "recurrent": "state", "projector": "weights", "correction": "overhead"}
+    if owner.startswith("model "):
+        series = look.tokens.series
+        return QColor(series[int(owner.removeprefix("model ")) % len(series)])
     return QColor(look.tokens.memory.get(same.get(owner, owner), look.tokens.memory["compute"]))

@@ -1,11 +1,12 @@
 """A model as a mosaic: one tile a tensor, coloured by its precision."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QEvent, QRectF, QSize, Qt
-from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent
+from PySide6.QtCore import QCoreApplication, QEvent, QRectF, QSize, Qt
+from PySide6.QtGui import QFontMetricsF, QHelpEvent, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QToolTip, QWidget
 
 from app.gui import words
@@ -15,13 +16,37 @@ from engine.api.library import Tensor
 from engine.api.quantizing import TensorPlan
 from quantize.ggml_types import GgmlType, bits_per_weight
 
+_ROW = 16  # pixels of a row of the grid, and of the line with the layers
+_IN_LAYER = re.compile(r"blk\.(\d+)\.(.+?)(?:\.weight)?$")
+# Roles top to bottom, as a layer computes them. Source: tensor names of llama.cpp, gguf-py constants.py.
+_ROLE_NAMES = {
+    "attn_q": "q",
+    "attn_k": "k",
+    "attn_v": "v",
+    "attn_qkv": "qkv",
+    "attn_output": "output",
+    "ffn_gate": "gate",
+    "ffn_up": "up",
+    "ffn_down": "down",
+    "ffn_gate_inp": "router",
+    "ffn_gate_exps": "experts' gate",
+    "ffn_up_exps": "experts' up",
+    "ffn_down_exps": "experts' down",
+    "ffn_gate_shexp": "shared gate",
+    "ffn_up_shexp": "shared up",
+    "ffn_down_shexp": "shared down",
+}
+_ORDER = tuple(_ROLE_NAMES)
+
 
 @dataclass(frozen=True)
 class Tile:
-    """One tensor: precision in bits a weight, and what the tip says."""
+    """One tensor: precision in bits a weight, what the tip says, and its place: `layer` -1 belongs to none."""
 
     bits: float
     tip: str
+    role: str = ""
+    layer: int = -1
 
 
 def bits_of(qtype: str) -> float:
@@ -40,75 +65,153 @@ def tiles_of_types(type_bytes: Mapping[str, int], num_tiles: int) -> list[Tile]:
     return made[:num_tiles]
 
 
-def tiles_of_tensors(tensors: Iterable[Tensor | TensorPlan]) -> list[Tile]:
-    """One tile a tensor, in file order; vectors (norms, biases) stay out, for no plan may change them."""
-    return [
-        Tile(bits_of(tensor.qtype), f"{tensor.name}: {tensor.qtype}, {words.size(tensor.num_bytes)}")
-        for tensor in tensors
-        if sum(extent > 1 for extent in tensor.shape or (2, 2)) > 1
-    ]
+def tiles_of_tensors(tensors: Iterable[Tensor | TensorPlan], types: Mapping[str, str] | None = None) -> list[Tile]:
+    """One tile a tensor, in file order; vectors (norms, biases) stay out, for no plan may change them.
+
+    `types` has other types for the same tensors by name: those of a stock mix.
+    """
+    made = []
+    for tensor in tensors:
+        if sum(extent > 1 for extent in tensor.shape or (2, 2)) <= 1:
+            continue
+        qtype = (types or {}).get(tensor.name, tensor.qtype)
+        parts = [tensor.name, qtype]
+        if types is None:
+            parts.append(words.size(tensor.num_bytes))
+            if isinstance(tensor, TensorPlan):
+                damage = words.decimal(tensor.damage, 5)
+                parts.append(QCoreApplication.translate("Mosaic", "loss {n}").format(n=damage))
+        layer, role = _place_of(tensor.name)
+        made.append(Tile(bits_of(qtype), " · ".join(parts), role, layer))
+    return made
+
+
+def _place_of(name: str) -> tuple[int, str]:
+    """Layer and role of `blk.3.attn_q.weight`; -1 and the name itself for a tensor of no layer."""
+    found = _IN_LAYER.match(name)
+    return (int(found[1]), found[2]) if found else (-1, name.removesuffix(".weight"))
 
 
 class Mosaic(QWidget):
-    """Draws tiles into the space it has."""
+    """Draws tiles into the space it has: by role and layer where they have both, else in rows."""
 
     def __init__(self, look: Look, *, height: int = 96, gap: int = 1) -> None:
         super().__init__()
         self._look = look
         self._gap = gap
         self._tiles: Sequence[Tile] = ()
+        self._boxes: list[tuple[QRectF, Tile]] = []
+        self._roles: list[str] = []
         self.setMinimumHeight(height)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        look.changed.connect(self.update)
+        look.changed.connect(self._place)
 
     def show_tiles(self, tiles: Sequence[Tile]) -> None:
         """Show these tensors."""
         self._tiles = tiles
+        found = {tile.role for tile in tiles if tile.layer >= 0}
+        self._roles = sorted(found, key=lambda role: (_ORDER.index(role) if role in _ORDER else len(_ORDER), role))
+        if self._roles:
+            self.setMinimumHeight(len(self._roles) * _ROW + 2 * _ROW)
         average = sum(tile.bits for tile in tiles) / len(tiles) if tiles else 0
         self.setAccessibleName(
             self.tr("{n} tensors, {bits} bits on average").format(n=len(tiles), bits=words.decimal(average))
         )
-        self.update()
+        self.updateGeometry()
+        self._place()
+
+    @property
+    def roles(self) -> list[str]:
+        """The rows, top to bottom; empty where the tiles have no layers."""
+        return self._roles
 
     def sizeHint(self) -> QSize:
         """As wide as it gets."""
         return QSize(160, self.minimumHeight())
 
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Place the tiles anew."""
+        super().resizeEvent(event)
+        self._place()
+
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Rows of tiles."""
+        """Tiles, and the names of rows and layers."""
         del event
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
-        for number, tile in enumerate(self._tiles):
+        for box, tile in self._boxes:
             painter.setBrush(self._look.tokens.precision_colour(tile.bits))
-            painter.drawRoundedRect(self._box(number), 2, 2)
+            painter.drawRoundedRect(box, 2, 2)
+        if self._roles:
+            self._paint_names(painter)
+
+    def _paint_names(self, painter: QPainter) -> None:
+        painter.setFont(self._look.font("small"))
+        painter.setPen(self._look.tokens.colour("muted"))
+        height = (self.height() - _ROW) / (len(self._roles) + 1)
+        side = self._side()
+        names = [_ROLE_NAMES.get(role, role) for role in self._roles]
+        for number, name in enumerate([*names, self.tr("ends")]):
+            box = QRectF(0, number * height, side - 8, height)
+            painter.drawText(box, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight, name)
+        last = max(tile.layer for tile in self._tiles)
+        foot = QRectF(side, self.height() - _ROW, self.width() - side, _ROW)
+        painter.drawText(foot, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignBottom, self.tr("layer 0"))
+        painter.drawText(foot, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignBottom, str(last))
+
+    def _side(self) -> float:
+        metrics = QFontMetricsF(self._look.font("small"))
+        names = [_ROLE_NAMES.get(role, role) for role in self._roles]
+        return max(metrics.horizontalAdvance(name) for name in [*names, self.tr("ends")]) + 10
 
     def event(self, event: QEvent) -> bool:
         """The tip of the tile under the pointer."""
         if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
-            for number, tile in enumerate(self._tiles):
-                if self._box(number).contains(event.pos()):
+            for box, tile in self._boxes:
+                if box.contains(event.pos()):
                     QToolTip.showText(event.globalPos(), tile.tip, self)
                     return True
             QToolTip.hideText()
             return True
         return super().event(event)
 
-    def _columns(self) -> int:
-        count = max(len(self._tiles), 1)
-        return max(1, min(count, math.ceil(math.sqrt(count * self.width() / max(self.height(), 1)))))
+    def _place(self) -> None:
+        self._boxes = self._grid() if self._roles else self._rows()
+        self.update()
 
-    def _box(self, number: int) -> QRectF:
-        columns = self._columns()
-        rows = math.ceil(max(len(self._tiles), 1) / columns)
-        width, height = self.width() / columns, self.height() / rows
-        return QRectF(
-            number % columns * width + self._gap / 2,
-            number // columns * height + self._gap / 2,
-            width - self._gap,
-            height - self._gap,
-        )
+    def _grid(self) -> list[tuple[QRectF, Tile]]:
+        """Columns are layers, rows are roles; what belongs to no layer stands in a row below."""
+        side, found = self._side(), []
+        height = (self.height() - _ROW) / (len(self._roles) + 1)
+        width = (self.width() - side) / (max(tile.layer for tile in self._tiles) + 1)
+        gap = self._gap if width > 4 * self._gap else 0.5
+        ends = [tile for tile in self._tiles if tile.layer < 0]
+        for tile in self._tiles:
+            if tile.layer >= 0:
+                x, y, wide = side + tile.layer * width, self._roles.index(tile.role) * height, width
+            else:
+                wide = (self.width() - side) / len(ends)
+                x, y = side + ends.index(tile) * wide, len(self._roles) * height
+            found.append((QRectF(x + gap / 2, y + gap / 2, wide - gap, height - gap), tile))
+        return found
+
+    def _rows(self) -> list[tuple[QRectF, Tile]]:
+        count = max(len(self._tiles), 1)
+        columns = max(1, min(count, math.ceil(math.sqrt(count * self.width() / max(self.height(), 1)))))
+        width, height = self.width() / columns, self.height() / math.ceil(count / columns)
+        return [
+            (
+                QRectF(
+                    number % columns * width + self._gap / 2,
+                    number // columns * height + self._gap / 2,
+                    width - self._gap,
+                    height - self._gap,
+                ),
+                tile,
+            )
+            for number, tile in enumerate(self._tiles)
+        ]
 
 
 class PrecisionLegend(QWidget):

@@ -8,8 +8,9 @@ from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QDialog, QLineEdit, QListWidget, QListWidgetItem, QVBoxLayout, QWidget
 
 from app.gui.look import Look
-from app.gui.widgets.basics import button, label, row, stack
+from app.gui.widgets.basics import IconButton, button, label, row, stack
 from app.gui.widgets.popups import round_corners
+from app.gui.widgets.shadow import Shadow
 
 _WIDTH, _SHOWN = 620, 9
 _LEADING, _FRAME = 1.35, 8  # lines of text to their pixel size; what the style puts around an entry
@@ -25,6 +26,7 @@ class Entry:
     detail: str = ""
     mark: str = ""  # a chip: "Loaded"
     action: str = ""
+    tool: str = ""  # what a small button of its own does: "Load settings"
     always: bool = False  # stands at the end whatever is typed
 
 
@@ -44,6 +46,7 @@ class Palette(QDialog):
 
     chosen = Signal(str)
     acted = Signal(str)
+    tool_used = Signal(str)
 
     def __init__(self, look: Look, title: str, hint: str, parent: QWidget) -> None:
         super().__init__(parent)
@@ -54,6 +57,7 @@ class Palette(QDialog):
         self.setWindowTitle(title)
         self.setAccessibleName(title)
         self.setProperty("kind", "palette")
+        Shadow(self, parent, look.tokens.radius, dim=True)
         self.search = QLineEdit()
         self.search.setPlaceholderText(hint)
         self.search.setAccessibleName(hint)
@@ -142,6 +146,12 @@ class Palette(QDialog):
         line = row(texts, 1, spacing=8, margins=(4, 0, 4, 0))
         if entry.mark:
             line.addWidget(label(entry.mark, "chip-ok"))
+        if entry.tool:
+            tool = IconButton(
+                self._look, "sliders", f"{entry.tool}: {entry.title}", self._tooler(entry.key), size=16
+            )
+            tool.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+            line.addWidget(tool)
         if entry.action:
             act = button(entry.action, self._actor(entry.key))
             act.setAccessibleName(f"{entry.action} {entry.title}")
@@ -149,6 +159,13 @@ class Palette(QDialog):
             line.addWidget(act)
         holder.setLayout(line)
         return holder
+
+    def _tooler(self, key: str) -> Callable[[], None]:
+        def run() -> None:
+            self.close()
+            self.tool_used.emit(key)
+
+        return run
 
     def _actor(self, key: str) -> Callable[[], None]:
         return lambda: self.acted.emit(key)

@@ -11,9 +11,11 @@ _NARROWEST = 64
 
 
 class PlainTable(QTableWidget):
-    """`show_rows` replaces what changed; numbers stand right, words left. The first column takes what is left."""
+    """`show_rows` replaces what changed; numbers stand right, words left. Column `wide` takes what is left."""
 
-    def __init__(self, look: Look, name: str, columns: Sequence[str], *, numbers: int, rows: int = 8) -> None:
+    def __init__(
+        self, look: Look, name: str, columns: Sequence[str], *, numbers: int, rows: int = 8, wide: int = 0
+    ) -> None:
         super().__init__(0, len(columns))
         self._look, self._most, self._numbers = look, rows, numbers
         self.setAccessibleName(name)
@@ -21,7 +23,7 @@ class PlainTable(QTableWidget):
         self.verticalHeader().hide()
         header = self.horizontalHeader()
         header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
-        header.setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
+        header.setSectionResizeMode(wide, QHeaderView.ResizeMode.Stretch)
         header.setHighlightSections(False)
         header.setMinimumSectionSize(_NARROWEST)
         header.setSectionsClickable(False)
@@ -36,6 +38,7 @@ class PlainTable(QTableWidget):
         self.setHorizontalScrollMode(QTableWidget.ScrollMode.ScrollPerPixel)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setTabKeyNavigation(False)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._fit()
         look.changed.connect(self._fit)
 
@@ -49,9 +52,11 @@ class PlainTable(QTableWidget):
                 if item is None:
                     item = QTableWidgetItem(text)
                     item.setTextAlignment(self._alignment(column))
+                    item.setToolTip(text)
                     self.setItem(number, column, item)
                 elif item.text() != text:
                     item.setText(text)
+                    item.setToolTip(text)
         self._fit()
 
     def texts(self) -> list[list[str]]:
@@ -72,5 +77,4 @@ class PlainTable(QTableWidget):
         line = self.fontMetrics().height() + tokens.unit
         self.verticalHeader().setDefaultSectionSize(line)
         shown = min(max(self.rowCount(), 1), self._most)
-        bar = self.horizontalScrollBar().sizeHint().height()
-        self.setFixedHeight(self.horizontalHeader().sizeHint().height() + shown * line + bar)
+        self.setFixedHeight(self.horizontalHeader().sizeHint().height() + shown * line + 2 * self.frameWidth() + 2)

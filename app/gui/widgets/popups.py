@@ -10,6 +10,9 @@ from PySide6.QtGui import QAction, QPainterPath, QRegion, QResizeEvent
 from PySide6.QtWidgets import QComboBox, QMenu, QWidget
 
 from app.gui.look import Look
+from app.gui.widgets.shadow import Shadow
+
+_RADIUS = 8  # of a list of choices; as in the token file
 
 
 class Menu(QMenu):
@@ -19,6 +22,7 @@ class Menu(QMenu):
         super().__init__(title, parent)
         self._look = look
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        Shadow(self, parent.window(), look.tokens.radius)
 
     def add(self, icon: str, words: str, run: Callable[[], object], colour: str = "muted") -> QAction:
         """One entry."""
@@ -40,6 +44,7 @@ class Choice(QComboBox):
     """A drop-down that shows all of its entries, in a list with round corners."""
 
     _MOST = 12
+    _shadow: Shadow | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,8 +52,10 @@ class Choice(QComboBox):
 
     def showPopup(self) -> None:
         """Round the list's corners once it has its size."""
+        if self._shadow is None:
+            self._shadow = Shadow(self.view().window(), self.window(), _RADIUS)
         super().showPopup()
-        round_corners(self.view().window(), 8)
+        round_corners(self.view().window(), _RADIUS)
 
 
 def round_corners(window: QWidget, radius: int) -> None:

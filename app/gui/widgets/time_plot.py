@@ -2,18 +2,20 @@
 
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import pyqtgraph
+from PySide6.QtCore import QCoreApplication
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QFrame
 
 from app.gui import words
 from app.gui.look import Look
 from app.gui.widgets.basics import label, row, stack
+from app.gui.widgets.chart import Chart, value_words
 
 KEPT_S = 180
 _HEIGHT = 96
-_DECIMALS_BELOW = 100
 _ROOM = 1.1  # above the highest point
 _TICKS = 2
 
@@ -23,19 +25,14 @@ class TimePlot(QFrame):
 
     def __init__(self, look: Look, title: str, unit: str, series: int) -> None:
         super().__init__()
-        self._look, self._series = look, series
+        self._look, self._series, self._unit = look, series, unit
         self.setProperty("kind", "card")
         self.value = label(words.UNKNOWN, "title")
         self._points: deque[tuple[float, float]] = deque()
-        self.plot = pyqtgraph.PlotWidget()
+        self.plot = Chart(look, title)
         self.plot.setFixedHeight(_HEIGHT)
-        self.plot.setMouseEnabled(x=False, y=False)
-        self.plot.setMenuEnabled(False)
-        self.plot.hideButtons()
         self.plot.getPlotItem().hideAxis("bottom")
-        self.plot.getPlotItem().setContentsMargins(0, 8, 4, 8)
-        self.plot.setAccessibleName(title)
-        self._curve = self.plot.plot([], [], fillLevel=0)
+        self._curve = self.plot.plot([], [], fillLevel=0, antialias=True)
         self.plot.setXRange(-KEPT_S, 0, padding=0)
         self._axis = self.plot.getPlotItem().getAxis("left")
         self._scale(1.0)
@@ -57,30 +54,39 @@ class TimePlot(QFrame):
         self._points.append((newest, value))
         while newest - self._points[0][0] > KEPT_S:
             self._points.popleft()
-        self.value.setText(_written(value))
-        self._curve.setData([t - newest for t, _ in self._points], [v for _, v in self._points])
-        self._scale(_round_up(max(v for _, v in self._points) * _ROOM))
+        self._draw(newest)
+
+    def fill(self, samples: Sequence[tuple[float, float]], now: float | None = None) -> None:
+        """What was before the page was opened: (seconds ago, value), oldest first. Replaces what is drawn."""
+        newest = time.monotonic() if now is None else now
+        self._points = deque((newest - ago, value) for ago, value in samples if ago <= KEPT_S)
+        if self._points:
+            self._draw(newest)
+
+    def _draw(self, newest: float) -> None:
+        xs, ys = [t - newest for t, _ in self._points], [v for _, v in self._points]
+        self.value.setText(value_words(ys[-1]))
+        self._curve.setData(xs, ys)
+        ago = QCoreApplication.translate("TimePlot", "{n} s ago: {value} {unit}")
+        self.plot.points = [
+            (x, y, ago.format(n=words.whole(-x), value=value_words(y), unit=self._unit).strip())
+            for x, y in zip(xs, ys, strict=True)
+        ]
+        self._scale(_round_up(max(ys) * _ROOM))
 
     def _scale(self, top: float) -> None:
         self.plot.setYRange(0, top, padding=0.02)
-        self._axis.setTicks([[(part * top / _TICKS, _written(part * top / _TICKS)) for part in range(_TICKS + 1)]])
+        self._axis.setTicks(
+            [[(part * top / _TICKS, value_words(part * top / _TICKS)) for part in range(_TICKS + 1)]]
+        )
 
     def _recolour(self) -> None:
-        tokens = self._look.tokens
-        colour = QColor(tokens.series[self._series])
+        colour = self.plot.series_colour(self._series)
         pale = QColor(colour)
         pale.setAlphaF(0.18)
         self._curve.setPen(pyqtgraph.mkPen(colour, width=2))
         self._curve.setBrush(pale)
-        self.plot.setBackground(tokens.colour("raised"))
-        self._axis.setPen(pyqtgraph.mkPen(tokens.colour("border")))
-        self._axis.setTextPen(pyqtgraph.mkPen(tokens.colour("muted")))
-        self._axis.setStyle(tickFont=self._look.font("small"))
         self._axis.setWidth(40)
-
-
-def _written(value: float) -> str:
-    return words.decimal(value, 1) if 0 < value < _DECIMALS_BELOW and value % 1 else words.whole(value)
 
 
 def _round_up(value: float) -> float:

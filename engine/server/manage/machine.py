@@ -15,6 +15,7 @@ from engine.dispatch.placer import Placer
 from engine.dispatch.types import Placement
 from engine.errors import InputFault
 from engine.runner.limits import KV_TYPES
+from engine.server.load_wishes import with_choices
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
 
@@ -64,18 +65,33 @@ async def placement(
     name: str,
     ctx: Annotated[int | None, Query(ge=1, le=1 << 24)] = None,
     parallel: Annotated[int | None, Query(ge=1, le=128)] = None,
+    gpu_layers: Annotated[int | None, Query(ge=-1, le=10_000)] = None,
+    threads: Annotated[int | None, Query(ge=1, le=1024)] = None,
     kv: str | None = None,
     device: str | None = None,
+    *,
+    saved: bool = True,
 ) -> api.PlacementAnswer:
-    """Where the model would run now and why, what it needs, and what to give up if that does not fit."""
+    """Where the model would run now and why, what it needs, and what to give up if that does not fit.
+
+    `saved=false` leaves the user's load settings out, so that what is given here alone decides.
+    """
     if kv is not None and kv not in KV_TYPES:
         raise InputFault(f"{kv!r} is not a cache type; use one of {', '.join(KV_TYPES)}.", "kv")
     state = server_state(request)
     entry, settings = await state.models.unplaced(name)
     placer = _placer(request)
-    asked = {"n_ctx": ctx, "n_parallel": parallel, "kv_type": kv, "device": device}
+    asked = {
+        "n_ctx": ctx,
+        "n_parallel": parallel,
+        "n_gpu_layers": gpu_layers,
+        "n_threads": threads,
+        "kv_type": kv,
+        "device": device,
+    }
     given = {field: value for field, value in asked.items() if value is not None}
-    wish = msgspec.structs.replace(state.models.wish, **given)
+    usual = with_choices(state.models.wish, state.models.load_wishes.get(entry.id)) if saved else state.models.wish
+    wish = msgspec.structs.replace(usual, **given)
     placed = await asyncio.to_thread(lambda: placer.choose(entry.id, settings, wish, exact=True))
     report = await asyncio.to_thread(placer.report, entry.id, placed)
     model = state.pool.get(entry.id)

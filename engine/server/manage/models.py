@@ -3,13 +3,25 @@
 import time
 from pathlib import Path
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from engine.api.models import Alias, Aliases, AliasRequest, LoadedModel, LoadedModels, LoadRequest, Unloaded
+from engine.api.models import (
+    Alias,
+    Aliases,
+    AliasRequest,
+    LoadChoices,
+    LoadedModel,
+    LoadedModels,
+    LoadRequest,
+    ModelLoadSettings,
+    Unloaded,
+)
 from engine.errors import InputFault, ModelNotFound
 from engine.library.types import ModelEntry
 from engine.loaded_model import LoadedModel as PooledModel
+from engine.server.models import ServedModels
 from engine.server.sse import while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.typed import TypedRoute
@@ -72,6 +84,32 @@ async def _reload_with_draft(state: ServerState, entry: ModelEntry) -> None:
     if not loaded.idle:
         raise InputFault(f"{entry.id} is in use; its draft model changes when it is loaded next.", "draft")
     await state.pool.unload(entry.id)
+
+
+@router.get("/models/{model:path}/load-settings")
+async def load_settings(request: Request, model: str) -> ModelLoadSettings:
+    """What the user decided about the loads of a model, and the bounds of it."""
+    models = server_state(request).models
+    return _load_settings(models, await models.entry(model))
+
+
+@router.put("/models/{model:path}/load-settings")
+async def set_load_settings(request: Request, model: str, body: LoadChoices) -> ModelLoadSettings:
+    """Decide about the loads of a model; nothing at all leaves them to Tessera. An idle model is unloaded."""
+    state = server_state(request)
+    entry = await state.models.entry(model)
+    state.models.load_wishes.set(entry.id, body, entry.context_train)
+    loaded = state.pool.get(entry.id)
+    if loaded is not None:
+        loaded.pinned = body.keep_loaded
+    unloaded = bool(loaded and loaded.ready and loaded.idle) and await state.pool.unload(entry.id)
+    told = _load_settings(state.models, entry)
+    return msgspec.structs.replace(told, unloaded=unloaded)
+
+
+def _load_settings(models: ServedModels, entry: ModelEntry) -> ModelLoadSettings:
+    user = models.load_wishes.get(entry.id)
+    return ModelLoadSettings(id=entry.id, user=user, context_train=entry.context_train)
 
 
 @router.post("/models/{model:path}/unload")

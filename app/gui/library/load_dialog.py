@@ -1,0 +1,252 @@
+"""How one model is loaded: context, layers on the GPU, threads, cache; what it needs is told while one chooses."""
+
+import math
+from collections.abc import Callable
+
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QCheckBox, QDialog, QFrame, QGridLayout, QSlider, QSpinBox, QWidget
+
+from app.gui import words
+from app.gui.api import in_words
+from app.gui.devices.facts import PARTS, tr
+from app.gui.services import Services
+from app.gui.widgets.basics import Banner, button, label, row, rule, stack
+from app.gui.widgets.memory_bar import MemoryUse, Share
+from app.gui.widgets.popups import Choice
+from engine.api.machine import PlacementAnswer
+from engine.api.models import LoadChoices, ModelLoadSettings
+
+_DELAY_MS = 150
+_SMALLEST = 512
+_FIELD = 148  # pixels of a field
+_UNKNOWN_TRAIN = 1 << 17  # the longest that is offered where a file does not say what it was trained for
+_MOST_LAYERS, _MOST_THREADS, _MOST_PARALLEL = 512, 256, 64
+# Types of the cache with the bits a value takes in them.
+_CACHE = (("f16", 16.0), ("q8_0", 8.5), ("q5_1", 6.0), ("q4_0", 4.5))
+
+
+class LoadDialog(QDialog):
+    """One row a choice; each stands on automatic until it is changed. `loading` asks for a load right away."""
+
+    saved = Signal(str)
+    loading = Signal(str)
+
+    def __init__(self, services: Services, model: str, title: str, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle(self.tr("Load settings: {name}").format(name=title))
+        self._services, self._model = services, model
+        self._showing, self._asked = True, 0
+        self._context_train = 0
+        self.banner = Banner(services.look)
+        self.context = QSlider(Qt.Orientation.Horizontal)
+        self.context.setAccessibleName(self.tr("Context length"))
+        self._context_words = label("", "strong")
+        self.layers = self._number(self.tr("Layers on the GPU"), _MOST_LAYERS)
+        self.threads = self._number(self.tr("Processor threads"), _MOST_THREADS, 1)
+        self.parallel = self._number(self.tr("Requests at once"), _MOST_PARALLEL, 1)
+        self.cache = Choice()
+        self.cache.setAccessibleName(self.tr("Type of the cache"))
+        self.cache.addItem(self.tr("Automatic"), None)
+        for name, bits in _CACHE:
+            self.cache.addItem(self.tr("{name} ({n} bits)").format(name=name, n=words.decimal(bits)), name)
+        self.cache.setFixedWidth(_FIELD)
+        self.keep = QCheckBox(self.tr("Keep it loaded until it is ejected"))
+        self.own_context = QCheckBox(self.tr("Automatic"))
+        self.memory = MemoryUse(services.look, self.tr("Memory this load needs"))
+        self._verdict = label("", "small", wrap=True)
+        self._verdict.setMinimumHeight(round(2.6 * services.look.tokens.small))
+        self._delay = QTimer(self)
+        self._delay.setSingleShot(True)
+        self._delay.setInterval(_DELAY_MS)
+        self._delay.timeout.connect(self._predict)
+        self._build(title)
+        self._connect()
+        services.ask(self.banner, lambda: services.api.load_settings(model), self._show)
+
+    def _number(self, name: str, most: int, least: int = 0) -> QSpinBox:
+        """A field whose lowest value stands for automatic."""
+        field = QSpinBox()
+        field.setRange(least - 1, most)
+        field.setSpecialValueText(self.tr("Automatic"))
+        field.setAccessibleName(name)
+        field.setFixedWidth(_FIELD)
+        field.lineEdit().setTextMargins(6, 0, 6, 0)
+        return field
+
+    def _build(self, title: str) -> None:
+        grid = QGridLayout()
+        grid.setColumnStretch(0, 1)
+        grid.setHorizontalSpacing(24)
+        grid.setVerticalSpacing(12)
+        for number, (name, told, field) in enumerate(
+            (
+                (
+                    self.tr("Layers on the GPU"),
+                    self.tr("What does not fit the graphics card runs on the processor."),
+                    self.layers,
+                ),
+                (self.tr("Processor threads"), self.tr("One a fast core is best for most models."), self.threads),
+                (
+                    self.tr("Type of the cache"),
+                    self.tr("Fewer bits hold more context; below 8 answers suffer."),
+                    self.cache,
+                ),
+                (self.tr("Requests at once"), self.tr("More need more memory for the cache."), self.parallel),
+            )
+        ):
+            texts = QWidget()
+            texts.setLayout(stack(label(name), label(told, "small"), spacing=2))
+            grid.addWidget(texts, number, 0)
+            grid.addWidget(field, number, 1, Qt.AlignmentFlag.AlignVCenter)
+        head = row(label(self.tr("Context length")), 1, self._context_words, self.own_context, spacing=12)
+        note = QFrame()
+        note.setProperty("kind", "note")
+        note.setLayout(stack(self.memory, self._verdict, margins=(16, 12, 16, 12)))
+        self.reset = button(self.tr("All automatic"), self._reset)
+        self.load = button(self.tr("Save and load"), lambda: self._save(self._load_now), "primary")
+        save = button(self.tr("Save"), lambda: self._save(self.accept))
+        self.setLayout(
+            stack(
+                label(title, "title", wrap=True),
+                self.banner,
+                head,
+                self.context,
+                rule(),
+                grid,
+                self.keep,
+                note,
+                row(self.reset, 1, save, self.load),
+                spacing=12,
+                margins=(24, 24, 24, 24),
+            )
+        )
+        self.setMinimumWidth(min(560, self.screen().availableGeometry().width() - 48))
+
+    def _connect(self) -> None:
+        self.context.valueChanged.connect(self._on_context)
+        self.own_context.toggled.connect(self._on_changed)
+        for field in (self.layers, self.threads, self.parallel):
+            field.valueChanged.connect(self._on_changed)
+        self.cache.currentIndexChanged.connect(self._on_changed)
+
+    @property
+    def choices(self) -> LoadChoices:
+        """What is chosen now."""
+
+        def of(field: QSpinBox) -> int | None:
+            return None if field.value() == field.minimum() else field.value()
+
+        return LoadChoices(
+            n_ctx=None if self.own_context.isChecked() else self._context,
+            n_gpu_layers=of(self.layers),
+            n_threads=of(self.threads),
+            n_parallel=of(self.parallel),
+            kv_type=self.cache.currentData(),
+            keep_loaded=self.keep.isChecked(),
+        )
+
+    @property
+    def _context(self) -> int:
+        """The slider is logarithmic, in eighths of a doubling, rounded to 256."""
+        top = self._context_train or _UNKNOWN_TRAIN
+        if self.context.value() == self.context.maximum():
+            return top
+        return min(top, round(_SMALLEST * 2 ** (self.context.value() / 8) / 256) * 256)
+
+    def _show(self, told: ModelLoadSettings) -> None:
+        self._context_train = told.context_train
+        top = max(told.context_train or _UNKNOWN_TRAIN, 2 * _SMALLEST)
+        self.context.setRange(0, math.ceil(8 * math.log2(top / _SMALLEST)))
+        self._showing = True
+        user = told.user
+        self.own_context.setChecked(user.n_ctx is None)
+        if user.n_ctx is not None:
+            self.context.setValue(round(8 * math.log2(max(user.n_ctx, _SMALLEST) / _SMALLEST)))
+        for field, value in (
+            (self.layers, user.n_gpu_layers),
+            (self.threads, user.n_threads),
+            (self.parallel, user.n_parallel),
+        ):
+            field.setValue(field.minimum() if value is None else value)
+        self.cache.setCurrentIndex(max(0, self.cache.findData(user.kv_type)))
+        self.keep.setChecked(user.keep_loaded)
+        self._showing = False
+        self._on_changed()
+
+    def _on_context(self) -> None:
+        if not self._showing:
+            self.own_context.setChecked(False)
+            self._on_changed()
+
+    def _on_changed(self) -> None:
+        if self._showing:
+            return
+        self.reset.setEnabled(self.choices != LoadChoices())
+        if not self.own_context.isChecked():
+            self._context_words.setText(self.tr("{n} tokens").format(n=words.whole(self._context)))
+        self._delay.start()
+
+    def _predict(self) -> None:
+        self._asked += 1
+        asked, chosen, api = self._asked, self.choices, self._services.api
+
+        def show(answer: PlacementAnswer) -> None:
+            if asked == self._asked:
+                self._show_prediction(answer)
+
+        def failed(error: Exception) -> None:
+            if asked == self._asked:
+                self._verdict.setText(in_words(error))
+
+        self._services.background.run(lambda: api.placement(self._model, chosen), show, failed, self)
+
+    def _show_prediction(self, answer: PlacementAnswer) -> None:
+        placed, fit = answer.placement, answer.fit
+        self.layers.setEnabled(placed.device != "cpu" or self.layers.value() > 0)
+        if self.own_context.isChecked():
+            self._showing = True
+            self.context.setValue(round(8 * math.log2(max(placed.n_ctx, _SMALLEST) / _SMALLEST)))
+            self._showing = False
+            self._context_words.setText(self.tr("{n} tokens").format(n=words.whole(placed.n_ctx)))
+        if placed.need is not None:
+            free = sum((fit.available_bytes if fit else {}).values()) or placed.need.total_bytes
+            shares = [
+                Share(part.name, tr(PARTS.get(part.name, part.name)), part.num_bytes) for part in placed.need.parts
+            ]
+            self.memory.show_shares(shares, max(free, placed.need.total_bytes))
+        parts = [self.tr("Runs on {device}").format(device=placed.device_name or placed.device)]
+        if placed.decode_tok_s:
+            parts.append(self.tr("about {n} tokens/s").format(n=words.speed(placed.decode_tok_s)))
+        if fit is not None and not fit.fits:
+            parts.append(self.tr("does not fit the memory that is free now"))
+        self._verdict.setText(" · ".join(parts))
+        QTimer.singleShot(0, self, self._fit)  # what was added this moment has no height yet
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """As high as its lines are at this width."""
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        layout = self.layout()
+        if layout is not None:
+            layout.activate()
+            self.setMinimumHeight(layout.totalHeightForWidth(self.width()))
+
+    def _reset(self) -> None:
+        self._show(ModelLoadSettings(id=self._model, context_train=self._context_train))
+
+    def _save(self, then: Callable[[], object]) -> None:
+        chosen, api = self.choices, self._services.api
+
+        def done(_: object) -> None:
+            self.saved.emit(self._model)
+            then()
+
+        self._services.ask(self.banner, lambda: api.set_load_settings(self._model, chosen), done)
+
+    def _load_now(self) -> None:
+        self.loading.emit(self._model)
+        self.accept()

@@ -1,0 +1,105 @@
+"""The one style of all charts: smooth lines in the product's colours, quiet axes, a point's value as a tip."""
+
+from typing import Any
+
+import pyqtgraph
+from PySide6.QtCore import QEvent, QPointF
+from PySide6.QtGui import QColor, QHelpEvent
+from PySide6.QtWidgets import QLabel, QToolTip, QWidget
+
+from app.gui import words
+from app.gui.look import Look
+from app.gui.widgets.basics import label, row
+from app.gui.widgets.flow import Flow
+
+_DECIMALS_BELOW = 100
+_NEAR = 24  # pixels from a point within which its value is told
+
+
+class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannotated
+    """A plot that cannot be dragged; `points` are what the tip looks at: (x, y, words)."""
+
+    def __init__(self, look: Look, name: str) -> None:
+        super().__init__()
+        self._look = look
+        self.points: list[tuple[float, float, str]] = []
+        self.setAntialiasing(True)
+        self.setMouseEnabled(x=False, y=False)
+        self.setMenuEnabled(False)
+        self.hideButtons()
+        self.setAccessibleName(name)
+        self.getPlotItem().showGrid(x=False, y=True, alpha=0.3)
+        self.getPlotItem().setContentsMargins(0, 8, 8, 4)
+        self.restyle()
+        look.changed.connect(self.restyle)
+
+    def restyle(self) -> None:
+        """Follow the look."""
+        tokens = self._look.tokens
+        self.setBackground(tokens.colour("raised"))
+        for side in ("left", "bottom"):
+            axis = self.getPlotItem().getAxis(side)
+            axis.setPen(pyqtgraph.mkPen(tokens.colour("border")))
+            axis.setTextPen(pyqtgraph.mkPen(tokens.colour("muted")))
+            axis.setStyle(
+                tickFont=self._look.font("small"), tickLength=0, maxTickLevel=0, hideOverlappingLabels=False
+            )
+            axis.enableAutoSIPrefix(False)
+
+    def line(self, xs: list[float], ys: list[float], colour: QColor, *, symbol: str | None = None) -> Any:
+        """One curve; with a symbol its points are marked."""
+        pen = pyqtgraph.mkPen(colour, width=2)
+        marks = {"symbol": symbol, "symbolBrush": colour, "symbolPen": None, "symbolSize": 7} if symbol else {}
+        return self.plot(xs, ys, pen=pen, antialias=True, **marks)
+
+    def series_colour(self, number: int) -> QColor:
+        """The colour of a curve, the product's first."""
+        tokens = self._look.tokens
+        return tokens.colour("accent") if number == 0 else QColor(tokens.series[number % len(tokens.series)])
+
+    def viewportEvent(self, event: QEvent) -> bool:
+        """The value of the point under the pointer."""
+        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
+            words_ = self._words_at(QPointF(event.pos()))
+            if words_:
+                QToolTip.showText(event.globalPos(), words_, self)
+            else:
+                QToolTip.hideText()
+            return True
+        return bool(super().viewportEvent(event))
+
+    def _words_at(self, at: QPointF) -> str:
+        box, best, found = self.getViewBox(), float(_NEAR), ""
+        for x, y, said in self.points:
+            place = box.mapViewToScene(QPointF(x, y))
+            far = ((place.x() - at.x()) ** 2 + (place.y() - at.y()) ** 2) ** 0.5
+            if far < best:
+                best, found = far, said
+        return found
+
+
+class ChartKey(Flow):
+    """Which colour is which curve, above the chart, where it covers nothing."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__(spacing=12)
+        self._look = look
+        self.names: list[str] = []
+
+    def show_names(self, entries: list[tuple[str, QColor]]) -> None:
+        """One entry a curve; one curve alone needs no key."""
+        self.names = [name for name, _ in entries]
+        self.clear()
+        for name, colour in entries:
+            holder = QWidget()
+            dot = QLabel()
+            dot.setFixedSize(10, 10)
+            dot.setStyleSheet(f"background: {colour.name()}; border-radius: 3px;")
+            holder.setLayout(row(dot, label(name, "small"), spacing=6))
+            self.add(holder)
+        self.setVisible(len(entries) > 1)
+
+
+def value_words(value: float) -> str:
+    """A number on an axis or in a tip."""
+    return words.decimal(value, 1) if 0 < value < _DECIMALS_BELOW and value % 1 else words.whole(value)
