@@ -8,10 +8,11 @@ import click
 import msgspec
 
 from app.cli.phase_line import PhaseLine
-from app.code.agent.consent import shown_text
+from app.tools.consent import shown_text
 
 if TYPE_CHECKING:
-    from app.client import Answer, Client
+    from app.cli.chat_tools import ChatTools
+    from app.client import Answer, Client, ToolCall
     from engine.api.chat import Runaway
 
 HELP = (
@@ -19,6 +20,8 @@ HELP = (
     "/help shows this."
 )
 _SHOWN_PASSAGE = 60
+# A model that wants more rounds of calls for one question is lost.
+MAX_ROUNDS = 12
 
 
 @click.command(
@@ -39,6 +42,9 @@ _SHOWN_PASSAGE = 60
     default=True,
     help="End an answer that repeats the same passage again and again, or turns into noise.  [default: on]",
 )
+@click.option(
+    "--tools", multiple=True, metavar="NAME", help="Let the model use these tools, or 'all'; `tessera tools list`."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: answer, usage, timings.")
 def command(
     model: str | None,
@@ -50,6 +56,7 @@ def command(
     lora: tuple[str, ...],
     draft: str | None,
     loop_guard: bool,
+    tools: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Answer --prompt, or hold a conversation."""
@@ -68,11 +75,26 @@ def command(
             from engine.api.models import LoadRequest  # noqa: PLC0415 - as above
 
             client.load(chosen, LoadRequest(draft="" if draft == "none" else draft))
-        chat = Conversation(client, chosen, system, options)
-        if prompt is not None:
-            chat.ask(prompt, as_json=as_json)
-        else:
-            chat.talk()
+        opened = _opened(tools) if tools else None
+        try:
+            chat = Conversation(client, chosen, system, options, opened)
+            if prompt is not None:
+                chat.ask(prompt, as_json=as_json)
+            else:
+                chat.talk()
+        finally:
+            if opened is not None:
+                opened.close()
+
+
+def _opened(names: tuple[str, ...]) -> "ChatTools":
+    from app.cli.chat_tools import ChatTools  # noqa: PLC0415 - see command
+    from app.tools.mcp_config import BadMcpConfig  # noqa: PLC0415 - see command
+
+    try:
+        return ChatTools(names)
+    except BadMcpConfig as error:
+        raise click.ClickException(str(error)) from error
 
 
 def default_model(client: "Client") -> str:
@@ -116,11 +138,19 @@ def runaway_text(found: "Runaway") -> str:
 class Conversation:
     """A chat in the terminal. Answers go to stdout, everything about them to stderr."""
 
-    def __init__(self, client: "Client", model: str, system: str | None, options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        client: "Client",
+        model: str,
+        system: str | None,
+        options: dict[str, Any],
+        tools: "ChatTools | None" = None,
+    ) -> None:
         self._client = client
         self._model = model
         self._system = system
         self._options = options
+        self._tools = tools
         self._messages = self._fresh()
 
     def _fresh(self) -> list[dict[str, Any]]:
@@ -166,7 +196,21 @@ class Conversation:
 
     def _answer(self, answer: str, *, as_json: bool) -> None:
         """Answer the last message, or go on where `answer` ended."""
-        options = {**self._options, "continue_final_message": True} if answer else self._options
+        for _ in range(MAX_ROUNDS):
+            calls = self._answer_once(answer, as_json=as_json)
+            if not calls or self._tools is None:
+                return
+            self._messages[-1:] = self._tools.carry_out(str(self._messages[-1]["content"]), calls)
+            answer = ""
+
+    def _answer_once(self, answer: str, *, as_json: bool) -> "list[ToolCall]":
+        """One answer; the calls it asks for, where it may make some."""
+        options = {**self._options, "continue_final_message": True} if answer else dict(self._options)
+        if self._tools is not None:
+            options["tools"] = self._tools.as_openai()
+        from app.client import ToolCalls  # noqa: PLC0415 - see command
+
+        calls = ToolCalls()
         last: Answer | None = None
         stopped = False
         line = PhaseLine()
@@ -174,6 +218,7 @@ class Conversation:
         try:
             for piece in stream:
                 answer += piece.text
+                calls.take(piece.tool_calls)
                 last = piece
                 if not as_json:
                     line.show(piece.phase)
@@ -187,6 +232,13 @@ class Conversation:
         if self._messages[-1]["role"] == "assistant":
             self._messages.pop()
         self._messages.append({"role": "assistant", "content": answer})
+        if calls.calls and self._tools is not None and not stopped:
+            return calls.calls
+        self._tell(answer, last, stopped=stopped, as_json=as_json)
+        return []
+
+    def _tell(self, answer: str, last: "Answer | None", *, stopped: bool, as_json: bool) -> None:
+        """What is known at the end."""
         usage = last.usage if last else None
         timings = last.timings if last else None
         finish = "cancelled" if stopped else last.finish_reason if last else None

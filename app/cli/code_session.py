@@ -10,23 +10,12 @@ import click
 
 from app.cli.phase_line import PhaseLine
 from app.client import Answer
-from app.code.agent.consent import Consent, ConsentRequest, Decision, shown_text
 from app.code.agent.loop import Agent, ChatModel
-from app.code.agent.mcp_tools import McpTools, read_mcp_config
+from app.code.agent.mcp_tools import McpTools
 from app.code.agent.models import ReplayedModel, ServerModel
 from app.code.agent.tools import Toolbox
 from app.code.agent.transcript import Transcript, read_transcript
-from app.code.agent.types import (
-    AgentEvent,
-    Called,
-    Edited,
-    Ended,
-    Planned,
-    Returned,
-    Thought,
-    ToolRefused,
-    UserAsked,
-)
+from app.code.agent.types import AgentEvent, Called, Edited, Ended, Planned, Returned, Thought, UserAsked
 from app.code.assistant import Assistant
 from app.code.context.pieces import Context
 from app.code.edits.session import Proposal
@@ -34,6 +23,9 @@ from app.code.edits.types import Applied
 from app.code.errors import CodeError, GitFailed, UncommittedChanges
 from app.code.prompts import repair_request
 from app.code.review import file_diff
+from app.tools.consent import Consent, ConsentRequest, Decision, shown_text
+from app.tools.mcp_config import read_mcp_config
+from app.tools.types import ToolRefused
 
 HELP = """Ask anything; point at parts with @file, @folder, @symbol:name, @diff (@src/a.py#10-40 for lines).
 /context  what went in        /drop N   leave that piece out, ask again

@@ -14,6 +14,7 @@ from engine.version import __version__
 COMMANDS: dict[str, tuple[str, str]] = {
     "window": ("app.cli.window", "Open the window (also: tessera without a command)."),
     "chat": ("app.cli.chat", "Chat with a model in the terminal."),
+    "tools": ("app.cli.tools", "Add and remove tools (MCP servers) that chats may use."),
     "bench": ("app.cli.bench", "Measure a model, or a stand-in of one not downloaded, on this machine."),
     "autotune": ("app.cli.autotune", "Find the fastest settings for a model on this machine."),
     "serve": ("app.cli.serve", "Serve models to editors, agents and other programs."),
@@ -90,7 +91,7 @@ def main() -> None:
     try:
         sys.exit(cli.main(prog_name="tessera", standalone_mode=False) or 0)
     except click.ClickException as error:
-        from app.code.agent.consent import shown_text  # noqa: PLC0415 - only when something went wrong
+        from app.tools.consent import shown_text  # noqa: PLC0415 - only when something went wrong
 
         if isinstance(error, click.UsageError):
             error.show()
@@ -103,8 +104,8 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(0)
     except Exception as error:
-        from app.code.agent.consent import shown_text  # noqa: PLC0415 - only when something went wrong
         from app.error_text import describe, exit_code  # noqa: PLC0415 - see above
+        from app.tools.consent import shown_text  # noqa: PLC0415 - only when something went wrong
 
         code = exit_code(error)
         if debug or code is None:

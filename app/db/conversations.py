@@ -8,8 +8,14 @@ import apsw
 
 from app.db.records import Conversation, Folder, Preset
 
-_COLUMNS = "id, title, folder_id, pinned, model, system_prompt, sampling, draft, leaf_id, created_s, archived"
-_EDITABLE = frozenset({"title", "folder_id", "pinned", "model", "system_prompt", "sampling", "draft", "leaf_id"})
+_COLUMNS = (
+    "id, title, folder_id, pinned, model, system_prompt, sampling, draft, leaf_id, created_s, archived, tools"
+)
+_EDITABLE = frozenset(
+    {"title", "folder_id", "pinned", "model", "system_prompt", "sampling", "draft", "leaf_id", "tools"}
+)
+_OF_FOLDERS = frozenset({"name", "path", "instructions", "model", "sampling", "tools"})
+_AS_JSON = frozenset({"sampling", "tools"})
 
 
 def create(connection: apsw.Connection, **fields: object) -> Conversation:
@@ -53,12 +59,15 @@ def update(connection: apsw.Connection, conversation_id: int, /, **fields: objec
         raise TypeError(f"not a field of a conversation: {sorted(unknown)}")
     if not fields:
         return
-    if "sampling" in fields:
-        fields["sampling"] = json.dumps(fields["sampling"])
+    _set(connection, "conversations", conversation_id, fields)
+
+
+def _set(connection: apsw.Connection, table: str, number: int, fields: dict[str, object]) -> None:
     names = ", ".join(f"{name} = ?" for name in fields)
+    values = [json.dumps(value) if name in _AS_JSON else value for name, value in fields.items()]
     connection.execute(
-        f"UPDATE conversations SET {names} WHERE id = ?",  # noqa: S608 - names are checked above
-        (*fields.values(), conversation_id),
+        f"UPDATE {table} SET {names} WHERE id = ?",  # noqa: S608 - names are checked by the callers
+        (*values, number),
     )
 
 
@@ -107,8 +116,22 @@ def empty_trash(connection: apsw.Connection) -> int:
 
 def folders(connection: apsw.Connection) -> list[Folder]:
     """All folders by name."""
-    rows = connection.execute("SELECT id, name FROM folders ORDER BY name COLLATE NOCASE, id")
-    return [Folder(*row) for row in rows]
+    rows = connection.execute(
+        "SELECT id, name, path, instructions, model, sampling, tools FROM folders ORDER BY name COLLATE NOCASE, id"
+    )
+    return [
+        Folder(number, name, path, instructions, model, json.loads(sampling), tuple(json.loads(tools)))
+        for number, name, path, instructions, model, sampling, tools in rows
+    ]
+
+
+def update_folder(connection: apsw.Connection, folder_id: int, /, **fields: object) -> None:
+    """Change fields of a folder; names as in `Folder`."""
+    unknown = fields.keys() - _OF_FOLDERS
+    if unknown:
+        raise TypeError(f"not a field of a folder: {sorted(unknown)}")
+    if fields:
+        _set(connection, "folders", folder_id, fields)
 
 
 def create_folder(connection: apsw.Connection, name: str) -> Folder:
@@ -149,7 +172,9 @@ def remove_preset(connection: apsw.Connection, preset_id: int) -> None:
 
 
 def _conversation(row: tuple[object, ...]) -> Conversation:
-    number, title, folder_id, pinned, model, system_prompt, sampling, draft, leaf_id, created_s, archived = row
+    number, title, folder_id, pinned, model, system_prompt, sampling, draft, leaf_id, created_s, archived, tools = (
+        row
+    )
     return Conversation(
         id=int(str(number)),
         title=str(title),
@@ -162,4 +187,5 @@ def _conversation(row: tuple[object, ...]) -> Conversation:
         leaf_id=None if leaf_id is None else int(str(leaf_id)),
         created_s=float(str(created_s)),
         archived=bool(archived),
+        tools=tuple(json.loads(str(tools))),
     )

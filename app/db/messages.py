@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import apsw
 
 from app.db import conversations
-from app.db.records import Attachment, Message, Role, Status
+from app.db.records import Attachment, Conversation, Message, Role, Status
 
 _COLUMNS = "id, conversation_id, parent_id, role, content, reasoning, status, model, facts, created_s"
 
@@ -148,3 +148,8 @@ def of_conversation(connection: apsw.Connection, conversation_id: int) -> list[M
             created_s,
         ) in rows
     ]
+
+
+def whole(connection: apsw.Connection, conversation_id: int) -> tuple[Conversation, list[Message]]:
+    """A conversation with all its messages. Raises: KeyError."""
+    return conversations.get(connection, conversation_id), of_conversation(connection, conversation_id)

@@ -37,7 +37,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Conversation:
-    """One chat: its settings and the message at the end of the branch shown."""
+    """One chat: its settings and the message at the end of the branch shown. `tools`: the sources switched on."""
 
     id: int
     title: str = ""
@@ -50,14 +50,39 @@ class Conversation:
     leaf_id: int | None = None
     created_s: float = 0.0
     archived: bool = False
+    tools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A named group of conversations."""
+    """A named group of conversations; with a `path` or instructions a project, whose new chats begin with these."""
 
     id: int
     name: str
+    path: str = ""
+    instructions: str = ""
+    model: str = ""
+    sampling: dict[str, object] = field(default_factory=dict)
+    tools: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A summary that stands for the messages `first_id` to `last_id` of a branch.
+
+    `opened`: the originals are sent instead. `inside_id`: a later fold took this one in.
+    """
+
+    id: int
+    conversation_id: int
+    first_id: int
+    last_id: int
+    summary: str
+    model: str = ""
+    opened: bool = False
+    edited: bool = False
+    inside_id: int | None = None
+    created_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -77,5 +77,27 @@ CREATE TABLE presets(
 
 _ARCHIVE = "ALTER TABLE conversations ADD COLUMN archived INTEGER NOT NULL DEFAULT 0;"
 
-MIGRATIONS: tuple[str, ...] = (_CHATS, _SEARCH, _ATTACHMENTS_AND_PRESETS, _ARCHIVE)
+# A folder with a path is a project. A fold stands for messages of a branch, or for older folds with them.
+_TOOLS_PROJECTS_FOLDS = """
+ALTER TABLE conversations ADD COLUMN tools TEXT NOT NULL DEFAULT '[]';
+ALTER TABLE folders ADD COLUMN path TEXT NOT NULL DEFAULT '';
+ALTER TABLE folders ADD COLUMN instructions TEXT NOT NULL DEFAULT '';
+ALTER TABLE folders ADD COLUMN model TEXT NOT NULL DEFAULT '';
+ALTER TABLE folders ADD COLUMN sampling TEXT NOT NULL DEFAULT '{}';
+ALTER TABLE folders ADD COLUMN tools TEXT NOT NULL DEFAULT '[]';
+CREATE TABLE folds(
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  conversation_id INTEGER NOT NULL REFERENCES conversations(id) ON DELETE CASCADE,
+  first_id INTEGER NOT NULL,
+  last_id INTEGER NOT NULL,
+  summary TEXT NOT NULL,
+  model TEXT NOT NULL DEFAULT '',
+  opened INTEGER NOT NULL DEFAULT 0,
+  edited INTEGER NOT NULL DEFAULT 0,
+  inside_id INTEGER REFERENCES folds(id) ON DELETE SET NULL,
+  created_s REAL NOT NULL);
+CREATE INDEX folds_by_conversation ON folds(conversation_id, first_id);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_CHATS, _SEARCH, _ATTACHMENTS_AND_PRESETS, _ARCHIVE, _TOOLS_PROJECTS_FOLDS)
 VERSION = len(MIGRATIONS)

@@ -116,6 +116,11 @@ class Background(QObject):
         super().__init__(parent)
         self._pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="background")
         self._streams: set[StreamJob] = set()
+        self._at_close: list[Callable[[], object]] = []
+
+    def at_close(self, end: Callable[[], object]) -> None:
+        """Have this called before the workers are waited for: it ends what would keep them busy."""
+        self._at_close.append(end)
 
     def run(
         self,
@@ -167,6 +172,8 @@ class Background(QObject):
 
     def close(self) -> None:
         """Cancel streams and wait for the workers."""
+        for end in self._at_close:
+            end()
         for job in list(self._streams):
             if shiboken6.isValid(job):
                 job.cancel()

@@ -5,17 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from app.code.agent.types import (
-    AgentEvent,
-    Called,
-    Ended,
-    OnEvent,
-    Returned,
-    Thought,
-    ToolOutcome,
-    ToolSpec,
-    UserAsked,
-)
+from app.code.agent.types import AgentEvent, Called, Ended, OnEvent, Returned, Thought, UserAsked
+from app.tools.types import ToolOutcome, ToolSpec
 
 # Enough for a change over several files with a test run; a model that needs more is lost.
 DEFAULT_STEPS = 30

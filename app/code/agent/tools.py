@@ -11,13 +11,14 @@ import msgspec
 
 from app.code.agent import sandbox
 from app.code.agent.command import run_command
-from app.code.agent.consent import Consent, ConsentRequest, shown_argv, shown_line, shown_text
-from app.code.agent.types import Edited, OnEvent, PlanItem, Planned, ToolOutcome, ToolRefused, ToolSpec
+from app.code.agent.types import Edited, OnEvent, PlanItem, Planned
 from app.code.edits.session import EditSession
 from app.code.edits.types import Answer, Hunk
 from app.code.errors import CodeError
 from app.code.index.project import ProjectIndex
 from app.code.index.walk import is_ignored
+from app.tools.consent import Consent, ConsentRequest, shown_argv, shown_line, shown_text
+from app.tools.types import ToolOutcome, ToolRefused, ToolSpec
 
 _MAX_LINES = 400
 _MAX_RESULT_CHARS = 24_000

@@ -1,7 +1,7 @@
 """What happens in an agent's session: calls, results, a plan; each is also a line of the transcript."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -65,29 +65,3 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 AgentEvent = UserAsked | Thought | Called | Returned | Planned | Edited | Ended
 OnEvent = Callable[[AgentEvent], None]
-
-
-class ToolOutcome(msgspec.Struct, frozen=True):
-    """A tool's answer to the model."""
-
-    text: str
-    ok: bool = True
-
-
-class ToolRefused(Exception):
-    """A call that is not carried out; the text goes back to the model."""
-
-
-class ToolSpec(msgspec.Struct, frozen=True):
-    """A tool as the model sees it; `parameters` is a JSON schema."""
-
-    name: str
-    description: str
-    parameters: dict[str, Any]
-
-    def as_openai(self) -> dict[str, Any]:
-        """The form of chat completions."""
-        return {
-            "type": "function",
-            "function": {"name": self.name, "description": self.description, "parameters": self.parameters},
-        }

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
@@ -13,9 +14,12 @@ from app.db.records import Attachment, Conversation, Message, Status
 from app.gui.api import in_words
 from app.gui.background import StreamJob
 from app.gui.chat import turns
+from app.gui.chat.facts import speed_facts
 from app.gui.chat.request import branch_body
-from app.gui.chat.tree import MessageTree
+from app.gui.chat.tool_turns import MAX_ROUNDS, ToolTurns
+from app.gui.chat.tree import MessageTree, pair_of
 from app.gui.services import Services
+from app.tools.types import ToolSpec
 
 _SAVE_MS = 1000
 
@@ -45,6 +49,9 @@ class ChatController(QObject):
         self._answer_id = 0
         self._job: StreamJob | None = None
         self._starting = False
+        self.tools = ToolTurns(services, self)
+        self._calling = False
+        self._preparing = 0  # the answer that waits for its tools
         self._save_timer = QTimer(self)
         self._save_timer.setInterval(_SAVE_MS)
         self._save_timer.timeout.connect(self._save_text)
@@ -52,7 +59,7 @@ class ChatController(QObject):
     @property
     def busy(self) -> bool:
         """True from the question until the answer has ended."""
-        return self._starting or self._job is not None
+        return self._starting or self._calling or self._job is not None
 
     @property
     def answering_id(self) -> int:
@@ -67,28 +74,16 @@ class ChatController(QObject):
     @property
     def partial(self) -> Message | None:
         """The message being written, with the text that has arrived and was shown."""
-        if self._answer is None:
+        now = self._answer
+        if now is None:
             return None
-        return replace(
-            self.tree[self._answer_id],
-            content=self._answer.content,
-            reasoning=self._answer.reasoning,
-            status="streaming",
-        )
+        return replace(self.tree[self._answer_id], content=now.content, reasoning=now.reasoning, status="streaming")
 
     def pair(self, message_id: int) -> list[int]:
         """The answers to one question that belong side by side, first model first; empty when there is no pair."""
-        message = self.tree[message_id]
-        if not self.second_model or message.role != "assistant":
+        if not self.second_model:
             return []
-        siblings = self.tree.siblings(message_id)
-        seconds = [i for i in siblings if self.tree[i].model == self.second_model]
-        firsts = [i for i in siblings if self.tree[i].model != self.second_model]
-        if message_id in seconds:
-            return [firsts[-1], message_id] if firsts else []
-        if seconds:
-            return [message_id, seconds[-1]]
-        return [message_id] if self._second_wanted and message_id == self.tree.leaf_id else []
+        return pair_of(self.tree, message_id, self.second_model, wanted=self._second_wanted)
 
     def new(self, conversation: Conversation) -> None:
         """Show an empty conversation; it is written with its first message."""
@@ -103,12 +98,6 @@ class ChatController(QObject):
         """Show a conversation, on the branch of `message_id` if given."""
         self.stop()
 
-        def load(connection: Any) -> tuple[Conversation, list[Message]]:
-            return (
-                conversations.get(connection, conversation_id),
-                messages.of_conversation(connection, conversation_id),
-            )
-
         def show(loaded: tuple[Conversation, list[Message]]) -> None:
             self.conversation, rows = loaded
             self.tree = MessageTree(rows, self.conversation.leaf_id)
@@ -118,7 +107,7 @@ class ChatController(QObject):
             self.opened.emit()
             self.conversation_changed.emit(self.conversation)
 
-        self._watch(self._services.store.submit(load), show)
+        self._watch(self._services.store.submit(messages.whole, conversation_id), show)
 
     def change(self, **fields: Any) -> None:
         """Change the conversation's settings (model, system_prompt, sampling, title, ...)."""
@@ -194,6 +183,14 @@ class ChatController(QObject):
 
     def stop(self) -> None:
         """End the answer here; what has arrived is kept."""
+        if self._calling:
+            self._calling = False
+            self.tools.stop()
+            waiting, self._preparing = self._preparing, 0
+            if waiting in self.tree:
+                self._write(replace(self.tree[waiting], status="stopped"))
+                self.message_changed.emit(waiting)
+            self.busy_changed.emit(False)
         if self._job is None:
             return
         self._job.flush()
@@ -242,6 +239,22 @@ class ChatController(QObject):
         return path
 
     def _generate(self, message_id: int, answer: WholeAnswer, *, continue_last: bool) -> None:
+        """Ask the model, once the tools that are switched on are there."""
+        self._starting, self._calling, self._preparing = False, True, message_id
+
+        def go_on(specs: tuple[ToolSpec, ...]) -> None:
+            self._calling, self._preparing = False, 0
+            self._stream(message_id, answer, specs, continue_last=continue_last)
+
+        # The second of a pair is for comparison only: no tool is called twice for one question.
+        is_second = bool(self.second_model) and self.tree[message_id].model == self.second_model
+        tools = () if is_second else self.conversation.tools
+        self.busy_changed.emit(True)
+        self.tools.prepare(self.conversation.id, tools, Path.home(), go_on)
+
+    def _stream(
+        self, message_id: int, answer: WholeAnswer, specs: tuple[ToolSpec, ...], *, continue_last: bool
+    ) -> None:
         path = self.context_path()
         if not continue_last:
             path = path[:-1]
@@ -251,8 +264,8 @@ class ChatController(QObject):
             system_prompt=self.conversation.system_prompt,
             sampling=self.conversation.sampling,
             continue_last=continue_last,
+            tools=specs,
         )
-        self._starting = False
         self._answer, self._answer_id = answer, message_id
         self._job = self._services.background.stream(
             lambda: self._services.api.answer(body),
@@ -262,7 +275,6 @@ class ChatController(QObject):
             self,
         )
         self._save_timer.start()
-        self.busy_changed.emit(True)
 
     def _on_pieces(self, pieces: list[Answer]) -> None:
         if self._answer is None:
@@ -294,18 +306,37 @@ class ChatController(QObject):
         if answer is None:
             return
         kept = {**answer.facts(), **facts}
-        message = replace(
-            self.tree[message_id], content=answer.content, reasoning=answer.reasoning, status=status, facts=kept
-        )
+        text, thought = answer.content, answer.reasoning
+        message = replace(self.tree[message_id], content=text, reasoning=thought, status=status, facts=kept)
         self._write(message)
         if status == "stopped" and answer.content:
             self._count(message, answer)
         self._second_wanted = self._second_wanted and status == "complete"
         self.message_changed.emit(message_id)
+        if status == "complete" and answer.tools.calls and self._call_tools(message, answer):
+            return
         if self._second_wanted:
             self._ask_second(message_id)
         else:
             self.busy_changed.emit(False)
+
+    def _call_tools(self, message: Message, answer: WholeAnswer) -> bool:
+        """Carry out what the answer asks for, write each result down, and let the model go on."""
+        conversation = self.conversation
+        if turns.rounds(self.tree.path()) > MAX_ROUNDS:
+            return False
+
+        def written(row: Message) -> None:
+            self.tree.add(row)
+            self.message_added.emit(row.id)
+
+        def end(last_id: int) -> None:
+            self._calling, self._starting = False, True
+            again = self._services.store.submit(turns.answer_again, conversation, last_id)
+            self._watch(again, self._on_turn, self._on_not_saved)
+
+        self._calling = self.tools.carry_out(message, answer.tools.calls, written, end)
+        return self._calling
 
     def _write(self, message: Message) -> None:
         """Keep the last state of an answer."""
@@ -324,12 +355,9 @@ class ChatController(QObject):
     def _count(self, message: Message, answer: WholeAnswer) -> None:
         """How fast a stopped answer was: the server tells that at the end only, so its tokens are counted."""
         model, text = self._model_of(message.id), message.reasoning + message.content
-        seconds = answer.last_s - answer.first_s
 
         def counted(count: int) -> None:
-            speed = round((count - 1) / seconds, 2) if seconds > 0 and count > 1 else 0.0
-            facts = {"usage": {"completion_tokens": count}, "timings": {"tok_s": speed}}
-            self._write(replace(message, facts={**message.facts, **facts}))
+            self._write(replace(message, facts={**message.facts, **speed_facts(answer, count)}))
             if message.id in self.tree:
                 self.message_changed.emit(message.id)
 
@@ -361,13 +389,8 @@ class ChatController(QObject):
         answer = self._answer
         if answer is None:
             return
-        future = self._services.store.submit(
-            messages.write_text,
-            self._answer_id,
-            content=answer.content,
-            reasoning=answer.reasoning,
-            status="streaming",
-        )
+        arrived = {"content": answer.content, "reasoning": answer.reasoning}
+        future = self._services.store.submit(messages.write_text, self._answer_id, **arrived, status="streaming")
         self._watch(future, None, lambda error: self.save_failed.emit("", in_words(error)))
 
     def _watch(self, future: Any, on_done: Any = None, on_error: Any = None) -> None:

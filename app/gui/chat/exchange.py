@@ -2,12 +2,11 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QFileDialog, QWidget
 
-from app.db import conversations, messages
+from app.db import messages
 from app.db.records import Conversation, Message
 from app.gui.api import in_words
 from app.gui.chat.transfer import import_json, to_json, to_markdown
@@ -51,12 +50,6 @@ class Exchange(QObject):
     def export_to(self, conversation_id: int, path: Path) -> None:
         """Write a conversation: JSON by name, else Markdown."""
 
-        def load(connection: Any) -> tuple[Conversation, list[Message]]:
-            return (
-                conversations.get(connection, conversation_id),
-                messages.of_conversation(connection, conversation_id),
-            )
-
         def write(loaded: tuple[Conversation, list[Message]]) -> None:
             text = to_json([loaded]) if path.suffix.lower() == ".json" else to_markdown(*loaded)
             self._services.background.run(
@@ -66,7 +59,9 @@ class Exchange(QObject):
                 self,
             )
 
-        self._services.background.watch(self._services.store.submit(load), write, None, self)
+        self._services.background.watch(
+            self._services.store.submit(messages.whole, conversation_id), write, None, self
+        )
 
     def import_chats(self) -> None:
         """Ask for a file, then add its chats."""

@@ -2,6 +2,7 @@
 
 from PySide6.QtCore import QCoreApplication, QLocale
 
+from app.client import WholeAnswer
 from app.db.records import Message
 
 _EXACT_BELOW = 100  # tokens/s; above, a decimal says nothing
@@ -69,3 +70,10 @@ def runaway_words(message: Message) -> str:
 
 def _tr(text: str) -> str:
     return QCoreApplication.translate("facts", text)
+
+
+def speed_facts(answer: WholeAnswer, count: int) -> dict[str, object]:
+    """Usage and speed of an answer whose tokens were counted here."""
+    seconds = answer.last_s - answer.first_s
+    speed = round((count - 1) / seconds, 2) if seconds > 0 and count > 1 else 0.0
+    return {"usage": {"completion_tokens": count}, "timings": {"tok_s": speed}}

@@ -25,6 +25,7 @@ class ModelBar(QWidget):
     chosen = Signal(str)
     second_chosen = Signal(str)  # empty: no comparison
     fold_pressed = Signal()
+    tools_pressed = Signal()
     tune_pressed = Signal()
 
     def __init__(self, services: Services) -> None:
@@ -33,6 +34,7 @@ class ModelBar(QWidget):
         look = services.look
         unit = look.tokens.unit
         fold = IconButton(look, "sidebar", self.tr("Show or hide the list of chats"), self.fold_pressed.emit)
+        tools = IconButton(look, "tool", self.tr("Tools"), self.tools_pressed.emit)
         tune = IconButton(look, "sliders", self.tr("System prompt and sampling"), self.tune_pressed.emit)
         self.models = _ModelBox()
         _set_up(self.models, self.tr("Model"))
@@ -47,7 +49,9 @@ class ModelBar(QWidget):
         _set_up(self.second, self.tr("Second model"))
         self.second.activated.connect(lambda at: self.second_chosen.emit(str(self.second.itemData(at))))
         self.second.hide()
-        self.setLayout(row(fold, self.models, self.compare, self.second, 1, tune, margins=(unit, unit, unit, unit)))
+        self.setLayout(
+            row(fold, self.models, self.compare, self.second, 1, tools, tune, margins=(unit, unit, unit, unit))
+        )
 
     def show_models(self, current: str) -> None:
         """Show the models there are, with `current` chosen; one that is gone is named as such."""

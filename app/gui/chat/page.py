@@ -12,12 +12,14 @@ from app.gui.chat.composer import Composer
 from app.gui.chat.context_watch import ContextWatch
 from app.gui.chat.controller import ChatController
 from app.gui.chat.exchange import Exchange
+from app.gui.chat.items import MessageItems
 from app.gui.chat.message_actions import MessageActions
 from app.gui.chat.message_widget import MessageWidget
 from app.gui.chat.model_bar import ModelBar
 from app.gui.chat.options import ChatOptions, default_sampling
 from app.gui.chat.pair_widget import PairWidget
 from app.gui.chat.sidebar import Sidebar
+from app.gui.chat.tools_side import ToolsSide
 from app.gui.chat.transcript import Transcript, estimated_height
 from app.gui.chat.welcome import Welcome
 from app.gui.services import Services
@@ -55,6 +57,7 @@ class ChatPage(QSplitter):
         self.bar = ModelBar(services)
         self._context = ContextWatch(services, self.controller, self.composer, self.banner, self)
         self._actions = MessageActions(services, self.controller, self._context, self.banner, self)
+        self._items = MessageItems(services, self.controller, self._actions)
         self._draft_timer = QTimer(self)
         self._draft_timer.setSingleShot(True)
         self._draft_timer.setInterval(_DRAFT_MS)
@@ -71,7 +74,10 @@ class ChatPage(QSplitter):
         foot.setMaximumWidth(self._services.look.tokens.column + 6 * unit)
         note = label(self.tr("Models make mistakes. Check what matters."), "small")
         note.setAlignment(Qt.AlignmentFlag.AlignHCenter)
-        foot.setLayout(stack(self.banner, self.composer, note, spacing=unit, margins=(3 * unit, 0, 3 * unit, unit)))
+        self._beside = row(spacing=0)
+        self.tools = ToolsSide(self._services, self.controller, self.banner, self._beside, self)
+        items = (self.banner, self.tools.card, self.composer, note)
+        foot.setLayout(stack(*items, spacing=unit, margins=(3 * unit, 0, 3 * unit, unit)))
         centred = row(spacing=0, margins=(0, 0, SCROLL_BAR, 0))
         centred.addStretch(1)
         centred.addWidget(foot, 100)
@@ -81,7 +87,7 @@ class ChatPage(QSplitter):
         column.addWidget(self.bar)
         column.addWidget(self._middle, 1)
         column.addLayout(centred)
-        self._beside = row(_with(column), spacing=0)
+        self._beside.addWidget(_with(column))
         main.setLayout(self._beside)
         self.addWidget(self.sidebar)
         self.addWidget(main)
@@ -121,6 +127,7 @@ class ChatPage(QSplitter):
         self.bar.picker.more_wanted.connect(self.library_wanted)
         self.bar.picker.failed.connect(lambda text: self.banner.tell(text, "bad"))
         self.bar.fold_pressed.connect(lambda: self.sidebar.setVisible(not self.sidebar.isVisible()))
+        self.bar.tools_pressed.connect(self.tools.toggle)
         self.bar.tune_pressed.connect(lambda: self.options.setVisible(not self.options.isVisible()))
         self._context.new_chat_wanted.connect(self.new_chat)
         self._actions.server_wanted.connect(self.server_wanted)
@@ -356,38 +363,7 @@ class ChatPage(QSplitter):
         self._context.refresh()
 
     def _make_item(self, message_id: int) -> ColumnItem:
-        pair = self.controller.pair(message_id)
-        if not pair:
-            return self._make_message(message_id, self.controller.tree.siblings(message_id))
-        second = self._services.models.get(self.controller.second_model)
-        made = PairWidget(
-            self._services.look,
-            [self._make_message(answer, [answer]) for answer in pair],
-            second.title if second else self.controller.second_model,
-            message_id,
-            busy=self.controller.busy,
-        )
-        made.picked.connect(self.controller.switch_branch)
-        return made
-
-    def _make_message(self, message_id: int, siblings: list[int]) -> MessageWidget:
-        message = self.controller.tree[message_id]
-        if message_id == self.controller.answering_id and self.controller.partial is not None:
-            message = self.controller.partial
-        choice = self._services.models.get(message.model)
-        made = MessageWidget(
-            self._services.look,
-            message,
-            siblings,
-            last=self.controller.tree.leaf_id == message_id,
-            title=choice.title if choice else message.model,
-            n_ctx=choice.n_ctx if choice else 0,
-            first=len(self.controller.context_path()) <= 2,  # noqa: PLR2004 - a question and its answer
-        )
-        if message_id == self.controller.answering_id or message.status == "streaming":
-            made.show_phase(*self.controller.phase)
-        self._actions.follow(made)
-        return made
+        return self._items.make(message_id)
 
     def _estimate(self, message_id: int) -> int:
         return estimated_height(self.controller.tree[message_id])

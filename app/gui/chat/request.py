@@ -6,6 +6,7 @@ from typing import Any
 
 from app.client import chat_body
 from app.db.records import Attachment, Message
+from app.tools.types import ToolSpec
 
 # Characters of English a token holds, rounded down so that estimates err on the full side.
 CHARACTERS_PER_TOKEN = 3.5
@@ -31,13 +32,16 @@ def branch_body(
     system_prompt: str = "",
     sampling: Mapping[str, object] | None = None,
     continue_last: bool = False,
+    tools: Sequence[ToolSpec] = (),
 ) -> dict[str, Any]:
     """The request for the next answer on this branch."""
     messages: list[dict[str, Any]] = []
     if system_prompt.strip():
         messages.append({"role": "system", "content": system_prompt})
-    messages.extend(_message(message) for message in path)
+    messages.extend(_messages(path))
     body = chat_body(model, messages, {"loop_guard": True})
+    if tools:
+        body["tools"] = [spec.as_openai() for spec in tools]
     for name, value in (sampling or {}).items():
         if name in _SAMPLING:
             body[name] = value
@@ -50,6 +54,40 @@ def branch_body(
     if continue_last:
         body["continue_final_message"] = True
     return body
+
+
+def _messages(path: Sequence[Message]) -> list[dict[str, Any]]:
+    """Calls go with their results: one that was stopped or lost before its result is left out with its call."""
+    made: list[dict[str, Any]] = []
+    for number, message in enumerate(path):
+        if message.role == "tool":
+            result = {
+                "role": "tool",
+                "tool_call_id": str(message.facts.get("call_id", "")),
+                "content": message.content,
+            }
+            made.append(result)
+            continue
+        made.append(_message(message))
+        results = 0
+        while number + 1 + results < len(path) and path[number + 1 + results].role == "tool":
+            results += 1
+        calls = message.facts.get("tool_calls")
+        if results and isinstance(calls, list):
+            made[-1]["tool_calls"] = [
+                {
+                    "id": call_id(str(call.get("id", "")), at),
+                    "type": "function",
+                    "function": {"name": str(call.get("name", "")), "arguments": str(call.get("arguments", "{}"))},
+                }
+                for at, call in enumerate(calls[:results])
+            ]
+    return made
+
+
+def call_id(given: str, number: int) -> str:
+    """What links a call with its result, where the model gave nothing."""
+    return given or f"call_{number}"
 
 
 def _message(message: Message) -> dict[str, Any]:

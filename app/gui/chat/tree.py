@@ -63,3 +63,20 @@ class MessageTree:
     def _insert(self, message: Message) -> None:
         self._messages[message.id] = message
         self._children.setdefault(self._parent(message.id), []).append(message.id)
+
+
+def pair_of(tree: MessageTree, message_id: int, second_model: str, *, wanted: bool) -> list[int]:
+    """The answers to one question that belong side by side, first model first; empty when there is no pair.
+
+    `wanted`: the second model will answer the last question too.
+    """
+    if tree[message_id].role != "assistant":
+        return []
+    siblings = tree.siblings(message_id)
+    seconds = [i for i in siblings if tree[i].model == second_model]
+    firsts = [i for i in siblings if tree[i].model != second_model]
+    if message_id in seconds:
+        return [firsts[-1], message_id] if firsts else []
+    if seconds:
+        return [message_id, seconds[-1]]
+    return [message_id] if wanted and message_id == tree.leaf_id else []

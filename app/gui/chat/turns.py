@@ -42,6 +42,7 @@ def ask(connection: apsw.Connection, draft: Draft) -> Turn:
                 system_prompt=conversation.system_prompt,
                 sampling=conversation.sampling,
                 folder_id=conversation.folder_id,
+                tools=conversation.tools,
             )
         else:
             conversations.update(connection, conversation.id, draft="", model=conversation.model)
@@ -72,6 +73,7 @@ def fork(connection: apsw.Connection, source: Conversation, path: Sequence[Messa
             system_prompt=source.system_prompt,
             sampling=source.sampling,
             folder_id=source.folder_id,
+            tools=source.tools,
         )
         parent: int | None = None
         for message in path:
@@ -100,3 +102,13 @@ def title_of(text: str, attachments: Sequence[Attachment] = ()) -> str:
         return line
     cut = line[:_TITLE_CHARACTERS].rsplit(" ", 1)[0]
     return f"{cut}…"
+
+
+def rounds(path: Sequence[Message]) -> int:
+    """How often tools were called since the last question."""
+    count = 0
+    for message in reversed(path):
+        if message.role == "user":
+            break
+        count += message.role == "assistant" and bool(message.facts.get("tool_calls"))
+    return count

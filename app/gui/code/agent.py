@@ -11,7 +11,6 @@ from PySide6.QtCore import QObject, Signal
 
 from app.answer_phase import Phase
 from app.client import Answer, AnswerStream, Routes
-from app.code.agent.consent import Consent, ConsentRequest, Decision, shown_text
 from app.code.agent.loop import Agent
 from app.code.agent.models import ServerModel
 from app.code.agent.tools import Toolbox
@@ -19,6 +18,7 @@ from app.code.agent.transcript import Transcript
 from app.code.agent.types import AgentEvent, Called, Edited, Ended, Planned, Returned, Thought
 from app.code.project import Project
 from app.gui.services import Services
+from app.tools.consent import Consent, ConsentRequest, Decision, shown_text
 
 _MARKS = {"open": "☐", "doing": "▸", "done": "☑"}
 _SHOWN_CHARS = 300

@@ -3,9 +3,9 @@
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QFrame, QPlainTextEdit
 
-from app.code.agent.consent import ConsentRequest
 from app.gui.look import Look
 from app.gui.widgets.basics import button, label, row, stack
+from app.tools.consent import ConsentRequest
 
 _MAX_HEIGHT = 220
 

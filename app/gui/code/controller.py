@@ -9,7 +9,6 @@ from typing import Any
 from PySide6.QtCore import QObject, Signal, SignalInstance
 
 from app.client import Answer, chat_body
-from app.code.agent.consent import Decision
 from app.code.assistant import Conversation
 from app.code.context.pieces import Context, Piece
 from app.code.edits.session import Proposal
@@ -18,6 +17,7 @@ from app.code.project import Project
 from app.gui.background import StreamJob
 from app.gui.code.agent import AgentRun
 from app.gui.services import Services
+from app.tools.consent import Decision
 from engine.api.chat import Usage
 
 

@@ -6,15 +6,17 @@ import pytest
 from servers import wait_for
 
 from app.code.agent.command import run_command
-from app.code.agent.consent import Consent, shown_argv, shown_text
 from app.code.agent.loop import Agent
-from app.code.agent.mcp_tools import BadMcpConfig, McpServerConfig, McpTools, read_mcp_config
+from app.code.agent.mcp_tools import McpTools
 from app.code.agent.models import ModelTurn, ReplayedModel
 from app.code.agent.tools import Toolbox
 from app.code.agent.transcript import Transcript, read_transcript
-from app.code.agent.types import Called, Ended, Planned, Returned, Thought, ToolRefused
+from app.code.agent.types import Called, Ended, Planned, Returned, Thought
 from app.code.edits.journal import Journal
 from app.code.edits.session import EditSession
+from app.tools.consent import Consent, shown_argv, shown_text
+from app.tools.mcp_config import BadMcpConfig, McpServerConfig, read_mcp_config
+from app.tools.types import ToolRefused
 
 
 class Scripted:

@@ -7,10 +7,12 @@ import time
 import pytest
 
 from app.cli.code_session import _ask_person, _show_event
-from app.code.agent import mcp_stdio, mcp_tools
-from app.code.agent.consent import Consent, ConsentRequest
-from app.code.agent.mcp_tools import McpServerConfig, McpTools
-from app.code.agent.types import Called, Edited, Ended, ToolRefused
+from app.code.agent.mcp_tools import McpTools
+from app.code.agent.types import Called, Edited, Ended
+from app.tools import mcp_server, mcp_stdio
+from app.tools.consent import Consent, ConsentRequest
+from app.tools.mcp_config import McpServerConfig
+from app.tools.types import ToolRefused
 
 ESCAPES = "esc\x1b[2J\x1b[8mhidden\x1b]52;c;aGk=\x07\u202e"
 HEAD = """
@@ -44,7 +46,7 @@ def config(tmp_path, body):
 
 @pytest.mark.parametrize("body", SERVERS.values(), ids=SERVERS.keys())
 def test_a_server_that_does_not_speak_is_not_waited_for(tmp_path, monkeypatch, body, capfd):
-    monkeypatch.setattr(mcp_tools, "_START_LIMIT_S", 2.0)
+    monkeypatch.setattr(mcp_server, "START_LIMIT_S", 2.0)
     tools = McpTools(config(tmp_path, body), tmp_path, Consent(lambda _: "once"))
     begun = time.monotonic()
     with pytest.raises(ToolRefused, match="did not start"):

@@ -10,11 +10,11 @@ import pytest
 
 from app.code.agent import sandbox
 from app.code.agent.command import run_command
-from app.code.agent.consent import Consent
 from app.code.agent.sandbox import Openings
 from app.code.agent.tools import Toolbox
 from app.code.edits.journal import Journal
 from app.code.edits.session import EditSession
+from app.tools.consent import Consent
 from tests.unit.app.code.conftest import git
 
 needs_sandbox = pytest.mark.skipif(sandbox.missing() is not None, reason=f"no sandbox: {sandbox.missing()}")

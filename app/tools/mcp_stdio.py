@@ -1,5 +1,6 @@
 """The pipes to an MCP server: what it writes is bounded a line at a time, and what is no message is passed over."""
 
+import contextlib
 import subprocess
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,10 @@ from devices.environment import without_secrets
 # A result of 24,000 characters is shown to a model; pictures and the like are left out of it anyway.
 MAX_LINE_BYTES: Final = 8 << 20
 _END_S: Final = 2.0
+# A server that talks without end is slowed down, so that reading it costs little of a processor.
+_BURST: Final = 500
+_PAUSE_S: Final = 0.2
+_MAX_SAID_BYTES: Final = 2000
 
 
 async def bounded_lines(stream: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
@@ -31,8 +36,12 @@ async def bounded_lines(stream: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
 
 
 @asynccontextmanager
-async def stdio_pipes(argv: tuple[str, ...], env: dict[str, str], folder: Path) -> AsyncIterator[Any]:
+async def stdio_pipes(
+    argv: tuple[str, ...], env: dict[str, str], folder: Path, said: bytearray
+) -> AsyncIterator[Any]:
     """Start a server and yield the (read, write) streams that an `mcp.ClientSession` takes; it ends with the block.
+
+    `said` gets the end of what it writes to its standard error.
 
     Raises: OSError: it cannot be started.
     """
@@ -40,15 +49,19 @@ async def stdio_pipes(argv: tuple[str, ...], env: dict[str, str], folder: Path) 
     from mcp.shared.message import SessionMessage  # noqa: PLC0415
 
     process = await anyio.open_process(
-        list(argv), cwd=folder, env=without_secrets() | env, stderr=subprocess.DEVNULL, start_new_session=True
+        list(argv), cwd=folder, env=without_secrets() | env, stderr=subprocess.PIPE, start_new_session=True
     )
     to_session, from_server = anyio.create_memory_object_stream[Any](0)
     to_server, from_session = anyio.create_memory_object_stream[Any](0)
 
     async def read() -> None:
         assert process.stdout is not None
+        taken = 0
         async with to_session:
             async for line in bounded_lines(process.stdout):
+                taken += 1
+                if taken % _BURST == 0:
+                    await anyio.sleep(_PAUSE_S)
                 try:
                     message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
                 except ValueError:
@@ -72,6 +85,7 @@ async def stdio_pipes(argv: tuple[str, ...], env: dict[str, str], folder: Path) 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(quietly, read)
             tasks.start_soon(quietly, write)
+            tasks.start_soon(_listen, process.stderr, said)
             try:
                 yield from_server, to_server
             finally:
@@ -81,6 +95,13 @@ async def stdio_pipes(argv: tuple[str, ...], env: dict[str, str], folder: Path) 
             await _end(process)
             for stream in (to_session, from_server, to_server, from_session):
                 await stream.aclose()
+
+
+async def _listen(stream: Any, said: bytearray) -> None:
+    with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
+        async for piece in stream:
+            said.extend(piece)
+            del said[:-_MAX_SAID_BYTES]
 
 
 async def _end(process: Any) -> None:

@@ -1,0 +1,137 @@
+"""`tessera tools`: servers of the Model Context Protocol that chats may use."""
+
+import json
+import sys
+from typing import IO, TYPE_CHECKING
+
+import click
+
+from app.tools.consent import shown_text
+
+if TYPE_CHECKING:
+    from app.tools.consent import ConsentRequest, ToolDecision
+
+
+@click.group("tools", help="Tools that chats may use: list, add and remove MCP servers. Shared with the window.")
+def command() -> None:
+    """The group."""
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def list_command(as_json: bool) -> None:
+    """Show what a chat can switch on, and what was decided for good."""
+    from app.tools.catalogue import offered  # noqa: PLC0415 - keeps `tessera --help` fast
+    from app.tools.consent import ConsentBook  # noqa: PLC0415 - see above
+
+    sources, decisions = offered(), ConsentBook().all()
+    if as_json:
+        rows = [{"name": s.name, "detail": s.detail, "built_in": s.built_in} for s in sources]
+        click.echo(json.dumps({"tools": rows, "decided": {key: kept.decision for key, kept in decisions.items()}}))
+        return
+    for source in sources:
+        click.echo(f"{shown_text(source.name):<20} {shown_text(source.detail)}")
+    for key, kept in decisions.items():
+        click.echo(f"{kept.decision}: {shown_text(key)}")
+
+
+@command.command("add", context_settings={"ignore_unknown_options": True})
+@click.argument("name", required=False)
+@click.argument("where", nargs=-1, type=click.UNPROCESSED)
+@click.option("--env", "values", multiple=True, metavar="NAME=VALUE", help="Variable, or header of an address.")
+@click.option(
+    "--from", "file", type=click.File("r"), help="JSON as other clients keep it; '-' reads standard input."
+)
+@click.option(
+    "--timeout", "call_s", type=click.FloatRange(1, 3600), help="Seconds a call may take.  [default: 120]"
+)
+def add_command(
+    name: str | None,
+    where: tuple[str, ...],
+    values: tuple[str, ...],
+    file: "IO[str] | None",
+    call_s: float | None,
+) -> None:
+    """Add the server NAME: a command with its arguments, or an http(s) address. Nothing is started yet."""
+    from app.tools.mcp_config import (  # noqa: PLC0415 - see list
+        DEFAULT_CALL_S,
+        MAX_CONFIG_BYTES,
+        BadMcpConfig,
+        McpServerConfig,
+        ServerList,
+        check_server,
+        parse_servers,
+    )
+
+    try:
+        if file is not None:
+            servers = parse_servers(file.read(MAX_CONFIG_BYTES), getattr(file, "name", "The text"))
+        elif name and where:
+            given = dict(_pair(value) for value in values)
+            is_url = len(where) == 1 and where[0].startswith(("http://", "https://"))
+            limit = call_s or DEFAULT_CALL_S
+            made = (
+                McpServerConfig(name, url=where[0], headers=given, call_s=limit)
+                if is_url
+                else McpServerConfig(name, where, env=given, call_s=limit)
+            )
+            servers = [check_server(made, "This")]
+        else:
+            raise click.UsageError("Give NAME and a command or an address, or --from FILE.")
+        ServerList().add(servers)
+    except BadMcpConfig as error:
+        raise click.ClickException(str(error)) from error
+    click.echo("added: " + ", ".join(shown_text(server.name) for server in servers), err=True)
+
+
+@command.command("remove")
+@click.argument("name")
+def remove_command(name: str) -> None:
+    """Forget the server NAME."""
+    from app.tools.mcp_config import BadMcpConfig, ServerList  # noqa: PLC0415 - see list
+
+    try:
+        ServerList().remove(name)
+    except KeyError:
+        raise click.ClickException(f"There is no server {name!r}; tessera tools list shows them.") from None
+    except BadMcpConfig as error:
+        raise click.ClickException(str(error)) from error
+
+
+@command.command("forget")
+@click.argument("key")
+def forget_command(key: str) -> None:
+    """Ask again for what was decided for good; KEY as in the list, or 'all'."""
+    from app.tools.consent import ConsentBook  # noqa: PLC0415 - see list
+
+    book = ConsentBook()
+    known = book.all()
+    if key != "all" and key not in known:
+        raise click.ClickException(f"Nothing was decided about {key!r}; tessera tools list shows what was.")
+    for name in known if key == "all" else [key]:
+        book.keep(name, None)
+
+
+def ask_person(request: "ConsentRequest") -> "ToolDecision":
+    """The question before a tool is used; without a person at the terminal the answer is no."""
+    click.secho(f"\n{shown_text(request.title)}", bold=True, err=True)
+    click.echo(shown_text(request.detail), err=True)
+    if request.warning:
+        click.secho(shown_text(request.warning), fg="yellow", err=True)
+    if not sys.stdin.isatty():
+        click.echo("Declined: nobody is there to be asked.", err=True)
+        return "no"
+    words = "Allow? [y]es once, for this [c]hat, [a]lways, ne[v]er, [N]o"
+    try:
+        answer = click.prompt(words, default="n", show_default=False, err=True).strip().lower()[:1]
+    except (click.Abort, EOFError):
+        return "no"
+    known: dict[str, ToolDecision] = {"y": "once", "c": "chat", "a": "always", "v": "never"}
+    return known.get(answer, "no")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, found, value = text.partition("=")
+    if not found or not name:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE.", param_hint="--env")
+    return name, value

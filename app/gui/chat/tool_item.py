@@ -1,0 +1,55 @@
+"""A tool's result in the transcript: one line that opens to what the model was given."""
+
+from PySide6.QtWidgets import QFrame, QPlainTextEdit
+
+from app.db.records import Message
+from app.gui.look import Look
+from app.gui.widgets.basics import button, set_kind, stack
+from app.gui.widgets.column import ColumnItem
+from app.tools.consent import shown_text
+
+_MAX_HEIGHT = 260
+
+
+class ToolItem(ColumnItem):
+    """Folded at first. The text is shown as it is: a tool cannot format, link or load anything here."""
+
+    def __init__(self, look: Look, message: Message) -> None:
+        super().__init__()
+        self.message = message
+        unit = look.tokens.unit
+        self._words = self._title()
+        self.fold = button("", None, "link")
+        self.fold.setCheckable(True)
+        self.fold.toggled.connect(lambda opened: self._show(opened=opened))
+        self.text = QPlainTextEdit()
+        self.text.setReadOnly(True)
+        self.text.setFont(look.font("small", mono=True))
+        self.text.setPlainText(shown_text(message.content))
+        self.text.setAccessibleName(self.tr("What the tool answered"))
+        self.text.setFixedHeight(_MAX_HEIGHT)
+        frame = QFrame()
+        set_kind(frame, "note")
+        frame.setLayout(stack(self.fold, self.text, margins=(2 * unit, unit // 2, 2 * unit, unit // 2)))
+        self._column = stack(frame, margins=(0, unit // 2, 0, unit // 2))
+        self.setLayout(self._column)
+        self._show(opened=False)
+
+    def fit(self, width: int) -> int:
+        """Lay out for this width."""
+        del width
+        self._column.activate()
+        return self.sizeHint().height()
+
+    def _title(self) -> str:
+        facts = self.message.facts
+        name, seconds = str(facts.get("tool", "?")), facts.get("seconds")
+        took = self.tr("{n} s").format(n=seconds) if isinstance(seconds, float | int) else ""
+        state = "" if facts.get("ok", True) else self.tr("failed or declined")
+        return " · ".join(filter(None, (name, took, state)))
+
+    def _show(self, *, opened: bool) -> None:
+        self.text.setVisible(opened)
+        self.fold.setText(("▾ " if opened else "▸ ") + self._words.replace("&", "&&"))
+        self.fold.setAccessibleName(self._words)
+        self.height_changed.emit()

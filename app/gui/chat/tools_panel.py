@@ -1,0 +1,156 @@
+"""The panel beside a chat: which tools it may use, how well its model calls them, and what was decided for good."""
+
+from collections.abc import Callable
+from functools import partial
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QCheckBox, QFrame, QScrollArea, QWidget
+
+from app.code.certify.run import CertificateStore
+from app.db.records import Conversation
+from app.gui.api import in_words
+from app.gui.chat.add_server import AddServer
+from app.gui.services import Services
+from app.gui.widgets.basics import IconButton, button, clear, label, row, stack
+from app.tools.catalogue import Offered, offered
+from app.tools.consent import ConsentBook, Kept, shown_line
+from app.tools.mcp_config import McpServerConfig, ServerList
+from engine.paths import user_paths
+
+_MAX_SHOWN = 90
+
+
+class ToolsPanel(QFrame):
+    """Emits the names of the sources that are switched on."""
+
+    changed = Signal(tuple)
+
+    def __init__(self, services: Services) -> None:
+        super().__init__()
+        self._services = services
+        self.setProperty("kind", "side")
+        self.setFixedWidth(304)
+        self._on: tuple[str, ...] = ()
+        self._model = ""
+        self.certificate = label("", "small", wrap=True)
+        self._list = stack(spacing=12)
+        self._kept = stack(spacing=4)
+        self.problem = label("", "chip-bad", wrap=True)
+        self.problem.hide()
+        self.dialog: AddServer | None = None
+        column = stack(
+            label(self.tr("Tools for this chat"), "strong"),
+            self.certificate,
+            self.problem,
+            self._list,
+            button(self.tr("Add tools…"), self.add),
+            spacing=12,
+            margins=(16, 16, 16, 16),
+        )
+        column.addLayout(self._kept)
+        column.addStretch(1)
+        inner = QFrame()
+        inner.setLayout(column)
+        scroll = QScrollArea()
+        scroll.setWidgetResizable(True)
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll.setWidget(inner)
+        scroll.viewport().setAutoFillBackground(False)
+        inner.setAutoFillBackground(False)
+        self.setLayout(stack(scroll))
+
+    def show_conversation(self, conversation: Conversation) -> None:
+        """Show what a conversation may use."""
+        self._on, self._model = conversation.tools, conversation.model
+        if self.isVisible():
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Read servers, decisions and the certificate anew."""
+        model = self._model
+
+        def read() -> tuple[list[Offered], dict[str, Kept], str]:
+            found = CertificateStore(user_paths().state).load(model) if model else None
+            words = (
+                self.tr("Calls tools rightly in {n} % of the test's cases.")
+                if found
+                else self.tr("How well this model calls tools was not measured: tessera certify {model}")
+            )
+            share = round(100 * found.pass_frac) if found else 0
+            return offered(), ConsentBook().all(), words.format(n=share, model=model)
+
+        self._do(read, self._show)
+
+    def add(self) -> None:
+        """Open the form."""
+        self.dialog = AddServer(self)
+        self.dialog.added.connect(self._add)
+        self.dialog.open()
+
+    def _add(self, servers: list[McpServerConfig]) -> None:
+        names = tuple(server.name for server in servers)
+
+        def done(_: object) -> None:
+            self._on = (*(name for name in self._on if name not in names), *names)
+            self.changed.emit(self._on)
+            self.refresh()
+
+        self._do(lambda: ServerList().add(servers), done)
+
+    def _show(self, read: tuple[list[Offered], dict[str, Kept], str]) -> None:
+        sources, decisions, certificate = read
+        self.problem.hide()
+        self.certificate.setText(certificate)
+        clear(self._list)
+        for source in sources:
+            self._list.addWidget(self._row(source))
+        if not sources:
+            words = self.tr(
+                "None yet. Servers of the Model Context Protocol give a model tools: files, git, calendars."
+            )
+            self._list.addWidget(label(words, "small", wrap=True))
+        clear(self._kept)
+        if decisions:
+            self._kept.addWidget(label(self.tr("Decided for good"), "strong"))
+        for key, kept in sorted(decisions.items()):
+            state = self.tr("always") if kept.decision == "always" else self.tr("never")
+            text = label(f"{shown_line(key)[:_MAX_SHOWN]}: {state}", "small", wrap=True)
+            told = self.tr("Ask again for {name}").format(name=key)
+            forget = IconButton(self._services.look, "close", told, partial(self._forget, key))
+            line = row(text, forget, spacing=4)
+            line.setStretch(0, 1)
+            self._kept.addLayout(line)
+
+    def _row(self, source: Offered) -> QWidget:
+        switch = QCheckBox(source.name)
+        switch.setChecked(source.name in self._on)
+        switch.toggled.connect(lambda on: self._switch(source.name, on=on))
+        top = row(switch, 1, spacing=4)
+        if not source.built_in:
+            words = self.tr("Remove {name}").format(name=source.name)
+            top.addWidget(IconButton(self._services.look, "trash", words, lambda: self._remove(source.name)))
+        holder = QWidget()
+        shown = source.detail if len(source.detail) <= _MAX_SHOWN else source.detail[:_MAX_SHOWN] + "…"
+        detail = label(shown, "small", wrap=True)
+        detail.setToolTip(source.detail)
+        holder.setLayout(stack(top, detail, spacing=2))
+        return holder
+
+    def _switch(self, name: str, *, on: bool) -> None:
+        others = tuple(known for known in self._on if known != name)
+        self._on = (*others, name) if on else others
+        self.changed.emit(self._on)
+
+    def _remove(self, name: str) -> None:
+        self._switch(name, on=False)
+        self._do(lambda: ServerList().remove(name), lambda _: self.refresh())
+
+    def _forget(self, key: str) -> None:
+        self._do(lambda: ConsentBook().keep(key, None), lambda _: self.refresh())
+
+    def _do(self, work: Callable[[], object], done: Callable[..., object]) -> None:
+        def failed(error: Exception) -> None:
+            self.problem.setText(in_words(error))
+            self.problem.show()
+
+        self._services.background.run(work, done, failed, self)

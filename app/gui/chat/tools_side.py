@@ -1,0 +1,47 @@
+"""What the chat page shows of tools: the panel, the question before a call, and servers that did not start."""
+
+from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QBoxLayout
+
+from app.db.records import Conversation
+from app.gui.chat.controller import ChatController
+from app.gui.chat.tool_consent import ToolConsentCard
+from app.gui.chat.tools_panel import ToolsPanel
+from app.gui.services import Services
+from app.gui.widgets.basics import Banner
+
+
+class ToolsSide(QObject):
+    """Made with the page; the panel when it is first wanted: the window comes sooner."""
+
+    def __init__(
+        self, services: Services, controller: ChatController, banner: Banner, beside: QBoxLayout, parent: QObject
+    ) -> None:
+        super().__init__(parent)
+        self._services, self._controller, self._beside = services, controller, beside
+        self.card = ToolConsentCard(services.look)
+        self._panel: ToolsPanel | None = None
+        controller.tools.consent_wanted.connect(self.card.ask)
+        controller.tools.consent_over.connect(self.card.hide)
+        controller.tools.not_started.connect(lambda text: banner.tell(text, "warn"))
+        controller.conversation_changed.connect(self._on_conversation)
+        self.card.decided.connect(controller.tools.decide)
+
+    @property
+    def panel(self) -> ToolsPanel:
+        """The panel of tools."""
+        if self._panel is None:
+            self._panel = ToolsPanel(self._services)
+            self._panel.hide()
+            self._beside.addWidget(self._panel)
+            self._panel.changed.connect(lambda names: self._controller.change(tools=names))
+        return self._panel
+
+    def toggle(self) -> None:
+        """Show or hide the panel."""
+        self.panel.setVisible(not self.panel.isVisible())
+        self.panel.show_conversation(self._controller.conversation)
+
+    def _on_conversation(self, conversation: Conversation) -> None:
+        if self._panel is not None:
+            self._panel.show_conversation(conversation)

@@ -1,0 +1,50 @@
+"""Every source of tools a chat can switch on, by name: what is built in, and the user's servers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.tools.consent import ToolConsent, shown_argv, shown_line
+from app.tools.mcp_config import BadMcpConfig, ServerList
+from app.tools.toolset import RunningServers, Source
+from app.tools.types import ToolRefused
+from engine.paths import Paths
+
+
+@dataclass(frozen=True)
+class Offered:
+    """A source that can be switched on; `detail` says what it is in full."""
+
+    name: str
+    detail: str
+    built_in: bool = False
+
+
+def offered(paths: Paths | None = None) -> list[Offered]:
+    """All sources. Raises: BadMcpConfig: the file of servers was damaged by hand."""
+    return [
+        Offered(server.name, shown_line(server.url) if server.url else shown_argv(server.argv))
+        for server in ServerList(paths).read()
+    ]
+
+
+def open_sources(
+    names: Sequence[str], folder: Path, servers: RunningServers, consent: ToolConsent, paths: Paths | None = None
+) -> tuple[list[Source], list[str]]:
+    """The sources of these names, servers started in `folder`; and what could not be had, in words."""
+    sources: list[Source] = []
+    problems: list[str] = []
+    try:
+        known = {server.name: server for server in ServerList(paths).read()}
+    except BadMcpConfig as error:
+        known = {}
+        problems.append(str(error))
+    for name in names:
+        if name not in known:
+            problems.append(f"There is no MCP server {name!r} any more.")
+            continue
+        try:
+            sources.append(servers.open(known[name], folder, consent))
+        except ToolRefused as error:
+            problems.append(str(error))
+    return sources, problems

@@ -1,0 +1,165 @@
+"""Which servers of the Model Context Protocol there are. Reading this starts nothing and connects to nothing."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from app.code.errors import InputFault
+from engine.json_store import write_atomically
+from engine.paths import Paths, user_paths
+
+_NAME = re.compile(r"^[A-Za-z0-9_-]{1,48}$")
+MAX_CONFIG_BYTES: Final = 1 << 20
+# How long one call may take unless the server's entry says otherwise.
+DEFAULT_CALL_S: Final = 120.0
+MAX_CALL_S: Final = 3600.0
+# Where clients keep their servers: Claude, Cursor and most others; VS Code; Zed.
+_TABLES: Final = ("mcpServers", "servers", "context_servers")
+
+
+@dataclass(frozen=True)
+class McpServerConfig:
+    """How one server is reached: started as `argv`, speaking over its standard streams, or at `url`."""
+
+    name: str
+    argv: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    url: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    call_s: float = DEFAULT_CALL_S
+
+    def as_json(self) -> dict[str, Any]:
+        """The entry as other clients write it."""
+        entry: dict[str, Any] = {"type": "http", "url": self.url} if self.url else {"command": self.argv[0]}
+        if self.argv:
+            entry["args"] = list(self.argv[1:])
+        if self.env:
+            entry["env"] = dict(self.env)
+        if self.headers:
+            entry["headers"] = dict(self.headers)
+        if self.call_s != DEFAULT_CALL_S:
+            entry["timeout"] = self.call_s
+        return entry
+
+
+class BadMcpConfig(InputFault):
+    """The configuration of MCP servers cannot be used."""
+
+    code = "bad_mcp_config"
+
+    def __init__(self, source: object, reason: str) -> None:
+        super().__init__(f"{source} is no usable configuration of MCP servers: {reason}")
+        self.path = source
+        self.reason = reason
+
+
+def parse_servers(text: str, source: object = "The text") -> list[McpServerConfig]:
+    """The servers of a JSON text as other clients keep it: {"mcpServers": {name: entry}}, or such a table alone.
+
+    Raises: BadMcpConfig.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadMcpConfig(source, f"it is not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise BadMcpConfig(source, "it is not an object")
+    table = next((found[key] for key in _TABLES if key in found), None)
+    if table is None and isinstance(found.get("mcp"), dict):
+        table = found["mcp"].get("servers")
+    if table is None and found and all(_is_entry(value) for value in found.values()):
+        table = found
+    if not isinstance(table, dict):
+        raise BadMcpConfig(source, 'it has no "mcpServers"')
+    return [_server(str(name), entry, source) for name, entry in table.items()]
+
+
+def check_server(config: McpServerConfig, source: object = "The entry") -> McpServerConfig:
+    """The same configuration. Raises: BadMcpConfig: it cannot be used."""
+    if not _NAME.match(config.name):
+        raise BadMcpConfig(source, f"{config.name!r} is no name for a server (letters, digits, - and _)")
+    if bool(config.argv) == bool(config.url):
+        raise BadMcpConfig(source, f"{config.name} needs either a command or a url")
+    if config.argv and (not config.argv[0].strip() or any("\0" in word for word in config.argv)):
+        raise BadMcpConfig(source, f"the command of {config.name} is empty or holds a NUL")
+    if config.url:
+        try:
+            parts = urlsplit(config.url)
+            usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0
+        except ValueError:
+            usable = False
+        if not usable:
+            raise BadMcpConfig(source, f"the url of {config.name} is no http or https address")
+    if not 0 < config.call_s <= MAX_CALL_S:
+        raise BadMcpConfig(source, f"the timeout of {config.name} must be between 0 and {MAX_CALL_S:g} s")
+    return config
+
+
+def _is_entry(value: object) -> bool:
+    return isinstance(value, dict) and ("command" in value or "url" in value)
+
+
+def _server(name: str, entry: Any, source: object) -> McpServerConfig:
+    if not isinstance(entry, dict):
+        raise BadMcpConfig(source, f"the entry {name!r} is not an object")
+    if entry.get("type") == "sse":
+        raise BadMcpConfig(source, f"{name} uses the old sse transport; ask for its streamable HTTP address")
+    try:
+        command = entry.get("command")
+        argv = (str(command), *map(str, entry.get("args") or ())) if command is not None else ()
+        made = McpServerConfig(
+            name,
+            argv,
+            {str(key): str(value) for key, value in (entry.get("env") or {}).items()},
+            str(entry.get("url") or entry.get("serverUrl") or ""),
+            {str(key): str(value) for key, value in (entry.get("headers") or {}).items()},
+            float(entry.get("timeout") or DEFAULT_CALL_S),
+        )
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BadMcpConfig(source, f"{name}: {error!r}") from error
+    return check_server(made, source)
+
+
+def read_mcp_config(path: Path) -> list[McpServerConfig]:
+    """The servers of a file; none where there is no file. Raises: BadMcpConfig."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_CONFIG_BYTES + 1)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise BadMcpConfig(path, error.strerror or str(error)) from error
+    if len(raw) > MAX_CONFIG_BYTES:
+        raise BadMcpConfig(path, f"it is larger than {MAX_CONFIG_BYTES >> 20} MiB")
+    return parse_servers(raw.decode("utf-8", "replace"), path)
+
+
+class ServerList:
+    """The user's servers in `mcp.json`: window and terminal share it, other clients can read it."""
+
+    def __init__(self, paths: Paths | None = None) -> None:
+        self.path = (paths or user_paths()).config / "mcp.json"
+
+    def read(self) -> list[McpServerConfig]:
+        """All servers. Raises: BadMcpConfig: the file was damaged by hand; it is left as it is."""
+        return read_mcp_config(self.path)
+
+    def add(self, added: list[McpServerConfig]) -> None:
+        """Add servers; one of the same name is replaced. Raises: BadMcpConfig, OSError."""
+        known = {server.name: server for server in self.read()}
+        self._write({**known, **{server.name: server for server in added}})
+
+    def remove(self, name: str) -> None:
+        """Forget a server. Raises: BadMcpConfig, OSError, KeyError."""
+        known = {server.name: server for server in self.read()}
+        del known[name]
+        self._write(known)
+
+    def _write(self, servers: dict[str, McpServerConfig]) -> None:
+        """Keys may stand in it, so it is for this user only."""
+        document = {"mcpServers": {name: server.as_json() for name, server in servers.items()}}
+        write_atomically(self.path, json.dumps(document, indent=2).encode(), private=True)

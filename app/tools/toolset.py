@@ -1,0 +1,157 @@
+"""The tools of one chat: who owns which name, what is offered to the model, and calls with consent."""
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from app.tools.consent import (
+    ConsentRequest,
+    ToolConsent,
+    fingerprint_of,
+    shown_line,
+    shown_text,
+    start_request,
+    tool_fingerprint,
+)
+from app.tools.mcp_config import McpServerConfig
+from app.tools.mcp_server import McpServer
+from app.tools.types import ToolOutcome, ToolRefused, ToolSpec
+
+
+class Source(Protocol):
+    """Where tools come from: a server, or what is built in. `name` is the switch's name."""
+
+    name: str
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """The tools as the model sees them."""
+        ...
+
+    def title(self, tool: str) -> str:
+        """A tool in words, with where it comes from."""
+        ...
+
+    def refresh(self) -> None:
+        """Learn the tools anew where they changed."""
+        ...
+
+    def call(self, tool: str, arguments: dict[str, Any]) -> ToolOutcome:
+        """Carry out a call that was allowed."""
+        ...
+
+
+class ServerSource:
+    """A running server of the Model Context Protocol."""
+
+    def __init__(self, server: McpServer) -> None:
+        self.name = server.config.name
+        self._server = server
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """The tools as the model sees them."""
+        return self._server.specs
+
+    def title(self, tool: str) -> str:
+        """The tool with its server."""
+        return f"{self.name}: {self._server.real_name(tool)}"
+
+    def refresh(self) -> None:
+        """Read the list again when the server says that it changed; a list that cannot be read offers nothing."""
+        if self._server.changed:
+            try:
+                self._server.learn()
+            except Exception:  # noqa: BLE001 - whatever a foreign server breaks
+                self._server.specs = ()
+
+    def call(self, tool: str, arguments: dict[str, Any]) -> ToolOutcome:
+        """Carry out a call that was allowed."""
+        return self._server.call(tool, arguments)
+
+
+class Toolset:
+    """Every source of a chat together. All methods block: not for a window's main thread."""
+
+    def __init__(self, sources: Sequence[Source], consent: ToolConsent) -> None:
+        self._sources = tuple(sources)
+        self._consent = consent
+        self._owners: dict[str, tuple[Source, ToolSpec]] = {}
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """What the model is offered: nothing that is never to be used, and each name once."""
+        self._owners = {}
+        for source in self._sources:
+            source.refresh()
+            for spec in source.specs:
+                if spec.name not in self._owners and not self._consent.refused(spec.name):
+                    self._owners[spec.name] = (source, spec)
+        return tuple(spec for _, spec in self._owners.values())
+
+    def title(self, name: str) -> str:
+        """A tool in words."""
+        owner = self._owners.get(name)
+        return shown_line(owner[0].title(name) if owner else name)
+
+    def call(self, name: str, arguments: str) -> ToolOutcome:
+        """Carry out one call of the model; whatever is wrong with it becomes an answer the model can act on."""
+        if name not in self._owners:
+            self.specs()
+        if name not in self._owners:
+            known = ", ".join(self._owners) or "none"
+            return ToolOutcome(f"There is no tool {name!r}. Tools: {known}.", ok=False)
+        source, spec = self._owners[name]
+        try:
+            given = json.loads(arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            return ToolOutcome(f"The arguments of {name} are no JSON: {error}", ok=False)
+        if not isinstance(given, dict):
+            return ToolOutcome(f"The arguments of {name} must be an object.", ok=False)
+        request = ConsentRequest(
+            kind="tool",
+            title=shown_line(source.title(name)),
+            detail=shown_text(json.dumps(given, indent=2, ensure_ascii=False)),
+            key=name,
+        )
+        if not self._consent.given(request, tool_fingerprint(spec)):
+            return ToolOutcome("The person declined this call.", ok=False)
+        return source.call(name, given)
+
+
+class RunningServers:
+    """Servers that were started, shared by the chats of one window or terminal."""
+
+    def __init__(self) -> None:
+        self._running: dict[tuple[str, str], McpServer] = {}
+
+    def open(self, config: McpServerConfig, folder: Path, consent: ToolConsent) -> ServerSource:
+        """The server, started with consent if it does not run. Raises: ToolRefused."""
+        fingerprint = fingerprint_of([config.argv, sorted(config.env), config.url, sorted(config.headers)])
+        key = (fingerprint_of([fingerprint, dict(config.env), dict(config.headers), config.call_s]), str(folder))
+        running = self._running.get(key)
+        if running is not None and not running.alive:
+            self._running.pop(key).stop()
+            running = None
+        if running is None:
+            if not consent.given(start_request(config), fingerprint):
+                raise ToolRefused(f"The MCP server {config.name} was not started: the person declined.")
+            running = McpServer(config, folder)
+            running.start()
+            self._running[key] = running
+        return ServerSource(running)
+
+    def cancel_calls(self) -> None:
+        """End the calls under way; the servers stay."""
+        for server in list(self._running.values()):
+            server.cancel_calls()
+
+    def close(self) -> None:
+        """End all of them, side by side: each may take its time."""
+        ending = [threading.Thread(target=server.stop, name="end-mcp") for server in self._running.values()]
+        self._running.clear()
+        for thread in ending:
+            thread.start()
+        for thread in ending:
+            thread.join()

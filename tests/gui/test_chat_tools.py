@@ -1,0 +1,114 @@
+"""Tools in a chat: switched on, asked for, called on a real MCP server, shown folded, stopped."""
+
+import json
+
+import pytest
+from PySide6.QtCore import Qt
+
+from app.db import conversations, messages
+from app.gui.chat.page import ChatPage
+from app.gui.chat.tool_item import ToolItem
+from app.tools.consent import ConsentBook
+from app.tools.mcp_config import ServerList
+from tests.mcp_servers import demo
+
+
+def call(name, **arguments):
+    return [{"index": 0, "id": "c1", "function": {"name": name, "arguments": json.dumps(arguments)}}]
+
+
+@pytest.fixture
+def page(show, services, server, tmp_path):
+    ServerList().add([demo(tmp_path)])
+    made = show(ChatPage(services))
+    made.controller.change(tools=("demo",))
+    server.pieces = []
+    made.controller.message_added.connect(lambda _: answer_after_the_call(made, server))
+    return made
+
+
+def answer_after_the_call(page, server):
+    if page.controller.tree.path()[-1].role == "tool":
+        server.tool_calls, server.pieces = [], ["It is 5."]
+
+
+def ask(qtbot, page, text="What is 2 and 3?"):
+    page.composer.set_text(text)
+    page.composer.send()
+    qtbot.waitUntil(page.tools.card.isVisible)
+
+
+def decide(qtbot, button):
+    qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
+
+
+def ended(page):
+    return lambda: not page.controller.busy and page.controller.tree.path()[-1].status == "complete"
+
+
+def test_a_call_is_asked_for_made_and_answered_with_and_all_of_it_is_kept(qtbot, page, server, services):
+    server.tool_calls = call("mcp__demo__add", a=2, b=3)
+    ask(qtbot, page)
+    card = page.tools.card
+    assert "demo.py" in card.detail.toPlainText()
+    assert card.decline.hasFocus()
+    decide(qtbot, card.always)
+    qtbot.waitUntil(lambda: card.isVisible() and '"a": 2' in card.detail.toPlainText())
+    decide(qtbot, card.chat)
+    qtbot.waitUntil(ended(page))
+    assert [m.role for m in page.controller.tree.path()] == ["user", "assistant", "tool", "assistant"]
+    assert page.controller.tree.path()[-1].content == "It is 5."
+    first, second = server.bodies
+    assert first["tools"][0]["function"]["name"] == "mcp__demo__add"
+    sent = second["messages"][-2:]
+    assert sent[0]["tool_calls"][0]["id"] == sent[1]["tool_call_id"] == "c1"
+    assert sent[1] == {"role": "tool", "tool_call_id": "c1", "content": "5"}
+    kept = services.store.submit(messages.of_conversation, page.controller.conversation.id).result()
+    assert [m.role for m in kept] == ["user", "assistant", "tool", "assistant"]
+    (item,) = [i for i in page.transcript.items() if isinstance(i, ToolItem)]
+    assert not item.text.isVisible()
+    qtbot.mouseClick(item.fold, Qt.MouseButton.LeftButton)
+    assert item.text.toPlainText() == "5"
+
+    # Allowed for this chat: the same tool is not asked for again.
+    server.tool_calls, server.pieces = call("mcp__demo__add", a=4, b=4), []
+    page.controller.message_added.disconnect()
+    page.controller.message_added.connect(page._on_added)
+
+    def over(number):
+        if page.controller.tree[number].role == "tool":
+            server.tool_calls = []
+
+    page.controller.message_added.connect(over)
+    page.composer.set_text("And 4 and 4?")
+    page.composer.send()
+    qtbot.waitUntil(lambda: len(page.controller.tree.path()) == 8 and not page.controller.busy)
+    assert page.controller.tree.path()[-2].content == "8"
+    assert not card.isVisible()
+    assert services.store.submit(conversations.listing).result()[0].tools == ("demo",)
+    assert next(iter(ConsentBook().all().values())).decision == "always"
+
+
+def test_a_declined_call_is_told_to_the_model_and_stop_takes_the_question_back(qtbot, page, server):
+    server.tool_calls = call("mcp__demo__add", a=2, b=3)
+    ask(qtbot, page)
+    decide(qtbot, page.tools.card.once)
+    qtbot.waitUntil(page.tools.card.isVisible)
+    decide(qtbot, page.tools.card.decline)
+    qtbot.waitUntil(ended(page))
+    declined = page.controller.tree.path()[-2]
+    assert (declined.content, declined.facts["ok"]) == ("The person declined this call.", False)
+
+    server.tool_calls, server.pieces = call("mcp__demo__wait"), []
+    ask(qtbot, page)
+    decide(qtbot, page.tools.card.once)
+    qtbot.wait(50)
+    page.stop()
+    qtbot.waitUntil(lambda: not page.controller.busy)
+    assert not page.tools.card.isVisible()
+    server.tool_calls, server.pieces = [], ["Still here."]
+    page.composer.set_text("Hello?")
+    page.composer.send()
+    qtbot.waitUntil(ended(page))
+    assert page.controller.tree.path()[-1].content == "Still here."
+    assert all("tool_calls" not in m for m in server.bodies[-1]["messages"][3:])
