@@ -80,11 +80,15 @@ def _placer(replay: Path | None) -> "Placer":
 
 def find(model: str, placer: "Placer") -> tuple["ModelShape", "LoadSettings"]:
     """Shape and settings of a file, a model of the catalogue, or one on the hub (its headers only)."""
+    from engine.dispatch.engine_args import with_engine_args  # noqa: PLC0415 - see command
     from engine.dispatch.load_settings import default_context, load_settings  # noqa: PLC0415 - see command
     from engine.dispatch.placer import read_shape  # noqa: PLC0415 - see command
     from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see command
     from engine.library.lookup import require  # noqa: PLC0415 - see command
+    from engine.paths import user_paths  # noqa: PLC0415 - see command
+    from engine.runner.engine_args import NO_ARGS  # noqa: PLC0415 - see command
     from engine.runner.protocol import LoadSettings  # noqa: PLC0415 - see command
+    from engine.server.engine_args import EngineArgsStore  # noqa: PLC0415 - see command
 
     if Path(model).is_file():
         shape = read_shape(model)
@@ -94,7 +98,8 @@ def find(model: str, placer: "Placer") -> tuple["ModelShape", "LoadSettings"]:
     if entry is None and "/" in model:
         return _on_hub(model, catalogue.paths, placer)
     entry = entry or require(catalogue, model)
-    settings = load_settings(entry)
+    args = EngineArgsStore(user_paths().config / "engine_args.json").get(entry.id)
+    settings = with_engine_args(load_settings(entry), args) if args != NO_ARGS else load_settings(entry)
     return read_shape(settings.path), settings
 
 

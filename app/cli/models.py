@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from app.cli.models_engine_args import engine_args_command
 from app.cli.models_files import convert_command, import_command, link_command, remove_command, verify_command
 from app.cli.models_hub import pull_command, search_command, starters_command
 from app.cli.models_loaded import loaded_command, unload_command
@@ -56,6 +57,7 @@ for sub in (
     link_command,
     verify_command,
     sampling_command,
+    engine_args_command,
     remove_command,
     loaded_command,
     unload_command,

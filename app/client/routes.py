@@ -22,10 +22,12 @@ from engine.api.library import ImportRequest, Linked, LinkRequest, Model, Models
 from engine.api.machine import LedgerState, LiveDevices, Machine, Pinned, PinRequest, PlacementAnswer
 from engine.api.measuring import BenchRequest, BenchResults, Shapes, TuneRequest
 from engine.api.models import (
+    EngineArgsRequest,
     LoadChoices,
     LoadedModel,
     LoadedModels,
     LoadRequest,
+    ModelEngineArgs,
     ModelLoadSettings,
     ModelSampling,
     Unloaded,
@@ -33,6 +35,7 @@ from engine.api.models import (
 from engine.api.quantizing import QuantizeRequest, QuantizeSketch
 from engine.api.requests import RecentActivity
 from engine.api.stats import Stats, UsageSamples
+from engine.runner.engine_args import EngineArgs
 
 T = TypeVar("T")
 Body = msgspec.Struct | Mapping[str, Any] | None
@@ -189,6 +192,15 @@ class Routes(ABC):
     def load(self, model: str, request: LoadRequest | None = None) -> LoadedModel:
         """Load a model now."""
         return self.post(f"{_OURS}/models/{_name(model)}/load", LoadedModel, request)
+
+    def engine_args(self, model: str) -> ModelEngineArgs:
+        """Raw engine arguments of a model."""
+        return self.get(f"{_OURS}/models/{_name(model)}/engine_args", ModelEngineArgs)
+
+    def set_engine_args(self, model: str, values: EngineArgs) -> ModelEngineArgs:
+        """Try them and keep them."""
+        path = f"{_OURS}/models/{_name(model)}/engine_args"
+        return self.put(path, ModelEngineArgs, EngineArgsRequest(engine_args=values))
 
     def sampling(self, model: str) -> ModelSampling:
         """What a model samples with, and who decided it."""

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from engine.runner.engine_args import NO_ARGS, EngineArgs
+
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
@@ -12,11 +14,13 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """POST /tessera/v1/models/{id}/load. `ttl_s` 0 keeps the model until it is unloaded.
 
     `draft` names a smaller model of the same vocabulary that guesses ahead, from now on; empty: none does.
+    `engine_args` is kept too; `{}` goes back to none.
     """
 
     pinned: bool | None = None
     draft: Annotated[str, Meta(max_length=200)] | None = None
     ttl_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    engine_args: EngineArgs | None = None
 
 
 class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +42,7 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     draft: str | None = None
     mtp: bool = False
+    engine_args: EngineArgs = NO_ARGS
     died: str | None = None
 
 
@@ -75,6 +80,24 @@ class ModelLoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     user: LoadChoices = LoadChoices()
     context_train: int = 0
+    unloaded: bool = False
+
+
+class EngineArgsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """PUT /tessera/v1/models/{id}/engine_args: llama.cpp's own arguments; `{}` for none."""
+
+    engine_args: EngineArgs
+
+
+class ModelEngineArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """GET /tessera/v1/models/{id}/engine_args. `needed_bytes` is what a load takes with those that were set now.
+
+    `unloaded`: the model was idle, and its next request loads it with them.
+    """
+
+    id: str
+    engine_args: EngineArgs = NO_ARGS
+    needed_bytes: int | None = None
     unloaded: bool = False
 
 

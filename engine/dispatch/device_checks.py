@@ -19,6 +19,7 @@ from devices.kernel_packs.folder import installed_libraries
 from devices.types import Machine
 from engine.fit.shape import ModelShape
 from engine.json_store import JsonStore
+from engine.runner.engine_args import meaning
 from engine.runner.protocol import LoadSettings
 from engine.types import DeviceCheck
 
@@ -125,7 +126,7 @@ def check_key(settings: LoadSettings, shape: ModelShape, machine: Machine) -> st
     if not settings.devices or not settings.n_gpu_layers or settings.embeddings or settings.provider:
         return None
     facts: list[object] = [settings.devices, settings.flash_attn, settings.type_k, settings.type_v]
-    facts += [settings.n_ubatch, 0 <= settings.n_gpu_layers <= len(shape.layers)]
+    facts += [settings.engine_args, settings.n_ubatch, 0 <= settings.n_gpu_layers <= len(shape.layers)]
     facts += [shape.architecture, shape.embedding, shape.heads, shape.attention, shape.feed_forward, shape.experts]
     facts += sorted({tensor.ggml_type.name for tensor in shape.tensors})
     owners = [d for d in machine.devices for r in d.runtimes if r.device_name in settings.devices]
@@ -141,6 +142,7 @@ def check_key(settings: LoadSettings, shape: ModelShape, machine: Machine) -> st
 def _reference_name(settings: LoadSettings) -> str:
     """Changes with the file, the cache's types and the libraries that compute the reference."""
     facts = [_status(Path(settings.path)), settings.path, settings.type_k, settings.type_v, settings.n_ctx]
+    facts += meaning(settings.engine_args)
     facts += [_status(path) for path in installed_libraries(library_folder()).get("cpu", ())]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 

@@ -18,6 +18,7 @@ from engine.dispatch.types import Rung
 from engine.errors import BadModelFile, DeviceCheckFailed, EngineError, RunnerDied, SelfCheckFailed
 from engine.fit.report import fit_report, ledger_amounts, refusal
 from engine.runner.buffers import BufferLog
+from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
 from engine.types import DeviceCheck
 
@@ -65,6 +66,7 @@ class MemoryAdmission:
 
         Where memory is plentiful the formulas decide at once; where it is not, llama.cpp is asked first.
         Raises: NotEnoughMemory: with needed, available and the three cheapest ways out. BadModelFile.
+        InputFault: llama.cpp refuses the raw engine arguments.
         """
         self._loads[model_id] = _Load(settings=settings)
         if is_external(settings.path):
@@ -74,6 +76,8 @@ class MemoryAdmission:
             onnx.admit(model_id, settings, machine, self._ledger)
             return
         shape = read_shape(settings.path)
+        if settings.engine_args != NO_ARGS:
+            self._placer.try_engine_args(settings)
         gpu, backend = offload_target(settings, machine)
         need, run = self._placer.need(shape, settings, machine, gpu, backend), None
         free = self._ledger.available("cpu", machine, exclude=model_id)

@@ -8,6 +8,7 @@ import msgspec
 from devices.types import Machine
 from engine.dispatch import onnx
 from engine.dispatch.choose import audit_key, place
+from engine.dispatch.engine_args import decided, refused, shared_out
 from engine.dispatch.external import is_external, place_external
 from engine.dispatch.history import LADDER_FIELDS
 from engine.dispatch.ladder import sound_rungs
@@ -15,13 +16,14 @@ from engine.dispatch.priors import effective_gbs
 from engine.dispatch.resources import Resources
 from engine.dispatch.tuned import Tuned, pinned_elsewhere, tuned_settings
 from engine.dispatch.types import NO_WISH, Placement, Rung, Wish
-from engine.errors import BadModelFile
+from engine.errors import BadModelFile, InputFault
 from engine.fit.context import largest_context, need_at
 from engine.fit.dry_run import DryRunFailed, dry_run
 from engine.fit.report import fit_report, machine_isa, overdraft
 from engine.fit.shape import ModelShape, model_shape
 from engine.fit.types import DryRun, FitReport, Need, Part
 from engine.measurements.keys import machine_key, shape_key
+from engine.runner.engine_args import given
 from engine.runner.protocol import LoadSettings
 from quantize.errors import QuantizeError
 from quantize.files.gguf_split import read_gguf_model
@@ -81,6 +83,7 @@ class Placer:
         machine = self.machine_now()
         placement = self._measured(model_id, shape, placement, wish, machine)
         placement = self._without_wrong(shape, placement, machine)
+        placement = self._as_asked(model_id, shape, placement, machine)
         return self._with_prefixes(model_id, placement, settings.cache_ram_bytes, machine)
 
     def defaults(
@@ -144,6 +147,41 @@ class Placer:
             measured_on="stand-in" if tuned.stand_in else "model",
             reasons=(*placement.reasons, *tuned.reasons()),
         )
+
+    def _as_asked(self, model_id: str, shape: ModelShape, placement: Placement, machine: Machine) -> Placement:
+        """The placement as the user's raw engine arguments want it."""
+        args = given(placement.settings.engine_args)
+        if not args:
+            return placement
+        settings = decided(placement.settings)
+        gpu, backend = offload_target(settings, machine)
+        if settings.devices and gpu is None:
+            raise InputFault(
+                f"{settings.devices[0]} of engine_args.devices is not a usable device here.", "engine_args.devices"
+            )
+        need = self.need(shape, settings, machine, gpu, backend)
+        device = machine.device(gpu or "cpu")
+        told = ", ".join(f"{name} {value}" for name, value in args.items())
+        return msgspec.structs.replace(
+            placement,
+            device=gpu or "cpu",
+            device_name=device.name if device else placement.device_name,
+            backend=backend,
+            settings=settings,
+            need=need,
+            fits=overdraft(self.ledger, need, model_id) is None,
+            reasons=(*placement.reasons, f"your engine arguments: {told}"),
+        )
+
+    def try_engine_args(self, settings: LoadSettings) -> None:
+        """Let llama.cpp itself try a load with the settings' raw arguments, in a child that allocates nothing.
+
+        Raises: InputFault: it refuses them, or they end it.
+        """
+        try:
+            dry_run(settings, self._dry_runs)
+        except DryRunFailed as error:
+            raise refused(error) from error
 
     def sound(self, settings: LoadSettings, shape: ModelShape) -> Rung | None:
         """What to try instead of settings with which a device computes wrongly; None where they are the CPU's."""
@@ -242,7 +280,8 @@ class Placer:
         """What a load of `shape` takes on `gpu` (None: the processor); measured by `run` where there is one."""
         measured = (settings, run) if run else None
         correction = self.ledger.audits.correction(audit_key(shape, backend))
-        return need_at(shape, settings, machine_isa(machine), gpu, measured, correction)
+        need = need_at(shape, settings, machine_isa(machine), gpu, measured, correction)
+        return shared_out(need, settings, machine, gpu)
 
     def machine_now(self) -> Machine:
         """The machine with what dispatch needs to know of it."""

@@ -1,10 +1,12 @@
 """From a model's shape and load settings to bytes."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 
 from engine.fit.repack import is_repacked
 from engine.fit.shape import BLOCK, ModelShape
 from engine.fit.types import Basis, DryRun, Need, Part, PartName
+from engine.runner.engine_args import overrides
 from engine.runner.limits import KV_TYPES, rollback, sequences
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import BLOCK_SIZES, GgmlType
@@ -34,7 +36,7 @@ def kv_layer_bytes(shape: ModelShape, settings: LoadSettings) -> tuple[int, ...]
     window = padded(min(cells, shape.sliding_window * count + settings.n_ubatch))
     found = []
     for layer in shape.layers:
-        size = window if layer.sliding else cells
+        size = window if layer.sliding and not settings.engine_args.swa_full else cells
         found.append(
             size * (_row_bytes(layer.key_values, settings.type_k) + _row_bytes(layer.value_values, settings.type_v))
         )
@@ -74,7 +76,15 @@ def estimate(
     weights, stale = _weights(shape, settings, isa, gpu, layers_from)
     parts = [
         *weights,
-        *_caches(shape, kv, count * (1 + rollback(settings)), gpu, layers_from, dry_run),
+        *_caches(
+            shape,
+            kv,
+            count * (1 + rollback(settings)),
+            gpu,
+            layers_from,
+            dry_run,
+            offloaded=settings.engine_args.kv_offload is not False,
+        ),
     ]
     parts += _compute(shape, settings, gpu, layers_from, dry_run)
     output = dry_run.output_bytes if dry_run else 4 * shape.vocabulary * count
@@ -119,13 +129,15 @@ def _weights(
     """
     on_gpu = mapped = own = 0
     trunk, stale = len(shape.layers), 0
+    on_device = _overridden(settings)
     for tensor in shape.tensors:
         match = BLOCK.match(tensor.name)
         layer = int(match[1]) if match else None
         if layer is not None and layer >= trunk and not settings.mtp:
             continue  # draft layers are not loaded
         head = layer is None and tensor.name.startswith("output")
-        if gpu and ((layer is not None and layer >= layers_from) or (head and layers_from <= trunk)):
+        usually = (layer is not None and layer >= layers_from) or (head and layers_from <= trunk)
+        if gpu and on_device(tensor.name, usually=usually):
             on_gpu += tensor.nbytes
         elif settings.repack and is_repacked(tensor, isa):
             own += tensor.nbytes
@@ -145,6 +157,17 @@ def _weights(
     return ([*parts, Part(name="weights", device=gpu, num_bytes=on_gpu)] if gpu else parts), stale
 
 
+def _overridden(settings: LoadSettings) -> Callable[..., bool]:
+    """Whether a tensor lies on the device, by its name and where it usually lies; `override_tensor` decides."""
+    moved = overrides(settings.engine_args)
+    elsewhere = [(re.compile(o.pattern, re.ASCII), not is_host(o.buffer)) for o in moved]
+
+    def on_device(name: str, *, usually: bool) -> bool:
+        return next((there for pattern, there in elsewhere if pattern.search(name)), usually)
+
+    return on_device
+
+
 def _caches(
     shape: ModelShape,
     kv: tuple[int, ...],
@@ -152,6 +175,8 @@ def _caches(
     gpu: str | None,
     layers_from: int,
     dry_run: DryRun | None,
+    *,
+    offloaded: bool,
 ) -> list[Part]:
     states = tuple(layer.state_bytes * states_kept for layer in shape.layers)
     parts = []
@@ -162,7 +187,7 @@ def _caches(
     basis: Basis = "probe" if dry_run else "formula"
     for name, layers, told in caches:
         total = sum(layers)
-        on_gpu = sum(layers[layers_from:]) if gpu else 0
+        on_gpu = sum(layers[layers_from:]) if gpu and offloaded else 0
         if told is not None:  # llama.cpp's own total, split as the formula splits
             on_gpu = on_gpu * told // total if total else 0
             total = told

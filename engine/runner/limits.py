@@ -4,6 +4,7 @@ from typing import Final
 
 import msgspec
 
+from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
 
 # llama.cpp's own names, `ggml_type` values of the cache types it accepts.
@@ -34,6 +35,7 @@ def draft_settings(settings: LoadSettings) -> LoadSettings:
         draft_path=None,
         mmproj_path=None,
         lora=(),
+        engine_args=NO_ARGS,
         max_rollback=0,
         n_gpu_layers=-1 if settings.devices and settings.n_gpu_layers else 0,
         cache_dir=None,

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from engine.runner.engine_args import NO_ARGS, EngineArgs
 from engine.types import Event, GenerationRequest, ModelFacts
 
 VERSION: Final = 1
@@ -30,6 +31,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     (empty: the folder's own wish, else the CPU); `allow_fallback` lets operators it does not take run on the CPU.
     `max_draft` is the longest guess that one step checks (0: none). `mtp` loads the file's own head for guesses.
     `max_rollback` tokens can be taken back from a recurrent state, by so many copies of it for each sequence.
+    `engine_args` is what llama.cpp is told beside these.
     `reference_path` holds the CPU's answers that the device is compared with after the load (None: with nothing).
     """
 
@@ -62,6 +64,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     cache_ram_bytes: int = 0
     cache_disk_bytes: int = 0
     reference_path: str | None = None
+    engine_args: EngineArgs = NO_ARGS
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):

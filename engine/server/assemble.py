@@ -24,6 +24,7 @@ from engine.server.app import create_app
 from engine.server.auth import Access, new_token, remove_server_file, running_server_url, write_server_file
 from engine.server.connections import connection_class, connection_limit, quieten
 from engine.server.drafts import Drafts
+from engine.server.engine_args import EngineArgsStore
 from engine.server.keys import KeyStore
 from engine.server.load_wishes import LoadWishes
 from engine.server.log_bounds import Sparing, keep_short
@@ -112,6 +113,7 @@ def assemble(
         drafts,
         wishes,
         LoadWishes(options.paths.config / "load.json"),
+        EngineArgsStore(options.paths.config / "engine_args.json"),
     )
     pool = Pool(models, spare.take, admission, options.ttl_s, options.max_models)
     jobs = JobRegistry(None if options.private else options.paths.state / "jobs.json")

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from engine.dispatch.engine_args import with_engine_args
 from engine.dispatch.load_settings import load_settings
 from engine.dispatch.types import NO_WISH, Placement, Wish
 from engine.errors import BadModelFile, InputFault, ModelNotFound
@@ -17,11 +18,13 @@ from engine.library.catalogue import Catalogue
 from engine.library.default_model import default_model
 from engine.library.types import ModelEntry
 from engine.pool import Resolved
+from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
 from engine.sampling import NOTHING_RECOMMENDED, Recommended, recommended
 from engine.sampling_families import of_card
 from engine.server.aliases import Aliases
 from engine.server.drafts import Drafts, unfit_draft
+from engine.server.engine_args import EngineArgsStore
 from engine.server.load_wishes import LoadWishes, with_choices
 from engine.server.sampling_wishes import SamplingWishes
 
@@ -52,11 +55,13 @@ class ServedModels:
         drafts: Drafts | None = None,
         wishes: SamplingWishes | None = None,
         load_wishes: LoadWishes | None = None,
+        engine_args: EngineArgsStore | None = None,
     ) -> None:
         self._lora = lora
         self.drafts = drafts or Drafts()
         self.wishes = wishes or SamplingWishes()
         self.load_wishes = load_wishes or LoadWishes()
+        self.engine_args = engine_args or EngineArgsStore()
         self._entries: dict[str, ModelEntry] = {}
         self._cache = cache
         self._choose = choose
@@ -199,5 +204,10 @@ class ServedModels:
 
     def settings(self, entry: ModelEntry) -> LoadSettings:
         """How the model is loaded, before the dispatcher chooses."""
+        settings, args = self.usual_settings(entry), self.engine_args.get(entry.id)
+        return settings if args == NO_ARGS or entry.format != "gguf" else with_engine_args(settings, args)
+
+    def usual_settings(self, entry: ModelEntry) -> LoadSettings:
+        """The same without the model's own engine arguments."""
         lora = tuple(path for name, path in self._lora if self.aliases.resolve(name) == entry.id)
         return load_settings(entry, self._context, self._cache, lora)

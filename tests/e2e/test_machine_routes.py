@@ -177,6 +177,54 @@ def test_a_plan_tells_the_context_that_fits_beside_it_and_takes_a_cache_type(cli
     assert client.post(path, json={**wish, "kv_type": "q9"}).status_code == 400
 
 
+def engine_args(client, status=200, **args):
+    answer = client.put("/tessera/v1/models/spark/engine_args", json={"engine_args": args})
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def greedy(client):
+    body = {"model": "spark", "prompt": "Once upon a time there was " * 20, "max_tokens": 24, "temperature": 0}
+    answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"]
+
+
+def test_raw_engine_arguments_reach_llama_cpp_and_the_ledger(client):
+    usual = greedy(client)
+    told = engine_args(client, rope_freq_base=100.0, ctx_size=2048, override_tensor=["ffn_down=CPU"])
+    assert told["unloaded"]
+    assert told["needed_bytes"] > 0
+    assert greedy(client) != usual  # also: prefixes computed with other frequencies are not used
+    loaded = next(m for m in get(client, "/tessera/v1/loaded")["models"] if m["id"] == "spark")
+    assert (loaded["n_ctx"], loaded["engine_args"]["rope_freq_base"]) == (2048, 100.0)
+    assert "rope_freq_base 100.0" in get(client, "/tessera/v1/models/spark/placement")["placement"]["reasons"][-1]
+    kept = get(client, "/tessera/v1/models/spark/engine_args")["engine_args"]
+    assert kept == {"rope_freq_base": 100.0, "ctx_size": 2048, "override_tensor": ["ffn_down=CPU"]}
+    engine_args(client)
+    assert greedy(client) == usual
+    again = client.post("/tessera/v1/models/spark/load", json={"engine_args": {"ctx_size": 512}}).json()
+    assert again["n_ctx"] == 512
+    assert client.post("/tessera/v1/models/spark/load", json={"engine_args": {}}).json()["n_ctx"] == 1024
+
+
+@pytest.mark.parametrize(
+    ("args", "param"),
+    [
+        ({"nonsense": 1}, "engine_args"),
+        ({"rope_scaling": "banana"}, "engine_args.rope_scaling"),
+        ({"override_tensor": ["ffn=Vulkan77"]}, "engine_args"),
+        ({"override_tensor": ["(a+)+=CPU"]}, "engine_args.override_tensor"),
+        ({"override_kv": ["general.architecture=str:banana"]}, "engine_args"),
+        ({"cache_type_v": "q8_0", "flash_attn": "off"}, "engine_args"),
+        ({"devices": ["CUDA77"]}, "engine_args.devices"),
+    ],
+)
+def test_engine_arguments_that_llama_cpp_refuses_are_not_kept(client, args, param):
+    assert engine_args(client, 400, **args)["error"]["param"] == param
+    assert get(client, "/tessera/v1/models/spark/engine_args") == {"id": "spark"}
+
+
 @pytest.mark.skipif("avx2" not in machine_isa(inventory(RealHost())), reason="plain attention pays with AVX2")
 def test_a_model_that_is_asked_long_chats_is_loaded_for_them_next_time(tmp_path):
     def reasons(running):

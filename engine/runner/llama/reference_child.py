@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from engine.runner.engine_args import computing
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.binding import KernelsMissing, start_backends
 from engine.runner.llama.native.device_check import Reference, compare_rows, logprob_rows, prompts, reference
@@ -30,6 +31,7 @@ def reference_settings(settings: LoadSettings) -> LoadSettings:
         settings, n_ctx=min(settings.n_ctx, CONTEXT), kv_cells=0, n_parallel=1, n_gpu_layers=0, devices=(),
         repack=False, flash_attn="on", use_mmap=True, use_mlock=False, lora=(), mtp=False, max_rollback=0,
         draft_path=None, mmproj_path=None, reference_path=None,
+        engine_args=computing(settings.engine_args),
     )  # fmt: skip
 
 

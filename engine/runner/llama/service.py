@@ -12,6 +12,7 @@ import psutil
 
 from engine.runner import protocol
 from engine.runner.channel import Channel
+from engine.runner.engine_args import meaning
 from engine.runner.llama.batch.embed import CannotEmbed, Embedder
 from engine.runner.llama.batch.scheduler import Scheduler
 from engine.runner.llama.cache.checkpoints import budget
@@ -46,7 +47,7 @@ def _prefix_store(api: Any, loaded: llama_model.LoadedModel) -> PrefixStore:
     build = api.llama_version().decode()
     adapters = tuple(model_fingerprint(Path(adapter)) for adapter in settings.lora)
     shape: tuple[object, ...] = (settings.type_k, settings.type_v, settings.flash_attn, build, protocol.VERSION)
-    shape += adapters
+    shape += (*adapters, *meaning(settings.engine_args))
     if settings.mmproj_path is not None:
         projector = Path(settings.mmproj_path).stat()
         shape += (settings.mmproj_path, projector.st_size, projector.st_mtime_ns)

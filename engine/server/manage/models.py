@@ -21,6 +21,7 @@ from engine.api.models import (
 from engine.errors import InputFault, ModelNotFound
 from engine.library.types import ModelEntry
 from engine.loaded_model import LoadedModel as PooledModel
+from engine.server.manage.engine_args import keep_engine_args
 from engine.server.models import ServedModels
 from engine.server.sse import while_connected
 from engine.server.state import ServerState, server_state
@@ -50,6 +51,7 @@ def describe(model: PooledModel) -> LoadedModel:
         notes=tuple(model.notes),
         draft=Path(model.settings.draft_path).name if model.settings.draft_path else None,
         mtp=model.settings.mtp,
+        engine_args=model.settings.engine_args,
         died=died.reason if died is not None and not model.ready else None,
     )
 
@@ -67,7 +69,11 @@ async def load(request: Request, model: str, body: LoadRequest) -> LoadedModel:
     if body.draft is not None:
         entry = await state.models.entry(model)
         await state.models.choose_draft(entry, body.draft or None)
-        await _reload_with_draft(state, entry)
+        await _reload(state, entry, "draft")
+    if body.engine_args is not None:
+        entry = await state.models.entry(model)
+        await keep_engine_args(state, entry, body.engine_args)
+        await _reload(state, entry, "engine_args")
     found = await while_connected(request, state.pool.acquire(model))
     if body.pinned is not None:
         found.pinned = body.pinned
@@ -76,13 +82,16 @@ async def load(request: Request, model: str, body: LoadRequest) -> LoadedModel:
     return describe(found)
 
 
-async def _reload_with_draft(state: ServerState, entry: ModelEntry) -> None:
-    """A model that is loaded with another draft model is loaded again, unless somebody uses it now."""
+async def _reload(state: ServerState, entry: ModelEntry, changed: str) -> None:
+    """A model that is loaded with another draft model or arguments is loaded again, unless it is in use."""
     loaded = state.pool.get(entry.id)
-    if loaded is None or not loaded.ready or loaded.settings.draft_path == await state.models.draft_path(entry):
+    if loaded is None or not loaded.ready:
+        return
+    now = (await state.models.draft_path(entry), state.models.engine_args.get(entry.id))
+    if now == (loaded.settings.draft_path, loaded.settings.engine_args):
         return
     if not loaded.idle:
-        raise InputFault(f"{entry.id} is in use; its draft model changes when it is loaded next.", "draft")
+        raise InputFault(f"{entry.id} is in use; {changed} changes when it is loaded next.", changed)
     await state.pool.unload(entry.id)
 
 

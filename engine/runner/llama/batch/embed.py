@@ -13,6 +13,7 @@ import numpy as np
 from engine.runner.inputs import shortened
 from engine.runner.limits import KV_TYPES
 from engine.runner.llama.native.batch import Batch
+from engine.runner.llama.native.engine_args import apply_to_context
 from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.native.vocabulary import Vocabulary
 from engine.runner.protocol import Embed, Embedded, Fault
@@ -104,6 +105,7 @@ class Embedder:
         params.no_perf = True
         params.flash_attn_type = -1
         params.type_k = params.type_v = KV_TYPES["f16"]
+        apply_to_context(params, settings)
         if settings.n_threads:
             params.n_threads = settings.n_threads
             params.n_threads_batch = settings.n_threads_batch or settings.n_threads

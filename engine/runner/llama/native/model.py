@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from engine.runner.engine_args import BadEngineArg
 from engine.runner.limits import KV_TYPES, MAX_SEQUENCES, mtp_settings, rollback, sequences
+from engine.runner.llama.native.engine_args import UnknownBuffer, apply_to_context, apply_to_model
 from engine.runner.protocol import LoadSettings
 from engine.types import ModelFacts
 
@@ -71,7 +73,10 @@ def _model_params(api: Any, settings: LoadSettings, on_progress: Callable[[float
 
     callback = api.llama_progress_callback(progress)
     params.progress_callback = callback
-    keep: list[Any] = [callback]
+    try:
+        keep: list[Any] = [callback, *apply_to_model(api, params, settings.engine_args)]
+    except (UnknownBuffer, BadEngineArg) as error:
+        raise LoadFailed(str(error)) from error
     if settings.devices or not settings.n_gpu_layers:
         # No device at all, where no layer goes to one: llama.cpp would still send large batches to a GPU.
         lib = api._lib  # noqa: SLF001 - ggml's device registry is not wrapped by the package
@@ -121,6 +126,7 @@ def _context_params(api: Any, settings: LoadSettings, cells: int, n_seq_max: int
     params.kv_unified = True
     params.swa_full = False
     params.no_perf = True
+    apply_to_context(params, settings)
     return params
 
 

@@ -12,6 +12,7 @@ from engine.fit.dry_run import DryRunFailed, dry_run
 from engine.fit.need import compute_prior, estimate, kv_layer_bytes
 from engine.fit.repack import is_repacked
 from engine.fit.shape import shape_of
+from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo, read_gguf
 from quantize.ggml_types import GgmlType
@@ -241,3 +242,39 @@ def test_heads_that_would_end_the_process_are_not_used(tmp_path, changes):
     assert not shape_of(changed, header.tensors, header.file_bytes).has_head
     fewer = [t for t in header.tensors if not t.name.endswith("nextn.hnorm.weight")]
     assert not shape_of(header, fewer, header.file_bytes).has_head
+
+
+def with_args(path, **args):
+    return settings(path, n_gpu_layers=-1, devices=("Vulkan0",), engine_args=EngineArgs(**args))
+
+
+def on_gpu(shape, at, name):
+    need = estimate(shape, at, AVX2, gpu="gpu")
+    return sum(part.num_bytes for part in need.parts if part.device == "gpu" and part.name == name)
+
+
+def test_overridden_tensors_are_counted_where_they_lie(files):
+    path = files["qwen3moe"]
+    shape = read_shape(path)
+    experts = sum(t.nbytes for t in shape.tensors if "_exps" in t.name)
+    everything = on_gpu(shape, with_args(path), "weights")
+    assert experts
+    assert on_gpu(shape, with_args(path, cpu_moe=True), "weights") == everything - experts
+    assert on_gpu(shape, with_args(path, override_tensor=("_exps=CPU",)), "weights") == everything - experts
+    first = sum(t.nbytes for t in shape.tensors if "_exps" in t.name and t.name.startswith("blk.0."))
+    assert on_gpu(shape, with_args(path, n_cpu_moe=1), "weights") == everything - first
+    back = with_args(path, override_tensor=("blk.0.=Vulkan0",), cpu_moe=True)
+    assert on_gpu(shape, back, "weights") == everything - experts + first
+
+
+def test_a_cache_can_stay_with_the_processor(files):
+    shape = read_shape(files["llama"])
+    assert on_gpu(shape, with_args(files["llama"]), "kv")
+    assert not on_gpu(shape, with_args(files["llama"], kv_offload=False), "kv")
+
+
+def test_sliding_layers_can_keep_everything(files):
+    shape = read_shape(files["gemma3"])
+    at = settings(files["gemma3"], n_ctx=32768, engine_args=EngineArgs(swa_full=True))
+    assert len(set(kv_layer_bytes(shape, at))) == 1
+    assert estimate(shape, at, AVX2).part_bytes("kv") == dry_run(at).kv_bytes

@@ -1,0 +1,75 @@
+"""Raw engine arguments and a placement: which settings they decide, and how layers are shared out by them."""
+
+from typing import Final
+
+import msgspec
+
+from devices.types import Machine
+from engine.errors import InputFault
+from engine.fit.context import resize_context
+from engine.fit.dry_run import DryRunFailed
+from engine.fit.types import Need, Part
+from engine.runner.engine_args import EngineArgs
+from engine.runner.protocol import LoadSettings
+
+# Arguments that are settings of a load by other names.
+_SETTINGS: Final = {
+    "batch_size": "n_batch", "ubatch_size": "n_ubatch", "threads": "n_threads", "threads_batch": "n_threads_batch",
+    "cache_type_k": "type_k", "cache_type_v": "type_v", "flash_attn": "flash_attn", "mmap": "use_mmap",
+    "mlock": "use_mlock", "repack": "repack",
+}  # fmt: skip
+
+
+def with_engine_args(settings: LoadSettings, args: EngineArgs) -> LoadSettings:
+    """The settings before dispatch, with what the arguments ask for; they decide again afterwards (`decided`)."""
+    settings = msgspec.structs.replace(settings, engine_args=args)
+    if args.ctx_size is not None:
+        settings = resize_context(settings, args.ctx_size)
+    return decided(settings)
+
+
+def decided(settings: LoadSettings) -> LoadSettings:
+    """Settings in which the user's arguments stand before what was dispatched, tuned or measured."""
+    args = settings.engine_args
+    changes: dict[str, object] = {}
+    for name, field in _SETTINGS.items():
+        value = getattr(args, name)
+        if value is not None:
+            changes[field] = value
+    if args.ubatch_size is not None and args.batch_size is None:
+        changes["n_batch"] = max(settings.n_batch, args.ubatch_size)
+    if args.batch_size is not None and args.ubatch_size is None:
+        changes["n_ubatch"] = min(settings.n_ubatch, args.batch_size)
+    if args.devices:
+        changes |= {"devices": args.devices, "n_gpu_layers": settings.n_gpu_layers or -1}
+    if args.n_gpu_layers is not None and (settings.devices or args.devices):
+        changes["n_gpu_layers"] = args.n_gpu_layers
+    return msgspec.structs.replace(settings, **changes) if changes else settings
+
+
+def shared_out(need: Need, settings: LoadSettings, machine: Machine, gpu: str | None) -> Need:
+    """`need` with what lies on a GPU divided over the devices that layers are split over, by their shares."""
+    args = settings.engine_args
+    if gpu is None or len(settings.devices) < 2 or args.split_mode == "none":  # noqa: PLR2004 - nothing to share
+        return need
+    ids = [_device_id(name, machine) or gpu for name in settings.devices]
+    shares = args.tensor_split or tuple(1.0 for _ in ids)
+    total = sum(shares[: len(ids)]) or 1.0
+    parts: list[Part] = []
+    for part in need.parts:
+        if part.device != gpu:
+            parts.append(part)
+            continue
+        for device, share in zip(ids, shares, strict=False):
+            size = round(part.num_bytes * share / total)
+            parts.append(msgspec.structs.replace(part, device=device, num_bytes=size))
+    return msgspec.structs.replace(need, parts=tuple(part for part in parts if part.num_bytes))
+
+
+def _device_id(name: str, machine: Machine) -> str | None:
+    return next((d.id for d in machine.devices if any(r.device_name == name for r in d.runtimes)), None)
+
+
+def refused(error: DryRunFailed) -> InputFault:
+    """What a caller is told whose arguments llama.cpp does not take."""
+    return InputFault(f"llama.cpp does not load the model with these engine_args: {error}.", "engine_args")

@@ -1,0 +1,192 @@
+"""Raw arguments of llama.cpp for a load, by the names of its flags: what Tessera has no setting of its own for."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+# Source: llama.cpp, common/common.h, LLM_FFN_EXPS_REGEX (2026-11): the weights of experts.
+EXPERTS: Final = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+CPU_BUFFER: Final = "CPU"
+_OVERRIDE: Final = re.compile(r"(?P<pattern>.+)=(?P<buffer>[A-Za-z0-9_]+)")
+_METADATA: Final = re.compile(r"(?P<key>[^=]{1,127})=(?P<kind>int|float|bool|str):(?P<value>.{1,127})")
+# A pattern is searched in some thousand names here and, by C++'s recursive matcher, in llama.cpp: one without
+# repeated groups and with few repetitions ends soon in both.
+_REPEATED_GROUP: Final = re.compile(r"\)[*+?{]")
+_REPETITION: Final = re.compile(r"(?<!\\)[*+{]")
+MOST_REPETITIONS: Final = 4
+
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+Tokens = Annotated[int, Meta(ge=1, lt=1 << 24)]
+Threads = Annotated[int, Meta(ge=1, le=512)]
+Scale = Annotated[float, Meta(gt=0, le=1e9)]
+Beta = Annotated[float, Meta(ge=0, le=1e4)]
+
+
+class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """`engine_args` of a model. None and empty: as Tessera or the file decides.
+
+    `rope_scale` is how many times longer texts get, `rope_freq_scale` its inverse. `override_tensor` holds
+    `PATTERN=BUFFER`, first match first; `override_kv` holds `KEY=int|float|bool|str:VALUE` for the file's metadata.
+    `devices` are backend devices that layers are split over, `tensor_split` their shares.
+    """
+
+    ctx_size: Tokens | None = None
+    batch_size: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    ubatch_size: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    threads: Threads | None = None
+    threads_batch: Threads | None = None
+    cache_type_k: CacheType | None = None
+    cache_type_v: CacheType | None = None
+    flash_attn: Literal["auto", "on", "off"] | None = None
+    mmap: bool | None = None
+    mlock: bool | None = None
+    repack: bool | None = None
+    n_gpu_layers: Annotated[int, Meta(ge=-1, le=10_000)] | None = None
+    devices: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...], Meta(max_length=16)] = ()
+    split_mode: Literal["none", "layer", "row"] | None = None
+    tensor_split: Annotated[tuple[Annotated[float, Meta(ge=0, le=1e6)], ...], Meta(max_length=16)] = ()
+    main_gpu: Annotated[int, Meta(ge=0, le=15)] | None = None
+    override_tensor: Annotated[tuple[Annotated[str, Meta(max_length=200)], ...], Meta(max_length=64)] = ()
+    cpu_moe: bool = False
+    n_cpu_moe: Annotated[int, Meta(ge=0, le=10_000)] | None = None
+    override_kv: Annotated[tuple[Annotated[str, Meta(max_length=300)], ...], Meta(max_length=64)] = ()
+    check_tensors: bool = False
+    no_host: bool = False
+    kv_offload: bool | None = None
+    op_offload: bool | None = None
+    swa_full: bool | None = None
+    rope_scaling: Literal["none", "linear", "yarn", "longrope"] | None = None
+    rope_scale: Scale | None = None
+    rope_freq_scale: Scale | None = None
+    rope_freq_base: Scale | None = None
+    yarn_orig_ctx: Tokens | None = None
+    yarn_ext_factor: Annotated[float, Meta(ge=-1, le=1e4)] | None = None
+    yarn_attn_factor: Annotated[float, Meta(ge=-1, le=1e4)] | None = None
+    yarn_beta_fast: Beta | None = None
+    yarn_beta_slow: Beta | None = None
+
+
+NO_ARGS: Final = EngineArgs()
+# They only say where and how fast: what a model computes stays the same.
+_PLACING: Final = frozenset(
+    ("threads", "threads_batch", "mmap", "mlock", "n_gpu_layers", "devices", "split_mode", "tensor_split",
+     "main_gpu", "check_tensors", "no_host", "kv_offload", "op_offload", "cpu_moe", "n_cpu_moe", "override_tensor")
+)  # fmt: skip
+
+
+class Override(msgspec.Struct, frozen=True):
+    """Tensors whose name `pattern` finds lie in the buffer type named `buffer`."""
+
+    pattern: str
+    buffer: str
+
+
+class Metadata(msgspec.Struct, frozen=True):
+    """A value that stands for the one of the file."""
+
+    key: str
+    value: int | float | bool | str
+
+
+class BadEngineArg(ValueError):
+    """One of them makes no sense; `name` says which."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+def given(args: EngineArgs) -> dict[str, object]:
+    """The arguments that were set, by name."""
+    found: dict[str, object] = msgspec.to_builtins(args)
+    return found
+
+
+def meaning(args: EngineArgs) -> tuple[tuple[str, str], ...]:
+    """Those on which depends what a model computes: states computed with others are of no use."""
+    return tuple((name, repr(value)) for name, value in given(args).items() if name not in _PLACING)
+
+
+def computing(args: EngineArgs) -> EngineArgs:
+    """Only those on which depends what a model computes."""
+    return msgspec.structs.replace(args, **{name: getattr(NO_ARGS, name) for name in _PLACING})
+
+
+def overrides(args: EngineArgs) -> tuple[Override, ...]:
+    """Which tensors lie elsewhere, in llama.cpp's order. Raises: BadEngineArg."""
+    found = [_override(text) for text in args.override_tensor]
+    found += [Override(rf"blk\.{layer}{EXPERTS}", CPU_BUFFER) for layer in range(args.n_cpu_moe or 0)]
+    if args.cpu_moe:
+        found.append(Override(EXPERTS, CPU_BUFFER))
+    return tuple(found)
+
+
+def _override(text: str) -> Override:
+    match = _OVERRIDE.fullmatch(text)
+    if match is None:
+        raise BadEngineArg("override_tensor", f"{text!r} is not PATTERN=BUFFER, such as exps=CPU")
+    pattern = match["pattern"]
+    if _REPEATED_GROUP.search(pattern) or len(_REPETITION.findall(pattern)) > MOST_REPETITIONS:
+        raise BadEngineArg(
+            "override_tensor",
+            f"the pattern {pattern!r} repeats a group or has more than {MOST_REPETITIONS} repetitions",
+        )
+    try:
+        re.compile(pattern, re.ASCII)
+    except re.error as error:
+        raise BadEngineArg("override_tensor", f"{pattern!r} is not a regular expression: {error}") from error
+    return Override(pattern, match["buffer"])
+
+
+def metadata(args: EngineArgs) -> tuple[Metadata, ...]:
+    """What stands for values of the file. Raises: BadEngineArg."""
+    return tuple(map(_metadata, args.override_kv))
+
+
+def _metadata(text: str) -> Metadata:
+    match = _METADATA.fullmatch(text)
+    if match is None:
+        raise BadEngineArg("override_kv", f"{text!r} is not KEY=int|float|bool|str:VALUE")
+    key, kind, value = match["key"], match["kind"], match["value"]
+    if max(len(key.encode()), len(value.encode())) > 127:  # noqa: PLR2004 - llama_model_kv_override has 128 bytes
+        raise BadEngineArg("override_kv", f"{text[:40]!r}… has a key or value of more than 127 bytes")
+    try:
+        if kind == "bool":
+            return Metadata(key, {"true": True, "false": False}[value])
+        if kind == "int" and not -(1 << 63) <= int(value) < 1 << 63:
+            raise BadEngineArg("override_kv", f"{value} has more than 64 bits")
+        return Metadata(key, {"int": int, "float": float, "str": str}[kind](value))
+    except (KeyError, ValueError) as error:
+        raise BadEngineArg("override_kv", f"{value!r} is not a value of type {kind}") from error
+
+
+def check(args: EngineArgs) -> None:
+    """Raises: BadEngineArg: a value cannot be read, or two contradict each other."""
+    overrides(args)
+    metadata(args)
+    if args.rope_scale is not None and args.rope_freq_scale is not None:
+        raise BadEngineArg("rope_scale", "rope_scale and rope_freq_scale say the same; give one of them")
+    if args.tensor_split and len(args.tensor_split) != len(args.devices):
+        raise BadEngineArg(
+            "tensor_split", f"{len(args.tensor_split)} shares for {len(args.devices)} devices; give each its own"
+        )
+    if args.tensor_split and not sum(args.tensor_split):
+        raise BadEngineArg("tensor_split", "at least one share must be above 0")
+
+
+def from_text(values: Mapping[str, str]) -> dict[str, object]:
+    """`NAME=VALUE` of a command line as fields: names with hyphens too, lists with commas.
+
+    Raises: BadEngineArg: an unknown name.
+    """
+    fields = {field.name: field for field in msgspec.structs.fields(EngineArgs)}
+    found: dict[str, object] = {}
+    for text, value in values.items():
+        name = text.lstrip("-").replace("-", "_")
+        if name not in fields:
+            raise BadEngineArg(name, f"{text} is not known; there are {', '.join(fields)}")
+        found[name] = [part for part in value.split(",") if part] if fields[name].default == () else value
+    return found

@@ -1,0 +1,59 @@
+"""/tessera/v1/models/{id}/engine_args: what llama.cpp is told about a model beside Tessera's own settings."""
+
+import asyncio
+
+import msgspec
+from fastapi import APIRouter, Request
+
+from engine.api.models import EngineArgsRequest, ModelEngineArgs
+from engine.dispatch.engine_args import with_engine_args
+from engine.library.types import ModelEntry
+from engine.runner.engine_args import NO_ARGS, EngineArgs
+from engine.server.engine_args import require_sound
+from engine.server.load_wishes import with_choices
+from engine.server.state import ServerState, server_state
+from engine.server.typed import TypedRoute
+
+router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedRoute)
+
+
+@router.get("/models/{model:path}/engine_args")
+async def engine_args(request: Request, model: str) -> ModelEngineArgs:
+    """The raw engine arguments of a model."""
+    models = server_state(request).models
+    entry = await models.entry(model)
+    return ModelEngineArgs(id=entry.id, engine_args=models.engine_args.get(entry.id))
+
+
+@router.put("/models/{model:path}/engine_args")
+async def set_engine_args(request: Request, model: str, body: EngineArgsRequest) -> ModelEngineArgs:
+    """Set them; none at all goes back to Tessera's choice. They hold from the next load on.
+
+    llama.cpp tries them first without allocating anything; what it refuses is not kept.
+    """
+    state = server_state(request)
+    entry = await state.models.entry(model)
+    needed = await keep_engine_args(state, entry, body.engine_args)
+    loaded = state.pool.get(entry.id)
+    unloaded = bool(loaded and loaded.idle) and await state.pool.unload(entry.id)
+    return ModelEngineArgs(id=entry.id, engine_args=body.engine_args, needed_bytes=needed, unloaded=unloaded)
+
+
+async def keep_engine_args(state: ServerState, entry: ModelEntry, args: EngineArgs) -> int | None:
+    """Try arguments and keep them; returns the bytes a load would need with them.
+
+    Raises: InputFault.
+    """
+    require_sound(entry, args)
+    needed = None
+    if args != NO_ARGS:
+        _, before = await state.models.unplaced(entry.id)
+        wanted = with_engine_args(state.models.usual_settings(entry), args)
+        wanted = msgspec.structs.replace(wanted, draft_path=before.draft_path)
+        wish = with_choices(state.models.wish, state.models.load_wishes.get(entry.id))
+        placed = await asyncio.to_thread(state.placer.placement, entry.id, wanted, wish, exact=False)
+        await asyncio.to_thread(state.placer.try_engine_args, placed.settings)
+        needed = placed.need.total_bytes
+    await asyncio.to_thread(state.placer.history.remember, entry.id, {})  # what worked was tried without them
+    state.models.engine_args.set(entry.id, args)
+    return needed
