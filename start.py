@@ -19,6 +19,8 @@ ROOT = os.path.dirname(os.path.abspath(__file__))
 VENV = os.path.join(ROOT, ".venv")
 MARKER = os.path.join(VENV, "tessera-ready")
 OPTIONS = ("--no-system", "--no-gui", "--no-model", "--wheels")
+# The tests of a file share its servers; most of them wait for processes, so two files at a time pay on one core too.
+WHOLE_RUN = ["-n", str(max(2, min(4, os.cpu_count() or 2))), "--dist", "loadfile"]
 LOCKS = {"desktop": "desktop.txt", "server": "base.txt", "test": "dev.txt"}
 
 
@@ -121,7 +123,7 @@ def main() -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (ROOT, os.environ.get("PYTHONPATH")) if p)
     if testing:
         os.chdir(ROOT)
-        return run([venv_python(), "-m", "pytest", *rest[1:]])
+        return run([venv_python(), "-m", "pytest", *(rest[1:] or WHOLE_RUN)])
     return run([venv_python(), "-m", "app", *rest])
 
 

@@ -12,10 +12,12 @@ _TOOLS = {
     "a C compiler": (("gcc", "clang"), ("gcc", "gcc", "gcc")),
 }
 # What the walks through the window (tests/gui/walk) need: an X server without a monitor, a window manager, a hand.
+# The tests of the sandbox need a sandbox.
 _TEST_TOOLS = {
     "an X server for tests": (("Xvfb",), ("xvfb", "xorg-x11-server-Xvfb", "xorg-server-xvfb")),
     "a window manager for tests": (("openbox",), ("openbox", "openbox", "openbox")),
     "xdotool": (("xdotool",), ("xdotool", "xdotool", "xdotool")),
+    "a sandbox for tests": (("bwrap",), ("bubblewrap", "bubblewrap", "bubblewrap")),
 }
 # Source: NEEDED entries of PySide6-Essentials' libraries and of its xcb platform plugin.
 _QT_LIBRARIES = {
