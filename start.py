@@ -19,7 +19,7 @@ ROOT = os.path.dirname(os.path.abspath(__file__))
 VENV = os.path.join(ROOT, ".venv")
 MARKER = os.path.join(VENV, "tessera-ready")
 OPTIONS = ("--no-system", "--no-gui", "--no-model", "--wheels")
-# The tests of a file share its servers; most of them wait for processes, so two files at a time pay on one core too.
+# The tests of a file share its servers; most wait for processes, so two files at a time pay on one core too.
 WHOLE_RUN = ["-n", str(max(2, min(4, os.cpu_count() or 2))), "--dist", "loadfile"]
 LOCKS = {"desktop": "desktop.txt", "server": "base.txt", "test": "dev.txt"}
 
