@@ -9,6 +9,7 @@ CHILDREN: Final = frozenset(
     {
         "app.code.index.worker",
         "app.documents",
+        "app.formulas",
         "devices.backends.ggml_child",
         "devices.backends.onnx_child",
         "devices.kernel_packs.abi",

@@ -34,7 +34,7 @@ from engine.api.models import (
 )
 from engine.api.quantizing import QuantizeRequest, QuantizeSketch
 from engine.api.requests import RecentActivity
-from engine.api.stats import Stats, UsageSamples
+from engine.api.stats import Stats, UsageSamples, Work, WorkSamples
 from engine.runner.engine_args import EngineArgs
 
 T = TypeVar("T")
@@ -250,6 +250,10 @@ class Routes(ABC):
     def utilization(self, seconds: int) -> UsageSamples:
         """How busy the machine was in the last seconds."""
         return self.get(f"{_OURS}/stats/utilization", UsageSamples, seconds=seconds)
+
+    def work_history(self, seconds: int) -> tuple[Work, ...]:
+        """What the server did in the last seconds, a sample a second."""
+        return self.get(f"{_OURS}/stats/history", WorkSamples, seconds=seconds).samples
 
     def recent_requests(self) -> RecentActivity:
         """The last requests and the programs that sent them."""

@@ -1,8 +1,7 @@
 """The dashboard: what the server does right now, as it does it, and what it did."""
 
-import time
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Iterable
+from itertools import pairwise
 
 from PySide6.QtCore import QTimer
 from PySide6.QtGui import QHideEvent, QShowEvent
@@ -13,9 +12,9 @@ from app.gui.server import requests
 from app.gui.services import Services
 from app.gui.widgets.basics import Page, card
 from app.gui.widgets.plain_table import PlainTable
-from app.gui.widgets.time_plot import TimePlot
+from app.gui.widgets.time_plot import KEPT_S, TimePlot
 from engine.api.requests import RecentActivity
-from engine.api.stats import Stats
+from engine.api.stats import Stats, Work
 
 _EVERY_MS = 1000
 _SHOWN_REQUESTS = 100
@@ -48,7 +47,6 @@ class DashboardPage(Page):
         self.history = PlainTable(services.look, name, requests.request_columns(), numbers=6, rows=10, wide=2)
         self.add_section(self.tr("History of requests"), card(self.history))
         self.content.addStretch(1)
-        self._last: tuple[float, Counts] | None = None
         self._asking = False
         self._timer = QTimer(self)
         self._timer.setInterval(_EVERY_MS)
@@ -76,26 +74,15 @@ class DashboardPage(Page):
 
         api = self._services.api
 
-        def ask() -> tuple[Stats, RecentActivity]:
-            return api.stats(), api.recent_requests()
+        def ask() -> tuple[Stats, RecentActivity, tuple[Work, ...]]:
+            return api.stats(), api.recent_requests(), api.work_history(KEPT_S)
 
         self._services.background.run(ask, self._show, failed, self)
 
-    def _show(self, answers: tuple[Stats, RecentActivity]) -> None:
+    def _show(self, answers: tuple[Stats, RecentActivity, tuple[Work, ...]]) -> None:
         self._asking = False
-        stats, recent = answers
-        now, counts = time.monotonic(), Counts.of(stats)
-        if self._last is not None:
-            before, earlier = self._last
-            seconds = max(now - before, 0.1)
-            new = counts.since(earlier)
-            self.plots["speed"].add(new.generated / seconds)
-            self.plots["prompt"].add(new.prompt / seconds)
-            self.plots["cache"].add(100 * new.cached / new.prompt if new.prompt else 0.0)
-        self._last = (now, counts)
-        self.plots["active"].add(stats.active)
-        self.plots["waiting"].add(stats.waiting)
-        self.plots["memory"].add(stats.rss_bytes / _GIB)
+        stats, recent, history = answers
+        self._fill(history)
         self.history.show_rows([requests.request_row(row) for row in recent.requests[:_SHOWN_REQUESTS]])
         self.table.show_rows(
             [
@@ -104,28 +91,24 @@ class DashboardPage(Page):
             ]
         )
 
+    def _fill(self, samples: tuple[Work, ...]) -> None:
+        """The curves are the server's own, from before the page was opened on."""
+        if not samples:  # a server that has just begun
+            return
+        newest = samples[-1].at
 
-@dataclass(frozen=True)
-class Counts:
-    """Tokens over all models since the server started."""
+        def draw(name: str, values: Iterable[tuple[Work, float]]) -> None:
+            self.plots[name].fill([(newest - sample.at, value) for sample, value in values])
 
-    prompt: int = 0
-    cached: int = 0
-    generated: int = 0
-
-    @classmethod
-    def of(cls, stats: Stats) -> Self:
-        """The sums of an event."""
-        return cls(
-            sum(use.prompt_tokens for use in stats.use),
-            sum(use.cached_tokens for use in stats.use),
-            sum(use.generated_tokens for use in stats.use),
-        )
-
-    def since(self, earlier: Self) -> Self:
-        """What came meanwhile; nothing where a new server began to count."""
-        return type(self)(
-            max(0, self.prompt - earlier.prompt),
-            max(0, self.cached - earlier.cached),
-            max(0, self.generated - earlier.generated),
-        )
+        draw("active", ((s, s.active) for s in samples))
+        draw("waiting", ((s, s.waiting) for s in samples))
+        draw("memory", ((s, s.rss_bytes / _GIB) for s in samples))
+        rates = []
+        for before, sample in pairwise(samples):
+            took = max(sample.at - before.at, 0.1)
+            read = sample.prompt_tokens - before.prompt_tokens
+            cached = sample.cached_tokens - before.cached_tokens
+            rates.append((sample, (sample.generated_tokens - before.generated_tokens) / took, read, cached, took))
+        draw("speed", ((s, generated) for s, generated, *_ in rates))
+        draw("prompt", ((s, max(0, read - cached) / took) for s, _, read, cached, took in rates))
+        draw("cache", ((s, 100 * cached / read if read else 0.0) for s, _, read, cached, _ in rates))

@@ -11,6 +11,7 @@ from PySide6.QtGui import QColor, QFont, QFontDatabase, QIcon, QPainter, QPalett
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QApplication
 
+from app.gui.markdown.formulas import Formulas
 from app.gui.stylesheet import stylesheet
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
@@ -102,8 +103,19 @@ class Look(QObject):
         self._theme, self._percent, self._contrast = theme, text_percent, contrast
         self._renew()
 
+    @property
+    def formulas(self) -> Formulas:
+        """Formulas drawn in this look; made when the first is asked for."""
+        if self._formulas is None:
+            self._formulas = Formulas(self)
+        return self._formulas
+
+    _formulas: Formulas | None = None
+
     def close(self) -> None:
         """Follow the system no more."""
+        if self._formulas is not None:
+            self._formulas.close()
         self._hints.colorSchemeChanged.disconnect(self._on_scheme_changed)
         self._hints.accessibility().contrastPreferenceChanged.disconnect(self._on_contrast_changed)
 

@@ -5,7 +5,17 @@ import msgspec
 from engine.api.models import LoadedModel
 from engine.time_spent import TimeSpent
 
-__all__ = ["DeviceUsage", "ModelStats", "RequestTimes", "Stats", "TimeSpent", "Usage", "UsageSamples"]
+__all__ = [
+    "DeviceUsage",
+    "ModelStats",
+    "RequestTimes",
+    "Stats",
+    "TimeSpent",
+    "Usage",
+    "UsageSamples",
+    "Work",
+    "WorkSamples",
+]
 
 
 class ModelStats(LoadedModel, frozen=True, kw_only=True):
@@ -76,6 +86,24 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     rss_bytes: int = 0
     memory_available_bytes: int = 0
     utilization: Usage | None = None
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server did up to one second: tokens are counted since its start; `at` is seconds since the epoch."""
+
+    at: float
+    active: int = 0
+    waiting: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    rss_bytes: int = 0
+
+
+class WorkSamples(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/stats/history: a sample a second, oldest first."""
+
+    samples: tuple[Work, ...]
 
 
 class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from engine.server.responses.background import BackgroundJobs
 from engine.server.responses.conversation_store import ConversationStore
 from engine.server.responses.store import ResponseStore
 from engine.server.utilization import Utilization
+from engine.server.work_history import WorkHistory
 from engine.time_spent import TimeLog
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class ServerState:
     metrics: Metrics = field(default_factory=Metrics)
     times: TimeLog = field(default_factory=TimeLog)
     utilization: Utilization | None = None
+    history: WorkHistory = field(init=False)
     workshop: "Workshop | None" = None
     recent: RecentRequests = field(default_factory=RecentRequests)
     responses: ResponseStore = field(default_factory=ResponseStore)
@@ -48,6 +50,9 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.conversations = Conversations(self.renderer, self.checker)
+        self.history = WorkHistory(self.pool)
+        if self.utilization is not None:
+            self.utilization.also = self.history.sample
 
 
 def server_state(request: Request) -> ServerState:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -32,6 +32,7 @@ class Utilization(Collector):
         self._host = host or RealHost()
         self._every_s = every_s
         self._ring: deque[Usage] = deque(maxlen=KEPT_S)
+        self.also: Callable[[], Awaitable[None]] | None = None  # called once a second on the loop
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -60,6 +61,8 @@ class Utilization(Collector):
                 self._ring.append(await asyncio.to_thread(sampler.sample))
             except OSError as error:  # a device that left: the next sample may work again
                 log.warning("no usage sample: %s", error)
+            if self.also is not None:
+                await self.also()
 
     def newest(self) -> api.Usage | None:
         """The last sample; None in the first second."""

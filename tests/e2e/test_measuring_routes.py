@@ -77,6 +77,19 @@ def test_utilization_in_a_ring_in_stats_and_in_prometheus(client):
     assert '"utilization":{"at"' in once.replace(" ", "")
 
 
+def test_the_history_counts_what_a_request_read_and_wrote(client):
+    def newest():
+        return get(client, "/tessera/v1/stats/history?seconds=60")["samples"][-1]
+
+    wait_for(lambda: get(client, "/tessera/v1/stats/history")["samples"], 60)
+    body = {"model": "spark", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 7, "ignore_eos": True}
+    usage = client.post("/v1/chat/completions", json=body).json()["usage"]
+    wait_for(lambda: newest()["generated_tokens"] >= usage["completion_tokens"], 60)
+    assert newest()["prompt_tokens"] >= usage["prompt_tokens"]
+    assert newest()["rss_bytes"] > 10 << 20
+    assert newest()["active"] == 0
+
+
 def test_a_measurement_is_a_job_and_dispatch_knows_it(client):
     body = {"model": "spark", "lengths": [16], "parallel": [1, 2], "repeats": 1, "tokens": 4}
     answer = client.post("/tessera/v1/bench", json=body)

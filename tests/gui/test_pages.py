@@ -43,7 +43,7 @@ from engine.api.machine import (
 )
 from engine.api.models import LoadedModel, LoadedModels
 from engine.api.requests import Program, RecentActivity, RequestRecord
-from engine.api.stats import ModelUse, Stats
+from engine.api.stats import ModelUse, Stats, Work, WorkSamples
 from tests.gui.fake_server import Events
 from tests.gui.hands import press, texts
 
@@ -167,8 +167,19 @@ def stats(generated, prompt=40, cached=10):
     return Events([Stats(active=2, waiting=7, rss_bytes=3 << 29, use=(other, used))])
 
 
-def test_the_dashboard_reads_the_counters(qtbot, show, services, server):
+def work(ago, **counts):
+    return Work(at=1_700_000_000.0 - ago, **counts)
+
+
+def test_the_dashboard_reads_the_counters_and_what_was_before_it_was_opened(qtbot, show, services, server):
     server.routes["GET", "/tessera/v1/stats"] = stats(100)
+    before = [
+        work(3),
+        work(2, prompt_tokens=40, cached_tokens=10, active=2),
+        work(1, prompt_tokens=40, cached_tokens=10),
+    ]
+    now = work(0, prompt_tokens=80, cached_tokens=30, generated_tokens=90, active=2, waiting=7, rss_bytes=3 << 29)
+    server.routes["GET", "/tessera/v1/stats/history"] = WorkSamples(samples=(*before, now))
     server.routes["GET", "/tessera/v1/requests"] = RECENT
     page = show(DashboardPage(services))
     qtbot.waitUntil(lambda: page.table.rowCount() == 2)
@@ -181,10 +192,11 @@ def test_the_dashboard_reads_the_counters(qtbot, show, services, server):
     assert done[4:] == ["Done", "1200", "1000", "50", "12 ms", "431.5", "2.5 s"]
     assert running[2] == "—"
     assert running[4:] == ["Running", "—", "—", "—", "—", "—", "—"]
-    server.routes["GET", "/tessera/v1/stats"] = stats(900, prompt=80, cached=30)
-    page.refresh()
-    qtbot.waitUntil(lambda: page.plots["speed"].value.text() not in {"0", "0.0", "—"})
-    assert page.plots["cache"].value.text() == "50"
+    shown = {name: list(plot._curve.getData()[1]) for name, plot in page.plots.items()}
+    assert shown["active"] == [0, 2, 0, 2]
+    assert shown["speed"] == [0, 0, 90]
+    assert shown["prompt"] == [30, 0, 20]
+    assert shown["cache"] == [25, 0, 50]
 
 
 def test_a_plot_keeps_three_minutes_and_a_scale_that_does_not_jump(qtbot, look):

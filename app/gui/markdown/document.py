@@ -53,6 +53,11 @@ class MarkdownDocument:
         """How many code blocks will not move any more."""
         return self._mark.code_ranges
 
+    @property
+    def num_formulas(self) -> int:
+        """How many formulas were written, drawn or not."""
+        return self._writer.num_formulas
+
     def set_text(self, text: str) -> None:
         """Replace everything."""
         self._document.clear()

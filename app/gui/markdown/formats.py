@@ -3,11 +3,13 @@
 from PySide6.QtGui import QColor, QFont, QTextBlockFormat, QTextCharFormat, QTextFormat, QTextTableFormat
 
 from app.gui.look import Look
+from app.gui.markdown.formulas import Formula, Picture
 
 CODE = QTextFormat.Property.UserProperty + 1
 QUOTE = QTextFormat.Property.UserProperty + 2
 # Relative to the body text; Measured by eye at 100 % and 200 %: headings lead, they do not shout.
 _HEADINGS = {1: 1.4, 2: 1.22, 3: 1.1}
+_FORMULA = 1.15  # STIX's letters are smaller than Inter's of the same size
 CODE_HEADER_UNITS = 4
 CODE_PADDING_UNITS = 1.5
 
@@ -21,6 +23,12 @@ class Formats:
         self.text = QTextCharFormat()
         self.text.setFont(look.font())
         self._mono = look.font(mono=True)
+
+    def formula(self, latex: str, *, display: bool) -> Picture | None:
+        """The picture of a formula in the size and colour of the text, if it is drawn already."""
+        tokens = self.look.tokens
+        size = round(tokens.body * _FORMULA)
+        return self.look.formulas.get(Formula(latex, display, size, tokens.colours["text"]))
 
     def paragraph(self, indent: int = 0, quote: int = 0, *, tight: bool = False) -> QTextBlockFormat:
         """A paragraph in a list of depth `indent` and quotes of depth `quote`."""

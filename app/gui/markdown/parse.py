@@ -5,9 +5,37 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from markdown_it import MarkdownIt
+from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 
 _PARSER = MarkdownIt("commonmark", {"html": False, "maxNesting": 20}).enable(["table", "strikethrough"])
+# Formulas: \\( \\) and \\[ \\] as LaTeX has them, $$ $$, and $ $ where it cannot be money: no space inside the
+# signs and no digit behind. Source of the last: pandoc's tex_math_dollars.
+_MATH = (
+    (re.compile(r"\\\[(.+?)\\\]", re.DOTALL), True),
+    (re.compile(r"\\\((.+?)\\\)", re.DOTALL), False),
+    (re.compile(r"\$\$(.+?)\$\$", re.DOTALL), True),
+    (re.compile(r"\$(?![\s$])((?:\\.|[^$\\\n])+?)(?<![\s\\])\$(?!\d)"), False),
+)
+
+
+def _math(state: StateInline, silent: bool) -> bool:
+    """An inline rule of markdown-it."""
+    if state.src[state.pos] not in "\\$":
+        return False
+    for pattern, display in _MATH:
+        found = pattern.match(state.src, state.pos)
+        if found is None:
+            continue
+        if not silent:
+            token = state.push("math", "", 0)
+            token.content, token.markup, token.block = found[1].strip(), found[0], display
+        state.pos = found.end()
+        return True
+    return False
+
+
+_PARSER.inline.ruler.before("escape", "math", _math)
 _FENCE = re.compile(r"[ ]{0,3}(`{3,}|~{3,})[^\n]*\n?")
 _URL = re.compile(r"https?://[^\s<>\"'`\u0000-\u001f]+")
 _AFTER_URL = ".,;:!?)]}*_"

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 
-from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt, QTimer, QUrl, Signal
+from PySide6.QtCore import QEvent, QMimeData, QPointF, QRectF, QSize, Qt, QTimer, QUrl, Signal
 from PySide6.QtGui import (
     QDesktopServices,
     QGuiApplication,
@@ -11,6 +11,7 @@ from PySide6.QtGui import (
     QPaintEvent,
     QPen,
     QResizeEvent,
+    QTextCursor,
     QTextDocument,
     QWheelEvent,
 )
@@ -19,9 +20,11 @@ from PySide6.QtWidgets import QFrame, QMessageBox, QSizePolicy, QTextBrowser, QT
 from app.gui.look import Look
 from app.gui.markdown.document import CodeRange, MarkdownDocument
 from app.gui.markdown.formats import CODE_HEADER_UNITS, CODE_PADDING_UNITS, QUOTE, Formats
+from app.gui.markdown.formula_object import OBJECT_LETTER, SOURCE
 
 _OPENABLE = frozenset({"http", "https", "mailto"})
 _COPIED_MS = 1500
+_FORMULAS_MS = 100  # formulas that arrive together are shown together
 
 
 class MarkdownView(QTextBrowser):
@@ -56,6 +59,11 @@ class MarkdownView(QTextBrowser):
         self._content = MarkdownDocument(self._document, Formats(look))
         self._document.documentLayout().documentSizeChanged.connect(self._on_size_changed)
         look.changed.connect(self._on_look_changed)
+        self._redraw = QTimer(self)
+        self._redraw.setSingleShot(True)
+        self._redraw.setInterval(_FORMULAS_MS)
+        self._redraw.timeout.connect(self._show_formulas)
+        look.formulas.ready.connect(self._on_formulas)
 
     @property
     def markdown(self) -> str:
@@ -211,6 +219,35 @@ class MarkdownView(QTextBrowser):
         if height != self.height():
             self.setFixedHeight(height)
             self.height_changed.emit()
+
+    def _on_formulas(self) -> None:
+        if self._content.num_formulas and not self._content.plain:
+            self._redraw.start()
+
+    def _show_formulas(self) -> None:
+        """Put the pictures where their text was."""
+        self.set_markdown(self._content.text)
+        self.height_changed.emit()
+
+    def createMimeDataFromSelection(self) -> QMimeData:
+        """Formulas are copied as they were written."""
+        made = super().createMimeDataFromSelection()
+        text = made.text()
+        if OBJECT_LETTER in text:
+            for source in self._selected_formulas():
+                text = text.replace(OBJECT_LETTER, source, 1)
+            made = QMimeData()
+            made.setText(text)
+        return made
+
+    def _selected_formulas(self) -> list[str]:
+        chosen, found = self.textCursor(), []
+        for position in range(chosen.selectionStart(), chosen.selectionEnd()):
+            if self._document.characterAt(position) == OBJECT_LETTER:
+                cursor = QTextCursor(self._document)
+                cursor.setPosition(position + 1)
+                found.append(str(cursor.charFormat().property(SOURCE) or ""))
+        return found
 
     def _on_look_changed(self) -> None:
         text = self._content.text

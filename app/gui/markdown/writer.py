@@ -15,8 +15,11 @@ from PySide6.QtGui import (
 )
 
 from app.gui.markdown.formats import CODE, Formats
+from app.gui.markdown.formula_object import OBJECT_LETTER, FormulaObjects
 from app.gui.markdown.parse import split_urls
 
+_LINE_END = "\u2028"
+_BREAKS = frozenset({"softbreak", "hardbreak"})
 _BULLETS = (
     QTextListFormat.Style.ListDisc,
     QTextListFormat.Style.ListCircle,
@@ -31,6 +34,8 @@ class BlockWriter:
         self.cursor = cursor
         self.fresh = True
         self._formats = formats
+        self._objects: FormulaObjects | None = None
+        self.num_formulas = 0
 
     def begin(self, block: QTextBlockFormat, text: QTextCharFormat) -> None:
         """Start a text block."""
@@ -105,28 +110,54 @@ class BlockWriter:
     def write_inline(self, tokens: Sequence[Token], base: QTextCharFormat) -> None:
         """Write running text. An image becomes a link to itself: nothing is loaded."""
         formats = [base]
+        after_display = False
         for token in tokens:
             current = formats[-1]
-            match token.type:
-                case "text" | "html_inline":
-                    for text, address in split_urls(token.content):
-                        plain = not address or current.isAnchor()
-                        self.cursor.insertText(text, current if plain else self._formats.link(current, address))
-                case "softbreak" | "hardbreak":
-                    self.cursor.insertText("\u2028", current)
-                case "code_inline":
-                    self.cursor.insertText(token.content, self._formats.inline_code(current))
-                case "em_open" | "strong_open" | "s_open":
-                    formats.append(self._formats.emphasis(current, token.type.removesuffix("_open")))
-                case "link_open":
-                    formats.append(self._formats.link(current, str(token.attrGet("href") or "")))
-                case "em_close" | "strong_close" | "s_close" | "link_close":
-                    formats.pop()
-                case "image":
-                    address = str(token.attrGet("src") or "")
-                    self.cursor.insertText(f"🖼 {token.content or address}", self._formats.link(current, address))
-                case _:
-                    self.cursor.insertText(token.content, current)
+            if after_display and token.type not in _BREAKS:
+                self.cursor.insertText(_LINE_END, current)
+            after_display = token.type == "math" and token.block
+            kind = token.type.removesuffix("_open")
+            if kind in {"em", "strong", "s"}:
+                formats.append(self._formats.emphasis(current, kind))
+            elif kind == "link":
+                formats.append(self._formats.link(current, str(token.attrGet("href") or "")))
+            elif token.type in {"em_close", "strong_close", "s_close", "link_close"}:
+                formats.pop()
+            else:
+                self._write_piece(token, current)
+
+    def _write_piece(self, token: Token, current: QTextCharFormat) -> None:
+        match token.type:
+            case "text" | "html_inline":
+                for text, address in split_urls(token.content):
+                    plain = not address or current.isAnchor()
+                    self.cursor.insertText(text, current if plain else self._formats.link(current, address))
+            case "softbreak" | "hardbreak":
+                self.cursor.insertText(_LINE_END, current)
+            case "code_inline":
+                self.cursor.insertText(token.content, self._formats.inline_code(current))
+            case "math":
+                self._write_formula(token, current)
+            case "image":
+                address = str(token.attrGet("src") or "")
+                self.cursor.insertText(f"🖼 {token.content or address}", self._formats.link(current, address))
+            case _:
+                self.cursor.insertText(token.content, current)
+
+    def _write_formula(self, token: Token, current: QTextCharFormat) -> None:
+        """The picture where it is drawn already; else the text, which is replaced when it is."""
+        self.num_formulas += 1
+        picture = self._formats.formula(token.content, display=token.block)
+        if picture is None:
+            self.cursor.insertText(token.markup, self._formats.inline_code(current))
+            return
+        if self._objects is None:
+            self._objects = FormulaObjects(self.cursor.document())
+        shape = self._objects.format_of(picture, token.markup, current)
+        before = self.cursor.document().characterAt(self.cursor.position() - 1)
+        if token.block and not self.cursor.atBlockStart() and before != _LINE_END:
+            self.cursor.insertText(_LINE_END, current)
+        self.cursor.insertText(OBJECT_LETTER, shape)
 
     def _write_table(self, tokens: Sequence[Token]) -> None:
         rows: list[list[Token]] = []

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from engine.api.models import LoadedModel
-from engine.api.stats import ModelStats, RequestTimes, Stats, UsageSamples
+from engine.api.stats import ModelStats, RequestTimes, Stats, UsageSamples, WorkSamples
 from engine.errors import EngineError
 from engine.loaded_model import LoadedModel as PooledModel
 from engine.runner.protocol import Stats as RunnerStats
@@ -77,6 +77,12 @@ async def utilization(request: Request, seconds: Annotated[int, Query(ge=1, le=K
     """How busy processors, GPUs, NPUs and memory were and what power they drew, a sample a second, oldest first."""
     ring = server_state(request).utilization
     return UsageSamples(samples=ring.last(seconds) if ring else ())
+
+
+@router.get("/stats/history")
+async def history(request: Request, seconds: Annotated[int, Query(ge=1, le=KEPT_S)] = 180) -> WorkSamples:
+    """Requests, tokens and memory of the server over the last seconds, a sample a second, oldest first."""
+    return WorkSamples(samples=server_state(request).history.last(seconds))
 
 
 @router.get("/stats/requests")
