@@ -5,7 +5,8 @@ from typing import Literal
 import msgspec
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-Priority = Literal["interactive", "batch", "background"]
+# "side": only while nobody else is answered; what it read is kept.
+Priority = Literal["interactive", "batch", "background", "side"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

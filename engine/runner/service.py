@@ -67,6 +67,9 @@ class RunnerService(Generic[V]):
         """Stop a step that is running for this request alone; on the control thread."""
         raise NotImplementedError
 
+    def _make_way(self) -> None:
+        """End a step that does side work only: somebody waits; on the control thread."""
+
     def _read(self) -> None:
         """Control thread: texts go to those who tokenize, beside a running step; the rest is queued."""
         try:
@@ -76,6 +79,8 @@ class RunnerService(Generic[V]):
                     os._exit(0)
                 vocabulary = self._vocabulary
                 text = text_of(message)
+                if isinstance(message, protocol.Submit) and message.request.priority != "side":
+                    self._make_way()
                 if isinstance(message, protocol.Submit | protocol.Tokenize) and text is not None and self._texts:
                     self._texts.add(message, text)
                 elif isinstance(message, protocol.Detokenize) and vocabulary is not None:

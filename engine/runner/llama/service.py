@@ -101,6 +101,10 @@ class LlamaRunner(RunnerService[Vocabulary]):
         if self._abort is not None and self._scheduler is not None and self._scheduler.only_prefilling(request_id):
             self._abort.pull()
 
+    def _make_way(self) -> None:
+        if self._abort is not None and self._scheduler is not None and self._scheduler.only_side_work:
+            self._abort.pull()
+
     def _get_ready(self) -> None:
         """Map llama.cpp's libraries. No backend is started: that could wake a GPU nobody asked for."""
         with contextlib.suppress(KernelsMissing):  # a load says so

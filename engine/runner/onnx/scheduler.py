@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from engine.grammar import ConstraintRefused
-from engine.runner.llama.batch.admission import enqueue
+from engine.runner.llama.batch.admission import enqueue, held
 from engine.runner.llama.batch.constrain import ConstraintCompiler
 from engine.runner.llama.batch.draw import DrawFailed, draw
 from engine.runner.llama.batch.sequence import Sequence
@@ -171,6 +171,8 @@ class Scheduler:
 
     def _admit(self, out: list[Output]) -> None:
         while self._waiting and len(self._running) < self._loaded.settings.n_parallel:
+            if held(self._waiting[0], [running for running, _ in self._running.values()]):
+                return
             sequence = self._waiting.popleft()
             try:
                 slot = self._slot_for(sequence)

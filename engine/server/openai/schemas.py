@@ -110,6 +110,7 @@ class SamplerFields(Body):
     speculate: bool | None = None
     context_shift: bool | None = None
     loop_guard: bool | None = None
+    priority: Literal["interactive", "side"] | None = None
     lora: Annotated[list[LoraChoice], Field(max_length=8)] | None = None
 
     def sampling(self, choice: int = 0) -> dict[str, Any]:
@@ -148,6 +149,7 @@ class SamplerFields(Body):
             "speculate": self.speculate,
             "context_shift": bool(self.context_shift),
             "loop_guard": bool(self.loop_guard),
+            "priority": self.priority or "interactive",
             "lora": self.adapters(),
         }
 

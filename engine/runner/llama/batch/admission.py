@@ -65,6 +65,25 @@ def enqueue(waiting: deque[Sequence], sequence: Sequence) -> None:
         waiting.append(sequence)
 
 
+def held(sequence: Sequence, running: list[Sequence]) -> bool:
+    """Side work, which waits for as long as anybody else is answered."""
+    return sequence.request.priority == "side" and any(s.request.priority != "side" for s in running)
+
+
+def giving_way(running: list[Sequence], waiting: deque[Sequence]) -> list[Sequence]:
+    """Side work under way that has to stop now: somebody else came."""
+    side = [s for s in running if s.request.priority == "side"]
+    return side if side and any(s.request.priority != "side" for s in (*running, *waiting)) else []
+
+
+def enqueue_again(waiting: deque[Sequence], sequence: Sequence) -> None:
+    """What was running and lost its place goes first; side work goes behind everybody."""
+    if sequence.request.priority == "side":
+        waiting.append(sequence)
+    else:
+        waiting.appendleft(sequence)
+
+
 def refusal(
     request_id: int, request: GenerationRequest, tokens: list[int], n_ctx: int, n_vocab: int, adapters: Adapters
 ) -> Fault | None:

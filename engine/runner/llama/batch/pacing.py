@@ -1,5 +1,7 @@
 """What steps cost here and now, and what follows: how much prompt fits beside answers, and how many threads pay."""
 
+import time
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from engine.runner.llama.batch.sequence import Sequence
@@ -7,6 +9,7 @@ from engine.runner.llama.batch.threads import BatchThreads
 from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.speculate.payoff import ROWS_AT_ONCE, StepCost
 from engine.runner.protocol import LoadSettings
+from engine.types import Event
 
 # What a prompt may add to a step while others generate, or as much again as their rows take, when that is more. It
 # grows with the number of requests that wait for their first token for each that generates: wide steps read faster.
@@ -115,3 +118,16 @@ def reading_order(prefilling: list[Sequence]) -> list[Sequence]:
     order = sorted(prefilling, key=lambda s: (s.request.priority != "interactive", s.n_missing))
     oldest.passed_over = order[0] is not oldest
     return order
+
+
+def told_text(sequences: Iterable[Sequence], running: list[Sequence]) -> Iterator[tuple[int, Event]]:
+    """The text that is due: at once where the next step is a long one, else not more often than it can be seen."""
+    now = time.monotonic()
+    soon = all(s.decoding for s in running)
+    for sequence in sequences:
+        if soon and sequence.cache is not None and now - sequence.told < TELL_EVERY_S:
+            continue
+        shown = sequence.pending_text or sequence.pending_logprobs
+        if shown and (delta := sequence.take_pending()) is not None:
+            sequence.told = now
+            yield sequence.id, delta

@@ -5,13 +5,12 @@ from collections import deque
 from typing import Any
 
 from engine.grammar import ConstraintRefused
-from engine.runner.llama.batch import scoring
+from engine.runner.llama.batch import admission, scoring
 from engine.runner.llama.batch.adapters import Adapters
-from engine.runner.llama.batch.admission import cells_needed, cells_promised, enqueue, new_sequence, refusal
 from engine.runner.llama.batch.constrain import ConstraintCompiler
 from engine.runner.llama.batch.draw import DrawFailed, draw
 from engine.runner.llama.batch.following import Following
-from engine.runner.llama.batch.pacing import TELL_EVERY_S, Pace, kept_prefix, reading_order
+from engine.runner.llama.batch.pacing import Pace, kept_prefix, reading_order, told_text
 from engine.runner.llama.batch.quarantine import Quarantine
 from engine.runner.llama.batch.sequence import Sequence, told_reading
 from engine.runner.llama.batch.shift import is_full, shift
@@ -90,7 +89,7 @@ class Scheduler:
     ) -> Fault | None:
         """Queue a tokenized request; a Fault says why it cannot run."""
         size = self._vocabulary.size
-        fault = refusal(request_id, request, tokens, self._loaded.n_ctx, size, self._adapters)
+        fault = admission.refusal(request_id, request, tokens, self._loaded.n_ctx, size, self._adapters)
         if fault is not None:
             return fault
         constraint = None
@@ -99,9 +98,9 @@ class Scheduler:
                 constraint = self._constraints.compile(request.constraint)
             except ConstraintRefused as error:
                 return Fault(id=request_id, code="invalid_request", message=str(error), param="response_format")
-        sequence = new_sequence(self._loaded, request_id, request, tokens, constraint, media)
+        sequence = admission.new_sequence(self._loaded, request_id, request, tokens, constraint, media)
         self._by_id[request_id] = sequence
-        enqueue(self._waiting, sequence)
+        admission.enqueue(self._waiting, sequence)
         return None
 
     def cancel(self, request_id: int) -> None:
@@ -120,11 +119,18 @@ class Scheduler:
         """This request is the only one running and still reads its prompt: aborting the decode hurts nobody."""
         return len(self._running) == 1 and self._running[0].id == request_id and not self._running[0].decoding
 
+    @property
+    def only_side_work(self) -> bool:
+        """Nothing but side work runs: aborting the decode hurts nobody, and what was computed stays."""
+        return all(s.request.priority == "side" for s in self._running)
+
     def step(self) -> list[Output]:
         """Admit, decode one batch, sample; returns what to tell the server."""
         out: list[Output] = []
         for sequence in [s for s in self._by_id.values() if s.cancelled]:
             self._end(sequence, "cancelled", out)
+        for sequence in admission.giving_way(self._running, self._waiting):
+            self._set_aside(sequence)
         self._admit(out)
         if not self._running:
             return out
@@ -150,7 +156,7 @@ class Scheduler:
                 self._speculation.settle(now - begun)
         else:
             self._recover(code, out)
-        self._flush(out)
+        out.extend(told_text(self._by_id.values(), self._running))
         return out
 
     def _admit(self, out: list[Output]) -> None:
@@ -160,10 +166,14 @@ class Scheduler:
             return
         while self._waiting and len(self._running) < self._loaded.settings.n_parallel:
             sequence = self._waiting[0]
+            if admission.held(sequence, self._running):
+                return
             fresh = not sequence.request.cache_prompt
             shared = 0 if fresh else self._kv.best_prefix(sequence.tokens, sequence.key)[1]
             free = self._kv.cells - self._kv.used_cells + self._kv.idle_cells
-            if self._running and cells_needed(sequence) - shared > free - cells_promised(self._running):
+            if self._running and admission.cells_needed(sequence) - shared > free - admission.cells_promised(
+                self._running
+            ):
                 return
             cache = self._kv.acquire(sequence.tokens, sequence.key, fresh=fresh)
             if cache is None:
@@ -328,17 +338,6 @@ class Scheduler:
         elif sequence.over:
             self._end(sequence, "length", out)
 
-    def _flush(self, out: list[Output]) -> None:
-        now = time.monotonic()
-        soon = all(s.decoding for s in self._running)  # the next step is a short one
-        for sequence in self._by_id.values():
-            if soon and sequence.cache is not None and now - sequence.told < TELL_EVERY_S:
-                continue
-            shown = sequence.pending_text or sequence.pending_logprobs
-            if shown and (delta := sequence.take_pending()) is not None:
-                sequence.told = now
-                out.append((sequence.id, delta))
-
     def _end(self, sequence: Sequence, reason: FinishReason, out: list[Output]) -> None:
         out.extend((sequence.id, event) for event in sequence.finish(reason))
         self._forget(sequence)
@@ -396,4 +395,4 @@ class Scheduler:
         sequence.cache = None
         sequence.row = -1
         self._running.remove(sequence)
-        self._waiting.appendleft(sequence)
+        admission.enqueue_again(self._waiting, sequence)
