@@ -44,17 +44,26 @@ FORMS = [
     {"guided_grammar": 'root ::= "a"'},
 ]
 
+CHAT_CUSTOM = {"type": "custom", "custom": {
+    "name": "patch", "description": "Edit",
+    "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": "x"}},
+}}  # fmt: skip
 CHAT = {"model": "spark", "messages": HI, "max_tokens": 3}
 CHAT_HISTORY = [
     {"role": "user", "content": [
         {"type": "text", "text": "Weather?"}, {"type": "image_url", "image_url": {"url": DATA_URL}},
         {"type": "refusal", "refusal": "No."},
+        {"type": "file", "file": {"filename": "a.txt", "file_data": "data:text/plain;base64,aGVsbG8="}},
     ]},
     {"role": "assistant", "content": "A moment.", "reasoning_content": "Hm.", "tool_calls": [
         {"id": "call_1", "type": "function", "index": 0,
          "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}},
     ]},
     {"role": "tool", "content": "sunny", "tool_call_id": "call_1", "name": "get_weather"},
+    {"role": "assistant", "tool_calls": [
+        {"id": "call_2", "type": "custom", "index": 0, "custom": {"name": "patch", "input": "+x"}},
+    ]},
+    {"role": "tool", "content": "patched", "tool_call_id": "call_2", "name": "patch"},
 ]  # fmt: skip
 
 RESPONSE = {"model": "spark", "input": "Hi", "max_output_tokens": 3}
@@ -73,6 +82,7 @@ ITEMS = [
         {"type": "input_text", "text": "Weather?", "annotations": [], "logprobs": []},
         {"type": "input_image", "image_url": DATA_URL},
         {"type": "refusal", "refusal": "No."},
+        {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,aGVsbG8="},
     ]},
     {"id": "r1", "type": "reasoning", "status": "completed", "phase": "x", "encrypted_content": "x",
      "summary": [{"type": "summary_text", "text": "Short."}],
@@ -81,6 +91,7 @@ ITEMS = [
      "name": "get_weather", "arguments": '{"city": "Paris"}'},
     {"id": "o1", "type": "function_call_output", "status": "completed", "phase": "x", "call_id": "c1",
      "output": [{"type": "input_text", "text": "sunny"}, {"type": "input_image", "image_url": DATA_URL},
+        {"type": "input_file", "filename": "b.txt", "file_data": "eA=="},
                 {"type": "refusal", "refusal": "No."}]},
     {"id": "f2", "type": "function_call", "call_id": "c2", "name": "get_weather", "namespace": "files",
      "arguments": "{}"},
@@ -150,7 +161,10 @@ EXAMPLES = {
         {**CHAT, "reasoning": {"max_tokens": 9}},
         {**CHAT, "chat_template_kwargs": {"enable_thinking": False}},
         {**CHAT, "messages": [*HI, {"role": "assistant", "content": "Well"}], "continue_final_message": False},
-        {**CHAT, "messages": CHAT_HISTORY, "tools": [CHAT_TOOL]},
+        {**CHAT, "messages": CHAT_HISTORY, "tools": [CHAT_TOOL, CHAT_CUSTOM]},
+        {**CHAT, "tools": [CHAT_CUSTOM], "tool_choice": {"type": "custom", "custom": {"name": "patch"}}},
+        {**CHAT, "tools": [LOOSE_TOOL, CHAT_CUSTOM], "tool_choice": {"type": "allowed_tools", "allowed_tools": {
+            "mode": "auto", "tools": [{"type": "custom", "custom": {"name": "patch"}}]}}},
         {**CHAT, "messages": [*HI, {"role": "assistant", "content": "Well", "reasoning": "Hm.", "tool_calls":
             CHAT_HISTORY[1]["tool_calls"]}], "tools": [CHAT_TOOL]},
         {**CHAT, "tools": [LOOSE_TOOL, OTHER_TOOL], "tool_choice": "required", "parallel_tool_calls": False},
@@ -170,6 +184,9 @@ EXAMPLES = {
         {"model": "spark", "prompt": "Once", "max_tokens": 3, "n": 2, "echo": True, "logprobs": 2, **SAMPLING},
         {"model": "spark", "prompt": "Once", "n_predict": 3, "repetition_penalty": 1.3, **STREAMED},
         *({"model": "spark", "prompt": "Once", "max_tokens": 3, **form} for form in FORMS),
+    ],
+    "/v1/responses/compact": [
+        {"model": "spark", "input": [ITEMS[0], *ITEMS[2:]], "instructions": "Be brief.", "prompt_cache_key": "k"},
     ],
     "/v1/responses": [
         {**RESPONSE, **SAMPLING, "instructions": "Be brief.", "store": False},
@@ -269,18 +286,18 @@ NO_EFFECT = {
     r"/v1/chat/completions modalities": "text is what is made anyway",
     r"\S+ response_format(\.type)?": "text is what is made anyway",
     r".*\.(json_schema|format)\.(name|strict)": "a label; schemas are always strict",
-    r"/v1/chat/completions .*(tool_calls\[0\]\.(id|index)|messages\[2\]\.(tool_call_id|name))":
+    r"/v1/chat/completions .*(tool_calls\[0\]\.(id|index)|messages\[[24]\]\.(tool_call_id|name))":
         "the order of calls and results says the same; templates that show ids or names read them",
     r"/api/chat .*(tool_calls\[0\]\.(id|function\.index)|messages\[3\]\.(tool_name|tool_call_id|name))":
         "the order of calls and results says the same; templates that show ids or names read them",
-    r"/v1/responses input.*\.(id|status|phase|annotations|logprobs|encrypted_content|summary|call_id)":
+    r"/v1/responses\S* input.*\.(id|status|phase|annotations|logprobs|encrypted_content|summary|call_id)":
         "sent back as it was told; the conversation is in the rest",
     r"/v1/messages/count_tokens (thinking|output_|tool_choice|tools\[0\]\.strict).*":
         "concerns the answer, not its prompt",
     r"/api/\w+ options(\.num_ctx)?": "loads a model again that was trained for more; test_ollama shows it",
     r"(/v1/completions|/api/generate) suffix": "needs a model that fills gaps; refused here, has its own tests",
     r"/api/generate template": "always refused",
-    r"/v1/responses (previous_response_id|conversation(\.id)?|top_logprobs)": "names what is not stored",
+    r"/v1/responses\S* (previous_response_id|conversation(\.id)?|top_logprobs)": "names what is not stored",
     r"/v1/responses include": "reasoning is always sent in plain",
     r"/v1/messages\S* .*\.(signature|id|media_type)": "proves or labels what is here anyway",
 }  # fmt: skip

@@ -30,7 +30,7 @@ from engine.server.ollama import models as ollama_models
 from engine.server.ollama import run as ollama_run
 from engine.server.openai import absent, chat, completions, embeddings, fim, lmstudio, models, native, tokens
 from engine.server.openapi import complete
-from engine.server.responses import conversations
+from engine.server.responses import compaction, conversations
 from engine.server.responses import routes as responses
 from engine.server.state import ServerState, server_state
 from engine.version import __version__
@@ -51,7 +51,7 @@ def every_route(state: ServerState) -> FastAPI:
         app.include_router(early.router.documented())
     for module in (native, fim, embeddings, tokens, lmstudio, absent):
         app.include_router(module.router)
-    for module in (responses, conversations, anthropic_messages, ollama_run, ollama_models):
+    for module in (responses, compaction, conversations, anthropic_messages, ollama_run, ollama_models):
         app.include_router(module.router)
     for managed in (manage_models, manage_keys, manage_stats, manage_machine, manage_library, manage_jobs):
         app.include_router(managed.router)

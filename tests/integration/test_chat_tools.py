@@ -1,5 +1,6 @@
 """Tools, reasoning and output formats over /v1/chat/completions, with the official client and scripted answers."""
 
+import base64
 import json
 from pathlib import Path
 
@@ -282,3 +283,67 @@ def test_the_last_answer_is_continued(qwen, client):
     answer = chat(client, messages, extra_body={"continue_final_message": True})
     assert answer.choices[0].message.content == " 42."
     assert qwen.prompts()[-1].endswith("<|im_start|>assistant\nThe answer is")
+
+
+PATCH_TOOL = {
+    "type": "custom",
+    "custom": {
+        "name": "apply_patch",
+        "description": "Edits files",
+        "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "x"'}},
+    },
+}
+PATCH = '*** Begin Patch\n+ "quoted" line\n*** End Patch'
+
+
+def said_patch():
+    return "<tool_call>\n" + json.dumps({"name": "apply_patch", "arguments": {"input": PATCH}}) + "\n</tool_call>"
+
+
+def test_custom_tools_take_raw_text(qwen, client):
+    qwen.say(*said_patch())
+    raw = client.chat.completions.with_raw_response.create(model="spark", messages=ASK, tools=[PATCH_TOOL])
+    assert raw.headers["x-tessera-ignored"] == "tools[0].custom.format.grammar"
+    [call] = raw.parse().choices[0].message.tool_calls
+    assert (call.type, call.custom.name, call.custom.input) == ("custom", "apply_patch", PATCH)
+    assert 'start: \\"x\\"' in qwen.prompts()[-1]
+    qwen.say("Done.")
+    told = {"role": "assistant", "tool_calls": [call.model_dump()]}
+    result = {"role": "tool", "tool_call_id": call.id, "content": "patched"}
+    assert chat(client, [*ASK, told, result], tools=[PATCH_TOOL]).choices[0].message.content == "Done."
+    assert "patched" in qwen.prompts()[-1]
+    assert "+ \\" in qwen.prompts()[-1].split("Begin Patch")[1]
+
+
+def test_streamed_custom_calls_tell_their_text_at_once(qwen, client):
+    qwen.say(*(CALL + said_patch()))
+    chosen = {"type": "custom", "custom": {"name": "apply_patch"}}
+    chunks = list(chat(client, stream=True, tools=[WEATHER, PATCH_TOOL]))
+    deltas = [c.model_dump(exclude_none=True) for k in chunks for c in k.choices[0].delta.tool_calls or []]
+    [begin, text] = [delta for delta in deltas if delta["index"] == 1]
+    assert (begin["type"], begin["custom"]) == ("custom", {"name": "apply_patch", "input": ""})
+    assert text["custom"] == {"input": PATCH}
+    first = "".join(d["function"]["arguments"] for d in deltas if d["index"] == 0)
+    assert json.loads(first) == {"city": "Rome"}
+    qwen.say(*said_patch()[:80])
+    cut = list(chat(client, stream=True, tools=[PATCH_TOOL], tool_choice=chosen))
+    assert cut[-1].choices[0].finish_reason
+
+
+def test_text_files_in_a_message_are_read(qwen, client):
+    data = "data:text/plain;base64," + base64.b64encode("Grüße".encode()).decode()
+    asked = [{"type": "text", "text": "Read:"}, {"type": "file", "file": {"filename": "a.txt", "file_data": data}}]
+    qwen.say("Yes.")
+    chat(client, [{"role": "user", "content": asked}])
+    assert "a.txt:\nGrüße" in qwen.prompts()[-1]
+    for file, why in (
+        ({"file_id": "file-1"}, "send the file itself"),
+        ({"file_data": "data:application/pdf;base64,JVBERi0xLjQK/w=="}, "only files of plain text"),
+        ({"file_data": "data:text/plain;base64,%%%"}, "not valid base64"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=why) as refused:
+            chat(client, [{"role": "user", "content": [{"type": "file", "file": file}]}])
+        assert refused.value.param.startswith("messages[0].content[0].file.file_")
+        part = {"type": "input_file", **file}
+        with pytest.raises(openai.BadRequestError, match=why):
+            client.responses.create(model="spark", input=[{"role": "user", "content": [part]}])

@@ -25,12 +25,14 @@ from engine.server.openai.fim import FimCompletionRequest, InfillRequest
 from engine.server.openai.native import NativeRequest
 from engine.server.openai.schemas import ChatRequest, CompletionRequest
 from engine.server.openai.tokens import DetokenizeRequest, TokenizeRequest
+from engine.server.responses.compaction import CompactRequest
 from engine.server.responses.schemas import ResponsesRequest
 
 SCHEMAS = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponsesRequest,
+    "/v1/responses/compact": CompactRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountRequest,
     "/v1/embeddings": EmbeddingRequest,

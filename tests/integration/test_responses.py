@@ -274,3 +274,40 @@ def test_items_that_were_stored_are_found_by_their_ids(qwen, client):
         client.responses.create(model="spark", input=[{"type": "item_reference", "id": message.id}])
     assert caught.value.body["param"] == "input[0].id"
     assert caught.value.body["code"] == "item_not_found"
+
+
+def test_a_conversation_is_compacted_and_goes_on(qwen, client):
+    qwen.say("Noted.")
+    first = client.responses.create(model="spark", input="My boat is called Heron.")
+    qwen.say("<think>\nHm.\n</think>\n\n", "The user's boat", " is the Heron.")
+    more = [{"role": "user", "content": "It is blue."}, {"role": "assistant", "content": "Nice colour."}]
+    raw = client.responses.with_raw_response.compact(model="spark", previous_response_id=first.id, input=more)
+    told = raw.parse()
+    assert "Summarize our whole conversation" in qwen.prompts()[-1]
+    assert "Nice colour." in qwen.prompts()[-1]
+    assert (told.object, [item.type for item in told.output]) == (
+        "response.compaction",
+        ["message", "message", "compaction"],
+    )
+    said = [item.content[0].text for item in told.output[:2]]
+    assert said == ["My boat is called Heron.", "It is blue."]
+    assert told.usage.output_tokens > 0
+    qwen.say("The Heron.")
+    kept = raw.http_response.json()["output"]
+    client.responses.create(model="spark", input=[*kept, {"role": "user", "content": "Which boat?"}])
+    assert "The user's boat is the Heron." in qwen.prompts()[-1]
+    assert "Nice colour." not in qwen.prompts()[-1]
+
+
+def test_a_summary_of_elsewhere_is_refused(client):
+    sealed = {"type": "compaction", "encrypted_content": "gAAAAAB"}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="spark", input=[sealed, {"role": "user", "content": "Go on"}])
+    assert caught.value.body["param"] == "input[0].encrypted_content"
+
+
+def test_an_empty_summary_changes_nothing(qwen, client):
+    qwen.say(" ")
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.responses.compact(model="spark", input="My boat is called Heron.")
+    assert caught.value.body["code"] == "no_summary"

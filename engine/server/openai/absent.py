@@ -19,12 +19,6 @@ async def moderations(_: Request) -> None:
     raise NotServed("Moderation is not done here: no model of this server judges content. Leave the call out.")
 
 
-@router.post("/v1/responses/compact")
-async def compact(_: Request) -> None:
-    """A summary made unasked would be another conversation."""
-    raise NotServed("Conversations are not compacted here: ask the model for a summary and go on from that.")
-
-
 @router.post("/v1/images/generations")
 @router.post("/v1/images/edits")
 async def images(_: Request) -> None:

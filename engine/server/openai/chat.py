@@ -20,9 +20,11 @@ from engine.chat.conversation import (
 from engine.chat.events import CallArguments, CallStarted, ReasoningDelta, TextDelta
 from engine.loaded_model import LoadedModel, Place
 from engine.server.body import parse
+from engine.server.custom_tools import chat_call
 from engine.server.errors import sse_error
 from engine.server.fanout import merge
 from engine.server.openai import shapes
+from engine.server.openai.custom_calls import CustomCalls
 from engine.server.openai.query import to_query
 from engine.server.openai.schemas import ChatRequest
 from engine.server.routing import EarlyRouter
@@ -69,7 +71,8 @@ async def _start(
 class _Choice:
     """One choice of an answer that is sent as a whole."""
 
-    def __init__(self) -> None:
+    def __init__(self, custom: frozenset[str]) -> None:
+        self._custom = custom
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[dict[str, Any]] = []
@@ -104,7 +107,7 @@ class _Choice:
         if self._reasoning:
             message["reasoning_content"] = "".join(self._reasoning)
         if self._calls:
-            message["tool_calls"] = self._calls
+            message["tool_calls"] = [chat_call(call, self._custom) for call in self._calls]
         return {
             "index": index,
             "message": message,
@@ -115,7 +118,7 @@ class _Choice:
 
 async def _complete(state: ServerState, body: ChatRequest) -> dict[str, Any]:
     model, chat, answers = await _start(state, body)
-    choices = [_Choice() for _ in answers]
+    choices = [_Choice(body.custom_names()) for _ in answers]
     async for index, event in merge(answers):
         choices[index].take(event)
         if isinstance(event, AnswerFinished):
@@ -166,6 +169,7 @@ async def _stream(  # noqa: C901 - one branch for each kind of event
     writer.runs(model)
     ends: dict[int, AnswerFinished] = {}
     greeted: set[int] = set()
+    custom = [CustomCalls(body.custom_names()) for _ in answers]
     held: dict[int, list[TokenLogprob]] = {}
     async for index, event in merge(answers):
         if isinstance(event, PromptProgress):
@@ -174,6 +178,9 @@ async def _stream(  # noqa: C901 - one branch for each kind of event
         if index not in greeted:
             greeted.add(index)
             yield writer.chunk(index, shapes.ROLE_DELTA)
+        inners = custom[index].deltas(event)
+        for inner in inners or ():
+            yield writer.chunk(index, inner)
         if isinstance(event, AnswerLogprobs):
             held.setdefault(index, []).extend(event.entries)
         elif isinstance(event, AnswerFinished):
@@ -183,7 +190,7 @@ async def _stream(  # noqa: C901 - one branch for each kind of event
                 yield writer.chunk(index, shapes.EMPTY_DELTA, None, _logprobs(entries))
             report = shapes.report((*chat.notes, *model.notes), {index: event}, chat.sampling)
             yield writer.chunk(index, shapes.EMPTY_DELTA, event.finish_reason, extra=report)
-        else:
+        elif inners is None:
             inner = shapes.chat_delta(event)
             if inner:
                 entries = held.pop(index, [])

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 from engine.chat.types import ImagePart, Message, Part, TextPart, ToolCall
 from engine.errors import InputFault
+from engine.server.attached_text import attached_text
+from engine.server.custom_tools import as_arguments
 from engine.server.openai.schemas import ChatMessage
 
 # Pictures are decoded in the runner; this bounds what reaches it. A 40-megapixel PNG is about this large.
@@ -54,7 +56,9 @@ def _part(part: dict[str, Any], param: str) -> Part:
         image = part.get("image_url")
         url = image.get("url") if isinstance(image, dict) else image
         return decode_data_url(url, f"{param}.image_url")
-    raise InputFault(f"{param}.type {kind!r} is not supported; use text or image_url.", f"{param}.type")
+    if kind == "file":
+        return attached_text(part.get("file"), f"{param}.file")
+    raise InputFault(f"{param}.type {kind!r} is not supported; use text, image_url or file.", f"{param}.type")
 
 
 def decode_data_url(url: object, param: str) -> ImagePart:
@@ -74,6 +78,12 @@ def decode_data_url(url: object, param: str) -> ImagePart:
 
 
 def _tool_call(call: dict[str, Any], param: str) -> ToolCall:
+    custom = call.get("custom")
+    if call.get("type") == "custom" and isinstance(custom, dict):
+        name, text = custom.get("name"), custom.get("input")
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise InputFault(f"{param}.custom needs a name and an input.", f"{param}.custom")
+        return ToolCall(id=str(call.get("id", "")), name=name, arguments=as_arguments(text))
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InputFault(f"{param}.function.name is missing.", f"{param}.function.name")

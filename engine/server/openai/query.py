@@ -7,6 +7,7 @@ from engine.chat import structured
 from engine.chat.conversation import ChatQuery, is_begun
 from engine.chat.types import NamedTool, ToolChoice, ToolDefinition
 from engine.errors import InputFault
+from engine.server import custom_tools
 from engine.server.openai.messages import to_messages
 from engine.server.openai.schemas import ChatRequest, OutputFields
 from engine.types import Constraint
@@ -48,8 +49,12 @@ def tool(entry: dict[str, Any], param: str) -> ToolDefinition:
 
     Raises: InputFault: it is no function, or its name or schema is missing or malformed.
     """
+    if entry.get("type") == "custom":
+        return _custom(entry.get("custom"), f"{param}.custom")
     if entry.get("type", "function") != "function":
-        raise InputFault(f"{param}.type {entry.get('type')!r} is not supported; use function.", f"{param}.type")
+        raise InputFault(
+            f"{param}.type {entry.get('type')!r} is not supported; use function or custom.", f"{param}.type"
+        )
     function = entry.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InputFault(f"{param}.function.name is missing.", f"{param}.function.name")
@@ -66,6 +71,21 @@ def tool(entry: dict[str, Any], param: str) -> ToolDefinition:
     return definition
 
 
+def _custom(tool: object, param: str) -> ToolDefinition:
+    """A tool that takes free text; its grammar is shown to the model."""
+    found = tool if isinstance(tool, dict) else {}
+    name, form = found.get("name"), found.get("format") or {}
+    if not isinstance(name, str) or not name:
+        raise InputFault(f"{param}.name is missing.", f"{param}.name")
+    if not isinstance(form, dict) or form.get("type", "text") not in ("text", "grammar"):
+        raise InputFault(f"{param}.format.type must be text or grammar.", f"{param}.format")
+    grammar = form.get("grammar") or {} if form.get("type") == "grammar" else {}
+    if not isinstance(grammar, dict):
+        raise InputFault(f"{param}.format.grammar must be an object.", f"{param}.format.grammar")
+    described = str(found.get("description") or "")
+    return custom_tools.definition(name, described, grammar.get("syntax"), grammar.get("definition"))
+
+
 def allowed_tools(
     tools: tuple[ToolDefinition, ...], choice: str | dict[str, Any] | None
 ) -> tuple[tuple[ToolDefinition, ...], str | dict[str, Any] | None]:
@@ -77,7 +97,7 @@ def allowed_tools(
         return tools, choice
     inner = choice.get("allowed_tools", choice)  # the responses protocol has the fields one level up
     listed = inner.get("tools") if isinstance(inner, dict) else None
-    named = [(t.get("function") or t).get("name") for t in listed or () if isinstance(t, dict)]
+    named = [(t.get("function") or t.get("custom") or t).get("name") for t in listed or () if isinstance(t, dict)]
     known = {definition.name for definition in tools}
     unknown = [name for name in named if name not in known]
     if not named or unknown or inner.get("mode") not in ("auto", "required"):
@@ -98,7 +118,7 @@ def tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice:
     if choice in ("required", "any"):
         return "required"
     if isinstance(choice, dict):
-        function = choice.get("function")
+        function = choice.get("function") or choice.get("custom")
         name = function.get("name") if isinstance(function, dict) else choice.get("name")
         if isinstance(name, str):
             return NamedTool(name=name)

@@ -189,19 +189,29 @@ def _token_id(key: str) -> int:
     return int(key)
 
 
-_CALL: Final = {"id": ANY, "type": ANY, "index": ANY, "function": {"name": ANY, "arguments": ANY}}
+_CALL: Final = {
+    "id": ANY, "type": ANY, "index": ANY, "function": {"name": ANY, "arguments": ANY},
+    "custom": {"name": ANY, "input": ANY},
+}  # fmt: skip
 _PART: Final = ByType(
     {
         "": {"type": ANY, "text": ANY},
         "image_url": {"type": ANY, "image_url": {"url": ANY}},
         "refusal": {"type": ANY, "refusal": ANY},
+        "file": {"type": ANY, "file": {"filename": ANY, "file_data": ANY}},
     }
 )
-_TOOL: Final = {"type": ANY, "function": {"name": ANY, "description": ANY, "parameters": ANY, "strict": ANY}}
-_NAMED: Final = {"type": ANY, "name": ANY, "function": {"name": ANY}}
+_TOOL: Final = ByType(
+    {
+        "": {"type": ANY, "function": {"name": ANY, "description": ANY, "parameters": ANY, "strict": ANY}},
+        # The grammar is shown to the model and not enforced: `format` is told as having no effect.
+        "custom": {"type": ANY, "custom": {"name": ANY, "description": ANY, "format": {"type": ANY}}},
+    }
+)
+_NAMED: Final = {"type": ANY, "name": ANY, "function": {"name": ANY}, "custom": {"name": ANY}}
 _CHOICE: Final = ByType(
     {
-        "": {"type": ANY, "name": ANY, "function": {"name": ANY}},
+        "": _NAMED,
         "allowed_tools": {
             "type": ANY, "mode": ANY, "tools": {"type": ANY, "name": ANY},
             "allowed_tools": {"mode": ANY, "tools": _NAMED},
@@ -291,6 +301,11 @@ class ChatRequest(SamplingBody, OutputFields):
                 raise InputFault(f"{name} is not supported: {reason}.", name)
         if self.top_logprobs is not None and not self.logprobs:
             raise InputFault("top_logprobs needs logprobs: true.", "top_logprobs")
+
+    def custom_names(self) -> frozenset[str]:
+        """Tools that take free text."""
+        found = (tool.get("custom") for tool in self.tools or () if tool.get("type") == "custom")
+        return frozenset(str(tool.get("name")) for tool in found if isinstance(tool, dict))
 
     def wishes(self) -> dict[str, Any]:
         """How much is to be reasoned, in the words of `ChatQuery`; of several names the first one counts."""

@@ -172,6 +172,12 @@ def chat_delta(event: ChatEvent) -> bytes:
     return b""
 
 
+def custom_call(index: int, custom: dict[str, str], call_id: str | None = None) -> bytes:
+    """The delta of a call with free text; `call_id` begins it."""
+    begins = {"id": call_id, "type": "custom"} if call_id is not None else {}
+    return b'"delta":{"tool_calls":[' + _encode({"index": index, **begins, "custom": custom}) + b"]}"
+
+
 def report(notes: Sequence[str], ends: Mapping[int, Done | AnswerFinished], sampling: Chosen) -> dict[str, Any]:
     """How the answer was sampled and who decided it, and what was changed on the way in.
 

@@ -6,10 +6,14 @@ from typing import Any
 
 from engine.chat.types import ImagePart, Message, Part, TextPart, ToolCall
 from engine.errors import InputFault
+from engine.server.attached_text import attached_text
+from engine.server.custom_tools import as_arguments
 from engine.server.openai.messages import decode_data_url
-from engine.server.responses.tools import TEXT_PARAMETER, Toolbox
+from engine.server.responses.summary import opened
+from engine.server.responses.tools import Toolbox
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "developer"}
+_SUMMARIES = ("compaction", "compaction_summary")
 
 
 @dataclass
@@ -57,16 +61,24 @@ def to_messages(items: str | list[dict[str, Any]], box: Toolbox) -> list[Message
             said.reasoning.append(_reasoning(item))
         elif kind in ("function_call", "custom_tool_call"):
             said.calls.append(_call(item, kind == "custom_tool_call", box, param))
-        elif kind == "message" and item.get("role") == "assistant":
+        elif kind in _SUMMARIES or (kind == "message" and item.get("role") == "assistant"):
             if said.calls:
                 flush()
-            content = _content(item.get("content"), f"{param}.content")
-            said.texts.append(content if isinstance(content, str) else "".join(_texts(content)))
+            said.texts.append(_said(item, kind, param))
         else:
             flush()
             out.append(_other(item, kind, param))
     flush()
     return [m for m in out if m.content or m.tool_calls or m.role == "tool"]
+
+
+def _said(item: dict[str, Any], kind: object, param: str) -> str:
+    """The words of an assistant's message, or of the summary that stands for earlier turns."""
+    if kind in _SUMMARIES:
+        summary = opened(item.get("encrypted_content"), f"{param}.encrypted_content")
+        return f"Summary of our conversation so far:\n{summary}"
+    content = _content(item.get("content"), f"{param}.content")
+    return content if isinstance(content, str) else "".join(_texts(content))
 
 
 def _texts(parts: tuple[Part, ...]) -> list[str]:
@@ -102,7 +114,7 @@ def _reasoning(item: dict[str, Any]) -> str:
 def _call(item: dict[str, Any], custom: bool, box: Toolbox, param: str) -> ToolCall:
     name = _text(item, "name", param)
     if custom:
-        arguments = json.dumps({TEXT_PARAMETER: _text(item, "input", param)}, ensure_ascii=False)
+        arguments = as_arguments(_text(item, "input", param))
     else:
         arguments = _text(item, "arguments", param)
         namespace = item.get("namespace")
@@ -129,4 +141,6 @@ def _part(part: object, param: str) -> Part:
             return TextPart(text=text)
     if isinstance(part, dict) and kind == "input_image":
         return decode_data_url(part.get("image_url"), f"{param}.image_url")
+    if isinstance(part, dict) and kind == "input_file":
+        return attached_text(part, param)
     raise InputFault(f"{param}: a part of type {kind!r} is not understood here.", param)

@@ -131,7 +131,7 @@ async def delete_response(request: Request, response_id: str) -> dict[str, Any]:
 def _understand(state: ServerState, body: ResponsesRequest) -> _Asked:
     body.refuse_impossible()
     if isinstance(body.input, list):
-        body.input = [_item(state, item, f"input[{i}]") for i, item in enumerate(body.input)]
+        body.input = [state.responses.meant(item, f"input[{i}]") for i, item in enumerate(body.input)]
     box = toolbox(body.tools or [])
     context: tuple[Message, ...] = ()
     if body.previous_response_id is not None:
@@ -163,14 +163,6 @@ def _understand(state: ServerState, body: ResponsesRequest) -> _Asked:
         **body.common(),
     )
     return _Asked(body, query, box, context, _response(body), talk)
-
-
-def _item(state: ServerState, item: dict[str, Any], param: str) -> dict[str, Any]:
-    """The item itself where a client names one that is stored here. Raises: ItemNotFound."""
-    bare = item.get("type") is None and "role" not in item and "content" not in item
-    if item.get("type") == "item_reference" or (bare and isinstance(item.get("id"), str)):
-        return state.responses.item(str(item.get("id")), f"{param}.id")
-    return item
 
 
 def _output(text: dict[str, Any]) -> tuple[Constraint | None, str]:

@@ -37,14 +37,17 @@ _PART: Final = ByType(
     {
         "": {"type": ANY, "text": ANY, "refusal": ANY, "annotations": ANY, "logprobs": ANY},
         "input_image": {"type": ANY, "image_url": ANY},
+        "input_file": {"type": ANY, "filename": ANY, "file_data": ANY},
     }
 )
 _CALL: Final = {**_SENT_BACK, "call_id": ANY, "name": ANY, "arguments": ANY, "input": ANY, "namespace": ANY}
 _RESULT: Final = {**_SENT_BACK, "call_id": ANY, "output": _PART}
+_SUMMARY: Final = {**_SENT_BACK, "encrypted_content": ANY}
 ITEM: Final = ByType(
     {
         "": {**_SENT_BACK, "role": ANY, "content": _PART},
         "reasoning": {**_SENT_BACK, "content": _PART, "summary": ANY, "encrypted_content": ANY},
+        **dict.fromkeys(("compaction", "compaction_summary"), _SUMMARY),
         **dict.fromkeys(("function_call", "custom_tool_call"), _CALL),
         **dict.fromkeys(("function_call_output", "custom_tool_call_output"), _RESULT),
     }

@@ -80,6 +80,13 @@ class ResponseStore:
             raise ItemNotFound(item_id, param)
         return found[0]
 
+    def meant(self, item: dict[str, Any], param: str) -> dict[str, Any]:
+        """The item itself where a client names one that is stored here. Raises: ItemNotFound."""
+        bare = item.get("type") is None and "role" not in item and "content" not in item
+        if item.get("type") == "item_reference" or (bare and isinstance(item.get("id"), str)):
+            return self.item(str(item.get("id")), f"{param}.id")
+        return item
+
     def get(self, response_id: str) -> Stored:
         """Raises: ResponseNotFound."""
         found = self._kept.get(response_id)

@@ -9,8 +9,9 @@ from engine.chat.conversation import AnswerFinished, ChatEvent
 from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
 from engine.chat.types import Message, ToolCall
 from engine.errors import ContextOverflow, EngineError, InputFault
+from engine.server.custom_tools import custom_input
 from engine.server.openai.shapes import new_id
-from engine.server.responses.tools import Toolbox, custom_input
+from engine.server.responses.tools import Toolbox
 from engine.types import Usage
 
 _encode = msgspec.json.encode

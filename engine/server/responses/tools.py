@@ -1,15 +1,13 @@
 """The tools of a Responses request as plain functions, and calls of them as the items a client expects."""
 
-import json
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from engine.chat import structured
 from engine.chat.types import NamedTool, ToolChoice, ToolDefinition
 from engine.errors import InputFault
+from engine.server import custom_tools
 
-# A tool that takes free text: the model writes it as the one argument of a function.
-TEXT_PARAMETER: Final = "input"
 # Agents offer it everywhere; without it the answer is the same kind of answer.
 _SKIPPED: Final = ("web_search", "tool_search", "image_generation")
 
@@ -55,8 +53,11 @@ def _add(box: Toolbox, tool: dict[str, Any], param: str) -> None:
     elif kind == "custom":
         name = _name(tool, param)
         box.custom.add(name)
-        box.definitions.append(_custom(tool, name))
-        if (tool.get("format") or {}).get("type") == "grammar":
+        form = tool.get("format") or {}
+        grammar = str(form.get("definition")) if form.get("type") == "grammar" else None
+        described = str(tool.get("description") or "")
+        box.definitions.append(custom_tools.definition(name, described, form.get("syntax"), grammar))
+        if grammar is not None:
             box.without_effect.append(f"{param}.format")
     elif kind == "namespace":
         namespace = _name(tool, param)
@@ -93,25 +94,6 @@ def _function(tool: dict[str, Any], param: str, name: str | None = None) -> Tool
         parameters=parameters,
         strict=tool.get("strict") is True,
     )
-
-
-def _custom(tool: dict[str, Any], name: str) -> ToolDefinition:
-    description = str(tool.get("description") or "")
-    form = tool.get("format") or {}
-    if form.get("type") == "grammar":
-        description += f"\n\nThe input must follow this {form.get('syntax')} grammar:\n{form.get('definition')}"
-    schema = {"type": "object", "properties": {TEXT_PARAMETER: {"type": "string"}}, "required": [TEXT_PARAMETER]}
-    return ToolDefinition(name=name, description=description, parameters=schema)
-
-
-def custom_input(arguments: str) -> str:
-    """The free text in a call's arguments; whatever else the model wrote, as it is."""
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        return arguments
-    text = value.get(TEXT_PARAMETER) if isinstance(value, dict) else None
-    return text if isinstance(text, str) else arguments
 
 
 def tool_choice(choice: str | dict[str, Any] | None, box: Toolbox) -> ToolChoice:
