@@ -8,7 +8,6 @@ from typing import Final
 CHILDREN: Final = frozenset(
     {
         "app.code.index.worker",
-        "app.documents",
         "app.formulas",
         "devices.backends.ggml_child",
         "devices.backends.onnx_child",
@@ -16,6 +15,7 @@ CHILDREN: Final = frozenset(
         "engine.bench.standin",
         "engine.chat.constraint_child",
         "engine.chat.render_child",
+        "engine.documents.reader_child",
         "engine.runner.llama.memory_probe",
         "engine.runner.llama.reference_child",
         "engine.runner.main",

@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "quantize": ("app.cli.quantize", "Make the best file of an open model for this machine."),
     "settings": ("app.cli.settings", "Show and change settings."),
     "models": ("app.cli.models", "Find, fetch and keep models."),
+    "collections": ("app.cli.collections", "Collect documents, search them, and ask a model about them."),
     "fit": ("app.cli.fit", "Show the memory a model needs here, before it is loaded or fetched."),
     "doctor": ("app.cli.doctor", "Find what keeps models from running well here, and how to mend it."),
     "devices": ("app.cli.devices", "Show processors, GPUs, NPUs, memory and usable backends."),

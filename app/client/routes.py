@@ -15,6 +15,18 @@ import msgspec
 from app.client.answers import AnswerStream, chat_body
 from app.client.stream import Stream
 from engine.api.chat import ChatChunk, ModelList, ModelRow, TokenCount
+from engine.api.collections import (
+    Collection,
+    CollectionChange,
+    CollectionRequest,
+    Collections,
+    DocumentPages,
+    Documents,
+    PageText,
+    SearchAnswer,
+    SearchRequest,
+)
+from engine.api.collections import Removed as CollectionRemoved
 from engine.api.hub import RepoPlan, SearchResults, Starters
 from engine.api.jobs import Job
 from engine.api.keys import KeyRequest, Keys, NewKey
@@ -144,6 +156,50 @@ class Routes(ABC):
     def plan_repository(self, repo: str) -> RepoPlan:
         """What each quantization of a repository needs here."""
         return self.get(f"{_OURS}/hub/plan", RepoPlan, repo=repo)
+
+    # ------------------------------------------------------------------ collections of documents
+
+    def collections(self) -> tuple[Collection, ...]:
+        """Every collection with the state of its index."""
+        return self.get(f"{_OURS}/collections", Collections).collections
+
+    def collection(self, key: str) -> Collection:
+        """One collection, by id or name."""
+        return self.get(f"{_OURS}/collections/{_name(key)}", Collection)
+
+    def make_collection(self, request: CollectionRequest) -> Collection:
+        """Make a collection and begin to read its files."""
+        return self.post(f"{_OURS}/collections", Collection, request)
+
+    def change_collection(self, key: str, change: CollectionChange) -> Collection:
+        """Add and remove sources, or change how a collection is kept."""
+        return self.post(f"{_OURS}/collections/{_name(key)}", Collection, change)
+
+    def remove_collection(self, key: str) -> CollectionRemoved:
+        """Forget a collection; the files stay."""
+        return self.delete(f"{_OURS}/collections/{_name(key)}", CollectionRemoved)
+
+    def refresh_collection(self, key: str) -> Collection:
+        """Look at a collection's files now."""
+        return self.post(f"{_OURS}/collections/{_name(key)}/refresh", Collection)
+
+    def search_collection(self, key: str, request: SearchRequest) -> SearchAnswer:
+        """Passages that bear on a question."""
+        return self.post(f"{_OURS}/collections/{_name(key)}/search", SearchAnswer, request)
+
+    def documents(self, key: str, after: str = "", *, problems: bool = False) -> Documents:
+        """Documents of a collection by path, a hundred at a time."""
+        query = {"after": after} if after else {}
+        return self.get(f"{_OURS}/collections/{_name(key)}/documents", Documents, **query, problems=problems)
+
+    def document_pages(self, key: str, document: int) -> DocumentPages:
+        """A document and its pages."""
+        return self.get(f"{_OURS}/collections/{_name(key)}/documents/{document}", DocumentPages)
+
+    def page_text(self, key: str, document: int, page: int, passage: int = 0) -> PageText:
+        """A page of a document, with the place of a passage."""
+        path = f"{_OURS}/collections/{_name(key)}/documents/{document}/pages/{page}"
+        return self.get(path, PageText, passage=passage)
 
     # ------------------------------------------------------------------ the machine, and what is loaded
 

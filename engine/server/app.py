@@ -85,6 +85,7 @@ def create_app(
             await rest
         if state.utilization is not None:
             await state.utilization.stop()
+        await state.close_desk()
         await asyncio.to_thread(state.jobs.close)
         await state.pool.close()
         state.renderer.close()
@@ -110,6 +111,8 @@ async def _make_ready(state: ServerState, late: LateRoutes) -> None:
     """Once nobody waits for an answer: what later requests would otherwise wait for."""
     await late.ready_when_idle(lambda: state.pool.busy)
     state.checker.warm()
+    if state.has_collections:
+        await state.desk()
 
 
 async def health() -> dict[str, str]:

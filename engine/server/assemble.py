@@ -126,6 +126,7 @@ def assemble(
         jobs=jobs,
         placer=placer,
         utilization=utilization,
+        paths=options.paths,
     )
     state.metrics.registry.register(utilization)
 

@@ -135,6 +135,10 @@ class Access:
         if self.needs_key and not scopes:
             raise Unauthorized("This server needs an API key.")
 
+    def may_manage(self, keys: Iterable[str]) -> bool:
+        """One of the keys is the local token, or may manage: the sender is one of the user's own programs."""
+        return any(_same(key, self.token) or "manage" in (self._scopes(key) or ()) for key in keys)
+
     def _scopes(self, key: str) -> tuple[Scope, ...] | None:
         if any(_same(key, valid) for valid in self._api_keys):
             return ("chat",)

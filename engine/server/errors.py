@@ -4,6 +4,7 @@ import json
 from typing import Any, Final
 
 from engine import errors
+from engine.documents import errors as documents
 from engine.library import errors as library
 from engine.runner.process import RequestFailed
 from engine.server.responses.store import PreviousResponseNotFound, ResponseNotFound
@@ -15,6 +16,8 @@ STATUS: dict[type[Exception], tuple[int, str, bool]] = {
     library.NotEnoughDisk: (507, "server_error", False),
     PreviousResponseNotFound: (400, "invalid_request_error", False),
     ResponseNotFound: (404, "invalid_request_error", False),
+    documents.NoCollection: (404, "invalid_request_error", False),
+    documents.NoDocument: (404, "invalid_request_error", False),
     errors.ModelNotFound: (404, "invalid_request_error", False),
     errors.BadModelFile: (422, "invalid_request_error", False),
     errors.InputFault: (400, "invalid_request_error", False),

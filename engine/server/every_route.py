@@ -15,6 +15,7 @@ from engine.server.anthropic import messages as anthropic_messages
 from engine.server.app import health, root
 from engine.server.handlers import HANDLERS, engine_error
 from engine.server.last_resort import LastResort
+from engine.server.manage import collections as manage_collections
 from engine.server.manage import engine_args as manage_engine_args
 from engine.server.manage import jobs as manage_jobs
 from engine.server.manage import keys as manage_keys
@@ -55,6 +56,7 @@ def every_route(state: ServerState) -> FastAPI:
         app.include_router(module.router)
     for managed in (manage_models, manage_keys, manage_stats, manage_machine, manage_library, manage_jobs):
         app.include_router(managed.router)
+    app.include_router(manage_collections.router)
     for also in (manage_sampling, manage_engine_args, manage_quantizing, manage_measuring, manage_recent):
         app.include_router(also.router)
     for raised, handler in HANDLERS.items():

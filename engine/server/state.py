@@ -1,5 +1,6 @@
 """What the routes share: the models, the template renderer, access and counters."""
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from engine.chat.structured import ConstraintChecker
 from engine.chat.template import TemplateRenderer
 from engine.dispatch.placer import Placer
 from engine.jobs import JobRegistry
+from engine.paths import Paths, user_paths
 from engine.pool import Pool
 from engine.server.auth import Access
 from engine.server.metrics import Metrics
@@ -24,6 +26,7 @@ from engine.time_spent import TimeLog
 
 if TYPE_CHECKING:
     from engine.measure_jobs.work import Workshop
+    from engine.server.documents.desk import Desk
 
 
 @dataclass
@@ -34,6 +37,7 @@ class ServerState:
     pool: Pool
     access: Access
     placer: Placer
+    paths: Paths = field(default_factory=user_paths)
     jobs: JobRegistry = field(default_factory=JobRegistry)
     renderer: TemplateRenderer = field(default_factory=TemplateRenderer)
     checker: ConstraintChecker = field(default_factory=ConstraintChecker)
@@ -47,12 +51,38 @@ class ServerState:
     talks: ConversationStore = field(default_factory=ConversationStore)
     background: BackgroundJobs = field(default_factory=BackgroundJobs)
     conversations: Conversations = field(init=False)
+    _desk: "Desk | None" = None
+    _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         self.conversations = Conversations(self.renderer, self.checker)
         self.history = WorkHistory(self.pool)
         if self.utilization is not None:
             self.utilization.also = self.history.sample
+
+    @property
+    def has_collections(self) -> bool:
+        """The user has collections of documents, as far as a look at the disk tells."""
+        return (self.paths.config / "collections.json").exists()
+
+    async def desk(self) -> "Desk":
+        """The door to collections; what they need is imported when they are first asked for."""
+        async with self._opening:
+            if self._desk is None:
+                self._desk = await asyncio.to_thread(self._open_desk, asyncio.get_running_loop())
+            return self._desk
+
+    def _open_desk(self, loop: asyncio.AbstractEventLoop) -> "Desk":
+        from engine.server.documents.desk import Desk  # noqa: PLC0415 - see above
+
+        desk = Desk(self, loop)
+        desk.start()
+        return desk
+
+    async def close_desk(self) -> None:
+        """Stop all work on collections."""
+        if self._desk is not None:
+            await asyncio.to_thread(self._desk.close)
 
 
 def server_state(request: Request) -> ServerState:

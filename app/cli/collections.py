@@ -1,0 +1,220 @@
+"""`tessera collections`: make, watch, search and remove collections of documents."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from app.cli.connection import connected
+
+if TYPE_CHECKING:
+    from app.client import Client
+    from engine.api.collections import Collection, SearchAnswer
+
+_LOOK_S = 0.3
+
+
+@click.group(help="Collect documents, search them, and ask a model about them.")
+def command() -> None:
+    """Nothing leaves this computer."""
+
+
+@command.command("add")
+@click.argument("name")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--no-follow", is_flag=True, help="Read the files once; later changes are not looked for.")
+@click.option("--ocr", is_flag=True, help="Read scanned pages and pictures too (needs the extra ocr).")
+@click.option("--open", "is_open", is_flag=True, help="Let everyone ask it who may chat with this server.")
+@click.option("--embedding-model", default="", help="Model that finds by meaning; none does without.")
+@click.option("--reranker", default="", help="Model that orders what was found; none does without.")
+@click.option("--no-wait", is_flag=True, help="Leave the reading to the running server.")
+def add(
+    name: str,
+    paths: tuple[Path, ...],
+    *,
+    no_follow: bool,
+    ocr: bool,
+    is_open: bool,
+    embedding_model: str,
+    reranker: str,
+    no_wait: bool,
+) -> None:
+    """Make the collection NAME of files and folders, or add them to it."""
+    from engine.api.collections import CollectionChange, CollectionRequest  # noqa: PLC0415 - keeps --help fast
+
+    sources = tuple(str(path.absolute()) for path in paths)
+    with connected() as client:
+        known = {c.name.casefold(): c for c in client.collections()}
+        if name.casefold() in known:
+            found = client.change_collection(known[name.casefold()].id, CollectionChange(add=sources))
+        else:
+            request = CollectionRequest(
+                name=name,
+                sources=sources,
+                follow=not no_follow,
+                ocr=ocr,
+                open=is_open,
+                embedding_model=embedding_model,
+                reranker=reranker,
+            )
+            found = client.make_collection(request)
+        if not no_wait:
+            found = _wait(client, found.id)
+        _tell(found)
+
+
+@command.command("list")
+def list_collections() -> None:
+    """Names, sizes and how far the reading is."""
+    with connected() as client:
+        found = client.collections()
+    if not found:
+        click.echo("There are no collections. Make one with: tessera collections add NAME PATH")
+    for each in found:
+        click.echo(f"{each.name}\t{_amount(each)}\t{_state(each)}")
+
+
+@command.command("show")
+@click.argument("name")
+def show(name: str) -> None:
+    """Everything about one collection."""
+    with connected() as client:
+        _tell(client.collection(name))
+
+
+@command.command("unread")
+@click.argument("name")
+def unread(name: str) -> None:
+    """What was not read, page by page, and why."""
+    from app.code.agent.consent import shown_text  # noqa: PLC0415 - keeps --help fast
+
+    with connected() as client:
+        after, count = "", 0
+        while True:
+            batch = client.documents(name, after, problems=True)
+            for document in batch.documents:
+                if document.problem:
+                    click.echo(shown_text(f"{document.path}: {document.problem}"))
+                    count += 1
+                if document.unread_pages:
+                    for page in client.document_pages(name, document.id).pages:
+                        if page.problem:
+                            click.echo(shown_text(f"{document.path}, {page.label or page.number}: {page.problem}"))
+                            count += 1
+            if batch.after is None:
+                break
+            after = batch.after
+    if not count:
+        click.echo("Everything was read.")
+
+
+@command.command("search")
+@click.argument("name")
+@click.argument("question")
+@click.option("--limit", default=5, show_default=True, type=click.IntRange(1, 50))
+@click.option("--ways", default="both", show_default=True, type=click.Choice(["both", "words", "meaning"]))
+@click.option("--json", "as_json", is_flag=True, help="Write the server's answer as JSON.")
+def search(name: str, question: str, limit: int, ways: str, *, as_json: bool) -> None:
+    """Find the passages that bear on a QUESTION."""
+    import msgspec  # noqa: PLC0415 - keeps --help fast
+
+    from engine.api.collections import SearchRequest  # noqa: PLC0415 - see above
+
+    request = msgspec.convert({"query": question, "limit": limit, "ways": ways}, SearchRequest)
+    with connected() as client:
+        answer = client.search_collection(name, request)
+    if as_json:
+        click.echo(msgspec.json.encode(answer).decode())
+        return
+    _passages(answer)
+
+
+@command.command("refresh")
+@click.argument("name")
+def refresh(name: str) -> None:
+    """Look at the files now, and wait until they are read."""
+    with connected() as client:
+        client.refresh_collection(name)
+        _tell(_wait(client, name))
+
+
+@command.command("remove")
+@click.argument("name")
+@click.option("--source", type=click.Path(path_type=Path), help="Only this file or folder of it.")
+def remove(name: str, source: Path | None) -> None:
+    """Forget a collection and its index. The files stay."""
+    from engine.api.collections import CollectionChange  # noqa: PLC0415 - keeps --help fast
+
+    with connected() as client:
+        if source is not None:
+            _tell(client.change_collection(name, CollectionChange(remove=(str(source.absolute()),))))
+        else:
+            click.echo(f"{client.remove_collection(name).name} is forgotten; its files stay.")
+
+
+def _wait(client: "Client", key: str) -> "Collection":
+    """Show how far the reading is until all can be asked for."""
+    shown = ""
+    while True:
+        found = client.collection(key)
+        line = _state(found)
+        if line != shown:
+            click.echo(f"\r\033[K{line}" if _is_terminal() else line, err=True, nl=not _is_terminal())
+            shown = line
+        if found.state == "ready":
+            if _is_terminal():
+                click.echo("\r\033[K", err=True, nl=False)
+            return found
+        time.sleep(_LOOK_S if _is_terminal() else 10 * _LOOK_S)
+
+
+def _is_terminal() -> bool:
+    import sys  # noqa: PLC0415 - where it is used
+
+    return sys.stderr.isatty()
+
+
+def _state(found: "Collection") -> str:
+    if found.state == "reading":
+        return f"reading: {found.files_done} of {found.files} files, {found.pages} pages so far"
+    if found.state == "embedding":
+        return f"found by words; meaning: {found.embedded} of {found.chunks} passages"
+    return "ready"
+
+
+def _amount(found: "Collection") -> str:
+    from app.format import size  # noqa: PLC0415 - keeps --help fast
+
+    return f"{found.documents} documents, {found.pages} pages, {size(found.index_bytes)}"
+
+
+def _tell(found: "Collection") -> None:
+    from app.code.agent.consent import shown_text  # noqa: PLC0415 - keeps --help fast
+
+    click.echo(f"{found.name}: {_amount(found)} on disk, {_state(found)}")
+    for source in found.sources:
+        click.echo(shown_text(f"  {source}"))
+    if found.embedded:
+        click.echo(f"  {found.embedded} of {found.chunks} passages by {found.embedded_by}")
+    for problem in found.problems:
+        click.echo(shown_text(f"  {problem}"))
+    if found.failed or found.unread_pages:
+        click.echo(
+            f"  Not read: {found.failed} documents, {found.unread_pages} pages; see: "
+            f"tessera collections unread {found.name!r}"
+        )
+
+
+def _passages(answer: "SearchAnswer") -> None:
+    from app.code.agent.consent import shown_text  # noqa: PLC0415 - keeps --help fast
+
+    if not answer.found:
+        click.echo("Nothing in the collection seems to bear on this; the nearest passages:", err=True)
+    for number, passage in enumerate(answer.passages, 1):
+        line = f", line {passage.line}" if passage.line else ""
+        click.echo(shown_text(f"[{number}] {passage.path}, {passage.label or f'part {passage.page}'}{line}"))
+        text = " ".join(passage.text.split())
+        click.echo(shown_text(f"    {text[:240]}{'…' if len(text) > 240 else ''}"))  # noqa: PLR2004 - three lines
+    for note in answer.notes:
+        click.echo(shown_text(note), err=True)

@@ -1,0 +1,223 @@
+"""/tessera/v1/collections: a user's documents as they are indexed, searched and cited."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Name = Annotated[str, Meta(min_length=1, max_length=120)]
+Source = Annotated[str, Meta(min_length=1, max_length=4096)]
+ModelChoice = Annotated[str, Meta(max_length=200)]
+
+
+class CollectionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """POST /tessera/v1/collections. Sources are absolute paths of files and folders.
+
+    `follow` keeps the index up to date with the files; `ocr` reads scanned pages and pictures; `open` lets everyone
+    ask it who may chat, not only the user's own programs. Models: an id, "" for the server's choice, "none".
+    """
+
+    name: Name
+    sources: Annotated[tuple[Source, ...], Meta(max_length=1000)] = ()
+    follow: bool = True
+    ocr: bool = False
+    open: bool = False
+    embedding_model: ModelChoice = ""
+    reranker: ModelChoice = ""
+
+
+class CollectionChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """POST /tessera/v1/collections/{collection}: what is given is changed; sources are added and removed."""
+
+    name: Name | None = None
+    add: Annotated[tuple[Source, ...], Meta(max_length=1000)] = ()
+    remove: Annotated[tuple[Source, ...], Meta(max_length=1000)] = ()
+    follow: bool | None = None
+    ocr: bool | None = None
+    open: bool | None = None
+    embedding_model: ModelChoice | None = None
+    reranker: ModelChoice | None = None
+
+
+class Collection(msgspec.Struct, frozen=True, kw_only=True):
+    """One collection and how far its index is.
+
+    `state`: reading (files that need work are read: `files_done` of `files`), embedding (all is found by words
+    already), ready. `embedded` of `chunks` have a vector. `problems` say what keeps the index from being whole.
+    """
+
+    id: str
+    name: str
+    sources: tuple[str, ...] = ()
+    follow: bool = True
+    ocr: bool = False
+    open: bool = False
+    embedding_model: str = ""
+    reranker: str = ""
+    created_at: float = 0.0
+    state: Literal["reading", "embedding", "ready"] = "ready"
+    files: int = 0
+    files_done: int = 0
+    current: str = ""
+    documents: int = 0
+    failed: int = 0
+    pages: int = 0
+    unread_pages: int = 0
+    chunks: int = 0
+    embedded: int = 0
+    chars: int = 0
+    index_bytes: int = 0
+    embedded_by: str = ""
+    problems: tuple[str, ...] = ()
+
+
+class Collections(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/collections, oldest first."""
+
+    collections: tuple[Collection, ...]
+
+
+class Removed(msgspec.Struct, frozen=True, kw_only=True):
+    """DELETE /tessera/v1/collections/{collection}; the files themselves stay."""
+
+    id: str
+    name: str
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """One document. `state`: reading, ready, failed; `unread_pages` could not be read."""
+
+    id: int
+    path: str
+    kind: str
+    title: str
+    state: str
+    size_bytes: int
+    pages: int = 0
+    unread_pages: int = 0
+    chars: int = 0
+    problem: str = ""
+    read_at: float = 0.0
+
+
+class Documents(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/collections/{collection}/documents, by path; `after` begins the next call."""
+
+    documents: tuple[Document, ...]
+    after: str | None = None
+
+
+class PageState(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of a document, and why it could not be read."""
+
+    number: int
+    label: str = ""
+    problem: str = ""
+
+
+class DocumentPages(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/collections/{collection}/documents/{document}."""
+
+    document: Document
+    pages: tuple[PageState, ...]
+
+
+class Passage(msgspec.Struct, frozen=True, kw_only=True):
+    """A passage that was found, and where it is: `start` to `end` of the page's text, in characters.
+
+    `line` is its first line in formats that have lines (0: none). Ranks say by which way it was found.
+    """
+
+    id: int
+    document: int
+    path: str
+    title: str
+    page: int
+    label: str = ""
+    heading: str = ""
+    text: str = ""
+    line: int = 0
+    start: int = 0
+    end: int = 0
+    score: float = 0.0
+    words_rank: int | None = None
+    meaning_rank: int | None = None
+    cosine: float | None = None
+    relevance: float | None = None
+
+
+class PageText(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/collections/{collection}/documents/{document}/pages/{page}: a page as it was read.
+
+    `start` to `end` is the passage that was asked for with `?passage=`; both 0 without one.
+    """
+
+    path: str
+    title: str
+    number: int
+    label: str = ""
+    text: str = ""
+    problem: str = ""
+    start: int = 0
+    end: int = 0
+    num_pages: int = 0
+
+
+class SearchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """POST /tessera/v1/collections/{collection}/search."""
+
+    query: Annotated[str, Meta(min_length=1, max_length=8000)]
+    limit: Annotated[int, Meta(ge=1, le=50)] = 8
+    ways: Literal["both", "words", "meaning"] = "both"
+
+
+class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Passages, best first. `found` is false where nothing seems to bear on the question: a guess by two numbers.
+
+    `coverage`: the share of the question's telling words in one of the best passages; `cosine`: of the nearest one.
+    `ways` are those that were used; `notes` say why one was not.
+    """
+
+    passages: tuple[Passage, ...] = ()
+    found: bool = False
+    coverage: float = 0.0
+    cosine: float | None = None
+    ways: Literal["both", "words", "meaning"] = "both"
+    reranked_by: str = ""
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+class CheckedSentence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A sentence of an answer (`start` to `end`, in characters) and whether a passage carries it.
+
+    `passage` is the number of the one that fits best (from 1). `overlap`: the share of its telling words that stand
+    there; `cosine` of both; `missing`: names and numbers of the sentence that are in no passage.
+    """
+
+    start: int
+    end: int
+    carried: bool
+    passage: int = 0
+    overlap: float = 0.0
+    cosine: float | None = None
+    missing: tuple[str, ...] = ()
+
+
+class Grounds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an answer was made from; the field `tessera.collection` of an answer.
+
+    `mode`: whole (every document was given to the model, `documents` of them), passages, or none (nothing found).
+    `why` says how that was chosen. `checked` comes with the end of the answer.
+    """
+
+    id: str
+    name: str
+    mode: Literal["whole", "passages", "none"]
+    why: str = ""
+    found: bool = False
+    tokens: int = 0
+    documents: int = 0
+    passages: tuple[Passage, ...] = ()
+    checked: tuple[CheckedSentence, ...] = ()
+    notes: tuple[str, ...] = ()

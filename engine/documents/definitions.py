@@ -1,0 +1,88 @@
+"""What the user made: names and sources of collections. The one thing here that cannot be made anew from files."""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from engine.documents.errors import NoCollection
+from engine.errors import InputFault
+from engine.json_store import JsonStore
+
+ID_BYTES: Final = 12
+MAX_NAME: Final = 120
+
+
+class Definition(msgspec.Struct, frozen=True, kw_only=True):
+    """A collection as it was asked for. Sources are absolute paths of files and folders.
+
+    `open`: whoever may chat may ask it; else only the user's own programs. `embedding_model` and `reranker` are
+    model ids, "" lets the server choose, "none" does without. `facts` are a client's own (OpenAI's metadata).
+    """
+
+    id: str
+    name: str
+    sources: tuple[str, ...] = ()
+    follow: bool = True
+    ocr: bool = False
+    open: bool = False
+    embedding_model: str = ""
+    reranker: str = ""
+    created_at: float = 0.0
+    facts: dict[str, str] = {}
+
+
+class Definitions:
+    """All collections of this user. Thread-safe; another process's changes are seen."""
+
+    def __init__(self, path: Path) -> None:
+        self._store: JsonStore[tuple[Definition, ...]] = JsonStore(
+            path, tuple[Definition, ...], tuple, private=True
+        )
+        self._lock = threading.Lock()
+
+    def all(self) -> tuple[Definition, ...]:
+        """Oldest first."""
+        return self._store.get()
+
+    def get(self, key: str) -> Definition:
+        """By id, else by name, case ignored. Raises: NoCollection."""
+        every = self.all()
+        found = next((d for d in every if d.id == key), None)
+        found = found or next((d for d in every if d.name.casefold() == key.casefold()), None)
+        if found is None:
+            raise NoCollection(key, tuple(d.name for d in every if not d.open))
+        return found
+
+    def add(self, name: str, prefix: str = "col", **fields: object) -> Definition:
+        """A new one. Raises: InputFault: the name is empty, too long or taken."""
+        name = " ".join(name.split())
+        if not name or len(name) > MAX_NAME:
+            raise InputFault(f"The name of a collection has 1 to {MAX_NAME} characters.", "name")
+        with self._lock:
+            every = self.all()
+            if prefix == "col" and any(d.name.casefold() == name.casefold() for d in every):
+                raise InputFault(f"There is a collection named {name!r} already.", "name")
+            new_id = f"{prefix}_{secrets.token_hex(ID_BYTES)}"
+            made = msgspec.convert({"id": new_id, "name": name, "created_at": time.time(), **fields}, Definition)
+            self._store.put((*every, made))
+            return made
+
+    def change(self, key: str, change: Callable[[Definition], Definition]) -> Definition:
+        """Replace one. Raises: NoCollection."""
+        with self._lock:
+            old = self.get(key)
+            new = change(old)
+            self._store.put(tuple(new if d.id == old.id else d for d in self.all()))
+            return new
+
+    def remove(self, key: str) -> Definition:
+        """Forget one. Raises: NoCollection."""
+        with self._lock:
+            old = self.get(key)
+            self._store.put(tuple(d for d in self.all() if d.id != old.id))
+            return old

@@ -1,0 +1,34 @@
+"""What can be wrong with a collection."""
+
+from pathlib import Path
+
+from engine.errors import EnvironmentFault, InputFault
+
+
+class NoCollection(InputFault):
+    """There is none of that name or id."""
+
+    code = "collection_not_found"
+
+    def __init__(self, name: str, known: tuple[str, ...] = ()) -> None:
+        hint = f" Known: {', '.join(known)}." if known else " Make one with: tessera collections add NAME PATH."
+        super().__init__(f"There is no collection {name!r} here.{hint}", "collection")
+        self.name = name
+        self.known = known
+
+
+class NoDocument(InputFault):
+    """The collection has no such document, or the document no such page."""
+
+    code = "document_not_found"
+
+
+class CollectionUnusable(EnvironmentFault):
+    """The index on disk cannot be opened or written; `reason` says why."""
+
+    code = "collection_unusable"
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"The index {path} cannot be used: {reason}.")
+        self.path = path
+        self.reason = reason

@@ -1,0 +1,41 @@
+"""Archives of untrusted origin: what they unpack to is bounded before it is read."""
+
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from engine.documents.types import Unreadable
+
+# Its XML takes some ten times as much when it is parsed.
+MAX_INFLATED_BYTES: Final = 256 << 20
+MAX_MEMBER_BYTES: Final = 96 << 20
+
+
+@contextmanager
+def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """An archive that is neither damaged nor a bomb. Raises: Unreadable."""
+    try:
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, ValueError) as error:
+        raise Unreadable("it is damaged, or not what its name says") from error
+    with archive:
+        inflated = sum(member.file_size for member in archive.infolist())
+        if inflated > MAX_INFLATED_BYTES:
+            raise Unreadable(f"it unpacks to {inflated >> 20} MiB, more than {MAX_INFLATED_BYTES >> 20}")
+        if any(member.flag_bits & 1 for member in archive.infolist()):
+            raise Unreadable("it is encrypted")
+        try:
+            yield archive
+        except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+            raise Unreadable("it is damaged") from error
+
+
+def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
+    """One file of it. Raises: KeyError: there is none. Unreadable: it is too large, whatever it says."""
+    with archive.open(name) as member:
+        raw = member.read(MAX_MEMBER_BYTES + 1)
+    if len(raw) > MAX_MEMBER_BYTES:
+        raise Unreadable(f"{name} in it has more than {MAX_MEMBER_BYTES >> 20} MiB")
+    return raw

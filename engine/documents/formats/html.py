@@ -1,0 +1,141 @@
+"""HTML, and e-books, which are HTML in an archive. Nothing is fetched and no script is run."""
+
+import posixpath
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+from lxml import etree
+from lxml import html as lxml_html
+
+from engine.documents.formats.archive import open_archive, read_member
+from engine.documents.formats.parts import in_parts, paragraphs
+from engine.documents.types import Block, Page, Unreadable
+
+_LEFT_OUT: Final = frozenset({
+    "script", "style", "noscript", "template", "svg", "head", "nav", "form", "button", "iframe", "object",
+    "footer",
+})  # fmt: skip
+_HEADINGS: Final = {f"h{level}": level for level in range(1, 7)}
+_ENDS: Final = frozenset({
+    "p", "div", "section", "article", "li", "ul", "ol", "dl", "dt", "dd", "blockquote", "figure", "figcaption",
+    "br", "hr", "main", "aside", "header", "address", "body", "td", "tr",
+})  # fmt: skip
+_CONTAINER: Final = "{urn:oasis:names:tc:opendocument:xmlns:container}"
+_OPF: Final = "{http://www.idpf.org/2007/opf}"
+_XML: Final = etree.XMLParser(resolve_entities=False, no_network=True, recover=True, huge_tree=False)
+
+
+def html(path: Path) -> Iterator[Page]:
+    """Headings, paragraphs, tables and preformatted text of a page."""
+    yield from in_parts(blocks_of(path.read_bytes()))
+
+
+def blocks_of(raw: bytes) -> Iterator[Block]:
+    """The blocks of an HTML document. Raises: Unreadable: there is no document in it."""
+    try:
+        declared = b"charset" in raw[:4096].lower() or raw[:3] == b"\xef\xbb\xbf" or raw[:5] == b"<?xml"
+        root = lxml_html.document_fromstring(
+            raw, parser=None if declared else lxml_html.HTMLParser(encoding="utf-8")
+        )
+    except (etree.LxmlError, ValueError) as error:
+        raise Unreadable(f"it holds no HTML ({error})") from error
+    body = root.find("body")
+    walk = _Walk()
+    yield from walk.run(root if body is None else body)
+    yield from walk.flush()
+
+
+class _Walk:
+    """Goes through a tree and gives out what belongs together."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+
+    def flush(self) -> Iterator[Block]:
+        """What was gathered, as a paragraph."""
+        text = " ".join("".join(self._text).split())
+        self._text = []
+        if text:
+            yield from paragraphs(text)
+
+    def run(self, top: Any) -> Iterator[Block]:
+        """Blocks of an element; a stack instead of recursion, for nesting is the author's choice."""
+        stack: list[tuple[Any, bool]] = [(top, False)]
+        while stack:
+            element, ended = stack.pop()
+            tag = element.tag if isinstance(element.tag, str) else ""
+            if ended:
+                if tag in _ENDS:
+                    yield from self.flush()
+                self._text.append(element.tail or "")
+                continue
+            if not tag or tag in _LEFT_OUT:
+                self._text.append(element.tail or "")
+            elif tag in _HEADINGS or tag in ("table", "pre"):
+                yield from self.flush()
+                yield from _whole(element, tag)
+                self._text.append(element.tail or "")
+            else:
+                if tag in _ENDS:
+                    yield from self.flush()
+                self._text.append(element.text or "")
+                stack.append((element, True))
+                stack.extend((child, False) for child in reversed(element))
+
+
+def _whole(element: Any, tag: str) -> Iterator[Block]:
+    if tag == "pre":
+        text = element.text_content().strip("\n")
+        if text.strip():
+            yield Block("code", text)
+    elif tag == "table":
+        rows = [
+            " | ".join(" ".join(cell.text_content().split()) for cell in row.iter("th", "td"))
+            for row in element.iter("tr")
+        ]
+        rows = [row for row in rows if row.strip(" |")]
+        if rows:
+            yield Block("table", "\n".join(rows))
+    else:
+        text = " ".join(element.text_content().replace("\u00b6", " ").split())
+        if text:
+            yield Block("heading", text, _HEADINGS[tag])
+
+
+def epub(path: Path) -> Iterator[Page]:
+    """The chapters of a book in reading order, each in parts of about a page."""
+    with open_archive(path) as archive:
+        number = 1
+        for name in _spine(archive):
+            try:
+                raw = read_member(archive, name)
+            except KeyError:
+                yield Page(number, problem=f"{name} is named in the book but not in it")
+                number += 1
+                continue
+            for page in in_parts(blocks_of(raw), number):
+                yield page
+                number = page.number + 1
+
+
+def _spine(archive: zipfile.ZipFile) -> list[str]:
+    try:
+        container = etree.fromstring(read_member(archive, "META-INF/container.xml"), _XML)
+        package = next(e.get("full-path") for e in container.iter(f"{_CONTAINER}rootfile"))
+        tree = etree.fromstring(read_member(archive, package), _XML)
+    except (KeyError, StopIteration, etree.LxmlError, TypeError, AttributeError) as error:
+        raise Unreadable("it is no e-book: its list of chapters is missing") from error
+    if any(name.endswith("encryption.xml") for name in archive.namelist()) and _locked(archive):
+        raise Unreadable("it is locked (DRM)")
+    hrefs = {item.get("id"): unquote(item.get("href") or "") for item in tree.iter(f"{_OPF}item")}
+    folder = posixpath.dirname(package)
+    named = [hrefs.get(ref.get("idref"), "") for ref in tree.iter(f"{_OPF}itemref")]
+    return [posixpath.normpath(posixpath.join(folder, href)) for href in named if href]
+
+
+def _locked(archive: zipfile.ZipFile) -> bool:
+    """Fonts may be scrambled in free books; chapters are only in locked ones."""
+    return b"html" in read_member(archive, "META-INF/encryption.xml")

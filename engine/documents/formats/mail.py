@@ -1,0 +1,58 @@
+"""Mail: single messages and mailboxes. Attachments are named, not read."""
+
+import email
+import email.policy
+import mailbox
+from collections.abc import Iterator
+from email.message import EmailMessage
+from pathlib import Path
+from typing import cast
+
+from engine.documents.formats.html import blocks_of
+from engine.documents.formats.parts import paragraphs
+from engine.documents.types import Block, Page, Unreadable
+
+_SHOWN = ("From", "To", "Cc", "Date", "Subject")
+
+
+def eml(path: Path) -> Iterator[Page]:
+    """One message."""
+    yield _page(1, email.message_from_bytes(path.read_bytes(), policy=email.policy.default))
+
+
+def mbox(path: Path, first: int = 1) -> Iterator[Page]:
+    """One page a message, in the order of the file."""
+    box = mailbox.mbox(path, create=False)
+    try:
+        for number, key in enumerate(box.keys(), 1):
+            if number < first:
+                continue
+            try:
+                yield _page(number, email.message_from_bytes(box.get_bytes(key), policy=email.policy.default))
+            except (ValueError, LookupError, Unreadable, AttributeError, TypeError) as error:
+                yield Page(number, label=f"message {number}", problem=f"the message is damaged ({error})")
+    finally:
+        box.close()
+
+
+def _page(number: int, message: EmailMessage) -> Page:
+    heads = [f"{name}: {_header(message, name)}" for name in _SHOWN if _header(message, name)]
+    subject = _header(message, "Subject")
+    if not heads:
+        raise Unreadable("it has none of the headers of a mail")
+    blocks = [Block("heading", subject or f"message {number}", 1), Block("text", "\n".join(heads))]
+    body = message.get_body(preferencelist=("plain", "html"))
+    if body is not None:
+        raw = body.get_payload(decode=True)
+        if body.get_content_subtype() == "html":
+            blocks += blocks_of(cast("bytes", raw))
+        else:
+            blocks += paragraphs(str(body.get_content()).replace("\r\n", "\n"))
+    attached = [part.get_filename() or part.get_content_type() for part in message.iter_attachments()]
+    if attached:
+        blocks.append(Block("text", f"Attachments (not read): {', '.join(attached)}"))
+    return Page(number, tuple(blocks), subject[:80])
+
+
+def _header(message: EmailMessage, name: str) -> str:
+    return " ".join(str(message.get(name, "")).split())

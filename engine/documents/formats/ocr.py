@@ -1,0 +1,68 @@
+"""Text of pictures by PP-OCR on ONNX Runtime, from the package rapidocr-onnxruntime (the extra `ocr`)."""
+
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from engine.documents.types import Block, Page, Unreadable
+
+# A recognized line is kept from this confidence on. Source: the package's own default.
+_LEAST_CONFIDENCE: Final = 0.5
+_MAX_PIXELS: Final = 40_000_000
+
+
+def picture(path: Path) -> Iterator[Page]:
+    """A picture as a document of one page."""
+    from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - comes with the extra
+
+    Image.MAX_IMAGE_PIXELS = _MAX_PIXELS
+    try:
+        import numpy as np  # noqa: PLC0415 - see above
+
+        with Image.open(path) as image:
+            pixels = np.asarray(image.convert("RGB"))[:, :, ::-1]
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError) as error:
+        raise Unreadable(f"the picture cannot be opened ({type(error).__name__})") from error
+    blocks = read_picture(pixels)
+    yield Page(1, blocks, "picture", "" if blocks else "there is no text in the picture that OCR could read")
+
+
+@cache
+def _recognizer() -> Any:
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    from rapidocr_onnxruntime import RapidOCR  # noqa: PLC0415 - a second, for scans only
+
+    threads = max(1, (os.cpu_count() or 2) // 2)
+    return RapidOCR(intra_op_num_threads=threads, inter_op_num_threads=1)
+
+
+def read_picture(pixels: Any) -> tuple[Block, ...]:
+    """Lines of text from top to bottom. pixels: (height, width, 3) uint8 in the order blue, green, red."""
+    found, _ = _recognizer()(pixels)
+    boxes = [(box, text) for box, text, confidence in found or () if float(confidence) >= _LEAST_CONFIDENCE]
+    lines = _lines(boxes)
+    return (Block("text", "\n".join(lines)),) if lines else ()
+
+
+def _lines(boxes: list[tuple[Any, str]]) -> list[str]:
+    """Boxes whose middles are within half a height of each other stand on one line, from left to right."""
+    placed = sorted((_middle(box), _height(box), min(x for x, _ in box), text) for box, text in boxes)
+    lines: list[list[tuple[float, str]]] = []
+    last_middle, last_height = -1e9, 0.0
+    for middle, height, left, text in placed:
+        if lines and abs(middle - last_middle) < 0.5 * max(height, last_height):
+            lines[-1].append((left, text))
+        else:
+            lines.append([(left, text)])
+            last_middle, last_height = middle, height
+    return [" ".join(text for _, text in sorted(line)) for line in lines]
+
+
+def _middle(box: Any) -> float:
+    return float(sum(y for _, y in box) / len(box))
+
+
+def _height(box: Any) -> float:
+    return float(max(y for _, y in box) - min(y for _, y in box))

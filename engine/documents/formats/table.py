@@ -1,0 +1,45 @@
+"""Tables as text: comma, semicolon or tab between the cells."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from engine.documents.formats.parts import decoded
+from engine.documents.types import PART_CHARS, Block, Page, Unreadable
+
+_ROWS: Final = 60
+_SAMPLE: Final = 8192
+
+
+def table(path: Path) -> Iterator[Page]:
+    """Pages of some rows, each with the table's head, its first row."""
+    text = decoded(path.read_bytes())
+    try:
+        dialect: type[csv.Dialect] = csv.Sniffer().sniff(text[:_SAMPLE], delimiters=",;\t|")
+    except csv.Error:
+        dialect = csv.excel_tab if path.suffix.lower() == ".tsv" else csv.excel
+    csv.field_size_limit(1 << 20)
+    head, held, size, number, row_number = "", [], 0, 1, 0
+    try:
+        for row in csv.reader(text.split("\n"), dialect):
+            line = " | ".join(" ".join(cell.split()) for cell in row)
+            if not line.strip(" |"):
+                continue
+            row_number += 1
+            head = head or line
+            held.append(line)
+            size += len(line)
+            if len(held) >= _ROWS or size >= PART_CHARS:
+                yield _page(number, head, held, row_number)
+                held, size, number = [], 0, number + 1
+    except csv.Error as error:
+        raise Unreadable(f"row {row_number + 1} is no row of a table ({error})") from error
+    if held:
+        yield _page(number, head, held, row_number)
+
+
+def _page(number: int, head: str, rows: list[str], last: int) -> Page:
+    begin = last - len(rows) + 1
+    body = "\n".join(rows if rows[0] == head else [head, *rows])
+    return Page(number, (Block("table", body, line=begin),), f"rows {begin} to {last}")

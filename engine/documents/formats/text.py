@@ -1,0 +1,108 @@
+"""Plain text, markdown and source code."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+from engine.documents.formats.parts import decoded, in_parts, paragraphs
+from engine.documents.types import PART_CHARS, Block, Page
+
+_CODE_LINES = 40
+_MEAN_LINE_CHARS = 400
+# "CHAPTER 12. The Whale", "Part II", "3.2 Results" alone between empty lines.
+_HEADING = re.compile(
+    r"(?:(?:chapter|part|book|section|appendix)\s+[\divxlc]+\b.{0,80}|\d+(?:\.\d+)+\.?\s+\S.{0,80})$", re.IGNORECASE
+)
+_UNDERLINE = re.compile(r"([=\-~^*#\"'])\1{2,}$")
+_DEFINITION = re.compile(
+    r"\s{0,4}(?:export\s+|public\s+|private\s+|protected\s+|static\s+|async\s+|pub\s+|final\s+|abstract\s+)*"
+    r"(?:def|class|func|fn|function|struct|enum|trait|impl|interface|module|namespace|type)\s+([\w.:<>]+)"
+)
+
+
+def text(path: Path) -> Iterator[Page]:
+    """Paragraphs; headings where a line is underlined or reads like one."""
+    yield from in_parts(_plain(decoded(path.read_bytes())))
+
+
+def _plain(source: str) -> Iterator[Block]:
+    for block in paragraphs(source):
+        lines = block.text.split("\n")
+        if len(lines) >= 2 and _UNDERLINE.fullmatch(lines[1].strip()) and len(lines[0]) <= 100:  # noqa: PLR2004 - title, line
+            level = 1 + "=-~^\"'*#".find(lines[1].strip()[0])
+            yield Block("heading", lines[0].strip(), max(level, 1), block.line)
+            rest = "\n".join(lines[2:])
+            if rest.strip():
+                yield Block("text", rest, line=block.line + 2)
+        elif len(lines) == 1 and _HEADING.match(lines[0].strip()):
+            yield Block("heading", lines[0].strip(), 1, block.line)
+        else:
+            yield block
+
+
+def markdown(path: Path) -> Iterator[Page]:
+    """Blocks of the markdown; tables and code stay whole."""
+    yield from in_parts(_markdown(decoded(path.read_bytes())))
+
+
+def _markdown(source: str) -> Iterator[Block]:
+    lines = source.split("\n")
+    tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(source)
+    done = 0
+    for token, after in zip(tokens, [*tokens[1:], None], strict=True):
+        if token.map is None or token.level != 0 or token.map[0] < done:
+            continue
+        first, last = token.map
+        raw = "\n".join(lines[first:last]).strip("\n")
+        done = last
+        if not raw.strip():
+            continue
+        if token.type == "heading_open" and after is not None:
+            yield Block("heading", after.content.strip(), int(token.tag[1:]), first + 1)
+        elif token.type == "table_open":
+            yield Block("table", raw, line=first + 1)
+        elif token.type in ("fence", "code_block"):
+            yield Block("code", raw, line=first + 1)
+        else:
+            yield from paragraphs(raw, first + 1)
+
+
+def code(path: Path) -> Iterator[Page]:
+    """Source by definitions: a block ends where the next one at the same depth begins."""
+    source = decoded(path.read_bytes())
+    lines = source.split("\n")
+    if len(source) / max(len(lines), 1) > _MEAN_LINE_CHARS:
+        return  # made by a machine: its words would only be noise
+    yield from in_parts(_code(lines))
+
+
+def _code(lines: list[str]) -> Iterator[Block]:
+    held: list[str] = []
+    began, size = 1, 0
+    for number, line in enumerate(lines, 1):
+        found = _DEFINITION.match(line)
+        ends = bool(found) or not line.strip()
+        if held and (
+            (found and size > PART_CHARS // 6) or (len(held) >= _CODE_LINES and ends) or size > PART_CHARS // 2
+        ):
+            if "".join(held).strip():
+                yield Block("code", "\n".join(held).strip("\n"), line=began)
+            held, size = [], 0
+        if found:
+            yield from _named(held, began, found.group(1), number)
+            if held:
+                held, size = [], 0
+        if not held:
+            began = number
+        held.append(line.rstrip()[:2000])
+        size += len(line)
+    if "".join(held).strip():
+        yield Block("code", "\n".join(held).strip("\n"), line=began)
+
+
+def _named(held: list[str], began: int, name: str, line: int) -> Iterator[Block]:
+    if "".join(held).strip():
+        yield Block("code", "\n".join(held).strip("\n"), line=began)
+    yield Block("heading", name, 3, line)

@@ -1,0 +1,53 @@
+"""Which files are read, and as what; by their names, for the server opens none of them."""
+
+from pathlib import PurePath
+from typing import Final
+
+MAX_FILE_BYTES: Final = 256 << 20
+# Readers of these go through the file without holding it.
+MAX_STREAMED_BYTES: Final = 4 << 30
+STREAMED: Final = frozenset({"mbox", "pdf"})
+
+_BY_KIND: Final = {
+    "markdown": "md markdown mdx mkd",
+    "text": "txt text log rst adoc asciidoc org tex srt vtt nfo",
+    "html": "html htm xhtml",
+    "pdf": "pdf",
+    "docx": "docx",
+    "pptx": "pptx",
+    "xlsx": "xlsx xlsm",
+    "epub": "epub",
+    "csv": "csv tsv",
+    "eml": "eml",
+    "mbox": "mbox",
+    "picture": "png jpg jpeg tif tiff bmp webp",
+    "code": (
+        "py pyi js mjs cjs jsx ts tsx java kt kts scala go rs c h cc cpp cxx hpp hh cs swift m mm rb php pl pm lua "
+        "r jl sh bash zsh fish ps1 bat cmd sql graphql proto toml yaml yml json jsonl ini cfg conf properties xml "
+        "xsd css scss less vue svelte dart ex exs erl hs ml mli clj cljs el lisp vim cmake gradle tf nix zig diff "
+        "patch"
+    ),
+}
+KINDS: Final = {f".{suffix}": kind for kind, suffixes in _BY_KIND.items() for suffix in suffixes.split()}
+_NAMES: Final = {
+    "readme": "text", "license": "text", "copying": "text", "changelog": "text", "authors": "text",
+    "notice": "text",
+    "makefile": "code", "dockerfile": "code", "jenkinsfile": "code", "rakefile": "code", "gemfile": "code",
+}  # fmt: skip
+# What programs leave behind; a collection of a project does not want it.
+SKIPPED_FOLDERS: Final = frozenset({
+    "node_modules", "__pycache__", "site-packages", "venv", "target", "dist", "build", "bower_components",
+})  # fmt: skip
+
+
+def kind_of(name: str, *, pictures: bool = False) -> str | None:
+    """How a file of that name is read; None: not at all. Pictures are read only where their text can be."""
+    path = PurePath(name)
+    suffix = path.suffix.lower()
+    kind = KINDS.get(suffix) if suffix else _NAMES.get(path.name.lower())
+    return None if kind == "picture" and not pictures else kind
+
+
+def size_limit(kind: str) -> int:
+    """Bytes from which a file of that kind is left out."""
+    return MAX_STREAMED_BYTES if kind in STREAMED else MAX_FILE_BYTES

@@ -1,0 +1,65 @@
+"""The parent's side of reading documents: a child that may die, and what is told of a page that killed it."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from engine.chat.bounded_child import BoundedChild, ChildFailed
+from engine.documents.types import PageRead, ReadAnswer, ReadRequest
+
+# One answer takes about 4 s; a page of OCR on a slow machine some 20.
+PAGE_LIMIT_S: Final = 60.0
+MEMORY_BYTES: Final = 3 << 29
+_decode = msgspec.msgpack.Decoder(ReadAnswer).decode
+
+
+class Reader:
+    """Reads documents in a child of its own, one at a time. `close` ends the child; the next read starts one."""
+
+    def __init__(self, *, ocr: bool = False) -> None:
+        self._ocr = ocr
+        self._child = BoundedChild(
+            "engine.documents.reader_child", timeout_s=PAGE_LIMIT_S, memory_bytes=MEMORY_BYTES, background=True
+        )
+        self._lock = threading.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id."""
+        return self._child.pid
+
+    def read(self, path: Path, kind: str, first: int = 1) -> Iterator[ReadAnswer]:
+        """Answers until one is `done`. A page that ends or stalls the child is a problem of that page."""
+        while True:
+            request = ReadRequest(str(path), kind, first, ocr=self._ocr)
+            try:
+                answer = self._ask(request)
+            except ChildFailed:
+                answer = self._carefully(request)
+            yield answer
+            if answer.done:
+                return
+            first = answer.pages[-1].number + 1
+
+    def _carefully(self, request: ReadRequest) -> ReadAnswer:
+        """One page at a time, to know which one it was."""
+        try:
+            return self._ask(msgspec.structs.replace(request, limit=1))
+        except ChildFailed as error:
+            why = f"reading it took longer than {PAGE_LIMIT_S:.0f} s" if error.timed_out else ""
+            why = why or ("reading it needs too much memory" if error.out_of_memory else "")
+            why = why or f"its parser ended with code {error.exit_code}"
+            if request.kind not in ("pdf", "mbox"):
+                return ReadAnswer(problem=why)
+            return ReadAnswer((PageRead(request.first, f"page {request.first}", (), why),), done=False)
+
+    def _ask(self, request: ReadRequest) -> ReadAnswer:
+        with self._lock:
+            return _decode(self._child.ask_blocking(msgspec.msgpack.encode(request)))
+
+    def close(self) -> None:
+        """End the child."""
+        self._child.close()

@@ -1,0 +1,282 @@
+"""All collections of this user: what they are, their indexes, and the threads that keep them up to date."""
+
+import contextlib
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from filelock import FileLock, Timeout
+
+from engine.documents import indexing
+from engine.documents.definitions import Definition, Definitions
+from engine.documents.errors import CollectionUnusable
+from engine.documents.follow import Follower
+from engine.documents.indexing import Progress
+from engine.documents.reading import Reader
+from engine.documents.store import Store
+from engine.documents.vectors import Vectors, packed
+from engine.documents.walk import files_of, is_below, is_wanted
+from engine.paths import Paths
+
+log = logging.getLogger(__name__)
+
+# Where the system cannot tell of changes, and for sources that come and go with a drive.
+LOOK_AGAIN_S: Final = 60.0
+# Passages embedded at once: some seconds of work at most, lost when a chat begins meanwhile.
+EMBED_BATCH: Final = 24
+_IDLE_S: Final = 1.0
+# Vectors of a collection that nobody asks leave memory after this.
+_VECTORS_KEPT_S: Final = 600.0
+NONE: Final = "none"
+
+
+class NotNow(Exception):
+    """Vectors cannot be made at the moment; the message says why, empty where somebody else is simply first."""
+
+
+class Embedding(Protocol):
+    """Makes vectors beside other work. Called from threads."""
+
+    def model(self, wanted: str) -> str | None:
+        """The id of the embedding model in use, `wanted` or one that is there; None: there is none."""
+        ...
+
+    def embed(self, model: str, texts: Sequence[str]) -> Sequence[Any]:
+        """A vector for each text. Raises: NotNow."""
+        ...
+
+
+class Live:
+    """One collection with its index open. Others may read the index while this process keeps it up to date."""
+
+    def __init__(self, definition: Definition, folder: Path) -> None:
+        self.definition = definition
+        self.folder = folder
+        self.store = Store(folder / "index.db")
+        self.vectors = Vectors(self.store)
+        self.progress = Progress()
+        self.reading = False
+        self.embedding_problem = ""
+        self.checked_at = 0.0
+        self.asked_at = 0.0
+        self.embedded_to = 0
+        self._lock = FileLock(str(folder / "writer.lock"), thread_local=False)
+
+    def owned(self) -> bool:
+        """This process keeps the index up to date, and no other."""
+        if self._lock.is_locked:
+            return True
+        with contextlib.suppress(Timeout, OSError):
+            self._lock.acquire(timeout=0)
+        return bool(self._lock.is_locked)
+
+    def close(self) -> None:
+        """Close the index."""
+        self.store.close()
+        self._lock.release()
+
+
+class Collections:
+    """The door to all collections. Threads start with the first collection. Safe from any thread."""
+
+    def __init__(self, paths: Paths, embedding: Embedding | None = None) -> None:
+        self.definitions = Definitions(paths.config / "collections.json")
+        self.folder = paths.state / "collections"
+        self.embedding = embedding
+        self._live: dict[str, Live] = {}
+        self._lock = threading.RLock()
+        self._wake = threading.Condition()
+        self._dirty: set[str] = set()
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._readers = {False: Reader(), True: Reader(ocr=True)}
+        self._quick = {False: Reader(), True: Reader(ocr=True)}
+        self.follower = Follower(self._changed)
+
+    # ------------------------------------------------------------------ collections
+
+    def start(self) -> None:
+        """Bring every collection up to date, and keep it so."""
+        if self.definitions.all():
+            self._begin()
+
+    def live(self, key: str) -> Live:
+        """An open collection. Raises: NoCollection, CollectionUnusable."""
+        definition = self.definitions.get(key)
+        with self._lock:
+            found = self._live.get(definition.id)
+            if found is None:
+                found = self._live[definition.id] = Live(definition, self.folder / definition.id)
+            found.definition = definition
+            return found
+
+    def all(self) -> list[Live]:
+        """Every collection that can be opened."""
+        found = []
+        for definition in self.definitions.all():
+            with contextlib.suppress(CollectionUnusable):
+                found.append(self.live(definition.id))
+        return found
+
+    def add(self, name: str, prefix: str = "col", **fields: object) -> Live:
+        """A new collection; its files are read at once. Raises: InputFault."""
+        made = self.definitions.add(name, prefix, **fields)
+        self._begin()
+        self.refresh(made.id)
+        return self.live(made.id)
+
+    def change(self, key: str, change: Callable[[Definition], Definition]) -> Live:
+        """Change what a collection is. Raises: NoCollection."""
+        made = self.definitions.change(key, change)
+        self.refresh(made.id)
+        return self.live(made.id)
+
+    def remove(self, key: str) -> Definition:
+        """Forget a collection and its index. The files stay. Raises: NoCollection."""
+        gone = self.definitions.remove(key)
+        with self._lock:
+            live = self._live.pop(gone.id, None)
+        if live is not None:
+            with live.store.lock:
+                live.close()
+        shutil.rmtree(self.folder / gone.id, ignore_errors=True)
+        self._follow()
+        return gone
+
+    def refresh(self, key: str) -> None:
+        """Look at a collection's files now."""
+        definition = self.definitions.get(key)
+        self._begin()
+        with self._wake:
+            self._dirty.add(definition.id)
+            self._wake.notify_all()
+
+    def close(self) -> None:
+        """Stop all work; what was read is kept."""
+        self._stop.set()
+        with self._wake:
+            self._wake.notify_all()
+        self.follower.stop()
+        for thread in self._threads:
+            thread.join()
+        for reader in (*self._readers.values(), *self._quick.values()):
+            reader.close()
+        with self._lock:
+            for live in self._live.values():
+                live.close()
+            self._live.clear()
+
+    # ------------------------------------------------------------------ work
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._threads or self._stop.is_set():
+                return
+            for work in (self._read_forever, self._embed_forever):
+                thread = threading.Thread(target=work, name=f"documents{work.__name__}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _follow(self) -> None:
+        sources = [s for d in self.definitions.all() if d.follow for s in d.sources]
+        self.follower.follow(sources)
+
+    def _read_forever(self) -> None:
+        while not self._stop.is_set():
+            self._follow()
+            for live in self.all():
+                if self._stop.is_set():
+                    break
+                with self._wake:
+                    wanted = live.definition.id in self._dirty
+                    self._dirty.discard(live.definition.id)
+                due = live.definition.follow and time.monotonic() - live.checked_at > self._look_again_s()
+                if (wanted or due or not live.checked_at) and live.owned():
+                    self._guarded(live)
+                if time.monotonic() - live.asked_at > _VECTORS_KEPT_S:
+                    live.vectors.release()
+            with self._wake:
+                if not self._dirty and not self._stop.is_set():
+                    self._wake.wait(_IDLE_S)
+
+    def _look_again_s(self) -> float:
+        return LOOK_AGAIN_S if self.follower.problem else 10 * LOOK_AGAIN_S
+
+    def _guarded(self, live: Live) -> None:
+        """One pass over a collection's files; a fault of one collection is no fault of the others."""
+        live.reading = True
+        try:
+            files = files_of(live.definition.sources, pictures=live.definition.ocr)
+            reader = self._readers[live.definition.ocr]
+            indexing.update(live.store, files, reader, live.progress, self._interrupted(live))
+        except Exception:
+            if not self._gone(live):
+                log.exception("a collection could not be brought up to date")
+        finally:
+            live.reading = False
+            live.checked_at = time.monotonic()
+
+    def _interrupted(self, live: Live) -> Callable[[], bool]:
+        return lambda: self._stop.is_set() or self._gone(live)
+
+    def _gone(self, live: Live) -> bool:
+        return self._live.get(live.definition.id) is not live
+
+    def _changed(self, paths: set[str]) -> None:
+        """Files changed on disk: they are read now, before whatever else is being read."""
+        for live in self.all():
+            definition = live.definition
+            mine = [p for p in paths if any(is_below(p, s) for s in definition.sources)]
+            if not definition.follow or not mine or not live.owned():
+                continue
+            if any(not Path(p).is_file() and not live.store.document(p) for p in mine) or len(mine) > 200:  # noqa: PLR2004 - a folder came or went, or a whole tree
+                self.refresh(definition.id)
+                continue
+            wanted = [p for p in mine if any(is_below(p, s) and is_wanted(p, s) for s in definition.sources)]
+            found = {f.path: f for f in files_of(wanted, pictures=definition.ocr)}
+            for path in mine:
+                file = found.get(path)
+                if file is None:
+                    live.store.remove([path])
+                else:
+                    indexing.read_file(live.store, file, self._quick[definition.ocr], self._interrupted(live))
+
+    def _embed_forever(self) -> None:
+        while not self._stop.is_set():
+            worked = False
+            for live in self.all():
+                if self._stop.is_set():
+                    return
+                try:
+                    worked = self._embed_some(live) or worked
+                except NotNow as error:
+                    live.embedding_problem = str(error)
+                except Exception:
+                    if not self._gone(live):
+                        log.exception("passages could not be embedded")
+            if not worked:
+                self._stop.wait(_IDLE_S / 4)
+
+    def _embed_some(self, live: Live) -> bool:
+        definition = live.definition
+        if self.embedding is None or definition.embedding_model == NONE or not live.owned():
+            return False
+        missing = live.store.without_vector(live.embedded_to, EMBED_BATCH)
+        if not missing:
+            return False
+        model = self.embedding.model(definition.embedding_model)
+        if model is None:
+            raise NotNow("there is no embedding model here, so passages are found by their words only")
+        if live.store.use_model(model):
+            live.embedded_to = 0
+            return True
+        made = self.embedding.embed(model, [text for _, text in missing])
+        rows = [(chunk_id, packed(v)) for (chunk_id, _), v in zip(missing, made, strict=True)]
+        live.store.add_vectors(model, rows)
+        live.embedded_to = missing[-1][0]
+        live.embedding_problem = ""
+        return True

@@ -1,0 +1,144 @@
+"""Finding passages: by words (BM25) and by meaning (vectors), fused by rank, reranked where a reranker is there."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from engine.documents.store import ChunkRow, Store
+from engine.documents.vectors import Vectors
+
+Ways = Literal["both", "words", "meaning"]
+# Candidates of each way. Measured: docs/log.md, "Documents".
+CANDIDATES: Final = 60
+# Source: Cormack, Clarke, Buettcher 2009, "Reciprocal Rank Fusion outperforms Condorcet".
+_RANK_OFFSET: Final = 60
+_MAX_TERMS: Final = 16
+# A word in more than this share of all passages tells nothing and costs the most to rank.
+_COMMON_SHARE: Final = 0.12
+# Weights of the columns for bm25: title, heading, body.
+_WEIGHTS: Final = "1.5, 2.0, 1.0"
+
+
+class Hit(msgspec.Struct, kw_only=True):
+    """A passage that was found. Ranks count from 1; None: this way did not find it.
+
+    `score` orders hits of one question and says nothing across questions.
+    """
+
+    chunk: ChunkRow
+    score: float
+    words_rank: int | None = None
+    meaning_rank: int | None = None
+    cosine: float | None = None
+    relevance: float | None = None
+
+
+def by_words(store: Store, question: str, limit: int = CANDIDATES) -> list[int]:
+    """Ids of the passages that hold the question's telling words, best first."""
+    with store.lock:
+        terms = _terms(store, question)
+        if not terms:
+            return []
+        match = " OR ".join('"' + term.replace('"', '""') + '"' for term in terms)
+        rows = store.connection.execute(
+            f"SELECT rowid FROM full_text WHERE full_text MATCH ? ORDER BY bm25(full_text, {_WEIGHTS}) LIMIT ?",  # noqa: S608  # fixed weights
+            (match, limit),
+        )
+        return [rowid for (rowid,) in rows]
+
+
+def _terms(store: Store, question: str) -> list[str]:
+    """The telling words, rarest first; common ones only where there are no others."""
+    words = store.stemmer.telling(question)
+    total = max(store.connection.execute("SELECT count(*) FROM chunk").get, 1)
+    counts = document_counts(store, words.values())
+    rows = [(counts[stem], word) for word, stem in words.items() if counts[stem]]
+    rows.sort()
+    rare = [word for count, word in rows if count / total <= _COMMON_SHARE or count < 50]  # noqa: PLR2004 - tiny collections
+    return (rare or [word for _, word in rows[:3]])[:_MAX_TERMS]
+
+
+def document_counts(store: Store, stems: Any) -> dict[str, int]:
+    """How many passages hold each stem. Under the store's lock."""
+    ask = store.connection.execute
+    return {s: int(ask("SELECT coalesce(sum(doc), 0) FROM term WHERE term=?", (s,)).get) for s in stems}
+
+
+def find(
+    store: Store, vectors: Vectors, question: str, vector: Any | None, ways: Ways = "both", limit: int = 8
+) -> list[Hit]:
+    """The best passages. `vector` is the question's unit vector; without one only words are looked for."""
+    words = by_words(store, question) if ways != "meaning" or vector is None else []
+    meaning = vectors.nearest(vector, CANDIDATES) if ways != "words" and vector is not None else []
+    return fused(store, words, meaning, limit)
+
+
+def fused(store: Store, words: Sequence[int], meaning: Sequence[tuple[int, float]], limit: int) -> list[Hit]:
+    """Both lists as one, by the sum of 1 / (60 + rank)."""
+    scores: dict[int, float] = {}
+    for rank, chunk_id in enumerate(words, 1):
+        scores[chunk_id] = scores.get(chunk_id, 0.0) + 1 / (_RANK_OFFSET + rank)
+    for rank, (chunk_id, _) in enumerate(meaning, 1):
+        scores[chunk_id] = scores.get(chunk_id, 0.0) + 1 / (_RANK_OFFSET + rank)
+    best = sorted(scores, key=lambda chunk_id: (-scores[chunk_id], chunk_id))[: 2 * limit]
+    rows = store.chunks(best)
+    word_ranks = {chunk_id: rank for rank, chunk_id in enumerate(words, 1)}
+    meaning_ranks = {chunk_id: rank for rank, (chunk_id, _) in enumerate(meaning, 1)}
+    cosines = dict(meaning)
+    hits = [
+        Hit(
+            chunk=rows[chunk_id],
+            score=scores[chunk_id],
+            words_rank=word_ranks.get(chunk_id),
+            meaning_rank=meaning_ranks.get(chunk_id),
+            cosine=cosines.get(chunk_id),
+        )
+        for chunk_id in best
+        if chunk_id in rows
+    ]
+    return hits[:limit]
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What speaks for the answer being in the collection. Both 0 to 1.
+
+    `coverage`: the share of the question's telling words that one of the best passages holds, rare words counting
+    more. `cosine`: of the nearest passage; None where no embedding model looked.
+    """
+
+    coverage: float
+    cosine: float | None
+    found: bool
+
+
+# Weights of a logistic regression on questions that are not in the benchmark. Measured: docs/log.md, "Documents".
+_BIAS, _BY_COVERAGE, _BY_COSINE = -3.6, 3.2, 4.4
+# Small collections say little about how rare a word is: as if there were so many passages more.
+_UNSEEN: Final = 500
+_WORDS_ALONE: Final = 0.6
+_LOOKED_AT: Final = 5
+
+
+def evidence(store: Store, question: str, hits: Sequence[Hit]) -> Evidence:
+    """Whether the passages bear on the question at all; a guess, right as often as the log says."""
+    with store.lock:
+        words = store.stemmer.telling(question)
+        total = max(int(store.connection.execute("SELECT count(*) FROM chunk").get), 1)
+        counts = document_counts(store, set(words.values()))
+        weights = {stem: math.log(1 + (total + _UNSEEN) / (count + 5)) for stem, count in counts.items()}
+        whole = sum(weights.values()) or 1.0
+        best = 0.0
+        for hit in hits[:_LOOKED_AT]:
+            held = set(store.stemmer.stems(f"{hit.chunk.title} {hit.chunk.heading} {hit.chunk.text}"))
+            best = max(best, sum(weight for stem, weight in weights.items() if stem in held) / whole)
+    cosines = [hit.cosine for hit in hits if hit.cosine is not None]
+    cosine = max(cosines) if cosines else None
+    if not hits:
+        found = False
+    elif cosine is None:
+        found = best >= _WORDS_ALONE
+    else:
+        found = _BIAS + _BY_COVERAGE * best + _BY_COSINE * cosine > 0
+    return Evidence(coverage=round(best, 4), cosine=None if cosine is None else round(cosine, 4), found=found)

@@ -1,0 +1,385 @@
+"""The index of one collection on disk: documents, pages, passages, full text and vectors.
+
+Made from the files; losing it costs the time to read them again. Every change is one transaction, so that a process
+that is killed leaves an index of whole pages.
+"""
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import apsw
+import msgspec
+
+from engine.documents.errors import CollectionUnusable
+from engine.documents.types import PageRead
+from engine.documents.words import TOKENIZER, Stemmer
+
+_VERSION: Final = 1
+_SCHEMA: Final = f"""
+CREATE TABLE document(id INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT NOT NULL UNIQUE, kind TEXT NOT NULL,
+  size_bytes INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, title TEXT NOT NULL DEFAULT '', state TEXT NOT NULL,
+  num_pages INTEGER NOT NULL DEFAULT 0, next_page INTEGER NOT NULL DEFAULT 1, num_chars INTEGER NOT NULL DEFAULT 0,
+  problem TEXT NOT NULL DEFAULT '', read_at REAL NOT NULL DEFAULT 0, version INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE page(document_id INTEGER NOT NULL REFERENCES document(id) ON DELETE CASCADE, number INTEGER NOT NULL,
+  label TEXT NOT NULL, problem TEXT NOT NULL, PRIMARY KEY(document_id, number)) WITHOUT ROWID;
+CREATE INDEX page_problem ON page(document_id) WHERE problem <> '';
+CREATE TABLE chunk(id INTEGER PRIMARY KEY AUTOINCREMENT, document_id INTEGER NOT NULL
+  REFERENCES document(id) ON DELETE CASCADE, page INTEGER NOT NULL, heading TEXT NOT NULL, kind TEXT NOT NULL,
+  text TEXT NOT NULL, line INTEGER NOT NULL);
+CREATE INDEX chunk_page ON chunk(document_id, page);
+CREATE VIRTUAL TABLE full_text USING fts5(title, heading, body, content='', contentless_delete=1,
+  tokenize="{" ".join(TOKENIZER)}");
+CREATE VIRTUAL TABLE term USING fts5vocab(full_text, row);
+CREATE TABLE vector(id INTEGER PRIMARY KEY AUTOINCREMENT, chunk_id INTEGER NOT NULL UNIQUE
+  REFERENCES chunk(id) ON DELETE CASCADE, vector BLOB NOT NULL);
+CREATE TABLE fact(name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+"""
+READING, READY, FAILED = "reading", "ready", "failed"
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """The right to add pages to a document from page `first` on; void once somebody else begins it."""
+
+    document_id: int
+    version: int
+    first: int
+
+
+class DocumentRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One document as far as it was read. `state`: reading (not all yet), ready, failed (`problem` says why)."""
+
+    id: int
+    path: str
+    kind: str
+    size_bytes: int
+    mtime_ns: int
+    title: str
+    state: str
+    num_pages: int
+    next_page: int
+    num_chars: int
+    problem: str
+    read_at: float
+    unread_pages: int = 0
+
+
+class ChunkRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A passage and where it is."""
+
+    id: int
+    document_id: int
+    path: str
+    title: str
+    page: int
+    label: str
+    heading: str
+    kind: str
+    text: str
+    line: int
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a collection holds; `embedded` passages have a vector, `unread_pages` could not be read."""
+
+    documents: int = 0
+    failed: int = 0
+    pages: int = 0
+    unread_pages: int = 0
+    chunks: int = 0
+    embedded: int = 0
+    chars: int = 0
+
+
+_DOCUMENT: Final = (
+    "SELECT id, path, kind, size_bytes, mtime_ns, title, state, num_pages, next_page, num_chars, problem, read_at,"
+    " (SELECT count(*) FROM page WHERE document_id=document.id AND problem <> '') FROM document"
+)
+_CHUNK: Final = (
+    "SELECT chunk.id, chunk.document_id, path, title, page, label, heading, chunk.kind, text, line FROM chunk"
+    " JOIN document ON document.id=chunk.document_id JOIN page ON page.document_id=document.id"
+    " AND page.number=chunk.page"
+)
+
+
+class Store:
+    """Typed access to the tables. One connection under one lock; safe from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock = threading.RLock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._db = self._open()
+            self.stemmer = Stemmer(self._db)
+        except (OSError, apsw.Error) as error:
+            raise CollectionUnusable(path, str(error)) from error
+
+    def _open(self) -> apsw.Connection:
+        try:
+            db = _connect(self.path)
+            if db.pragma("user_version") == _VERSION:
+                return db
+            db.close()
+        except (apsw.CorruptError, apsw.NotADBError):
+            pass  # it is made of the files again
+        for suffix in ("", "-wal", "-shm"):
+            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+        db = _connect(self.path)
+        with db:
+            db.execute(_SCHEMA)
+            db.pragma("user_version", _VERSION)
+        return db
+
+    @property
+    def connection(self) -> apsw.Connection:
+        """For questions that others ask; under `lock`."""
+        return self._db
+
+    # ------------------------------------------------------------------ writing
+
+    def begin(self, path: str, kind: str, size_bytes: int, mtime_ns: int, title: str) -> "Ticket":
+        """A document that is read now for the first time or again; what was known of it stays until `add_pages`."""
+        with self.lock, self._db:
+            self._db.execute(
+                "INSERT INTO document(path, kind, size_bytes, mtime_ns, title, state, next_page)"
+                " VALUES(?,?,?,?,?,?,0)"
+                " ON CONFLICT(path) DO UPDATE SET kind=excluded.kind, size_bytes=excluded.size_bytes,"
+                " mtime_ns=excluded.mtime_ns, title=excluded.title, state=excluded.state, next_page=0, problem='',"
+                " version=version+1",
+                (path, kind, size_bytes, mtime_ns, title, READING),
+            )
+        return self._ticket(path)
+
+    def resume(self, path: str) -> "Ticket":
+        """Go on with a document that was begun; raised version: whoever began it may not go on."""
+        with self.lock, self._db:
+            self._db.execute("UPDATE document SET version=version+1 WHERE path=?", (path,))
+        return self._ticket(path)
+
+    def _ticket(self, path: str) -> "Ticket":
+        with self.lock:
+            row = self._db.execute("SELECT id, version, max(next_page, 1) FROM document WHERE path=?", (path,)).get
+        return Ticket(*row)
+
+    def add_pages(self, ticket: "Ticket", pages: Sequence[PageRead], *, done: bool, problem: str = "") -> bool:
+        """Store pages of a document in one transaction; the first ones replace what was known of it.
+
+        Returns False, and stores nothing, where somebody else reads the document anew, or it was removed.
+        """
+        document_id = ticket.document_id
+        with self.lock, self._db:
+            found = self._db.execute(
+                "SELECT title, next_page FROM document WHERE id=? AND version=?", (document_id, ticket.version)
+            ).get
+            if found is None:
+                return False
+            title, next_page = found
+            kept = self._clear(document_id) if next_page == 0 else {}
+            for page in pages:
+                self._add_page(document_id, title, page, kept)
+            state = FAILED if problem and not pages and next_page <= 1 else READY if done else READING
+            last = pages[-1].number if pages else max(next_page - 1, 0)
+            self._db.execute(
+                "UPDATE document SET state=?, problem=?, next_page=?, num_pages=?, read_at=?, num_chars=num_chars+?"
+                " WHERE id=?",
+                (
+                    state,
+                    problem,
+                    last + 1,
+                    last,
+                    time.time(),
+                    sum(len(chunk.text) for page in pages for chunk in page.chunks),
+                    document_id,
+                ),
+            )
+        return True
+
+    def _add_page(self, document_id: int, title: str, page: PageRead, kept: dict[bytes, bytes]) -> None:
+        execute = self._db.execute
+        execute("INSERT OR REPLACE INTO page VALUES(?,?,?,?)", (document_id, page.number, page.label, page.problem))
+        for chunk in page.chunks:
+            execute(
+                "INSERT INTO chunk(document_id, page, heading, kind, text, line) VALUES(?,?,?,?,?,?)",
+                (document_id, page.number, chunk.heading, chunk.kind, chunk.text, chunk.line),
+            )
+            chunk_id = self._db.last_insert_rowid()
+            execute(
+                "INSERT INTO full_text(rowid, title, heading, body) VALUES(?,?,?,?)",
+                (chunk_id, title, chunk.heading, chunk.text),
+            )
+            vector = kept.get(_digest(chunk.heading, chunk.text)) if kept else None
+            if vector is not None:
+                execute("INSERT INTO vector(chunk_id, vector) VALUES(?,?)", (chunk_id, vector))
+
+    def _clear(self, document_id: int) -> dict[bytes, bytes]:
+        """Forget the passages of a document; returns its vectors by what they were made of."""
+        kept = {
+            _digest(heading, text): vector
+            for heading, text, vector in self._db.execute(
+                "SELECT heading, text, vector FROM chunk JOIN vector ON chunk_id=chunk.id WHERE document_id=?",
+                (document_id,),
+            )
+        }
+        self._db.execute(
+            "DELETE FROM full_text WHERE rowid IN (SELECT id FROM chunk WHERE document_id=?)", (document_id,)
+        )
+        self._db.execute("DELETE FROM chunk WHERE document_id=?", (document_id,))
+        self._db.execute("DELETE FROM page WHERE document_id=?", (document_id,))
+        self._db.execute("UPDATE document SET num_chars=0 WHERE id=?", (document_id,))
+        return kept
+
+    def remove(self, paths: Iterable[str]) -> None:
+        """Forget documents, each in a transaction of its own."""
+        for path in paths:
+            with self.lock, self._db:
+                found = self._db.execute("SELECT id FROM document WHERE path=?", (path,)).get
+                if found is not None:
+                    self._clear(found)
+                    self._db.execute("DELETE FROM document WHERE id=?", (found,))
+
+    def add_vectors(self, model: str, vectors: Sequence[tuple[int, bytes]]) -> None:
+        """Store vectors of passages, made by `model`; passages that went meanwhile are left out."""
+        with self.lock, self._db:
+            if self.fact("embedding_model") != model:
+                return
+            self._db.executemany(
+                "INSERT OR REPLACE INTO vector(chunk_id, vector)"
+                " SELECT ?1, ?2 WHERE EXISTS (SELECT 1 FROM chunk WHERE id=?1)",
+                vectors,
+            )
+
+    def use_model(self, model: str) -> bool:
+        """Vectors are made by this model from now on; True where it is another one, and the old ones are gone."""
+        with self.lock, self._db:
+            if self.fact("embedding_model") == model:
+                return False
+            self._db.execute("DELETE FROM vector")
+            self._db.execute("INSERT OR REPLACE INTO fact VALUES('embedding_model', ?)", (model,))
+        return True
+
+    # ------------------------------------------------------------------ asking
+
+    def fact(self, name: str) -> str:
+        """A fact about the index; empty where there is none."""
+        with self.lock:
+            return str(self._db.execute("SELECT value FROM fact WHERE name=?", (name,)).get or "")
+
+    def known(self) -> dict[str, tuple[int, int, str]]:
+        """Path to (size in bytes, mtime_ns, state) of every document."""
+        with self.lock:
+            rows = self._db.execute("SELECT path, size_bytes, mtime_ns, state FROM document")
+            return {path: (size, mtime, state) for path, size, mtime, state in rows}
+
+    def document(self, key: int | str) -> DocumentRow | None:
+        """A document by its id or path."""
+        column = "id" if isinstance(key, int) else "path"
+        with self.lock:
+            row = next(iter(self._db.execute(f"{_DOCUMENT} WHERE {column}=?", (key,))), None)
+        return _document(row) if row else None
+
+    def documents(self, after: str = "", limit: int = 100, *, problems: bool = False) -> list[DocumentRow]:
+        """Documents in the order of their paths; with `problems` only those that were not read as a whole."""
+        only = (
+            " AND (problem <> '' OR EXISTS (SELECT 1 FROM page WHERE document_id=document.id AND problem <> ''))"
+            if problems
+            else ""
+        )
+        with self.lock:
+            rows = self._db.execute(f"{_DOCUMENT} WHERE path > ?{only} ORDER BY path LIMIT ?", (after, limit))
+            return [_document(row) for row in rows]
+
+    def pages(self, document_id: int) -> list[tuple[int, str, str]]:
+        """Number, label and problem of each page."""
+        with self.lock:
+            rows = self._db.execute(
+                "SELECT number, label, problem FROM page WHERE document_id=? ORDER BY number", (document_id,)
+            )
+            return list(rows)
+
+    def chunks_of(self, document_id: int, page: int | None = None) -> list[ChunkRow]:
+        """The passages of a document, or of one page, in order: together they are its text."""
+        only, values = ("", (document_id,)) if page is None else (" AND chunk.page=?", (document_id, page))
+        with self.lock:
+            rows = self._db.execute(f"{_CHUNK} WHERE chunk.document_id=?{only} ORDER BY chunk.id", values)
+            return [_chunk(row) for row in rows]
+
+    def chunks(self, ids: Sequence[int]) -> dict[int, ChunkRow]:
+        """Passages by id; those that went are left out."""
+        with self.lock:
+            marks = ",".join("?" * len(ids))
+            rows = self._db.execute(f"{_CHUNK} WHERE chunk.id IN ({marks})", tuple(ids))
+            return {row[0]: _chunk(row) for row in rows}
+
+    def without_vector(self, after: int, limit: int) -> list[tuple[int, str]]:
+        """Passages behind `after` without a vector: id and the text to embed, under its title and headings."""
+        with self.lock:
+            rows = self._db.execute(
+                "SELECT chunk.id, title, heading, text FROM chunk JOIN document ON document.id=document_id"
+                " WHERE chunk.id > ? AND NOT EXISTS (SELECT 1 FROM vector WHERE chunk_id=chunk.id)"
+                " ORDER BY chunk.id LIMIT ?",
+                (after, limit),
+            )
+            return [(chunk_id, embedded_text(title, heading, text)) for chunk_id, title, heading, text in rows]
+
+    def counts(self) -> Counts:
+        """How much there is."""
+        with self.lock:
+            documents, failed, pages, chars = self._db.execute(
+                "SELECT count(*), coalesce(sum(state='failed'),0), coalesce(sum(num_pages),0),"
+                " coalesce(sum(num_chars),0) FROM document"
+            ).get
+            unread = self._db.execute("SELECT count(*) FROM page WHERE problem <> ''").get
+            chunks = self._db.execute("SELECT count(*) FROM chunk").get
+            embedded = self._db.execute("SELECT count(*) FROM vector").get
+        return Counts(
+            documents=documents,
+            failed=failed,
+            pages=pages,
+            unread_pages=unread,
+            chunks=chunks,
+            embedded=embedded,
+            chars=chars,
+        )
+
+    def size_bytes(self) -> int:
+        """Bytes of the index on disk."""
+        total = 0
+        for suffix in ("", "-wal", "-shm"):
+            path = self.path.with_name(self.path.name + suffix)
+            total += path.stat().st_size if path.exists() else 0
+        return total
+
+    def close(self) -> None:
+        """Close the database."""
+        with self.lock:
+            self._db.close()
+
+
+def embedded_text(title: str, heading: str, text: str) -> str:
+    """What is embedded of a passage: its place says half of what it is about."""
+    place = " » ".join(part for part in (title, heading) if part)
+    return f"{place}\n{text}" if place else text
+
+
+def _digest(heading: str, text: str) -> bytes:
+    return hashlib.blake2b(f"{heading}\0{text}".encode("utf-8", "replace"), digest_size=16).digest()
+
+
+def _document(row: tuple[object, ...]) -> DocumentRow:
+    return msgspec.convert(dict(zip(DocumentRow.__struct_fields__, row, strict=True)), DocumentRow)
+
+
+def _chunk(row: tuple[object, ...]) -> ChunkRow:
+    return msgspec.convert(dict(zip(ChunkRow.__struct_fields__, row, strict=True)), ChunkRow)
+
+
+def _connect(path: Path) -> apsw.Connection:
+    db = apsw.Connection(str(path))
+    db.set_busy_timeout(10_000)
+    db.execute("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA foreign_keys=ON;")
+    db.execute("PRAGMA cache_size=-32768; PRAGMA temp_store=MEMORY; PRAGMA journal_size_limit=33554432;")
+    return db

@@ -1,0 +1,75 @@
+"""What a document is made of, and what the child that reads documents answers."""
+
+from typing import Final, Literal
+
+import msgspec
+
+BlockKind = Literal["heading", "text", "table", "code"]
+# Parts of formats without pages (text, HTML, Word) are about as long as a printed page.
+PART_CHARS: Final = 3000
+
+
+class Block(msgspec.Struct, frozen=True):
+    """A piece of a page that belongs together. A heading has a `level` from 1; `line` counts from 1, 0: not known.
+
+    A table is one row a line, cells parted by " | ", its head first.
+    """
+
+    kind: BlockKind
+    text: str
+    level: int = 0
+    line: int = 0
+
+
+class Page(msgspec.Struct, frozen=True):
+    """One page, slide, sheet, message or part. `problem` says why it could not be read."""
+
+    number: int
+    blocks: tuple[Block, ...] = ()
+    label: str = ""
+    problem: str = ""
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """A passage: text of one page under one heading. `heading` is the path of headings, outermost first."""
+
+    heading: str
+    kind: BlockKind
+    text: str
+    line: int = 0
+
+
+class PageRead(msgspec.Struct, frozen=True):
+    """A page as passages, in order and without gaps."""
+
+    number: int
+    label: str
+    chunks: tuple[Chunk, ...]
+    problem: str = ""
+
+
+class ReadRequest(msgspec.Struct, frozen=True):
+    """Read on from page `first` (from 1), at most `limit` pages. With `ocr` scanned pages are read as pictures."""
+
+    path: str
+    kind: str
+    first: int = 1
+    limit: int = 64
+    ocr: bool = False
+
+
+class ReadAnswer(msgspec.Struct, frozen=True):
+    """Pages as far as they were read. `num_pages` is 0 where the format does not tell it beforehand.
+
+    `problem` says why the document cannot be read at all, or not further.
+    """
+
+    pages: tuple[PageRead, ...] = ()
+    done: bool = True
+    title: str = ""
+    num_pages: int = 0
+    problem: str = ""
+
+
+class Unreadable(Exception):
+    """A file, or one page of it, that cannot be read; the message says why."""

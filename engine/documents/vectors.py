@@ -1,0 +1,97 @@
+"""Vectors of passages: a byte for each number on disk and in memory, compared one by one."""
+
+import threading
+from typing import Any, Final
+
+import numpy as np
+
+from engine.documents.store import Store
+
+# Rows compared at once: their float32 copy is some 25 MB at 384 numbers.
+_BLOCK: Final = 16_384
+# Passages that went leave their rows behind; from this share on all are read anew.
+_STALE: Final = 0.2
+_SCALE: Final = np.dtype("<f4")
+
+
+def packed(vector: Any) -> bytes:
+    """A vector of any length as its scale (float32) and one signed byte a number, scaled to unit length."""
+    unit = np.asarray(vector, np.float32)
+    unit = unit / (np.linalg.norm(unit) or 1.0)
+    scale = float(np.abs(unit).max()) / 127 or 1.0
+    numbers: bytes = np.rint(unit / scale).astype(np.int8).tobytes()
+    return np.array([scale], _SCALE).tobytes() + numbers
+
+
+def unpacked(blob: bytes) -> Any:
+    """The unit vector, float32 of (width,)."""
+    return np.frombuffer(blob[4:], np.int8).astype(np.float32) * np.frombuffer(blob[:4], _SCALE)[0]
+
+
+class Vectors:
+    """The vectors of a collection in memory, read as they come. Safe from any thread."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._drop()
+
+    def _drop(self) -> None:
+        self._last = 0
+        self._model = ""
+        self._count = 0
+        self._ids = np.empty(0, np.int64)
+        self._scales = np.empty(0, np.float32)
+        self._rows: Any = np.empty((0, 0), np.int8)
+
+    def release(self) -> None:
+        """Give the memory back; the next question reads them again."""
+        with self._lock:
+            self._drop()
+
+    def nearest(self, question: Any, limit: int) -> list[tuple[int, float]]:
+        """Ids of the passages nearest to a unit vector, with their cosines, best first."""
+        with self._lock:
+            self._load()
+            if not self._count or self._rows.shape[1] != len(question):
+                return []
+            wanted = np.asarray(question, np.float32)
+            cosines = np.empty(self._count, np.float32)
+            for first in range(0, self._count, _BLOCK):
+                rows = self._rows[first : min(first + _BLOCK, self._count)].astype(np.float32)
+                cosines[first : first + len(rows)] = rows @ wanted
+            cosines *= self._scales[: self._count]
+            most = min(limit, self._count)
+            best = np.argpartition(-cosines, most - 1)[:most]
+            best = best[np.argsort(-cosines[best])]
+            return [(int(self._ids[i]), float(cosines[i])) for i in best]
+
+    def _load(self) -> None:
+        with self._store.lock:
+            db = self._store.connection
+            model = self._store.fact("embedding_model")
+            there = int(db.execute("SELECT count(*) FROM vector").get)
+            if model != self._model or self._count - there > _STALE * max(there, 1000):
+                self._drop()
+                self._model = model
+            rows = list(
+                db.execute("SELECT id, chunk_id, vector FROM vector WHERE id > ? ORDER BY id", (self._last,))
+            )
+        if not rows:
+            return
+        self._last = rows[-1][0]
+        width = len(rows[-1][2]) - _SCALE.itemsize
+        rows = [row for row in rows if len(row[2]) == width + _SCALE.itemsize]
+        needed = self._count + len(rows)
+        if needed > len(self._ids):
+            room = max(needed, int(1.3 * len(self._ids)))
+            self._ids = np.resize(self._ids, room)
+            self._scales = np.resize(self._scales, room)
+            grown = np.empty((room, width), np.int8)
+            grown[: self._count] = self._rows[: self._count] if self._count else grown[:0]
+            self._rows = grown
+        blobs = np.frombuffer(b"".join(row[2] for row in rows), np.uint8).reshape(len(rows), -1)
+        self._ids[self._count : needed] = [row[1] for row in rows]
+        self._scales[self._count : needed] = np.ascontiguousarray(blobs[:, :4]).view(_SCALE)[:, 0]
+        self._rows[self._count : needed] = blobs[:, 4:].view(np.int8)
+        self._count = needed

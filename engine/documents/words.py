@@ -1,0 +1,44 @@
+"""The telling words of a question or a sentence, stemmed as the full text is."""
+
+import re
+from typing import Final
+
+import apsw
+
+TOKENIZER: Final = ("porter", "unicode61", "remove_diacritics", "2")
+WORD: Final = re.compile(r"\w+(?:['\u2019]\w+)?", re.UNICODE)
+# Words that say nothing about what is asked; in the languages of most users' documents.
+_STOP_WORDS: Final = (
+    "a about above after again against all also am an and any are aren't as at be because been before being "
+    "below between both but by can can't cannot could couldn't did didn't do does doesn't doing don't done "
+    "down during each few for from further get gets give given had has have having he her here hers him his "
+    "how i if in into is isn't it its it's itself just let's like make makes many may me might more most much "
+    "must my no nor not now of off on once one only or other our out over own please same say says shall she "
+    "should so some such tell than that that's the their them then there these they this those through to too "
+    "under until up upon us use used uses using very was we were what what's when where which while who whom "
+    "whose why will with would you your yours der die das und oder ein eine einer eines einem einen ist sind "
+    "war waren wie wer wo wann warum welche welcher welches von zu im am den dem des mit für auf aus bei "
+    "nicht auch es er sie wir ich le la les un une des et ou est sont qui que quoi où quand comment pourquoi "
+    "de du dans sur avec pour par ne pas el los las una y o es son quién qué dónde cuándo cómo por para con "
+    "en del al "
+)
+STOP: Final = frozenset(_STOP_WORDS.split())
+
+
+class Stemmer:
+    """Words as FTS5 stores them. Bound to the connection that it asks; used under its lock."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._tokenize = connection.fts5_tokenizer(TOKENIZER[0], list(TOKENIZER[1:]))
+
+    def stems(self, text: str) -> list[str]:
+        """Every word of a text, stemmed, in order."""
+        found = self._tokenize(text.encode("utf-8", "replace"), apsw.FTS5_TOKENIZE_DOCUMENT, None)
+        return [token for entry in found for token in entry[2:]]
+
+    def telling(self, text: str) -> dict[str, str]:
+        """Words of a text that say something, each with its stem, in order; all words where none does."""
+        words = dict.fromkeys(word for word in WORD.findall(text) if len(word) > 1 or word.isdecimal())
+        kept = [word for word in words if word.lower() not in STOP] or list(words)
+        stemmed = ((word, self.stems(word)) for word in kept)
+        return {word: stems[0] for word, stems in stemmed if stems}

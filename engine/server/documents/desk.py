@@ -1,0 +1,216 @@
+"""What the routes ask of collections: search by both ways, pages, and what a collection is at the moment."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+
+from engine.api.collections import Collection, PageText, Passage, SearchAnswer, SearchRequest
+from engine.documents.definitions import Definition
+from engine.documents.errors import NoCollection, NoDocument
+from engine.documents.registry import NONE, Collections, Live
+from engine.documents.search import Hit, Ways, evidence, find
+from engine.errors import EngineError, InputFault
+from engine.server.auth import presented_keys
+from engine.server.documents.side_work import SideWork
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from engine.server.state import ServerState
+
+# A reranker reads each candidate with the question: some 10 ms each on a processor of 2020.
+_RERANKED: Final = 20
+# Between the passages of a page's text.
+BREAK: Final = "\n\n"
+
+
+class Desk:
+    """One per server, opened when the first collection is asked for. All methods from the event loop."""
+
+    def __init__(self, state: "ServerState", loop: asyncio.AbstractEventLoop) -> None:
+        self._state = state
+        self.side_work = SideWork(state, loop)
+        self.collections = Collections(state.paths, self.side_work)
+
+    def start(self) -> None:
+        """Bring all collections up to date and keep them so."""
+        self.collections.start()
+
+    def close(self) -> None:
+        """Stop all work on collections. Blocks until the threads have ended."""
+        self.side_work.close()
+        self.collections.close()
+
+    # ------------------------------------------------------------------ who may
+
+    def allowed(self, request: "Request", key: str) -> Live:
+        """A collection that the sender of a request may ask. Raises: NoCollection, also for those of others."""
+        live = self.collections.live(key)
+        if not live.definition.open and not self.is_own(request):
+            raise NoCollection(key)
+        return live
+
+    def is_own(self, request: "Request") -> bool:
+        """The request carries the management token, or a key that manages."""
+        headers = {k.lower(): v for k, v in request.headers.items()}
+        return self._state.access.may_manage(presented_keys(headers))
+
+    # ------------------------------------------------------------------ searching
+
+    async def search(self, live: Live, wanted: SearchRequest) -> SearchAnswer:
+        """The best passages for a question."""
+        began = time.monotonic()
+        live.asked_at = began
+        notes: list[str] = []
+        vector = await self.question_vector(live, wanted.query, notes) if wanted.ways != "words" else None
+        if wanted.ways == "meaning" and vector is None:
+            raise InputFault(f"ways: {notes[0]}", "ways")
+        reranker = await self._reranker(live.definition)
+        limit = max(wanted.limit, _RERANKED) if reranker else wanted.limit
+        used: Ways = "words" if vector is None else wanted.ways
+        hits, found = await asyncio.to_thread(_look, live, wanted.query, vector, used, limit)
+        if reranker:
+            try:
+                hits = await self._reranked(reranker, wanted.query, hits)
+            except EngineError as error:
+                notes.append(f"{reranker} could not rerank: {error}")
+                reranker = ""
+        passages = await asyncio.to_thread(self._passages, live, hits[: wanted.limit])
+        counts = await asyncio.to_thread(live.store.counts)
+        if vector is not None and counts.embedded < counts.chunks:
+            notes.append(f"{counts.chunks - counts.embedded} of {counts.chunks} passages have no vector yet")
+        return SearchAnswer(
+            passages=passages,
+            found=found.found,
+            coverage=found.coverage,
+            cosine=found.cosine,
+            ways=used,
+            reranked_by=reranker or "",
+            seconds=round(time.monotonic() - began, 4),
+            notes=tuple(notes),
+        )
+
+    async def question_vector(self, live: Live, question: str, notes: list[str]) -> Any | None:
+        """The unit vector of a question, by the model of the collection's vectors; None, and a note, without."""
+        model = live.store.fact("embedding_model")
+        if live.definition.embedding_model == NONE or not model:
+            notes.append(live.embedding_problem or "nothing is embedded yet, so only words were looked for")
+            return None
+        try:
+            vector = await self.side_work.question(model, question)
+        except EngineError as error:
+            notes.append(f"{model} cannot embed the question, so only words were looked for: {error}")
+            return None
+        return vector / (np.linalg.norm(vector) or 1.0)
+
+    async def _reranker(self, definition: Definition) -> str:
+        return await self.side_work.choose(definition.reranker, "rerank") or ""
+
+    async def _reranked(self, model: str, question: str, hits: list[Hit]) -> list[Hit]:
+        loaded = await self._state.pool.acquire(model)
+        assert loaded.runner is not None
+        texts: list[str | list[int]] = [f"{hit.chunk.heading}\n{hit.chunk.text}" for hit in hits]
+        if not texts:
+            return hits
+        answer = await loaded.runner.embed(texts, query=question, truncate=True)
+        for hit, row in zip(hits, answer.vectors, strict=True):
+            hit.relevance = float(np.frombuffer(row, "<f4")[0])
+        return sorted(hits, key=lambda hit: -(hit.relevance or 0.0))
+
+    def _passages(self, live: Live, hits: list[Hit]) -> tuple[Passage, ...]:
+        pages: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+        found = []
+        for hit in hits:
+            chunk = hit.chunk
+            key = chunk.document_id, chunk.page
+            if key not in pages:
+                pages[key] = _places(live, *key)
+            start, end = pages[key].get(chunk.id, (0, 0))
+            found.append(
+                Passage(
+                    id=chunk.id,
+                    document=chunk.document_id,
+                    path=chunk.path,
+                    title=chunk.title,
+                    page=chunk.page,
+                    label=chunk.label,
+                    heading=chunk.heading,
+                    text=chunk.text,
+                    line=chunk.line,
+                    start=start,
+                    end=end,
+                    score=round(hit.score, 6),
+                    words_rank=hit.words_rank,
+                    meaning_rank=hit.meaning_rank,
+                    cosine=None if hit.cosine is None else round(hit.cosine, 4),
+                    relevance=hit.relevance,
+                )
+            )
+        return tuple(found)
+
+    # ------------------------------------------------------------------ showing
+
+    def page(self, live: Live, document: int, number: int, passage: int | None) -> PageText:
+        """A page's text with a passage of it. Raises: NoDocument."""
+        row = live.store.document(document)
+        known = {page: (label, problem) for page, label, problem in live.store.pages(document)} if row else {}
+        if row is None or number not in known:
+            raise NoDocument(f"{live.definition.name} has no page {number} of document {document}.", "page")
+        places = _places(live, document, number)
+        start, end = places.get(passage or 0, (0, 0))
+        label, problem = known[number]
+        return PageText(
+            path=row.path,
+            title=row.title,
+            number=number,
+            label=label,
+            text=BREAK.join(chunk.text for chunk in live.store.chunks_of(document, number)),
+            problem=problem,
+            start=start,
+            end=end,
+            num_pages=row.num_pages,
+        )
+
+    def shown(self, live: Live) -> Collection:
+        """A collection as it is now."""
+        definition, counts, progress = live.definition, live.store.counts(), live.progress
+        problems = [f"{source} is not there" for source in definition.sources if not Path(source).exists()]
+        missing = counts.chunks - counts.embedded
+        if missing and live.embedding_problem:
+            problems.append(live.embedding_problem)
+        if definition.follow and self.collections.follower.problem:
+            problems.append(self.collections.follower.problem)
+        embeds = missing and definition.embedding_model != NONE and not live.embedding_problem
+        state = "reading" if live.reading or not live.checked_at else "embedding" if embeds else "ready"
+        return msgspec.convert(
+            {
+                **{n: getattr(definition, n) for n in Definition.__struct_fields__ if n != "facts"},
+                **msgspec.structs.asdict(counts),
+                "state": state,
+                "files": progress.files,
+                "files_done": progress.done,
+                "current": progress.current,
+                "index_bytes": live.store.size_bytes(),
+                "embedded_by": live.store.fact("embedding_model") if counts.embedded else "",
+                "problems": tuple(problems),
+            },
+            Collection,
+        )
+
+
+def _look(live: Live, question: str, vector: Any | None, ways: Ways, limit: int) -> tuple[list[Hit], Any]:
+    hits = find(live.store, live.vectors, question, vector, ways, limit)
+    return hits, evidence(live.store, question, hits)
+
+
+def _places(live: Live, document: int, number: int) -> dict[int, tuple[int, int]]:
+    """Where each passage of a page begins and ends in the page's text."""
+    places, at = {}, 0
+    for chunk in live.store.chunks_of(document, number):
+        places[chunk.id] = at, at + len(chunk.text)
+        at += len(chunk.text) + len(BREAK)
+    return places

@@ -1,0 +1,171 @@
+"""/tessera/v1/collections: make, watch, search and remove collections of documents."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Query, Request
+
+from engine.api.collections import (
+    Collection,
+    CollectionChange,
+    CollectionRequest,
+    Collections,
+    Document,
+    DocumentPages,
+    Documents,
+    PageState,
+    PageText,
+    Removed,
+    SearchAnswer,
+    SearchRequest,
+)
+from engine.documents.definitions import Definition
+from engine.documents.errors import NoDocument
+from engine.documents.store import DocumentRow
+from engine.errors import InputFault
+from engine.server.state import server_state
+from engine.server.typed import TypedRoute
+
+router = APIRouter(prefix="/tessera/v1/collections", tags=["collections"], route_class=TypedRoute)
+
+
+@router.get("")
+async def list_collections(request: Request) -> Collections:
+    """Every collection with the state of its index."""
+    desk = await server_state(request).desk()
+    found = await asyncio.to_thread(lambda: tuple(desk.shown(live) for live in desk.collections.all()))
+    return Collections(collections=found)
+
+
+@router.post("", status_code=201)
+async def make_collection(request: Request, body: CollectionRequest) -> Collection:
+    """Make a collection; its files are read at once, beside everything else."""
+    desk = await server_state(request).desk()
+    fields = msgspec.structs.asdict(body)
+    fields["sources"] = _sources(body.sources)
+    del fields["name"]
+    return await asyncio.to_thread(lambda: desk.shown(desk.collections.add(body.name, **fields)))
+
+
+@router.get("/{collection}")
+async def show_collection(request: Request, collection: str) -> Collection:
+    """One collection, by id or name."""
+    desk = await server_state(request).desk()
+    return await asyncio.to_thread(lambda: desk.shown(desk.collections.live(collection)))
+
+
+@router.post("/{collection}")
+async def change_collection(request: Request, collection: str, body: CollectionChange) -> Collection:
+    """Add and remove sources, or change how it is kept."""
+    desk = await server_state(request).desk()
+    given = {k: v for k, v in msgspec.structs.asdict(body).items() if v is not None and k not in ("add", "remove")}
+    added, removed = _sources(body.add), set(body.remove)
+
+    def change(old: Definition) -> Definition:
+        unknown = removed - set(old.sources)
+        if unknown:
+            raise InputFault(f"{min(unknown)} is no source of {old.name}.", "remove")
+        kept = tuple(source for source in old.sources if source not in removed)
+        return msgspec.structs.replace(old, sources=tuple(dict.fromkeys((*kept, *added))), **given)
+
+    return await asyncio.to_thread(lambda: desk.shown(desk.collections.change(collection, change)))
+
+
+@router.delete("/{collection}")
+async def remove_collection(request: Request, collection: str) -> Removed:
+    """Forget a collection and its index; the files stay."""
+    desk = await server_state(request).desk()
+    gone = await asyncio.to_thread(desk.collections.remove, collection)
+    return Removed(id=gone.id, name=gone.name)
+
+
+@router.post("/{collection}/refresh")
+async def refresh_collection(request: Request, collection: str) -> Collection:
+    """Look at its files now."""
+    desk = await server_state(request).desk()
+
+    def refresh() -> Collection:
+        desk.collections.refresh(collection)
+        return desk.shown(desk.collections.live(collection))
+
+    return await asyncio.to_thread(refresh)
+
+
+@router.post("/{collection}/search")
+async def search_collection(request: Request, collection: str, body: SearchRequest) -> SearchAnswer:
+    """Passages that bear on a question, best first."""
+    desk = await server_state(request).desk()
+    return await desk.search(await asyncio.to_thread(desk.collections.live, collection), body)
+
+
+@router.get("/{collection}/documents")
+async def list_documents(
+    request: Request,
+    collection: str,
+    after: str = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    *,
+    problems: bool = False,
+) -> Documents:
+    """Documents by path; with `problems` only those that were not read as a whole."""
+    desk = await server_state(request).desk()
+    live = await asyncio.to_thread(desk.collections.live, collection)
+    rows = await asyncio.to_thread(live.store.documents, after, limit + 1, problems=problems)
+    shown = tuple(_document(row) for row in rows[:limit])
+    return Documents(documents=shown, after=shown[-1].path if len(rows) > limit else None)
+
+
+@router.get("/{collection}/documents/{document}")
+async def show_document(request: Request, collection: str, document: int) -> DocumentPages:
+    """A document and each of its pages, with what keeps one from being read."""
+    desk = await server_state(request).desk()
+    live = await asyncio.to_thread(desk.collections.live, collection)
+    row = await asyncio.to_thread(live.store.document, document)
+    if row is None:
+        raise NoDocument(f"{live.definition.name} has no document {document}.", "document")
+    pages = await asyncio.to_thread(live.store.pages, document)
+    return DocumentPages(
+        document=_document(row),
+        pages=tuple(PageState(number=n, label=label, problem=problem) for n, label, problem in pages),
+    )
+
+
+@router.get("/{collection}/documents/{document}/pages/{page}")
+async def show_page(
+    request: Request, collection: str, document: int, page: int, passage: int | None = None
+) -> PageText:
+    """The text of a page, with the place of a passage in it."""
+    desk = await server_state(request).desk()
+    live = await asyncio.to_thread(desk.collections.live, collection)
+    return await asyncio.to_thread(desk.page, live, document, page, passage)
+
+
+def _sources(paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Absolute paths that are there. Raises: InputFault."""
+    found = []
+    for path in paths:
+        place = Path(path).expanduser()
+        if not place.is_absolute():
+            raise InputFault(f"{path}: give the whole path; the server's folder is not yours.", "sources")
+        if not place.exists():
+            raise InputFault(f"{path} is not there.", "sources")
+        found.append(str(place))
+    return tuple(dict.fromkeys(found))
+
+
+def _document(row: DocumentRow) -> Document:
+    return Document(
+        id=row.id,
+        path=row.path,
+        kind=row.kind,
+        title=row.title,
+        state=row.state,
+        size_bytes=row.size_bytes,
+        pages=row.num_pages,
+        unread_pages=row.unread_pages,
+        chars=row.num_chars,
+        problem=row.problem,
+        read_at=row.read_at,
+    )

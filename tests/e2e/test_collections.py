@@ -1,0 +1,111 @@
+"""Collections over HTTP and in the terminal, by a real server."""
+
+import os
+import subprocess
+import sys
+
+import httpx2
+import pytest
+from servers import ROOT, RunningServer, wait_for
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    running = RunningServer(tmp_path_factory.mktemp("collections"))
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    headers = {"authorization": f"Bearer {server.token}"}
+    with httpx2.Client(base_url=server.url, headers=headers, timeout=60) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def sea(client, tmp_path_factory):
+    place = tmp_path_factory.mktemp("sea")
+    (place / "tides.md").write_text("# Tides\n\nHigh water comes every twelve hours and twenty-five minutes.\n")
+    (place / "herring.txt").write_text("The herring of the Baltic is smaller than that of the Atlantic.\n")
+    (place / "broken.pdf").write_bytes(b"%PDF-1.7 nothing")
+    made = client.post("/tessera/v1/collections", json={"name": "Sea", "sources": [str(place)]})
+    assert made.status_code == 201, made.text
+    path = f"/tessera/v1/collections/{made.json()['id']}"
+    wait_for(lambda: client.get(path).json()["state"] == "ready", 60, "reading")
+    return path
+
+
+def test_a_passage_opens_its_page_at_its_place(client, sea):
+    answer = client.post(f"{sea}/search", json={"query": "How often is high water?"}).json()
+    assert answer["found"]
+    passage = answer["passages"][0]
+    assert passage["path"].endswith("tides.md")
+    page = client.get(
+        f"{sea}/documents/{passage['document']}/pages/{passage['page']}", params={"passage": passage["id"]}
+    ).json()
+    assert page["text"][page["start"] : page["end"]] == passage["text"]
+    assert "twelve hours" in passage["text"]
+
+
+def test_what_is_not_there_is_told_as_such(client, sea):
+    answer = client.post(f"{sea}/search", json={"query": "Who won the chess championship of 1972?"}).json()
+    assert not answer["found"]
+
+
+def test_documents_are_listed_with_what_was_not_read(client, sea):
+    every = client.get(f"{sea}/documents", params={"limit": 2}).json()
+    assert len(every["documents"]) == 2
+    rest = client.get(f"{sea}/documents", params={"limit": 2, "after": every["after"]}).json()
+    assert len(rest["documents"]) == 1
+    assert rest["after"] is None
+    (broken,) = client.get(f"{sea}/documents", params={"problems": True}).json()["documents"]
+    assert broken["state"] == "failed"
+    assert broken["problem"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "param"),
+    [
+        ("POST", "", {"name": "x", "sources": ["relative"]}, 400, "sources"),
+        ("POST", "", {"name": "x", "sources": ["/nowhere/at/all"]}, 400, "sources"),
+        ("POST", "", {"name": "Sea"}, 400, "name"),
+        ("GET", "/nothing", None, 404, "collection"),
+        ("POST", "/Sea/search", {"query": ""}, 400, "query"),
+        ("POST", "/Sea/search", {"query": "x", "ways": "meaning"}, 400, "ways"),
+        ("POST", "/Sea", {"remove": ["/not/a/source"]}, 400, "remove"),
+        ("GET", "/Sea/documents/99999", None, 404, "document"),
+        ("GET", "/Sea/documents/1/pages/99999", None, 404, "page"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_its_reason(client, sea, method, path, body, status, param):
+    answer = client.request(method, f"/tessera/v1/collections{path}", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+
+
+def test_strangers_see_no_collections(server, sea):
+    assert httpx2.get(f"{server.url}/tessera/v1/collections").status_code == 401
+
+
+def test_the_terminal_makes_searches_and_removes(server, sea, tmp_path):
+    (tmp_path / "note.txt").write_text("The ferry to Tunö leaves at seven.")
+
+    def run(*arguments):
+        done = subprocess.run(
+            [sys.executable, "-m", "app", "collections", *arguments],
+            cwd=ROOT,
+            env={**os.environ, "TESSERA_HOME": str(server.home)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "1 documents, 1 pages" in run("add", "notes", str(tmp_path))
+    assert "leaves at seven" in run("search", "notes", "when does the ferry leave")
+    assert "broken.pdf" in run("unread", "Sea")
+    assert "notes" in run("list")
+    run("remove", "notes")
+    assert "notes" not in run("list")
+    assert (tmp_path / "note.txt").exists()

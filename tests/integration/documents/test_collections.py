@@ -1,0 +1,176 @@
+"""A collection from its files to its passages: kept up to date, resumed, never lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import documents_made as made
+import pytest
+from servers import ROOT, wait_for
+
+from engine.documents import search
+from engine.documents.errors import NoCollection
+from engine.documents.registry import Collections
+from engine.errors import InputFault
+from engine.paths import user_paths
+
+
+def settled(live):
+    wait_for(lambda: live.checked_at and not live.reading, 60, "reading")
+    return live
+
+
+def found(live, question):
+    return [
+        (Path(hit.chunk.path).name, hit.chunk.page)
+        for hit in search.find(live.store, live.vectors, question, None, "words")
+    ]
+
+
+def test_files_become_passages_and_what_was_not_read_is_told(collections, folder):
+    live = settled(collections.add("sea", sources=(str(folder),)))
+    assert found(live, "What is an umiak made of?")[0] == ("boats.pdf", 2)
+    counts = live.store.counts()
+    assert (counts.documents, counts.failed, counts.pages) == (4, 1, 4)
+    (problem,) = live.store.documents(problems=True)
+    assert problem.path.endswith("broken.pdf")
+    assert "damaged" in problem.problem
+
+
+def test_changes_on_disk_are_followed(collections, folder):
+    live = settled(collections.add("sea", sources=(str(folder),)))
+    (folder / "new.md").write_text("# Gulls\n\nThe kittiwake nests on cliffs.\n")
+    wait_for(lambda: found(live, "kittiwake"), 20, "the new file")
+    (folder / "new.md").write_text("# Gulls\n\nThe fulmar spits oil.\n")
+    wait_for(lambda: not found(live, "kittiwake") and found(live, "fulmar"), 20, "the change")
+    (folder / "new.md").unlink()
+    wait_for(lambda: not found(live, "fulmar"), 20, "the removal")
+    (folder / ".hidden.md").write_text("secret kittiwake")
+    (folder / "below").mkdir()
+    (folder / "below" / "deep.txt").write_text("An eider dives.")
+    wait_for(lambda: found(live, "eider"), 20, "a file in a new folder")
+    assert not found(live, "kittiwake")
+
+
+def test_a_second_process_reads_but_does_not_write(collections, folder):
+    live = settled(collections.add("sea", sources=(str(folder),)))
+    other = Collections(user_paths())
+    try:
+        theirs = other.live("sea")
+        assert found(theirs, "umiak")
+        assert live.owned()
+        assert not theirs.owned()
+    finally:
+        other.close()
+
+
+def test_names_are_checked(collections, folder):
+    collections.add("sea", sources=(str(folder),))
+    for name in ("SEA", "", " " * 9, "x" * 121):
+        with pytest.raises(InputFault):
+            collections.add(name)
+    with pytest.raises(NoCollection):
+        collections.live("nothing")
+
+
+def test_removing_forgets_the_index_and_keeps_the_files(collections, folder):
+    live = settled(collections.add("sea", sources=(str(folder),)))
+    place = live.folder
+    collections.remove("sea")
+    assert not place.exists()
+    assert len(list(folder.iterdir())) == 4
+    assert collections.all() == []
+
+
+def test_a_damaged_index_is_made_again(tessera_home, folder):
+    first = Collections(user_paths())
+    place = settled(first.add("sea", sources=(str(folder),))).store.path
+    first.close()
+    for suffix in ("-wal", "-shm"):
+        place.with_name(place.name + suffix).unlink(missing_ok=True)
+    place.write_bytes(b"no database at all" * 1000)
+    second = Collections(user_paths())
+    try:
+        second.start()
+        assert found(settled(second.live("sea")), "umiak")[0] == ("boats.pdf", 2)
+    finally:
+        second.close()
+
+
+_INDEXER = """
+import sys, time
+from engine.documents.registry import Collections
+from engine.paths import user_paths
+found = Collections(user_paths())
+found.start()
+live = found.live("big")
+while not (live.checked_at and not live.reading):
+    time.sleep(0.02)
+found.close()
+"""
+
+
+@pytest.mark.slow
+def test_killed_five_times_nothing_is_lost_or_read_twice(tessera_home, tmp_path):
+    place = tmp_path / "big"
+    place.mkdir()
+    for number in range(40):
+        made.pdf(
+            place / f"{number}.pdf",
+            [[f"Volume {number}, page {page}, word w{number}x{page}."] for page in range(1, 61)],
+        )
+    first = Collections(user_paths())
+    first.definitions.add("big", sources=(str(place),))
+    first.close()
+    seen = [0]
+    for _ in range(5):
+        process = subprocess.Popen(
+            [sys.executable, "-c", _INDEXER], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        try:
+            wait_for(lambda: _pages() > seen[-1], 60, "some pages more")
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        seen.append(_pages())
+    assert seen == sorted(seen)
+    assert seen[1] > 0
+    last = Collections(user_paths())
+    try:
+        last.start()
+        live = settled(last.live("big"))
+        assert live.store.counts().pages == live.store.counts().chunks == 40 * 60
+        assert found(live, "w17x44") == [("17.pdf", 44)]
+        rows = live.store.connection.execute(
+            "SELECT count(*), count(DISTINCT document_id || '/' || page) FROM chunk"
+        ).get
+        assert rows == (2400, 2400)
+        assert (
+            live.store.connection.execute("INSERT INTO full_text(full_text) VALUES('integrity-check')").get is None
+        )
+    finally:
+        last.close()
+
+
+def _pages():
+    """Pages in the index, as another process sees them."""
+    reading = Collections(user_paths())
+    try:
+        return reading.live("big").store.counts().pages
+    finally:
+        reading.close()
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_anew(collections, tmp_path):
+    """The reader of the old state loses its right to write."""
+    path = made.pdf(tmp_path / "long.pdf", [[f"Old page {n}."] for n in range(1, 400)])
+    live = collections.add("one", sources=(str(path),))
+    wait_for(lambda: live.store.counts().pages >= 64, 30, "the first pages")
+    made.pdf(path, [["New page alone."]])
+    wait_for(lambda: found(live, "new alone") and not found(live, "old"), 30, "the new state")
+    settled(live)
+    assert live.store.counts().pages == 1
+    assert threading.active_count() < 50

@@ -1,0 +1,166 @@
+"""Every format through the child that reads documents: the text, its page, and what could not be read."""
+
+import os
+
+import documents_made as made
+import psutil
+import pytest
+from servers import wait_for
+
+from engine.documents import reading
+from engine.documents.kinds import kind_of
+from engine.documents.reading import Reader
+
+
+@pytest.fixture(scope="module")
+def reader():
+    reader = Reader()
+    yield reader
+    reader.close()
+
+
+def read(reader, path):
+    answers = list(reader.read(path, kind_of(path.name)))
+    return [page for answer in answers for page in answer.pages], answers[-1].problem
+
+
+def text_of(page):
+    return "\n".join(chunk.text for chunk in page.chunks)
+
+
+def test_a_pdf_keeps_its_pages_and_tells_which_is_a_scan(reader, tmp_path):
+    path = made.pdf(tmp_path / "a.pdf", [["First page (of three)"], [], ["The third page."]], pictures={1})
+    pages, problem = read(reader, path)
+    assert not problem
+    assert [page.number for page in pages] == [1, 2, 3]
+    assert text_of(pages[0]) == "First page (of three)"
+    assert "needs OCR" in pages[1].problem
+    assert text_of(pages[2]) == "The third page."
+
+
+def test_a_long_pdf_comes_in_several_answers_without_a_gap(reader, tmp_path):
+    path = made.pdf(tmp_path / "long.pdf", [[f"This is page {n}."] for n in range(1, 201)])
+    answers = list(reader.read(path, "pdf"))
+    assert len(answers) > 1
+    assert [page.number for answer in answers for page in answer.pages] == list(range(1, 201))
+    later = list(reader.read(path, "pdf", first=150))
+    assert text_of(later[0].pages[0]) == "This is page 150."
+
+
+def test_a_word_document_keeps_headings_and_whole_tables(reader, tmp_path):
+    pages, _ = read(reader, made.docx(tmp_path / "a.docx"))
+    table = next(chunk for chunk in pages[0].chunks if "412 crowns" in chunk.text)
+    assert table.heading == "Annual report » Costs"
+    assert "item | price\nred paint | 412 crowns" in table.text
+
+
+def test_a_long_sheet_repeats_its_head(reader, tmp_path):
+    pages, _ = read(reader, made.xlsx(tmp_path / "a.xlsx"))
+    assert [page.label for page in pages] == [
+        "Stock, rows 1 to 60",
+        "Stock, rows 61 to 120",
+        "Stock, rows 121 to 151",
+    ]
+    assert all("part | count" in text_of(page) for page in pages)
+    assert "gasket 149 | 447" in text_of(pages[-1])
+
+
+def test_slides_come_in_their_own_order(reader, tmp_path):
+    path = made.pptx(tmp_path / "a.pptx", [("Herring", "They swim in shoals."), ("Cod", "They do not.")])
+    pages, _ = read(reader, path)
+    assert [page.label for page in pages] == ["slide 1", "slide 2"]
+    assert pages[0].chunks[0].heading == "Herring"
+    assert "shoals" in text_of(pages[0])
+
+
+def test_a_book_is_read_in_the_order_of_its_spine(reader, tmp_path):
+    path = made.epub(tmp_path / "a.epub", ["<h1>One</h1><p>Begin.</p>", "<h1>Two</h1><p>End.</p>"])
+    pages, _ = read(reader, path)
+    assert [page.label for page in pages] == ["One", "Two"]
+
+
+def test_html_keeps_tables_and_leaves_scripts_out(reader, tmp_path):
+    path = tmp_path / "a.html"
+    path.write_text(
+        "<html><head><title>no</title></head><body><nav>menu</nav><h2>Tides</h2><p>High <b>water</b> at noon.</p>"
+        "<script>alert('x')</script><table><tr><th>day</th><th>m</th></tr><tr><td>1</td><td>3.2</td></tr></table>"
+    )
+    pages, _ = read(reader, path)
+    whole = text_of(pages[0])
+    assert "High water at noon." in whole
+    assert "day | m\n1 | 3.2" in whole
+    assert not any(word in whole for word in ("alert", "menu"))
+
+
+def test_mail_is_one_page_a_message_and_names_attachments(reader, tmp_path):
+    path = made.mbox(tmp_path / "a.mbox", [made.message(f"Boat {n}", f"Boat {n} leaks.") for n in range(3)])
+    pages, _ = read(reader, path)
+    assert [page.label for page in pages] == ["Boat 0", "Boat 1", "Boat 2"]
+    assert "Boat 1 leaks." in text_of(pages[1])
+    assert "numbers.csv" in text_of(pages[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.csv", "name;age\nIda;7\n", "name | age\nIda | 7"),
+        ("a.md", "# Top\n\ntext\n\n| a | b |\n|---|---|\n| 1 | 2 |\n", "| a | b |\n|---|---|\n| 1 | 2 |"),
+        ("a.py", "import os\n\n\ndef swim():\n    return 1\n", "def swim():"),
+        ("latin.txt", "caf\u00e9 na\u00efve".encode("cp1252"), "caf\u00e9 na\u00efve"),
+        ("wide.txt", "h\u00e9".encode("utf-16"), "h\u00e9"),
+    ],
+)
+def test_plain_formats(reader, tmp_path, name, content, expected):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    pages, problem = read(reader, path)
+    assert not problem
+    assert expected in text_of(pages[0])
+
+
+@pytest.mark.parametrize("suffix", ["pdf", "docx", "xlsx", "pptx", "epub", "txt", "eml"])
+def test_garbage_is_a_reason_and_the_child_lives(reader, tmp_path, suffix):
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(b"\x00\x01PK\x03\x04" + os.urandom(5000))
+    pages, problem = read(reader, path)
+    pid = reader.pid
+    assert not [page for page in pages if page.chunks]
+    assert problem
+    good = tmp_path / "good.txt"
+    good.write_text("still here")
+    assert text_of(read(reader, good)[0][0]) == "still here"
+    assert reader.pid == pid
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused(reader, tmp_path):
+    import zipfile
+
+    path = tmp_path / "bomb.epub"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("META-INF/container.xml", b"0" * (257 << 20))
+    assert "unpacks to" in read(reader, path)[1]
+
+
+def test_a_page_that_stalls_the_parser_is_told_and_the_next_ones_are_read(tmp_path, monkeypatch):
+    """A named pipe is a file that never ends; a PDF keeps its other pages (the child is killed in between)."""
+    monkeypatch.setattr(reading, "PAGE_LIMIT_S", 2.0)
+    reader = Reader()
+    try:
+        pipe = tmp_path / "stall.txt"
+        os.mkfifo(pipe)
+        (answer,) = reader.read(pipe, "text")
+        assert "took longer than 2 s" in answer.problem
+        path = made.pdf(tmp_path / "long.pdf", [[f"This is page {n}."] for n in range(1, 151)])
+        numbers = []
+        for answer in reader.read(path, "pdf"):
+            numbers += [page.number for page in answer.pages]
+            if len(numbers) < 100:
+                os.kill(reader.pid, 9)
+                wait_for(lambda: not _alive(reader.pid), 10, "end of the child")
+        assert numbers == list(range(1, 151))
+    finally:
+        reader.close()
+
+
+def _alive(pid):
+    return pid is not None and psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
