@@ -87,7 +87,7 @@ def show(name: str) -> None:
 @click.argument("name")
 def unread(name: str) -> None:
     """What was not read, page by page, and why."""
-    from app.code.agent.consent import shown_text  # noqa: PLC0415 - keeps --help fast
+    from app.tools.consent import shown_text  # noqa: PLC0415 - keeps --help fast
 
     with connected() as client:
         after, count = "", 0
@@ -190,7 +190,7 @@ def _amount(found: "Collection") -> str:
 
 
 def _tell(found: "Collection") -> None:
-    from app.code.agent.consent import shown_text  # noqa: PLC0415 - keeps --help fast
+    from app.tools.consent import shown_text  # noqa: PLC0415 - keeps --help fast
 
     click.echo(f"{found.name}: {_amount(found)} on disk, {_state(found)}")
     for source in found.sources:
@@ -207,7 +207,7 @@ def _tell(found: "Collection") -> None:
 
 
 def _passages(answer: "SearchAnswer") -> None:
-    from app.code.agent.consent import shown_text  # noqa: PLC0415 - keeps --help fast
+    from app.tools.consent import shown_text  # noqa: PLC0415 - keeps --help fast
 
     if not answer.found:
         click.echo("Nothing in the collection seems to bear on this; the nearest passages:", err=True)
