@@ -18,6 +18,7 @@ CHILDREN: Final = frozenset(
         "engine.documents.reader_child",
         "engine.runner.llama.memory_probe",
         "engine.runner.llama.reference_child",
+        "engine.runner.llama.version_check",
         "engine.runner.main",
         "engine.runner.onnx.probe",
         "quantize.files.guard",

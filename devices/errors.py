@@ -30,6 +30,16 @@ class PackRefused(DevicesError):
         self.reason = reason
 
 
+class EngineVersionRefused(DevicesError):
+    """A version of llama-cpp-python is not taken or not used; `reason` says why, with the numbers."""
+
+    code = "engine_version_refused"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class Overdrawn(DevicesError):
     """A reservation would exceed a pool: bytes needed and available, on `pool`."""
 

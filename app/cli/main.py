@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fit": ("app.cli.fit", "Show the memory a model needs here, before it is loaded or fetched."),
     "doctor": ("app.cli.doctor", "Find what keeps models from running well here, and how to mend it."),
     "devices": ("app.cli.devices", "Show processors, GPUs, NPUs, memory and usable backends."),
+    "engine": ("app.cli.engine", "Install, check and take back other versions of llama.cpp."),
     "kernels": ("app.cli.kernels", "Install, check and take back GPU backends (kernel packs)."),
     "verify-device": ("app.cli.verify_device", "Compare what GPUs compute with what the CPU computes."),
     "onnx": ("app.cli.onnx", "Convert models for ONNX Runtime, and see what it can run on here."),

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from devices.engine_versions.folder import package_folder
+
 LIBRARY = re.compile(r"^(?:lib)?ggml-([a-z0-9_.]+?)(?:\.so|\.dll|\.dylib)$")
 NOT_BACKENDS = ("base",)
 
@@ -44,13 +46,8 @@ def library_folder() -> Path | None:
     override = os.environ.get("LLAMA_CPP_LIB_PATH")
     if override:
         return Path(override)
-    try:
-        spec = importlib.util.find_spec("llama_cpp")
-    except (ImportError, ValueError):
-        return None
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(next(iter(spec.submodule_search_locations))) / "lib"
+    package = package_folder()
+    return package / "lib" if package is not None else None
 
 
 def ggml_library(folder: Path) -> Path:

@@ -7,6 +7,8 @@ from typing import Final
 import platformdirs
 
 from devices.backends.libraries import built_libraries
+from devices.engine_versions.folder import chosen_version, package_folder
+from devices.kernel_packs.abi import headers_hash
 from devices.kernel_packs.store import PackStore
 
 # Where installers/build.py puts packs: beside the program's packages. A source tree has no such folder.
@@ -30,11 +32,20 @@ def installed_libraries(folder: Path | None) -> dict[str, tuple[Path, ...]]:
 def active_libraries() -> dict[str, tuple[Path, ...]]:
     """Backend name → libraries of the packs in use: the user's, else those an installed program brings along.
 
-    Reads a small file for each pack.
+    Reads a small file for each pack. With another version of llama-cpp-python than the program's own, packs built
+    from other headers than that version's rest: their plugins would read foreign structs.
     """
     found: dict[str, tuple[Path, ...]] = {}
-    for folder in sorted(SHIPPED.iterdir()) if SHIPPED.is_dir() else ():
+    other = chosen_version() is not None
+    headers = _headers() if other else ""
+    for folder in sorted(SHIPPED.iterdir()) if SHIPPED.is_dir() and not other else ():
         found |= built_libraries(folder)
     for pack in PackStore(packs_folder()).active():
-        found |= built_libraries(pack.folder)
+        if not other or pack.manifest.headers == headers:
+            found |= built_libraries(pack.folder)
     return found
+
+
+def _headers() -> str:
+    package = package_folder()
+    return headers_hash(package / "include") if package is not None else ""

@@ -9,6 +9,7 @@ import msgspec
 from devices.backends.child import run_child
 from devices.backends.libraries import library_folder
 from devices.child_command import child_command
+from devices.engine_versions.folder import child_variables, chosen_version
 from engine.fit.types import DryRun
 from engine.json_store import JsonStore
 from engine.runner.protocol import LoadSettings
@@ -38,7 +39,7 @@ def dry_run(settings: LoadSettings, cache: Path | None = None, timeout_s: float 
     if key in stored:
         return stored[key]
     argv = child_command("engine.runner.llama.memory_probe", msgspec.json.encode(settings).decode())
-    outcome = run_child(argv, timeout_s)
+    outcome = run_child(argv, timeout_s, child_variables(settings.path))
     if outcome.answer is None:
         raise DryRunFailed(outcome.reason)
     try:
@@ -52,6 +53,7 @@ def dry_run(settings: LoadSettings, cache: Path | None = None, timeout_s: float 
 
 def _key(settings: LoadSettings) -> str:
     facts: list[object] = [(name, getattr(settings, name)) for name in RELEVANT]
+    facts.append(("version", chosen_version(settings.path)))
     folder = library_folder()
     for path in (Path(settings.path), *(sorted(folder.glob("*llama*")) if folder else ())):
         try:

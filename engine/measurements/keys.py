@@ -4,6 +4,7 @@ import hashlib
 from importlib import metadata
 
 from devices.backends.libraries import built_libraries, library_folder
+from devices.engine_versions.folder import chosen_version
 from devices.types import Machine
 from engine.fit.shape import ModelShape
 
@@ -27,11 +28,20 @@ def machine_key(machine: Machine) -> str:
 
 def build() -> str:
     """Version of the kernels and which plugins there are."""
+    return f"{llama_cpp_version()} {','.join(sorted(built_libraries(library_folder())))}"
+
+
+def llama_cpp_version() -> str:
+    """Version of llama-cpp-python that all models use; `none` where there is none."""
+    return chosen_version() or shipped_version()
+
+
+def shipped_version() -> str:
+    """The version that came with this program; `none` where there is none."""
     try:
-        version = metadata.version("llama-cpp-python")
+        return metadata.version("llama-cpp-python")
     except metadata.PackageNotFoundError:
-        version = "none"
-    return f"{version} {','.join(sorted(built_libraries(library_folder())))}"
+        return "none"
 
 
 def _digest(text: str) -> str:

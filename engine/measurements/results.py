@@ -4,11 +4,11 @@ import csv
 import io
 import threading
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
+from engine.measurements.keys import llama_cpp_version
 from engine.measurements.reports import Report, Spread
 
 
@@ -79,7 +79,7 @@ def to_csv(report: Report) -> str:
     rows.writerow(COLUMNS)
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(report.started_at))
     common = (
-        version("llama-cpp-python"), report.machine, report.backend, report.model, report.description,
+        llama_cpp_version(), report.machine, report.backend, report.model, report.description,
         report.size_bytes, report.n_params, report.n_batch, report.n_ubatch, report.threads,
         report.type_k, report.type_v, report.n_gpu_layers, report.flash_attn, int(report.use_mmap),
     )  # fmt: skip

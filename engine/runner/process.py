@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
+from devices.engine_versions.folder import child_variables
 from engine.errors import (
     BadModelFile,
     ContextOverflow,
@@ -124,7 +125,7 @@ class RunnerProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=runner_environment(env),
+            env=runner_environment({**(child_variables(path) if path else {}), **(env or {})}),
         )
         orphans.assign_to_job(_job, process.pid)
         runner = cls(process, path)

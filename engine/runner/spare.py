@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from devices.engine_versions.folder import chosen_version
 from engine.errors import EngineError
 from engine.runner.process import RunnerProcess
 
@@ -23,16 +24,18 @@ class SpareRunner:
         self._unused_s = unused_s
         self._starting: asyncio.Future[RunnerProcess] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._version: str | None = None
 
     def prepare(self) -> None:
         """Start it in the background. It is for a server's first load; later ones start their own."""
+        self._version = chosen_version()
         self._starting = asyncio.ensure_future(self._start(ENGINE, ""))
         self._starting.add_done_callback(_seen)
         self._timer = asyncio.get_running_loop().call_later(self._unused_s, self.end)
 
     async def take(self, engine: str, path: str) -> RunnerProcess:
         """The spare one if it can run this, else a new one. Raises: RunnerDied."""
-        if engine != ENGINE:
+        if engine != ENGINE or chosen_version(path) != self._version:  # it has loaded that version's libraries
             self.end()
         spare = self._starting
         if spare is None:

@@ -106,14 +106,30 @@ def wheel(python: str, lock: str, wheels: str | None, beside: Callable[[], str] 
     os.makedirs(folder, exist_ok=True)
     work = os.path.join(folder, f"build-{os.getpid()}")
     try:
-        return _build(python, lock, folder, work, beside)
+        return _build(python, ["--require-hashes", "-r", lock], folder, work, beside)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _build(python: str, lock: str, folder: str, work: str, beside: Callable[[], str]) -> str:
+def build_version(python: str, version: str, folder: str) -> str:
+    """Path of a wheel of another version than the locked one, built here into `folder`.
+
+    Raises: RuntimeError: there is no such version, or the build failed; the message names its log.
+    """
+    if not re.match(r"^[0-9][0-9A-Za-z.]{0,31}$", version):
+        raise RuntimeError(f"{version!r} is no version")
+    work = os.path.join(folder, "build")
+    try:
+        return _build(python, [f"llama-cpp-python=={version}"], folder, work, str)
+    except subprocess.CalledProcessError as error:
+        raise RuntimeError(f"pip could not get llama-cpp-python {version}; what it said stands above") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _build(python: str, wanted: list[str], folder: str, work: str, beside: Callable[[], str]) -> str:
     source = [python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
-    subprocess.run([*source, "--require-hashes", "-r", lock, "-d", work], check=True)
+    subprocess.run([*source, *wanted, "-d", work], check=True)
     archive = glob.glob(os.path.join(work, "*.tar.gz"))[0]
     log_path = os.path.join(folder, "build.log")
     environment = dict(os.environ)
@@ -159,3 +175,10 @@ def _show(line: str, started: float, beside: str) -> None:
         print("\r" + text, end="", flush=True)
     elif done % 20 == 0 or done == total:
         print(text.rstrip(), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        print(build_version(sys.executable, sys.argv[1], sys.argv[2]))
+    except (RuntimeError, OSError) as failure:
+        sys.exit(f"kernels.py: {failure}")

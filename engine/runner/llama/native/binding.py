@@ -2,7 +2,7 @@
 
 import ctypes
 import importlib
-import importlib.util
+import importlib.machinery
 import sys
 import types
 from collections.abc import Mapping
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from devices.backends.libraries import best_variant, built_libraries
+from devices.engine_versions.folder import package_folder
+from devices.errors import EngineVersionRefused
 from devices.kernel_packs.folder import active_libraries
 
 
@@ -24,13 +26,16 @@ def load_api() -> Any:
     """
     if "llama_cpp.llama_cpp" in sys.modules:
         return sys.modules["llama_cpp.llama_cpp"]
-    spec = importlib.util.find_spec("llama_cpp")
-    if spec is None or not spec.submodule_search_locations:
+    try:
+        folder = package_folder()
+    except EngineVersionRefused as error:
+        raise KernelsMissing(str(error)) from error
+    if folder is None:
         raise KernelsMissing("llama-cpp-python is not installed; run start.py again to build it")
     if "llama_cpp" not in sys.modules:
         package = types.ModuleType("llama_cpp")
-        package.__path__ = list(spec.submodule_search_locations)
-        package.__spec__ = spec
+        package.__path__ = [str(folder)]
+        package.__spec__ = importlib.machinery.ModuleSpec("llama_cpp", None, is_package=True)
         sys.modules["llama_cpp"] = package
     try:
         return importlib.import_module("llama_cpp.llama_cpp")

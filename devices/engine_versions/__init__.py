@@ -1,0 +1,1 @@
+"""Versions of llama-cpp-python beside the one that belongs to this program."""

@@ -1,0 +1,56 @@
+"""Where versions lie, and where the `llama_cpp` package in use lies."""
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Final
+
+import platformdirs
+
+from devices.engine_versions.store import PACKAGE, SHIPPED, VersionStore
+
+# Set for the children of one model, or by hand: a version, or `shipped`. It wins over what is stored.
+VARIABLE: Final = "TESSERA_ENGINE_VERSION"
+
+
+def engines_folder() -> Path:
+    """`engines` below TESSERA_HOME, or in the folder for a user's data. TESSERA_ENGINES overrides both."""
+    if override := os.environ.get("TESSERA_ENGINES"):
+        return Path(override)
+    if home := os.environ.get("TESSERA_HOME"):
+        return Path(home).expanduser().absolute() / "engines"
+    return Path(platformdirs.PlatformDirs("tessera", appauthor=False).user_data_dir) / "engines"
+
+
+def chosen_version(model: str | None = None) -> str | None:
+    """The version for this model file, or for all; None is the shipped one. Reads one small file."""
+    given = os.environ.get(VARIABLE)
+    if given:
+        return None if given == SHIPPED else given
+    return VersionStore(engines_folder()).chosen(model)
+
+
+def shipped_package() -> Path | None:
+    """The `llama_cpp` that was installed with this program, found without importing it."""
+    try:
+        spec = importlib.util.find_spec(PACKAGE)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def package_folder() -> Path | None:
+    """The `llama_cpp` this process is to load. None: there is none.
+
+    Raises: EngineVersionRefused: TESSERA_ENGINE_VERSION names one that is not installed.
+    """
+    version = chosen_version()
+    return shipped_package() if version is None else VersionStore(engines_folder()).package(version)
+
+
+def child_variables(model: str) -> dict[str, str]:
+    """What the children that load this model get beside their environment; empty where it uses what all use."""
+    version, usual = chosen_version(model), chosen_version()
+    return {} if version == usual else {VARIABLE: version or SHIPPED}
