@@ -3,16 +3,53 @@
 import asyncio
 import time
 from collections import deque
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, Protocol
 
 from engine.dispatch.types import Placement
-from engine.runner.process import RunnerProcess
-from engine.runner.protocol import LoadSettings
-from engine.types import ModelFacts
+from engine.errors import RunnerDied
+from engine.runner.buffers import BufferLog
+from engine.runner.protocol import Embedded, LoadSettings, Stats
+from engine.types import GenerationRequest, ModelFacts
 
 # Ends of a runner that are remembered of a model.
 MAX_CRASHES: Final = 3
+
+# The engine of models that another server runs: no memory here, and no process.
+REMOTE: Final = "remote"
+
+
+class Runner(Protocol):
+    """What serves one model: a child process (`RunnerProcess`), or another server. `pid` None: it is no process."""
+
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def alive(self) -> bool: ...
+    @property
+    def active_requests(self) -> int: ...
+    @property
+    def died(self) -> RunnerDied | None: ...
+    @property
+    def buffers(self) -> BufferLog: ...
+    async def load(
+        self, settings: LoadSettings, on_progress: Callable[[str, float], None] | None = None
+    ) -> ModelFacts: ...
+    def generate(self, request: GenerationRequest) -> AsyncIterator[Any]: ...
+    async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]: ...
+    async def detokenize(self, token_ids: list[int], *, special: bool = True) -> list[bytes]: ...
+    async def embed(
+        self,
+        inputs: list[str | list[int]],
+        *,
+        normalize: bool = True,
+        query: str | None = None,
+        truncate: bool = False,
+    ) -> Embedded: ...
+    async def stats(self) -> Stats: ...
+    async def stop(self) -> None: ...
+    def kill(self) -> None: ...
 
 
 @dataclass
@@ -29,7 +66,7 @@ class LoadedModel:
     engine: str
     settings: LoadSettings
     placement: Placement | None = None
-    runner: RunnerProcess | None = None
+    runner: Runner | None = None
     facts: ModelFacts | None = None
     progress: float = 0.0
     phase: str = ""
@@ -48,6 +85,13 @@ class LoadedModel:
     def ready(self) -> bool:
         """A live runner serves it."""
         return self.runner is not None and self.runner.alive and self.facts is not None
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for their turn."""
+        if self.runner is None or self.facts is None:
+            return self.waiting
+        return self.waiting + max(0, self.runner.active_requests - self.facts.n_parallel)
 
     @property
     def idle(self) -> bool:

@@ -5,16 +5,13 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Final, Protocol
-
-import msgspec
+from typing import Final
 
 from engine.admission import Admission, Unlimited
-from engine.dispatch.types import Placement
-from engine.errors import BadModelFile, EngineError, NotEnoughMemory, RunnerDied
-from engine.loaded_model import MAX_CRASHES, LoadedModel, Place
+from engine.errors import BadModelFile, EngineError, EnvironmentFault, NotEnoughMemory, RunnerDied
+from engine.loaded_model import MAX_CRASHES, REMOTE, LoadedModel, Place, Runner
+from engine.resolving import Elsewhere, Here, ModelSource, Resolved
 from engine.runner.process import RunnerProcess
-from engine.runner.protocol import LoadSettings
 from engine.time_spent import current_clock
 from engine.types import Delta, Done, Event, GenerationRequest, Started
 
@@ -28,31 +25,7 @@ REAP_S: Final = 1.0
 STATS_S: Final = 1.0
 
 
-class Resolved(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as it would be loaded now: its id, the engine that runs it, its settings.
-
-    `placement` says where and why, if a dispatcher chose; its settings are `settings`. `keep`: it stays loaded.
-    """
-
-    model_id: str
-    engine: str
-    settings: LoadSettings
-    placement: Placement | None = None
-    keep: bool = False
-
-
-class ModelSource(Protocol):
-    """Turns a model's name into what a runner needs."""
-
-    async def resolve(self, model: str, min_ctx: int = 0) -> Resolved:
-        """How to load it, with `min_ctx` tokens of context or as many as it was trained for. Keeps nothing.
-
-        Raises: ModelNotFound or another EngineError.
-        """
-        ...
-
-
-Starter = Callable[[str, str], Awaitable[RunnerProcess]]
+Starter = Callable[[str, str], Awaitable[Runner]]
 
 
 class Pool:
@@ -69,8 +42,10 @@ class Pool:
         admission: Admission | None = None,
         ttl_s: float | None = None,
         max_models: int | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._source = source
+        self._elsewhere = elsewhere or Here()
         self._start = start
         self._admission = admission or Unlimited()
         self._ttl_s = ttl_s
@@ -114,12 +89,49 @@ class Pool:
 
         Raises: ModelNotFound, BadModelFile, NotEnoughMemory, RunnerDied.
         """
+        away = self._elsewhere.always(name)
+        if away is not None:
+            return await self._acquire(away, on_progress, 0, place)
         known = self._models.get(self._ids.get(name, ""))
         if known is not None and known.ready and not self._should_grow(known, min_ctx):
             known.last_used = time.monotonic()
-            return known
+            return await self._relieved(known.id, known.queued, place) or known
         found = await self._source.resolve(name, min_ctx)
         self._ids[name] = found.model_id
+        try:
+            return await self._acquire(found, on_progress, min_ctx, place)
+        except NotEnoughMemory:
+            relief = await self._relieved(found.model_id, None, place)
+            if relief is None:
+                raise
+            return relief
+
+    def announce(self, name: str) -> None:
+        """Note for the request at hand that it is answered elsewhere. Raises: InputFault."""
+        away, clock = self._elsewhere.always(name), current_clock()
+        if away is not None and clock is not None:
+            clock.ran_on = away.ran_on
+
+    async def _relieved(self, model_id: str, queued: int | None, place: Place | None) -> LoadedModel | None:
+        """The model elsewhere, where the user's rules send a request that would wait or does not fit here.
+
+        A place that cannot be reached is no relief: the request stays.
+        """
+        found = self._elsewhere.relief(model_id, queued)
+        if found is None:
+            return None
+        try:
+            return await self._acquire(found, None, 0, place)
+        except EnvironmentFault as error:
+            log.warning("model=%s stays here: %s", model_id, error)
+            return None
+
+    async def _acquire(
+        self, found: Resolved, on_progress: Callable[[float], None] | None, min_ctx: int, place: Place | None
+    ) -> LoadedModel:
+        clock = current_clock()
+        if clock is not None and found.ran_on:
+            clock.ran_on = found.ran_on
         model = self._models.get(found.model_id)
         if model is None:
             model = LoadedModel(found.model_id, found.engine, found.settings, ttl_s=self._ttl_s)
@@ -138,12 +150,11 @@ class Pool:
                 if not model.ready:
                     model.settings, model.placement = found.settings, found.placement
                     model.pinned = model.pinned or found.keep
-                    model.notes.clear()
+                    model.notes[:] = [found.ran_on] if found.ran_on else []
                     await self._load(model, on_progress)
                 model.last_used = time.monotonic()
         finally:
             model.waiting -= 1
-            clock = current_clock()
             if clock is not None:
                 clock.load_s += time.monotonic() - began
         return model
@@ -181,16 +192,17 @@ class Pool:
         model.loading = True
         try:
             runner = await self._start_loaded(model, progress)
-            self._admission.attach(model.id, runner.pid, runner.buffers)
+            if runner.pid is not None:
+                self._admission.attach(model.id, runner.pid, runner.buffers)
         except BaseException:
             self._admission.release(model.id)
             raise
         finally:
             model.loading = False
         model.loaded_at = time.monotonic()
-        log.info("loaded model=%s pid=%d ms=%d", model.id, runner.pid, (model.loaded_at - now) * 1000)
+        log.info("loaded model=%s pid=%s ms=%d", model.id, runner.pid, (model.loaded_at - now) * 1000)
 
-    async def _start_loaded(self, model: LoadedModel, progress: Callable[[str, float], None]) -> RunnerProcess:
+    async def _start_loaded(self, model: LoadedModel, progress: Callable[[str, float], None]) -> Runner:
         """A runner with the model in it; when that fails, with other settings as long as there are any to try."""
         while True:
             await self._admit(model)
@@ -219,7 +231,7 @@ class Pool:
         Raises: NotEnoughMemory: even without them it does not fit.
         """
         async with self._admitting:
-            while self._max_models is not None and len(self.loaded) >= self._max_models:
+            while self._max_models is not None and sum(m.engine != REMOTE for m in self.loaded) >= self._max_models:
                 if not await self._evict():
                     break
             while True:
@@ -233,7 +245,7 @@ class Pool:
 
     async def _evict(self) -> bool:
         """Unload the idle, unpinned model that was used longest ago; False when there is none."""
-        idle = [m for m in self._models.values() if m.idle and not m.pinned]
+        idle = [m for m in self._models.values() if m.idle and not m.pinned and m.engine != REMOTE]
         if not idle:
             return False
         chosen = min(idle, key=lambda m: m.last_used)
@@ -275,7 +287,7 @@ class Pool:
         model.last_used = time.monotonic()
 
     async def _noted(
-        self, model: LoadedModel, runner: RunnerProcess, request: GenerationRequest
+        self, model: LoadedModel, runner: Runner, request: GenerationRequest
     ) -> AsyncGenerator[Event, None]:
         """The events of one runner; the admission learns of the first token and of the speed."""
         async for event in runner.generate(request):
@@ -289,7 +301,7 @@ class Pool:
                     self._admission.observed(model.id, made, event.timings.decode_s)
             yield event
 
-    async def _replaced(self, model: LoadedModel, dead: RunnerProcess, error: RunnerDied) -> bool:
+    async def _replaced(self, model: LoadedModel, dead: Runner, error: RunnerDied) -> bool:
         """Whether the model runs again, with other settings, after a runner died before its first token."""
         if model.proven == model.settings or self._models.get(model.id) is not model:
             return False
@@ -318,7 +330,7 @@ class Pool:
         await asyncio.shield(task)
         return True
 
-    async def _end(self, model: LoadedModel, runner: RunnerProcess) -> None:
+    async def _end(self, model: LoadedModel, runner: Runner) -> None:
         async with model.lock:
             if model.ready:
                 with contextlib.suppress(EngineError, TimeoutError):

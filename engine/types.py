@@ -222,6 +222,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     No token spells more than `longest_token_bytes` of a prompt (0: there is no such bound).
     `device_check` is how its device compared with the CPU at this load; None where it was not compared.
+    `forwards` names the kind of server that renders and parses chats itself; empty: that is done here.
     """
 
     architecture: str
@@ -244,3 +245,4 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: dict[str, int] = {}
     longest_token_bytes: int = 0
     device_check: DeviceCheck | None = None
+    forwards: str = ""

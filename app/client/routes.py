@@ -47,6 +47,7 @@ from engine.api.models import (
 from engine.api.quantizing import QuantizeRequest, QuantizeSketch
 from engine.api.requests import RecentActivity
 from engine.api.stats import Stats, UsageSamples, Work, WorkSamples
+from engine.api.upstreams import UpstreamKeyRequest, UpstreamRequest, UpstreamRow, UpstreamRule, Upstreams
 from engine.runner.engine_args import EngineArgs
 
 T = TypeVar("T")
@@ -269,6 +270,36 @@ class Routes(ABC):
     def unload(self, model: str) -> Unloaded:
         """Take a model out of memory."""
         return self.post(f"{_OURS}/models/{_name(model)}/unload", Unloaded)
+
+    # ------------------------------------------------------------------ other servers
+
+    def upstreams(self, *, check: bool = False) -> Upstreams:
+        """Other servers and the rules for them; `check` looks at each now."""
+        return self.get(f"{_OURS}/upstreams", Upstreams, **({"check": True} if check else {}))
+
+    def put_upstream(self, name: str, request: UpstreamRequest) -> UpstreamRow:
+        """Add another server, or change it."""
+        return self.put(f"{_OURS}/upstreams/{_name(name)}", UpstreamRow, request)
+
+    def check_upstream(self, name: str) -> UpstreamRow:
+        """Look at it now."""
+        return self.post(f"{_OURS}/upstreams/{_name(name)}/check", UpstreamRow)
+
+    def set_upstream_key(self, name: str, key: str | None) -> UpstreamRow:
+        """Give it another key, or none."""
+        return self.put(f"{_OURS}/upstreams/{_name(name)}/key", UpstreamRow, UpstreamKeyRequest(key=key))
+
+    def remove_upstream(self, name: str) -> None:
+        """Forget it, its key and its rules."""
+        self.delete(f"{_OURS}/upstreams/{_name(name)}", NoneType)
+
+    def put_upstream_rule(self, rule: UpstreamRule) -> Upstreams:
+        """Let requests for a model go there."""
+        return self.put(f"{_OURS}/upstream-rules", Upstreams, rule)
+
+    def remove_upstream_rule(self, model: str) -> None:
+        """Take that back."""
+        self.delete(f"{_OURS}/upstream-rules?model={_name(model)}", NoneType)
 
     # ------------------------------------------------------------------ measuring and quantizing
 

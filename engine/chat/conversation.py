@@ -4,23 +4,31 @@
 into one constraint. `Answer` (one for each choice) turns the runner's events into chat events.
 """
 
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 
 from engine.chat.effort import budget_of, marks_of, notes_of, template_variables
-from engine.chat.events import AnswerEvent, CallArguments, CallEnded, CallMalformed, CallStarted
+from engine.chat.events import (
+    AnswerEvent,
+    CallArguments,
+    CallEnded,
+    CallMalformed,
+    CallStarted,
+    ReasoningDelta,
+    TextDelta,
+)
+from engine.chat.forwarded import forward
 from engine.chat.reasoning import open_markers
 from engine.chat.structured import ConstraintChecker, ConstraintImpossible, after_reasoning
 from engine.chat.template import TemplateRenderer
+from engine.chat.tools.checks import check_tools
 from engine.chat.tools.dialect import Dialect
 from engine.chat.tools.dialects import choose
 from engine.chat.tools.grammar import tool_grammar
 from engine.chat.tools.parser import AnswerParser
 from engine.chat.types import ChatTemplate, Message, NamedTool, Rendered, ToolChoice, ToolDefinition
-from engine.errors import InputFault
 from engine.prompt_bounds import refuse_impossible
 from engine.sampling import NOTHING_RECOMMENDED, Chosen, Recommended, Source
 from engine.sampling import choose as choose_sampling
@@ -36,6 +44,7 @@ from engine.types import (
     Priority,
     PromptProgress,
     Runaway,
+    SamplingParams,
     Started,
     Timings,
     TokenLogprob,
@@ -43,8 +52,7 @@ from engine.types import (
 )
 
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled", "error"]
-# What a call's name may be without breaking a grammar or a template; OpenAI allows 64 of [A-Za-z0-9_-].
-_NAME: Final = re.compile(r"[^\s\"'<>{}\[\]()\\]{1,128}")
+_PARSED: Final = (TextDelta, ReasoningDelta, CallStarted, CallArguments, CallEnded, CallMalformed)
 # The name of the built-in template in requests.
 BUILT_IN: Final = "chatml"
 
@@ -148,6 +156,8 @@ class Conversations:
         clock = current_clock()
         if clock is not None:
             clock.results += [m.tool_call_id for m in query.messages if m.tool_call_id]
+        if facts.forwards:
+            return _forwarded(query, facts.forwards)
         source = template_source(facts, query)
         template = ChatTemplate(source=source, bos=facts.bos, eos=facts.eos)
         dialect = choose(source)
@@ -241,28 +251,24 @@ class Conversations:
         return after_reasoning(output, marks_of(dialect, rendered, source), rendered.prefill)
 
 
+def _forwarded(query: ChatQuery, flavour: str) -> PreparedChat:
+    """A chat that another server renders and parses; how it is sampled is that server's choice where it is open."""
+    request, notes = forward(query, flavour)
+    given: dict[str, Source] = dict.fromkeys(query.sampling, query.sampling_source)
+    return PreparedChat(
+        request=request,
+        sampling=Chosen(params=SamplingParams(**query.sampling), sources=given),
+        rendered=Rendered(prompt="", prefill="", add_special=False),
+        dialect=choose(None),
+        query=query,
+        notes=notes,
+    )
+
+
 def is_begun(messages: Sequence[Message]) -> bool:
     """The conversation ends with the beginning of the answer, which is to be continued."""
     last = messages[-1] if messages else None
     return last is not None and last.role == "assistant" and not last.tool_calls and bool(last.text())
-
-
-def check_tools(query: ChatQuery) -> None:
-    """Names that work, no duplicates, and a choice that names one of them.
-
-    Raises: InputFault: naming the field.
-    """
-    names = [tool.name for tool in query.tools]
-    for index, name in enumerate(names):
-        if not _NAME.fullmatch(name):
-            raise InputFault(f"{query.tools_param}[{index}]: {name!r} cannot be a tool's name.", query.tools_param)
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InputFault(f"{query.tools_param}: {twice!r} is defined twice.", query.tools_param)
-    if isinstance(query.tool_choice, NamedTool) and query.tool_choice.name not in names:
-        raise InputFault(f"tool_choice names {query.tool_choice.name!r}, which is not in tools.", "tool_choice")
-    if query.tool_choice == "required" and not names:
-        raise InputFault("tool_choice is required, but there are no tools.", "tool_choice")
 
 
 def template_source(facts: ModelFacts, query: ChatQuery) -> str | None:
@@ -299,12 +305,14 @@ class Answer:
         self._refused: dict[int, list[str]] = {}
         self.done = False
 
-    def feed(self, event: Event) -> list[ChatEvent]:
-        """Chat events that this runner event makes certain."""
+    def feed(self, event: "Event | AnswerEvent | AnswerLogprobs") -> list[ChatEvent]:
+        """Chat events that this runner event makes certain; what another server parsed is taken as it is."""
+        if isinstance(event, _PARSED):
+            return self._pass([event])
         if isinstance(event, Started):
             self._prompt_tokens, self._cached_tokens = event.prompt_tokens, event.cached_tokens
             return [AnswerStarted(prompt_tokens=event.prompt_tokens, cached_tokens=event.cached_tokens)]
-        if isinstance(event, PromptProgress):
+        if isinstance(event, PromptProgress | AnswerLogprobs):
             return [event]
         if isinstance(event, Delta):
             self._completion_tokens += len(event.token_ids)

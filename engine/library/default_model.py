@@ -19,7 +19,8 @@ def default_model(entries: Sequence[ModelEntry], loaded: Collection[str] = ()) -
     """The best choice that chats: a loaded one, one the user got, the one start.py fetched, at last a demo."""
     toys = demos(entries)
     usable = [e for e in entries if e.servable and e.state == "online"]
-    usable = [e for e in usable if {"chat", "completion"} & set(e.capabilities)]
+    # Nothing leaves this machine because nobody said what to use.
+    usable = [e for e in usable if e.origin.kind != "remote" and {"chat", "completion"} & set(e.capabilities)]
 
     def rank(entry: ModelEntry) -> tuple[bool, bool, bool, bool]:
         chats = "chat" in entry.capabilities

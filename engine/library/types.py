@@ -5,9 +5,9 @@ from typing import Literal
 
 import msgspec
 
-Format = Literal["gguf", "safetensors", "onnx", "flm"]
+Format = Literal["gguf", "safetensors", "onnx", "flm", "remote"]
 State = Literal["online", "offline", "missing", "changed", "broken"]
-OriginKind = Literal["bundled", "installed", "hub", "file", "linked", "built"]
+OriginKind = Literal["bundled", "installed", "hub", "file", "linked", "built", "remote"]
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -88,6 +88,7 @@ def create_app(
         await state.close_desk()
         await asyncio.to_thread(state.jobs.close)
         await state.pool.close()
+        state.links.close()
         state.renderer.close()
         state.checker.close()
 

@@ -17,6 +17,7 @@ from engine.dispatch.placer import Placer
 from engine.dispatch.resources import open_resources
 from engine.jobs import JobRegistry
 from engine.library.catalogue import Catalogue
+from engine.loaded_model import REMOTE, Runner
 from engine.pool import Pool
 from engine.runner.spare import SpareRunner
 from engine.server.aliases import Aliases
@@ -34,6 +35,8 @@ from engine.server.sampling_wishes import SamplingWishes
 from engine.server.state import ServerState
 from engine.server.strangers import Callers
 from engine.server.utilization import Utilization
+from engine.upstreams.book import UpstreamBook
+from engine.upstreams.links import UpstreamLinks
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +105,7 @@ def assemble(
     open_catalogue = partial(Catalogue, options.paths)
     drafts = Drafts(options.paths.config / "drafts.json", options.draft)
     wishes = SamplingWishes(options.paths.config / "sampling.json")
+    links = UpstreamLinks(UpstreamBook(options.paths.config))
     models = ServedModels(
         open_catalogue,
         options.context,
@@ -114,8 +118,13 @@ def assemble(
         wishes,
         LoadWishes(options.paths.config / "load.json"),
         EngineArgsStore(options.paths.config / "engine_args.json"),
+        links.book,
     )
-    pool = Pool(models, spare.take, admission, options.ttl_s, options.max_models)
+
+    async def start(engine: str, path: str) -> Runner:
+        return links.runner(path) if engine == REMOTE else await spare.take(engine, path)
+
+    pool = Pool(models, start, admission, options.ttl_s, options.max_models, models)
     jobs = JobRegistry(None if options.private else options.paths.state / "jobs.json")
     access = Access(token, options.api_keys, keys)
     utilization = Utilization(placer.machine_now)
@@ -127,6 +136,7 @@ def assemble(
         placer=placer,
         utilization=utilization,
         paths=options.paths,
+        links=links,
     )
     state.metrics.registry.register(utilization)
 

@@ -8,6 +8,7 @@ from engine.documents import errors as documents
 from engine.library import errors as library
 from engine.runner.process import RequestFailed
 from engine.server.responses.store import PreviousResponseNotFound, ResponseNotFound
+from engine.upstreams import errors as upstreams
 
 # class: (HTTP status, OpenAI error type, may a retry help)
 STATUS: dict[type[Exception], tuple[int, str, bool]] = {
@@ -18,6 +19,10 @@ STATUS: dict[type[Exception], tuple[int, str, bool]] = {
     ResponseNotFound: (404, "invalid_request_error", False),
     documents.NoCollection: (404, "invalid_request_error", False),
     documents.NoDocument: (404, "invalid_request_error", False),
+    upstreams.NoRule: (403, "invalid_request_error", False),
+    upstreams.UpstreamBusy: (429, "rate_limit_error", True),
+    upstreams.UpstreamFault: (502, "server_error", True),
+    upstreams.UpstreamRefusesKey: (502, "server_error", False),
     errors.ModelNotFound: (404, "invalid_request_error", False),
     errors.BadModelFile: (422, "invalid_request_error", False),
     errors.InputFault: (400, "invalid_request_error", False),

@@ -27,6 +27,7 @@ from engine.server.manage import quantizing as manage_quantizing
 from engine.server.manage import recent as manage_recent
 from engine.server.manage import sampling as manage_sampling
 from engine.server.manage import stats as manage_stats
+from engine.server.manage import upstreams as manage_upstreams
 from engine.server.ollama import models as ollama_models
 from engine.server.ollama import run as ollama_run
 from engine.server.openai import absent, chat, completions, embeddings, fim, lmstudio, models, native, tokens
@@ -59,6 +60,7 @@ def every_route(state: ServerState) -> FastAPI:
     app.include_router(manage_collections.router)
     for also in (manage_sampling, manage_engine_args, manage_quantizing, manage_measuring, manage_recent):
         app.include_router(also.router)
+    app.include_router(manage_upstreams.router)
     for raised, handler in HANDLERS.items():
         app.add_exception_handler(raised, handler)
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from engine.dispatch.engine_args import with_engine_args
+from engine.dispatch.external import place_remote
 from engine.dispatch.load_settings import load_settings
 from engine.dispatch.types import NO_WISH, Placement, Wish
 from engine.errors import BadModelFile, InputFault, ModelNotFound
@@ -17,7 +18,8 @@ from engine.flm.entries import flm_entries
 from engine.library.catalogue import Catalogue
 from engine.library.default_model import default_model
 from engine.library.types import ModelEntry
-from engine.pool import Resolved
+from engine.loaded_model import REMOTE
+from engine.resolving import Resolved
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
 from engine.sampling import NOTHING_RECOMMENDED, Recommended, recommended
@@ -27,12 +29,15 @@ from engine.server.drafts import Drafts, unfit_draft
 from engine.server.engine_args import EngineArgsStore
 from engine.server.load_wishes import LoadWishes, with_choices
 from engine.server.sampling_wishes import SamplingWishes
+from engine.upstreams.book import UpstreamBook
+from engine.upstreams.runner import UNTOLD_CONTEXT
+from engine.upstreams.types import PREFIX, Way
 
 # The name of whatever model answers when a client has no wish, unless an alias says otherwise.
 DEFAULT_NAME: Final = "default"
 log = logging.getLogger(__name__)
 
-ENGINES: Final = {"gguf": "llama", "onnx": "onnx", "flm": "flm"}
+ENGINES: Final = {"gguf": "llama", "onnx": "onnx", "flm": "flm", "remote": REMOTE}
 # The tag that Ollama's lists put behind names without one.
 LATEST: Final = ":latest"
 
@@ -56,7 +61,9 @@ class ServedModels:
         wishes: SamplingWishes | None = None,
         load_wishes: LoadWishes | None = None,
         engine_args: EngineArgsStore | None = None,
+        upstreams: UpstreamBook | None = None,
     ) -> None:
+        self.upstreams = upstreams or UpstreamBook()
         self._lora = lora
         self.drafts = drafts or Drafts()
         self.wishes = wishes or SamplingWishes()
@@ -81,9 +88,35 @@ class ServedModels:
             return self._catalogue
 
     async def entries(self) -> tuple[ModelEntry, ...]:
-        """Models that can be served now."""
+        """Models that can be served now; those of upstreams as far as the user's rules let requests go there."""
         catalogue = await self.catalogue()
-        return (*await asyncio.to_thread(catalogue.entries), *await self._external())
+        remote = (e for e in self.upstreams.entries() if self.upstreams.allows(e.id))
+        return (*await asyncio.to_thread(catalogue.entries), *await self._external(), *remote)
+
+    # ---- engine.pool.Elsewhere
+
+    def always(self, model: str) -> Resolved | None:
+        """Where all requests for this name go by the user's rules; None: they are answered here. Raises: NoRule."""
+        untagged = model.removesuffix(LATEST)
+        return self._away(untagged, self.upstreams.way(self.aliases.resolve(untagged)))
+
+    def relief(self, model_id: str, queued: int | None) -> Resolved | None:
+        """Where a request goes that would wait behind `queued` others, or whose model does not fit (None)."""
+        return self._away(model_id, self.upstreams.relief(model_id, queued=queued))
+
+    def _away(self, model: str, way: Way | None) -> Resolved | None:
+        if way is None:
+            return None
+        name = way.upstream.name
+        known = self.upstreams.known(name, way.model)
+        settings = _remote_settings(f"{PREFIX}{name}/{way.model}", known.n_ctx if known else 0)
+        return Resolved(
+            model_id=model if model == f"{name}/{way.model}" else f"{model}@{name}",
+            engine=REMOTE,
+            settings=settings,
+            placement=place_remote(settings, f"your rule: {way.rule.words()}"),
+            ran_on=way.words(),
+        )
 
     async def _external(self) -> tuple[ModelEntry, ...]:
         """Models that FastFlowLM has; its program is asked once."""
@@ -114,6 +147,9 @@ class ServedModels:
     async def _found(self, name: str) -> ModelEntry | None:
         catalogue = await self.catalogue()
         resolved = self.aliases.resolve(name)
+        remote = self.upstreams.entry(resolved)
+        if remote is not None:
+            return remote
         if resolved == DEFAULT_NAME:
             chosen = default_model(await asyncio.to_thread(catalogue.entries))
             resolved = chosen.id if chosen is not None else resolved
@@ -204,6 +240,8 @@ class ServedModels:
 
     def settings(self, entry: ModelEntry) -> LoadSettings:
         """How the model is loaded, before the dispatcher chooses."""
+        if entry.format == "remote":
+            return _remote_settings(str(entry.folder), entry.context_train)
         settings, args = self.usual_settings(entry), self.engine_args.get(entry.id)
         return settings if args == NO_ARGS or entry.format != "gguf" else with_engine_args(settings, args)
 
@@ -211,3 +249,8 @@ class ServedModels:
         """The same without the model's own engine arguments."""
         lora = tuple(path for name, path in self._lora if self.aliases.resolve(name) == entry.id)
         return load_settings(entry, self._context, self._cache, lora)
+
+
+def _remote_settings(path: str, n_ctx: int) -> LoadSettings:
+    """Another server chose its own; here they name the model and what is known of its context."""
+    return LoadSettings(path=path, n_ctx=n_ctx or UNTOLD_CONTEXT)

@@ -55,6 +55,8 @@ class RequestLog:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                if clock.ran_on:
+                    message["headers"].append((b"x-tessera-ran-on", clock.ran_on.encode("ascii", "replace")))
             else:
                 sent += len(message.get("body", b""))
             before = time.monotonic()

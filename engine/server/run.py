@@ -148,10 +148,10 @@ async def _serve(options: ServeOptions, listener: socket.socket, tls: dict[str, 
     spare = SpareRunner()
     spare.prepare()
     await asyncio.sleep(0)  # the child is there now and imports beside this process
-    from engine.server.assemble import assemble  # noqa: PLC0415 - most of the time until a server answers
-
-    server = assemble(options, listener.getsockname()[1], tls, keys, spare)
     try:
+        from engine.server.assemble import assemble  # noqa: PLC0415 - most of the time until a server answers
+
+        server = assemble(options, listener.getsockname()[1], tls, keys, spare)
         await server.serve(sockets=[listener])
     finally:
         spare.end()

@@ -23,6 +23,8 @@ from engine.server.responses.store import ResponseStore
 from engine.server.utilization import Utilization
 from engine.server.work_history import WorkHistory
 from engine.time_spent import TimeLog
+from engine.upstreams.book import UpstreamBook
+from engine.upstreams.links import UpstreamLinks
 
 if TYPE_CHECKING:
     from engine.measure_jobs.work import Workshop
@@ -46,6 +48,7 @@ class ServerState:
     utilization: Utilization | None = None
     history: WorkHistory = field(init=False)
     workshop: "Workshop | None" = None
+    links: UpstreamLinks = field(default_factory=lambda: UpstreamLinks(UpstreamBook()))
     recent: RecentRequests = field(default_factory=RecentRequests)
     responses: ResponseStore = field(default_factory=ResponseStore)
     talks: ConversationStore = field(default_factory=ConversationStore)

@@ -4,9 +4,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from engine.chat.conversation import ChatEvent, ChatQuery, PreparedChat
+from engine.chat.forwarded import ForwardedChat
 from engine.loaded_model import LoadedModel
 from engine.server.state import ServerState
 from engine.types import Done
+from engine.upstreams.runner import UpstreamRunner
 
 
 class Turn:
@@ -38,6 +40,9 @@ class Turn:
     async def prompt_tokens(self) -> int:
         """Tokens of the prompt, exactly as it would run."""
         assert self.model.runner is not None
+        if isinstance(self.chat.request, ForwardedChat):
+            assert isinstance(self.model.runner, UpstreamRunner)
+            return await self.model.runner.count(self.chat.request)
         prompt, special = self.chat.rendered.prompt, self.chat.rendered.add_special
         return len(await self.model.runner.tokenize(prompt, add_special=special))
 

@@ -58,18 +58,21 @@ class WorkHistory:
         """Add what a runner did since it was last asked; it is asked once more after it came to rest."""
         runner = model.runner
         assert runner is not None
+        pid = runner.pid
+        if pid is None:
+            return  # another machine does the work
         works, used = runner.active_requests > 0, model.last_used
-        if not works and self._rested.get(runner.pid) == used:
+        if not works and self._rested.get(pid) == used:
             return
         try:
             now = await asyncio.wait_for(runner.stats(), _ANSWER_S)
         except (EngineError, TimeoutError):
             return
         if works:
-            self._rested.pop(runner.pid, None)
+            self._rested.pop(pid, None)
         else:
-            self._rested[runner.pid] = used
-        before = self._seen.get(runner.pid)
-        self._seen[runner.pid] = now
+            self._rested[pid] = used
+        before = self._seen.get(pid)
+        self._seen[pid] = now
         for place, name in enumerate(("prompt_tokens", "cached_tokens", "generated_tokens")):
             self._sums[place] += max(0, getattr(now, name) - (getattr(before, name) if before else 0))

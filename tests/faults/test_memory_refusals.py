@@ -15,7 +15,8 @@ from engine.dispatch.placer import Placer
 from engine.dispatch.resources import open_resources
 from engine.errors import NotEnoughMemory, RunnerDied
 from engine.paths import Paths
-from engine.pool import Pool, Resolved
+from engine.pool import Pool
+from engine.resolving import Resolved
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import LoadSettings
 from engine.types import Delta, GenerationRequest, ModelFacts, Started

@@ -10,7 +10,8 @@ from scripted import TOKEN, ScriptedServer, starter
 
 from engine.admission import Unlimited
 from engine.errors import InputFault, NotEnoughMemory
-from engine.pool import Pool, Resolved
+from engine.pool import Pool
+from engine.resolving import Resolved
 from engine.runner.protocol import LoadSettings
 from engine.server import sse
 from engine.server.aliases import Aliases

@@ -84,12 +84,13 @@ def _describe(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
     """OpenAI's fields, and the context the model really gets here, under the names clients look for."""
     loaded = state.pool.get(entry.id)
     ready = loaded is not None and loaded.ready
+    remote = entry.origin.kind == "remote"
     context = loaded.facts.n_ctx if loaded and loaded.facts else state.models.settings(entry).n_ctx
     return {
         "id": entry.id,
         "object": "model",
         "created": int(entry.added_at),
-        "owned_by": entry.origin.repo or "local",
+        "owned_by": (entry.origin.app if remote else entry.origin.repo) or "local",
         "name": entry.name,
         "origin": entry.origin.kind,
         "type": "model",  # this and the next two are what Anthropic's clients read
@@ -99,6 +100,6 @@ def _describe(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
         "max_model_len": context,
         "state": "loaded" if ready else "not-loaded",
         "capabilities": list(entry.capabilities),
-        **sampling_of(entry, state),
+        **({"remote": entry.origin.app, "problem": entry.problem} if remote else sampling_of(entry, state)),
         "meta": {"n_ctx": context, "n_ctx_train": entry.context_train, "n_params": entry.details.n_params},
     }

@@ -12,7 +12,8 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from engine.chat import structured
-from engine.chat.conversation import ChatQuery, check_tools
+from engine.chat.conversation import ChatQuery
+from engine.chat.tools.checks import check_tools
 from engine.chat.types import Message
 from engine.errors import EngineError, InputFault
 from engine.sampling import Chosen
@@ -59,6 +60,7 @@ async def create_response(request: Request) -> Response:
     if asked.query.output is not None:
         await state.checker.check(asked.query.output, asked.query.output_param)
     await state.models.entry(body.model)
+    state.pool.announce(body.model)
     silent = body.ignored() + asked.box.without_effect
     headers = ignored_header(silent)
     items = ItemStream(asked.response, asked.box)

@@ -1,0 +1,127 @@
+"""`tessera upstreams`: other servers (vLLM, SGLang, llama-server, another Tessera), and what may go there."""
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from app.cli.connection import connected
+from engine.api.upstreams import UpstreamRequest, UpstreamRow, UpstreamRule
+
+
+@click.group(help="Use models of other servers, by your rules only.")
+def command() -> None:
+    """Adding a server sends nothing there; a rule does."""
+
+
+@command.command("add")
+@click.argument("name")
+@click.argument("url")
+@click.option("--kind", type=click.Choice(["openai", "vllm", "sglang", "llama-server", "tessera"]), default=None)
+@click.option("--key", "ask_key", is_flag=True, help="Ask for a key; `tessera upstreams key` gives one later.")
+@click.option("--use-all", is_flag=True, help="Also add the rule that lets its models be used by their full names.")
+def add(name: str, url: str, kind: str | None, *, ask_key: bool, use_all: bool) -> None:
+    """Add a server, such as: tessera upstreams add desk http://10.0.0.2:8000."""
+    key = click.prompt("Key", hide_input=True) if ask_key else None
+    with connected() as client:
+        row = client.put_upstream(name, UpstreamRequest(url=url, kind=kind, key=key))  # type: ignore[arg-type]
+        if use_all:
+            client.put_upstream_rule(UpstreamRule(model=f"{name}/*", upstream=name))
+    _tell(row)
+    if row.plain_text:
+        click.echo("Not encrypted: whoever shares the network can read what is sent there. Use https or a tunnel.")
+    if not use_all:
+        click.echo(f"Nothing is sent there yet. To use its models: tessera upstreams route '{name}/*' {name}")
+
+
+@command.command("key")
+@click.argument("name")
+@click.option("--remove", is_flag=True, help="Forget the key.")
+def key(name: str, *, remove: bool) -> None:
+    """Give a server another key. It is asked for, so that it is in no history."""
+    given = None if remove else click.prompt("Key", hide_input=True)
+    with connected() as client:
+        _tell(client.set_upstream_key(name, given))
+
+
+@command.command("list")
+def list_upstreams() -> None:
+    """Servers, their models, and the rules."""
+    with connected() as client:
+        found = client.upstreams(check=True)
+    if not found.upstreams:
+        click.echo("There are none. Add one: tessera upstreams add NAME URL")
+        return
+    table = Table("name", "address", "kind", "state", "key", "models")
+    for row in found.upstreams:
+        models = ", ".join(f"{m.name}{'' if m.allowed else ' (no rule)'}" for m in row.models[:6])
+        more = f", and {len(row.models) - 6} more" if len(row.models) > 6 else ""  # noqa: PLR2004 - as above
+        table.add_row(row.name, row.url, row.kind, _state(row), row.key or "none", models + more)
+    Console().print(table)
+    for number, rule in enumerate(found.rules, 1):
+        click.echo(f"rule {number}: {_words(rule)}")
+    if not found.rules:
+        click.echo("No rules: nothing is sent to any of them.")
+
+
+@command.command("check")
+@click.argument("name")
+def check(name: str) -> None:
+    """Look whether a server is there and takes the key."""
+    with connected() as client:
+        row = client.check_upstream(name)
+    _tell(row)
+    if row.state != "ok":
+        raise click.ClickException(f"{name} is not well: {row.reason}")
+
+
+@command.command("remove")
+@click.argument("name")
+def remove(name: str) -> None:
+    """Forget a server, its key and its rules."""
+    with connected() as client:
+        client.remove_upstream(name)
+    click.echo(f"{name} is forgotten, with its key and rules.")
+
+
+@command.command("route")
+@click.argument("model")
+@click.argument("name")
+@click.option("--as", "as_model", default=None, help="What the model is called there.")
+@click.option("--queue", type=click.IntRange(0, 10_000), default=None, help="Only when more than N wait here.")
+@click.option("--unfit", is_flag=True, help="Only when the model does not fit here.")
+def route(model: str, name: str, as_model: str | None, queue: int | None, *, unfit: bool) -> None:
+    """Let requests for MODEL (a name, or a pattern such as 'desk/*') go to the server NAME."""
+    with connected() as client:
+        rules = client.put_upstream_rule(
+            UpstreamRule(model=model, upstream=name, as_model=as_model, queue=queue, unfit=unfit)
+        ).rules
+    for number, rule in enumerate(rules, 1):
+        click.echo(f"rule {number}: {_words(rule)}")
+
+
+@command.command("unroute")
+@click.argument("model")
+def unroute(model: str) -> None:
+    """Take back the rules for MODEL."""
+    with connected() as client:
+        client.remove_upstream_rule(model)
+    click.echo(f"Requests for {model} stay here.")
+
+
+def _tell(row: UpstreamRow) -> None:
+    click.echo(f"{row.name}: {row.url}, {_state(row)}")
+    if row.key == "file":
+        click.echo("There is no keyring here: the key is kept in a file that only this user can read.")
+
+
+def _state(row: UpstreamRow) -> str:
+    if row.state == "ok":
+        return f"ok, {len(row.models)} models, {row.latency_ms:.1f} ms"
+    return f"{row.state}: {row.reason}" if row.reason else row.state
+
+
+def _words(rule: UpstreamRule) -> str:
+    there = f"{rule.upstream} as {rule.as_model}" if rule.as_model else rule.upstream
+    when = [f"more than {rule.queue} wait here"] if rule.queue is not None else []
+    when += ["it does not fit here"] if rule.unfit else []
+    return f"{rule.model} to {there}, " + (f"when {' or '.join(when)}" if when else "always")

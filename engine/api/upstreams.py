@@ -1,0 +1,68 @@
+"""/tessera/v1/upstreams: other servers, the user's rules for them, and how they are."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Kind = Literal["openai", "vllm", "sglang", "llama-server", "tessera"]
+Name = Annotated[str, Meta(min_length=1, max_length=40)]
+ModelName = Annotated[str, Meta(min_length=1, max_length=200)]
+
+
+class UpstreamRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """PUT /tessera/v1/upstreams/{name}. `kind` None: seen from its list of models; `key` None: as it was."""
+
+    url: Annotated[str, Meta(min_length=1, max_length=2000)]
+    kind: Kind | None = None
+    key: Annotated[str, Meta(min_length=1, max_length=4000)] | None = None
+
+
+class UpstreamKeyRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """PUT /tessera/v1/upstreams/{name}/key; None removes it."""
+
+    key: Annotated[str, Meta(min_length=1, max_length=4000)] | None = None
+
+
+class UpstreamModel(msgspec.Struct, frozen=True, kw_only=True):
+    """One model there; `allowed`: a rule sends requests for its full name there."""
+
+    name: str
+    n_ctx: int = 0
+    capabilities: tuple[str, ...] = ()
+    allowed: bool = False
+
+
+class UpstreamRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One upstream. `state` is what the last look found, `at` when (0: never); `plain_text`: not encrypted."""
+
+    name: str
+    url: str
+    kind: Kind
+    state: Literal["unknown", "ok", "refused", "unreachable", "failed"]
+    reason: str = ""
+    at: float = 0.0
+    latency_ms: float = 0.0
+    key: Literal["keyring", "file"] | None = None
+    plain_text: bool = False
+    models: tuple[UpstreamModel, ...] = ()
+
+
+class UpstreamRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Requests for `model` may go to `upstream`, where the model is called `as_model`.
+
+    Always, or when more than `queue` requests wait here, or (`unfit`) when it does not fit here.
+    """
+
+    model: ModelName
+    upstream: Name
+    as_model: ModelName | None = None
+    queue: Annotated[int, Meta(ge=0, le=10_000)] | None = None
+    unfit: bool = False
+
+
+class Upstreams(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/upstreams. Earlier rules win."""
+
+    upstreams: tuple[UpstreamRow, ...] = ()
+    rules: tuple[UpstreamRule, ...] = ()

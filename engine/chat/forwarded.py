@@ -1,0 +1,195 @@
+"""A conversation for a server of OpenAI's protocol: what it is sent, and what it does not understand.
+
+What such a server cannot do is refused where the answer would be another one, and told in a note where it would
+only be drawn differently.
+"""
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from engine.chat.types import ImagePart, Message, NamedTool
+from engine.errors import InputFault
+from engine.types import Constraint, GenerationRequest
+
+if TYPE_CHECKING:
+    from engine.chat.conversation import ChatQuery
+
+# Sampling fields of OpenAI's protocol; all servers take them.
+_STANDARD: Final = frozenset(
+    {"temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed"}
+)
+# Others under the names of each kind. Source: vLLM SamplingParams, SGLang sampling_params.md, llama-server README.
+_GPU: Final = {"top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repetition_penalty"}
+_SAMPLING: Final[dict[str, dict[str, str] | None]] = {"openai": {}, "vllm": _GPU, "sglang": _GPU}
+_KNOWN: Final = frozenset({"openai", "vllm", "sglang", "llama-server", "tessera"})
+# Grammars each kind takes, and where they stand.
+_GRAMMARS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "vllm": {"regex": ("structured_outputs", "regex"), "gbnf": ("structured_outputs", "grammar")},
+    "sglang": {"regex": ("regex",), "gbnf": ("ebnf",)},
+    "llama-server": {"gbnf": ("grammar",)},
+    "tessera": {"regex": ("structured_outputs", "regex"), "gbnf": ("grammar",), "lark": ("grammar",)},
+}
+# Servers that render a template of the model's, and so take variables for it and beginnings of answers.
+_TEMPLATED: Final = frozenset({"vllm", "sglang", "llama-server", "tessera"})
+
+
+class ForwardedChat(GenerationRequest, frozen=True, kw_only=True):
+    """A chat that another server renders and parses. `body` is its request, but for model, seed and streaming."""
+
+    body: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+def forward(query: "ChatQuery", flavour: str) -> tuple[ForwardedChat, tuple[str, ...]]:
+    """The request for a server of this kind, and what it was not told.
+
+    Raises: InputFault: the answer could not be what was asked for.
+    """
+    kind = flavour if flavour in _KNOWN else "openai"
+    body: dict[str, Any] = {"messages": [_message(m, kind) for m in query.messages]}
+    silent: list[str] = []
+    _tools(query, body)
+    if query.output is not None:
+        _output(query.output, kind, query.output_param, body)
+    _reasoning(query, kind, body, silent)
+    _sampling(query, kind, body, silent)
+    _form(query, kind, body)
+    _length(query, kind, body, silent)
+    notes = (f"Not sent, for it is not understood there: {', '.join(silent)}.",) if silent else ()
+    # The prompt's text lets whoever counts by length count.
+    return ForwardedChat(prompt="", add_special=False, max_tokens=query.max_tokens, body=body), notes
+
+
+def _message(message: Message, kind: str) -> dict[str, Any]:
+    role = "system" if message.role == "developer" and kind != "openai" else message.role
+    out: dict[str, Any] = {"role": role}
+    if isinstance(message.content, str):
+        out["content"] = message.content
+    else:
+        out["content"] = [
+            {"type": "image_url", "image_url": {"url": _data_url(part)}}
+            if isinstance(part, ImagePart)
+            else {"type": "text", "text": part.text}
+            for part in message.content
+        ]
+    if message.tool_calls:
+        out["content"] = out["content"] or None
+        out["tool_calls"] = [
+            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+            for c in message.tool_calls
+        ]
+    if message.reasoning and kind != "openai":
+        out["reasoning_content"] = message.reasoning
+    if message.tool_call_id is not None:
+        out["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        out["name"] = message.name
+    return out
+
+
+def _data_url(image: ImagePart) -> str:
+    return f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
+
+
+def _tools(query: "ChatQuery", body: dict[str, Any]) -> None:
+    if not query.tools:
+        return
+    body["tools"] = [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.parameters,
+                **({"strict": True} if tool.strict else {}),
+            },
+        }
+        for tool in query.tools
+    ]
+    choice = query.tool_choice
+    body["tool_choice"] = (
+        {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
+    )
+    if not query.parallel_tool_calls:
+        body["parallel_tool_calls"] = False
+
+
+def _output(output: Constraint, kind: str, param: str, body: dict[str, Any]) -> None:
+    if output.kind == "json_object":
+        body["response_format"] = {"type": "json_object"}
+        return
+    if output.kind == "json_schema":
+        schema = {"name": "answer", "schema": json.loads(output.source), "strict": True}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return
+    place = _GRAMMARS.get(kind, {}).get(output.kind)
+    if place is None:
+        raise InputFault(f"{param}: a server of kind {kind} takes no {output.kind}; use a JSON schema.", param)
+    body[place[0]] = output.source if len(place) == 1 else {place[1]: output.source}
+
+
+def _reasoning(query: "ChatQuery", kind: str, body: dict[str, Any], silent: list[str]) -> None:
+    variables = dict(query.template_variables)
+    if query.thinking is not None:
+        variables |= {"enable_thinking": query.thinking, "thinking": query.thinking}
+    if variables and kind in _TEMPLATED:
+        body["chat_template_kwargs"] = variables
+    elif variables:
+        silent.extend(variables)
+    if query.reasoning_effort is not None:
+        body["reasoning_effort"] = query.reasoning_effort
+    if query.reasoning_budget is not None:
+        if kind == "tessera":
+            body["reasoning_budget"] = query.reasoning_budget
+        else:
+            silent.append("reasoning_budget")
+
+
+def _sampling(query: "ChatQuery", kind: str, body: dict[str, Any], silent: list[str]) -> None:
+    names = _SAMPLING.get(kind)  # None: it takes ours as they are
+    for name, value in query.sampling.items():
+        if value is None:
+            continue
+        if name in _STANDARD:
+            body[name] = {str(k): v for k, v in value.items()} if name == "logit_bias" else value
+        elif names is None or name in names:
+            body[name if names is None else names[name]] = value
+        else:
+            silent.append(name)
+    if query.logprobs is not None:
+        body |= {"logprobs": True, "top_logprobs": query.logprobs}
+
+
+def _form(query: "ChatQuery", kind: str, body: dict[str, Any]) -> None:
+    if query.template is not None:
+        if kind not in {"vllm", "tessera"}:
+            raise InputFault(f"chat_template: a server of kind {kind} takes none.", "chat_template")
+        body["chat_template"] = query.template
+    if query.continue_final:
+        if kind not in _TEMPLATED:
+            raise InputFault("messages: a server of kind openai does not go on with an answer.", "messages")
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
+    if query.lora:
+        raise InputFault("lora: adapters are chosen here only; name the adapter's model there instead.", "lora")
+
+
+def _length(query: "ChatQuery", kind: str, body: dict[str, Any], silent: list[str]) -> None:
+    if query.max_tokens is not None:
+        body["max_completion_tokens" if kind == "openai" else "max_tokens"] = query.max_tokens
+    if query.stop:
+        body["stop"] = list(query.stop)
+    extensions = {
+        "ignore_eos": query.ignore_eos or None,
+        "min_tokens": query.min_tokens or None,
+        "stop_token_ids": list(query.stop_token_ids) or None,
+    }
+    ours = {"context_shift": query.context_shift or None, "loop_guard": query.loop_guard or None}
+    for name, value in (extensions | ours).items():
+        if value is None:
+            continue
+        if kind == "tessera" or (name in extensions and kind in {"vllm", "sglang"}):
+            body[name] = value
+        elif name != "loop_guard":  # nothing changes where no answer goes round in circles
+            silent.append(name)

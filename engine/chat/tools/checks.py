@@ -1,0 +1,31 @@
+"""What a request says about tools, checked before anything is made of it."""
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from engine.chat.types import NamedTool
+from engine.errors import InputFault
+
+if TYPE_CHECKING:
+    from engine.chat.conversation import ChatQuery
+
+# What a call's name may be without breaking a grammar or a template; OpenAI allows 64 of [A-Za-z0-9_-].
+_NAME: Final = re.compile(r"[^\s\"'<>{}\[\]()\\]{1,128}")
+
+
+def check_tools(query: "ChatQuery") -> None:
+    """Names that work, no duplicates, and a choice that names one of them.
+
+    Raises: InputFault: naming the field.
+    """
+    names = [tool.name for tool in query.tools]
+    for index, name in enumerate(names):
+        if not _NAME.fullmatch(name):
+            raise InputFault(f"{query.tools_param}[{index}]: {name!r} cannot be a tool's name.", query.tools_param)
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputFault(f"{query.tools_param}: {twice!r} is defined twice.", query.tools_param)
+    if isinstance(query.tool_choice, NamedTool) and query.tool_choice.name not in names:
+        raise InputFault(f"tool_choice names {query.tool_choice.name!r}, which is not in tools.", "tool_choice")
+    if query.tool_choice == "required" and not names:
+        raise InputFault("tool_choice is required, but there are no tools.", "tool_choice")

@@ -1,0 +1,213 @@
+"""The upstreams of this installation, the user's rules for them, and what was seen of them."""
+
+import re
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from engine.errors import InputFault
+from engine.json_store import JsonStore
+from engine.library.types import Details, ModelEntry, Origin
+from engine.upstreams.errors import NoRule
+from engine.upstreams.keys import UpstreamKeys
+from engine.upstreams.types import PREFIX, Health, Kept, Kind, Known, Rule, Upstream, Way
+
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
+MOST: Final = 100
+
+
+class UpstreamBook:
+    """Kept in a file that terminal and server share; health is what this process saw."""
+
+    def __init__(self, config: Path | None = None) -> None:
+        self._store = JsonStore(config / "upstreams.json" if config else None, Kept, Kept)
+        self.keys = UpstreamKeys(config / "upstream-keys.json" if config else None)
+        self._health: dict[str, Health] = {}
+
+    @property
+    def kept(self) -> Kept:
+        """Upstreams and rules as the user left them."""
+        return self._store.get()
+
+    def get(self, name: str) -> Upstream:
+        """One upstream. Raises: InputFault."""
+        found = next((u for u in self.kept.upstreams if u.name == name), None)
+        if found is None:
+            known = ", ".join(u.name for u in self.kept.upstreams) or "none"
+            raise InputFault(f"There is no upstream named {name!r}; there are: {known}.", "name")
+        return found
+
+    def add(self, name: str, url: str, kind: Kind | None = None) -> Upstream:
+        """Add an upstream, or change its address. Raises: InputFault: a bad name or address."""
+        if not _NAME.fullmatch(name):
+            raise InputFault(
+                f"{name!r} cannot name an upstream: lower-case letters, digits, dots, dashes, up to 40.", "name"
+            )
+        upstream = Upstream(name=name, url=checked_url(url), kind=kind)
+        kept = self.kept
+        others = tuple(u for u in kept.upstreams if u.name != name)
+        if len(others) >= MOST:
+            raise InputFault(f"There are already {MOST} upstreams.", "name")
+        models = {n: m for n, m in kept.models.items() if n != name}
+        self._store.put(msgspec.structs.replace(kept, upstreams=(*others, upstream), models=models))
+        self._health.pop(name, None)
+        return upstream
+
+    def remove(self, name: str) -> None:
+        """Forget an upstream, its key and its rules. Raises: InputFault."""
+        self.get(name)
+        kept = self.kept
+        left = Kept(
+            upstreams=tuple(u for u in kept.upstreams if u.name != name),
+            rules=tuple(r for r in kept.rules if r.upstream != name),
+            models={n: m for n, m in kept.models.items() if n != name},
+        )
+        self._store.put(left)
+        self._health.pop(name, None)
+        self.keys.remove(name)
+
+    def add_rule(self, rule: Rule) -> None:
+        """Add a rule; one for the same model and upstream is replaced. Raises: InputFault."""
+        self.get(rule.upstream)
+        inside = rule.model.startswith(f"{rule.upstream}/")
+        if ("*" in rule.model or "?" in rule.model) and rule.as_model is None and not inside:
+            raise InputFault(
+                f"{rule.model!r} means several models; say which one they are there with --as.", "as_model"
+            )
+        if inside and not rule.always:
+            raise InputFault(f"{rule.model} runs on {rule.upstream} only; such a rule has no condition.", "queue")
+        kept = self.kept
+        others = tuple(r for r in kept.rules if (r.model, r.upstream) != (rule.model, rule.upstream))
+        self._store.put(msgspec.structs.replace(kept, rules=(*others, rule)))
+
+    def remove_rule(self, model: str, upstream: str | None = None) -> int:
+        """Remove the rules for a model; returns how many there were."""
+        kept = self.kept
+        left = tuple(r for r in kept.rules if r.model != model or upstream not in (None, r.upstream))
+        if len(left) < len(kept.rules):
+            self._store.put(msgspec.structs.replace(kept, rules=left))
+        return len(kept.rules) - len(left)
+
+    # ---- what was seen
+
+    def health(self, name: str) -> Health:
+        """What the last look found; its models also from before this process."""
+        found = self._health.get(name)
+        return found or Health(models=self.kept.models.get(name, ()))
+
+    def saw(self, name: str, health: Health) -> None:
+        """Keep what a look found. One that failed leaves the models that are known."""
+        kept = self.kept
+        if health.state != "ok":
+            self._health[name] = msgspec.structs.replace(health, models=self.health(name).models)
+            return
+        self._health[name] = health
+        if kept.models.get(name) != health.models and any(u.name == name for u in kept.upstreams):
+            self._store.put(msgspec.structs.replace(kept, models={**kept.models, name: health.models}))
+
+    def known(self, upstream: str, model: str) -> Known | None:
+        """What is known of a model there."""
+        return next((k for k in self.health(upstream).models if k.name == model), None)
+
+    # ---- where a request goes
+
+    def way(self, model: str) -> Way | None:
+        """Where requests for this name always go; None: they stay here.
+
+        Raises: NoRule: the name is that of an upstream's model, and no rule sends it there.
+        """
+        found = self._first(model, lambda rule: rule.always)
+        if found is None and (upstream := self._owner(model)) is not None:
+            raise NoRule(model, upstream)
+        return found
+
+    def allows(self, model: str) -> bool:
+        """Requests for this name always go elsewhere."""
+        return self._first(model, lambda rule: rule.always) is not None
+
+    def relief(self, model: str, *, queued: int | None) -> Way | None:
+        """Where a request goes that would wait behind `queued` others here, or (None) whose model does not fit."""
+        if queued is None:
+            return self._first(model, lambda rule: rule.unfit)
+        return self._first(model, lambda rule: rule.queue is not None and queued > rule.queue)
+
+    def _first(self, model: str, holds: Callable[[Rule], bool]) -> Way | None:
+        kept = self.kept
+        if not kept.rules:
+            return None
+        for rule in kept.rules:
+            if fnmatchcase(model, rule.model) and holds(rule):
+                upstream = next((u for u in kept.upstreams if u.name == rule.upstream), None)
+                if upstream is not None:
+                    return Way(
+                        upstream=upstream,
+                        model=rule.as_model or model.removeprefix(f"{rule.upstream}/"),
+                        rule=rule,
+                    )
+        return None
+
+    def _owner(self, model: str) -> str | None:
+        head, slash, _ = model.partition("/")
+        return head if slash and any(u.name == head for u in self.kept.upstreams) else None
+
+    # ---- as the library lists them
+
+    def entries(self) -> tuple[ModelEntry, ...]:
+        """Every model of every upstream, as the library lists models."""
+        kept = self.kept
+        return tuple(self._entry(u, known) for u in kept.upstreams for known in self.health(u.name).models)
+
+    def entry(self, name: str) -> ModelEntry | None:
+        """The model that a request for this name would reach, if a rule or its prefix says that it is elsewhere."""
+        way = self._first(name, lambda rule: rule.always)
+        if way is not None:
+            known = self.known(way.upstream.name, way.model) or Known(name=way.model)
+            return msgspec.structs.replace(self._entry(way.upstream, known), id=name)
+        owner = self._owner(name)
+        if owner is None:
+            return None
+        known_there = self.known(owner, name.removeprefix(f"{owner}/"))
+        return None if known_there is None else self._entry(self.get(owner), known_there)
+
+    def _entry(self, upstream: Upstream, known: Known) -> ModelEntry:
+        health = self.health(upstream.name)
+        down = health.state in {"refused", "unreachable", "failed"}
+        return ModelEntry(
+            id=f"{upstream.name}/{known.name}",
+            name=f"{known.name} (on {upstream.name})",
+            format="remote",
+            files=(),
+            origin=Origin(kind="remote", app=upstream.name, repo=upstream.url),
+            details=Details(
+                architecture="remote", quantization="", context_train=known.n_ctx, capabilities=known.capabilities
+            ),
+            added_at=0.0,
+            folder=f"{PREFIX}{upstream.name}/{known.name}",
+            problem=health.reason if down else None,
+        )
+
+
+def checked_url(url: str) -> str:
+    """An address without `/v1` at its end. Raises: InputFault: it is none, or holds a password."""
+    try:
+        parts = urlsplit(url.strip())
+        port = parts.port
+    except ValueError as error:
+        raise InputFault(f"{url!r} is no address: {error}.", "url") from None
+    del port
+    clean = all(c.isprintable() and not c.isspace() for c in url.strip())
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not clean:
+        raise InputFault(f"{url!r} is no address such as http://10.0.0.2:8000.", "url")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise InputFault("The address must hold no password, query or fragment; keys are given apart.", "url")
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+
+
+def is_plain_text(url: str) -> bool:
+    """Whether what is sent there can be read on the way: no TLS, and not this machine."""
+    parts = urlsplit(url)
+    return parts.scheme == "http" and parts.hostname not in {"127.0.0.1", "localhost", "::1"}

@@ -1,0 +1,248 @@
+"""A lean HTTP/1.1 client for streamed answers: kept connections, llhttp's parser, pieces handed on as they come.
+
+A general client costs about as much for each piece as the server's own work on it; a gateway has to pay it for
+every token.
+"""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+from urllib.parse import urlsplit
+
+import httptools
+
+from engine.upstreams.errors import UpstreamBrokeOff, UpstreamUnreachable
+
+CONNECT_S: Final = 5.0
+# Bytes read ahead of whoever takes them; beyond it the upstream waits.
+AHEAD_BYTES: Final = 1 << 20
+# Idle connections kept for the next requests.
+KEPT: Final = 32
+# A body of an answer that is read whole is cut here: lists of models and errors are far smaller, embeddings fit.
+MOST_BYTES: Final = 256 << 20
+
+
+class Connection(asyncio.Protocol):
+    """One connection. `status`, `headers` and the body belong to the request that was sent last."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._wake = asyncio.Event()
+        self.lost = False
+        self.error: Exception | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.complete = False
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._paused = False
+
+    # ---- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self.error = error
+            self.close()
+        if self._held > AHEAD_BYTES and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        self.error = self.error or exc
+        # A body without a length ends with its connection.
+        lengthless = "content-length" not in self.headers and "chunked" not in self.headers.get(
+            "transfer-encoding", ""
+        )
+        if self.status and lengthless and exc is None:
+            self.complete = True
+        self._wake.set()
+
+    # ---- httptools
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+        self._held += len(body)
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+    # ---- for the caller
+
+    @property
+    def reusable(self) -> bool:
+        """The last answer was read to its end and the other side keeps the connection."""
+        return self.complete and not self.lost and self._parser.should_keep_alive()
+
+    def send(self, data: bytes) -> None:
+        """Begin a request."""
+        assert self._transport is not None
+        self._reset()
+        self._wake.clear()
+        self._transport.write(data)
+
+    def close(self) -> None:
+        """Hang up: the other side stops working for us."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def begun(self) -> bool:
+        """Wait for the status; False: the connection was lost before it came."""
+        while not self.status:
+            if self.lost:
+                return False
+            await self._next()
+        return True
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """The body as it comes; all that has come is one piece. Raises: ConnectionError: it was cut."""
+        while True:
+            if self._pieces:
+                piece = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+                self._pieces, self._held = [], 0
+                if self._paused and self._transport is not None:
+                    self._paused = False
+                    self._transport.resume_reading()
+                yield piece
+            elif self.complete:
+                return
+            elif self.lost:
+                raise ConnectionError(str(self.error or "the connection was closed in the middle"))
+            else:
+                await self._next()
+
+    async def _next(self) -> None:
+        await self._wake.wait()
+        self._wake.clear()
+
+
+class Answer:
+    """An answer whose status is known."""
+
+    def __init__(self, name: str, connection: Connection) -> None:
+        self._name = name
+        self._connection = connection
+        self.status = connection.status
+        self.headers = connection.headers
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """The body as it comes. Raises: UpstreamBrokeOff."""
+        try:
+            async for piece in self._connection.pieces():
+                yield piece
+        except ConnectionError as error:
+            raise UpstreamBrokeOff(self._name, f"{self._name} broke off the answer: {error}.") from error
+
+    async def read(self) -> bytes:
+        """The whole body. Raises: UpstreamBrokeOff: cut, or longer than any honest answer."""
+        parts: list[bytes] = []
+        async for piece in self.pieces():
+            parts.append(piece)
+            if sum(map(len, parts)) > MOST_BYTES:
+                raise UpstreamBrokeOff(self._name, f"{self._name} sent more than {MOST_BYTES >> 20} MiB.")
+        return b"".join(parts)
+
+
+class HttpClient:
+    """Requests to one upstream; use from one event loop. Redirects are not followed: a key goes nowhere else."""
+
+    def __init__(self, name: str, url: str) -> None:
+        self._name, self._url = name, url
+        parts = urlsplit(url)
+        self._host, self._path = parts.hostname or "", parts.path.rstrip("/")
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._port = parts.port or (443 if self._tls else 80)
+        self._netloc = parts.netloc.rpartition("@")[2]
+        self._idle: list[Connection] = []
+
+    @asynccontextmanager
+    async def request(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[Answer, None]:
+        """Send a request; leaving before the answer's end hangs up.
+
+        Raises: UpstreamUnreachable, UpstreamBrokeOff.
+        """
+        lines = {"host": self._netloc, "content-length": str(len(body)), "accept": "*/*", **(headers or {})}
+        if body:
+            lines["content-type"] = "application/json"
+        head = f"{method} {self._path}{path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items())
+        data = head.encode("latin-1", "replace") + b"\r\n" + body
+        connection = await self._sent(data)
+        try:
+            yield Answer(self._name, connection)
+        finally:
+            if connection.reusable and len(self._idle) < KEPT:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    async def _sent(self, data: bytes) -> Connection:
+        """The connection that answers. One that was kept may be gone by now: then a new one is tried, once."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.lost:
+                continue
+            connection.send(data)
+            if await self._begun(connection):
+                return connection
+        connection = await self._connect()
+        connection.send(data)
+        if not await self._begun(connection):
+            reason = connection.error or "it closed the connection without an answer"
+            raise UpstreamBrokeOff(self._name, f"{self._name} did not answer: {reason}.")
+        return connection
+
+    @staticmethod
+    async def _begun(connection: Connection) -> bool:
+        try:
+            return await connection.begun()
+        except BaseException:
+            connection.close()
+            raise
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=self._tls)
+        except TimeoutError:
+            raise UpstreamUnreachable(self._name, self._url, f"no connection within {CONNECT_S:.0f} s") from None
+        except (OSError, ValueError) as error:
+            raise UpstreamUnreachable(self._name, self._url, _reason(error)) from error
+        return connection
+
+    def close(self) -> None:
+        """Close what is kept."""
+        with contextlib.suppress(RuntimeError):  # the loop may be closed already
+            for connection in self._idle:
+                connection.close()
+        self._idle.clear()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({error.verify_message})"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error)

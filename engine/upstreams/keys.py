@@ -1,0 +1,88 @@
+"""Keys of upstreams: in the system's keyring, or, where there is none, in a file for this user only."""
+
+import logging
+import secrets
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from engine.json_store import JsonStore
+
+log = logging.getLogger(__name__)
+_SERVICE: Final = "tessera-upstreams"
+Place = Literal["keyring", "file"]
+
+
+class KeptKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key, or (None) a sign that the keyring has it. `revision` is another one for each key that is given."""
+
+    revision: str
+    key: str | None = None
+
+
+class UpstreamKeys:
+    """Name of an upstream to its key. All calls but `kept` block; a keyring may ask the user to unlock it."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._file = JsonStore(path, dict[str, KeptKey], dict, private=True)
+
+    def kept(self, name: str) -> KeptKey | None:
+        """What the file says; nobody is asked to unlock a keyring that holds nothing of ours."""
+        return self._file.get().get(name)
+
+    def get(self, name: str) -> str | None:
+        """The key, or None."""
+        kept = self.kept(name)
+        if kept is None:
+            return None
+        return kept.key if kept.key is not None else _from_keyring(name)
+
+    def put(self, name: str, key: str) -> Place:
+        """Keep a key; tells where it went. Raises: OSError: the file cannot be written."""
+        where: Place = "keyring" if _to_keyring(name, key) else "file"
+        entry = KeptKey(revision=secrets.token_hex(8), key=None if where == "keyring" else key)
+        self._file.put({**self._file.get(), name: entry})
+        return where
+
+    def remove(self, name: str) -> None:
+        """Forget a key, if there is one."""
+        kept = dict(self._file.get())
+        entry = kept.pop(name, None)
+        if entry is None:
+            return
+        if entry.key is None:
+            _to_keyring(name, None)
+        self._file.put(kept)
+
+    def place(self, name: str) -> Place | None:
+        """Where its key is kept; None: it has none."""
+        kept = self.kept(name)
+        return None if kept is None else "file" if kept.key is not None else "keyring"
+
+
+def _from_keyring(name: str) -> str | None:
+    import keyring  # noqa: PLC0415 - takes 60 ms and is needed only here
+    import keyring.errors  # noqa: PLC0415 - the same
+
+    try:
+        return keyring.get_password(_SERVICE, name)
+    except (keyring.errors.KeyringError, OSError) as error:
+        log.warning("the keyring does not give the key of upstream %s: %s", name, type(error).__name__)
+        return None
+
+
+def _to_keyring(name: str, key: str | None) -> bool:
+    """Write or delete a key; False where there is no keyring."""
+    import keyring  # noqa: PLC0415 - see above
+    import keyring.errors  # noqa: PLC0415 - see above
+
+    try:
+        if key is None:
+            keyring.delete_password(_SERVICE, name)
+        else:
+            keyring.set_password(_SERVICE, name, key)
+    except (keyring.errors.KeyringError, OSError) as error:
+        log.info("no keyring: %s", type(error).__name__)
+        return False
+    return True

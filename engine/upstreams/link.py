@@ -1,0 +1,89 @@
+"""The way to one upstream: its connections, its key, and whether it is well."""
+
+import asyncio
+import time
+from typing import Any, Final
+
+import msgspec
+
+from engine.upstreams.book import UpstreamBook
+from engine.upstreams.errors import UpstreamBrokeOff, UpstreamFault, UpstreamRefusesKey, UpstreamUnreachable
+from engine.upstreams.http import HttpClient
+from engine.upstreams.keys import KeptKey
+from engine.upstreams.listing import NoList, read_list
+from engine.upstreams.replies import refusal
+from engine.upstreams.types import Health, Upstream
+
+# A list of models comes at once or not at all.
+LOOK_S: Final = 5.0
+OK: Final = 200
+encode = msgspec.json.encode
+
+
+class UpstreamLink:
+    """One upstream: its connections and its key."""
+
+    def __init__(self, upstream: Upstream, book: UpstreamBook) -> None:
+        self.upstream = upstream
+        self.client = HttpClient(upstream.name, upstream.url)
+        self._book = book
+        self._key: tuple[KeptKey | None, dict[str, str]] = (None, {})
+
+    async def headers(self) -> dict[str, str]:
+        """The key, as a header; read again when the user gave another."""
+        kept = self._book.keys.kept(self.upstream.name)
+        if kept != self._key[0]:
+            key = await asyncio.to_thread(self._book.keys.get, self.upstream.name)
+            self._key = (kept, {"authorization": f"Bearer {key}"} if key else {})
+        return self._key[1]
+
+    async def look(self) -> Health:
+        """Ask for the list of models, and keep what comes of it."""
+        health = await self._look()
+        await asyncio.to_thread(self._book.saw, self.upstream.name, health)
+        return self._book.health(self.upstream.name)
+
+    async def _look(self) -> Health:
+        name, begun, now = self.upstream.name, time.monotonic(), time.time()
+        try:
+            async with (
+                asyncio.timeout(LOOK_S),
+                self.client.request("GET", "/v1/models", b"", await self.headers()) as a,
+            ):
+                status, body = a.status, await a.read()
+        except TimeoutError:
+            return Health(state="unreachable", at=now, reason=f"no answer within {LOOK_S:.0f} s")
+        except UpstreamUnreachable as error:
+            return Health(state="unreachable", at=now, reason=error.reason)
+        except UpstreamFault as error:
+            return Health(state="failed", at=now, reason=str(error))
+        latency = time.monotonic() - begun
+        if status != OK:
+            refused = refusal(name, status, body)
+            return Health(
+                state="refused" if isinstance(refused, UpstreamRefusesKey) else "failed",
+                at=now,
+                latency_s=latency,
+                reason=refused.said if isinstance(refused, UpstreamRefusesKey) else str(refused),
+            )
+        try:
+            kind, models = read_list(body)
+        except NoList as error:
+            return Health(state="failed", at=now, latency_s=latency, reason=str(error))
+        return Health(state="ok", at=now, latency_s=latency, kind=self.upstream.kind or kind, models=models)
+
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        """A JSON answer. Raises: what `refusal` makes of another status; UpstreamBrokeOff: it is no JSON."""
+        name = self.upstream.name
+        async with self.client.request("POST", path, encode(body), await self.headers()) as answer:
+            raw = await answer.read()
+            if answer.status != OK:
+                raise refusal(name, answer.status, raw, str(body.get("model", "")))
+        try:
+            return msgspec.json.decode(raw)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise UpstreamBrokeOff(name, f"{name} answers {path} with something that is no JSON.") from error
+
+    def close(self) -> None:
+        """Close its connections."""
+        self.client.close()

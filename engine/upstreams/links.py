@@ -1,0 +1,43 @@
+"""The ways to all upstreams, made when they are first needed and anew when an address changed."""
+
+import asyncio
+
+from engine.upstreams.book import UpstreamBook
+from engine.upstreams.link import UpstreamLink
+from engine.upstreams.runner import UpstreamRunner
+from engine.upstreams.types import PREFIX, Health
+
+
+class UpstreamLinks:
+    """One for each server process; use from its event loop."""
+
+    def __init__(self, book: UpstreamBook) -> None:
+        self.book = book
+        self._links: dict[str, UpstreamLink] = {}
+
+    def link(self, name: str) -> UpstreamLink:
+        """The way to an upstream. Raises: InputFault: there is none of that name."""
+        upstream = self.book.get(name)
+        known = self._links.get(name)
+        if known is None or known.upstream != upstream:
+            if known is not None:
+                known.close()
+            known = self._links[name] = UpstreamLink(upstream, self.book)
+        return known
+
+    async def look(self, name: str | None = None) -> dict[str, Health]:
+        """How an upstream is, or how all are."""
+        names = [name] if name is not None else [u.name for u in self.book.kept.upstreams]
+        found = await asyncio.gather(*(self.link(n).look() for n in names))
+        return dict(zip(names, found, strict=True))
+
+    def runner(self, path: str) -> UpstreamRunner:
+        """A runner for a model of an upstream. Raises: InputFault: the upstream was removed."""
+        name, _, model = path.removeprefix(PREFIX).partition("/")
+        return UpstreamRunner(self.link(name), model, self.book)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for link in self._links.values():
+            link.close()
+        self._links.clear()

@@ -1,0 +1,58 @@
+"""What an upstream's refusals mean here."""
+
+import re
+from typing import Final
+
+import msgspec
+
+from engine.errors import ContextOverflow, EngineError, InputFault, ModelNotFound
+from engine.upstreams.errors import UpstreamBusy, UpstreamFault, UpstreamRefusesKey
+from engine.upstreams.stream import said
+
+# vLLM: "maximum context length is 4096 tokens. However, you requested 5005 tokens (4993 in the messages, …)";
+# SGLang: "The input (5000 tokens) is longer than the model's context length (4096 tokens)". Others have fields.
+_LONG: Final = (
+    re.compile(r"context length is (?P<has>\d+) tokens[^0-9]*(?P<asked>\d+)", re.DOTALL),
+    re.compile(r"(?P<asked>\d+) tokens\) is longer than the model's context length \((?P<has>\d+)"),
+)
+_FIELDS: Final = (("n_prompt_tokens", "n_ctx"), ("prompt_tokens", "context_tokens"))
+_REFUSED: Final = frozenset({401, 403})
+_ABSENT: Final = 404
+_BUSY: Final = 429
+_CLIENT: Final = range(400, 500)
+
+
+def refusal(name: str, status: int, body: bytes, model: str = "") -> EngineError:
+    """The error that an answer with this status stands for."""
+    words, fields = _words(body)
+    if status in _REFUSED:
+        return UpstreamRefusesKey(name, f"{status}: {words}")
+    if status == _ABSENT and (not words or "model" in words.lower()):
+        return ModelNotFound(f"{name}/{model}")
+    if status == _BUSY:
+        return UpstreamBusy(name, f"{name} takes no more requests now: {words}", status)
+    if status not in _CLIENT:
+        return UpstreamFault(name, f"{name} failed ({status}): {words}", status)
+    param = fields.get("param")
+    plain = InputFault(f"{name} refuses the request ({status}): {words}", param if isinstance(param, str) else None)
+    return _overflow(words, fields) or plain
+
+
+def _overflow(words: str, fields: dict[str, object]) -> ContextOverflow | None:
+    """Too long a prompt: clients shorten it when they are told so in their own protocol."""
+    for asked, has in _FIELDS:
+        prompt, context = fields.get(asked), fields.get(has)
+        if isinstance(prompt, int) and isinstance(context, int):
+            return ContextOverflow(prompt, context)
+    found = next((m for m in (form.search(words) for form in _LONG) if m), None)
+    return ContextOverflow(int(found["asked"]), int(found["has"])) if found else None
+
+
+def _words(body: bytes) -> tuple[str, dict[str, object]]:
+    """What a body says, and the fields of its error."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, RecursionError):
+        return body[:300].decode("utf-8", "replace").strip(), {}
+    error = value.get("error", value) if isinstance(value, dict) else value
+    return said(error), error if isinstance(error, dict) else {}

@@ -1,0 +1,247 @@
+"""A model of an upstream with a runner's face: the pool hands it out like one that runs here."""
+
+import struct
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, Final
+
+from engine.chat.conversation import AnswerLogprobs
+from engine.chat.events import AnswerEvent, TextDelta
+from engine.chat.forwarded import ForwardedChat
+from engine.errors import InputFault
+from engine.runner.buffers import BufferLog
+from engine.runner.protocol import Embedded, LoadSettings, Stats
+from engine.types import Delta, Done, Event, GenerationRequest, ModelFacts, Started, Timings, Usage
+from engine.upstreams.book import UpstreamBook
+from engine.upstreams.errors import UpstreamFault, UpstreamRefusesKey, UpstreamUnreachable
+from engine.upstreams.link import OK, UpstreamLink, encode
+from engine.upstreams.replies import refusal
+from engine.upstreams.stream import ChatReader
+from engine.upstreams.types import Health, Known
+
+# What is assumed of a model whose context nobody tells: its server refuses what is too long.
+UNTOLD_CONTEXT: Final = 131_072
+
+
+class UpstreamRunner:
+    """What the pool and the routes ask of a runner, over the network."""
+
+    pid = None
+    died = None
+
+    def __init__(self, link: UpstreamLink, model: str, book: UpstreamBook) -> None:
+        self._link, self._model, self._book = link, model, book
+        self._stopped = False
+        self._generated = 0
+        self.active_requests = 0
+        self.buffers = BufferLog()
+        self.facts: ModelFacts | None = None
+
+    @property
+    def alive(self) -> bool:
+        """It can be asked, and is still where the user says; whether the other side answers shows then."""
+        return not self._stopped and self._link.upstream in self._book.kept.upstreams
+
+    async def load(
+        self, settings: LoadSettings, on_progress: Callable[[str, float], None] | None = None
+    ) -> ModelFacts:
+        """Look whether the upstream is there and has the model. Raises: UpstreamFault, InputFault."""
+        del on_progress
+        name, url = self._link.upstream.name, self._link.upstream.url
+        health = await self._link.look()
+        if health.state == "refused":
+            raise UpstreamRefusesKey(name, health.reason)
+        if health.state == "unreachable":
+            raise UpstreamUnreachable(name, url, health.reason)
+        if health.state != "ok":
+            raise UpstreamFault(name, f"{name} at {url} does not answer as it should: {health.reason}")
+        known = self._book.known(name, self._model)
+        if known is None and health.models:
+            there = ", ".join(m.name for m in health.models[:8])
+            raise InputFault(f"{name} has no model named {self._model!r}; it has: {there}.", "model")
+        self.facts = _facts(known or Known(name=self._model), health, settings)
+        return self.facts
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Event | AnswerEvent | AnswerLogprobs]:
+        """The answer as it comes; leaving early hangs up, and the upstream stops. Raises: as `refusal`."""
+        chat = isinstance(request, ForwardedChat)
+        body = _chat_body(request) if isinstance(request, ForwardedChat) else _completion_body(request)
+        body |= {"model": self._model, "stream": True, "stream_options": {"include_usage": True}}
+        reader = ChatReader(self._link.upstream.name)
+        clock = _Clock()
+        self.active_requests += 1
+        try:
+            path = "/v1/chat/completions" if chat else "/v1/completions"
+            client, headers = self._link.client, await self._link.headers()
+            async with client.request("POST", path, encode(body), headers) as answer:
+                if answer.status != OK:
+                    raise refusal(self._link.upstream.name, answer.status, await answer.read(), self._model)
+                yield Started(prompt_tokens=0, cached_tokens=0)
+                async with aclosing(answer.pieces()) as pieces:
+                    async for piece in pieces:
+                        for event in reader.feed(piece):
+                            clock.tick()
+                            yield event if chat else _plain(event)
+                        if reader.fault is not None:
+                            raise reader.fault
+                for event in reader.end():
+                    yield event
+        except UpstreamUnreachable as error:
+            self._stopped = True  # the next request looks again, and goes another way if the user's rules have one
+            self._book.saw(error.upstream, Health(state="unreachable", at=time.time(), reason=error.reason))
+            raise
+        finally:
+            self.active_requests -= 1
+        usage = reader.usage if reader.usage.completion_tokens else Usage(completion_tokens=reader.pieces)
+        self._generated += usage.completion_tokens
+        yield Done(finish_reason=reader.finish_reason or "stop", usage=usage, timings=clock.timings())
+
+    async def count(self, request: ForwardedChat) -> int:
+        """Tokens of a conversation. Raises: InputFault: this kind of server does not count."""
+        if self.facts is not None and self.facts.forwards == "tessera":
+            asked = {"model": self._model, "messages": request.body["messages"]}
+            told = await self._link.post("/v1/messages/count_tokens", asked)
+            return int(told["input_tokens"])
+        return len(await self._tokens({"messages": request.body["messages"]}))
+
+    async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Text to token ids, as the upstream's model counts. Raises: InputFault: it does not tell."""
+        del parse_special
+        return await self._tokens(
+            {"content": text, "prompt": text, "add_special": add_special, "add_special_tokens": add_special}
+        )
+
+    async def _tokens(self, asked: dict[str, Any]) -> list[int]:
+        if self.facts is None or self.facts.forwards in {"openai", "sglang"}:
+            raise InputFault(f"{self._link.upstream.name} does not tell how it counts tokens.", "model")
+        told = await self._link.post("/tokenize", {"model": self._model, **asked})
+        tokens = told.get("tokens") if isinstance(told, dict) else None
+        return [t for t in tokens if isinstance(t, int)] if isinstance(tokens, list) else []
+
+    async def detokenize(self, token_ids: list[int], *, special: bool = True) -> list[bytes]:
+        """Not known of another server's tokens. Raises: InputFault."""
+        del token_ids, special
+        raise InputFault(f"{self._link.upstream.name} does not tell the text of single tokens.", "tokens")
+
+    async def embed(
+        self,
+        inputs: list[str | list[int]],
+        *,
+        normalize: bool = True,
+        query: str | None = None,
+        truncate: bool = False,
+    ) -> Embedded:
+        """Embeddings, or scores for `query`. Raises: as `refusal`."""
+        del normalize, truncate
+        if query is not None:
+            told = await self._link.post("/v1/rerank", {"model": self._model, "query": query, "documents": inputs})
+            rows = [[float(r["relevance_score"])] for r in sorted(told["results"], key=lambda r: r["index"])]
+        else:
+            asked = {"model": self._model, "input": inputs, "encoding_format": "float"}
+            told = await self._link.post("/v1/embeddings", asked)
+            rows = [r["embedding"] for r in sorted(told["data"], key=lambda r: r["index"])]
+        vectors = [struct.pack(f"<{len(row)}f", *row) for row in rows]
+        counted = int((told.get("usage") or {}).get("prompt_tokens") or 0)
+        shares = [counted] + [0] * (len(inputs) - 1)
+        return Embedded(id=0, width=len(rows[0]) if rows else 0, vectors=vectors, token_counts=shares)
+
+    async def stats(self) -> Stats:
+        """What was seen from here."""
+        return Stats(
+            id=0,
+            steps=self._generated,
+            prompt_tokens=0,
+            generated_tokens=self._generated,
+            cached_tokens=0,
+            active=self.active_requests,
+            waiting=0,
+            kv_cells_used=0,
+            kv_cells_total=0,
+            rss_bytes=0,
+        )
+
+    async def stop(self) -> None:
+        """Ask it nothing more."""
+        self._stopped = True
+
+    def kill(self) -> None:
+        """The same, at once."""
+        self._stopped = True
+
+
+class _Clock:
+    """Times of one answer, as they look from here."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._first = self._last = 0.0
+
+    def tick(self) -> None:
+        self._last = time.monotonic()
+        self._first = self._first or self._last
+
+    def timings(self) -> Timings:
+        ttft = self._first - self._begun if self._first else 0.0
+        return Timings(prefill_s=ttft, ttft_s=ttft, decode_s=self._last - self._first)
+
+
+def _plain(event: AnswerEvent | AnswerLogprobs) -> Event | AnswerEvent | AnswerLogprobs:
+    return Delta(text=event.text) if isinstance(event, TextDelta) else event
+
+
+def _chat_body(request: ForwardedChat) -> dict[str, Any]:
+    body = dict(request.body)
+    if request.sampling.seed is not None:
+        body["seed"] = request.sampling.seed
+    return body
+
+
+def _completion_body(request: GenerationRequest) -> dict[str, Any]:
+    """A bare prompt. Raises: InputFault: what such a server does not do."""
+    refused = {
+        "grammar": request.constraint,
+        "images": request.images,
+        "lora": request.lora,
+        "logprobs": request.logprobs,
+    }
+    for param, value in refused.items():
+        if value:
+            raise InputFault(f"{param} is not passed on with a bare prompt to an upstream.", param)
+    sampling = request.sampling
+    body: dict[str, Any] = {"prompt": request.prompt, "temperature": sampling.temperature, "top_p": sampling.top_p}
+    given = {
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "stop": list(request.stop),
+    }
+    body |= {name: value for name, value in given.items() if value}
+    if request.max_tokens is not None:
+        body["max_tokens"] = request.max_tokens
+    if sampling.seed is not None:
+        body["seed"] = sampling.seed
+    return body
+
+
+def _facts(known: Known, health: Health, settings: LoadSettings) -> ModelFacts:
+    n_ctx = known.n_ctx or max(settings.n_ctx, UNTOLD_CONTEXT)
+    return ModelFacts(
+        architecture="remote",
+        description=f"{known.name} ({health.kind})",
+        n_params=0,
+        size_bytes=0,
+        n_vocab=0,
+        n_ctx=n_ctx,
+        n_ctx_train=n_ctx,
+        n_parallel=1,
+        n_embd=0,
+        chat_template=None,
+        bos="",
+        eos="",
+        add_bos=False,
+        fim={},
+        metadata={},
+        capabilities=known.capabilities,
+        backend="remote",
+        forwards=health.kind,
+    )

@@ -1,0 +1,90 @@
+"""An upstream, the user's rules for it, and what was seen of it."""
+
+from typing import Final, Literal
+
+import msgspec
+
+from engine.dispatch.external import UPSTREAM
+
+# What answers there; each takes other fields beside OpenAI's.
+Kind = Literal["openai", "vllm", "sglang", "llama-server", "tessera"]
+# What a runner gets as a path: PREFIX, the upstream's name, a slash, the model's name there.
+PREFIX: Final = UPSTREAM
+
+
+class Upstream(msgspec.Struct, frozen=True, kw_only=True):
+    """One server. `url` ends before `/v1`; `kind` None: seen from its list of models."""
+
+    name: str
+    url: str
+    kind: Kind | None = None
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """The user's word that requests for a model may leave this machine.
+
+    `model` is a name or a pattern such as `desk/*`; `as_model` what the model is called there (None: the same).
+    With `queue` or `unfit` the model runs here first: a request goes away when more than `queue` wait here, or when
+    the model does not fit. With neither it always goes.
+    """
+
+    model: str
+    upstream: str
+    as_model: str | None = None
+    queue: int | None = None
+    unfit: bool = False
+
+    @property
+    def always(self) -> bool:
+        """Nothing is tried here first."""
+        return self.queue is None and not self.unfit
+
+    def words(self) -> str:
+        """The rule as a person says it."""
+        there = f"{self.upstream} as {self.as_model}" if self.as_model else self.upstream
+        when = []
+        if self.queue is not None:
+            when.append(f"more than {self.queue} wait here")
+        if self.unfit:
+            when.append("it does not fit here")
+        return f"{self.model} to {there}" + (f" when {' or '.join(when)}" if when else "")
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """One model of an upstream; `n_ctx` 0: it does not say."""
+
+    name: str
+    n_ctx: int = 0
+    capabilities: tuple[str, ...] = ("completion", "chat", "tools")
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """What the last look at an upstream found. `at` is 0 before the first; `latency_s` of its list of models."""
+
+    state: Literal["unknown", "ok", "refused", "unreachable", "failed"] = "unknown"
+    at: float = 0.0
+    latency_s: float = 0.0
+    reason: str = ""
+    kind: Kind = "openai"
+    models: tuple[Known, ...] = ()
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """The file of upstreams. Earlier rules win."""
+
+    upstreams: tuple[Upstream, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    models: dict[str, tuple[Known, ...]] = {}
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a request goes: an upstream, the model's name there, and the rule that says so."""
+
+    upstream: Upstream
+    model: str
+    rule: Rule
+
+    def words(self) -> str:
+        """As every answer tells it."""
+        there = f"{self.upstream.name} ({self.upstream.url})"
+        return f"Answered by {there} as {self.model}; your rule: {self.rule.words()}."
