@@ -80,13 +80,13 @@ def compare(store: VersionStore, name: str, models: Sequence[Path], tell: Callab
         for number, model in enumerate(models):
             settings = msgspec.json.encode(LoadSettings(path=str(model))).decode()
             reference = str(Path(work) / f"{number}.msgpack")
-            _answer("engine.runner.llama.reference_child", settings, reference, SHIPPED)
-            answer = _answer("engine.runner.llama.version_check", settings, reference, name)
+            _answer(child_command("engine.runner.llama.reference_child", settings, reference), SHIPPED)
+            answer = _answer(child_command("engine.runner.llama.version_check", settings, reference), name)
             tell(Compared(model=str(model), check=msgspec.convert(answer, DeviceCheck)))
 
 
-def _answer(module: str, settings: str, reference: str, version: str) -> object:
-    outcome = run_child(child_command(module, settings, reference), TIMEOUT_S, {VARIABLE: version})
+def _answer(argv: Sequence[str], version: str) -> object:
+    outcome = run_child(argv, TIMEOUT_S, {VARIABLE: version})
     if outcome.answer is None:
         raise EngineVersionRefused(outcome.reason)
     return outcome.answer
