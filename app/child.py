@@ -11,6 +11,7 @@ CHILDREN: Final = frozenset(
         "app.formulas",
         "devices.backends.ggml_child",
         "devices.backends.onnx_child",
+        "devices.backends.openvino_child",
         "devices.kernel_packs.abi",
         "engine.bench.standin",
         "engine.chat.constraint_child",

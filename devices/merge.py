@@ -62,6 +62,9 @@ def _match(devices: dict[str, Device], report: BackendReport, found: BackendDevi
         kinds = ONNX_KINDS.get(found.kind, ())
         return next((d for d in devices.values() if d.kind in kinds), None)
     backend = next((b for b in BACKENDS if b.name == report.backend), None)
+    if found.kind == "npu":
+        npus = [d for d in devices.values() if d.kind == "npu" and (backend is None or d.vendor in backend.vendors)]
+        return next(iter(npus), None)
     gpus = [
         d
         for d in devices.values()
@@ -113,10 +116,10 @@ def _least(*values: int | None) -> int | None:
 def _unlisted(report: BackendReport, found: BackendDevice) -> Device:
     """A device no inventory source shows: a software renderer, or one behind a layer such as WSL."""
     software = any(mark in found.description.lower() for mark in SOFTWARE)
-    unified = software or found.kind == "igpu"
+    unified = software or found.kind in {"igpu", "npu"}
     return Device(
         id=found.device_id or f"{report.backend}:{found.name.lower()}",
-        kind="igpu" if unified else "dgpu",
+        kind="npu" if found.kind == "npu" else "igpu" if unified else "dgpu",
         vendor="software" if software else "unknown",
         name=found.description or found.name,
         state="present",

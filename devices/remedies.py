@@ -36,9 +36,9 @@ def missing_backend(backend: str, system: System, arch: str, *, frozen: bool | N
         return f"Install Apple's tools (`xcode-select --install`), then build again: `{again}`."
     pack = f"{backend}-{system}-{'x86_64' if arch.lower() in {'amd64', 'x86_64'} else arch.lower()}"
     install = f"Install its kernel pack: `tessera kernels install FILE` with {pack} ({PACKS_PAGE})"
-    if (getattr(sys, "frozen", False) if frozen is None else frozen) or (
-        system == "windows" and backend == "vulkan"
-    ):
+    if backend == "openvino" or (getattr(sys, "frozen", False) if frozen is None else frozen):
+        return f"{install}."
+    if system == "windows" and backend == "vulkan":
         return f"{install}."
     if backend == "vulkan":
         return f"{install}; or install {VULKAN_TOOLS} and build again: `{again}`."
@@ -61,6 +61,7 @@ def no_device(backend: str, system: System) -> str | None:
             "rocm": "Install AMD's HIP SDK and the current Adrenalin driver, then restart.",
             "sycl": f"{_MAKERS_DRIVER}, with Intel's oneAPI runtime.",
             "opencl": f"{_MAKERS_DRIVER}: it brings OpenCL.",
+            "openvino": f"{_MAKERS_DRIVER}; an NPU's comes from Windows Update.",
         }.get(backend)
     if system == "macos":
         return "This Mac's GPU needs macOS 13 or newer for Metal 3." if backend == "metal" else None
@@ -70,5 +71,7 @@ def no_device(backend: str, system: System) -> str | None:
         "rocm": "Install the ROCm runtime and join the render group: `sudo usermod -aG render $USER`.",
         "cuda": "Install NVIDIA's driver; `nvidia-smi` must list the GPU.",
         "sycl": "Install Intel's compute runtime (`intel-opencl-icd` and `libze1` on Debian and Ubuntu).",
+        "openvino": "For a GPU install Intel's compute runtime (`intel-opencl-icd`), for an NPU Intel's driver "
+        "(intel-level-zero-npu).",
         "opencl": "Install an OpenCL driver; `clinfo` must list the GPU.",
     }.get(backend)

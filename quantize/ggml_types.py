@@ -22,7 +22,9 @@ class Traits:
     fast. `repack` are pairs of a multiple that rows must be of and instruction sets with which llama.cpp keeps
     a copy of its own, `amx` whether it does so with AMX. `measured` types are judged and planned with, `priced`
     ones timed on the machine, `anchor` ones are what tensors are swapped to for their sensitivity. Not
-    `writable` types are never asked for by name.
+    `writable` types are never asked for by name. `openvino` is what Intel's runtime makes of the weights: as they
+    are on every device (native) or on all but an NPU, which rounds them to 4 bits (kept); their offsets rounded to
+    whole steps; 8 bits with one scale a row; without a word it takes none.
     """
 
     id: int
@@ -41,6 +43,7 @@ class Traits:
     priced: bool = False
     anchor: bool = False
     writable: bool = True
+    openvino: Literal["", "native", "kept", "rounded", "widened"] = ""
 
 
 class GgmlType(IntEnum):
@@ -64,18 +67,19 @@ class GgmlType(IntEnum):
         member.traits = traits
         return member
 
-    F32 = Traits(0, 1, 4, file_type=0, is_float=True)
-    F16 = Traits(1, 1, 2, file_type=1, is_float=True)
+    F32 = Traits(0, 1, 4, file_type=0, is_float=True, openvino="native")
+    F16 = Traits(1, 1, 2, file_type=1, is_float=True, openvino="native")
     Q4_0 = Traits(
         2, 32, 18, error=0.00686, cpu_time=0.90, repack=((8, _AVX2), (4, _DOT)), amx=True, measured=True,
-        priced=True, anchor=True,
+        priced=True, anchor=True, openvino="native",
     )  # fmt: skip
-    Q4_1 = Traits(3, 32, 20, error=0.00499, amx=True)
+    Q4_1 = Traits(3, 32, 20, error=0.00499, amx=True, openvino="rounded")
     Q5_0 = Traits(6, 32, 22, error=0.00168)
-    Q5_1 = Traits(7, 32, 24, error=0.00116)
+    Q5_1 = Traits(7, 32, 24, error=0.00116, openvino="rounded")
     Q8_0 = Traits(
-        8, 32, 34, error=2.94e-5, cpu_time=1.60, repack=((4, _DOT),), amx=True, measured=True, priced=True
-    )
+        8, 32, 34, error=2.94e-5, cpu_time=1.60, repack=((4, _DOT),), amx=True, measured=True, priced=True,
+        openvino="kept",
+    )  # fmt: skip
     Q8_1 = Traits(9, 32, 40, writable=False)
     Q2_K = Traits(
         10, 256, 84, fallback="Q4_0", error=0.073, cpu_time=0.80, repack=((8, _AVX512),), measured=True, priced=True
@@ -85,15 +89,15 @@ class GgmlType(IntEnum):
     )
     Q4_K = Traits(
         12, 256, 144, fallback="Q5_0", error=0.00511, cpu_time=1.00, repack=((8, _AVX2), (8, _DOT)), amx=True,
-        measured=True, priced=True,
+        measured=True, priced=True, openvino="rounded",
     )  # fmt: skip
     Q5_K = Traits(
         13, 256, 176, fallback="Q5_1", error=0.00128, cpu_time=1.25, repack=((8, _DOT),), amx=True, measured=True,
-        priced=True,
+        priced=True, openvino="widened",
     )  # fmt: skip
     Q6_K = Traits(
         14, 256, 210, fallback="Q8_0", error=0.000307, cpu_time=1.15, repack=((8, _DOT),), amx=True, measured=True,
-        priced=True,
+        priced=True, openvino="widened",
     )  # fmt: skip
     Q8_K = Traits(15, 256, 292, writable=False)
     IQ2_XXS = Traits(16, 256, 66, fallback="IQ4_NL", imatrix="always", cpu_time=1.70, gpu_time_of="IQ3_XXS")
@@ -120,10 +124,10 @@ class GgmlType(IntEnum):
     I64 = Traits(27, 1, 8, writable=False)
     F64 = Traits(28, 1, 8, writable=False)
     IQ1_M = Traits(29, 256, 56, fallback="IQ4_NL", imatrix="weights", cpu_time=1.80, gpu_time_of="IQ3_XXS")
-    BF16 = Traits(30, 1, 2, file_type=32, is_float=True)
+    BF16 = Traits(30, 1, 2, file_type=32, is_float=True, openvino="native")
     TQ1_0 = Traits(34, 256, 54, file_type=36, fallback="Q4_0")
     TQ2_0 = Traits(35, 256, 66, file_type=37, fallback="Q4_0")
-    MXFP4 = Traits(39, 32, 17, file_type=38, repack=((8, _AVX2), (4, _DOT)))
+    MXFP4 = Traits(39, 32, 17, file_type=38, repack=((8, _AVX2), (4, _DOT)), openvino="kept")
     NVFP4 = Traits(40, 64, 36, file_type=39, writable=False)
     Q1_0 = Traits(41, 128, 18, file_type=40, repack=((4, _DOT),))
     Q2_0 = Traits(42, 64, 18, fallback="Q4_0")

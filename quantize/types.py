@@ -6,7 +6,7 @@ import msgspec
 
 Tier = Literal["instant", "balanced", "max"]
 GoalKind = Literal["budget", "fit", "bpw", "mix"]
-DeviceKind = Literal["cpu", "gpu"]
+DeviceKind = Literal["cpu", "gpu", "npu"]
 # stock: ggml's rounding with the importance matrix, byte for byte what llama-quantize writes.
 # rows: ggml's rounding, each row with the best of three exponents of the importance matrix.
 # craft: integers chosen against second moments on the scales ggml chose.

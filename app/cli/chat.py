@@ -36,6 +36,11 @@ MAX_ROUNDS = 12
 @click.option(
     "--lora", multiple=True, metavar="NAME[=SCALE]", help="LoRA adapter the server loaded with the model."
 )
+@click.option(
+    "--device",
+    metavar="DEVICE",
+    help="Keep MODEL on this device from now on, such as cpu or openvino:NPU; 'auto': Tessera chooses again.",
+)
 @click.option("--draft", help="Smaller model of the same vocabulary that guesses ahead for MODEL; 'none': no more.")
 @click.option(
     "--loop-guard/--no-loop-guard",
@@ -54,6 +59,7 @@ def command(
     temperature: float | None,
     seed: int | None,
     lora: tuple[str, ...],
+    device: str | None,
     draft: str | None,
     loop_guard: bool,
     tools: tuple[str, ...],
@@ -71,6 +77,8 @@ def command(
     options = {k: v for k, v in given.items() if v is not None} | {"loop_guard": loop_guard}
     with connected() as client:
         chosen = model or default_model(client)
+        if device is not None:
+            _keep_on(client, chosen, None if device == "auto" else device)
         if draft is not None:
             from engine.api.models import LoadRequest  # noqa: PLC0415 - as above
 
@@ -95,6 +103,16 @@ def _opened(names: tuple[str, ...]) -> "ChatTools":
         return ChatTools(names)
     except BadMcpConfig as error:
         raise click.ClickException(str(error)) from error
+
+
+def _keep_on(client: "Client", model: str, device: str | None) -> None:
+    """Pin the model and load it; what dispatch or the check after the load changed is told."""
+    client.pin(model, device)
+    placed = client.placement(model).placement
+    for reason in placed.reasons if device is not None else ():
+        click.secho(reason, dim=True, err=True)
+    for note in client.load(model).notes:
+        click.secho(note, fg="yellow", err=True)
 
 
 def default_model(client: "Client") -> str:

@@ -78,7 +78,9 @@ def _print(machine: "Machine") -> None:
     for column in ("device", "kind", "name", "memory", "free", "state", "backends"):
         table.add_column(column, overflow="fold")
     for device in machine.devices:
-        backends = ", ".join(dict.fromkeys(r.backend for r in device.runtimes if r.state == "usable"))
+        usable = [r for r in device.runtimes if r.state == "usable"]
+        names = (r.device_name if r.backend == "openvino" else r.backend for r in usable)  # pinned by that name
+        backends = ", ".join(dict.fromkeys(names))
         cells = (device.id, KIND_NAMES[device.kind], _described(device), size(device.memory.budget_bytes))
         table.add_row(
             *map(

@@ -109,7 +109,8 @@ class _refusals:  # noqa: N801 - reads as a statement
 
 def _tell_devices(trial: "Trial") -> None:
     for device in trial.devices:
-        click.echo(f"  {device.name}: {device.description}, {device.total_bytes >> 20} MiB")
+        size = f", {device.total_bytes >> 20} MiB" if device.total_bytes else ""
+        click.echo(f"  {device.name}: {device.description}{size}")
     if not trial.devices:
         click.echo("  It loads, but finds no device here. `tessera doctor` says what its driver needs.")
 

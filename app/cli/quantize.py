@@ -66,7 +66,12 @@ _SAME_NAME = (
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="An importance matrix of llama.cpp.",
 )
-@click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", help="What it will run on.")
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "gpu", "npu"]),
+    default="cpu",
+    help="What it will run on. npu: only types that Intel's NPUs keep as they are.",
+)
 @click.option("--threads", type=click.IntRange(1), help="Default: the processor's cores.")
 @click.option("--verify/--no-verify", default=None, help="Compare with the stock mix on held-out text.")
 @click.option("--plan-only", is_flag=True, help="Show the plan and what it would take; write nothing.")

@@ -36,6 +36,7 @@ BACKENDS: tuple[Backend, ...] = (
     Backend("cuda", "cuda", _GPU, frozenset({"NVIDIA"}), _PC),
     Backend("metal", "metal", _GPU, frozenset({"Apple"}), frozenset({"macos"})),
     Backend("sycl", "sycl", _GPU, frozenset({"Intel"}), _PC),
+    Backend("openvino", "openvino", frozenset({"igpu", "dgpu", "npu"}), frozenset({"Intel"}), _PC),
     Backend("opencl", "opencl", _GPU, frozenset({"Qualcomm"}), _PC),
     Backend("rpc", "rpc", frozenset(), frozenset(), _ANY),
 )

@@ -13,7 +13,7 @@ import msgspec
 
 from devices import remedies
 from devices.as_json import backend_reports, to_json
-from devices.backends import libraries
+from devices.backends import libraries, openvino
 from devices.backends.child import Outcome, run_child
 from devices.child_command import child_command
 from devices.kernel_packs.folder import installed_libraries
@@ -37,14 +37,20 @@ class Trial:
 
 def planned(folder: Path | None, *, onnx: bool) -> tuple[Trial, ...]:
     """The trials for the libraries that are installed."""
-    ggml = child_command("devices.backends.ggml_child", str(folder))
     trials = [
-        Trial(name, paths[0].name, (*ggml, *map(str, paths)), paths)
+        Trial(name, paths[0].name, trial_command(name, folder, paths), paths)
         for name, paths in installed_libraries(folder).items()
     ]
     if onnx:
         trials.append(Trial("onnx", "onnxruntime", child_command("devices.backends.onnx_child")))
     return tuple(trials)
+
+
+def trial_command(backend: str, folder: Path | None, paths: tuple[Path, ...]) -> tuple[str, ...]:
+    """The child that loads a backend's libraries and lists what they can use; `folder` holds ggml."""
+    if backend == openvino.BACKEND:
+        return child_command("devices.backends.openvino_child", str(folder), *map(str, paths))
+    return child_command("devices.backends.ggml_child", str(folder), *map(str, paths))
 
 
 def try_backends(
@@ -85,6 +91,7 @@ def _report(trial: Trial, outcome: Outcome, machine: Machine) -> BackendReport:
     try:
         devices = msgspec.convert(answer.get("devices", []), tuple[BackendDevice, ...])
         features = msgspec.convert(answer.get("features", []), tuple[str, ...])
+        refused = msgspec.convert(answer.get("refused", []), tuple[str, ...])
     except msgspec.ValidationError as error:
         reason = f"its answer could not be read: {error}"
         return BackendReport(trial.backend, trial.library, "failed", reason, "Report this as a bug.")
@@ -92,7 +99,7 @@ def _report(trial: Trial, outcome: Outcome, machine: Machine) -> BackendReport:
         backend=trial.backend,
         library=str(answer.get("library") or trial.library),
         state="usable" if devices else "no_device",
-        reason="" if devices else "it loaded but found no device",
+        reason="; ".join(refused) if devices else "it loaded but found no device",
         fix_hint=None if devices else remedies.no_device(trial.backend, machine.system),
         version=str(answer.get("version") or ""),
         seconds=outcome.seconds,

@@ -7,7 +7,7 @@ import msgspec
 
 from devices.backends.child import run_child
 from devices.backends.libraries import built_libraries, library_folder
-from devices.child_command import child_command
+from devices.backends.trial import trial_command
 from devices.errors import PackRefused
 from devices.kernel_packs import manifest as manifests
 from devices.kernel_packs.abi import check_fits, installed_abi
@@ -60,7 +60,7 @@ def try_pack(pack: Pack) -> Trial:
     name, paths = next(iter(found.items()))
     if name != pack.manifest.backend:
         raise PackRefused(f"its library is {name}'s, its manifest says {pack.manifest.backend}")
-    argv = child_command("devices.backends.ggml_child", str(_libraries()), *map(str, paths))
+    argv = trial_command(name, _libraries(), paths)
     outcome = run_child(argv, TIMEOUT_S)
     if outcome.answer is None:
         needs = " ".join(f"It needs {need}: {way}." for need, way in pack.manifest.needs.items())

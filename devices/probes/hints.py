@@ -68,10 +68,22 @@ NPU_MEMLOCK = (
 )
 NPU_RUNTIME = {
     "AMD": "Install AMD's runtime (XRT and the Ryzen AI or FastFlowLM package): the driver runs no model.",
-    "Intel": "Install Intel's driver (`intel-level-zero-npu`), then `pip install onnxruntime-openvino`.",
+    "Intel": "Install Intel's NPU driver (packages intel-level-zero-npu, intel-driver-compiler-npu, intel-fw-npu), "
+    "then OpenVINO's kernel pack: `tessera kernels install FILE` with openvino-linux-x86_64 (docs/kernels.md). It "
+    "runs GGUF files on the NPU.",
     "Qualcomm": "Install ONNX Runtime with the QNN provider: `pip install onnxruntime-qnn`.",
     "Apple": "Only Core ML reaches the Neural Engine; language models run faster on this GPU through Metal.",
 }
+
+_INTEL_WINDOWS = (
+    "Install OpenVINO's kernel pack: `tessera kernels install FILE` with openvino-windows-x86_64 "
+    "(docs/kernels.md). It runs GGUF files on the NPU."
+)
+
+
+def npu_runtime_windows(vendor: str) -> str:
+    """What lets models run on an NPU whose Windows driver is there."""
+    return _INTEL_WINDOWS if vendor == "Intel" else NPU_RUNTIME[vendor]
 
 
 def npu_kernel(driver: str, since: tuple[int, int], kernel: str) -> str:

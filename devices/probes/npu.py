@@ -157,4 +157,4 @@ def _windows_state(known: NpuId, version: str) -> tuple[State, str, str]:
         return "driver_missing", "no driver is installed", hints.windows_driver(known.vendor)
     if not known.llm:
         return "present", f"{known.generation}: no runtime for language models", hints.NPU_XDNA1
-    return "present", "not tried yet", hints.NPU_RUNTIME[known.vendor]
+    return "present", "not tried yet", hints.npu_runtime_windows(known.vendor)

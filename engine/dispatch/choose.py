@@ -5,12 +5,15 @@ from dataclasses import dataclass
 
 import msgspec
 
+from devices.backends.openvino import BACKEND
 from devices.memory import Ledger
 from devices.types import Device, Machine, Runtime
+from engine.dispatch import openvino
 from engine.dispatch.attention import LONG_CHATS_WHY, MOST_PARALLEL, PLAIN_WHY, plain_attention
 from engine.dispatch.cells import grown, within_reason
 from engine.dispatch.guessing import guessing
 from engine.dispatch.history import PlacementHistory
+from engine.dispatch.npu_rule import expected_power, why_npu
 from engine.dispatch.priors import BACKENDS, CPU_EFFICIENCY, NPU_LARGEST_PARAMETERS, bandwidth_gbs, effective_gbs
 from engine.dispatch.types import Alternative, Placement, Wish
 from engine.fit.context import need_at, resize_context
@@ -62,10 +65,15 @@ def place(
             _gpu(shape, settings, wish, device, runtime, machine, ledger, memory, owner)
             for device in machine.devices
             for runtime in device.runtimes
-            if device.kind in {"igpu", "dgpu"} and runtime.state == "usable" and runtime.backend in BACKENDS
+            if device.kind in {"igpu", "dgpu"}
+            and runtime.state == "usable"
+            and runtime.backend in BACKENDS
+            and runtime.backend != BACKEND
         ]
-        pinned = [c for c in found if _is_pinned(c, wish.device)]
-        return found, bool(pinned), _best(pinned or found, found[0])
+        intel = _openvino(shape, settings, wish, machine, ledger, memory, owner)
+        pinned = [c for c in (*found, *intel) if _is_pinned(c, wish.device)]
+        saving = [c for c in intel if c.device.kind == "npu" and c.fits] if _npu_wanted(shape, wish) else []
+        return [*found, *intel], bool(pinned), _best(pinned or saving or found, found[0])
 
     use = memory.use(owner)
     wish = grown(wish, use)
@@ -76,7 +84,8 @@ def place(
         candidates, pinned, chosen = choose(wished)
     reasons = _reasons(chosen, wish, machine, shape, pinned)
     if wish.device and not pinned:
-        reasons = (f"{wish.device} is not usable here, so another device was chosen", *reasons)
+        why = openvino.pin_refused(shape, ahead, machine, wish.device) or "is not usable here"
+        reasons = (f"{wish.device} {why}, so another device was chosen", *reasons)
     others = tuple(_alternative(c, chosen, wish) for c in candidates if c is not chosen)
     return Placement(
         device=chosen.device.id,
@@ -242,11 +251,47 @@ def _gpu(
     return _Candidate(device, runtime, chosen, need, fitting, tok_s if layers else 0.0, measured)
 
 
+def _openvino(
+    shape: ModelShape,
+    base: LoadSettings,
+    wish: Wish,
+    machine: Machine,
+    ledger: Ledger,
+    memory: PlacementHistory,
+    owner: str,
+) -> list[_Candidate]:
+    """OpenVINO's devices that take this model: by a pin, or an NPU by its rule; all layers or none."""
+    count = threads(machine, wish, base)
+    found = []
+    for device in machine.devices:
+        for runtime in device.runtimes:
+            if runtime.backend != BACKEND or runtime.state != "usable":
+                continue
+            if openvino.refusal(shape, base, runtime):
+                continue
+            settings = openvino.settings_for(base, runtime, device)
+            settings = msgspec.structs.replace(settings, n_threads=count, n_threads_batch=count)
+            gpu = device.id if device.kind in {"igpu", "dgpu"} else None
+            correction = ledger.audits.correction(audit_key(shape, runtime.backend))
+            need = openvino.need(need_at(shape, settings, machine_isa(machine), gpu, None, correction))
+            fits = overdraft(ledger, need, owner) is None
+            tok_s, measured = _speed(shape, device, runtime.backend, memory, 1.0, None)
+            found.append(_Candidate(device, runtime, settings, need, fits, tok_s, measured))
+    return found
+
+
+def _npu_wanted(shape: ModelShape, wish: Wish) -> bool:
+    small = sum(t.num_values for t in shape.tensors) <= NPU_LARGEST_PARAMETERS
+    return small and wish.device is None and bool(why_npu(wish, igpu_busy=False, side_work=False))
+
+
 def _is_pinned(candidate: _Candidate, pin: str | None) -> bool:
     if pin is None:
         return False
     device, backend = candidate.device, candidate.backend
     names = {device.id.lower(), device.kind, backend, f"{device.id}/{backend}".lower()}
+    if backend == BACKEND:  # "cpu" and a GPU's name mean llama.cpp's own kernels
+        names = {f"{device.id}/{backend}".lower()} | ({device.id.lower(), "npu"} if device.kind == "npu" else set())
     if candidate.runtime:
         names.add(candidate.runtime.device_name.lower())
     return pin.lower() in names
@@ -264,7 +309,9 @@ def _reasons(chosen: _Candidate, wish: Wish, machine: Machine, shape: ModelShape
     reasons = []
     if pinned:
         reasons.append(f"you pinned {wish.device}")
-    if chosen.device.kind == "cpu":
+    if chosen.backend == BACKEND and chosen.runtime:
+        reasons += _why_openvino(chosen, chosen.runtime, wish, shape)
+    elif chosen.device.kind == "cpu":
         reasons += _why_processor(chosen, machine, pinned=pinned)
     else:
         layers = len(shape.layers)
@@ -282,6 +329,21 @@ def _reasons(chosen: _Candidate, wish: Wish, machine: Machine, shape: ModelShape
     if not chosen.fits:
         reasons.append("it does not fit the memory that is free now")
     return tuple(reasons)
+
+
+def _why_openvino(chosen: _Candidate, runtime: Runtime, wish: Wish, shape: ModelShape) -> list[str]:
+    reasons = [f"{runtime.device_name}: {BACKENDS[BACKEND].why}, one request at a time"]
+    if chosen.device.kind == "npu":
+        why = why_npu(wish, igpu_busy=False, side_work=False)
+        reasons += [why] if why else []
+        reasons += [
+            expected_power(chosen.device.vendor),
+            f"a context of {chosen.settings.n_ctx}: it is compiled in",
+        ]
+    if chosen.device.kind != "cpu":
+        reasons.append(openvino.UNTRIED)
+    cost = openvino.cost(shape, runtime)
+    return [*reasons, cost] if cost else reasons
 
 
 def _why_processor(chosen: _Candidate, machine: Machine, *, pinned: bool) -> list[str]:
@@ -304,6 +366,9 @@ def _why_processor(chosen: _Candidate, machine: Machine, *, pinned: bool) -> lis
 def _alternative(candidate: _Candidate, chosen: _Candidate, wish: Wish) -> Alternative:
     if not candidate.fits:
         reason = "it does not fit there"
+    elif candidate.backend == BACKEND and not (wish.device and _is_pinned(chosen, wish.device)):
+        reason = f"only where you pin {candidate.settings.devices[0]}"
+        reason += ", when quiet or on battery" if candidate.device.kind == "npu" else ""
     elif candidate.device.kind != "cpu" and candidate.settings.n_gpu_layers == 0:
         reason = "not one layer fits there"
     elif wish.device and _is_pinned(chosen, wish.device):
@@ -320,7 +385,7 @@ def _alternative(candidate: _Candidate, chosen: _Candidate, wish: Wish) -> Alter
 
 
 def _npus(machine: Machine, shape: ModelShape) -> list[Alternative]:
-    """NPUs are named with their reason: GGUF files do not run there."""
+    """NPUs that take no GGUF file as they are, with their reason."""
     parameters = sum(t.num_values for t in shape.tensors)
     small = parameters <= NPU_LARGEST_PARAMETERS
     reason = "it runs ONNX models only; " + (
@@ -329,5 +394,5 @@ def _npus(machine: Machine, shape: ModelShape) -> list[Alternative]:
     return [
         Alternative(device=d.id, backend="onnx", n_gpu_layers=0, decode_tok_s=None, reason=reason)
         for d in machine.devices
-        if d.kind == "npu"
+        if d.kind == "npu" and not any(r.backend == BACKEND for r in d.runtimes)
     ]

@@ -143,6 +143,7 @@ def _reference_name(settings: LoadSettings) -> str:
     """Changes with the file, the cache's types and the libraries that compute the reference."""
     facts = [_status(Path(settings.path)), settings.path, settings.type_k, settings.type_v, settings.n_ctx]
     facts += meaning(settings.engine_args)
+    facts += ["single"] if settings.max_draft == 0 else []
     facts += [_status(path) for path in installed_libraries(library_folder()).get("cpu", ())]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 

@@ -3,10 +3,14 @@
 import msgspec
 
 from devices.types import Machine
+from engine.dispatch.load_settings import DEFAULT_PARALLEL
+from engine.dispatch.openvino import is_openvino
 from engine.dispatch.types import Rung
 from engine.runner.protocol import LoadSettings
 
 SMALLEST_UBATCH = 128
+# What settings have where nothing was restricted.
+MAX_DRAFT = 16
 # Cache types of V that attention reads without flash attention.
 UNQUANTIZED = ("f16", "bf16", "f32")
 
@@ -23,6 +27,8 @@ def next_rung(settings: LoadSettings, machine: Machine, tried: tuple[LoadSetting
 def _rungs(settings: LoadSettings, machine: Machine) -> list[Rung]:
     replace = msgspec.structs.replace
     rungs = []
+    if is_openvino(settings):
+        return [_processor(settings)]
     if settings.mtp or settings.max_rollback:
         rungs.append(Rung(settings=replace(settings, mtp=False, max_rollback=0), change="do without guesses ahead"))
     if settings.devices:
@@ -38,7 +44,7 @@ def _rungs(settings: LoadSettings, machine: Machine) -> list[Rung]:
         plain = replace(settings, type_k="f16", type_v="f16", flash_attn="auto")
         rungs.append(Rung(settings=plain, change="keep the context in f16"))
     if settings.n_gpu_layers or settings.devices:
-        rungs.append(Rung(settings=replace(settings, n_gpu_layers=0, devices=()), change="run on the processor"))
+        rungs.append(_processor(settings))
     if settings.repack:
         rungs.append(Rung(settings=replace(settings, repack=False), change="use the weights as the file has them"))
     if settings.use_mmap:
@@ -51,6 +57,8 @@ def sound_rungs(settings: LoadSettings, machine: Machine) -> list[Rung]:
     replace = msgspec.structs.replace
     name = ", ".join(settings.devices)
     rungs = []
+    if is_openvino(settings):
+        return [_processor(settings)]
     if settings.flash_attn != "off":
         cache = "f16" if settings.type_v not in UNQUANTIZED else settings.type_v
         plain = replace(settings, flash_attn="off", type_v=cache)
@@ -60,8 +68,17 @@ def sound_rungs(settings: LoadSettings, machine: Machine) -> list[Rung]:
             rungs.append(
                 Rung(settings=replace(settings, devices=(other,)), change=f"use {backend} instead ({other})")
             )
-    cpu = replace(settings, n_gpu_layers=0, devices=())
-    return [*rungs, Rung(settings=cpu, change="run on the processor")]
+    return [*rungs, _processor(settings)]
+
+
+def _processor(settings: LoadSettings) -> Rung:
+    """llama.cpp's own kernels; what OpenVINO had to go without comes back."""
+    cpu = msgspec.structs.replace(settings, n_gpu_layers=0, devices=())
+    if is_openvino(settings):
+        cpu = msgspec.structs.replace(
+            cpu, n_parallel=DEFAULT_PARALLEL, max_draft=MAX_DRAFT, n_batch=2048, n_ubatch=512
+        )
+    return Rung(settings=cpu, change="run on the processor")
 
 
 def other_backends(device_name: str, machine: Machine) -> list[tuple[str, str]]:

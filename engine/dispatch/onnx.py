@@ -11,6 +11,7 @@ import psutil
 from devices.errors import Overdrawn
 from devices.memory import Ledger
 from devices.types import Device, Machine
+from engine.dispatch.npu_rule import expected_power, why_npu
 from engine.dispatch.types import Alternative, Placement, Wish
 from engine.errors import BadModelFile
 from engine.fit.report import ledger_amounts, overdraft, refusal
@@ -133,7 +134,8 @@ def choose_provider(
         adapter = _for_vendor([npu], machine.system)
         no = _not_usable(npu, adapter, folder, environ)
         if not no and why and adapter is not None and not pin:
-            return Choice(provider=adapter.provider, device=npu, reasons=(why, _tried(adapter)))
+            told = (why, expected_power(npu.vendor), _tried(adapter))
+            return Choice(provider=adapter.provider, device=npu, reasons=told)
         reason = no or ("you pinned the processor" if pin else NPU_RULE)
         found.append(Alternative(device=npu.id, backend="onnx", n_gpu_layers=0, decode_tok_s=None, reason=reason))
     reasons = ["you pinned the processor"] if pin else []
@@ -192,13 +194,7 @@ def _pinned(wish: Wish, npus: list[Device]) -> str:
 
 def _npu_reason(folder: OnnxFolder, wish: Wish, igpu_busy: bool) -> str:
     """Why an NPU should get this, or nothing."""
-    if wish.mode == "quiet":
-        return "quiet: an NPU takes a quarter of the GPU's power"
-    if wish.on_battery:
-        return "on battery: an NPU takes a quarter of the GPU's power"
-    if igpu_busy and folder.kind != "generate":
-        return "side work beside the integrated GPU, which chats"
-    return ""
+    return why_npu(wish, igpu_busy=igpu_busy, side_work=folder.kind != "generate")
 
 
 def _for_vendor(npus: list[Device], system: str) -> Adapter | None:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import msgspec
 
+from devices.backends.openvino import BACKEND
 from devices.types import Machine
-from engine.dispatch import onnx
+from engine.dispatch import onnx, openvino
 from engine.dispatch.choose import audit_key, place
 from engine.dispatch.engine_args import decided, refused, shared_out
 from engine.dispatch.external import is_external, place_external
@@ -73,6 +74,7 @@ class Placer:
         if onnx.is_folder(settings.path):
             folder, machine = onnx.folder_at(settings.path), self.machine_now()
             return onnx.place_folder(folder, settings, onnx.with_power(wish), machine, self.ledger, model_id)
+        wish = onnx.with_power(wish)
         return self.judge_shape(model_id, read_shape(settings.path), settings, wish, exact=exact)
 
     def judge_shape(
@@ -281,6 +283,8 @@ class Placer:
         measured = (settings, run) if run else None
         correction = self.ledger.audits.correction(audit_key(shape, backend))
         need = need_at(shape, settings, machine_isa(machine), gpu, measured, correction)
+        if backend == BACKEND:
+            return openvino.need(need)
         return shared_out(need, settings, machine, gpu)
 
     def machine_now(self) -> Machine:
@@ -289,6 +293,8 @@ class Placer:
 
     def dry_run(self, settings: LoadSettings) -> DryRun | None:
         """What llama.cpp says a load takes, asked in a child; None where it cannot tell."""
+        if openvino.is_openvino(settings):
+            return None  # its backend allocates when graphs are compiled, which a dry run does not do
         try:
             return dry_run(settings, self._dry_runs)
         except DryRunFailed as error:
@@ -302,8 +308,9 @@ def offload_target(settings: LoadSettings, machine: Machine) -> tuple[str | None
         return None, "cpu"
     for device in machine.devices:
         for runtime in device.runtimes:
-            if runtime.device_name == settings.devices[0] and device.kind != "cpu":
-                return device.id, runtime.backend
+            if runtime.device_name == settings.devices[0]:
+                # The processor and NPUs have no memory of their own to count.
+                return (device.id if device.kind in {"igpu", "dgpu"} else None), runtime.backend
     return None, "cpu"
 
 

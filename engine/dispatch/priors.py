@@ -28,6 +28,7 @@ BACKENDS: dict[str, BackendPrior] = {
     "vulkan": BackendPrior(0.98, 1024, "decodes fastest on AMD's integrated GPUs"),
     "rocm": BackendPrior(0.92, 2048, "reads long prompts fastest on AMD, decodes a little slower"),
     "sycl": BackendPrior(0.9, 512, "Intel's own kernels"),
+    "openvino": BackendPrior(0.5, 512, "Intel's own runtime: the same file on its CPU, GPU or NPU"),
     "opencl": BackendPrior(0.7, 512, "the only kernels for Adreno"),
     "cpu": BackendPrior(1.0, 512, "always there"),
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine.dispatch.openvino import is_openvino
 from engine.dispatch.types import Placement, Wish
 from engine.json_store import JsonStore
 from engine.measurements.tuning import Choice, Knobs, TuneReport
@@ -102,5 +103,6 @@ def tuned_settings(tuned: Tuned, settings: LoadSettings, wish: Wish) -> LoadSett
 
 
 def pinned_elsewhere(tuned: Tuned, placement: Placement, wish: Wish) -> bool:
-    """The user wants another device than the one that was tuned for."""
-    return bool(wish.device) and tuned.knobs.devices != placement.settings.devices
+    """The user, or a wish for little power, wants another device than the one that was tuned for."""
+    chosen = bool(wish.device) or is_openvino(placement.settings)
+    return chosen and tuned.knobs.devices != placement.settings.devices

@@ -1,12 +1,10 @@
 """What can be asked of the quantizer, by the terminal and over HTTP alike."""
 
-from typing import Literal
-
 import msgspec
 
 from engine.errors import InputFault
 from engine.paths import DEFAULT_CONTEXT
-from quantize.types import Goal, Lock, Rounding, Tier
+from quantize.types import DeviceKind, Goal, Lock, Rounding, Tier
 
 GIGABYTE = 10**9
 
@@ -34,7 +32,7 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
     locks: tuple[tuple[str, str, bool], ...] = ()
     calibration: str | None = None
     imatrix: str | None = None
-    device: Literal["cpu", "gpu"] = "cpu"
+    device: DeviceKind = "cpu"
     threads: int | None = None
     verify: bool | None = None
     plan_only: bool = False

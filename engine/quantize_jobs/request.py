@@ -4,7 +4,6 @@ import os
 import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 import psutil
 
@@ -24,6 +23,7 @@ from quantize.convert.folder import ConvertRequest
 from quantize.files.gguf_split import read_gguf_model
 from quantize.job.request import QuantizeRequest
 from quantize.texts import CALIBRATION, HELD_OUT
+from quantize.types import DeviceKind
 
 _SOURCE_SUFFIX = re.compile(r"[-.](f16|bf16|f32|fp16|q8_0)$", re.IGNORECASE)
 
@@ -88,9 +88,9 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def measured_speeds(paths: Paths, machine: MachineState, device: Literal["cpu", "gpu"] = "cpu") -> dict[str, float]:
+def measured_speeds(paths: Paths, machine: MachineState, device: DeviceKind = "cpu") -> dict[str, float]:
     """Time a weight by type as it was measured on this device; empty where it was not, then a table serves."""
-    found = PriceStore(paths.state / "type_prices.json").newest(machine_key(machine.settled()), gpu=device == "gpu")
+    found = PriceStore(paths.state / "type_prices.json").newest(machine_key(machine.settled()), gpu=device != "cpu")
     return dict(planner_speeds(found))
 
 

@@ -5,7 +5,8 @@
 
 Writes NAME-VERSION.tar.xz: the plugin and its manifest (ggml's version, a hash of its headers, SHA-256), with
 fixed times and order, so that two builds by the same compiler have the same bytes. `--packages` takes glslc and new
-enough Vulkan headers from Debian packages that are unpacked below FOLDER; nothing is installed. Install the result
+enough Vulkan headers, or OpenCL for OpenVINO, from Debian packages that are unpacked below FOLDER; nothing is
+installed. Install the result
 with `tessera kernels install FILE`.
 """
 
@@ -28,7 +29,7 @@ import msgspec  # noqa: E402
 from devices.backends.libraries import LIBRARY  # noqa: E402
 from devices.kernel_packs.abi import headers_hash  # noqa: E402
 from devices.kernel_packs.manifest import FORMAT, NAME, Manifest, PackFile, parse  # noqa: E402
-from installers.packs import toolchain  # noqa: E402
+from installers.packs import openvino, toolchain  # noqa: E402
 from installers.packs.recipes import RECIPES, Recipe  # noqa: E402
 
 # The oldest date an archive may hold; SOURCE_DATE_EPOCH overrides.
@@ -55,27 +56,26 @@ def ggml_version(tree: Path) -> str:
     return ".".join(part[1] for part in parts if part)
 
 
-def compile_plugin(recipe: Recipe, work: Path, root: Path | None, env: dict[str, str], jobs: int) -> list[Path]:
-    """The plugin's libraries, stripped. Raises: CalledProcessError."""
+def compile_plugin(recipe: Recipe, work: Path, extra: list[str], env: dict[str, str], jobs: int) -> list[Path]:
+    """The plugin's libraries, stripped. `extra`: CMake flags for this machine. Raises: CalledProcessError."""
     tree, made = toolchain.source_tree(work), work / f"build-{recipe.name}"
-    flags = [f"-D{flag}" for flag in (*COMMON, *recipe.flags)]
-    windows = recipe.toolchain == "mingw"
-    if recipe.backend == "vulkan":
-        flags += toolchain.vulkan_flags(root, windows=windows)
-    strip = "strip"
-    if windows:
+    flags = [f"-D{flag}" for flag in (*COMMON, *recipe.flags)] + extra
+    strip = ["strip", "--strip-unneeded"]
+    if recipe.toolchain == "mingw":
         flags += _mingw(work, env)
-        strip = "x86_64-w64-mingw32-strip"
-    # Paths of the build machine would make every build differ.
-    remap = f"-ffile-prefix-map={tree}=llama.cpp -ffile-prefix-map={made}=build"
-    flags += [f"-DCMAKE_C_FLAGS={remap}", f"-DCMAKE_CXX_FLAGS={remap}", "-DCMAKE_SKIP_RPATH=ON"]
+        strip[0] = "x86_64-w64-mingw32-strip"
+    if recipe.toolchain != "msvc":
+        # Paths of the build machine would make every build differ.
+        remap = f"-ffile-prefix-map={tree}=llama.cpp -ffile-prefix-map={made}=build"
+        flags += [f"-DCMAKE_C_FLAGS={remap}", f"-DCMAKE_CXX_FLAGS={remap}"]
+    flags.append("-DCMAKE_SKIP_RPATH=ON")
     subprocess.run(["cmake", "-S", str(tree), "-B", str(made), "-G", "Ninja", *flags], env=env, check=True)
     targets = _variants(made, env) if recipe.target == "ggml-cpu-variants" else [recipe.target]
     subprocess.run(["ninja", "-C", str(made), f"-j{jobs}", *targets], env=env, check=True)
     stem = "cpu-" if recipe.backend == "cpu" else recipe.target.removeprefix("ggml-")
     found = [p for p in sorted((made / "bin").iterdir()) if (m := LIBRARY.match(p.name)) and m[1].startswith(stem)]
-    for path in found:
-        subprocess.run([strip, "--strip-unneeded", str(path)], check=True)
+    for path in found if recipe.toolchain != "msvc" else ():
+        subprocess.run([*strip, str(path)], check=True)
     return found
 
 
@@ -106,7 +106,7 @@ def glibc_needed(libraries: list[Path]) -> str:
     """The newest glibc that any of the libraries asks for; empty for Windows."""
     newest: tuple[int, ...] = ()
     for path in libraries:
-        if path.suffix != ".dll":
+        if ".so" in path.name:
             listed = subprocess.run(["readelf", "-V", str(path)], capture_output=True, text=True, check=True).stdout
             found = re.findall(r"GLIBC_(\d+(?:\.\d+)+)", listed)
             newest = max([newest, *(tuple(map(int, version.split("."))) for version in found)])
@@ -120,10 +120,10 @@ def describe(recipe: Recipe, tree: Path, libraries: list[Path]) -> Manifest:
         for p in libraries
     )
     version = ggml_version(tree)
-    compiler = "x86_64-w64-mingw32-g++-posix" if recipe.toolchain == "mingw" else "g++"
-    first = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[
-        0
-    ]
+    compilers = {"mingw": ["x86_64-w64-mingw32-g++-posix", "--version"], "msvc": ["cl"]}
+    asked = compilers.get(recipe.toolchain, ["g++", "--version"])
+    told = subprocess.run(asked, capture_output=True, text=True, check=True)
+    first = (told.stdout or told.stderr).splitlines()[0]
     return parse(
         msgspec.json.encode(
             Manifest(
@@ -174,13 +174,20 @@ def main() -> int:
     recipe = RECIPES[options.name]
     options.work.mkdir(parents=True, exist_ok=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    root = toolchain.unpack_packages(options.work) if options.packages else None
+    vulkan, intel = recipe.backend == "vulkan", recipe.backend == "openvino"
+    root = toolchain.unpack_packages(options.work) if options.packages and vulkan else None
     env = toolchain.environment(root)
     missing = toolchain.missing_tools(recipe.tools, env)
     if missing:
         print(f"{recipe.name} needs {', '.join(missing)}. Install it, or pass --packages for glslc and headers.")
         return 3
-    libraries = compile_plugin(recipe, options.work, root, env, options.jobs)
+    extra, brought = toolchain.vulkan_flags(root, windows=recipe.toolchain == "mingw") if vulkan else [], []
+    if intel:
+        opencl = openvino.unpack_opencl(options.work) if options.packages else None
+        wheel = openvino.unpack_wheel(options.work)
+        extra = openvino.cmake_flags(wheel, opencl)
+        brought = openvino.collect(wheel, opencl, options.work / "brought")
+    libraries = compile_plugin(recipe, options.work, extra, env, options.jobs) + brought
     manifest = describe(recipe, toolchain.source_tree(options.work), libraries)
     target = options.out / f"{manifest.name}-{manifest.version}.tar.xz"
     write_archive(manifest, libraries, target)

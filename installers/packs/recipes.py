@@ -9,7 +9,8 @@ class Recipe:
     """One pack: ggml's backend and CMake `target`, its `flags`, the `tools` it takes, and what it `needs`.
 
     `needs` are libraries of the machine that uses the pack, each with the words that say how to get it. `toolchain`
-    is the CMake toolchain: the machine's own compiler, or mingw-w64 for Windows.
+    is the CMake toolchain: the machine's own compiler, mingw-w64 for Windows, or Microsoft's on Windows (the
+    runtime it links is C++ of that compiler).
     """
 
     name: str
@@ -53,6 +54,16 @@ RECIPES: Final[dict[str, Recipe]] = {
         Recipe(
             "sycl-linux-x86_64", "sycl", "linux-x86_64", "ggml-sycl", ("GGML_SYCL=ON",), ("icpx",),
             {"libsycl.so": "Intel's oneAPI runtime"}, "not built, not run",
+        ),
+        Recipe(
+            "openvino-linux-x86_64", "openvino", "linux-x86_64", "ggml-openvino", ("GGML_OPENVINO=ON",), (), {},
+            "built and run on OpenVINO's CPU device; GPU and NPU not run",
+        ),
+        Recipe(
+            "openvino-windows-x86_64", "openvino", "windows-x86_64", "ggml-openvino", ("GGML_OPENVINO=ON",),
+            ("cl",), {"OpenCL.dll": "the GPU maker's current driver brings it"},
+            "not built, not run; build it on Windows",
+            toolchain="msvc",
         ),
     )
 }  # fmt: skip

@@ -208,6 +208,8 @@ def _options(
 def _usable(question: Question, tensor: TensorSpec, source: GgmlType, actual: GgmlType) -> bool:
     if not question.evidence.has_imatrix and needs_imatrix(tensor.name, actual):
         return False
+    if question.device == "npu" and actual.traits.openvino != "native":
+        return False
     # Writing an already quantized tensor at more bits than it has only grows the file.
     return bits_per_weight(actual) < bits_per_weight(source)
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 import psutil
 
+from devices.backends import openvino
 from engine.runner import protocol
 from engine.runner.channel import Channel
 from engine.runner.engine_args import meaning
@@ -21,7 +22,15 @@ from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.abort import AbortSwitch
 from engine.runner.llama.native.batch import EngineBroken
 from engine.runner.llama.native.binding import KernelsMissing, load_api, start_backends
-from engine.runner.llama.native.device_check import DeviceWrong, NotComparable, compare, is_wrong, read_reference
+from engine.runner.llama.native.device_check import (
+    WRONG_KLD_MEAN,
+    WRONG_KLD_MEAN_BFLOAT,
+    DeviceWrong,
+    NotComparable,
+    compare,
+    is_wrong,
+    read_reference,
+)
 from engine.runner.llama.native.self_check import SelfCheckFailed, self_check
 from engine.runner.llama.native.vocabulary import LONGEST_TOKEN_BYTES, Vocabulary
 from engine.runner.llama.speculate.draft_model import DraftModel
@@ -73,7 +82,8 @@ def _compared(loaded: llama_model.LoadedModel, vocabulary: Vocabulary) -> Device
         return None
     except ValueError as error:
         raise DeviceWrong(f"on {name}, {error}", None) from error
-    if is_wrong(found, expected):
+    floor = WRONG_KLD_MEAN_BFLOAT if openvino.target_of(loaded.settings.devices) else WRONG_KLD_MEAN
+    if is_wrong(found, expected, floor):
         raise DeviceWrong(f"{name} computes something else than the CPU ({found.kld_mean:.2g} nats)", found)
     return found
 
@@ -119,7 +129,8 @@ class LlamaRunner(RunnerService[Vocabulary]):
 
         check: DeviceCheck | None = None
         try:
-            api = start_backends()
+            compiled = Path(settings.cache_dir).parent / "openvino" if settings.cache_dir else None
+            api = start_backends(settings.devices, compiled)
             loaded = llama_model.load(api, settings, on_progress)
             vocabulary = Vocabulary(api, loaded.vocab)
             self._channel.send(protocol.Progress(phase="check", fraction=1.0))

@@ -7,6 +7,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 
 from devices.as_json import to_json
+from devices.backends import openvino
 from devices.doctor import build_summary, diagnose
 from devices.memory import Reservation
 from devices.types import Machine
@@ -109,6 +110,7 @@ def _check_pin(machine: Machine, wanted: str) -> None:
     names: set[str] = set()
     for device in machine.devices:
         backends = {r.backend for r in device.runtimes if r.state == "usable"} | ({"cpu"} & {device.kind})
+        names |= {r.device_name for r in device.runtimes if r.state == "usable" and r.backend == openvino.BACKEND}
         names |= {device.id, device.kind, *backends, *(f"{device.id}/{backend}" for backend in backends)}
     if wanted.lower() not in {name.lower() for name in names}:
         raise InputFault(f"{wanted!r} is not a device here; use one of {', '.join(sorted(names))}.", "device")

@@ -58,6 +58,13 @@ def test_the_file_is_never_larger_than_the_budget(spark, limit):
     assert plan.gap == 0
 
 
+def test_a_plan_for_an_npu_has_only_types_that_npus_keep(spark):
+    plan = make_plan(question(spark, device="npu"), Goal(kind="budget", limit_bytes=8_000_000))
+    kinds = {GgmlType[t.qtype] for t in plan.tensors}
+    assert all(kind.traits.openvino == "native" for kind in kinds)
+    assert any(not kind.traits.is_float for kind in kinds)
+
+
 @settings(max_examples=30, deadline=None)
 @given(limit=st.integers(3_500_000, 9_000_000), more=st.integers(0, 500_000))
 def test_more_bytes_never_plan_more_damage(spark, limit, more):

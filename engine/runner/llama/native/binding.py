@@ -3,12 +3,14 @@
 import ctypes
 import importlib
 import importlib.machinery
+import os
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from devices.backends import openvino
 from devices.backends.libraries import best_variant, built_libraries
 from devices.engine_versions.folder import package_folder
 from devices.errors import EngineVersionRefused
@@ -49,16 +51,22 @@ def library_folder() -> Path:
     return Path(api.__file__).parent / "lib"
 
 
-def start_backends() -> Any:
+def start_backends(devices: Sequence[str] = (), cache: Path | None = None) -> Any:
     """Load every backend plugin beside libllama and those of kernel packs, then start llama.cpp.
 
-    Returns the API module.
+    Returns the API module. OpenVINO's is loaded only where `devices` names one of its devices; `cache` is its
+    folder for compiled models. Raises: KernelsMissing: OpenVINO does not offer that device now.
 
     The symbol is taken from libllama's own handle: wheels have no symlinks, so opening libggml by name would
     map a second copy with its own registry. Without plugins (a static build) the backends are built in.
     """
     api = load_api()
     packs = active_libraries()
+    target = openvino.target_of(devices)
+    if target:
+        _prepare_openvino(packs, target, cache)
+    else:
+        packs.pop(openvino.BACKEND, None)
     lib = api._lib  # noqa: SLF001 - the one shared handle
     if packs and hasattr(lib, "ggml_backend_load"):
         lib.ggml_backend_load.restype = ctypes.c_void_p
@@ -69,6 +77,23 @@ def start_backends() -> Any:
         lib.ggml_backend_load_all_from_path(str(library_folder()).encode())
     api.llama_backend_init()
     return api
+
+
+def _prepare_openvino(packs: Mapping[str, tuple[Path, ...]], target: str, cache: Path | None) -> None:
+    """Its device is chosen by variables, and one that is missing would silently become the processor."""
+    paths = packs.get(openvino.BACKEND)
+    if not paths:
+        raise KernelsMissing("the OpenVINO kernel pack is not installed")
+    wanted = f"{openvino.PREFIX}{target}"
+    try:
+        names = [device.name for device in openvino.offered(paths[0].parent)]
+    except OSError as error:
+        raise KernelsMissing(f"OpenVINO does not load: {error}") from error
+    if wanted not in names:
+        raise KernelsMissing(f"OpenVINO offers no {wanted} now (it offers {', '.join(names) or 'none'})")
+    if cache is not None:
+        cache.mkdir(parents=True, exist_ok=True)
+    os.environ.update(openvino.environment(target, cache))
 
 
 def load_order(libraries: Mapping[str, tuple[Path, ...]]) -> list[Path]:

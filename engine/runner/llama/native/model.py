@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from devices.backends import openvino
 from engine.runner.engine_args import BadEngineArg
 from engine.runner.limits import KV_TYPES, MAX_SEQUENCES, mtp_settings, rollback, sequences
 from engine.runner.llama.native.engine_args import UnknownBuffer, apply_to_context, apply_to_model
@@ -83,7 +84,8 @@ def _model_params(api: Any, settings: LoadSettings, on_progress: Callable[[float
         lib.ggml_backend_dev_by_name.restype = ctypes.c_void_p
         devices = (ctypes.c_void_p * (len(settings.devices) + 1))()
         for i, name in enumerate(settings.devices):
-            device = lib.ggml_backend_dev_by_name(name.encode())
+            own = openvino.GGML_DEVICE if name.startswith(openvino.PREFIX) else name
+            device = lib.ggml_backend_dev_by_name(own.encode())
             if not device:
                 raise LoadFailed(f"there is no backend device named {name!r}")
             devices[i] = device

@@ -65,7 +65,7 @@ def test_quiet_battery_and_pins_take_the_npu(folder, plugin, wish, said):
     assert choice.provider == "OpenVINOExecutionProvider"
     assert choice.device.kind == "npu"
     assert said in choice.reasons[0]
-    assert "not tried on hardware" in choice.reasons[1]
+    assert "not tried on hardware" in "; ".join(choice.reasons)
 
 
 def test_side_work_goes_there_while_the_integrated_gpu_chats(folder, plugin):

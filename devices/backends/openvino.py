@@ -1,0 +1,94 @@
+"""Intel's OpenVINO: its devices by the names Tessera gives them, and what ggml's backend is told for each.
+
+ggml's backend uses one device a process, named by an environment variable, and takes the processor without an error
+where that device is missing. So the runtime itself is asked first which devices it offers, through its C interface.
+"""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from devices.types import BackendDevice
+
+BACKEND: Final = "openvino"
+PREFIX: Final = "openvino:"
+# ggml's own name of the one device.
+GGML_DEVICE: Final = "OPENVINO0"
+NPU: Final = "openvino:NPU"
+_DEVICE_VARIABLE: Final = "GGML_OPENVINO_DEVICE"
+_MOST_DEVICES: Final = 16
+
+
+class OpenVinoFailed(OSError):
+    """The runtime does not load or does not answer; the message says which call."""
+
+
+class _Devices(ctypes.Structure):
+    """ov_available_devices_t. Source: openvino/c/ov_core.h, 2026.4."""
+
+    _fields_ = (("devices", ctypes.POINTER(ctypes.c_char_p)), ("size", ctypes.c_size_t))
+
+
+def target_of(devices: Sequence[str]) -> str:
+    """OpenVINO's name (CPU, GPU, GPU.1, NPU) of the first of these devices that is one of its; else empty."""
+    return next((name.removeprefix(PREFIX) for name in devices if name.startswith(PREFIX)), "")
+
+
+def environment(target: str, cache: Path | None) -> Mapping[str, str]:
+    """What ggml's backend reads once when it is loaded: the device, and a folder for compiled models.
+
+    Compiled models are kept by weights, graph, device and OpenVINO's version; for an NPU by OpenVINO's own key.
+    """
+    found = {_DEVICE_VARIABLE: target, "GGML_OPENVINO_STATEFUL_EXECUTION": "0"}
+    if cache is not None:
+        found["GGML_OPENVINO_CACHE_DIR"] = str(cache)
+        if target != "NPU":
+            found["GGML_OPENVINO_COMPILED_MODEL_CACHE_DIR"] = str(cache)
+    return found
+
+
+def offered(folder: Path) -> tuple[BackendDevice, ...]:
+    """The devices that the runtime in a pack's `folder` offers here. It is loaded; call it in a child.
+
+    Raises: OpenVinoFailed.
+    """
+    library = next((p for name in ("libopenvino_c.so*", "openvino_c.dll") for p in sorted(folder.glob(name))), None)
+    if library is None:
+        raise OpenVinoFailed("its runtime (libopenvino_c) is not in the pack")
+    api = ctypes.CDLL(str(library))
+    core = ctypes.c_void_p()
+    if api.ov_core_create(ctypes.byref(core)) != 0:
+        raise OpenVinoFailed("OpenVINO could not be started")
+    try:
+        listed = _Devices()
+        if api.ov_core_get_available_devices(core, ctypes.byref(listed)) != 0:
+            raise OpenVinoFailed("OpenVINO did not list its devices")
+        names = [(listed.devices[i] or b"").decode() for i in range(min(listed.size, _MOST_DEVICES))]
+        return tuple(_described(api, core, name) for name in names)
+    finally:
+        api.ov_core_free(core)
+
+
+def _described(api: ctypes.CDLL, core: ctypes.c_void_p, name: str) -> BackendDevice:
+    base = name.partition(".")[0]
+    integrated = "integrated" in _asked(api, core, name, "DEVICE_TYPE").lower()
+    gpu = "igpu" if integrated else "gpu"
+    size = _asked(api, core, name, f"{base}_DEVICE_TOTAL_MEM_SIZE") if base in {"GPU", "NPU"} else ""
+    total = int(size) if size.isdigit() else 0
+    return BackendDevice(
+        name=f"{PREFIX}{name}",
+        description=_asked(api, core, name, "FULL_DEVICE_NAME") or name,
+        kind="cpu" if base == "CPU" else "npu" if base == "NPU" else gpu,  # type: ignore[arg-type]
+        total_bytes=total,
+        free_bytes=total,
+        device_id=None,
+    )
+
+
+def _asked(api: ctypes.CDLL, core: ctypes.c_void_p, device: str, key: str) -> str:
+    """A property as text; empty where the device has none of that name."""
+    value = ctypes.c_char_p()
+    if api.ov_core_get_property(core, device.encode(), key.encode(), ctypes.byref(value)) != 0:
+        return ""
+    return (value.value or b"").decode("utf-8", "replace").strip()

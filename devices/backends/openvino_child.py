@@ -1,0 +1,49 @@
+"""Child process: ask OpenVINO for its devices, open each with ggml in a child of its own, print JSON. It may die.
+
+Usage: python -m devices.backends.openvino_child FOLDER LIBRARY
+"""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from devices.backends.child import run_child
+from devices.backends.openvino import environment, offered, target_of
+from devices.child_command import child_command
+
+# Each device is opened beside the others' time: an NPU's driver starts within a second.
+OPEN_S = 12.0
+
+
+def report(folder: str, library: str) -> dict[str, object]:
+    """The devices ggml could open, and why it could not open the others. Raises: OSError."""
+    opened, refused, version = [], [], ""
+    argv = child_command("devices.backends.ggml_child", folder, library)
+    for device in offered(Path(library).parent):
+        env = {**os.environ, **environment(target_of((device.name,)), None)}
+        outcome = run_child(argv, OPEN_S, env)
+        if outcome.answer is None:
+            refused.append(f"{device.name}: {outcome.reason}")
+            continue
+        version = str(outcome.answer.get("version", ""))
+        opened.append(asdict(device))
+    if not opened:
+        raise OSError("; ".join(refused) or "OpenVINO offers no device")
+    return {"library": Path(library).name, "version": version, "refused": refused, "devices": opened}
+
+
+def main() -> int:
+    """Print the report, or the reason there is none."""
+    try:
+        found = report(sys.argv[1], sys.argv[2])
+    except OSError as error:
+        print(json.dumps({"error": str(error)}), flush=True)  # noqa: T201 - the parent reads it
+        return 1
+    print(json.dumps(found), flush=True)  # noqa: T201 - the parent reads it
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
