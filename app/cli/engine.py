@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from app.tools.consent import shown_text
+from devices.child_command import interpreter
 from devices.engine_versions.folder import engines_folder
 from devices.engine_versions.store import SHIPPED, VersionStore
 from devices.errors import EngineVersionRefused
@@ -149,7 +149,7 @@ def _built(version: str, work: Path) -> Path:
             "an installed program has no compiler of its own; build the wheel elsewhere and give its file"
         )
     click.echo(f"Compiling llama-cpp-python {version}; four minutes on two cores that are free.")
-    done = subprocess.run([sys.executable, str(script), version, str(work)], check=False)
+    done = subprocess.run(interpreter(str(script), version, str(work)), check=False)
     wheels = sorted(work.glob("*.whl"))
     if done.returncode or not wheels:
         raise EngineVersionRefused(f"llama-cpp-python {version} could not be built; what it said stands above")
