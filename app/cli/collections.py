@@ -1,6 +1,7 @@
 """`tessera collections`: make, watch, search and remove collections of documents."""
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -128,6 +129,34 @@ def search(name: str, question: str, limit: int, ways: str, *, as_json: bool) ->
         click.echo(msgspec.json.encode(answer).decode())
         return
     _passages(answer)
+
+
+@command.command("ask")
+@click.argument("name")
+@click.argument("question")
+@click.option("--model", "-m", default="default", help="Model that answers.")
+def ask(name: str, question: str, model: str) -> None:
+    """Ask a model a QUESTION about a collection; the answer tells its passages."""
+    from app.tools.consent import shown_text  # noqa: PLC0415 - keeps --help fast
+
+    messages = [{"role": "user", "content": question}]
+    grounds = None
+    with connected() as client, closing(client.chat(model, messages, collection=name)) as answer:
+        for piece in answer:
+            grounds = piece.grounds or grounds
+            if piece.text:
+                click.echo(shown_text(piece.text), nl=False)
+        click.echo()
+    if grounds is None:
+        return
+    click.echo(f"\n{grounds.why}", err=True)
+    for number, passage in enumerate(grounds.passages, 1):
+        click.echo(shown_text(f"[{number}] {passage.path}, {passage.label or f'part {passage.page}'}"), err=True)
+    unsure = [c for c in grounds.checked if not c.carried]
+    if unsure:
+        click.echo(
+            f"{len(unsure)} of {len(grounds.checked)} sentences are not carried by these passages.", err=True
+        )
 
 
 @command.command("refresh")

@@ -10,6 +10,7 @@ import msgspec
 from app.answer_phase import WAITING, Phase, phase_of
 from app.client.stream import Stream
 from engine.api.chat import ChatChunk, Runaway, Timings, ToolCallDelta, Usage
+from engine.api.collections import Grounds
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Answer:
     timings: Timings | None = None
     runaway: Runaway | None = None
     phase: Phase | None = None
+    grounds: Grounds | None = None
 
 
 @dataclass
@@ -64,6 +66,7 @@ class WholeAnswer:
     usage: Usage | None = None
     timings: Timings | None = None
     runaway: Runaway | None = None
+    grounds: Grounds | None = None
     tools: ToolCalls = field(default_factory=ToolCalls)
     phase: Phase = WAITING
     began: float = field(default_factory=time.monotonic)
@@ -83,6 +86,7 @@ class WholeAnswer:
         self.usage = piece.usage or self.usage
         self.timings = piece.timings or self.timings
         self.runaway = piece.runaway or self.runaway
+        self.grounds = piece.grounds or self.grounds
 
     def facts(self) -> dict[str, object]:
         """What is kept beside the text, as plain values."""
@@ -92,6 +96,7 @@ class WholeAnswer:
             "first_s": round(self.first_s, 3),
             "finish_reason": self.finish_reason,
             "runaway": msgspec.to_builtins(self.runaway),
+            "grounds": msgspec.to_builtins(self.grounds),
             "tool_calls": [vars(call) for call in self.tools.calls],
         }
         return {name: value for name, value in facts.items() if value}
@@ -125,6 +130,8 @@ def answers(chunks: Iterable[ChatChunk]) -> Iterator[Answer]:
     for chunk in chunks:
         if chunk.tessera is not None and chunk.tessera.runaway:
             runaway = chunk.tessera.runaway[0]
+        if chunk.tessera is not None and chunk.tessera.collection is not None:
+            yield Answer(grounds=chunk.tessera.collection)
         phase = phase_of(chunk)
         if phase is not None and phase.name in {"loading", "reading"}:
             yield Answer(phase=phase)

@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from engine.api.collections import Grounds
 from engine.api.models import Decided
 
 
@@ -132,6 +133,7 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of our own beside OpenAI's."""
 
     runaway: tuple[Runaway, ...] = ()
+    collection: Grounds | None = None
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):

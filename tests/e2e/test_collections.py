@@ -1,5 +1,6 @@
 """Collections over HTTP and in the terminal, by a real server."""
 
+import json
 import os
 import subprocess
 import sys
@@ -81,6 +82,54 @@ def test_documents_are_listed_with_what_was_not_read(client, sea):
 def test_what_cannot_be_done_is_refused_with_its_reason(client, sea, method, path, body, status, param):
     answer = client.request(method, f"/tessera/v1/collections{path}", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+
+
+def ask(client, question, **more):
+    body = {"model": "spark", "messages": [{"role": "user", "content": question}], "max_tokens": 24, **more}
+    return client.post("/v1/chat/completions", json=body)
+
+
+def test_documents_that_fit_are_given_whole(client, sea):
+    answer = ask(client, "How often is high water?", collection="Sea")
+    assert answer.status_code == 200, answer.text
+    grounds = answer.json()["tessera"]["collection"]
+    assert (grounds["mode"], grounds["documents"]) == ("whole", 3)
+    assert {p["path"].rsplit("/", 1)[-1] for p in grounds["passages"]} == {"tides.md", "herring.txt"}
+    assert answer.json()["usage"]["prompt_tokens"] > grounds["tokens"] > 20
+
+
+def test_passages_come_before_the_answer_and_the_check_with_its_end(client, sea):
+    more = {"collection": {"id": "Sea", "mode": "passages", "passages": 1}, "stream": True}
+    lines = [
+        line[6:]
+        for line in ask(client, "How often is high water?", **more).text.split("\n")
+        if line[:6] == "data: "
+    ]
+    told = [chunk["tessera"]["collection"] for chunk in map(json.loads, lines[:-1]) if "tessera" in chunk]
+    assert told[0]["mode"] == "passages"
+    assert len(told[0]["passages"]) == 1
+    assert "checked" not in told[0]
+    text = "".join(c["choices"][0]["delta"].get("content", "") for c in map(json.loads, lines[:-1]) if c["choices"])
+    for sentence in told[-1].get("checked", []):
+        assert text[sentence["start"] : sentence["end"]].strip()
+
+
+def test_nothing_found_is_told_and_nothing_is_carried(client, sea):
+    more = {"collection": {"id": "Sea", "mode": "passages"}}
+    grounds = ask(client, "Who won the chess championship of 1972?", **more).json()["tessera"]["collection"]
+    assert grounds["mode"] == "none"
+    assert not any(sentence["carried"] for sentence in grounds.get("checked", []))
+
+
+def test_only_open_collections_answer_other_programs(client, server, sea):
+    with httpx2.Client(base_url=server.url, timeout=60) as stranger:
+        refused = ask(stranger, "high water", collection="Sea")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "collection_not_found")
+        assert "Sea" not in refused.json()["error"]["message"].replace("'Sea'", "")
+        client.post(sea, json={"open": True})
+        assert ask(stranger, "high water", collection="Sea").status_code == 200
+        client.post(sea, json={"open": False})
+        assert ask(stranger, "high water", collection="Sea").status_code == 404
 
 
 def test_strangers_see_no_collections(server, sea):

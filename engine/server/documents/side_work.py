@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -28,14 +29,14 @@ class SideWork:
     def __init__(self, state: "ServerState", loop: asyncio.AbstractEventLoop) -> None:
         self._state = state
         self._loop = loop
-        self._closed = False
+        self._closed = threading.Event()
         self._asked = 0
         self._busy_until = 0.0
         self._models: tuple[float, dict[str, tuple[str, ...]]] = (0.0, {})
 
     def close(self) -> None:
         """Make no more vectors; who waits for some is told."""
-        self._closed = True
+        self._closed.set()
 
     # ------------------------------------------------------------------ choosing
 
@@ -88,7 +89,7 @@ class SideWork:
             self._asked -= 1
 
     def _run(self, work: Any) -> Any:
-        if self._closed:
+        if self._closed.is_set():
             work.close()
             raise NotNow("")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -96,25 +97,23 @@ class SideWork:
             try:
                 return future.result(timeout=0.5)
             except TimeoutError:
-                if self._closed:
+                if self._closed.is_set():
                     future.cancel()
                     raise NotNow("") from None
 
     async def _beside(self, model: str, texts: Sequence[str]) -> Sequence[Any]:
-        while True:
-            if self._closed:
-                raise NotNow("")
-            if self._wanted(model):
-                await asyncio.sleep(_LOOK_S)
-                continue
-            task = asyncio.create_task(self._embedded(model, texts))
-            while not task.done() and not self._wanted(model):
-                await asyncio.wait((task,), timeout=_LOOK_S)
-            if task.done():
-                return task.result()
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, EngineError):
-                await task
+        while not self._closed.is_set():
+            if not self._wanted(model):
+                task = asyncio.create_task(self._embedded(model, texts))
+                while not task.done() and not self._wanted(model):
+                    await asyncio.wait((task,), timeout=_LOOK_S)
+                if task.done():
+                    return task.result()
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, EngineError):
+                    await task
+            await asyncio.sleep(_LOOK_S)
+        raise NotNow("")
 
     def _wanted(self, model: str) -> bool:
         """Somebody else wants the processor, or wanted it a moment ago."""

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from starlette.requests import Request
@@ -32,6 +32,9 @@ from engine.server.sse import EventStream, comment_of, while_connected
 from engine.server.state import ServerState, server_state
 from engine.types import PromptProgress, TokenLogprob
 
+if TYPE_CHECKING:
+    from engine.server.documents.asking import Asked, Grounded
+
 # How often a client that wants to know hears of the load of its model.
 PROGRESS_S: Final = 0.25
 
@@ -45,19 +48,36 @@ async def chat_completions(request: Request) -> Response:
     body = await parse(request, ChatRequest)
     body.refuse_impossible()
     headers = shapes.ignored_header(body.ignored())
+    asked = await _asked(request, body)
     if body.stream:
         place = Place()
-        return EventStream(_stream(state, body, place), sse_error, ping=comment_of(place), headers=headers)
-    answer = await while_connected(request, _complete(state, body))
+        return EventStream(_stream(state, body, place, asked), sse_error, ping=comment_of(place), headers=headers)
+    answer = await while_connected(request, _complete(state, body, asked))
     return JSONResponse(answer, headers=headers)
 
 
+async def _asked(request: Request, body: ChatRequest) -> "Asked | None":
+    """The collection that the request names. Raises: NoCollection."""
+    if body.collection is None:
+        return None
+    from engine.server.documents.asking import Asked  # noqa: PLC0415 - most chats ask no collection
+
+    desk = await server_state(request).desk()
+    if isinstance(body.collection, str):
+        return Asked(desk, await asyncio.to_thread(desk.allowed, request, body.collection))
+    wanted = body.collection
+    live = await asyncio.to_thread(desk.allowed, request, wanted.id)
+    return Asked(desk, live, wanted.mode, wanted.passages)
+
+
 async def _start(
-    state: ServerState, body: ChatRequest, place: Place | None = None
-) -> tuple[LoadedModel, PreparedChat, list[AsyncIterator[ChatEvent]]]:
+    state: ServerState, body: ChatRequest, place: Place | None = None, asked: "Asked | None" = None
+) -> tuple[LoadedModel, PreparedChat, list[AsyncIterator[ChatEvent]], "Grounded | None"]:
     query = to_query(body)
     model = await state.pool.acquire(body.model, place=place)
     assert model.facts is not None
+    grounded = None if asked is None else await asked.ground(model, query)
+    query = query if grounded is None else grounded.query
     chat = await state.conversations.prepare(model.facts, query, state.models.recommended(model.id))
     answers = []
     for choice in range(body.n or 1):
@@ -65,7 +85,7 @@ async def _start(
         seeded = msgspec.structs.replace(chat.request.sampling, seed=body.sampling(choice).get("seed"))
         request = msgspec.structs.replace(chat.request, sampling=seeded, progress=told)
         answers.append(read(chat.answer(), state.pool.generate(model, request)))
-    return model, chat, answers
+    return model, chat, answers, grounded
 
 
 class _Choice:
@@ -95,6 +115,11 @@ class _Choice:
         elif isinstance(event, AnswerFinished):
             self.end = event
 
+    @property
+    def text(self) -> str:
+        """What was said so far."""
+        return "".join(self._text)
+
     def body(self, index: int, *, logprobs: bool) -> dict[str, Any]:
         """The choice as OpenAI writes it; reasoning as `reasoning_content`, the name that clients read."""
         assert self.end is not None
@@ -116,8 +141,8 @@ class _Choice:
         }
 
 
-async def _complete(state: ServerState, body: ChatRequest) -> dict[str, Any]:
-    model, chat, answers = await _start(state, body)
+async def _complete(state: ServerState, body: ChatRequest, asked: "Asked | None" = None) -> dict[str, Any]:
+    model, chat, answers, grounded = await _start(state, body, asked=asked)
     choices = [_Choice(body.custom_names()) for _ in answers]
     async for index, event in merge(answers):
         choices[index].take(event)
@@ -135,6 +160,8 @@ async def _complete(state: ServerState, body: ChatRequest) -> dict[str, Any]:
         "timings": shapes.timings_body(ends[0]),
     }
     report = shapes.report((*chat.notes, *model.notes), dict(enumerate(ends)), chat.sampling)
+    if grounded is not None:
+        report |= await grounded.checked(choices[0].text)
     return whole | shapes.with_report(report)
 
 
@@ -156,17 +183,20 @@ async def _loading(
         raise
 
 
-async def _stream(  # noqa: C901 - one branch for each kind of event
-    state: ServerState, body: ChatRequest, place: Place
+async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
+    state: ServerState, body: ChatRequest, place: Place, asked: "Asked | None" = None
 ) -> AsyncGenerator[bytes, None]:
     writer = shapes.ChunkWriter("chat.completion.chunk", shapes.new_id("chatcmpl"), body.model)
-    starting = asyncio.ensure_future(_start(state, body, place))
+    starting = asyncio.ensure_future(_start(state, body, place, asked))
     if body.return_progress:
         async with aclosing(_loading(starting, place, writer)) as waiting:
             async for told in waiting:
                 yield told
-    model, chat, answers = await starting
+    model, chat, answers, grounded = await starting
     writer.runs(model)
+    if grounded is not None:
+        yield writer.chunk(0, shapes.EMPTY_DELTA, extra=grounded.report())
+    said: list[str] = []
     ends: dict[int, AnswerFinished] = {}
     greeted: set[int] = set()
     custom = [CustomCalls(body.custom_names()) for _ in answers]
@@ -181,6 +211,8 @@ async def _stream(  # noqa: C901 - one branch for each kind of event
         inners = custom[index].deltas(event)
         for inner in inners or ():
             yield writer.chunk(index, inner)
+        if isinstance(event, TextDelta) and index == 0:
+            said.append(event.text)
         if isinstance(event, AnswerLogprobs):
             held.setdefault(index, []).extend(event.entries)
         elif isinstance(event, AnswerFinished):
@@ -189,6 +221,8 @@ async def _stream(  # noqa: C901 - one branch for each kind of event
             if entries := held.pop(index, None):
                 yield writer.chunk(index, shapes.EMPTY_DELTA, None, _logprobs(entries))
             report = shapes.report((*chat.notes, *model.notes), {index: event}, chat.sampling)
+            if grounded is not None and index == 0:
+                report |= await grounded.checked("".join(said))
             yield writer.chunk(index, shapes.EMPTY_DELTA, event.finish_reason, extra=report)
         elif inners is None:
             inner = shapes.chat_delta(event)

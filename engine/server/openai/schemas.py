@@ -267,6 +267,14 @@ class OutputFields(Body):
     guided_grammar: str | None = None
 
 
+class CollectionChoice(Body):
+    """A collection of documents to answer from. `mode`: auto gives all of it where it fits, else passages."""
+
+    id: Annotated[str, Field(min_length=1, max_length=200)]
+    mode: Literal["auto", "whole", "passages"] = "auto"
+    passages: Annotated[int, Field(ge=1, le=50)] | None = None
+
+
 class ChatRequest(SamplingBody, OutputFields):
     """POST /v1/chat/completions."""
 
@@ -293,6 +301,7 @@ class ChatRequest(SamplingBody, OutputFields):
     continue_final_message: bool | None = None
     modalities: list[Literal["text"]] | None = None
     return_progress: bool | None = None
+    collection: Annotated[str, Field(min_length=1, max_length=200)] | CollectionChoice | None = None
 
     def refuse_impossible(self) -> None:
         """Raises: InputFault: a field asks for what is not done here."""

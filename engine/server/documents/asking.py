@@ -1,0 +1,246 @@
+"""Chats that ask a collection: what is given to the model, and what its answer is checked against."""
+
+import asyncio
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+
+from engine.api.collections import CheckedSentence, Grounds, Passage, SearchRequest
+from engine.chat.types import Message, Part, TextPart
+from engine.documents import checking
+from engine.documents.registry import Live
+from engine.errors import EngineError
+from engine.server.documents.desk import Desk
+
+if TYPE_CHECKING:
+    from engine.chat.conversation import ChatQuery
+    from engine.loaded_model import LoadedModel
+
+# Passages a question gets where the context has room; more of them drown small models.
+PASSAGES: Final = 6
+# Left of the context for the answer where a request names no limit, and for what templates add.
+_ANSWER_TOKENS: Final = 1024
+_TEMPLATE_TOKENS: Final = 64
+_LEAST_TOKENS: Final = 200
+# No text has more characters a token than this over a page; below it the tokens are counted, above only estimated.
+_CHARS_PER_TOKEN: Final = 6
+_FOLLOWS_UP: Final = re.compile(
+    r"\b(it|its|they|them|their|he|she|his|her|that|this|those|these|there)\b", re.IGNORECASE
+)
+_FEW_WORDS: Final = 7
+
+_WHOLE: Final = "Answer from the documents below, and only from them. If they do not hold the answer, say so."
+_SOME: Final = (
+    "Answer from the numbered passages below, and only from them. After each statement put the number of the "
+    "passage it is from in brackets, such as [1]. If they do not hold the answer, say so."
+)
+_NONE: Final = (
+    "The user's documents were searched, and nothing in them bears on the question. Say that the documents do not "
+    "hold the answer; do not make one up."
+)
+
+
+class Grounded:
+    """A question with what was found for it. `query` goes to the model; `report` is told before the answer."""
+
+    def __init__(self, desk: Desk, live: Live, query: "ChatQuery", grounds: Grounds) -> None:
+        self._desk = desk
+        self._live = live
+        self.query = query
+        self.grounds = grounds
+
+    def report(self) -> dict[str, Any]:
+        """What the answer is made from, for the field `tessera`."""
+        return {"collection": msgspec.to_builtins(self.grounds)}
+
+    async def checked(self, answer: str) -> dict[str, Any]:
+        """The same with the check of each sentence of the answer."""
+        asked = checking.sentences(answer)
+        passages = [passage.text for passage in self.grounds.passages]
+        if not asked:
+            return self.report()
+        if not passages:  # nothing was found, so nothing carries what was said all the same
+            loose = tuple(CheckedSentence(start=s.start, end=s.end, carried=False) for s in asked)
+            self.grounds = msgspec.structs.replace(self.grounds, checked=loose)
+            return self.report()
+        pieces = checking.windows(passages)
+        vectors = await self._vectors([s.text for s in asked], [text for _, text in pieces])
+        verdicts = await asyncio.to_thread(self._check, asked, pieces, vectors)
+        found = tuple(
+            CheckedSentence(
+                start=v.sentence.start,
+                end=v.sentence.end,
+                carried=v.carried,
+                passage=v.passage,
+                overlap=v.overlap,
+                cosine=v.cosine,
+                missing=v.missing,
+            )
+            for v in verdicts
+        )
+        self.grounds = msgspec.structs.replace(self.grounds, checked=found)
+        return self.report()
+
+    def _check(
+        self, asked: list[checking.Sentence], pieces: list[tuple[int, str]], vectors: tuple[Any, Any] | None
+    ) -> list[checking.Verdict]:
+        with self._live.store.lock:
+            return checking.check(asked, pieces, self._live.store.stemmer.stems, vectors)
+
+    async def _vectors(self, asked: list[str], pieces: list[str]) -> tuple[Any, Any] | None:
+        model = self._live.store.fact("embedding_model")
+        if not model:
+            return None
+        try:
+            rows = np.stack(list(await self._desk.side_work.vectors(model, [*asked, *pieces])))
+        except EngineError:
+            return None
+        return rows[: len(asked)], rows[len(asked) :]
+
+
+class Asked:
+    """A collection that a chat names, and how it wants to be answered from it."""
+
+    def __init__(self, desk: Desk, live: Live, mode: str = "auto", passages: int | None = None) -> None:
+        self._desk, self._live = desk, live
+        self._mode, self._passages = mode, passages or PASSAGES
+
+    async def ground(self, model: "LoadedModel", query: "ChatQuery") -> Grounded:
+        """The question with what bears on it."""
+        return await ground(self._desk, self._live, model, query, self._mode, self._passages)
+
+
+async def ground(
+    desk: Desk, live: Live, model: "LoadedModel", query: "ChatQuery", mode: str = "auto", most: int = PASSAGES
+) -> Grounded:
+    """Find what bears on the last question and put it before it.
+
+    `mode` auto gives all documents where they fit the model's context, else passages; whole and passages insist.
+    """
+    room = await _room(model, query)
+    counts = await asyncio.to_thread(live.store.counts)
+    name, key = live.definition.name, live.definition.id
+    if mode != "passages" and counts.chars <= room * _CHARS_PER_TOKEN:
+        whole = await asyncio.to_thread(_everything, live)
+        tokens = await _count(model, "\n\n".join(p.text for p in whole))
+        if tokens <= room and whole:
+            why = f"All {counts.documents} documents were given: {tokens} tokens of {room} that fit."
+            grounds = Grounds(
+                id=key, name=name, mode="whole", why=why, found=True, tokens=tokens, documents=counts.documents,
+                passages=whole,
+            )  # fmt: skip
+            return Grounded(desk, live, _with(query, f"{_WHOLE}\n\n{_by_document(whole)}"), grounds)
+    answer = await desk.search(live, SearchRequest(query=_question(query), limit=most))
+    if not answer.found:
+        why = "Nothing in the collection seems to bear on the question."
+        grounds = Grounds(id=key, name=name, mode="none", why=why, notes=answer.notes)
+        return Grounded(desk, live, _with(query, _NONE), grounds)
+    kept, tokens = await _fitting(model, answer.passages, room)
+    insisted = "The documents do not fit as a whole; " if mode == "whole" else ""
+    amount = f"{counts.chars / 1e6:.1f} million characters" if counts.chars > 1e6 else f"{counts.chars} characters"  # noqa: PLR2004 - a million
+    why = f"{insisted}{len(kept)} passages of {counts.documents} documents ({amount}) were given: {tokens} tokens."
+    grounds = Grounds(
+        id=key, name=name, mode="passages", why=why, found=True, tokens=tokens, passages=kept, notes=answer.notes
+    )
+    return Grounded(desk, live, _with(query, f"{_SOME}\n\n{_numbered(kept)}"), grounds)
+
+
+async def _room(model: "LoadedModel", query: "ChatQuery") -> int:
+    """Tokens of the context that documents may take."""
+    assert model.facts is not None
+    said = "\n".join(message.text() for message in query.messages)
+    for_answer = min(query.max_tokens or _ANSWER_TOKENS, model.facts.n_ctx // 2)
+    return max(
+        model.facts.n_ctx - await _count(model, said) - for_answer - _TEMPLATE_TOKENS * (1 + len(query.messages)),
+        _LEAST_TOKENS,
+    )
+
+
+async def _count(model: "LoadedModel", text: str) -> int:
+    assert model.runner is not None
+    return len(await model.runner.tokenize(text, add_special=False, parse_special=False))
+
+
+async def _fitting(
+    model: "LoadedModel", passages: tuple[Passage, ...], room: int
+) -> tuple[tuple[Passage, ...], int]:
+    """The best passages that fit, and their tokens; the first one always."""
+    kept: list[Passage] = []
+    used = 0
+    for passage in passages:
+        tokens = await _count(model, _numbered((passage,)))
+        if kept and used + tokens > room:
+            break
+        kept.append(passage)
+        used += tokens
+    return tuple(kept), used
+
+
+def _everything(live: Live) -> tuple[Passage, ...]:
+    found = []
+    for document in live.store.documents(limit=1000):
+        for page, label, _ in live.store.pages(document.id):
+            chunks = live.store.chunks_of(document.id, page)
+            text = "\n\n".join(chunk.text for chunk in chunks)
+            if text:
+                found.append(
+                    Passage(
+                        id=chunks[0].id,
+                        document=document.id,
+                        path=document.path,
+                        title=document.title,
+                        page=page,
+                        label=label,
+                        text=text,
+                        start=0,
+                        end=len(text),
+                    )
+                )
+    return tuple(found)
+
+
+def _by_document(pages: tuple[Passage, ...]) -> str:
+    parts, last = [], 0
+    for page in pages:
+        if page.document != last:
+            parts.append(f"# {page.title}")
+            last = page.document
+        parts.append(page.text)
+    return "\n\n".join(parts)
+
+
+def _numbered(passages: tuple[Passage, ...]) -> str:
+    def one(number: int, passage: Passage) -> str:
+        place = ", ".join(part for part in (passage.title, passage.label) if part)
+        return f"[{number}] ({place})\n{passage.text}"
+
+    return "\n\n".join(one(number, passage) for number, passage in enumerate(passages, 1))
+
+
+def _question(query: "ChatQuery") -> str:
+    """The last question; one that points back ("and when was it built?") with the one before it."""
+    asked = [m.text() for m in query.messages if m.role == "user" and m.text().strip()]
+    if not asked:
+        return ""
+    last = asked[-1]
+    if len(asked) > 1 and (len(last.split()) < _FEW_WORDS or _FOLLOWS_UP.search(last)):
+        return f"{asked[-2]}\n{last}"[-4000:]
+    return last[-4000:]
+
+
+def _with(query: "ChatQuery", given: str) -> "ChatQuery":
+    """The query with documents before the last thing the user said; what came before stays as it was."""
+    messages = list(query.messages)
+    last = max((i for i, m in enumerate(messages) if m.role == "user"), default=None)
+    if last is None:
+        return msgspec.structs.replace(query, messages=(*messages, Message(role="user", content=given)))
+    content: str | tuple[Part, ...]
+    old = messages[last].content
+    if isinstance(old, str):
+        content = f"{given}\n\nQuestion: {old}"
+    else:
+        content = (TextPart(text=f"{given}\n\nQuestion: "), *old)
+    messages[last] = msgspec.structs.replace(messages[last], content=content)
+    return msgspec.structs.replace(query, messages=tuple(messages))
