@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "autotune": ("app.cli.autotune", "Find the fastest settings for a model on this machine."),
     "serve": ("app.cli.serve", "Serve models to editors, agents and other programs."),
     "upstreams": ("app.cli.upstreams", "Use models of other servers (vLLM, SGLang, another Tessera) by rules."),
+    "service": ("app.cli.service", "Keep the server running as a service of this user."),
     "keys": ("app.cli.keys", "Make, list and revoke API keys."),
     "quantize": ("app.cli.quantize", "Make the best file of an open model for this machine."),
     "settings": ("app.cli.settings", "Show and change settings."),

@@ -1,0 +1,58 @@
+"""`tessera service`: the server as a service of this user."""
+
+import json
+
+import click
+
+from app import service
+from app.tools.consent import shown_text
+from devices.child_command import own_command
+
+
+@click.group(help="Keep the server running: started at log-in, started again when it ends.")
+def command() -> None:
+    """Uses the system's own manager of services, as this user."""
+
+
+@command.command("install")
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def install(options: tuple[str, ...]) -> None:
+    """Install and start it. OPTIONS after `--` are those of `tessera serve`, such as `-- --port 8000`."""
+    try:
+        found = service.manager(own_command("serve", *options))
+        service.install(found)
+    except (service.ServiceFailed, OSError) as error:
+        raise click.ClickException(shown_text(str(error))) from error
+    click.echo(f"Installed with {found.name}: {found.path}")
+    for note in found.notes:
+        click.echo(note)
+    if not found.tried:
+        click.echo(f"Nobody has tried this with {found.name} yet; `tessera service status` says whether it runs.")
+
+
+@command.command("status")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def status(*, as_json: bool) -> None:
+    """Whether it is installed, and runs."""
+    try:
+        seen = service.status(service.manager(own_command("serve")))
+    except service.ServiceFailed as error:
+        raise click.ClickException(shown_text(str(error))) from error
+    if as_json:
+        facts = {
+            "manager": seen.manager, "path": str(seen.path), "installed": seen.installed, "running": seen.running
+        }  # fmt: skip
+        click.echo(json.dumps(facts, indent=2))
+        return
+    words = "not installed" if not seen.installed else "running" if seen.running else "installed, not running"
+    click.echo(f"{words} ({seen.manager}, {seen.path})")
+
+
+@command.command("remove")
+def remove() -> None:
+    """Stop it and take it away. Models, chats and settings stay."""
+    try:
+        there = service.remove(service.manager(own_command("serve")))
+    except (service.ServiceFailed, OSError) as error:
+        raise click.ClickException(shown_text(str(error))) from error
+    click.echo("Removed." if there else "It was not installed.")

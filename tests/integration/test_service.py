@@ -1,0 +1,140 @@
+"""The server as a service: what is written is what the managers read; what they are asked, recorded by stand-ins.
+
+No manager of services runs where tests run. systemd's own checker reads the unit where it is installed.
+"""
+
+import json
+import os
+import plistlib
+import shlex
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from app import service
+from devices.child_command import own_command
+
+ROOT = Path(__file__).resolve().parents[2]
+# A manager that keeps what it is told in a file, and runs what a unit says while it is "active".
+SYSTEMCTL = """#!{python}
+import json, pathlib, sys
+state = pathlib.Path({state!r})
+told = json.loads(state.read_text()) if state.exists() else {{"asked": [], "active": False}}
+words = sys.argv[1:]
+told["asked"].append(words)
+if "restart" in words:
+    told["active"] = True
+if "disable" in words:
+    told["active"] = False
+state.write_text(json.dumps(told))
+if "enable" in words and pathlib.Path({broken!r}).exists():
+    sys.exit("Failed to enable unit: Access denied \\x1b[2J")
+if "is-active" in words:
+    print("active" if told["active"] else "inactive")
+    sys.exit(0 if told["active"] else 3)
+"""
+
+
+@pytest.fixture
+def systemctl(tmp_path, monkeypatch):
+    """A stand-in on the path; what it was asked."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    program = tools / "systemctl"
+    text = SYSTEMCTL.format(python=sys.executable, state=str(tmp_path / "asked"), broken=str(tmp_path / "broken"))
+    program.write_text(text, encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return lambda: json.loads((tmp_path / "asked").read_text(encoding="utf-8"))["asked"]
+
+
+def tessera(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "app", "service", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="systemd is Linux's")
+
+
+def test_installed_asked_for_and_removed(systemctl, tmp_path):
+    told = json.loads(tessera("status", "--json").stdout)
+    assert (told["installed"], told["running"]) == (False, False)
+    done = tessera("install", "--", "--port", "8123", "--host", "127.0.0.1")
+    assert done.returncode == 0, done.stderr
+    unit = tmp_path / "config" / "systemd" / "user" / "tessera.service"
+    assert str(unit) in done.stdout
+    assert "loginctl enable-linger" in done.stdout
+    assert [words[1] for words in systemctl()] == ["daemon-reload", "enable", "restart"]
+    told = json.loads(tessera("status", "--json").stdout)
+    assert (told["installed"], told["running"]) == (True, True)
+    assert tessera("remove").stdout.strip() == "Removed."
+    assert not unit.exists()
+    assert tessera("remove").stdout.strip() == "It was not installed."
+    assert tessera("status").stdout.startswith("not installed")
+
+
+def test_the_units_command_is_the_server(systemctl, tmp_path):
+    """What systemd would start is started: it answers, and ends when it is told to."""
+    assert tessera("install", "--", "--port", "0", "--help").returncode == 0
+    unit = (tmp_path / "config" / "systemd" / "user" / "tessera.service").read_text(encoding="utf-8")
+    (line,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
+    words = shlex.split(line.removeprefix("ExecStart="))
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--port" in done.stdout
+
+
+def test_a_manager_that_refuses_is_quoted_without_its_control_characters(systemctl, tmp_path):
+    (tmp_path / "broken").touch()
+    done = tessera("install")
+    assert done.returncode == 1
+    assert "`systemctl --user enable tessera.service` failed: Failed to enable unit: Access denied" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_no_manager_is_said_with_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = tessera("install")
+    assert done.returncode == 1
+    assert "systemctl is not here" in done.stderr
+    assert not (tmp_path / "config").exists()
+
+
+@pytest.mark.parametrize("word", ["/opt/My Models/100%/$HOME", 'a "quoted" \\ word', "-plain"])
+def test_words_reach_the_program_as_they_are(tmp_path, word):
+    found = service.manager(("/bin/true", word), "linux", {"HOME": str(tmp_path)})
+    (line,) = [line for line in found.text.splitlines() if line.startswith("ExecStart=")]
+    plain = line.removeprefix("ExecStart=").replace("%%", "%").replace("$$", "$")
+    assert shlex.split(plain) == ["/bin/true", word]
+    checker = shutil.which("systemd-analyze")
+    if checker is None:
+        return
+    path = tmp_path / "tessera.service"
+    path.write_text(found.text, encoding="utf-8")
+    done = subprocess.run([checker, "verify", "--user", str(path)], capture_output=True, text=True, check=False)
+    assert "tessera.service:" not in done.stderr, done.stderr
+
+
+def test_launchds_description_reads_back():
+    command = own_command("serve", "--port", "8000")
+    found = service.manager(command, "darwin", {"HOME": "/Users/ada & co"})
+    facts = plistlib.loads(found.text.encode())
+    assert facts["ProgramArguments"] == list(command)
+    assert facts["Label"] == found.path.stem == "io.github.tessera.Tessera"
+    assert found.install[0][:2] == ("launchctl", "bootstrap")
+
+
+def test_the_task_schedulers_description_reads_back():
+    env = {"LOCALAPPDATA": "C:/Users/ada/AppData/Local", "USERDOMAIN": "DESK", "USERNAME": "ada & bob"}
+    found = service.manager(("C:/Tessera/tessera.exe", "serve", "--models", "D:/My <Models>"), "win32", env)
+    root = ET.fromstring(found.text.partition("\n")[2])
+    space = "{http://schemas.microsoft.com/windows/2004/02/mit/task}"
+    assert root.findtext(f".//{space}Command") == "C:/Tessera/tessera.exe"
+    assert root.findtext(f".//{space}Arguments") == 'serve --models "D:/My <Models>"'
+    assert {each.text for each in root.iter(f"{space}UserId")} == {"DESK\\ada & bob"}
