@@ -145,6 +145,13 @@ SETTINGS: tuple[Setting, ...] = (
         maximum=1_000_000,
     ),
     Setting(
+        "chat.fold",
+        True,
+        "Summarize the older part of long chats",
+        "In idle time, before the context is full. Nothing is lost: every summary opens to its originals.",
+        "Chat",
+    ),
+    Setting(
         "chat.context_warn_percent",
         80,
         "Warn when the context is this full",

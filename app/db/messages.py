@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import apsw
 
-from app.db import conversations
-from app.db.records import Attachment, Conversation, Message, Role, Status
+from app.db import conversations, folds
+from app.db.records import Attachment, Conversation, Fold, Message, Role, Status
 
 _COLUMNS = "id, conversation_id, parent_id, role, content, reasoning, status, model, facts, created_s"
 
@@ -150,6 +150,10 @@ def of_conversation(connection: apsw.Connection, conversation_id: int) -> list[M
     ]
 
 
-def whole(connection: apsw.Connection, conversation_id: int) -> tuple[Conversation, list[Message]]:
-    """A conversation with all its messages. Raises: KeyError."""
-    return conversations.get(connection, conversation_id), of_conversation(connection, conversation_id)
+def whole(connection: apsw.Connection, conversation_id: int) -> tuple[Conversation, list[Message], list[Fold]]:
+    """A conversation with all its messages and folds. Raises: KeyError."""
+    return (
+        conversations.get(connection, conversation_id),
+        of_conversation(connection, conversation_id),
+        folds.of_conversation(connection, conversation_id),
+    )

@@ -5,8 +5,9 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QPushButton
 
 from app.db import conversations, messages
+from app.gui.chat.fold_item import FoldItem
 from app.gui.chat.message_widget import MessageWidget
-from engine.api.chat import ModelRow
+from engine.api.chat import ModelRow, TokenCount
 from tests.gui.hands import ask
 
 
@@ -266,12 +267,28 @@ def test_the_context_warns_before_it_overflows_and_offers_a_choice(qtbot, page, 
     page.composer.set_text("x" * 4000)
     assert page.composer.meter.level == "bad"
     assert page.banner.isVisible()
-    next(b for b in page.banner.findChildren(QPushButton) if b.text() == "Leave out the oldest").click()
+    server.routes["POST", "/tokenize"] = lambda body: TokenCount(count=len(body["content"]) // 4)
+    server.pieces = ["They counted long words."]
+    next(b for b in page.banner.findChildren(QPushButton) if b.text() == "Summarize the older part").click()
+    qtbot.waitUntil(lambda: bool(page.controller.compactor.folds))
     page.composer.set_text("short")
     page.composer.send()
     qtbot.waitUntil(lambda: not page.controller.busy)
-    assert len(server.bodies[-1]["messages"]) == 3
+    sent = server.bodies[-1]["messages"]
+    assert "They counted long words." in sent[0]["content"]
+    assert len(sent) < 8
     assert len(page.controller.tree.path()) == 8, "nothing is lost from the transcript"
+    key = -page.controller.compactor.folds[0].id
+    page.transcript.scroll_to(key)
+    qtbot.waitUntil(lambda: isinstance(page.transcript.item(key), FoldItem))
+    fold = page.transcript.item(key)
+    assert "They counted long words." in fold.text.text()
+    fold.fold.click()
+    qtbot.waitUntil(lambda: page.transcript.item(page.controller.tree.path()[0].id) is not None)
+    assert page.transcript.item(key) is not None, "it stays in sight"
+    page.transcript.item(key).undone.emit(-key)
+    qtbot.waitUntil(lambda: all(fold.id != -key for fold in page.controller.compactor.folds))
+    assert page.transcript.item(key) is None
 
 
 def test_search_finds_and_opens_the_message(qtbot, page, server):

@@ -5,7 +5,6 @@ from PySide6.QtCore import QObject, Signal
 from app.gui.chat.composer import Composer
 from app.gui.chat.controller import ChatController
 from app.gui.chat.facts import number, used_tokens
-from app.gui.chat.request import estimate_message
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner
 
@@ -30,10 +29,12 @@ class ContextWatch(QObject):
 
     def refresh(self) -> None:
         """Show the counts of now, and warn if need be."""
-        path = self._controller.context_path()
-        used = next((used_tokens(message) for message in reversed(path) if used_tokens(message)), 0)
-        if self._controller.skip_before is not None or not used:
-            used = sum(estimate_message(message) for message in path)
+        path = self._controller.tree.path()
+        last = next((message for message in reversed(path) if used_tokens(message)), None)
+        used = used_tokens(last) if last is not None else 0
+        folds = self._controller.compactor.folds
+        if not used or (last is not None and any(fold.created_s > last.created_s for fold in folds)):
+            used = self._controller.compactor.estimate(path)
         warn = self._services.settings.now.integer("chat.context_warn_percent") / 100
         meter = self._composer.meter
         meter.show_counts(used, self._composer.draft_tokens(), self.n_ctx(), warn)
@@ -41,24 +42,8 @@ class ContextWatch(QObject):
         if meter.level != "ok" and not self._controller.busy and not told:
             self._warn(used, meter.level, alone=not path)
 
-    def leave_out_oldest(self) -> None:
-        """Leave the older half of the conversation out of the context; it stays in the transcript."""
-        path = self._controller.context_path()
-        questions = [message.id for message in path if message.role == "user"]
-        if len(questions) <= 1:
-            self._banner.tell(
-                self.tr("There is only one question left to send. Shorten it, or start a new chat."),
-                "warn",
-                (self.tr("New chat"), self.new_chat_wanted.emit),
-            )
-            return
-        self._controller.skip_before = questions[(len(questions) + 1) // 2]
-        count = sum(message.id < self._controller.skip_before for message in self._controller.tree.path())
-        self._banner.tell(
-            self.tr("The first {n} messages are no longer sent to the model. They stay here.").format(n=count),
-            "info",
-        )
-        self.refresh()
+    def _fold(self) -> None:
+        self._controller.compactor.fold_more(self._controller.conversation, self._controller.tree.path())
 
     def _warn(self, used: int, level: str, *, alone: bool) -> None:
         here = (self._controller.conversation.id, self._controller.tree.leaf_id, level)
@@ -81,6 +66,6 @@ class ContextWatch(QObject):
         self._banner.tell(
             words.format(used=number(used + self._composer.draft_tokens()), total=total),
             "warn",
-            (self.tr("Leave out the oldest"), self.leave_out_oldest),
+            (self.tr("Summarize the older part"), self._fold),
             (self.tr("New chat"), self.new_chat_wanted.emit),
         )

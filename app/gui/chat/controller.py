@@ -10,11 +10,12 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app.answer_phase import WAITING, Phase
 from app.client import Answer, ApiError, WholeAnswer
 from app.db import conversations, messages
-from app.db.records import Attachment, Conversation, Message, Status
+from app.db.records import Attachment, Conversation, Fold, Message, Status
 from app.gui.api import in_words
 from app.gui.background import StreamJob
 from app.gui.chat import turns
-from app.gui.chat.facts import speed_facts
+from app.gui.chat.compactor import Compactor
+from app.gui.chat.facts import speed_facts, used_tokens
 from app.gui.chat.request import branch_body
 from app.gui.chat.tool_turns import MAX_ROUNDS, ToolTurns
 from app.gui.chat.tree import MessageTree, pair_of
@@ -42,7 +43,7 @@ class ChatController(QObject):
         self._services = services
         self.conversation = Conversation(0)
         self.tree = MessageTree()
-        self.skip_before: int | None = None  # messages before this one are left out of the context
+        self.compactor = Compactor(services, self)
         self.second_model = ""  # answers each new question too, after the first
         self._second_wanted = False
         self._answer: WholeAnswer | None = None
@@ -90,7 +91,7 @@ class ChatController(QObject):
         self.stop()
         self.conversation = conversation
         self.tree = MessageTree()
-        self.skip_before = None
+        self.compactor.open(conversation, ())
         self.opened.emit()
         self.conversation_changed.emit(conversation)
 
@@ -98,10 +99,10 @@ class ChatController(QObject):
         """Show a conversation, on the branch of `message_id` if given."""
         self.stop()
 
-        def show(loaded: tuple[Conversation, list[Message]]) -> None:
-            self.conversation, rows = loaded
+        def show(loaded: tuple[Conversation, list[Message], list[Fold]]) -> None:
+            self.conversation, rows, folds = loaded
             self.tree = MessageTree(rows, self.conversation.leaf_id)
-            self.skip_before = None
+            self.compactor.open(self.conversation, folds)
             if message_id is not None and message_id in self.tree:
                 self.tree.switch(message_id)
             self.opened.emit()
@@ -186,6 +187,7 @@ class ChatController(QObject):
         if self._calling:
             self._calling = False
             self.tools.stop()
+            self.compactor.cancel()
             waiting, self._preparing = self._preparing, 0
             if waiting in self.tree:
                 self._write(replace(self.tree[waiting], status="stopped"))
@@ -230,14 +232,6 @@ class ChatController(QObject):
         self.busy_changed.emit(False)
         self.save_failed.emit(text, in_words(error))
 
-    def context_path(self) -> list[Message]:
-        """The messages that enter the context: the branch, from `skip_before` on."""
-        path = self.tree.path()
-        if self.skip_before is not None:
-            kept = [message for message in path if message.id >= self.skip_before]
-            path = kept or path
-        return path
-
     def _generate(self, message_id: int, answer: WholeAnswer, *, continue_last: bool) -> None:
         """Ask the model, once the tools that are switched on are there."""
         self._starting, self._calling, self._preparing = False, True, message_id
@@ -250,18 +244,24 @@ class ChatController(QObject):
         is_second = bool(self.second_model) and self.tree[message_id].model == self.second_model
         tools = () if is_second else self.conversation.tools
         self.busy_changed.emit(True)
-        self.tools.prepare(self.conversation.id, tools, Path.home(), go_on)
+
+        def prepare() -> None:
+            if message_id in self.tree and self._preparing == message_id:
+                self.tools.prepare(self.conversation.id, tools, Path.home(), go_on)
+
+        self.compactor.before_answer(self.conversation, self.tree.path(), prepare)
 
     def _stream(
         self, message_id: int, answer: WholeAnswer, specs: tuple[ToolSpec, ...], *, continue_last: bool
     ) -> None:
-        path = self.context_path()
+        path = self.tree.path()
         if not continue_last:
             path = path[:-1]
+        what = self.compactor.sent(path)
         body = branch_body(
             self._model_of(message_id),
-            path,
-            system_prompt=self.conversation.system_prompt,
+            what.messages,
+            system_prompt=self.compactor.prompt(self.conversation, what),
             sampling=self.conversation.sampling,
             continue_last=continue_last,
             tools=specs,
@@ -319,6 +319,7 @@ class ChatController(QObject):
             self._ask_second(message_id)
         else:
             self.busy_changed.emit(False)
+            self.compactor.rest(self.conversation, self.tree.path(), used_tokens(message))
 
     def _call_tools(self, message: Message, answer: WholeAnswer) -> bool:
         """Carry out what the answer asks for, write each result down, and let the model go on."""

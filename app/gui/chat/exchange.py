@@ -7,7 +7,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QFileDialog, QWidget
 
 from app.db import messages
-from app.db.records import Conversation, Message
+from app.db.records import Conversation, Fold, Message
 from app.gui.api import in_words
 from app.gui.chat.transfer import import_json, to_json, to_markdown
 from app.gui.services import Services
@@ -50,8 +50,8 @@ class Exchange(QObject):
     def export_to(self, conversation_id: int, path: Path) -> None:
         """Write a conversation: JSON by name, else Markdown."""
 
-        def write(loaded: tuple[Conversation, list[Message]]) -> None:
-            text = to_json([loaded]) if path.suffix.lower() == ".json" else to_markdown(*loaded)
+        def write(loaded: tuple[Conversation, list[Message], list[Fold]]) -> None:
+            text = to_json([loaded[:2]]) if path.suffix.lower() == ".json" else to_markdown(*loaded[:2])
             self._services.background.run(
                 lambda: path.write_text(text, "utf-8"),
                 lambda _: self.exported.emit(str(path)),

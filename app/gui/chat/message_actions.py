@@ -5,7 +5,6 @@ from PySide6.QtCore import QObject, Signal
 from app.db.records import Conversation
 from app.gui.api import in_words
 from app.gui.chat import turns
-from app.gui.chat.context_watch import ContextWatch
 from app.gui.chat.controller import ChatController
 from app.gui.chat.message_widget import MessageWidget
 from app.gui.services import Services
@@ -24,13 +23,12 @@ class MessageActions(QObject):
         self,
         services: Services,
         controller: ChatController,
-        context: ContextWatch,
         banner: Banner,
         parent: QObject,
     ) -> None:
         super().__init__(parent)
         self._services, self._controller = services, controller
-        self._context, self._banner = context, banner
+        self._banner = banner
         self._waiting = 0  # the answer to try again when the server is back
 
     def follow(self, widget: MessageWidget) -> None:
@@ -64,8 +62,8 @@ class MessageActions(QObject):
         elif remedy == "edit":
             self.edit_wanted.emit(question)
         elif remedy == "shorten":
-            self._context.leave_out_oldest()
-            chat.regenerate(message_id)
+            path = chat.tree.path()
+            chat.compactor.fold_more(chat.conversation, path, lambda: chat.regenerate(message_id))
         else:
             self.asked_anew.emit(chat.tree[question].content)
 

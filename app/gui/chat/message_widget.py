@@ -250,7 +250,7 @@ class MessageWidget(ColumnItem):
             remedies = [("edit", self.tr("Shorten the question"))]
             if not self._first:
                 remedies = [
-                    ("shorten", self.tr("Leave out the oldest messages")),
+                    ("shorten", self.tr("Summarize the older messages")),
                     ("new", self.tr("Start a new chat with this question")),
                 ]
         buttons = row(1)

@@ -28,6 +28,7 @@ from app.gui.widgets.basics import SCROLL_BAR, Banner, label, row, stack
 from app.gui.widgets.column import ColumnItem
 
 _DRAFT_MS = 600
+_FOLD_HEIGHT = 160  # before it is laid out
 _ROOM_FOR_BOTH = 42  # letters of body text: the narrowest list beside the narrowest chat
 _PAIR_SHARE = 1.6  # of the width of one answer
 
@@ -56,8 +57,8 @@ class ChatPage(QSplitter):
         self._welcome = Welcome(services)
         self.bar = ModelBar(services)
         self._context = ContextWatch(services, self.controller, self.composer, self.banner, self)
-        self._actions = MessageActions(services, self.controller, self._context, self.banner, self)
-        self._items = MessageItems(services, self.controller, self._actions)
+        self._actions = MessageActions(services, self.controller, self.banner, self)
+        self._items = MessageItems(services, self.controller, self._actions, self.transcript.scroll_to)
         self._draft_timer = QTimer(self)
         self._draft_timer.setSingleShot(True)
         self._draft_timer.setInterval(_DRAFT_MS)
@@ -105,6 +106,8 @@ class ChatPage(QSplitter):
         chat.busy_changed.connect(self._on_busy)
         chat.conversation_changed.connect(self._on_conversation)
         chat.save_failed.connect(self._on_save_failed)
+        chat.compactor.changed.connect(self._on_folds)
+        chat.compactor.told.connect(self.banner.tell)
         chat.failed.connect(self._on_failed)
         self.composer.sent.connect(self._on_sent)
         self.composer.stopped.connect(chat.stop)
@@ -245,7 +248,9 @@ class ChatPage(QSplitter):
     def _on_opened(self) -> None:
         self._opening = True
         path = self.controller.tree.path()
-        self.transcript.set_keys([message.id for message in path])
+        if self._wanted_message:
+            self._items.expand(self._wanted_message)
+        self.transcript.set_keys(self._items.keys())
         self._welcome.setVisible(not path)
         self.transcript.setVisible(bool(path))
         if self._shown_id != self.controller.conversation.id:  # another branch leaves what is being written alone
@@ -256,6 +261,10 @@ class ChatPage(QSplitter):
         if self._wanted_message:
             self.transcript.scroll_to(self._wanted_message)
             self._wanted_message = 0
+        self._context.refresh()
+
+    def _on_folds(self) -> None:
+        self.transcript.set_keys(self._items.keys())
         self._context.refresh()
 
     def _on_added(self, message_id: int) -> None:
@@ -366,7 +375,7 @@ class ChatPage(QSplitter):
         return self._items.make(message_id)
 
     def _estimate(self, message_id: int) -> int:
-        return estimated_height(self.controller.tree[message_id])
+        return _FOLD_HEIGHT if message_id < 0 else estimated_height(self.controller.tree[message_id])
 
 
 def _with(layout: object) -> QWidget:

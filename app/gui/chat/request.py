@@ -38,7 +38,7 @@ def branch_body(
     messages: list[dict[str, Any]] = []
     if system_prompt.strip():
         messages.append({"role": "system", "content": system_prompt})
-    messages.extend(_messages(path))
+    messages.extend(rendered(path))
     body = chat_body(model, messages, {"loop_guard": True})
     if tools:
         body["tools"] = [spec.as_openai() for spec in tools]
@@ -56,8 +56,12 @@ def branch_body(
     return body
 
 
-def _messages(path: Sequence[Message]) -> list[dict[str, Any]]:
-    """Calls go with their results: one that was stopped or lost before its result is left out with its call."""
+def rendered(path: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as a request has them.
+
+    Calls go with their results: one that was stopped or lost before its result is
+    left out with its call.
+    """
     made: list[dict[str, Any]] = []
     for number, message in enumerate(path):
         if message.role == "tool":

@@ -1,0 +1,136 @@
+"""Which part of a conversation is summarized next, and what the model is sent of it. Nothing is asked here."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from app.db.records import Fold, Message
+
+# Shares of the context. From FOLD_AT on the older part is folded, until KEEP of it is taken by what stays.
+FOLD_AT: Final = 0.7
+KEEP: Final = 0.35
+# One summary reads at most this much, so that it fits beside the summaries before it and its own text.
+_CHUNK: Final = 0.4
+# Summaries that take more than this are summarized together.
+_SUMMARIES: Final = 0.2
+_OVERHEAD: Final = 8  # tokens a chat template puts around a message, rounded up
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a new fold stands for: messages, or older folds (`merges`) in the order of the conversation."""
+
+    first_id: int
+    last_id: int
+    messages: tuple[Message, ...] = ()
+    merges: tuple[Fold, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What goes to the model: summaries, oldest first, then messages as they are."""
+
+    summaries: tuple[Fold, ...]
+    messages: tuple[Message, ...]
+
+
+def in_force(path: Sequence[Message], folds: Iterable[Fold]) -> list[Fold]:
+    """The folds of this branch that no later fold took in, oldest first."""
+    places = {message.id: place for place, message in enumerate(path)}
+    found = [
+        fold
+        for fold in folds
+        if fold.inside_id is None
+        and fold.first_id in places
+        and fold.last_id in places
+        and places[fold.first_id] <= places[fold.last_id]
+    ]
+    apart: list[Fold] = []
+    for fold in sorted(found, key=lambda fold: places[fold.first_id]):
+        if not apart or places[fold.first_id] > places[apart[-1].last_id]:
+            apart.append(fold)
+    return apart
+
+
+def inside(path: Sequence[Message], fold: Fold) -> list[Message]:
+    """The originals of a fold."""
+    ids = [message.id for message in path]
+    return list(path[ids.index(fold.first_id) : ids.index(fold.last_id) + 1])
+
+
+def sent(path: Sequence[Message], folds: Iterable[Fold]) -> Sent:
+    """What the model is sent of a branch: an opened fold's originals, a closed one's summary."""
+    closed = [fold for fold in in_force(path, folds) if not fold.opened]
+    hidden = {message.id for fold in closed for message in inside(path, fold)}
+    return Sent(tuple(closed), tuple(message for message in path if message.id not in hidden))
+
+
+def system_prompt(own: str, summaries: Sequence[Fold]) -> str:
+    """The system prompt with the summaries behind it: a new one leaves the beginning as it was."""
+    parts = [own.strip()] if own.strip() else []
+    if summaries:
+        parts.append("Earlier parts of this conversation, summarized:")
+    parts += [f"[Part {number}]\n{fold.summary.strip()}" for number, fold in enumerate(summaries, 1)]
+    return "\n\n".join(parts)
+
+
+def tokens_of(what: Sent, own_prompt: str, count: Callable[[str], int], of: Callable[[Message], int]) -> int:
+    """Tokens of a context; `of` counts a message with its documents."""
+    return count(system_prompt(own_prompt, what.summaries)) + sum(
+        of(message) + _OVERHEAD for message in what.messages
+    )
+
+
+def next_part(
+    path: Sequence[Message],
+    folds: Iterable[Fold],
+    n_ctx: int,
+    count: Callable[[str], int],
+    of: Callable[[Message], int],
+) -> Part | None:
+    """What is to be folded now; None when what could be is not there. The last question is never folded."""
+    known = in_force(path, folds)
+    closed = [fold for fold in known if not fold.opened]
+    if len(closed) > 1 and sum(count(fold.summary) for fold in closed) > _SUMMARIES * n_ctx:
+        oldest = _neighbours(path, closed)
+        if len(oldest) > 1:
+            return Part(oldest[0].first_id, oldest[-1].last_id, merges=tuple(oldest))
+    taken = {message.id for fold in known for message in inside(path, fold)}
+    turns = _turns(path, taken)[:-1]
+    chosen: list[Message] = []
+    size = 0
+    kept = sum(of(message) + _OVERHEAD for message in path if message.id not in taken)
+    for turn in turns:
+        cost = sum(of(message) + _OVERHEAD for message in turn)
+        if chosen and (size + cost > _CHUNK * n_ctx or kept - size <= KEEP * n_ctx):
+            break
+        chosen += turn
+        size += cost
+    return Part(chosen[0].id, chosen[-1].id, tuple(chosen)) if chosen else None
+
+
+def _neighbours(path: Sequence[Message], closed: list[Fold]) -> list[Fold]:
+    """The older half of the folds, as far as they follow each other without a message between them."""
+    ids = [message.id for message in path]
+    found = [closed[0]]
+    for fold in closed[1 : max(2, (len(closed) + 1) // 2)]:
+        if ids.index(found[-1].last_id) + 1 != ids.index(fold.first_id):
+            break
+        found.append(fold)
+    return found
+
+
+def _turns(path: Sequence[Message], taken: set[int]) -> list[list[Message]]:
+    """What is not folded yet, cut before each question; only what follows without a gap."""
+    turns: list[list[Message]] = []
+    begun = False
+    for message in path:
+        if message.id in taken:
+            if begun:
+                break
+            continue
+        begun = True
+        if message.role == "user" or not turns:
+            turns.append([])
+        turns[-1].append(message)
+    return turns

@@ -1,0 +1,60 @@
+"""Reading and writing folds. Every function runs on the store's one thread; messages are never touched."""
+
+import time
+from collections.abc import Iterable
+
+import apsw
+
+from app.db.records import Fold
+
+_COLUMNS = "id, conversation_id, first_id, last_id, summary, model, opened, edited, inside_id, created_s"
+
+
+def of_conversation(connection: apsw.Connection, conversation_id: int) -> list[Fold]:
+    """All folds of a conversation, those inside others too."""
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} FROM folds WHERE conversation_id = ? ORDER BY id",  # noqa: S608 - a constant
+        (conversation_id,),
+    )
+    return [
+        Fold(number, chat, first, last, summary, model, bool(opened), bool(edited), outer, created)
+        for number, chat, first, last, summary, model, opened, edited, outer, created in rows
+    ]
+
+
+def add(
+    connection: apsw.Connection,
+    conversation_id: int,
+    first_id: int,
+    last_id: int,
+    summary: str,
+    *,
+    model: str = "",
+    takes_in: Iterable[int] = (),
+) -> Fold:
+    """Write a fold; those it takes in come back when it is removed."""
+    with connection:
+        connection.execute(
+            "INSERT INTO folds(conversation_id, first_id, last_id, summary, model, created_s)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
+            (conversation_id, first_id, last_id, summary, model, time.time()),
+        )
+        number = connection.last_insert_rowid()
+        connection.executemany("UPDATE folds SET inside_id = ? WHERE id = ?", [(number, old) for old in takes_in])
+    return next(fold for fold in of_conversation(connection, conversation_id) if fold.id == number)
+
+
+def rewrite(connection: apsw.Connection, fold_id: int, summary: str) -> None:
+    """Put the person's words in the place of a summary."""
+    connection.execute("UPDATE folds SET summary = ?, edited = 1 WHERE id = ?", (summary, fold_id))
+
+
+def set_opened(connection: apsw.Connection, fold_id: int, opened: bool) -> None:
+    """Send the originals instead of the summary, or not."""
+    connection.execute("UPDATE folds SET opened = ? WHERE id = ?", (int(opened), fold_id))
+
+
+def remove(connection: apsw.Connection, fold_id: int) -> None:
+    """Take a fold back: its messages, or the folds inside it, stand for themselves again."""
+    with connection:
+        connection.execute("DELETE FROM folds WHERE id = ?", (fold_id,))

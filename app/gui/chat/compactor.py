@@ -1,0 +1,233 @@
+"""Keeps the open chat within its model's context: folds the older part in idle time, or before an answer."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from app.client import Routes, chat_body
+from app.compaction.plan import FOLD_AT, KEEP, Part, Sent, in_force, sent, system_prompt, tokens_of
+from app.compaction.run import Compaction
+from app.db import folds as folds_table
+from app.db.records import Conversation, Fold, Message
+from app.gui.api import in_words
+from app.gui.chat.request import branch_body, document_text, estimate_message, estimate_tokens, rendered
+from app.gui.services import Services
+
+# A person who reads or thinks is not disturbed, and one who writes on at once is not slowed.
+_IDLE_MS = 1500
+# Part of the context that an answer may take at least.
+_ANSWER = 0.15
+_MARGIN = 0.05
+
+
+class Compactor(QObject):
+    """`changed`: the folds are others now. `told`: what happened, in words for the banner."""
+
+    changed = Signal()
+    told = Signal(str)
+    _kept = Signal(int, object)
+
+    def __init__(self, services: Services, parent: QObject) -> None:
+        super().__init__(parent)
+        self._services = services
+        self.folds: list[Fold] = []
+        self._chat = Conversation(0)
+        self._path: Sequence[Message] = ()
+        self._cancelled = threading.Event()
+        self._one_at_a_time = threading.Lock()  # a run that is stopped may still be writing its last fold
+        self._counts: dict[tuple[str, str], int] = {}
+        self._idle = QTimer(self)
+        self._idle.setSingleShot(True)
+        self._idle.setInterval(_IDLE_MS)
+        self._idle.timeout.connect(self._in_idle_time)
+        self._kept.connect(self._on_kept)
+        services.background.at_close(self.cancel)
+
+    def open(self, chat: Conversation, folds: Sequence[Fold]) -> None:
+        """Another conversation is shown."""
+        self.cancel()
+        self._chat, self.folds = chat, list(folds)
+
+    def sent(self, path: Sequence[Message]) -> Sent:
+        """What the model is sent of a branch."""
+        return sent(path, self.folds)
+
+    def estimate(self, path: Sequence[Message]) -> int:
+        """About how many tokens the context of a branch has."""
+        return tokens_of(self.sent(path), self._chat.system_prompt, estimate_tokens, estimate_message)
+
+    def prompt(self, chat: Conversation, what: Sent) -> str:
+        """The system prompt with the summaries."""
+        return system_prompt(chat.system_prompt, what.summaries)
+
+    def rest(self, chat: Conversation, path: Sequence[Message], used: int) -> None:
+        """The answer has ended with so many tokens in the context: fold when nothing was asked for a while."""
+        self._chat, self._path = chat, path
+        n_ctx = self._n_ctx()
+        if self._services.settings.now.flag("chat.fold") and n_ctx and used >= FOLD_AT * n_ctx:
+            self._idle.start()
+
+    def cancel(self) -> None:
+        """Somebody asks, or the chat is left: what was not finished is done another time."""
+        self._idle.stop()
+        self._cancelled.set()
+
+    def before_answer(self, chat: Conversation, path: Sequence[Message], then: Callable[[], object]) -> None:
+        """Go on at once where the question fits, else after the older part was folded."""
+        self.cancel()
+        self._chat, self._path = chat, path
+        n_ctx = self._n_ctx()
+        if not n_ctx or self.estimate(path) < (1 - _ANSWER) * n_ctx:
+            then()
+            return
+        self.fold_now(then)
+
+    def fold_now(self, then: Callable[[], object] | None = None, limit: float = 1 - _ANSWER) -> None:
+        """Fold until there is room for an answer; `then` follows whatever comes of it."""
+
+        def done(made: int) -> None:
+            if made:
+                words = self.tr("The older part of this chat was summarized. Every summary opens to its originals.")
+                self.told.emit(words)
+            if then is not None:
+                then()
+
+        def failed(error: Exception) -> None:
+            self.told.emit(
+                self.tr("The older part could not be summarized: {reason}").format(reason=in_words(error))
+            )
+            if then is not None:
+                then()
+
+        self._run("interactive", min(limit, 1 - _ANSWER), done, failed)
+
+    def fold_more(
+        self, chat: Conversation, path: Sequence[Message], then: Callable[[], object] | None = None
+    ) -> None:
+        """The person wants it now: fold down to about what is kept."""
+        self._chat, self._path = chat, path
+        self.fold_now(then, KEEP + _MARGIN)
+
+    # -- what a person does with a fold
+
+    def rewrite(self, fold_id: int, summary: str) -> None:
+        """The person's words in the place of a summary."""
+        self._change(folds_table.rewrite, fold_id, summary)
+
+    def set_opened(self, fold_id: int, *, opened: bool) -> None:
+        """Send the originals, or the summary."""
+        self._change(folds_table.set_opened, fold_id, opened)
+
+    def undo(self, fold_id: int) -> None:
+        """Take a fold back."""
+        self.cancel()
+        self._change(folds_table.remove, fold_id)
+
+    def _change(self, function: Any, *arguments: Any) -> None:
+        number = self._chat.id
+
+        def write(connection: Any) -> list[Fold]:
+            function(connection, *arguments)
+            return folds_table.of_conversation(connection, number)
+
+        def show(found: list[Fold]) -> None:
+            if self._chat.id == number:
+                self.folds = found
+                self.changed.emit()
+
+        def failed(error: Exception) -> None:
+            self.told.emit(in_words(error))
+
+        self._services.background.watch(self._services.store.submit(write), show, failed, self)
+
+    # -- the work
+
+    def _n_ctx(self) -> int:
+        choice = self._services.models.get(self._chat.model)
+        return choice.n_ctx if choice else 0
+
+    def _in_idle_time(self) -> None:
+        def done(made: int) -> None:
+            if made:
+                self._warm()
+
+        self._run("side", FOLD_AT, done, lambda _: None)
+
+    def _run(
+        self, priority: str, limit: float, done: Callable[[int], object], failed: Callable[[Exception], object]
+    ) -> None:
+        self._cancelled.set()
+        cancelled = self._cancelled = threading.Event()
+        chat, api, store, n_ctx = self._chat, self._services.api, self._services.store, self._n_ctx()
+
+        def ask(messages: list[dict[str, Any]], most: int) -> Any:
+            # Reasoning would use up the few tokens a summary has.
+            options = {"max_tokens": most, "temperature": 0, "priority": priority, "loop_guard": True}
+            return api.answer(chat_body(chat.model, messages, {**options, "reasoning_effort": "none"}))
+
+        def keep(part: Part, summary: str) -> Fold:
+            fold = store.submit(
+                folds_table.add,
+                chat.id,
+                part.first_id,
+                part.last_id,
+                summary,
+                model=chat.model,
+                takes_in=[old.id for old in part.merges],
+            ).result()
+            self._kept.emit(chat.id, store.submit(folds_table.of_conversation, chat.id).result())
+            return fold
+
+        def of(message: Message) -> int:
+            return self._count(api, chat.model, _text(message))
+
+        def count(text: str) -> int:
+            return self._count(api, chat.model, text)
+
+        path = tuple(self._path)
+
+        def work() -> int:
+            with self._one_at_a_time:
+                known = in_force(path, store.submit(folds_table.of_conversation, chat.id).result())
+                prompt = chat.system_prompt
+                return Compaction(path, known, prompt, n_ctx, ask, keep, rendered, count, of, cancelled).run(limit)
+
+        self._services.background.run(work, done, failed, self)
+
+    def _count(self, api: Routes, model: str, text: str) -> int:
+        if not text:
+            return 0
+        known = self._counts.get((model, text))
+        if known is None:
+            known = self._counts[model, text] = api.count_tokens(model, text)
+        return known
+
+    def _on_kept(self, number: int, found: list[Fold]) -> None:
+        if number == self._chat.id:
+            self.folds = found
+            self.changed.emit()
+
+    def _warm(self) -> None:
+        """Have the new beginning read, so that the next question need not wait for it."""
+        what, chat = self.sent(self._path), self._chat
+        body = branch_body(chat.model, what.messages, system_prompt=self.prompt(chat, what), sampling=chat.sampling)
+        body |= {"max_tokens": 1, "priority": "side"}
+
+        def work() -> None:
+            stream = self._services.api.answer(body)
+            try:
+                for _ in stream:
+                    if self._cancelled.is_set():
+                        return
+            finally:
+                stream.close()
+
+        self._services.background.run(work, None, lambda _: None, self)
+
+
+def _text(message: Message) -> str:
+    """Everything of a message that enters the context as text."""
+    documents = [document_text(item) for item in message.attachments if item.text]
+    return "\n\n".join([*documents, message.content])

@@ -1,0 +1,81 @@
+"""A chat of 60,000 tokens in a context of 8,192: compacted with the real model, searched, opened, asked.
+
+    python -m tests.bench.long_chat [--tokens 60000] [--context 8192]
+
+Prints how often it was compacted, what that took, whether the facts planted early stand in the folds, and what the
+model answers from the summaries and from the opened originals.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+from app.client import Client, WholeAnswer, chat_body
+from app.compaction import plan
+from app.db import folds, messages
+from app.db.connection import open_store
+from app.db.search import search
+from app.gui.chat.request import rendered
+from tests.long_chats import FACTS, compaction, fill
+from tests.servers import RunningServer
+
+MODEL = "smollm2-135m-instruct"
+
+
+def answer(client, what, question):
+    prompt = plan.system_prompt("", what.summaries)
+    asked = [{"role": "system", "content": prompt}] if prompt else []
+    asked += [*rendered(what.messages), {"role": "user", "content": question}]
+    whole = WholeAnswer()
+    for piece in client.answer(chat_body(MODEL, asked, {"max_tokens": 40, "temperature": 0})):
+        whole.take(piece)
+    return whole
+
+
+def main():
+    options = argparse.ArgumentParser()
+    options.add_argument("--tokens", type=int, default=60_000)
+    options.add_argument("--context", type=int, default=8192)
+    given = options.parse_args()
+    source = next((Path.home() / ".cache" / "tessera" / "models").glob("smollm2-135m-instruct*.gguf"))
+    home = Path(tempfile.mkdtemp())
+    (home / "models").mkdir()
+    (home / "models" / f"{MODEL}.gguf").symlink_to(source)
+    server = RunningServer(home)
+    try:
+        connection = open_store(home / "chats.db").connection
+        chat_id = fill(connection, given.tokens)
+        path = messages.of_conversation(connection, chat_id)
+        with Client(server.url, server.token) as client:
+            whole = compaction(connection, client, chat_id, MODEL, given.context)
+            print(f"{len(path)} messages, {sum(whole.of(m) for m in path)} tokens")
+            begun, made = time.monotonic(), 0
+            # As it grows: after every turn that leaves the context too full, as in the window's idle time.
+            for upto in range(2, len(path) + 1, 2):
+                made += compaction(connection, client, chat_id, MODEL, given.context, upto).run()
+            known = folds.of_conversation(connection, chat_id)
+            print(f"{made} folds in {time.monotonic() - begun:.0f} s, {len(plan.in_force(path, known))} in force")
+            print(f"context now {compaction(connection, client, chat_id, MODEL, given.context).tokens()} tokens")
+            for question, expected, said in FACTS:
+                hit = search(connection, expected)[-1]
+                holding = [f for f in known if f.first_id <= hit.message_id <= f.last_id]
+                fold = next(f for f in holding if f.inside_id is None)
+                kept = expected in fold.summary
+                folded = answer(client, plan.sent(path, known), question).content
+                # The innermost fold opened: the one made first; the outer ones give way to it.
+                innermost = min(holding, key=lambda f: f.last_id - f.first_id)
+                what = plan.sent(path, known)
+                originals = tuple(plan.inside(path, innermost))
+                opened = answer(
+                    client, plan.Sent(what.summaries[1:], (*originals, *what.messages[-2:])), question
+                ).content
+                print(f"{expected}: found in fold {fold.id}, in its summary {kept}, said {said!r}")
+                print(f"   from the summaries: {expected in folded} {folded!r}")
+                print(f"   from the originals: {expected in opened} {opened!r}")
+    finally:
+        server.stop()
+
+
+if __name__ == "__main__":
+    main()
