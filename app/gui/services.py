@@ -57,6 +57,7 @@ class ModelChoice:
     n_ctx: int = 0
     loaded: bool = False
     vision: bool = False
+    reasons: bool = False
     demo: bool = False
     default: bool = False
     installed: bool = False
@@ -139,6 +140,7 @@ def choice_of(row: ModelRow) -> ModelChoice:
         n_ctx=row.context_length,
         loaded=row.state == "loaded",
         vision="vision" in row.capabilities,
+        reasons="reasoning" in row.capabilities,
         demo=row.demo,
         default=row.default,
         installed=row.origin == "installed",

@@ -4,6 +4,7 @@ from functools import partial
 
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import (
+    QButtonGroup,
     QCheckBox,
     QComboBox,
     QDoubleSpinBox,
@@ -11,13 +12,15 @@ from PySide6.QtWidgets import (
     QLineEdit,
     QPlainTextEdit,
     QSpinBox,
+    QToolButton,
     QVBoxLayout,
     QWidget,
 )
 
 from app.gui.services import Services
 from app.gui.shortcuts import SHORTCUTS, shown_keys, words_of
-from app.gui.widgets.basics import Page, button, card, label, row, rule, stack
+from app.gui.widgets.basics import Page, button, card, label, row, rule, set_kind, stack
+from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice
 from app.settings import SETTINGS, Setting, SettingsError, Value, settings_file
 from engine.paths import user_paths
@@ -29,8 +32,20 @@ class SettingsPage(Page):
     """One row a setting; a change applies at once unless the row says otherwise."""
 
     def __init__(self, services: Services) -> None:
-        super().__init__(self.tr("Settings"), width=760)
+        super().__init__(self.tr("Settings"))
         self._services = services
+        self._frames: dict[str, QWidget] = {}
+        self._rows: list[tuple[str, QWidget, str]] = []  # section, row, what it says
+        self.search = QLineEdit()
+        self.search.setPlaceholderText(self.tr("Search settings"))
+        self.search.setAccessibleName(self.tr("Search settings"))
+        self.search.setClearButtonEnabled(True)
+        self.search.setFixedWidth(240)
+        self.search.textChanged.connect(lambda _: self._show_sections())
+        self.header.addWidget(self.search, 0, Qt.AlignmentFlag.AlignTop)
+        self._buttons = QButtonGroup(self)
+        self._names = Flow(spacing=4)
+        self.content.addWidget(self._names)
         self.editors: dict[str, QWidget] = {}
         self._notes: dict[str, QWidget] = {}
         groups: dict[str, list[Setting]] = {}
@@ -41,15 +56,51 @@ class SettingsPage(Page):
             column = frame.layout()
             assert isinstance(column, QVBoxLayout)
             for position, setting in enumerate(rows):
-                if position:
-                    column.addWidget(rule())
-                self._add_row(column, setting)
-            self.add_section(self.tr(name), frame)
+                self._add_row(column, setting, name, first=not position)
+            self._add_frame(name, self.tr(name), frame)
         self._add_shortcuts()
         self._add_places()
+        self._buttons.buttons()[0].setChecked(True)
+        self._show_sections()
         services.settings.changed.connect(self._show_value)
 
-    def _add_row(self, column: QVBoxLayout, setting: Setting) -> None:
+    def _add_frame(self, name: str, title: str, frame: QWidget) -> None:
+        """A section with its name in the row above."""
+        holder = QWidget()
+        holder.setLayout(stack(label(title, "strong"), frame, spacing=8))
+        self._frames[name] = holder
+        self.content.addWidget(holder)
+        made = QToolButton()
+        made.setProperty("kind", "section")
+        made.setCheckable(True)
+        made.setText(title)
+        made.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        made.clicked.connect(self._on_section)
+        self._buttons.addButton(made)
+        self._names.add(made)
+
+    def _on_section(self) -> None:
+        self.search.clear()
+        self._show_sections()
+
+    def show_section(self, name: str) -> None:
+        """Show one section; `name` as in the table of settings."""
+        self._buttons.buttons()[list(self._frames).index(name)].setChecked(True)
+        self._on_section()
+
+    def _show_sections(self) -> None:
+        """The chosen section; while something is searched, every row that says it."""
+        wanted = self.search.text().strip().casefold()
+        chosen = next(n for n, made in enumerate(self._buttons.buttons()) if made.isChecked())
+        found = {section for section, _, words in self._rows if wanted and wanted in words}
+        for number, (name, frame) in enumerate(self._frames.items()):
+            frame.setVisible(name in found if wanted else number == chosen)
+        for _, row_, words in self._rows:
+            row_.setVisible(not wanted or wanted in words)
+        for made in self._buttons.buttons():
+            set_kind(made, "section" if not wanted else "section-off")
+
+    def _add_row(self, column: QVBoxLayout, setting: Setting, section: str, *, first: bool) -> None:
         editor = self._editor(setting)
         editor.setAccessibleName(self.tr(setting.title))
         editor.setAccessibleDescription(self.tr(setting.description))
@@ -65,15 +116,23 @@ class SettingsPage(Page):
         note.hide()
         self._notes[setting.name] = note
         texts = stack(label(self.tr(setting.title)), label(words, "small", wrap=True), note, spacing=2)
+        holder = QWidget()
+        line = QVBoxLayout(holder)
+        line.setContentsMargins(0, 0, 0, 0)
+        line.setSpacing(12)
+        if not first:
+            line.addWidget(rule())
         if isinstance(editor, QPlainTextEdit):
-            column.addLayout(texts)
-            column.addWidget(editor)
-            return
-        line = QHBoxLayout()
-        line.setSpacing(16)
-        line.addLayout(texts, 1)
-        line.addWidget(editor, 0, Qt.AlignmentFlag.AlignVCenter)
-        column.addLayout(line)
+            line.addLayout(texts)
+            line.addWidget(editor)
+        else:
+            beside = QHBoxLayout()
+            beside.setSpacing(16)
+            beside.addLayout(texts, 1)
+            beside.addWidget(editor, 0, Qt.AlignmentFlag.AlignVCenter)
+            line.addLayout(beside)
+        column.addWidget(holder)
+        self._rows.append((section, holder, f"{self.tr(setting.title)} {words}".casefold()))
 
     def _editor(self, setting: Setting) -> QWidget:
         value = self._services.settings.now[setting.name]
@@ -91,9 +150,32 @@ class SettingsPage(Page):
             choice.setMinimumWidth(160)
             choice.activated.connect(lambda position: save(choice.itemData(position)))
             return choice
+        if setting.name == "chat.model":
+            return self._model_editor(str(value))
         if setting.kind is str:
             return self._text_editor(setting, str(value))
         return self._number_editor(setting, value)
+
+    def _model_editor(self, value: str) -> QWidget:
+        """The models there are; one that is not here now stays chosen."""
+        choice = Choice()
+        choice.setMinimumWidth(240)
+
+        def fill() -> None:
+            now = self._services.settings.now.text("chat.model")
+            choice.clear()
+            choice.addItem(self.tr("The one used last"), "")
+            for model in self._services.models.choices:
+                choice.addItem(model.title, model.id)
+            if choice.findData(now) < 0:
+                choice.addItem(now, now)
+            choice.setCurrentIndex(choice.findData(now))
+
+        fill()
+        self._services.models.changed.connect(fill)
+        choice.activated.connect(lambda position: self._save("chat.model", choice.itemData(position)))
+        choice.setCurrentIndex(choice.findData(value))
+        return choice
 
     def _number_editor(self, setting: Setting, value: Value) -> QWidget:
         field: QSpinBox | QDoubleSpinBox = QSpinBox() if setting.kind is int else QDoubleSpinBox()
@@ -150,7 +232,7 @@ class SettingsPage(Page):
             line = row(label(words_of(shown), wrap=True), label(shown_keys(shown), "chip"))
             line.setStretch(0, 1)
             lines.append(line)
-        self.add_section(self.tr("Shortcuts"), card(*lines))
+        self._add_frame("shortcuts", self.tr("Shortcuts"), card(*lines))
 
     def _add_places(self) -> None:
         paths = user_paths()
@@ -162,7 +244,7 @@ class SettingsPage(Page):
         )
         lines = [self._place(words, str(path)) for words, path in places]
         empty = button(self.tr("Empty the trash of chats…"), self._ask_empty_trash, "danger")
-        self.add_section(self.tr("Where things are"), card(*lines, row(empty, 1)))
+        self._add_frame("places", self.tr("Where things are"), card(*lines, row(empty, 1)))
 
     @staticmethod
     def _place(words: str, path: str) -> QHBoxLayout:

@@ -29,6 +29,10 @@ QPushButton[kind="primary"]:disabled {{ background: {c["hover"]}; color: {c["mut
   border-color: {c["hover"]}; }}
 QPushButton[kind="danger"] {{ color: {c["bad"]}; }}
 QPushButton[kind="link"] {{ border: none; background: transparent; color: {c["link"]}; padding: 0 {half}px; }}
+QPushButton[kind="quiet"] {{ font-size: {small}px; border-radius: {radius + half}px; padding: 2px {unit + half}px;
+  min-height: {line - 6}px; background: transparent; }}
+QPushButton[kind="quiet"]:hover {{ background: {c["hover"]}; }}
+QPushButton[kind="quiet"]:focus {{ padding: 1px {unit + half - 1}px; }}
 QToolButton {{ border: 1px solid transparent; border-radius: {radius - 2}px; padding: {half - 1}px;
   background: transparent; }}
 QToolButton:hover {{ background: {c["hover"]}; }}
@@ -41,7 +45,9 @@ QToolButton[kind="send"] {{ background: {c["accent"]}; border-radius: {2 * unit}
 QToolButton[kind="send"]:disabled {{ background: {c["hover"]}; }}
 QToolButton[kind="nav"] {{ padding: {half}px; border-radius: {radius}px; color: {c["muted"]};
   font-size: {small}px; }}
-QToolButton[kind="section"] {{ padding: {half}px {unit + half}px; border-radius: {radius}px; color: {c["muted"]}; }}
+QToolButton[kind="section"], QToolButton[kind="section-off"] {{ padding: {half}px {unit + half}px;
+  border-radius: {radius}px; color: {c["muted"]}; }}
+QToolButton[kind="section-off"]:checked {{ background: transparent; }}
 QToolButton[kind="section"]:checked {{ background: {c["accent_soft"]}; color: {c["text"]}; font-weight: 600; }}
 QFrame[kind="sections"] {{ background: transparent; border: none; }}
 QToolButton[kind="nav"]:checked {{ background: {c["accent_soft"]}; color: {c["text"]}; }}
@@ -53,7 +59,14 @@ QLineEdit, QComboBox {{ min-height: {line}px; }}
 QAbstractSpinBox {{ min-height: {line - 3}px; }}
 QLineEdit:focus, QPlainTextEdit:focus, QTextEdit:focus, QComboBox:focus, QAbstractSpinBox:focus {{
   border: 2px solid {c["accent"]}; padding: {half - 1}px {unit - 1}px; }}
-QAbstractSpinBox::up-button, QAbstractSpinBox::down-button {{ width: 0; border: none; }}
+QAbstractSpinBox::up-button, QAbstractSpinBox::down-button {{ subcontrol-origin: border; width: {3 * unit - 4}px;
+  border: none; background: transparent; }}
+QAbstractSpinBox::up-button {{ subcontrol-position: top right; margin-top: 3px; }}
+QAbstractSpinBox::down-button {{ subcontrol-position: bottom right; margin-bottom: 3px; }}
+QAbstractSpinBox::up-button:hover, QAbstractSpinBox::down-button:hover {{ background: {c["hover"]};
+  border-radius: {half}px; }}
+QAbstractSpinBox::up-arrow {{ image: url("{icons}/chevron-up.svg"); width: {unit + 4}px; height: {unit + 4}px; }}
+QAbstractSpinBox::down-arrow {{ image: url("{icons}/chevron.svg"); width: {unit + 4}px; height: {unit + 4}px; }}
 QAbstractSpinBox QLineEdit {{ border: none; background: transparent; padding: 0 {half}px; min-height: 0; }}
 QAbstractSpinBox QLineEdit:focus {{ border: none; padding: 0 {half}px; }}
 QTableView::item {{ padding: {half}px {unit}px; }}
@@ -69,6 +82,10 @@ QTextBrowser[kind="message"], QPlainTextEdit[kind="bare"] {{ border: none; backg
 QPlainTextEdit[kind="bare"]:focus, QTextBrowser[kind="message"]:focus {{ border: none; padding: 0; }}
 QListView, QTreeView, QTableView {{ background: transparent; border: none; outline: none;
   selection-background-color: {c["accent_soft"]}; selection-color: {c["text"]}; }}
+QTreeView::branch, QTreeView::branch:selected, QTreeView::branch:hover {{ background: transparent; }}
+QTreeView::branch:closed:has-children {{ image: url("{icons}/chevron-right.svg"); }}
+QTreeView::branch:open:has-children {{ image: url("{icons}/chevron.svg"); }}
+QAbstractScrollArea::corner {{ background: transparent; border: none; }}
 QListView::item, QTreeView::item {{ border-radius: {radius - 2}px; padding: {half}px {unit}px;
   color: {c["text"]}; }}
 QListView::item:hover, QTreeView::item:hover {{ background: {c["hover"]}; }}

@@ -44,3 +44,22 @@ def test_values_are_kept_for_the_model(qtbot, services, page, server):
     qtbot.waitUntil(lambda: bool(sent))
     assert sent == [{"values": {"top_k": 5, "temperature": 0.25}}]
     qtbot.waitUntil(lambda: not panel.own)
+
+
+def test_the_reasoning_budget_is_offered_where_the_model_reasons_and_is_sent(qtbot, services, page, server):
+    output = page.options.output
+    page.options.show()
+    assert not output.reasoning.isVisible()
+    server.models[0] = msgspec.structs.replace(server.models[0], capabilities=("chat", "reasoning"))
+    services.models.refresh()
+    qtbot.waitUntil(output.reasoning.isVisible)
+    ask(qtbot, page)
+    assert not {"thinking_budget", "enable_thinking"} & set(server.bodies[-1])
+    output.reasoning.setValue(3)
+    qtbot.waitUntil(lambda: page.controller.conversation.sampling.get("thinking_budget") == 512)
+    ask(qtbot, page, "And now?")
+    assert server.bodies[-1]["thinking_budget"] == 512
+    output.reasoning.setValue(1)
+    qtbot.waitUntil(lambda: page.controller.conversation.sampling.get("thinking_budget") == 0)
+    ask(qtbot, page, "Again?")
+    assert server.bodies[-1]["enable_thinking"] is False

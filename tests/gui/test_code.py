@@ -64,9 +64,9 @@ def page(services, server, project, qtbot):
 
 def ask(page, qtbot, server, question, answer=ANSWER):
     server.pieces = [answer[i : i + 40] for i in range(0, len(answer), 40)]
-    page.question.setPlainText(question)
+    page.composer.set_text(question)
     with qtbot.waitSignal(page.controller.proposed, timeout=20_000):
-        page._ask()
+        page.composer.send()
 
 
 def test_an_answer_is_shown_reviewed_applied_and_undone(page, qtbot, server, project):
@@ -146,12 +146,12 @@ def test_uncommitted_files_need_a_second_word(page, qtbot, server, project, serv
 def test_stopping_keeps_the_window_usable(page, qtbot, server):
     server.pieces = ["word "] * 500
     server.pause_s = 0.02
-    page.question.setPlainText("talk")
-    page._ask()
+    page.composer.set_text("talk")
+    page.composer.send()
     qtbot.waitUntil(lambda: "word" in page.transcript.last_answer, timeout=10_000)
-    assert page.stop.isEnabled()
-    page.stop.click()
-    assert page.send.isEnabled()
+    assert page.controller.busy
+    page.composer._send.click()
+    assert not page.controller.busy
     assert page.review.hunks.count() == 0
     server.pause_s = 0.0
     ask(page, qtbot, server, "again", "fine")
@@ -161,11 +161,11 @@ def test_stopping_keeps_the_window_usable(page, qtbot, server):
 
 def test_a_server_error_is_told_in_words(page, qtbot, server):
     server.error = {"message": "The prompt has 9000 tokens.", "code": "context_length_exceeded"}
-    page.question.setPlainText("x")
+    page.composer.set_text("x")
     with qtbot.waitSignal(page.controller.failed, timeout=10_000):
-        page._ask()
+        page.composer.send()
     assert "9000" in page.banner.text
-    assert page.send.isEnabled()
+    assert not page.controller.busy
 
 
 def test_pasted_output_goes_in_first(page, qtbot, server):
@@ -213,8 +213,8 @@ def work(page, qtbot, server, *turns):
 
     server._chat = chat
     page.agent.setChecked(True)
-    page.question.setPlainText("Make it louder")
-    page._ask()
+    page.composer.set_text("Make it louder")
+    page.composer.send()
 
 
 EDIT = (
@@ -242,17 +242,17 @@ def test_the_agent_asks_before_each_action_and_shows_what_it_does(page, qtbot, s
     assert "All done." in shown
     assert "declined this command" in shown
     assert not page.consent.isVisible()
-    assert page.send.isEnabled()
+    assert not page.controller.busy
 
 
 def test_a_stopped_agent_does_nothing_more(page, qtbot, server, project):
     work(page, qtbot, server, EDIT, EDIT)
     qtbot.waitUntil(page.consent.isVisible, timeout=10_000)
     with qtbot.waitSignal(page.controller.answered, timeout=10_000):
-        page.stop.click()
+        page.composer._send.click()
     assert (project / "greet.py").read_text() == GREET
     assert not page.consent.isVisible()
-    assert page.send.isEnabled()
+    assert not page.controller.busy
 
 
 def test_the_agent_s_switch_and_its_questions_are_on_the_page(page):
@@ -264,7 +264,7 @@ def test_a_page_without_a_project_says_what_to_do(services):
     page = CodePage(services)
     page.show()
     assert page.empty.isVisible()
-    assert not page.question.isVisible()
+    assert not page.composer.isVisible()
     page.close()
     page.deleteLater()
 

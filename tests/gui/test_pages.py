@@ -279,6 +279,12 @@ def test_every_setting_has_an_editor_and_a_change_reaches_the_file(qtbot, show, 
     assert page.editors.keys() == {row.name for row in SETTINGS}
     for row in SETTINGS:
         assert page.editors[row.name].accessibleName() == row.title
+    page.search.setText("offline")
+    assert page.editors["network.offline"].isVisible()
+    assert not page.editors["window.theme"].isVisible()
+    page.search.clear()
+    page.show_section("Appearance")
+    assert not page.editors["network.offline"].isVisible()
     theme = page.editors["window.theme"]
     assert isinstance(theme, QComboBox)
     theme.setCurrentIndex(theme.findData("dark"))
@@ -286,6 +292,7 @@ def test_every_setting_has_an_editor_and_a_change_reaches_the_file(qtbot, show, 
     port = page.editors["server.port"]
     assert isinstance(port, QSpinBox)
     assert port.value() == 7373
+    page.show_section("Network")
     offline = page.editors["network.offline"]
     assert isinstance(offline, QCheckBox)
     offline.click()

@@ -176,16 +176,26 @@ class Composer(QFrame):
         self._send.clicked.connect(self._on_send_clicked)
         look.changed.connect(self._refresh)
         self._hint = label(self.tr("Enter sends · Shift+Enter for a new line"), "small")
+        self._tools = row(spacing=8)
         self.setLayout(
             stack(
                 self._chips,
                 self.editor,
-                row(self._attach, self._hint, 1, self.meter, self._send, spacing=8),
+                row(self._attach, self._tools, self._hint, 1, self.meter, self._send, spacing=8),
                 spacing=8,
                 margins=(16, 12, 12, 8),
             )
         )
         self._refresh()
+
+    def set_words(self, placeholder: str, name: str) -> None:
+        """What can be asked here, and what a screen reader calls the field."""
+        self.editor.setPlaceholderText(placeholder)
+        self.editor.setAccessibleName(name)
+
+    def add_tool(self, widget: QWidget) -> None:
+        """A control of the page beside the one that attaches files."""
+        self._tools.addWidget(widget)
 
     @property
     def text(self) -> str:

@@ -117,6 +117,7 @@ class ChatOptions(QFrame):
         """Show what the model's makers recommend now."""
         chosen = self._services.models.get(self._model)
         self.sampling.show_values(self._own, chosen.sampling if chosen is not None else {})
+        self.output.offer_reasoning(reasons=chosen is not None and chosen.reasons)
 
     def _keep(self) -> None:
         """What this chat has of its own becomes the user's setting for the model."""

@@ -3,12 +3,15 @@
 import json
 from collections.abc import Mapping
 
-from PySide6.QtCore import QRegularExpression, Signal
+from PySide6.QtCore import QRegularExpression, Qt, Signal
 from PySide6.QtGui import QRegularExpressionValidator
-from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QWidget
+from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QSlider, QWidget
 
-from app.gui.widgets.basics import label, stack
+from app.gui import words
+from app.gui.widgets.basics import label, row, stack
 
+# Steps of the slider: what the model does by itself, no reasoning, then tokens of it.
+_BUDGETS: tuple[int | None, ...] = (None, 0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 _MOST_STOPS = 16  # the server takes no more
 
 
@@ -26,6 +29,22 @@ class OutputOptions(QWidget):
         self.seed.setValidator(QRegularExpressionValidator(QRegularExpression(r"\d{0,9}"), self.seed))
         self.stops = self._text(self.tr("Stop sequences"), self.tr("One per line"), 56)
         self.schema = self._text(self.tr("JSON schema"), '{"type": "object", …}', 96)
+        self.reasoning = QSlider(Qt.Orientation.Horizontal)
+        self.reasoning.setRange(0, len(_BUDGETS) - 1)
+        self.reasoning.setPageStep(1)
+        self.reasoning.setAccessibleName(self.tr("Reasoning budget"))
+        self.reasoning.valueChanged.connect(lambda _: self._on_reasoning())
+        self._budget = label("", "small")
+        self._reasons = QWidget()
+        self._reasons.setLayout(
+            stack(
+                row(label(self.tr("Reasoning budget"), "strong"), 1, self._budget),
+                self.reasoning,
+                label(self.tr("Tokens the model may think before it answers."), "small", wrap=True),
+                spacing=6,
+            )
+        )
+        self._reasons.hide()
         self._problem = label("", "chip-bad", wrap=True)
         self._problem.hide()
         self.seed.textEdited.connect(lambda _: self._on_edited())
@@ -33,6 +52,7 @@ class OutputOptions(QWidget):
         self.schema.textChanged.connect(self._on_edited)
         self.setLayout(
             stack(
+                self._reasons,
                 label(self.tr("Seed"), "strong"),
                 self.seed,
                 label(self.tr("The same seed and question give the same answer again."), "small", wrap=True),
@@ -58,11 +78,27 @@ class OutputOptions(QWidget):
         schema = _object(self.schema.toPlainText())
         if schema is not None:
             found["json_schema"] = schema
+        budget = _BUDGETS[self.reasoning.value()]
+        if budget is not None:
+            found["thinking_budget"] = budget
         return found
+
+    def offer_reasoning(self, *, reasons: bool) -> None:
+        """Whether the model of this chat reasons at all."""
+        self._reasons.setVisible(reasons)
+
+    def _on_reasoning(self) -> None:
+        budget = _BUDGETS[self.reasoning.value()]
+        if budget is None:
+            words_ = self.tr("The model's own")
+        else:
+            words_ = self.tr("{n} tokens").format(n=words.whole(budget)) if budget else self.tr("Off")
+        self._budget.setText(words_)
+        self._on_edited()
 
     def show_values(self, given: Mapping[str, object]) -> None:
         """Show what a conversation has."""
-        if given == self.own or self.hasFocus():
+        if self._budget.text() and (given == self.own or self.hasFocus()):
             return
         self._showing = True
         seed, stops, schema = given.get("seed"), given.get("stop"), given.get("json_schema")
@@ -70,6 +106,9 @@ class OutputOptions(QWidget):
         self._replace(self.stops, "\n".join(map(str, stops)) if isinstance(stops, list) else "")
         if _object(self.schema.toPlainText()) != schema:
             self._replace(self.schema, json.dumps(schema, indent=2) if isinstance(schema, dict) else "")
+        budget = given.get("thinking_budget")
+        self.reasoning.setValue(_BUDGETS.index(budget) if isinstance(budget, int) and budget in _BUDGETS else 0)
+        self._on_reasoning()
         self._showing = False
 
     def _text(self, name: str, hint: str, height: int) -> QPlainTextEdit:

@@ -80,9 +80,9 @@ class ChatPage(QSplitter):
         items = (self.banner, self.tools.card, self.composer, note)
         foot.setLayout(stack(*items, spacing=unit, margins=(3 * unit, 0, 3 * unit, unit)))
         centred = row(spacing=0, margins=(0, 0, SCROLL_BAR, 0))
-        centred.addStretch(1)
+        centred.addStretch(0)  # takes what is beyond the widest foot, and nothing before
         centred.addWidget(foot, 100)
-        centred.addStretch(1)
+        centred.addStretch(0)
         main = QWidget()
         column = stack(spacing=0)
         column.addWidget(self.bar)

@@ -47,6 +47,8 @@ def branch_body(
             body[name] = value
         elif name == "max_tokens" and value:
             body["max_tokens"] = value
+        elif name == "thinking_budget" and isinstance(value, int):
+            body |= {"thinking_budget": value} if value else {"enable_thinking": False}
         elif name == "stop" and isinstance(value, list) and value:
             body["stop"] = value
         elif name == "json_schema" and isinstance(value, dict):

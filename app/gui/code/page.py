@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QGuiApplication, QKeySequence, QShortcut
+from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import (
     QCheckBox,
     QFileDialog,
-    QPlainTextEdit,
     QSplitter,
     QStackedWidget,
     QTabWidget,
@@ -20,8 +19,10 @@ from app.code.context.pieces import Context, Piece
 from app.code.edits.session import Proposal
 from app.code.errors import GitFailed, UncommittedChanges
 from app.code.prompts import TASKS
+from app.db.records import Attachment
 from app.gui import words
 from app.gui.api import in_words
+from app.gui.chat.composer import Composer
 from app.gui.code.consent_card import ConsentCard
 from app.gui.code.controller import CodeController
 from app.gui.code.files_panel import FilesPanel
@@ -66,19 +67,16 @@ class CodePage(QWidget):
         )
         self.chips = Flow()
         self.used = label("", "small", wrap=True)
-        self.question = QPlainTextEdit()
-        self.question.setPlaceholderText(
-            self.tr("Ask about the project: @file, @folder:path, @symbol:name, @diff. Ctrl+Enter sends.")
+        self.composer = Composer(services.look, services.background)
+        self.composer.set_words(
+            self.tr("Ask about the project: @file, @folder:path, @symbol:name, @diff"), self.tr("Question")
         )
-        self.question.setAccessibleName(self.tr("Question"))
-        self.question.setFixedHeight(96)
         self.agent = QCheckBox(self.tr("Work with tools"))
         self.agent.setToolTip(
             self.tr("The model reads, edits and runs commands by itself; each edit and command is asked.")
         )
         self.consent = ConsentCard(services.look)
-        self.send = button(self.tr("Ask"), self._ask, "primary")
-        self.stop = button(self.tr("Stop"), self.controller.stop)
+        self.composer.add_tool(self.agent)
         self.commit = button(self.tr("Commit message"), self._commit)
         self._build()
         self._connect()
@@ -97,26 +95,16 @@ class CodePage(QWidget):
             spacing=8,
             margins=(16, 12, 16, 4),
         )
-        tasks: list[QWidget | int] = [
-            button(words, self._task(name))
-            for name, words in (
-                ("explain", self.tr("Explain")),
-                ("fix", self.tr("Fix")),
-                ("document", self.tr("Document")),
-                ("tests", self.tr("Write tests")),
-                ("output", self.tr("Fix pasted output")),
-            )
-        ]
-        below = stack(
-            self.consent,
-            self.chips,
-            self.used,
-            self.question,
-            row(*tasks, 1),
-            row(self.agent, 1, self.stop, self.send),
-            spacing=8,
-            margins=(16, 4, 16, 16),
-        )
+        tasks = Flow(spacing=6)
+        for name, said in (
+            ("explain", self.tr("Explain")),
+            ("fix", self.tr("Fix")),
+            ("document", self.tr("Document")),
+            ("tests", self.tr("Write tests")),
+            ("output", self.tr("Fix pasted output")),
+        ):
+            tasks.add(button(said, self._task(name), "quiet"))
+        below = stack(self.consent, self.chips, self.used, tasks, self.composer, spacing=8, margins=(16, 4, 16, 16))
         left = QWidget()
         column = stack(self.transcript, spacing=0)
         column.setStretch(0, 1)
@@ -157,10 +145,9 @@ class CodePage(QWidget):
         self.review.apply_pressed.connect(control.apply)
         self.review.undo_pressed.connect(control.undo)
         self._services.models.changed.connect(self._on_models)
-        for keys in ("Ctrl+Return", "Ctrl+Enter"):
-            shortcut = QShortcut(QKeySequence(keys), self.question)
-            shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
-            shortcut.activated.connect(self._ask)
+        self.composer.sent.connect(self._on_sent)
+        self.composer.stopped.connect(control.stop)
+        self.composer.failed.connect(lambda text: self.banner.tell(text, "warn"))
         self.destroyed.connect(control.close_project)
 
     def open_folder(self, folder: Path) -> None:
@@ -184,7 +171,7 @@ class CodePage(QWidget):
         self.tabs.setCurrentWidget(self.files)
         self._show_context(None)
         self._on_busy(busy=False)
-        self.question.setFocus()
+        self.composer.editor.setFocus()
 
     def _on_models(self) -> None:
         wanted = self.model.currentData()
@@ -201,19 +188,28 @@ class CodePage(QWidget):
         choice = self._services.models.get(self.model.currentData() or "")
         return None if choice is None else (choice.id, choice.n_ctx or _FALLBACK_CONTEXT)
 
-    def _ask(self) -> None:
-        question, model = self.question.toPlainText().strip(), self._chosen_model()
-        if question and model is not None and self.controller.has_project and not self.controller.busy:
-            self.banner.hide()
-            self.transcript.begin(question)
-            if self.agent.isChecked():
-                task = "\n\n".join([*(piece.rendered() for piece in self._given), question])
-                self._show_context(None)
-                self.controller.work_as_agent(task, model[0])
-            else:
-                self.controller.ask(question, *model, given=self._given)
-            self._given = []
-            self.question.clear()
+    def _on_sent(self, text: str, attachments: tuple[Attachment, ...]) -> None:
+        """What was written, with the files that were attached."""
+        self._given += [
+            Piece(kind="output", title=item.name, text=item.text[:_MAX_PASTED], reason=self.tr("attached"))
+            for item in attachments
+            if item.text
+        ]
+        self._ask(text)
+
+    def _ask(self, question: str) -> None:
+        model = self._chosen_model()
+        if model is None or not self.controller.has_project or self.controller.busy:
+            return
+        self.banner.hide()
+        self.transcript.begin(question)
+        if self.agent.isChecked():
+            task = "\n\n".join([*(piece.rendered() for piece in self._given), question])
+            self._show_context(None)
+            self.controller.work_as_agent(task, model[0])
+        else:
+            self.controller.ask(question, *model, given=self._given)
+        self._given = []
 
     def _task(self, name: str) -> Callable[[], None]:
         """A task on the lines selected in the open file, else on the clipboard, as a piece of the question."""
@@ -222,8 +218,7 @@ class CodePage(QWidget):
             selected = self.files.selected() if name != "output" else None
             if selected is not None:
                 self._give(selected)
-                self.question.setPlainText(TASKS[name])
-                self._ask()
+                self._ask(TASKS[name])
                 return
             text = QGuiApplication.clipboard().text()[:_MAX_PASTED]
             if not text.strip():
@@ -232,8 +227,7 @@ class CodePage(QWidget):
             kind: Any = "output" if name == "output" else "selection"
             title = self.tr("Output") if name == "output" else self.tr("Selected code")
             self._given = [Piece(kind=kind, title=title, text=text, reason=self.tr("pasted"))]
-            self.question.setPlainText(TASKS[name])
-            self._ask()
+            self._ask(TASKS[name])
 
         return run
 
@@ -264,7 +258,7 @@ class CodePage(QWidget):
             self.used.setText("")
             return
         for piece in context.pieces:
-            chip = button(f"{piece.title.split(',')[0]} · {piece.num_tokens} ✕", self._dropper(piece.key))
+            chip = button(f"{piece.title.split(',')[0]} · {piece.num_tokens} ✕", self._dropper(piece.key), "quiet")
             chip.setToolTip(f"{piece.title}\n{piece.reason}\n{self.tr('Press to ask again without it')}")
             chip.setAccessibleName(self.tr("Leave out %1").replace("%1", piece.title))
             self.chips.add(chip)
@@ -305,6 +299,6 @@ class CodePage(QWidget):
 
     def _on_busy(self, *, busy: bool) -> None:
         ready = self.controller.has_project and self.model.count() > 0
-        self.send.setEnabled(ready and not busy)
+        self.composer.set_ready(ready)
+        self.composer.set_busy(busy)
         self.commit.setEnabled(ready and not busy)
-        self.stop.setEnabled(busy)

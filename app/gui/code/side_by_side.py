@@ -1,6 +1,8 @@
 """Two versions of a file side by side, aligned, coloured, scrolling together."""
 
+import re
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QTextBlockFormat, QTextCharFormat, QTextCursor
@@ -9,6 +11,10 @@ from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QTextEdit, QWidget
 from app.code.review import Row, Side, aligned_rows
 from app.gui.code.coloured import Coloured, coloured_lines, language_of, write_line
 from app.gui.look import Look
+
+_WORDS = re.compile(r"\w+|\s+|.")
+_ALIKE = 0.4  # of a line's words; below it the whole line is another one
+_AFTER_NUMBER = 2  # blanks behind the number of a line, see `write_line`
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,24 @@ class DiffRow:
     left_number: int
     right_number: int
     changed: bool
+    left_words: tuple[tuple[int, int], ...] = ()  # what differs within the line: first letter, length
+    right_words: tuple[tuple[int, int], ...] = ()
+
+
+def changed_words(left: str, right: str) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+    """The words that differ between two versions of a line; none where the lines have little in common."""
+    old, new = _WORDS.findall(left), _WORDS.findall(right)
+    matcher = SequenceMatcher(None, old, new, autojunk=False)
+    if matcher.ratio() < _ALIKE:
+        return (), ()
+    found: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
+    for kind, a0, a1, b0, b1 in matcher.get_opcodes():
+        if kind == "equal":
+            continue
+        for place, (pieces, first, last) in enumerate(((old, a0, a1), (new, b0, b1))):
+            if last > first:
+                found[place].append((sum(map(len, pieces[:first])), sum(map(len, pieces[first:last]))))
+    return tuple(found[0]), tuple(found[1])
 
 
 def diff_rows(path: str, before: str, after: str) -> list[DiffRow]:
@@ -35,12 +59,15 @@ def diff_rows(path: str, before: str, after: str) -> list[DiffRow]:
     def row_of(row: Row | None) -> DiffRow:
         if row is None:
             return DiffRow(None, None, 0, 0, changed=False)
+        both = row.changed and row.left is not None and row.right is not None
+        words = changed_words(row.left.text, row.right.text) if both and row.left and row.right else ((), ())
         return DiffRow(
             shown(row.left, old),
             shown(row.right, new),
             row.left.number if row.left else 0,
             row.right.number if row.right else 0,
             row.changed,
+            *words,
         )
 
     return [row_of(row) for row in aligned_rows(before, after)]
@@ -53,6 +80,7 @@ class SideBySide(QWidget):
         super().__init__()
         self._look = look
         self._rows: list[DiffRow] = []
+        self._indent = 0
         self.left = self._pane(self.tr("As it is"))
         self.right = self._pane(self.tr("As it would be"))
         layout = QHBoxLayout(self)
@@ -83,6 +111,7 @@ class SideBySide(QWidget):
 
     def _redraw(self) -> None:
         width = len(str(max((max(r.left_number, r.right_number) for r in self._rows), default=0)))
+        self._indent = width + _AFTER_NUMBER
         for pane, left in ((self.left, True), (self.right, False)):
             pane.clear()
             cursor = QTextCursor(pane.document())
@@ -123,4 +152,20 @@ class SideBySide(QWidget):
             selection.format.setBackground(colour)
             selection.format.setProperty(QTextCharFormat.Property.FullWidthSelection, True)
             found.append(selection)
+            for start, length in row.left_words if left else row.right_words:
+                found.append(self._word(pane, position, start, length, left=left))
         return found
+
+    def _word(
+        self, pane: QPlainTextEdit, line: int, start: int, length: int, *, left: bool
+    ) -> QTextEdit.ExtraSelection:
+        """The words that changed stand out of their line."""
+        colour = self._look.tokens.colour("bad" if left else "ok")
+        colour.setAlpha(96)
+        cursor = QTextCursor(pane.document().findBlockByNumber(line))
+        cursor.movePosition(QTextCursor.MoveOperation.Right, QTextCursor.MoveMode.MoveAnchor, self._indent + start)
+        cursor.movePosition(QTextCursor.MoveOperation.Right, QTextCursor.MoveMode.KeepAnchor, length)
+        selection = QTextEdit.ExtraSelection()
+        selection.cursor = cursor
+        selection.format.setBackground(colour)
+        return selection

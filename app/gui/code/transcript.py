@@ -11,9 +11,10 @@ from app.code.edits.display import EditDisplay
 from app.gui.chat.phase_label import PhaseLabel
 from app.gui.look import Look
 from app.gui.markdown.view import MarkdownView
-from app.gui.widgets.basics import clear, label, stack
+from app.gui.widgets.basics import clear, row, stack
 
 _MARGIN = 16
+_BUBBLE_SHARE = 0.85  # of the width, as in the chat
 _END = 4  # pixels from the end that still count as the end
 
 
@@ -24,6 +25,7 @@ class Transcript(QScrollArea):
         super().__init__()
         self._look = look
         self._views: list[MarkdownView] = []
+        self._questions: list[MarkdownView] = []
         self._display = EditDisplay()
         self._stick = True
         self._phase = PhaseLabel()
@@ -48,7 +50,7 @@ class Transcript(QScrollArea):
     def begin(self, question: str) -> None:
         """A new question with an empty answer below it."""
         self._display = EditDisplay()
-        self._layout.addWidget(label(question, "strong", wrap=True, selectable=True))
+        self._layout.addLayout(row(1, self._bubble(question)))
         view = MarkdownView(self._look)
         view.fit_width(self._width())
         self._views.append(view)
@@ -58,6 +60,23 @@ class Transcript(QScrollArea):
         self._stick = True
         bar = self.verticalScrollBar()
         bar.setValue(bar.maximum())
+
+    def _bubble(self, question: str) -> QFrame:
+        """A question as the chat shows it."""
+        bubble = QFrame()
+        bubble.setProperty("kind", "bubble")
+        body = MarkdownView(self._look)
+        body.set_plain(question)
+        body.setAccessibleName(self.tr("Your question"))
+        unit = self._look.tokens.unit
+        bubble.setLayout(stack(body, margins=(2 * unit, unit + 3, 2 * unit, unit - 2)))
+        self._questions.append(body)
+        self._fit_question(body)
+        return bubble
+
+    def _fit_question(self, body: MarkdownView) -> None:
+        widest = round(self._width() * _BUBBLE_SHARE) - 4 * self._look.tokens.unit
+        body.fit_width(min(widest, max(24, body.ideal_width())))
 
     def show_phase(self, phase: Phase) -> None:
         """Say where the newest answer is."""
@@ -79,6 +98,7 @@ class Transcript(QScrollArea):
     def clear(self) -> None:
         """Forget everything."""
         self._views.clear()
+        self._questions.clear()
         self._layout.removeWidget(self._phase)
         self._phase.end()
         clear(self._layout)
@@ -88,6 +108,8 @@ class Transcript(QScrollArea):
         super().resizeEvent(event)
         for view in self._views:
             view.fit_width(self._width())
+        for body in self._questions:
+            self._fit_question(body)
 
     def _width(self) -> int:
         return max(self.viewport().width() - 2 * _MARGIN, 120)

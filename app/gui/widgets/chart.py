@@ -28,7 +28,6 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
         self.setMenuEnabled(False)
         self.hideButtons()
         self.setAccessibleName(name)
-        self.getPlotItem().showGrid(x=False, y=True, alpha=0.3)
         self.getPlotItem().setContentsMargins(0, 8, 8, 4)
         self.restyle()
         look.changed.connect(self.restyle)
@@ -41,9 +40,7 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
             axis = self.getPlotItem().getAxis(side)
             axis.setPen(pyqtgraph.mkPen(tokens.colour("border")))
             axis.setTextPen(pyqtgraph.mkPen(tokens.colour("muted")))
-            axis.setStyle(
-                tickFont=self._look.font("small"), tickLength=0, maxTickLevel=0, hideOverlappingLabels=False
-            )
+            axis.setStyle(tickFont=self._look.font("small"), tickLength=0)
             axis.enableAutoSIPrefix(False)
 
     def line(self, xs: list[float], ys: list[float], colour: QColor, *, symbol: str | None = None) -> Any:

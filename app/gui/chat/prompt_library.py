@@ -1,0 +1,126 @@
+"""Saved prompts: chosen from a list by typing, their places filled in, put into the field where one writes."""
+
+from collections.abc import Callable
+from typing import Any
+
+from PySide6.QtCore import QObject, Qt
+from PySide6.QtWidgets import QDialog, QFormLayout, QInputDialog, QLineEdit, QWidget
+
+from app.db import prompts
+from app.db.records import Prompt
+from app.gui.chat.composer import Composer
+from app.gui.services import Services
+from app.gui.widgets.basics import button, label, row, stack
+from app.gui.widgets.palette import Entry, Palette
+from app.prompt_variables import asked_for, filled
+
+_SAVE = "\x00save"
+_SHOWN = 90  # letters of a prompt in the list
+
+
+class PromptLibrary(QObject):
+    """Belongs to one composer; "/" at the beginning of an empty field opens it."""
+
+    def __init__(self, services: Services, composer: Composer, model: Callable[[], str]) -> None:
+        super().__init__(composer)
+        self._services, self._composer, self._model = services, composer, model
+        self._known: dict[str, Prompt] = {}
+        composer.prompts_wanted.connect(self.open)
+
+    def open(self) -> None:
+        """Show what is saved."""
+        future = self._services.store.submit(prompts.prompts)
+        self._services.background.watch(future, self._show, None, self)
+
+    def _show(self, found: list[Prompt]) -> None:
+        window = self._composer.window()
+        palette = Palette(self._services.look, self.tr("Prompts"), self.tr("Search prompts"), window)
+        self._known = {str(item.id): item for item in found}
+        entries = [
+            Entry(str(item.id), item.name, " ".join(item.text.split())[:_SHOWN], action=self.tr("Remove"))
+            for item in found
+        ]
+        words = self.tr("Save what is written as a prompt…")
+        if not self._composer.text.strip():
+            words = self.tr("New prompt…")
+        palette.show_entries([*entries, Entry(_SAVE, words, always=True)])
+        palette.chosen.connect(self._on_chosen)
+        palette.acted.connect(lambda key: self._remove(int(key), palette))
+        palette.open_over(window)
+
+    def _on_chosen(self, key: str) -> None:
+        if key == _SAVE:
+            self._save()
+            return
+        chosen = self._known[key]
+        names = asked_for(chosen.text)
+        if not names:
+            self._insert(chosen.text, {})
+            return
+        dialog = _Places(chosen.name, names, self._composer.window())
+        dialog.accepted.connect(lambda: self._insert(chosen.text, dialog.values))
+        dialog.open()
+
+    def _insert(self, text: str, values: dict[str, str]) -> None:
+        editor = self._composer.editor
+        editor.insertPlainText(filled(text, values, self._model()))
+        editor.setFocus()
+
+    def _save(self) -> None:
+        written = self._composer.text.strip()
+        window = self._composer.window()
+        if written:
+            self._ask_name(written, window)
+            return
+        dialog = QInputDialog(window)
+        dialog.setWindowTitle(self.tr("New prompt"))
+        dialog.setLabelText(self.tr("Text; {{name}} is asked for when it is used. {{date}}, {{time}}, {{model}} fill in."))
+        dialog.setOption(QInputDialog.InputDialogOption.UsePlainTextEditForTextInput)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.textValueSelected.connect(lambda text: self._ask_name(text.strip(), window) if text.strip() else None)
+        dialog.open()
+
+    def _ask_name(self, text: str, window: QWidget) -> None:
+        dialog = QInputDialog(window)
+        dialog.setWindowTitle(self.tr("Save prompt"))
+        dialog.setLabelText(self.tr("Name:"))
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+
+        def save(name: str) -> None:
+            if name.strip():
+                self._watch(self._services.store.submit(prompts.save_prompt, name.strip(), text))
+
+        dialog.textValueSelected.connect(save)
+        dialog.open()
+
+    def _remove(self, prompt_id: int, palette: Palette) -> None:
+        palette.close()
+        future = self._services.store.submit(prompts.remove_prompt, prompt_id)
+        self._services.background.watch(future, lambda _: self.open(), None, self)
+
+    def _watch(self, future: Any) -> None:
+        self._services.background.watch(future, None, None, self)
+
+
+class _Places(QDialog):
+    """One field for each place of a prompt."""
+
+    def __init__(self, title: str, names: list[str], parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(title)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self._fields = {name: QLineEdit() for name in names}
+        form = QFormLayout()
+        for name, field in self._fields.items():
+            field.setAccessibleName(name)
+            field.setMinimumWidth(320)
+            form.addRow(label(name), field)
+        insert = button(self.tr("Insert"), self.accept, "primary")
+        insert.setDefault(True)
+        buttons = row(1, button(self.tr("Cancel"), self.reject), insert)
+        self.setLayout(stack(label(title, "strong"), form, buttons, spacing=12, margins=(24, 24, 24, 24)))
+
+    @property
+    def values(self) -> dict[str, str]:
+        """What was filled in."""
+        return {name: field.text() for name, field in self._fields.items()}
