@@ -1,4 +1,4 @@
-"""Places to fill in within a saved prompt: {{topic}}, and some that fill themselves: {{date}}, {{time}}, {{model}}."""
+"""Places to fill in within a saved prompt: {{topic}}, and some that are known: {{date}}, {{time}}, {{model}}."""
 
 import re
 from collections.abc import Mapping

@@ -96,6 +96,15 @@ class Preset:
 
 
 @dataclass(frozen=True)
+class Prompt:
+    """A saved text to ask with; {{name}} stands for what is filled in when it is used."""
+
+    id: int
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Hit:
     """A message found by search; `excerpt` marks the words found with U+0002 and U+0003."""
 

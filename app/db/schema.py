@@ -99,5 +99,19 @@ CREATE TABLE folds(
 CREATE INDEX folds_by_conversation ON folds(conversation_id, first_id);
 """
 
-MIGRATIONS: tuple[str, ...] = (_CHATS, _SEARCH, _ATTACHMENTS_AND_PRESETS, _ARCHIVE, _TOOLS_PROJECTS_FOLDS)
+_PROMPTS = """
+CREATE TABLE prompts(
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  name TEXT NOT NULL UNIQUE,
+  text TEXT NOT NULL);
+"""
+
+MIGRATIONS: tuple[str, ...] = (
+    _CHATS,
+    _SEARCH,
+    _ATTACHMENTS_AND_PRESETS,
+    _ARCHIVE,
+    _TOOLS_PROJECTS_FOLDS,
+    _PROMPTS,
+)
 VERSION = len(MIGRATIONS)

@@ -59,6 +59,7 @@ class Commands(QObject):
                 self.tr("Appearance: {theme}").format(theme=title),
                 lambda value=value: settings.set("window.theme", value),  # type: ignore[misc]  # bound now
             )
+        add(self.tr("Saved prompts"), lambda: (window.show_page("chat"), chat.prompts.open()), "/")
         add(self.tr("Export this chat…"), self._export)
         add(self.tr("Import chats…"), chat.exchange.import_chats)
         add(self.tr("Keyboard shortcuts"), window.show_shortcuts, "F1")

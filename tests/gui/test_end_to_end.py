@@ -144,7 +144,7 @@ def test_from_the_first_start_to_a_connected_editor(qtbot, desktop, tmp_path):
     qtbot.waitUntil(lambda: "ram" in devices._uses and made in devices._placements)
     dashboard = go(qtbot, window, "dashboard")
     qtbot.waitUntil(lambda: dashboard.table.rowCount() == 2)
-    qtbot.waitUntil(lambda: dashboard.history.texts()[0][0] == "Continue/1.0")
+    qtbot.waitUntil(lambda: dashboard.history.texts()[0][0] == "Continue")
     assert desktop.link.owned
 
 

@@ -27,7 +27,7 @@ from app.gui.widgets.basics import IconButton, label, row, stack
 from app.gui.widgets.flow import Flow
 
 _MOST_LINES = 10
-_BESIDE_HINT = 240  # attach, meter, send and their distances
+_BESIDE_HINT = 280  # attach, meter, send and their distances
 
 
 class _Editor(QPlainTextEdit):
@@ -35,6 +35,7 @@ class _Editor(QPlainTextEdit):
 
     send_pressed = Signal()
     files_given = Signal(list)
+    prompts_wanted = Signal()
     focus_changed = Signal(bool)
 
     def __init__(self) -> None:
@@ -53,6 +54,9 @@ class _Editor(QPlainTextEdit):
             event.modifiers() & Qt.KeyboardModifier.ShiftModifier
         ):
             self.send_pressed.emit()
+            return
+        if event.text() == "/" and not self.toPlainText():
+            self.prompts_wanted.emit()
             return
         super().keyPressEvent(event)
 
@@ -148,6 +152,7 @@ class Composer(QFrame):
     stopped = Signal()
     draft_changed = Signal(str)
     failed = Signal(str)
+    prompts_wanted = Signal()
 
     def __init__(self, look: Look, background: Background) -> None:
         super().__init__()
@@ -162,6 +167,7 @@ class Composer(QFrame):
         self.editor.setAccessibleName(self.tr("Message"))
         self.editor.send_pressed.connect(self.send)
         self.editor.files_given.connect(self.attach)
+        self.editor.prompts_wanted.connect(self.prompts_wanted)
         self.editor.focus_changed.connect(self._on_focus_changed)
         self.editor.textChanged.connect(self._on_text_changed)
         self._chips = Flow()
@@ -169,6 +175,7 @@ class Composer(QFrame):
         self.meter = ContextMeter(look)
         self.meter.hide()
         self._attach = IconButton(look, "attach", self.tr("Attach files"), self._choose_files)
+        self._prompts = IconButton(look, "prompts", self.tr("Saved prompts (/)"), self.prompts_wanted.emit)
         self._send = QToolButton()
         self._send.setProperty("kind", "send")
         self._send.setFixedSize(32, 32)
@@ -181,7 +188,7 @@ class Composer(QFrame):
             stack(
                 self._chips,
                 self.editor,
-                row(self._attach, self._tools, self._hint, 1, self.meter, self._send, spacing=8),
+                row(self._attach, self._prompts, self._tools, self._hint, 1, self.meter, self._send, spacing=8),
                 spacing=8,
                 margins=(16, 12, 12, 8),
             )

@@ -18,6 +18,7 @@ from app.gui.chat.message_widget import MessageWidget
 from app.gui.chat.model_bar import ModelBar
 from app.gui.chat.options import ChatOptions, default_sampling
 from app.gui.chat.pair_widget import PairWidget
+from app.gui.chat.prompt_library import PromptLibrary
 from app.gui.chat.sidebar import Sidebar
 from app.gui.chat.tools_side import ToolsSide
 from app.gui.chat.transcript import Transcript, estimated_height
@@ -50,6 +51,7 @@ class ChatPage(QSplitter):
         self.sidebar = Sidebar(services)
         self.exchange = Exchange(services, self)
         self.composer = Composer(look, services.background)
+        self.prompts = PromptLibrary(services, self.composer, self._model_title)
         self.banner = Banner(look)
         self._options: ChatOptions | None = None
         self.transcript = Transcript(look, self._make_item, self._estimate)
@@ -354,6 +356,11 @@ class ChatPage(QSplitter):
             self._actions.retry_waiting()
 
     # -- showing
+
+    def _model_title(self) -> str:
+        current = self.controller.conversation.model
+        found = self._services.models.get(current)
+        return found.title if found else current
 
     def _show_models(self) -> None:
         choices = self._services.models.choices

@@ -74,10 +74,14 @@ class PromptLibrary(QObject):
             return
         dialog = QInputDialog(window)
         dialog.setWindowTitle(self.tr("New prompt"))
-        dialog.setLabelText(self.tr("Text; {{name}} is asked for when it is used. {{date}}, {{time}}, {{model}} fill in."))
+        dialog.setLabelText(
+            self.tr("{{topic}} is asked for when it is used; {{date}}, {{time}} and {{model}} are known.")
+        )
         dialog.setOption(QInputDialog.InputDialogOption.UsePlainTextEditForTextInput)
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.textValueSelected.connect(lambda text: self._ask_name(text.strip(), window) if text.strip() else None)
+        dialog.textValueSelected.connect(
+            lambda text: self._ask_name(text.strip(), window) if text.strip() else None
+        )
         dialog.open()
 
     def _ask_name(self, text: str, window: QWidget) -> None:

@@ -175,7 +175,7 @@ class Sidebar(QFrame):
         found = self.model.match(
             self.model.index(0, 0), ID, self._current, 1, Qt.MatchFlag.MatchExactly | Qt.MatchFlag.MatchRecursive
         )
-        if found and self._current:
+        if found and self._current and self.tree.isExpanded(found[0].parent()):
             self.tree.setCurrentIndex(found[0])
         else:
             self.tree.setCurrentIndex(QModelIndex())
@@ -265,7 +265,7 @@ class Sidebar(QFrame):
         menu.add(
             "upload" if away else "archive",
             self.tr("Move out of the archive") if away else self.tr("Archive"),
-            lambda: self._do(conversations.archive, chosen, away=not away),
+            lambda: self._archive(chosen, away=not away),
         )
         menu.addSeparator()
         if number in marked and len(marked) > 1:
@@ -285,6 +285,11 @@ class Sidebar(QFrame):
         """Put conversations into the trash."""
         self._do(conversations.trash, conversation_ids)
         self.trashed.emit(conversation_ids)
+
+    def _archive(self, conversation_ids: list[int], *, away: bool) -> None:
+        self._do(conversations.archive, conversation_ids, away=away)
+        if away and self._current in conversation_ids:
+            self.new_pressed.emit()
 
     def _rename(self, conversation_id: int, title: str) -> None:
         self._ask(

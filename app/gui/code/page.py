@@ -23,6 +23,7 @@ from app.db.records import Attachment
 from app.gui import words
 from app.gui.api import in_words
 from app.gui.chat.composer import Composer
+from app.gui.chat.prompt_library import PromptLibrary
 from app.gui.code.consent_card import ConsentCard
 from app.gui.code.controller import CodeController
 from app.gui.code.files_panel import FilesPanel
@@ -77,6 +78,7 @@ class CodePage(QWidget):
         )
         self.consent = ConsentCard(services.look)
         self.composer.add_tool(self.agent)
+        self.prompts = PromptLibrary(services, self.composer, self.model.currentText)
         self.commit = button(self.tr("Commit message"), self._commit)
         self._build()
         self._connect()

@@ -71,7 +71,7 @@ class Eye(QObject):
 
 def screen_rect(widget, rect=None):
     """Pixels of the X server: x, y, width, height of what is seen of it; empty when nothing is."""
-    rect = rect or widget.rect()
+    rect = widget.rect() if rect is None else rect
     seen = rect & widget.visibleRegion().boundingRect()
     if seen.isEmpty() or seen.width() < min(8, rect.width()) or seen.height() < min(8, rect.height()):
         return []

@@ -1,0 +1,51 @@
+"""Prompts are saved, found with a slash, filled in and sent; chats are archived by the menu under the pointer."""
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def walk(open_window):
+    return open_window()
+
+
+def test_a_prompt_is_saved_and_used_with_its_places_filled(walk):
+    walk.click("Message", "chat")
+    walk.type("What is {{topic}}?")
+    walk.click("Saved prompts (/)", "chat.composer")
+    walk.click("Save what is written as a prompt…")
+    walk.until("app.activeModalWidget() is not None and 'Name:' in says()")
+    walk.type("Explain")
+    walk.key("Return")
+    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+    walk.click("Message", "chat")
+    walk.key("ctrl+a", "BackSpace")
+    walk.type("/")
+    walk.until("app.focusWidget() is not None and app.focusWidget().accessibleName() == 'Search prompts'")
+    walk.type("expl")
+    walk.until("spot('Explain')")
+    walk.picture("prompts")
+    walk.key("Return")
+    walk.until("app.activeModalWidget() is not None and 'topic' in says()")
+    walk.type("Tessera")
+    walk.key("Return")
+    walk.until("chat.composer.text == 'What is Tessera?' and window.isActiveWindow()")
+    walk.key("Return")
+    walk.until("len(chat.controller.tree) == 2 and not chat.controller.busy")
+    assert walk.ask("chat.controller.tree.path()[0].content") == "What is Tessera?"
+
+
+def test_a_chat_is_archived_from_its_row_and_search_still_finds_it(walk):
+    walk.until("spot('What is Tessera?', chat.sidebar)")
+    x, y, width, height = walk.ask("spot('What is Tessera?', chat.sidebar)")
+    walk.click_at(x + width - 12, y + height // 2)  # the dots under the pointer
+    walk.until("app.activePopupWidget() is not None")
+    walk.picture("row-menu")
+    walk.click("Archive")
+    walk.until("spot('Archived', chat.sidebar) and not spot('What is Tessera?', chat.sidebar)")
+    walk.click("Search chats", "chat.sidebar")
+    walk.type("tessera")
+    walk.until("chat.sidebar.hits_model.rowCount() >= 1")
+    walk.picture("hits")
+    walk.key("ctrl+a", "BackSpace")
+    walk.click("Archived", "chat.sidebar")
+    walk.until("spot('What is Tessera?', chat.sidebar)")
