@@ -16,6 +16,10 @@ class Admission(Protocol):
         """Set memory aside. Raises: NotEnoughMemory."""
         ...
 
+    async def widen(self, model_id: str, settings: LoadSettings) -> None:
+        """Set memory aside for the context of a loaded model's deterministic requests. Raises: NotEnoughMemory."""
+        ...
+
     async def to_load(self, settings: LoadSettings) -> LoadSettings:
         """The settings as the runner gets them: with what its device must be compared with."""
         ...
@@ -57,6 +61,9 @@ class Unlimited:
     """Admits every model."""
 
     async def reserve(self, model_id: str, settings: LoadSettings) -> None:
+        """Nothing is refused."""
+
+    async def widen(self, model_id: str, settings: LoadSettings) -> None:
         """Nothing is refused."""
 
     async def to_load(self, settings: LoadSettings) -> LoadSettings:

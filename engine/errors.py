@@ -124,3 +124,7 @@ class RunnerDied(EnvironmentFault):
         self.exit_code = exit_code
         self.reason = reason
         self.stderr_tail = stderr_tail
+
+
+class ConstraintRefused(ValueError):
+    """A grammar cannot be compiled; the text says why."""

@@ -7,15 +7,13 @@ from typing import Any, Final
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
+from engine.errors import ConstraintRefused
+
 # Weak models write white space for ever if they may. One blank or one line break with indentation is all that
 # formatted JSON needs.
 WHITESPACE: Final = r"(\x20|\r?\n[\x20\t]{0,48})?"
 _STRING_LITERAL: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 _matcher: Any = llguidance.LLMatcher
-
-
-class ConstraintRefused(ValueError):
-    """The grammar cannot be compiled; the text says why."""
 
 
 def grammar_of(kind: str, source: str, controls: dict[str, int]) -> str:

@@ -59,7 +59,8 @@ class LoadedModel:
     `progress` of `phase` is 0 to 1; `waiting` requests wait for its load. It is unloaded after `ttl_s` without a
     request (None: never), or earlier when another model needs its room, unless it is `pinned`. `notes` tell what
     was changed because the first settings failed; `proven` are the last settings that generated a token.
-    `placement` is what was chosen for this load, before anything failed.
+    `widened` is the runner whose deterministic requests have their memory. `placement` is what was chosen for this
+    load, before anything failed.
     """
 
     id: str
@@ -76,6 +77,7 @@ class LoadedModel:
     pinned: bool = False
     notes: list[str] = field(default_factory=list)
     proven: LoadSettings | None = None
+    widened: Runner | None = None
     loaded_at: float = 0.0
     last_used: float = field(default_factory=time.monotonic)
     crashes: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CRASHES))

@@ -7,11 +7,14 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Final
 
+import msgspec
+
 from engine.admission import Admission, Unlimited
 from engine.errors import BadModelFile, EngineError, EnvironmentFault, NotEnoughMemory, RunnerDied
 from engine.loaded_model import MAX_CRASHES, REMOTE, LoadedModel, Place, Runner
 from engine.resolving import Elsewhere, Here, ModelSource, Resolved
 from engine.runner.process import RunnerProcess
+from engine.runner.protocol import LoadSettings
 from engine.time_spent import current_clock
 from engine.types import Delta, Done, Event, GenerationRequest, Started
 
@@ -105,6 +108,12 @@ class Pool:
             if relief is None:
                 raise
             return relief
+
+    async def acquire_otherwise(self, name: str, exchange: Callable[[LoadSettings], LoadSettings]) -> LoadedModel:
+        """A model that is not loaded, loaded with settings other than the chosen ones. Raises: as `acquire`."""
+        found = await self._source.resolve(name)
+        changed = msgspec.structs.replace(found, settings=exchange(found.settings), placement=None)
+        return await self._acquire(changed, None, 0, None)
 
     def announce(self, name: str) -> None:
         """Note for the request at hand that it is answered elsewhere. Raises: InputFault."""
@@ -273,6 +282,9 @@ class Pool:
             runner = model.runner
             assert runner is not None
             model.last_used = time.monotonic()
+            if request.deterministic and model.widened is not runner:
+                await self._admission.widen(model.id, model.settings)
+                model.widened = runner
             try:
                 async for event in self._noted(model, runner, request):
                     if isinstance(event, Started) and told_start:

@@ -93,8 +93,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     `logprobs` the prompt's tokens are told as well, and nothing computed before is used.
     With `context_shift` an answer goes on when the context is full: the older half of what follows the prompt's
     beginning is forgotten. `lora` are (adapter, scale). With `loop_guard` an answer that goes round in circles or
-    turns into noise ends with `length`, and `Done.runaway` says why.
-    beginning is forgotten. `lora` are (adapter, scale). With `progress` the reading of a long prompt is told.
+    turns into noise ends with `length`, and `Done.runaway` says why. With `progress` the reading of a long prompt
+    is told. A `deterministic` request is computed in a context of its own, in steps whose shape depends on nothing
+    but itself, so that its tokens do not depend on what ran before or beside it.
     """
 
     prompt: str | list[int]
@@ -120,6 +121,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     loop_guard: bool = False
     lora: tuple[tuple[str, float], ...] = ()
     progress: bool = False
+    deterministic: bool = False
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,7 +32,7 @@ MAX_ROUNDS = 12
 @click.option("--prompt", "-p", help="Ask this once and leave; '-' reads standard input.")
 @click.option("--system", "-s", help="System prompt.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Tokens an answer may have.")
-@click.option("--temperature", "-t", type=click.FloatRange(0, 5), help="0 is deterministic.")
+@click.option("--temperature", "-t", type=click.FloatRange(0, 5), help="0: always the likeliest token.")
 @click.option("--seed", type=int, help="Makes sampling repeatable.")
 @click.option(
     "--lora", multiple=True, metavar="NAME[=SCALE]", help="LoRA adapter the server loaded with the model."
@@ -50,6 +51,12 @@ MAX_ROUNDS = 12
 @click.option(
     "--tools", multiple=True, metavar="NAME", help="Let the model use these tools, or 'all'; `tessera tools list`."
 )
+@click.option("--deterministic", is_flag=True, help="The same tokens whatever else the server does; slower.")
+@click.option(
+    "--receipt",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write the receipt of the (last) answer to this file, for `tessera replay`; implies --deterministic.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: answer, usage, timings.")
 def command(
     model: str | None,
@@ -63,6 +70,8 @@ def command(
     draft: str | None,
     loop_guard: bool,
     tools: tuple[str, ...],
+    deterministic: bool,
+    receipt: Path | None,
     as_json: bool,
 ) -> None:
     """Answer --prompt, or hold a conversation."""
@@ -74,6 +83,7 @@ def command(
         raise click.UsageError("--json needs --prompt.")
     given: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     given["lora"] = [_adapter(choice) for choice in lora] or None
+    given |= {"deterministic": deterministic or receipt is not None or None, "receipt": receipt is not None or None}
     options = {k: v for k, v in given.items() if v is not None} | {"loop_guard": loop_guard}
     with connected() as client:
         chosen = model or default_model(client)
@@ -85,7 +95,7 @@ def command(
             client.load(chosen, LoadRequest(draft="" if draft == "none" else draft))
         opened = _opened(tools) if tools else None
         try:
-            chat = Conversation(client, chosen, system, options, opened)
+            chat = Conversation(client, chosen, system, options, opened, receipt)
             if prompt is not None:
                 chat.ask(prompt, as_json=as_json)
             else:
@@ -163,12 +173,14 @@ class Conversation:
         system: str | None,
         options: dict[str, Any],
         tools: "ChatTools | None" = None,
+        receipt_path: Path | None = None,
     ) -> None:
         self._client = client
         self._model = model
         self._system = system
         self._options = options
         self._tools = tools
+        self._receipt_path = receipt_path
         self._messages = self._fresh()
 
     def _fresh(self) -> list[dict[str, Any]]:
@@ -257,6 +269,8 @@ class Conversation:
 
     def _tell(self, answer: str, last: "Answer | None", *, stopped: bool, as_json: bool) -> None:
         """What is known at the end."""
+        if self._receipt_path is not None and last is not None and last.receipt is not None:
+            self._receipt_path.write_bytes(msgspec.json.format(msgspec.json.encode(last.receipt), indent=1))
         usage = last.usage if last else None
         timings = last.timings if last else None
         finish = "cancelled" if stopped else last.finish_reason if last else None

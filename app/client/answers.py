@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ from app.answer_phase import WAITING, Phase, phase_of
 from app.client.stream import Stream
 from engine.api.chat import ChatChunk, Runaway, Timings, ToolCallDelta, Usage
 from engine.api.collections import Grounds
+from engine.api.receipts import Receipt
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Answer:
     runaway: Runaway | None = None
     phase: Phase | None = None
     grounds: Grounds | None = None
+    receipt: Receipt | None = None
 
 
 @dataclass
@@ -68,6 +70,7 @@ class WholeAnswer:
     runaway: Runaway | None = None
     grounds: Grounds | None = None
     tools: ToolCalls = field(default_factory=ToolCalls)
+    receipt: Receipt | None = None
     phase: Phase = WAITING
     began: float = field(default_factory=time.monotonic)
     first_s: float = 0.0  # from the question to the first word, the start of the model included
@@ -87,6 +90,7 @@ class WholeAnswer:
         self.timings = piece.timings or self.timings
         self.runaway = piece.runaway or self.runaway
         self.grounds = piece.grounds or self.grounds
+        self.receipt = piece.receipt or self.receipt
 
     def facts(self) -> dict[str, object]:
         """What is kept beside the text, as plain values."""
@@ -127,9 +131,11 @@ def answers(chunks: Iterable[ChatChunk]) -> Iterator[Answer]:
     """The pieces of an answer out of the chunks of its stream."""
     finish: str | None = None
     runaway: Runaway | None = None
+    receipt: Receipt | None = None
     for chunk in chunks:
-        if chunk.tessera is not None and chunk.tessera.runaway:
-            runaway = chunk.tessera.runaway[0]
+        if chunk.tessera is not None:
+            runaway = chunk.tessera.runaway[0] if chunk.tessera.runaway else runaway
+            receipt = chunk.tessera.receipt or receipt
         if chunk.tessera is not None and chunk.tessera.collection is not None:
             yield Answer(grounds=chunk.tessera.collection)
         phase = phase_of(chunk)
@@ -142,7 +148,8 @@ def answers(chunks: Iterable[ChatChunk]) -> Iterator[Answer]:
             if text or reasoning or calls:
                 yield Answer(text=text, reasoning=reasoning, tool_calls=calls, phase=phase)
         if chunk.usage is not None:
-            yield Answer(finish_reason=finish, usage=chunk.usage, timings=chunk.timings, runaway=runaway)
+            end = Answer(finish_reason=finish, usage=chunk.usage, timings=chunk.timings, runaway=runaway)
+            yield replace(end, receipt=receipt)
             finish = runaway = None
     if finish is not None or runaway is not None:  # a server that counts nothing
-        yield Answer(finish_reason=finish, runaway=runaway)
+        yield Answer(finish_reason=finish, runaway=runaway, receipt=receipt)

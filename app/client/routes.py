@@ -45,6 +45,7 @@ from engine.api.models import (
     Unloaded,
 )
 from engine.api.quantizing import QuantizeRequest, QuantizeSketch
+from engine.api.receipts import Replayed, ReplayRequest
 from engine.api.requests import RecentActivity
 from engine.api.stats import Stats, UsageSamples, Work, WorkSamples
 from engine.api.upstreams import UpstreamKeyRequest, UpstreamRequest, UpstreamRow, UpstreamRule, Upstreams
@@ -87,6 +88,10 @@ class Routes(ABC):
     def answer(self, body: Mapping[str, Any]) -> AnswerStream:
         """Stream the answer to a request of `chat_body`'s shape. Closing it stops the generation."""
         return AnswerStream(self.stream("/v1/chat/completions", ChatChunk, body))
+
+    def replay(self, body: ReplayRequest) -> Replayed:
+        """Give a receipt's answer again, or find what makes it another."""
+        return self.post(f"{_OURS}/replay", Replayed, body)
 
     def chat(self, model: str, messages: list[dict[str, Any]], **options: Any) -> AnswerStream:
         """Stream an answer to a conversation."""

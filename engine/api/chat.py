@@ -6,6 +6,7 @@ import msgspec
 
 from engine.api.collections import Grounds
 from engine.api.models import Decided
+from engine.api.receipts import Receipt
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +135,7 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True):
 
     runaway: tuple[Runaway, ...] = ()
     collection: Grounds | None = None
+    receipt: Receipt | None = None
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):

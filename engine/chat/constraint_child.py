@@ -7,7 +7,8 @@ import msgspec
 
 from engine.chat import child_frames
 from engine.chat.constraint_protocol import Trial, Verdict
-from engine.grammar import ConstraintRefused, grammar_of, lark_of_gbnf
+from engine.errors import ConstraintRefused
+from engine.grammar import grammar_of, lark_of_gbnf
 
 _END: Final = 256
 

@@ -92,6 +92,7 @@ class ChatQuery(msgspec.Struct, frozen=True, kw_only=True):
     speculate: bool | None = None
     context_shift: bool = False
     loop_guard: bool = False
+    deterministic: bool = False
     lora: tuple[tuple[str, float], ...] = ()
 
 
@@ -130,6 +131,7 @@ class PreparedChat(msgspec.Struct, frozen=True, kw_only=True):
     rendered: Rendered
     dialect: Dialect
     query: ChatQuery
+    template: ChatTemplate = ChatTemplate()
     notes: tuple[str, ...] = ()
 
     def answer(self) -> "Answer":
@@ -195,11 +197,18 @@ class Conversations:
             speculate=query.speculate,
             context_shift=query.context_shift,
             loop_guard=query.loop_guard,
+            deterministic=query.deterministic,
             lora=query.lora,
         )
         notes = (*rendered.repairs, *notes_of(query, budget, source or ""))
         return PreparedChat(
-            request=request, sampling=chosen, rendered=rendered, dialect=dialect, query=query, notes=notes
+            request=request,
+            sampling=chosen,
+            rendered=rendered,
+            dialect=dialect,
+            query=query,
+            template=template,
+            notes=notes,
         )
 
     async def _constraint(

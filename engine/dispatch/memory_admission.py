@@ -7,6 +7,7 @@ import logging
 import msgspec
 
 from devices.errors import Overdrawn
+from devices.memory import Amount
 from devices.process_memory import ProcessMemory, process_memory
 from engine.dispatch import onnx
 from engine.dispatch.choose import audit_key, weights_read
@@ -15,7 +16,15 @@ from engine.dispatch.history import LADDER_FIELDS
 from engine.dispatch.ladder import next_rung
 from engine.dispatch.placer import Placer, offload_target, read_shape
 from engine.dispatch.types import Rung
-from engine.errors import BadModelFile, DeviceCheckFailed, EngineError, RunnerDied, SelfCheckFailed
+from engine.errors import (
+    BadModelFile,
+    DeviceCheckFailed,
+    EngineError,
+    NotEnoughMemory,
+    RunnerDied,
+    SelfCheckFailed,
+)
+from engine.fit.need import exact_parts
 from engine.fit.report import fit_report, ledger_amounts, refusal
 from engine.runner.buffers import BufferLog
 from engine.runner.engine_args import NO_ARGS
@@ -102,6 +111,20 @@ class MemoryAdmission:
         )
         log.info("admitted model=%s device=%s bytes=%d", model_id, gpu or "cpu", need.total_bytes)
 
+    async def widen(self, model_id: str, settings: LoadSettings) -> None:
+        """Set aside what the context of deterministic requests takes. Raises: NotEnoughMemory."""
+        if not is_external(settings.path) and not onnx.is_folder(settings.path):
+            await asyncio.to_thread(self._widen_now, model_id, settings)
+
+    def _widen_now(self, model_id: str, settings: LoadSettings) -> None:
+        machine = self._placer.machine_now()
+        device = offload_target(settings, machine)[0] or "cpu"
+        parts = exact_parts(read_shape(settings.path), settings)
+        try:
+            self._ledger.reserve(_widened(model_id), {device: Amount(sum(parts.values()))}, parts=parts)
+        except Overdrawn as error:
+            raise NotEnoughMemory(error.needed_bytes, error.available_bytes, device) from error
+
     def attach(self, model_id: str, pid: int, buffers: BufferLog) -> None:
         """The model is loaded in this process: audit it, and remember how if the first way had failed."""
         self._ledger.attach(model_id, pid)
@@ -181,6 +204,7 @@ class MemoryAdmission:
         self._history.flush()
         self._loads.pop(model_id, None)
         self._ledger.release(model_id)
+        self._ledger.release(_widened(model_id))
 
     async def to_load(self, settings: LoadSettings) -> LoadSettings:
         """With the CPU's answers to compare with, where this device was not compared yet: computed once a file."""
@@ -232,3 +256,8 @@ class MemoryAdmission:
             log.warning("model=%s failed, next: %s", model_id, rung.change)
             tried.append(rung.settings)
         return rung
+
+
+def _widened(model_id: str) -> str:
+    """Who holds the memory of a model's deterministic requests."""
+    return f"{model_id} (deterministic)"

@@ -7,7 +7,7 @@ from engine.fit.repack import is_repacked
 from engine.fit.shape import BLOCK, ModelShape
 from engine.fit.types import Basis, DryRun, Need, Part, PartName
 from engine.runner.engine_args import overrides
-from engine.runner.limits import KV_TYPES, rollback, sequences
+from engine.runner.limits import KV_TYPES, exact_settings, rollback, sequences
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import BLOCK_SIZES, GgmlType
 
@@ -252,6 +252,13 @@ def score_bytes(shape: ModelShape, settings: LoadSettings) -> int:
     """Attention scores and a wider mask of one ubatch, which only attention that is not fused holds."""
     cells = padded(max(settings.kv_cells, settings.n_ctx))
     return (4 * shape.heads + 2) * cells * settings.n_ubatch
+
+
+def exact_parts(shape: ModelShape, settings: LoadSettings) -> dict[str, int]:
+    """Bytes by purpose of the context that deterministic requests run in; it is made with the first of them."""
+    at = exact_settings(settings)
+    states = sum(layer.state_bytes for layer in shape.layers)
+    return {"kv": sum(kv_layer_bytes(shape, at)) + states, "compute": compute_prior(shape, at)}
 
 
 def amounts(need: Need) -> Mapping[str, tuple[int, int]]:

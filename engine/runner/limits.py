@@ -23,6 +23,9 @@ KV_TYPES: Final = {
 MAX_SEQUENCES: Final = 256
 # With more sequences than this a step is full of real tokens, and guesses would only slow it.
 MAX_DRAFTING: Final = 2
+# Rows of a step that reads the prompt of a deterministic request: what is kept of a prompt is a multiple of it,
+# others wait no longer for it on a processor, and a GPU is used well.
+EXACT_ROWS, EXACT_GPU_ROWS = 64, 512
 # Tokens of a prompt that a draft model reads in one step of the engine: others wait no longer than this.
 DRAFT_CHUNK: Final = 512
 
@@ -53,6 +56,31 @@ def mtp_settings(settings: LoadSettings) -> LoadSettings:
         kv_cells=parallel * settings.n_ctx,
         n_batch=min(settings.n_batch, DRAFT_CHUNK),
         n_ubatch=min(settings.n_ubatch, DRAFT_CHUNK),
+    )
+
+
+def exact_settings(settings: LoadSettings) -> LoadSettings:
+    """How the context of deterministic requests is made: one sequence, and nothing that use or luck decides."""
+    offloads = bool(settings.devices and settings.n_gpu_layers)
+    rows = EXACT_GPU_ROWS if offloads else EXACT_ROWS
+    # On a processor fused attention of one row divides the text among the threads: sums depend on their number.
+    plain = "auto" if offloads else "off"
+    fused = plain if settings.type_v in {"f32", "f16", "bf16"} else "on"
+    return msgspec.structs.replace(
+        settings,
+        n_parallel=1,
+        kv_cells=settings.n_ctx,
+        n_batch=rows,
+        n_ubatch=rows,
+        flash_attn=fused,
+        max_draft=0,
+        mtp=False,
+        draft_path=None,
+        mmproj_path=None,
+        max_rollback=0,
+        cache_dir=None,
+        cache_ram_bytes=0,
+        cache_disk_bytes=0,
     )
 
 

@@ -5,12 +5,13 @@ import queue
 import sys
 import threading
 import time
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 from engine.runner import protocol
 from engine.runner.channel import Channel
 from engine.runner.texts import Prompt, Texts, Tokenizer, text_of
-from engine.types import Event
+from engine.types import Constraint, Event
 
 Output = tuple[int, Event] | protocol.Fault
 
@@ -21,9 +22,9 @@ V = TypeVar("V", bound=Tokenizer)
 class RunnerService(Generic[V]):
     """One model over a channel, until it is told to stop or the server goes away.
 
-    Threads: one reads control messages, one beats, two tokenize, the caller of `run` owns the model. Subclasses say
-    what loading, serving and cancelling mean, call `_take_texts` once loaded, and set `_step_started` around each
-    step.
+    Threads: one reads control messages, one beats, three take texts, the caller of `run` owns the model. Subclasses
+    say what loading, serving and cancelling mean, call `_take_texts` once loaded, and set `_step_started` around
+    each step.
     """
 
     def __init__(self, channel: Channel, engine: str) -> None:
@@ -47,10 +48,10 @@ class RunnerService(Generic[V]):
             if isinstance(message, protocol.Shutdown):
                 return 0
 
-    def _take_texts(self, vocabulary: V, n_ctx: int) -> None:
-        """Tokenize with this from now on, prompts up to `n_ctx` tokens."""
+    def _take_texts(self, vocabulary: V, n_ctx: int, compiled: Callable[[Constraint], Any]) -> None:
+        """Tokenize and compile constraints with these from now on, prompts up to `n_ctx` tokens."""
         self._vocabulary = vocabulary
-        self._texts = Texts(vocabulary, n_ctx, self._inbox.put, self._channel.send)
+        self._texts = Texts(vocabulary, n_ctx, self._inbox.put, self._channel.send, compiled)
 
     def _get_ready(self) -> None:
         """What every load needs and no settings change; a runner may wait for its model."""

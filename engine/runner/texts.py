@@ -1,4 +1,4 @@
-"""Prompts of text become tokens beside the model: neither its steps nor a short text wait for a long one."""
+"""Prompts become tokens, and output formats masks, beside the model: neither its steps nor a short text wait."""
 
 import itertools
 import queue
@@ -7,10 +7,12 @@ import threading
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
+from engine.errors import ConstraintRefused
 from engine.runner import protocol
 from engine.runner.text_limits import Stopped, TooManyTokens
+from engine.types import Constraint
 
 # About 4,000 tokens, which take a few milliseconds.
 SHORT_CHARS: Final = 16 << 10
@@ -49,19 +51,25 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Prompt:
-    """A submitted request with its tokens."""
+    """A submitted request with its tokens (None: pictures are among its text) and its compiled constraint."""
 
     message: protocol.Submit
-    tokens: list[int]
+    tokens: list[int] | None
+    constraint: Any = None
 
 
 def text_of(message: object) -> str | None:
-    """The text that is to be tokenized here; None where there is none, or pictures are among it."""
+    """The text that is to be worked on here; None where there is nothing to do.
+
+    A prompt of ids or with pictures counts as empty if its constraint is to be compiled.
+    """
     if isinstance(message, protocol.Tokenize):
         return message.text
-    if isinstance(message, protocol.Submit) and isinstance(message.request.prompt, str):
-        return None if message.request.images else message.request.prompt
-    return None
+    if not isinstance(message, protocol.Submit):
+        return None
+    if isinstance(message.request.prompt, str) and not message.request.images:
+        return message.request.prompt
+    return "" if message.request.constraint is not None else None
 
 
 def too_long(request_id: int, at_least: int, n_ctx: int) -> protocol.Fault:
@@ -75,9 +83,10 @@ def too_long(request_id: int, at_least: int, n_ctx: int) -> protocol.Fault:
 
 
 class Texts:
-    """Two threads: one for short texts, one for long ones, the shortest first.
+    """Three threads: for short texts, for long ones, the shortest first, and for prompts with a constraint.
 
-    A `Prompt` goes to `deliver`; tokens that were asked for, and faults, to `send`. `n_ctx` bounds prompts.
+    A `Prompt` goes to `deliver`; tokens that were asked for, and faults, to `send`. `n_ctx` bounds prompts;
+    `compiled` makes a constraint, which takes seconds at worst.
     """
 
     def __init__(
@@ -86,17 +95,20 @@ class Texts:
         n_ctx: int,
         deliver: Callable[[Prompt], None],
         send: Callable[[protocol.FromRunner], None],
+        compiled: Callable[[Constraint], Any],
     ) -> None:
         self._vocabulary = vocabulary
         self._n_ctx = n_ctx
         self._deliver = deliver
         self._send = send
+        self._compiled = compiled
         self._order = itertools.count()
         self._pending: dict[int, bool] = {}  # id: cancelled
         self._lock = threading.Lock()
         self._short: queue.PriorityQueue[tuple[int, int, Text]] = queue.PriorityQueue()
         self._long: queue.PriorityQueue[tuple[int, int, Text]] = queue.PriorityQueue()
-        for name, texts in (("texts", self._short), ("long-texts", self._long)):
+        self._formed: queue.PriorityQueue[tuple[int, int, Text]] = queue.PriorityQueue()
+        for name, texts in (("texts", self._short), ("long-texts", self._long), ("formats", self._formed)):
             threading.Thread(target=self._work, args=(texts,), name=name, daemon=True).start()
 
     def add(self, message: Text, text: str) -> None:
@@ -104,7 +116,9 @@ class Texts:
         with self._lock:
             self._pending[message.id] = False
         short = len(text) <= SHORT_CHARS
-        (self._short if short else self._long).put((0 if short else len(text), next(self._order), message))
+        formed = isinstance(message, protocol.Submit) and message.request.constraint is not None
+        texts = self._formed if formed else self._short if short else self._long
+        texts.put((0 if short else len(text), next(self._order), message))
 
     def cancel(self, request_id: int) -> None:
         """Nobody waits for it any more: it is dropped, or stopped at its next part."""
@@ -119,6 +133,12 @@ class Texts:
                 self._tokenize(message)
             except Stopped:
                 pass
+            except ConstraintRefused as error:
+                self._send(
+                    protocol.Fault(
+                        id=message.id, code="invalid_request", message=str(error), param="response_format"
+                    )
+                )
             except Exception as error:  # noqa: BLE001 - one text must not end the thread for all
                 sys.stderr.write(f"tokenizing: {error!r}\n")
                 self._send(
@@ -135,10 +155,24 @@ class Texts:
         if isinstance(message, protocol.Tokenize):
             self._count(message, stopped)
             return
+        tokens = self._tokens(message, stopped)
+        if tokens is None and isinstance(message.request.prompt, str) and not message.request.images:
+            return
+        constraint = None if message.request.constraint is None else self._compiled(message.request.constraint)
+        with self._lock:  # a cancel comes before this, or finds the request where the model works
+            if self._pending.pop(message.id, True):
+                return
+            self._deliver(Prompt(message, tokens, constraint))
+
+    def _tokens(self, message: protocol.Submit, stopped: Callable[[], bool]) -> list[int] | None:
+        """The prompt's tokens; None: it has pictures, or does not fit, which was told."""
         request = message.request
-        assert isinstance(request.prompt, str)
+        if isinstance(request.prompt, list):
+            return request.prompt
+        if request.images:
+            return None
         try:
-            tokens = self._vocabulary.tokenize(
+            return self._vocabulary.tokenize(
                 request.prompt,
                 add_special=request.add_special,
                 parse_special=request.parse_special,
@@ -147,11 +181,7 @@ class Texts:
             )
         except TooManyTokens as error:
             self._send(too_long(message.id, error.at_least, self._n_ctx))
-            return
-        with self._lock:  # a cancel comes before this, or finds the request where the model works
-            if self._pending.pop(message.id, True):
-                return
-            self._deliver(Prompt(message, tokens))
+            return None
 
     def _count(self, message: protocol.Tokenize, stopped: Callable[[], bool]) -> None:
         if len(message.text) > TOKENIZE_CHARS:

@@ -25,6 +25,7 @@ from engine.server.manage import measuring as manage_measuring
 from engine.server.manage import models as manage_models
 from engine.server.manage import quantizing as manage_quantizing
 from engine.server.manage import recent as manage_recent
+from engine.server.manage import replay as manage_replay
 from engine.server.manage import sampling as manage_sampling
 from engine.server.manage import stats as manage_stats
 from engine.server.manage import upstreams as manage_upstreams
@@ -58,6 +59,7 @@ def every_route(state: ServerState) -> FastAPI:
     for managed in (manage_models, manage_keys, manage_stats, manage_machine, manage_library, manage_jobs):
         app.include_router(managed.router)
     app.include_router(manage_collections.router)
+    app.include_router(manage_replay.router)
     for also in (manage_sampling, manage_engine_args, manage_quantizing, manage_measuring, manage_recent):
         app.include_router(also.router)
     app.include_router(manage_upstreams.router)

@@ -9,6 +9,7 @@ import random
 import pytest
 from shapes import scaled, write_shape
 
+from engine.runner.llama.batch.adapters import Adapters
 from engine.runner.llama.batch.scheduler import Scheduler
 from engine.runner.llama.cache.kv import MIN_GAIN
 from engine.runner.llama.cache.prefix_store import PrefixStore
@@ -36,7 +37,7 @@ class Bench:
     def run(self, prompts, arrive, leave=(), **options):
         """Answer `prompts[i]`, which arrives before step `arrive[i]`, and leaves before step `leave[i]` if any."""
         self.loaded.api.llama_memory_clear(self.loaded.memory, True)
-        run = Run(Scheduler(self.loaded, self.vocabulary, PrefixStore(0, 0, None, "x")))
+        run = Run(Scheduler(self.loaded, self.vocabulary, PrefixStore(0, 0, None, "x"), Adapters(self.loaded, ())))
         waiting, leave, step = dict(enumerate(arrive)), dict(leave), 0
         while waiting or run.engine.busy:
             for i in [i for i, at in waiting.items() if at <= step]:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMED = re.compile(r"`(tests/[a-z_/]+\.py)(?:::([A-Za-z_]+))?`")
+NAMED = re.compile(r"`(tests/[a-z0-9_/]+\.py)(?:::([A-Za-z_]+))?`")
 
 
 def test_every_promise_is_numbered_and_shown_by_a_test():

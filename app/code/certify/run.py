@@ -107,7 +107,8 @@ def template_has_tools(client: Client, model: str) -> bool:
 def run_case(client: Client, model: str, case: Case) -> CaseResult:
     """Ask once and check the answer."""
     begun = time.monotonic()
-    options: dict[str, Any] = {"temperature": 0, "max_tokens": _MAX_TOKENS, "loop_guard": True, **case.options}
+    asked = {"temperature": 0, "max_tokens": _MAX_TOKENS, "loop_guard": True, "deterministic": True}
+    options: dict[str, Any] = {**asked, **case.options}
     try:
         turn = ServerModel(client, model, options).turn(list(case.messages), list(case.tools))
         reason = _checked(case, turn.text, turn.calls)

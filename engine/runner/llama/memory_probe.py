@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from devices.process_memory import process_memory
-from engine.grammar import ConstraintRefused
+from engine.errors import ConstraintRefused
 from engine.runner.llama import service
 from engine.runner.llama.batch.constrain import ConstraintCompiler
 from engine.runner.llama.native import model as llama_model

@@ -14,7 +14,10 @@ from devices.backends import openvino
 from engine.runner import protocol
 from engine.runner.channel import Channel
 from engine.runner.engine_args import meaning
+from engine.runner.llama.batch.adapters import Adapters
+from engine.runner.llama.batch.constrain import ConstraintCompiler, TokenConstraint
 from engine.runner.llama.batch.embed import CannotEmbed, Embedder
+from engine.runner.llama.batch.exact import ExactScheduler
 from engine.runner.llama.batch.scheduler import Scheduler
 from engine.runner.llama.cache.checkpoints import budget
 from engine.runner.llama.cache.prefix_store import PrefixStore, model_fingerprint
@@ -99,6 +102,9 @@ class LlamaRunner(RunnerService[Vocabulary]):
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel, "llama.cpp")
         self._scheduler: Scheduler | None = None
+        self._exact: ExactScheduler | None = None
+        self._adapters: Adapters | None = None
+        self._constraints: ConstraintCompiler | None = None
         self._store: PrefixStore | None = None
         self._abort: AbortSwitch | None = None
         self._loaded: llama_model.LoadedModel | None = None
@@ -143,7 +149,8 @@ class LlamaRunner(RunnerService[Vocabulary]):
                 self._open_eyes(loaded, settings.mmproj_path)
             self._store = _prefix_store(api, loaded)
             draft_model = _guesser(loaded, vocabulary)
-            self._scheduler = Scheduler(loaded, vocabulary, self._store, draft_model, self._vision)
+            self._adapters = Adapters(loaded, settings.lora)
+            self._scheduler = Scheduler(loaded, vocabulary, self._store, self._adapters, draft_model, self._vision)
         except DeviceWrong as error:
             numbers = msgspec.structs.asdict(error.found) if error.found else {}
             self._channel.send(
@@ -170,7 +177,8 @@ class LlamaRunner(RunnerService[Vocabulary]):
                 return False
             kind = "rerank" if self._embedder.ranks else "embedding"
             facts = msgspec.structs.replace(facts, n_ctx=self._embedder.limit, capabilities=(kind,))
-        self._take_texts(vocabulary, loaded.n_ctx)
+        self._constraints = ConstraintCompiler(vocabulary)
+        self._take_texts(vocabulary, loaded.n_ctx, self._constraints.compile)
         self._channel.send(protocol.Loaded(facts=facts, load_s=time.monotonic() - started))
         return True
 
@@ -187,7 +195,8 @@ class LlamaRunner(RunnerService[Vocabulary]):
         assert scheduler is not None
         assert abort is not None
         while True:
-            busy = scheduler.busy or (self._embedder is not None and self._embedder.busy)
+            others = (self._exact, self._embedder)
+            busy = scheduler.busy or any(other is not None and other.busy for other in others)
             message = None if busy and self._inbox.empty() else self._wait(scheduler)
             while message is not None:
                 if isinstance(message, protocol.Shutdown):
@@ -199,6 +208,8 @@ class LlamaRunner(RunnerService[Vocabulary]):
             self._step_started = time.monotonic()
             try:
                 self._tell(scheduler.step())
+                if self._exact is not None:
+                    self._tell(self._exact.step())
             except EngineBroken as error:
                 self._channel.send(protocol.Fault(code="engine_broken", message=str(error)))
                 return 5
@@ -216,6 +227,8 @@ class LlamaRunner(RunnerService[Vocabulary]):
                 return self._inbox.get(timeout=pause_s)
             except queue.Empty:
                 use()
+            if self._constraints is not None:
+                self._constraints.warm()
         return self._inbox.get()
 
     def _keep_prefixes(self, scheduler: Scheduler) -> None:
@@ -225,17 +238,19 @@ class LlamaRunner(RunnerService[Vocabulary]):
 
     def _control(self, message: protocol.ToRunner | Prompt, scheduler: Scheduler) -> None:
         if isinstance(message, Prompt):
-            self._submit(message.message, message.tokens, scheduler)
+            self._submit(message.message, message.tokens, message.constraint, scheduler)
         elif isinstance(message, protocol.Submit):
-            self._submit(message, None, scheduler)
+            self._submit(message, None, None, scheduler)
         elif isinstance(message, protocol.Cancel):
-            scheduler.cancel(message.id)
-            if self._embedder is not None:
-                self._embedder.cancel(message.id)
+            for worker in (scheduler, self._exact, self._embedder):
+                if worker is not None:
+                    worker.cancel(message.id)
         elif isinstance(message, protocol.Embed):
             self._embed(message)
         elif isinstance(message, protocol.Credit):
             scheduler.credit(message.id, message.count)
+            if self._exact is not None:
+                self._exact.credit(message.id, message.count)
         elif isinstance(message, protocol.StatsQuery):
             self._channel.send(self._stats(message.id, scheduler))
         else:
@@ -247,7 +262,13 @@ class LlamaRunner(RunnerService[Vocabulary]):
                 )
             )
 
-    def _submit(self, message: protocol.Submit, tokens: list[int] | None, scheduler: Scheduler) -> None:
+    def _submit(
+        self,
+        message: protocol.Submit,
+        tokens: list[int] | None,
+        constraint: TokenConstraint | None,
+        scheduler: Scheduler,
+    ) -> None:
         """Queue a request with its tokens; without: ids were sent, or pictures are among the text."""
         request = message.request
         assert self._loaded is not None
@@ -256,6 +277,12 @@ class LlamaRunner(RunnerService[Vocabulary]):
             self._channel.send(protocol.Fault(id=message.id, code="invalid_request", message=text, param="model"))
             return
         media: Media | None = None
+        if request.deterministic:
+            found = self._for_exact(message.id, request)
+            if isinstance(found, protocol.Fault):
+                self._channel.send(found)
+                return
+            scheduler = found
         if request.images:
             try:
                 tokens, media = self._look(request)
@@ -271,11 +298,28 @@ class LlamaRunner(RunnerService[Vocabulary]):
         elif tokens is None:
             assert isinstance(request.prompt, list)
             tokens = request.prompt
-        refused = scheduler.add(message.id, request, tokens, media)
+        refused = scheduler.add(message.id, request, tokens, media, constraint)
         if refused is not None:
             if media is not None:
                 media.close()
             self._channel.send(refused)
+
+    def _for_exact(self, request_id: int, request: GenerationRequest) -> ExactScheduler | protocol.Fault:
+        """The scheduler of deterministic requests, whose context is made with the first of them."""
+        assert self._loaded is not None
+        assert self._vocabulary is not None
+        assert self._adapters is not None
+        problem = "deterministic is possible with text only: pictures are computed in steps of their own."
+        if not request.images:
+            try:
+                if self._exact is None:
+                    context = llama_model.exact_context(self._loaded)
+                    self._exact = ExactScheduler(context, self._vocabulary, self._adapters)
+            except llama_model.LoadFailed as error:
+                problem = _sentence(error)
+            else:
+                return self._exact
+        return protocol.Fault(id=request_id, code="invalid_request", message=problem, param="deterministic")
 
     def _look(self, request: GenerationRequest) -> tuple[list[int], Media]:
         """The prompt's tokens with its pictures among them. Raises: PictureRefused, TooManyTokens."""
@@ -302,16 +346,17 @@ class LlamaRunner(RunnerService[Vocabulary]):
             self._channel.send(fault)
 
     def _stats(self, stats_id: int, scheduler: Scheduler) -> protocol.Stats:
+        both = [scheduler, *([self._exact] if self._exact is not None else [])]
         return protocol.Stats(
             id=stats_id,
-            steps=scheduler.steps,
-            prompt_tokens=scheduler.prompt_tokens,
-            generated_tokens=scheduler.generated_tokens,
-            cached_tokens=scheduler.cached_tokens,
-            active=scheduler.active,
-            waiting=scheduler.waiting,
-            kv_cells_used=scheduler.kv.used_cells,
-            kv_cells_total=scheduler.kv.cells,
+            steps=sum(s.steps for s in both),
+            prompt_tokens=sum(s.prompt_tokens for s in both),
+            generated_tokens=sum(s.generated_tokens for s in both),
+            cached_tokens=sum(s.cached_tokens for s in both),
+            active=sum(s.active for s in both),
+            waiting=sum(s.waiting for s in both),
+            kv_cells_used=sum(s.kv.used_cells for s in both),
+            kv_cells_total=sum(s.kv.cells for s in both),
             rss_bytes=psutil.Process().memory_info().rss,
             cache_ram_bytes=self._store.ram_bytes if self._store else 0,
             cache_disk_bytes=self._store.disk_bytes if self._store else 0,

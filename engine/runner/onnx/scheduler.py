@@ -11,9 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from engine.grammar import ConstraintRefused
 from engine.runner.llama.batch.admission import enqueue, held
-from engine.runner.llama.batch.constrain import ConstraintCompiler
+from engine.runner.llama.batch.constrain import TokenConstraint
 from engine.runner.llama.batch.draw import DrawFailed, draw
 from engine.runner.llama.batch.sequence import Sequence
 from engine.runner.llama.batch.text import TextStream
@@ -49,8 +48,6 @@ class Scheduler:
     def __init__(self, loaded: LoadedFolder) -> None:
         self._loaded = loaded
         self._vocabulary = loaded.vocabulary
-        self._constraints = ConstraintCompiler(loaded.vocabulary)
-        self._constraints.warm()
         self._slots: list[Slot] = []
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, tuple[Sequence, Slot]] = {}
@@ -85,7 +82,13 @@ class Scheduler:
         found = self._running.get(request_id)
         return found[1].generator if found and len(self._running) == 1 and not found[0].n_generated else None
 
-    def add(self, request_id: int, request: GenerationRequest, tokens: list[int]) -> Fault | None:
+    def add(
+        self,
+        request_id: int,
+        request: GenerationRequest,
+        tokens: list[int],
+        constraint: TokenConstraint | None = None,
+    ) -> Fault | None:
         """Queue a tokenized request; a Fault says why it cannot run."""
         n_ctx = self._loaded.n_ctx
         if len(tokens) >= n_ctx:
@@ -94,11 +97,8 @@ class Scheduler:
         try:
             self._refuse(request, tokens)
             sampler = NumpySampler(request.sampling, tokens)
-            constraint = self._constraints.compile(request.constraint) if request.constraint else None
         except NotHonoured as error:
             return Fault(id=request_id, code="invalid_request", message=str(error), param=error.param)
-        except ConstraintRefused as error:
-            return Fault(id=request_id, code="invalid_request", message=str(error), param="response_format")
         room = n_ctx - len(tokens)
         wanted = room if request.max_tokens is None else min(request.max_tokens, room)
         sequence = Sequence(
@@ -118,6 +118,8 @@ class Scheduler:
 
     def _refuse(self, request: GenerationRequest, tokens: list[int]) -> None:
         size = self._vocabulary.size
+        if request.images:
+            raise NotHonoured("messages", "The ONNX runner reads no pictures.")
         if not tokens:
             raise NotHonoured("prompt", "The prompt is empty.")
         if min(tokens) < 0 or max(tokens) >= size:
@@ -127,8 +129,6 @@ class Scheduler:
             raise NotHonoured("logit_bias", f"Token id {unknown[0]} is not in this model's vocabulary of {size}.")
         if request.prompt_logprobs:
             raise NotHonoured("logprobs", "The ONNX runner tells no log probabilities of a prompt's own tokens.")
-        if request.images:
-            raise NotHonoured("messages", "The ONNX runner reads no pictures.")
         if request.lora:
             raise NotHonoured("lora", "The ONNX runner loads no adapters.")
         if request.context_shift:

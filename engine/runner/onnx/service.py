@@ -7,6 +7,7 @@ import psutil
 
 from engine.runner import protocol
 from engine.runner.channel import Channel
+from engine.runner.llama.batch.constrain import ConstraintCompiler
 from engine.runner.onnx import libraries, model
 from engine.runner.onnx.encoder import Encoder
 from engine.runner.onnx.errors import LoadFailed
@@ -56,7 +57,9 @@ class OnnxRunner(RunnerService[FolderVocabulary]):
             return False
         finally:
             self._step_started = 0.0
-        self._take_texts(vocabulary, facts.n_ctx)
+        constraints = ConstraintCompiler(vocabulary)
+        constraints.warm()
+        self._take_texts(vocabulary, facts.n_ctx, constraints.compile)
         self._channel.send(protocol.Loaded(facts=facts, load_s=time.monotonic() - started))
         return True
 
@@ -87,9 +90,9 @@ class OnnxRunner(RunnerService[FolderVocabulary]):
         if isinstance(message, protocol.StatsQuery):
             self._channel.send(self._stats(message.id))
         elif isinstance(message, Prompt) and scheduler is not None:
-            self._submit(message.message, message.tokens, scheduler)
+            self._submit(message, scheduler)
         elif isinstance(message, protocol.Submit) and isinstance(message.request.prompt, list) and scheduler:
-            self._submit(message, message.request.prompt, scheduler)
+            self._submit(Prompt(message, message.request.prompt), scheduler)
         elif isinstance(message, protocol.Embed) and encoder is not None:
             fault = encoder.add(message)
             if fault is not None:
@@ -110,8 +113,9 @@ class OnnxRunner(RunnerService[FolderVocabulary]):
             code, text = "invalid_request", "This model embeds or ranks text and generates none."
         self._channel.send(protocol.Fault(id=getattr(message, "id", None), code=code, message=text, param="model"))
 
-    def _submit(self, message: protocol.Submit, tokens: list[int], scheduler: Scheduler) -> None:
-        fault = scheduler.add(message.id, message.request, tokens)
+    def _submit(self, prompt: Prompt, scheduler: Scheduler) -> None:
+        message = prompt.message
+        fault = scheduler.add(message.id, message.request, prompt.tokens or [], prompt.constraint)
         if fault is not None:
             self._channel.send(fault)
 

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -18,6 +18,7 @@ from engine.chat.conversation import (
     read,
 )
 from engine.chat.events import CallArguments, CallStarted, ReasoningDelta, TextDelta
+from engine.chat.types import ChatTemplate
 from engine.loaded_model import LoadedModel, Place
 from engine.server.body import parse
 from engine.server.custom_tools import chat_call
@@ -26,7 +27,7 @@ from engine.server.fanout import merge
 from engine.server.openai import shapes
 from engine.server.openai.custom_calls import CustomCalls
 from engine.server.openai.query import to_query
-from engine.server.openai.schemas import ChatRequest
+from engine.server.openai.schemas import ChatRequest, CompletionRequest
 from engine.server.routing import EarlyRouter
 from engine.server.sse import EventStream, comment_of, while_connected
 from engine.server.state import ServerState, server_state
@@ -34,6 +35,7 @@ from engine.types import PromptProgress, TokenLogprob
 
 if TYPE_CHECKING:
     from engine.server.documents.asking import Asked, Grounded
+    from engine.server.receipts import Claim
 
 # How often a client that wants to know hears of the load of its model.
 PROGRESS_S: Final = 0.25
@@ -70,22 +72,61 @@ async def _asked(request: Request, body: ChatRequest) -> "Asked | None":
     return Asked(desk, live, wanted.mode, wanted.passages)
 
 
-async def _start(
+async def prepared(
     state: ServerState, body: ChatRequest, place: Place | None = None, asked: "Asked | None" = None
-) -> tuple[LoadedModel, PreparedChat, list[AsyncIterator[ChatEvent]], "Grounded | None"]:
+) -> tuple[LoadedModel, PreparedChat, "Grounded | None"]:
+    """The model of a request, loaded, and the conversation as it is asked. Raises: as the route."""
     query = to_query(body)
     model = await state.pool.acquire(body.model, place=place)
     assert model.facts is not None
     grounded = None if asked is None else await asked.ground(model, query)
     query = query if grounded is None else grounded.query
     chat = await state.conversations.prepare(model.facts, query, state.models.recommended(model.id))
+    return model, chat, grounded
+
+
+class _Started(NamedTuple):
+    """A request at work: what reads its choices, and what is told with their end."""
+
+    model: LoadedModel
+    chat: PreparedChat
+    answers: list[AsyncIterator[ChatEvent]]
+    grounded: "Grounded | None"
+    claim: "Claim | None"
+
+    async def report(self, ends: dict[int, AnswerFinished]) -> dict[str, Any]:
+        """What is told of these choices beside their text."""
+        also = await self.claim.told() if self.claim is not None else None
+        return shapes.report((*self.chat.notes, *self.model.notes), ends, self.chat.sampling, also)
+
+
+async def _start(
+    state: ServerState, body: ChatRequest, place: Place | None = None, asked: "Asked | None" = None
+) -> _Started:
+    model, chat, grounded = await prepared(state, body, place, asked)
+    claim = claimed(state, model, body, chat.template)
     answers = []
     for choice in range(body.n or 1):
         told = bool(body.return_progress and body.stream)
         seeded = msgspec.structs.replace(chat.request.sampling, seed=body.sampling(choice).get("seed"))
         request = msgspec.structs.replace(chat.request, sampling=seeded, progress=told)
-        answers.append(read(chat.answer(), state.pool.generate(model, request)))
-    return model, chat, answers, grounded
+        events = state.pool.generate(model, request)
+        answers.append(read(chat.answer(), events if claim is None else claim.watch(request, events)))
+    return _Started(model, chat, answers, grounded, claim)
+
+
+def claimed(
+    state: ServerState,
+    model: LoadedModel,
+    body: ChatRequest | CompletionRequest,
+    template: ChatTemplate | None = None,
+) -> "Claim | None":
+    """What a deterministic request is promised. Raises: InputFault: a receipt that is not possible."""
+    if not body.deterministic and not body.receipt:
+        return None
+    from engine.server.receipts import Claim  # noqa: PLC0415 - most first answers do not need it
+
+    return Claim(state, model, body, template)
 
 
 class _Choice:
@@ -142,7 +183,8 @@ class _Choice:
 
 
 async def _complete(state: ServerState, body: ChatRequest, asked: "Asked | None" = None) -> dict[str, Any]:
-    model, chat, answers, grounded = await _start(state, body, asked=asked)
+    started = await _start(state, body, asked=asked)
+    model, _, answers, grounded, _ = started
     choices = [_Choice(body.custom_names()) for _ in answers]
     async for index, event in merge(answers):
         choices[index].take(event)
@@ -159,7 +201,7 @@ async def _complete(state: ServerState, body: ChatRequest, asked: "Asked | None"
         "usage": shapes.usage_body([end.usage for end in ends]),
         "timings": shapes.timings_body(ends[0]),
     }
-    report = shapes.report((*chat.notes, *model.notes), dict(enumerate(ends)), chat.sampling)
+    report = await started.report(dict(enumerate(ends)))
     if grounded is not None:
         report |= await grounded.checked(choices[0].text)
     return whole | shapes.with_report(report)
@@ -192,7 +234,8 @@ async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
         async with aclosing(_loading(starting, place, writer)) as waiting:
             async for told in waiting:
                 yield told
-    model, chat, answers, grounded = await starting
+    started = await starting
+    model, _, answers, grounded, _ = started
     writer.runs(model)
     if grounded is not None:
         yield writer.chunk(0, shapes.EMPTY_DELTA, extra=grounded.report())
@@ -220,7 +263,7 @@ async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
             state.metrics.finished(model.id, event)
             if entries := held.pop(index, None):
                 yield writer.chunk(index, shapes.EMPTY_DELTA, None, _logprobs(entries))
-            report = shapes.report((*chat.notes, *model.notes), {index: event}, chat.sampling)
+            report = await started.report({index: event})
             if grounded is not None and index == 0:
                 report |= await grounded.checked("".join(said))
             yield writer.chunk(index, shapes.EMPTY_DELTA, event.finish_reason, extra=report)

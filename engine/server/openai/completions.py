@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request
@@ -18,12 +18,16 @@ from engine.server.errors import sse_error
 from engine.server.fanout import merge
 from engine.server.fim import fim_prompt, fim_request
 from engine.server.openai import shapes
+from engine.server.openai.chat import claimed
 from engine.server.openai.query import output_of
 from engine.server.openai.schemas import DEFAULT_MAX_TOKENS, CompletionRequest
 from engine.server.routing import EarlyRouter
 from engine.server.sse import EventStream, comment_of, while_connected
 from engine.server.state import ServerState, server_state
 from engine.types import Delta, Done, Event, GenerationRequest, TokenLogprob
+
+if TYPE_CHECKING:
+    from engine.server.receipts import Claim
 
 router = EarlyRouter()
 
@@ -41,7 +45,8 @@ async def completions(request: Request) -> Response:
     return JSONResponse(answer, headers=headers)
 
 
-def _requests(body: CompletionRequest, sampling: Chosen) -> list[GenerationRequest]:
+def requests_of(body: CompletionRequest, sampling: Chosen) -> list[GenerationRequest]:
+    """One for each prompt and choice, but for what constrains the output."""
     return [
         GenerationRequest(
             prompt=prompt,
@@ -57,19 +62,32 @@ def _requests(body: CompletionRequest, sampling: Chosen) -> list[GenerationReque
     ]
 
 
-async def _start(
+async def prepared(
     state: ServerState, body: CompletionRequest, place: Place | None = None
-) -> tuple[LoadedModel, list[AsyncIterator[Event]], Chosen]:
+) -> tuple[LoadedModel, list[GenerationRequest], Chosen]:
+    """The model of a request, loaded, and what it is asked. Raises: as the route."""
     model = await state.pool.acquire(body.model, place=place)
     sampling = choose(body.sampling(), state.models.recommended(model.id).plain)
-    requests = _requests(body, sampling)
+    requests = requests_of(body, sampling)
     output, param = output_of(body)
     if output is not None:
         checked = await state.checker.check(output, param)
         requests = [msgspec.structs.replace(r, constraint=checked) for r in requests]
     if body.suffix:
         requests = [await _filling(model, r, body.suffix) for r in requests]
-    return model, [state.pool.generate(model, r) for r in requests], sampling
+    return model, requests, sampling
+
+
+async def _start(
+    state: ServerState, body: CompletionRequest, place: Place | None = None
+) -> tuple[LoadedModel, list[AsyncIterator[Event]], Chosen, "Claim | None"]:
+    model, requests, sampling = await prepared(state, body, place)
+    claim = claimed(state, model, body)
+    answers: list[AsyncIterator[Event]] = []
+    for request in requests:
+        events = state.pool.generate(model, request)
+        answers.append(events if claim is None else claim.watch(request, events))
+    return model, answers, sampling, claim
 
 
 async def _filling(model: LoadedModel, request: GenerationRequest, suffix: str) -> GenerationRequest:
@@ -99,7 +117,7 @@ async def _echoes(model: LoadedModel, body: CompletionRequest) -> list[str]:
 
 
 async def _complete(state: ServerState, body: CompletionRequest) -> dict[str, Any]:
-    model, generations, sampling = await _start(state, body)
+    model, generations, sampling, claim = await _start(state, body)
     texts = await _echoes(model, body)
     offsets = [0 if body.scores_prompt else len(t) for t in texts]
     logprobs: list[list[TokenLogprob]] = [[] for _ in texts]
@@ -111,6 +129,7 @@ async def _complete(state: ServerState, body: CompletionRequest) -> dict[str, An
         elif isinstance(event, Done):
             ends[index] = event
             state.metrics.finished(model.id, event)
+    also = await claim.told() if claim is not None else None
     per_prompt = body.n or 1
     usages = [ends[i].usage for i in range(len(texts))]
     usage = shapes.usage_body(usages)
@@ -131,7 +150,7 @@ async def _complete(state: ServerState, body: CompletionRequest) -> dict[str, An
             }
             for i, text in enumerate(texts)
         ],
-        **shapes.with_report(shapes.report((), ends, sampling)),
+        **shapes.with_report(shapes.report((), ends, sampling, also)),
         "usage": usage,
         "timings": shapes.timings_body(ends[0]),
     }
@@ -155,7 +174,7 @@ def _logprobs(entries: list[TokenLogprob], offset: int, text: str) -> dict[str, 
 
 
 async def _stream(state: ServerState, body: CompletionRequest, place: Place) -> AsyncGenerator[bytes, None]:
-    model, generations, sampling = await _start(state, body, place)
+    model, generations, sampling, claim = await _start(state, body, place)
     echoes = await _echoes(model, body)
     writer = shapes.ChunkWriter("text_completion", shapes.new_id("cmpl"), body.model, model)
     texts = list(echoes)
@@ -177,9 +196,9 @@ async def _stream(state: ServerState, body: CompletionRequest, place: Place) -> 
         elif isinstance(event, Done):
             ends[index] = event
             state.metrics.finished(model.id, event)
-            yield writer.chunk(
-                index, b'"text":""', event.finish_reason, extra=shapes.report((), {index: event}, sampling)
-            )
+            also = await claim.told() if claim is not None else None
+            report = shapes.report((), {index: event}, sampling, also)
+            yield writer.chunk(index, b'"text":""', event.finish_reason, extra=report)
     if body.wants_usage:
         yield writer.usage([ends[i].usage for i in sorted(ends)], shapes.timings_body(ends[0]))
     yield shapes.DONE

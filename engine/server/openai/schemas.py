@@ -111,6 +111,7 @@ class SamplerFields(Body):
     context_shift: bool | None = None
     loop_guard: bool | None = None
     priority: Literal["interactive", "side"] | None = None
+    deterministic: bool | None = None
     lora: Annotated[list[LoraChoice], Field(max_length=8)] | None = None
 
     def sampling(self, choice: int = 0) -> dict[str, Any]:
@@ -119,8 +120,9 @@ class SamplerFields(Body):
         given = {k: v for k in names if k in type(self).model_fields and (v := getattr(self, k)) is not None}
         if self.repeat_penalty is None and self.repetition_penalty is not None:  # vLLM's name
             given["repeat_penalty"] = self.repetition_penalty
-        if self.seed is not None:
-            given["seed"] = (self.seed + choice) % (1 << 32)
+        seed = 0 if self.seed is None and self.deterministic else self.seed
+        if seed is not None:
+            given["seed"] = (seed + choice) % (1 << 32)
         if self.logit_bias is not None:
             given["logit_bias"] = {_token_id(k): v for k, v in self.logit_bias.items()}
         if self.dry_sequence_breakers is not None:
@@ -150,6 +152,7 @@ class SamplerFields(Body):
             "context_shift": bool(self.context_shift),
             "loop_guard": bool(self.loop_guard),
             "priority": self.priority or "interactive",
+            "deterministic": bool(self.deterministic),
             "lora": self.adapters(),
         }
 
@@ -302,6 +305,7 @@ class ChatRequest(SamplingBody, OutputFields):
     modalities: list[Literal["text"]] | None = None
     return_progress: bool | None = None
     collection: Annotated[str, Field(min_length=1, max_length=200)] | CollectionChoice | None = None
+    receipt: bool | None = None
 
     def refuse_impossible(self) -> None:
         """Raises: InputFault: a field asks for what is not done here."""
@@ -351,6 +355,7 @@ class CompletionRequest(SamplingBody, OutputFields):
         | Annotated[list[list[TokenId]], Field(min_length=1, max_length=64)]
     )
     suffix: str | None = None
+    receipt: bool | None = None
     max_tokens: TokenLimit | None = None
     n_predict: TokenLimit | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

@@ -178,12 +178,17 @@ def custom_call(index: int, custom: dict[str, str], call_id: str | None = None) 
     return b'"delta":{"tool_calls":[' + _encode({"index": index, **begins, "custom": custom}) + b"]}"
 
 
-def report(notes: Sequence[str], ends: Mapping[int, Done | AnswerFinished], sampling: Chosen) -> dict[str, Any]:
-    """How the answer was sampled and who decided it, and what was changed on the way in.
+def report(
+    notes: Sequence[str],
+    ends: Mapping[int, Done | AnswerFinished],
+    sampling: Chosen,
+    also: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """How the answer was sampled and who decided it, and what was changed on the way in; `also`: more of that kind.
 
     By choice: attempts at calls that came to nothing, and what a guard cut.
     """
-    body: dict[str, Any] = {"sampling": sampling.facts()}
+    body: dict[str, Any] = {"sampling": sampling.facts(), **(also or {})}
     if notes:
         body["notes"] = list(notes)
     malformed = {i: end.malformed for i, end in ends.items() if isinstance(end, AnswerFinished)}

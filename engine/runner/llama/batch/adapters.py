@@ -28,6 +28,12 @@ class Adapters:
                 raise LoadFailed(f"the LoRA adapter {path} does not fit this model or is damaged")
             self._handles[Path(path).stem] = handle
 
+    def within(self, loaded: LoadedModel) -> "Adapters":
+        """The same adapters for another context of the same weights."""
+        other = Adapters(loaded, ())
+        other._handles = self._handles
+        return other
+
     @property
     def names(self) -> tuple[str, ...]:
         """What requests may ask for."""

@@ -11,7 +11,8 @@ from typing import Any
 import llguidance
 import numpy as np
 
-from engine.grammar import ConstraintRefused, grammar_of
+from engine.errors import ConstraintRefused
+from engine.grammar import grammar_of
 from engine.runner.llama.native.vocabulary import Vocabulary
 from engine.types import Constraint
 

@@ -33,10 +33,11 @@ TELL_EVERY_S: Final = 0.02
 
 
 class Pace:
-    """Learns from every step. Sets the context's threads."""
+    """Learns from every step. Sets the context's threads, unless they are to be `fixed`."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, *, fixed: bool = False) -> None:
         self._loaded = loaded
+        self._fixed = fixed
         self._threads_set = int(loaded.api.llama_n_threads_batch(loaded.context))
         self._threads = BatchThreads(self._threads_set)
         self._prompt_row_s = 0.0
@@ -63,7 +64,7 @@ class Pace:
 
     def set_threads(self, rows: int) -> None:
         """Use as many threads as pay for a step of `rows` at this moment, while other programs come and go."""
-        wanted = self._threads.threads(rows)
+        wanted = self._threads_set if self._fixed else self._threads.threads(rows)
         if wanted != self._threads_set:
             self._threads_set = wanted
             self._loaded.api.llama_set_n_threads(self._loaded.context, wanted, wanted)

@@ -4,10 +4,9 @@ import time
 from collections import deque
 from typing import Any
 
-from engine.grammar import ConstraintRefused
 from engine.runner.llama.batch import admission, scoring
 from engine.runner.llama.batch.adapters import Adapters
-from engine.runner.llama.batch.constrain import ConstraintCompiler
+from engine.runner.llama.batch.constrain import TokenConstraint
 from engine.runner.llama.batch.draw import DrawFailed, draw
 from engine.runner.llama.batch.following import Following
 from engine.runner.llama.batch.pacing import Pace, kept_prefix, reading_order, told_text
@@ -36,13 +35,15 @@ class Scheduler:
         loaded: LoadedModel,
         vocabulary: Vocabulary,
         store: PrefixStore,
+        adapters: Adapters,
         draft_model: Guesser | None = None,
         vision: Vision | None = None,
+        *,
+        fixed: bool = False,
     ) -> None:
         self._loaded = loaded
         self._vision = vision
         self._vocabulary = vocabulary
-        self._constraints = ConstraintCompiler(vocabulary)
         self._kv = KVCache(loaded, store)
         self._quarantine = Quarantine(self._kv)
         self._batch = Batch(loaded)
@@ -50,10 +51,10 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._by_id: dict[int, Sequence] = {}
-        self._pace = Pace(loaded)
+        self._pace = Pace(loaded, fixed=fixed)
         self._speculation = Speculation(loaded, self._pace, draft_model)
         self._following = Following(loaded, self._kv, self._pace)
-        self._adapters = Adapters(loaded, loaded.settings.lora)
+        self._adapters = adapters
         self.steps = 0
         self.prompt_tokens = 0
         self.generated_tokens = 0
@@ -62,7 +63,6 @@ class Scheduler:
     def rest(self) -> None:
         """Nothing runs: do what the next requests would wait for, in their stead."""
         self._kv.store_idle()
-        self._constraints.warm()
 
     @property
     def busy(self) -> bool:
@@ -85,19 +85,17 @@ class Scheduler:
         return self._kv
 
     def add(
-        self, request_id: int, request: GenerationRequest, tokens: list[int], media: Media | None = None
+        self,
+        request_id: int,
+        request: GenerationRequest,
+        tokens: list[int],
+        media: Media | None = None,
+        constraint: TokenConstraint | None = None,
     ) -> Fault | None:
         """Queue a tokenized request; a Fault says why it cannot run."""
-        size = self._vocabulary.size
-        fault = admission.refusal(request_id, request, tokens, self._loaded.n_ctx, size, self._adapters)
-        if fault is not None:
+        n_ctx, size = self._loaded.n_ctx, self._vocabulary.size
+        if (fault := admission.refusal(request_id, request, tokens, n_ctx, size, self._adapters)) is not None:
             return fault
-        constraint = None
-        if request.constraint is not None:
-            try:
-                constraint = self._constraints.compile(request.constraint)
-            except ConstraintRefused as error:
-                return Fault(id=request_id, code="invalid_request", message=str(error), param="response_format")
         sequence = admission.new_sequence(self._loaded, request_id, request, tokens, constraint, media)
         self._by_id[request_id] = sequence
         admission.enqueue(self._waiting, sequence)
@@ -105,15 +103,13 @@ class Scheduler:
 
     def cancel(self, request_id: int) -> None:
         """Mark a request; it ends before the next decode."""
-        sequence = self._by_id.get(request_id)
-        if sequence is not None:
-            sequence.cancelled = True
+        if request_id in self._by_id:
+            self._by_id[request_id].cancelled = True
 
     def credit(self, request_id: int, count: int) -> None:
         """The server took deltas of this request."""
-        sequence = self._by_id.get(request_id)
-        if sequence is not None:
-            sequence.credit += count
+        if request_id in self._by_id:
+            self._by_id[request_id].credit += count
 
     def only_prefilling(self, request_id: int) -> bool:
         """This request is the only one running and still reads its prompt: aborting the decode hurts nobody."""
@@ -141,11 +137,9 @@ class Scheduler:
         self._pace.set_threads(self._batch.size)
         started, cpu = time.monotonic(), time.process_time()
         code = self._batch.decode()
-        self._loaded.api.llama_synchronize(self._loaded.context)
-        now = time.monotonic()
+        now, cpu = time.monotonic(), time.process_time() - cpu
         if code == 0:
             self.steps += 1
-            cpu = time.process_time() - cpu
             self._pace.note(self._batch.size, self._batch.outputs, now - started, cpu, now)
             self._commit_batch()
             self.cached_tokens += self._following.step_done(self._running)
@@ -175,15 +169,20 @@ class Scheduler:
                 self._running
             ):
                 return
-            cache = self._kv.acquire(sequence.tokens, sequence.key, fresh=fresh)
-            if cache is None:
+            if (cache := self._cells_for(sequence)) is None:
                 return
+            self._start(sequence, cache, out)
+
+    def _cells_for(self, sequence: Sequence) -> CachedSequence | None:
+        """What is computed of a request, in cells it may go on in; None when all are in use."""
+        cache = self._kv.acquire(sequence.tokens, sequence.key, fresh=not sequence.request.cache_prompt)
+        if cache is not None:
             length = len(cache.tokens)
             if sequence.media is not None:  # a picture is shared whole or not at all
                 self._kv.shorten(cache, sequence.media.whole(length))
             elif self._loaded.keeps_partial:
                 self._kv.truncate(cache, kept_prefix(self._loaded.settings, length, len(sequence.tokens)))
-            self._start(sequence, cache, out)
+        return cache
 
     def _start(self, sequence: Sequence, cache: CachedSequence, out: list[Output]) -> None:
         self._waiting.remove(sequence)
@@ -351,15 +350,17 @@ class Scheduler:
         self._quarantine.acquit(sequence)
         if sequence.cache is not None:
             self.cached_tokens += self._following.leave(sequence, self._running)
-            self._kv.shorten(sequence.cache, 0 if sequence.shifted else len(sequence.tokens) - 1)
-            if not sequence.request.cache_prompt:
-                self._kv.drop(sequence.cache)
+            self._kv.shorten(sequence.cache, self._kept(sequence))
             self._kv.release(sequence.cache, keep=sequence.request.priority != "background")
             sequence.cache = None
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
         sequence.close()
+
+    def _kept(self, sequence: Sequence) -> int:
+        """How many tokens of a request that ends stay as an idle prefix."""
+        return 0 if sequence.shifted or not sequence.request.cache_prompt else len(sequence.tokens) - 1
 
     def _recover(self, code: int, out: list[Output]) -> None:
         if code == NO_ROOM:  # the cache is as before

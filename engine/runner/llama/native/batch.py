@@ -39,6 +39,7 @@ class Batch:
         native.logits = self._logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
         self._native = native
         self._decode = api.llama_decode
+        self._synchronize = api.llama_synchronize
         self._context = loaded.context
         self.size = 0
         self.outputs = 0
@@ -105,14 +106,16 @@ class Batch:
         return found
 
     def decode(self) -> int:
-        """Run the batch. 0: done; 1: no room in the cache; 2: aborted; below 0: see llama.h.
+        """Run the batch to its end. 0: done; 1: no room in the cache; 2: aborted; below 0: see llama.h.
 
         The sizes llama.cpp would abort the process for are checked here.
         """
         if not 0 < self.size <= self.capacity or self.outputs > self.max_outputs:
             raise ValueError(f"batch of {self.size} rows, {self.outputs} outputs")
         self._native.n_tokens = self.size
-        return int(self._decode(self._context, self._native))
+        code = int(self._decode(self._context, self._native))
+        self._synchronize(self._context)
+        return code
 
 
 class Logits:

@@ -3,12 +3,12 @@
 import ctypes
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from devices.backends import openvino
 from engine.runner.engine_args import BadEngineArg
-from engine.runner.limits import KV_TYPES, MAX_SEQUENCES, mtp_settings, rollback, sequences
+from engine.runner.limits import KV_TYPES, MAX_SEQUENCES, exact_settings, mtp_settings, rollback, sequences
 from engine.runner.llama.native.engine_args import UnknownBuffer, apply_to_context, apply_to_model
 from engine.runner.protocol import LoadSettings
 from engine.types import ModelFacts
@@ -145,6 +145,31 @@ def mtp_context(target: LoadedModel, slots: int) -> Any:
     if not context:
         raise LoadFailed("no context for the head that guesses ahead could be made")
     return context
+
+
+def exact_context(loaded: LoadedModel) -> LoadedModel:
+    """The same weights with a context for one sequence, whose steps have the same shape whatever else happens.
+
+    Raises: LoadFailed: there is no memory for it.
+    """
+    api, settings = loaded.api, exact_settings(loaded.settings)
+    params = _context_params(api, settings, settings.n_ctx, 1)
+    params.n_outputs_max = params.n_outputs_max_per_seq = 1 + MAX_DRAFT
+    context = api.llama_init_from_model(loaded.model, params)
+    if not context:
+        raise LoadFailed(f"no context of {settings.n_ctx} cells for deterministic requests could be made")
+    return replace(
+        loaded,
+        settings=settings,
+        context=context,
+        memory=api.llama_get_memory(context),
+        kv_cells=api.llama_n_ctx(context),
+        n_seq_max=1,
+        n_batch=api.llama_n_batch(context),
+        n_ubatch=api.llama_n_ubatch(context),
+        max_outputs=1 + MAX_DRAFT,
+        max_rollback=0,
+    )
 
 
 def load(

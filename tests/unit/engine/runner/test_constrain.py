@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.grammar import ConstraintRefused, spell_controls
+from engine.errors import ConstraintRefused
+from engine.grammar import spell_controls
 from engine.runner.llama.batch.constrain import ConstraintCompiler
 from engine.types import Constraint
 

@@ -1,0 +1,58 @@
+"""`tessera replay`: the answer of a receipt again, bit for bit, or what of all that changed makes it another."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+if TYPE_CHECKING:
+    from engine.api.receipts import Exchange
+
+# A receipt holds its prompt twice; no prompt that fits a context is longer.
+MOST_BYTES: Final = 64 << 20
+
+
+@click.command(help="Ask again what the receipt in FILE says was asked, and compare. Exit code 1: another answer.")
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--explain", is_flag=True, help="Ask as things are now, and put one part back at a time.")
+@click.option("--model", "-m", default="", help="The model to ask in place of the receipt's own.")
+@click.option("--old-model", default="", help="With --explain: a model whose file is the one of the receipt.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(file: Path, *, explain: bool, model: str, old_model: str, as_json: bool) -> None:
+    """Replay one receipt."""
+    import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
+
+    from app.cli.connection import connected  # noqa: PLC0415 - as above
+    from app.tools.consent import shown_text  # noqa: PLC0415 - as above
+    from engine.api.receipts import Receipt, ReplayRequest  # noqa: PLC0415 - as above
+
+    if file.stat().st_size > MOST_BYTES:
+        raise click.ClickException(f"{file} has {file.stat().st_size} bytes: it is no receipt.")
+    try:
+        receipt = msgspec.json.decode(file.read_bytes(), type=Receipt)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise click.ClickException(f"{file} is no receipt: {error}.") from None
+    asked = ReplayRequest(receipt=receipt, explain=explain, model=model, old_model=old_model)
+    with connected() as client:
+        found = client.replay(asked)
+    if as_json:
+        click.echo(msgspec.json.encode(found).decode())
+    else:
+        click.echo(shown_text(found.text))
+        click.secho("The same answer." if found.same else "Another answer.", err=True, bold=True)
+        for exchange in found.exchanged:
+            click.echo(shown_text(sentence(exchange)), err=True)
+        if not explain and found.changed:
+            why = "" if found.same else " `tessera replay --explain` tries what it does."
+            click.echo(f"Not as it was: {shown_text(', '.join(found.changed))}.{why}", err=True)
+    sys.exit(0 if found.same else 1)
+
+
+def sentence(exchange: "Exchange") -> str:
+    """What one change does to the answer."""
+    if exchange.same is None:
+        return f"The {exchange.part} is not as it was ({exchange.reason or 'it was not put back'})."
+    return (
+        f"The {exchange.part}; with the old one the answer is {'the same' if exchange.same else 'still another'}."
+    )

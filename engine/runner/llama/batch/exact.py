@@ -1,0 +1,43 @@
+"""Requests whose tokens depend on nothing but themselves, one after the other in a context of their own.
+
+What a kernel computes depends, in its last bits, on the shape of the step, on the cells a text lies in and on the
+number of threads. Here all three are the same whatever else was asked: a prompt is read from the first cell on in
+pieces of one size, an answer in steps of one row, and threads are not tuned. What is kept of a prompt for the next
+one was computed in whole pieces of it, so it holds the bits that reading it again would give.
+"""
+
+from engine.runner.llama.batch.adapters import Adapters
+from engine.runner.llama.batch.scheduler import Scheduler
+from engine.runner.llama.batch.sequence import Sequence
+from engine.runner.llama.cache.cached_sequence import CachedSequence
+from engine.runner.llama.cache.prefix_store import PrefixStore
+from engine.runner.llama.native.model import LoadedModel
+from engine.runner.llama.native.vocabulary import Vocabulary
+
+
+class ExactScheduler(Scheduler):
+    """One sequence of steps of one shape. `loaded` is what `exact_context` made."""
+
+    def __init__(self, loaded: LoadedModel, vocabulary: Vocabulary, adapters: Adapters) -> None:
+        nothing = PrefixStore(0, 0, None, "")
+        super().__init__(loaded, vocabulary, nothing, adapters.within(loaded), fixed=True)
+
+    def _cells_for(self, sequence: Sequence) -> CachedSequence | None:
+        source, length = self._kv.best_prefix(sequence.tokens, sequence.key) if self._keeps(sequence) else (None, 0)
+        length = self._whole(length)
+        if source is None or not length or not self._kv.truncate(source, length):
+            return self._kv.acquire_empty(sequence.key)
+        source.in_use = True
+        return source
+
+    def _kept(self, sequence: Sequence) -> int:
+        return self._whole(sequence.n_prompt) if self._keeps(sequence) else 0
+
+    def _keeps(self, sequence: Sequence) -> bool:
+        """Its prompt is read in whole pieces from the beginning on, and cells can be cut between two of them."""
+        request = sequence.request
+        return request.cache_prompt and not request.prompt_logprobs and not sequence.forgotten and self._kv.cuts
+
+    def _whole(self, length: int) -> int:
+        """As much of it as whole pieces of a prompt hold."""
+        return length - length % self._loaded.n_batch

@@ -1,0 +1,221 @@
+"""POST /tessera/v1/replay: give a receipt's answer again, or find out what of all that changed makes it another."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Final, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Request
+from pydantic import ValidationError
+
+from engine.api.receipts import VERSION, Exchange, Parts, Receipt, Replayed, ReplayRequest
+from engine.chat.structured import ConstraintImpossible
+from engine.errors import EngineError, InputFault
+from engine.loaded_model import LoadedModel
+from engine.runner.protocol import LoadSettings
+from engine.sampling import choose
+from engine.server import receipts
+from engine.server.body import fault
+from engine.server.openai import chat, completions
+from engine.server.openai.schemas import ChatRequest, CompletionRequest
+from engine.server.sse import while_connected
+from engine.server.state import ServerState, server_state
+from engine.server.typed import TypedRoute
+from engine.types import Constraint, Delta, GenerationRequest, ReasoningBudget
+
+router = APIRouter(prefix="/tessera/v1", tags=["measuring"], route_class=TypedRoute)
+# Marks that open and close reasoning, and what closes it early, are a few words.
+_LONGEST_MARK: Final = 10_000
+# Parts that nothing here can put back: another program, other kernels, another computer.
+_FIXED: Final = {
+    "adapters": "the adapters of then are not here",
+    "engine": "the program of then is not here",
+    "kernels": "the kernels of then are not here",
+    "driver": "the driver of then is not here",
+    "device": "this is another processor or device",
+}
+B = TypeVar("B", ChatRequest, CompletionRequest)
+
+
+class _Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    keep_special: bool = False
+    constraint: Constraint | None = None
+    reasoning: ReasoningBudget | None = None
+
+
+@router.post("/replay")
+async def replay(request: Request, body: ReplayRequest) -> Replayed:
+    """Ask again what a receipt says was asked; with `explain`, ask as now, and put one part back at a time.
+
+    Explaining loads the model with the settings of then, if those differ, and unloads it again.
+    """
+    if body.receipt.version != VERSION:
+        raise InputFault(
+            f"The receipt has form {body.receipt.version}; {VERSION} is known here.", "receipt.version"
+        )
+    work = _Replay(server_state(request), body)
+    return await while_connected(request, work.explained() if body.explain else work.repeated())
+
+
+class _Replay:
+    """One receipt and the model that stands for it now."""
+
+    def __init__(self, state: ServerState, body: ReplayRequest) -> None:
+        self._state = state
+        self._receipt: Receipt = body.receipt
+        self._model = body.model or self._receipt.model
+        self._old_model = body.old_model
+
+    async def repeated(self) -> Replayed:
+        """The answer to what the model was asked then."""
+        model = await self._state.pool.acquire(self._model)
+        text = await self._text(model, await self._then())
+        _, mark = await self._now()
+        return Replayed(
+            text=text,
+            same=receipts.is_told(text, self._receipt.answer),
+            changed=tuple(name for name, _, _ in self._changes(await self._parts(model, mark))),
+        )
+
+    async def explained(self) -> Replayed:
+        """The answer to the request as it would be asked now, and what each change does to it."""
+        model = await self._state.pool.acquire(self._model)
+        asked, mark = await self._now()
+        text = await self._text(model, asked)
+        same = receipts.is_told(text, self._receipt.answer)
+        parts, plan = await self._parts(model, mark), receipts.plan_of(model.settings)
+        changes = self._changes(parts)
+        then = await self._then()
+        anew = await receipts.asked_of(model, asked)
+        if anew != self._receipt.asked and all(name != "template" for name, _, _ in changes):
+            changes.append(("request", "as the receipt has it", "other defaults, or another date in the template"))
+        exchanged = []
+        for name, old, new in changes:
+            way = self._way(name, model, plan, asked, then)
+            if same or way is None:
+                reason = "the answer is the same all the same" if same else _FIXED.get(name, "")
+                exchanged.append(Exchange(part=name, then=old, now=new, reason=reason))
+                continue
+            try:
+                found = receipts.is_told(await way(), self._receipt.answer)
+            except EngineError as error:
+                exchanged.append(Exchange(part=name, then=old, now=new, reason=str(error)))
+            else:
+                exchanged.append(Exchange(part=name, then=old, now=new, same=found))
+        return Replayed(text=text, same=same, changed=tuple(c[0] for c in changes), exchanged=tuple(exchanged))
+
+    def _way(
+        self,
+        part: str,
+        model: LoadedModel,
+        plan: dict[str, Any],
+        asked: GenerationRequest,
+        then: GenerationRequest,
+    ) -> Callable[[], Awaitable[str]] | None:
+        """How to ask with one part of then and all others of now; None where it cannot be had."""
+        if part in {"template", "request"}:
+            return lambda: self._text(model, then)
+        if part == "plan" and self._receipt.plan != plan:
+            return lambda: self._with_plan(model, asked)
+        if part == "file" and self._old_model:
+            return lambda: self._with_file(asked)
+        return None
+
+    async def _with_plan(self, model: LoadedModel, asked: GenerationRequest) -> str:
+        old = {name: value for name, value in self._receipt.plan.items() if name in (*receipts.PLAN, "n_threads")}
+        try:
+            wanted = msgspec.convert(old, _Plan)
+        except msgspec.ValidationError as error:
+            raise InputFault(f"receipt.plan: {error}.", "receipt.plan") from None
+        pool = self._state.pool
+        await pool.unload(model.id)
+        try:
+            changed = await pool.acquire_otherwise(model.id, wanted.applied)
+            return await self._text(changed, asked)
+        finally:
+            await pool.unload(model.id)
+
+    async def _with_file(self, asked: GenerationRequest) -> str:
+        model = await self._state.pool.acquire(self._old_model)
+        parts = await self._parts(model, "")
+        if parts.file != self._receipt.parts.file:
+            raise InputFault(f"{self._old_model} is not the file of the receipt.", "old_model")
+        return await self._text(model, asked)
+
+    async def _text(self, model: LoadedModel, request: GenerationRequest) -> str:
+        async with aclosing(self._state.pool.generate(model, request)) as events:
+            return "".join([event.text async for event in events if isinstance(event, Delta)])
+
+    async def _parts(self, model: LoadedModel, mark: str) -> Parts:
+        return await receipts.parts_now(self._state, model, mark)
+
+    def _changes(self, now: Parts) -> list[tuple[str, str, str]]:
+        then = self._receipt.parts
+        return [
+            (name, getattr(then, name), getattr(now, name))
+            for name in Parts.__struct_fields__
+            if getattr(then, name) != getattr(now, name)
+        ]
+
+    async def _now(self) -> tuple[GenerationRequest, str]:
+        """The client's request as it would be asked now, and the mark of the template that writes its prompt."""
+        body = {**self._receipt.body, "model": self._model, "stream": False, "receipt": None}
+        if self._receipt.route == "completions":
+            _, requests, _ = await completions.prepared(self._state, _checked(CompletionRequest, body))
+            return requests[0], receipts.template_mark(None)
+        wish = _checked(ChatRequest, body)
+        _, prepared, _ = await chat.prepared(self._state, wish)
+        seeded = msgspec.structs.replace(prepared.request.sampling, seed=wish.sampling().get("seed"))
+        request = msgspec.structs.replace(prepared.request, sampling=seeded)
+        return request, receipts.template_mark(prepared.template)
+
+    async def _then(self) -> GenerationRequest:
+        """What the model was asked; a receipt comes from anywhere, so it is checked like any request."""
+        wish = _checked(CompletionRequest, {**self._receipt.asked, "model": self._model, "deterministic": True})
+        try:
+            form = msgspec.convert(self._receipt.format, _Format)
+        except msgspec.ValidationError as error:
+            raise InputFault(f"receipt.format: {error}.", "receipt.format") from None
+        marks = [] if form.reasoning is None else [form.reasoning.start, form.reasoning.end, form.reasoning.close]
+        if any(len(mark) > _LONGEST_MARK for mark in marks):
+            raise InputFault("receipt.format.reasoning: a mark is too long.", "receipt.format.reasoning")
+        (request,) = completions.requests_of(wish, choose(wish.sampling()))[:1]
+        constraint = form.constraint
+        if constraint is not None:
+            try:
+                constraint = await self._state.checker.check(constraint, "receipt.format.constraint")
+            except ConstraintImpossible as error:
+                raise InputFault(str(error), "receipt.format.constraint") from error
+        return msgspec.structs.replace(
+            request,
+            add_special=False,
+            constraint=constraint,
+            keep_special=form.keep_special,
+            reasoning=form.reasoning,
+        )
+
+
+class _Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a load that a receipt may ask for; a load checks them as it checks all."""
+
+    n_ctx: int | None = None
+    type_k: str | None = None
+    type_v: str | None = None
+    n_gpu_layers: int | None = None
+    devices: tuple[str, ...] | None = None
+    repack: bool | None = None
+    n_threads: int | None = None
+
+    def applied(self, settings: LoadSettings) -> LoadSettings:
+        """`settings` with these."""
+        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        changed = msgspec.structs.replace(settings, **given)
+        return msgspec.structs.replace(changed, kv_cells=max(changed.kv_cells, changed.n_ctx))
+
+
+def _checked(kind: type[B], body: dict[str, Any]) -> B:
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        found = fault(error)
+        raise InputFault(f"receipt: {found}", f"receipt.{found.param or 'body'}") from None
