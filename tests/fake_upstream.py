@@ -172,6 +172,8 @@ class FakeUpstream:
         if body.get("tools") and "weather" in said:
             return self.call(send)
         words = ["Hello", " from", " up", " there"] if "forever" not in said else [f" {i}" for i in range(2000)]
+        if said.startswith("echo "):
+            words = [said[i : i + 7] for i in range(5, len(said), 7)]
         for n, word in enumerate(words):
             if n == 2 and "cut" in said:
                 raise OSError("hang up in the middle")

@@ -70,13 +70,23 @@ def every_route(state: ServerState) -> FastAPI:
     app.add_api_route("/metrics", _metrics, methods=["GET"], response_class=PlainTextResponse)
     app.add_api_route("/", root, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route("/docs", _docs, methods=["GET", "HEAD"], include_in_schema=False)
+    app.add_api_route("/chat", _chat, methods=["GET", "HEAD"], include_in_schema=False)
     complete(app)
     return app
 
 
 async def _docs() -> Response:
     """Every route with its fields, to be tried out. It asks for nothing but this server's own answers."""
-    page = await asyncio.to_thread(Path(__file__).with_name("docs.html").read_text, "utf-8")
+    return await _page("docs.html")
+
+
+async def _chat() -> Response:
+    """A chat for phones. It asks for nothing but this server's own answers."""
+    return await _page("chat.html")
+
+
+async def _page(name: str) -> Response:
+    page = await asyncio.to_thread(Path(__file__).with_name(name).read_text, "utf-8")
     return HTMLResponse(page, headers={"content-security-policy": DOCS_POLICY, "x-frame-options": "DENY"})
 
 
