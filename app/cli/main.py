@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fim-bench": ("app.cli.fim_bench", "Measure keystroke-to-suggestion latency."),
     "launch": ("app.cli.launch", "Start a coding agent on a local model, or connect an editor."),
     "code": ("app.cli.code", "Ask about and edit a project with a local model."),
+    "licences": ("app.cli.licences", "Show what the program is made of, and under which licences."),
     "certify": ("app.cli.certify", "Measure how well a model calls tools."),
     "replay": ("app.cli.replay", "Give the answer of a receipt again, or find what makes it another."),
     "evaluate": ("app.cli.evaluate", "Measure how well a model writes programs, or compare two."),

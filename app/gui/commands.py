@@ -63,6 +63,7 @@ class Commands(QObject):
         add(self.tr("Export this chat…"), self._export)
         add(self.tr("Import chats…"), chat.exchange.import_chats)
         add(self.tr("Keyboard shortcuts"), window.show_shortcuts, "F1")
+        add(self.tr("About Tessera and its licences"), window.show_about)
         for choice in self._services.models.choices:
             add(
                 self.tr("Chat with {name}").format(name=choice.title),

@@ -215,6 +215,12 @@ class MainWindow(QMainWindow):
         """The sheet of shortcuts."""
         ShortcutSheet(min(len(self._destinations), 9), self).open()
 
+    def show_about(self) -> None:
+        """Version and licences."""
+        from app.gui.about import About  # noqa: PLC0415 - rarely used
+
+        About(self._services, self).open()
+
     def quit(self) -> None:
         """Close for good, tray or not."""
         self._quitting = True

@@ -24,6 +24,7 @@ from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice
 from app.settings import SETTINGS, Setting, SettingsError, Value, settings_file
 from engine.paths import user_paths
+from engine.version import __version__
 
 _DELAY_MS = 400
 
@@ -245,6 +246,14 @@ class SettingsPage(Page):
         lines = [self._place(words, str(path)) for words, path in places]
         empty = button(self.tr("Empty the trash of chats…"), self._ask_empty_trash, "danger")
         self._add_frame("places", self.tr("Where things are"), card(*lines, row(empty, 1)))
+        about = button(self.tr("About Tessera and its licences…"), self._show_about, "link")
+        version = row(label(f"Tessera {__version__}", selectable=True), 1, about)
+        self._add_frame("about", self.tr("About"), card(version))
+
+    def _show_about(self) -> None:
+        from app.gui.about import About  # noqa: PLC0415 - rarely used
+
+        About(self._services, self.window()).open()
 
     @staticmethod
     def _place(words: str, path: str) -> QHBoxLayout:

@@ -1,0 +1,28 @@
+"""`tessera licences`: what the program is made of."""
+
+import click
+import msgspec
+
+from app.tools.consent import shown_text
+
+
+@click.command("licences")
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def command(name: str | None, *, as_json: bool) -> None:
+    """Packages, libraries, data and fonts with their licences; with NAME the whole text of one."""
+    from app.licences import components, own_licence  # noqa: PLC0415 - keeps `tessera --help` fast
+
+    found = [each for each in components() if name is None or each.name.casefold() == name.casefold()]
+    if name is not None and not found:
+        if name.casefold() == "tessera":
+            click.echo(own_licence())
+            return
+        raise click.ClickException(f"Nothing here is named {shown_text(name)}; `tessera licences` lists all.")
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    elif name is not None:
+        click.echo(shown_text(found[0].text) or "Its package carries no text of its licence.")
+    else:
+        for each in found:
+            click.echo(f"{each.name} {each.version}".strip() + f": {shown_text(each.licence)}")

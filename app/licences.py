@@ -1,0 +1,137 @@
+"""What this program is made of, and under which licences: its packages, their libraries, data and fonts."""
+
+import re
+from collections import deque
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+ASSETS: Final = Path(__file__).resolve().parent.parent / "assets"
+# What a source tree's tests need is no part of the program; an installed program has none of it.
+EXTRAS: Final = ("", "gui")
+_LICENCE: Final = re.compile(r"(?i)(^|/)(licen[cs]es?|copying|notice)[^/]*(/[^/]+)?$")
+# Licences longer than this are lists of every package in a binary; the start says whose.
+MAX_TEXT: Final = 200_000
+
+
+class Component(msgspec.Struct, frozen=True, kw_only=True):
+    """One part; `licence` is an SPDX expression where its makers give one, else their words."""
+
+    name: str
+    version: str
+    licence: str
+    page: str = ""
+    text: str = ""
+
+
+def components() -> tuple[Component, ...]:
+    """Every part, by name. Reads the metadata of installed packages: a tenth of a second."""
+    found = [*_packages(), *_ours()]
+    return tuple(sorted(found, key=lambda each: each.name.lower()))
+
+
+def own_licence() -> str:
+    """The text of this program's own licence; empty in a damaged installation."""
+    for folder in (ASSETS.parent, ASSETS):
+        try:
+            return (folder / "LICENSE").read_text(encoding="utf-8")
+        except OSError:
+            continue
+    return ""
+
+
+def _packages() -> list[Component]:
+    """The packages that Tessera needs here, and those they need."""
+    waiting: deque[tuple[str, tuple[str, ...]]] = deque([("tessera", EXTRAS)])
+    seen: set[str] = set()
+    found: list[Component] = []
+    while waiting:
+        name, extras = waiting.popleft()
+        if canonicalize_name(name) in seen:
+            continue
+        try:
+            dist = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue  # for another system, or left out by the bundle
+        seen.add(canonicalize_name(name))
+        if name != "tessera":
+            found.append(_component(dist))
+        waiting.extend(_needed(dist.requires or (), extras))
+    return found
+
+
+def _needed(requires: Iterable[str], extras: tuple[str, ...]) -> Iterable[tuple[str, tuple[str, ...]]]:
+    for words in requires:
+        try:
+            wanted = Requirement(words)
+        except InvalidRequirement:
+            continue
+        if wanted.marker is None or any(wanted.marker.evaluate({"extra": extra}) for extra in extras):
+            yield wanted.name, ("", *wanted.extras)
+
+
+def _component(dist: metadata.Distribution) -> Component:
+    facts = dist.metadata
+    name = facts["Name"]
+    classified = [c.rpartition(" :: ")[2] for c in facts.get_all("Classifier") or () if c.startswith("License ::")]
+    declared = facts["License-Expression"] or ""
+    if not declared:
+        words = (facts["License"] or "").strip()
+        declared = words if words and "\n" not in words and len(words) < 80 else ", ".join(classified)  # noqa: PLR2004
+    pages = [page.partition(",")[2].strip() for page in facts.get_all("Project-URL") or ()]
+    return Component(
+        name=name,
+        version=dist.version,
+        licence=declared or "see its text",
+        page=facts["Home-page"] or next(iter(pages), ""),
+        text=_text(dist) or _bundled_text(declared),
+    )
+
+
+def _text(dist: metadata.Distribution) -> str:
+    parts: list[str] = []
+    for file in dist.files or ():
+        if ".dist-info/" not in str(file) and str(file).count("/") > 1:
+            continue
+        if _LICENCE.search(str(file)) and not str(file).endswith((".py", ".pyc")):
+            try:
+                parts.append(file.read_text(encoding="utf-8"))
+            except (OSError, UnicodeDecodeError, ValueError):
+                continue
+    return "\n\n".join(parts)[:MAX_TEXT]
+
+
+def _bundled_text(licence: str) -> str:
+    """For packages that carry no text: those that Qt's name lie in the assets, Apache's is this program's own."""
+    if "Apache" in licence:
+        return own_licence()
+    if "LGPL-3.0" not in licence:
+        return ""
+    texts = [(ASSETS / "licences" / f"{name}.txt").read_text(encoding="utf-8") for name in ("LGPL-3.0", "GPL-3.0")]
+    words = "Used under the LGPL 3.0: Qt's libraries are files of their own here and may be exchanged.\n\n"
+    return words + "\n\n".join(texts)
+
+
+def _ours() -> list[Component]:
+    """What no package's metadata tells of: llama.cpp inside its bindings, fonts, texts, models."""
+    rows = (
+        ("llama.cpp and ggml", "MIT", "https://github.com/ggml-org/llama.cpp", "licences/llama.cpp.txt"),
+        ("Inter (font)", "OFL-1.1", "https://rsms.me/inter", "fonts/OFL.txt"),
+        ("JetBrains Mono (font)", "OFL-1.1", "https://www.jetbrains.com/lp/mono", "fonts/OFL-JetBrainsMono.txt"),
+        ("Texts for calibration and measurement", "see its text", "", "text/README.md"),
+        ("Spark, the bundled toy model", "see its text", "", "models/spark-f16.md"),
+        ("SmolLM2 135M Instruct, the first chat model", "Apache-2.0", "", "models/smollm2-135m-instruct.md"),
+    )
+    found = []
+    for name, licence, page, file in rows:
+        try:
+            text = (ASSETS / file).read_text(encoding="utf-8")
+        except OSError:
+            continue  # left out of this installation
+        found.append(Component(name=name, version="", licence=licence, page=page, text=text))
+    return found

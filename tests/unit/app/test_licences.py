@@ -1,0 +1,44 @@
+"""Every part of the program is listed with a licence and its text."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from app.licences import components, own_licence
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_every_part_has_a_licence_and_its_text():
+    found = components()
+    assert [each.name for each in found if not each.licence or not each.text.strip()] == []
+    assert "Apache License" in own_licence()
+
+
+def test_what_the_project_asks_for_is_listed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [Requirement(words) for words in (*project["dependencies"], *project["optional-dependencies"]["gui"])]
+    names = {canonicalize_name(each.name) for each in wanted if each.marker is None or each.marker.evaluate()}
+    found = {each.name for each in components()}
+    listed = {canonicalize_name(name) for name in found}
+    # A checkout that is ahead of its environment lists what is installed.
+    assert len(names - listed) * 10 < len(names), names - listed
+    assert {"llama.cpp and ggml", "Inter (font)", "JetBrains Mono (font)"} <= found
+
+
+def test_the_command_prints_them():
+    command = [sys.executable, "-m", "app", "licences"]
+    listed = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, check=True)
+    qt = next(each for each in json.loads(listed.stdout) if each["name"] == "PySide6_Essentials")
+    assert qt["licence"].startswith("LGPL-3.0")
+    text = subprocess.run([*command, "PySide6_Essentials"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "may be exchanged" in text.stdout
+    assert "GNU LESSER GENERAL PUBLIC LICENSE" in text.stdout
+    unknown = subprocess.run([*command, "nobody\x1b[2J"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert unknown.returncode == 1
+    assert "\x1b" not in unknown.stderr
