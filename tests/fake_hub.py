@@ -232,7 +232,8 @@ class _HubHandler(_Handler):
     @staticmethod
     def summary(name, repo):
         return {
-            "id": name, "modelId": name, "gated": "manual" if repo.gated else False, "tags": list(repo.tags),
+            "id": name, "modelId": name, "gated": "manual" if repo.gated else False,
+            "tags": [*repo.tags, f"license:{repo.card.get('license', 'other')}"],
             "downloads": 7, "likes": 3, "pipeline_tag": repo.task, "gguf": repo.gguf,
             "lastModified": "2026-05-01T10:00:00.000Z", "private": False,
         }  # fmt: skip

@@ -155,9 +155,11 @@ class Routes(ABC):
         """Models to begin with that fit this machine."""
         return self.get(f"{_OURS}/hub/starters", Starters)
 
-    def search_hub(self, text: str, task: str = "") -> SearchResults:
-        """Repositories on the hub."""
-        return self.get(f"{_OURS}/hub/search", SearchResults, text=text, **({"task": task} if task else {}))
+    def search_hub(self, text: str, task: str = "", parameters: str = "", sort: str = "") -> SearchResults:
+        """Repositories on the hub; `parameters` as the hub writes it (`min:3B,max:9B`)."""
+        query = {"task": task, "parameters": parameters, "sort": sort}
+        chosen = {name: value for name, value in query.items() if value}
+        return self.get(f"{_OURS}/hub/search", SearchResults, text=text, **chosen)
 
     def plan_repository(self, repo: str) -> RepoPlan:
         """What each quantization of a repository needs here."""

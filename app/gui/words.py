@@ -2,7 +2,7 @@
 
 import re
 
-from PySide6.QtCore import QCoreApplication, QLocale
+from PySide6.QtCore import QCoreApplication, QDate, QLocale, Qt
 
 from app import format as plain
 
@@ -58,6 +58,11 @@ def versions(number: int) -> str:
 def duration(seconds: float | None) -> str:
     """40 s, 3 min, 1 h 20 min."""
     return plain.duration(seconds, decimal, _tr)
+
+
+def day(iso: str) -> str:
+    """2026-05-01T10:00:00+00:00 as a date of this language; empty where it is none."""
+    return QLocale().toString(QDate.fromString(iso[:10], Qt.DateFormat.ISODate), QLocale.FormatType.ShortFormat)
 
 
 def _tr(text: str) -> str:

@@ -37,6 +37,7 @@ class RepoHit(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str | None = None
     n_params: int | None = None
     context_train: int | None = None
+    license: str | None = None
 
 
 class SearchResults(msgspec.Struct, frozen=True, kw_only=True):

@@ -125,7 +125,7 @@ def test_removing_asks_and_can_be_undone(qtbot, library, server):
 
 
 def test_suggestions_and_search_and_what_fits(qtbot, library, server):
-    hit = RepoHit(repo="org/found", downloads=12345)
+    hit = RepoHit(repo="org/found", downloads=12345, likes=9, license="apache-2.0", updated="2026-05-01T10:00:00Z")
     server.routes["GET", "/tessera/v1/hub/search"] = SearchResults(repositories=(hit,))
     fits = Verdict(fits=True, needed_bytes=5 << 30, available_bytes=16 << 30, decode_tok_s=22)
     server.routes["GET", "/tessera/v1/hub/plan"] = RepoPlan(
@@ -139,7 +139,9 @@ def test_suggestions_and_search_and_what_fits(qtbot, library, server):
     qtbot.waitUntil(lambda: "It fits." in texts(library.hub))
     library.hub.search.setText("found")
     library.hub._search()
-    qtbot.waitUntil(lambda: "org/found" in texts(library.hub))
+    qtbot.waitUntil(lambda: "by org" in texts(library.hub))
+    shown = texts(library.hub)
+    assert all(part in shown for part in ("found", "apache-2.0", "12.3 K downloads", "9 likes", "26"))
     press(library.hub, "What fits?")
     qtbot.waitUntil(lambda: "Best for this computer" in texts(library.hub))
     assert "Does not fit" in texts(library.hub)

@@ -1,16 +1,17 @@
 """Finding models: three that fit this machine, search, and what each quantization would need here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from PySide6.QtCore import QCoreApplication, QTimer, Signal
+from PySide6.QtCore import QCoreApplication, Qt, QTimer, Signal
 from PySide6.QtWidgets import QFrame, QLineEdit, QVBoxLayout, QWidget
 
 from app.gui import words
 from app.gui.api import in_words
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, card, clear, label, row, stack
+from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice
-from engine.api.hub import HubOption, RepoPlan, SearchResults, Starters
+from engine.api.hub import HubOption, RepoHit, RepoPlan, SearchResults, Starters
 from engine.api.jobs import Job
 from engine.api.measuring import BenchRequest
 
@@ -20,6 +21,19 @@ _TASKS = (
     ("text-generation", "Chat"),
     ("feature-extraction", "Embedding"),
     ("image-text-to-text", "Vision"),
+)
+_SIZES = (
+    ("", "Any size"),
+    ("max:3B", "Up to 3 B"),
+    ("min:3B,max:9B", "3 to 9 B"),
+    ("min:9B,max:35B", "9 to 35 B"),
+    ("min:35B", "Above 35 B"),
+)
+_SORTS = (
+    ("trending", "Trending"),
+    ("downloads", "Most downloads"),
+    ("likes", "Most likes"),
+    ("lastModified", "Newest"),
 )
 
 
@@ -43,18 +57,27 @@ class HubTab(QWidget):
         self._delay.timeout.connect(self._search)
         self.search.textEdited.connect(lambda _: self._delay.start())
         self.search.returnPressed.connect(self._search)
-        self.task = Choice()
-        self.task.setAccessibleName(self.tr("Kind of model"))
-        for value, name in _TASKS:
-            self.task.addItem(self.tr(name), value)
-        self.task.activated.connect(lambda _: self._search())
+        self.task = self._filter(self.tr("Kind of model"), _TASKS)
+        self.parameters = self._filter(self.tr("Parameters"), _SIZES)
+        self.sort = self._filter(self.tr("Order"), _SORTS)
         self._note = label("", "muted", wrap=True)
         self.results = QVBoxLayout()
         self.results.setSpacing(8)
-        line = row(self.search, self.task)
-        line.setStretch(0, 1)
-        self.setLayout(stack(line, self.banner, self._note, self.results, 1, spacing=12, margins=(0, 16, 0, 0)))
+        filters = Flow(spacing=8)
+        for choice in (self.task, self.parameters, self.sort):
+            filters.add(choice)
+        self.setLayout(
+            stack(self.search, filters, self.banner, self._note, self.results, 1, spacing=12, margins=(0, 16, 0, 0))
+        )
         self._shown = 0
+
+    def _filter(self, name: str, entries: Sequence[tuple[str, str]]) -> Choice:
+        made = Choice()
+        made.setAccessibleName(name)
+        for value, words_ in entries:
+            made.addItem(self.tr(words_), value)
+        made.activated.connect(lambda _: self._search())
+        return made
 
     def show_starters(self) -> None:
         """Three models to begin with; nothing is asked of the network."""
@@ -109,10 +132,10 @@ class HubTab(QWidget):
         self.banner.hide()
         self._shown += 1
         asked = self._shown
-        task = self.task.currentData()
+        task, size, sort = self.task.currentData(), self.parameters.currentData(), self.sort.currentData()
         self._note.setText(self.tr("Searching…"))
         self._services.background.run(
-            lambda: self._services.api.search_hub(text, task),
+            lambda: self._services.api.search_hub(text, task, size, sort),
             lambda answer: self._show_hits(answer) if asked == self._shown else None,
             self._on_error,
             self,
@@ -123,22 +146,39 @@ class HubTab(QWidget):
         hits = answer.repositories
         self._note.setText("" if hits else self.tr("Nothing found. Try fewer words."))
         for hit in hits:
-            facts = " · ".join(
-                part
-                for part in (
-                    hit.architecture or "",
-                    self.tr("{n} parameters").format(n=words.count(hit.n_params)) if hit.n_params else "",
-                    self.tr("{n} downloads").format(n=words.count(hit.downloads)),
-                    self.tr("needs an account") if hit.gated else "",
-                )
-                if part
-            )
-            look = button(self.tr("What fits?"), self._opener(hit.repo))
-            text = stack(label(hit.repo, "strong"), label(facts, "small"), spacing=4)
-            line = row(spacing=16)
-            line.addLayout(text, 1)
-            line.addWidget(look)
-            self.results.addWidget(card(line))
+            self.results.addWidget(self._hit_card(hit))
+
+    def _hit_card(self, hit: RepoHit) -> QFrame:
+        """Name, publisher, what it is, how it is liked, its license and date."""
+        publisher, _, name = hit.repo.partition("/")
+        facts = [
+            hit.architecture or "",
+            self.tr("{n} parameters").format(n=words.count(hit.n_params)) if hit.n_params else "",
+            self.tr("context {n}").format(n=words.whole(hit.context_train)) if hit.context_train else "",
+            self.tr("{n} downloads").format(n=words.count(hit.downloads)),
+            self.tr("{n} likes").format(n=words.count(hit.likes)) if hit.likes else "",
+            words.day(hit.updated) if hit.updated else "",
+        ]
+        chips = Flow(spacing=4)
+        if hit.license:
+            chips.add(label(hit.license, "chip"))
+        if hit.task and hit.task != "text-generation":
+            chips.add(label(hit.task.replace("-", " "), "chip"))
+        if hit.gated:
+            chips.add(label(self.tr("needs an account"), "chip-warn"))
+        look = button(self.tr("What fits?"), self._opener(hit.repo))
+        look.setAccessibleName(self.tr("What fits of {name}?").format(name=name or publisher))
+        text = stack(
+            label(name or publisher, "strong"),
+            label(self.tr("by {publisher}").format(publisher=publisher), "small"),
+            label(" · ".join(part for part in facts if part), "small", wrap=True),
+            chips,
+            spacing=4,
+        )
+        line = row(spacing=16)
+        line.addLayout(text, 1)
+        line.addWidget(look, 0, Qt.AlignmentFlag.AlignTop)
+        return card(line)
 
     def _opener(self, repo: str) -> Callable[[], None]:
         return lambda: self.open(repo)

@@ -18,6 +18,7 @@ KEPT_S = 180
 _HEIGHT = 96
 _ROOM = 1.1  # above the highest point
 _TICKS = 2
+_PERCENT = 100.0
 
 
 class TimePlot(QFrame):
@@ -72,7 +73,7 @@ class TimePlot(QFrame):
             (x, y, ago.format(n=words.whole(-x), value=value_words(y), unit=self._unit).strip())
             for x, y in zip(xs, ys, strict=True)
         ]
-        self._scale(_round_up(max(ys) * _ROOM))
+        self._scale(_PERCENT if self._unit == "%" else _round_up(max(ys) * _ROOM))
 
     def _scale(self, top: float) -> None:
         self.plot.setYRange(0, top, padding=0.02)

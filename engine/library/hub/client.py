@@ -239,6 +239,9 @@ def _session() -> httpx2.Client:
 huggingface_hub.set_client_factory(_session)
 
 
+_LICENSE = "license:"  # how the hub writes it among the tags
+
+
 def _hit(model: huggingface_hub.ModelInfo) -> RepoHit:
     gguf = model.gguf if isinstance(model.gguf, dict) else {}
     total, context = gguf.get("total"), gguf.get("context_length")
@@ -252,6 +255,7 @@ def _hit(model: huggingface_hub.ModelInfo) -> RepoHit:
         architecture=str(gguf["architecture"]) if "architecture" in gguf else None,
         n_params=total if isinstance(total, int) else None,
         context_train=context if isinstance(context, int) else None,
+        license=next((tag.removeprefix(_LICENSE) for tag in model.tags or () if tag.startswith(_LICENSE)), None),
     )
 
 
