@@ -45,7 +45,7 @@ class TensorEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor: how much of its output each type spoils, and what that costs the model.
 
     `alpha` is KL divergence (nats a token) for each unit of relative output error; `errors[rounding][qtype]` is
-    tr(dW H dW^T) / tr(W H W^T). Tensors of one `group` were swapped together, so they share their alpha.
+    tr(dW H dW^T) / tr(W H W^T). Tensors of one `group` were swapped together.
     """
 
     name: str
@@ -57,7 +57,7 @@ class TensorEvidence(msgspec.Struct, frozen=True, kw_only=True):
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Measured damage of every quantizable tensor of one file.
 
-    `tier` says how alpha was found: swapped group by group, or tensor by tensor.
+    `tier` says how alpha was found: by swapping bands of layers, or tensor by tensor.
     """
 
     version: int = 1
@@ -95,8 +95,8 @@ class MeasureRequest(msgspec.Struct, frozen=True, kw_only=True):
     qtypes: tuple[str, ...] = tuple(t.name for t in MEASURED)
     threads: int = 1
     gpu_layers: int = 0
-    max_tokens: int = 131_072
-    probe_tokens: int = 3072
+    max_tokens: int = 32_768
+    probe_tokens: int = 1536
     memory_bytes: int = 2 << 30
 
 
@@ -132,13 +132,15 @@ class PackedTensor(msgspec.Struct, frozen=True, kw_only=True):
 class VerifyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Compare finished files with a reference on a text; the second half of each window counts.
 
-    All files are open at once: each needs its size in memory beside the reference's.
+    All files are open at once: each needs its size in memory beside the reference's. With `min_tokens` it ends as
+    soon as so many tokens were seen and the interval tells whether the first file is better than the second.
     """
 
     reference: Path
     files: tuple[Path, ...]
     text: Path
     max_tokens: int = 32_768
+    min_tokens: int | None = None
     window: int = 512
     threads: int = 1
     gpu_layers: int = 0

@@ -188,7 +188,8 @@ class FileReport(msgspec.Struct, frozen=True, kw_only=True):
     """How one file's predictions differ from the reference's on held-out text.
 
     KL divergences in nats a token; `top1_agreement_frac` is how often the likeliest token is the same; perplexities
-    are of the text itself. Intervals are by bootstrap over windows of text.
+    are of the text itself. Intervals are by bootstrap over windows of text. `ratio` is the mean KL divergence over
+    that of the last file of the same comparison, window by window; None where it stood alone.
     """
 
     path: str
@@ -201,3 +202,4 @@ class FileReport(msgspec.Struct, frozen=True, kw_only=True):
     top1_agreement_frac: Interval
     perplexity: Interval
     reference_perplexity: float
+    ratio: Interval | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.quantize_options import LockOption, Size
+from app.cli.quantize_options import Duration, LockOption, Size
 from engine.paths import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # Options that have the same name here and there.
 _SAME_NAME = (
-    "fit", "bpw", "mix", "tier", "rounding", "locks", "device", "threads", "verify", "plan_only", "overwrite",
-    "force",
+    "fit", "bpw", "mix", "tier", "rounding", "locks", "device", "threads", "verify", "time_s", "plan_only",
+    "overwrite", "force",
 )  # fmt: skip
 
 
@@ -49,6 +49,12 @@ _SAME_NAME = (
     type=click.Choice(["instant", "balanced", "max"]),
     help="instant measures nothing (the default with --type); balanced measures groups of tensors (the default); "
     "max each tensor, and takes longest.",
+)
+@click.option(
+    "--time",
+    "time_s",
+    type=Duration(),
+    help="A time to spend, instead of --tier: 10min, 90s, 2h. It is spent where it buys most.",
 )
 @click.option(
     "--rounding",
@@ -107,6 +113,8 @@ def _options(source: str, given: dict[str, Any]) -> "QuantizeOptions":
 
     if sum(bool(given[k]) for k in ("budget", "fit", "bpw", "mix")) != 1:
         raise click.UsageError("Say what is wanted: one of --budget, --fit, --bpw or --type.")
+    if given["time_s"] and (given["tier"] or given["rounding"] or given["mix"]):
+        raise click.UsageError("--time decides how thorough to be: leave out --tier, --rounding and --type.")
     return QuantizeOptions(
         source=source,
         budget_bytes=given["budget"],

@@ -12,6 +12,7 @@ _UNITS = {
     "g": 10**9, "gb": 10**9, "gib": 2**30,
     "t": 10**12, "tb": 10**12, "tib": 2**40,
 }  # fmt: skip
+_SECONDS = {"": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -30,6 +31,24 @@ class Size(click.ParamType[int]):
         result = int(float(match[1]) * _UNITS[match[2].lower()])
         if result <= 0:
             self.fail("the size must be above 0", param, ctx)
+        return result
+
+
+class Duration(click.ParamType[float]):
+    """Seconds: 10min, 90s, 2h, 1.5h or 600."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Seconds."""
+        if isinstance(value, int | float):
+            return float(value)
+        match = _SIZE.fullmatch(str(value))
+        if match is None or match[2].lower() not in _SECONDS:
+            self.fail(f"{value!r} is no time; write 10min, 90s or 2h", param, ctx)
+        result = float(match[1]) * _SECONDS[match[2].lower()]
+        if result <= 0:
+            self.fail("the time must be above 0", param, ctx)
         return result
 
 

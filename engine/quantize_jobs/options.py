@@ -15,7 +15,7 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
     `source` is a model of the library, or in the terminal a path. `fit` is for `n_seq` sequences of `n_ctx` tokens
     in `memory_bytes` (None: what is free), their cache stored in `kv_type` (None: the solver chooses). `locks` are
     (pattern, type, whether it is a minimum). `tier` None: instant for a mix by name, else balanced. `calibration`
-    and `imatrix` are files.
+    and `imatrix` are files. `time_s` is a time to spend, which decides the tier.
     """
 
     source: str
@@ -35,6 +35,7 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: DeviceKind = "cpu"
     threads: int | None = None
     verify: bool | None = None
+    time_s: float | None = None
     plan_only: bool = False
     overwrite: bool = False
     force: bool = False

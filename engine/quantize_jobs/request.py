@@ -54,6 +54,7 @@ def build_request(
         speeds=measured_speeds(paths, resources.machine, options.device),
         threads=options.threads or psutil.cpu_count(logical=False) or os.cpu_count() or 1,
         verify=options.verify,
+        time_s=options.time_s,
         plan_only=options.plan_only,
         overwrite=options.overwrite,
         force=options.force,

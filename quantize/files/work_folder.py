@@ -20,14 +20,15 @@ from quantize.evidence import MeasureRequest
 
 _HASH_CHUNK = 1 << 22
 _FULL_BYTES = 1 << 20
-_VERSION = 3  # raised when the meaning of a cached part changes
+_VERSION = 4  # raised when the meaning of a cached part changes
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
     """Weights that multiply the same input: their second moments are one matrix (one for each expert).
 
     `name` is the first of them; `tied` marks an embedding table that is the output head too; `seen` is False for a
-    table that is only looked up, which has no input to measure.
+    table that is only looked up, which has no input to measure. `input_node` names the node of the graph that
+    is the input, where that is known by name.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     experts: int = 1
     tied: bool = False
     seen: bool = True
+    input_node: str = ""
 
     @property
     def moment_bytes(self) -> int:
@@ -94,6 +96,11 @@ class WorkFolder:
             return None
         with np.load(path) as stored:
             return stored["mean"], stored["tokens"]
+
+    def tokens(self, group: Group, expert: int) -> int | None:
+        """Tokens that the second moments of one expert rest on; None if they are not there."""
+        found = self.diagonals(group)
+        return None if found is None else int(found[1][expert])
 
     def drop_moments(self, group: Group) -> None:
         """Free the disk they take; they can be measured again."""

@@ -12,6 +12,9 @@ Floats = npt.NDArray[np.float32]
 # Share of the mean diagonal added to it, so that unseen directions still count a little.
 # Source: GPTQ (arXiv 2210.17323), section 3.3, whose 1 % held in our trial too.
 DAMPING = 0.01
+# What is added to that for each column a token: the fewer tokens, the less the smaller directions can be believed.
+# Measured: docs/log.md, "Quantization in minutes" ("Tokens").
+_DOUBT = 0.2
 # What a tied table's second moments get on top, as a share of their mean: its rows are inputs too, and there every
 # column counts alike. Source: docs/quantization.md, "Tied heads".
 TIED_SHARE = 0.1
@@ -46,10 +49,13 @@ class Curvature:
         return shares
 
 
-def make_curvature(moments: npt.NDArray[np.floating], damping: float = DAMPING) -> Curvature:
+def make_curvature(
+    moments: npt.NDArray[np.floating], damping: float = DAMPING, *, feedback: bool = True
+) -> Curvature:
     """Order, damp and factor second moments.
 
-    Args: moments: (k, k) mean outer products of the inputs, symmetric, any scale.
+    Args: moments: (k, k) mean outer products of the inputs, symmetric, any scale. feedback: False leaves the factor
+    away (its place is empty), which only craft needs.
     Raises: ValueError: not square or not finite.
     """
     k = moments.shape[0]
@@ -64,18 +70,28 @@ def make_curvature(moments: npt.NDArray[np.floating], damping: float = DAMPING) 
         mean = 1.0
     added = damping * mean
     damped[np.diag_indices(k)] += added
+    if not feedback:
+        return Curvature(order, damped.astype(np.float32), added, np.empty((0, 0), np.float32))
     # R R^T = H with R upper triangular, from the Cholesky factor of H read backwards.
     root = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
-    feedback = root / root.diagonal()[None, :]
-    feedback[np.tril_indices(k)] = 0.0
-    return Curvature(order, damped.astype(np.float32), added, np.ascontiguousarray(feedback, np.float32))
+    unit = root / root.diagonal()[None, :]
+    unit[np.tril_indices(k)] = 0.0
+    return Curvature(order, damped.astype(np.float32), added, np.ascontiguousarray(unit, np.float32))
 
 
-def group_curvature(group: Group, moments: npt.NDArray[np.float32] | None, expert: int) -> Curvature:
-    """The curvature of one expert's input. A group that was never seen counts every column alike."""
+def group_curvature(
+    group: Group,
+    moments: npt.NDArray[np.float32] | None,
+    expert: int,
+    tokens: int | None = None,
+    *,
+    feedback: bool = True,
+) -> Curvature:
+    """The curvature of one expert's input, from so many tokens. A group never seen counts every column alike."""
     if moments is None:
-        return make_curvature(np.eye(group.width, dtype=np.float32))
+        return make_curvature(np.eye(group.width, dtype=np.float32), feedback=feedback)
     matrix = np.asarray(moments[expert])
     if group.tied:
         matrix = matrix + np.float32(TIED_SHARE * matrix.diagonal().mean()) * np.eye(len(matrix), dtype=np.float32)
-    return make_curvature(matrix)
+    doubt = _DOUBT * group.width / tokens if tokens else 0.0
+    return make_curvature(matrix, DAMPING + doubt, feedback=feedback)

@@ -61,6 +61,17 @@ class Grid:
             np.take(_IQ4_LUT, w.astype(np.int32), out=w, mode="clip")
             np.multiply(w, self.step[column, n:], out=out[n:])
 
+    def picked(self, rows: npt.NDArray[np.intp]) -> "Grid":
+        """The grids of some rows, given in rising order."""
+        linear = rows[rows < self.num_linear]
+        return Grid(
+            origin=np.ascontiguousarray(self.origin[:, linear]),
+            step=np.ascontiguousarray(self.step[:, rows]),
+            inverse=np.ascontiguousarray(self.inverse[:, rows]),
+            top=self.top[linear],
+            num_linear=len(linear),
+        )
+
     def codes(self, values: Floats) -> Bytes:
         """Codes of grid values (row_values, rows), as uint8 of the same shape."""
         n = self.num_linear

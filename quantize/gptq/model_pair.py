@@ -92,7 +92,7 @@ class ModelPair:
             seen = self._seen(lane, window, [name])[name]
             inputs = np.concatenate(seen.inputs)
             wanted = goal - np.concatenate(seen.sums) if name in self.residual else goal
-            return gram(inputs, self._threads), cross(wanted, inputs, self._threads), len(inputs)
+            return gram(inputs), cross(wanted, inputs, self._threads), len(inputs)
 
         moments = pull = None
         tokens = 0

@@ -1,7 +1,6 @@
 """Matrix products on several threads; numpy's own threads are kept to one (see `quantize.child`)."""
 
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -10,26 +9,34 @@ Floats = npt.NDArray[np.float32]
 
 # Narrower products are over before threads have begun. Measured: docs/log.md, craft ("Threads for products").
 _MIN_WIDTH = 1024
-_BLOCKS_A_THREAD = 4
+_BLOCK = 768  # rows of a product computed at a time: bounds scratch memory to 45 MB at a width of 14336
 
 
-def gram(rows: Floats, threads: int = 1) -> Floats:
+def gram(rows: Floats) -> Floats:
     """rows^T rows of (tokens, width), as (width, width)."""
-    width = rows.shape[1]
-    if threads <= 1 or width < _MIN_WIDTH:
-        plain: Floats = rows.T @ rows
-        return plain
-    out = np.empty((width, width), np.float32)
-    blocks = _blocks(width, threads)
-
-    def upper(block: slice) -> None:
-        out[block, block.start :] = rows[:, block].T @ rows[:, block.start :]
-
-    with ThreadPoolExecutor(max_workers=threads) as pool:
-        list(pool.map(upper, blocks))
-    for block in blocks:
-        out[block.stop :, block] = out[block, block.stop :].T
+    out = np.zeros((rows.shape[1], rows.shape[1]), np.float32)
+    add_gram(out, rows)
+    mirror(out)
     return out
+
+
+def add_gram(sums: Floats, rows: Floats) -> None:
+    """Add rows^T rows of (tokens, width) to the upper triangle of blocks of (width, width); see `mirror`.
+
+    Blocks are of one size, so that sums depend on nothing but the rows; on the diagonal numpy calls BLAS's
+    symmetric product, which takes half the time.
+    """
+    for block in _blocks(rows.shape[1]):
+        left = rows[:, block]
+        sums[block, block] += left.T @ left
+        if block.stop < rows.shape[1]:
+            sums[block, block.stop :] += left.T @ rows[:, block.stop :]
+
+
+def mirror(sums: Floats) -> None:
+    """Fill the lower triangle that `add_gram` leaves alone. In place."""
+    for block in _blocks(sums.shape[0]):
+        sums[block.stop :, block] = sums[block, block.stop :].T
 
 
 def cross(left: Floats, right: Floats, threads: int = 1) -> Floats:
@@ -43,10 +50,9 @@ def cross(left: Floats, right: Floats, threads: int = 1) -> Floats:
         out[block] = left[:, block].T @ right
 
     with ThreadPoolExecutor(max_workers=threads) as pool:
-        list(pool.map(part, _blocks(left.shape[1], threads)))
+        list(pool.map(part, _blocks(left.shape[1])))
     return out
 
 
-def _blocks(width: int, threads: int) -> list[slice]:
-    edges = np.linspace(0, width, _BLOCKS_A_THREAD * threads + 1).round().astype(int).tolist()
-    return [slice(a, b) for a, b in pairwise(edges) if b > a]
+def _blocks(width: int) -> list[slice]:
+    return [slice(a, min(width, a + _BLOCK)) for a in range(0, width, _BLOCK)]

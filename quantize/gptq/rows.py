@@ -9,7 +9,7 @@ import numpy.typing as npt
 from quantize.gptq.curvature import Curvature, Floats
 from quantize.gptq.grid import is_craftable, make_grid
 from quantize.gptq.packing import LAYOUTS, Bytes, pack
-from quantize.gptq.rounding import round_columns
+from quantize.gptq.rounding import descend, feed_forward
 from quantize.native.blocks import dequantize_rows, quantize_rows
 
 # Exponents of the importance that ggml's own search for scales is tried with; each row keeps the best.
@@ -18,7 +18,7 @@ EXPONENTS = (1.0, 0.5, 0.0)
 # Weights on their way through one pass: bounds memory to about ten times as many float32.
 _PASS_VALUES = 1 << 22
 # Rows that are worth a thread: with fewer, numpy is done with a column before another thread may begin.
-_MIN_SHARE_ROWS = 1024
+_SHARE_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,52 +53,68 @@ def craft_rows(
     Types without an integer grid are rounded by ggml. Several types are rounded in one pass, which is faster than
     one after the other.
     """
-    shares = min(threads, len(weights) // _MIN_SHARE_ROWS)
-    if shares > 1:
-        with ThreadPoolExecutor(max_workers=shares) as pool:
-            pieces = np.array_split(weights, shares)
-            done = list(pool.map(lambda piece: craft_rows(piece, qtypes, curvature, exponents), pieces))
-        return {q: _joined([part[q] for part in done]) for q in qtypes}
     found = {q: plain_rows(weights, q, curvature, exponents) for q in qtypes if not is_craftable(q)}
     craftable = sorted((q for q in qtypes if is_craftable(q)), key=lambda q: LAYOUTS[q].nonlinear)
     rows, width = weights.shape
-    variants = [(q, base) for q in craftable for base in _bases(weights, q, curvature, exponents)]
-    # As many variants and rows at a time as fit a pass.
-    row_step = max(1, min(rows, _PASS_VALUES // width))
-    variant_step = max(1, _PASS_VALUES // (width * row_step))
-    parts: dict[str, list[RoundedRows]] = {q: [] for q in craftable}
-    for first in range(0, rows, row_step):
-        targets = np.ascontiguousarray(weights[first : first + row_step, curvature.order].T)
-        best: dict[str, RoundedRows] = {}
-        for start in range(0, len(variants), variant_step):
-            chosen = [(q, base[first : first + row_step]) for q, base in variants[start : start + variant_step]]
-            for qtype, rounded in _craft_pass(targets, chosen, curvature):
-                best[qtype] = _better(best.get(qtype), rounded)
-        for qtype, rounded in best.items():
-            parts[qtype].append(rounded)
-    return found | {qtype: _joined(pieces) for qtype, pieces in parts.items()}
+    bases = {q: _bases(weights, q, curvature, exponents) for q in craftable}
+    # As many rows and types at a time as fit a pass. Neither depends on `threads`: nor does the result.
+    row_step = max(1, min(rows, _SHARE_ROWS, _PASS_VALUES // (width * len(exponents))))
+    type_step = max(1, _PASS_VALUES // (width * len(exponents) * row_step))
+
+    def share(first: int) -> dict[str, RoundedRows]:
+        part = slice(first, first + row_step)
+        targets = np.ascontiguousarray(weights[part, curvature.order].T)
+        done: dict[str, RoundedRows] = {}
+        for start in range(0, len(craftable), type_step):
+            some = {q: [base[part] for base in bases[q]] for q in craftable[start : start + type_step]}
+            done |= _craft_pass(targets, some, curvature)
+        return done
+
+    starts = range(0, rows, row_step)
+    if threads > 1 and len(starts) > 1:
+        with ThreadPoolExecutor(max_workers=min(threads, len(starts))) as pool:
+            parts = list(pool.map(share, starts))
+    else:
+        parts = [share(first) for first in starts]
+    return found | {q: _joined([part[q] for part in parts]) for q in craftable}
 
 
 def _joined(pieces: list[RoundedRows]) -> RoundedRows:
     return RoundedRows(np.concatenate([p.blocks for p in pieces]), np.concatenate([p.errors for p in pieces]))
 
 
-def _craft_pass(
-    targets: Floats, variants: list[tuple[str, Bytes]], curvature: Curvature
-) -> list[tuple[str, RoundedRows]]:
-    """Round the same rows on several grids at once."""
+def _craft_pass(targets: Floats, bases: dict[str, list[Bytes]], curvature: Curvature) -> dict[str, RoundedRows]:
+    """Round the same rows on the grids of several types at once.
+
+    Each row goes on with the grid that is best once errors are fed forward: sweeps, the larger part of the work,
+    seldom change which that is (docs/log.md, "Quantization in minutes").
+    """
     width, rows = targets.shape
-    stacked = np.tile(targets, len(variants))
-    grid = make_grid(variants, width, curvature.order)
-    values = round_columns(stacked, grid, curvature)
-    errors = curvature.output_error(values - stacked)
-    ordered = grid.codes(values)
-    codes = np.empty((rows * len(variants), width), np.uint8)
-    codes[:, curvature.order] = ordered.T
-    out = []
-    for index, (qtype, base) in enumerate(variants):
-        part = slice(index * rows, (index + 1) * rows)
-        out.append((qtype, RoundedRows(pack(base, qtype, codes[part]), errors[part])))
+    grid = make_grid([(q, base) for q, several in bases.items() for base in several], width, curvature.order)
+    values, errors = feed_forward(np.tile(targets, sum(map(len, bases.values()))), grid, curvature)
+    spoiled = curvature.output_error(errors).reshape(-1, rows)
+    best: dict[str, npt.NDArray[np.intp]] = {}
+    at = 0
+    for qtype, several in bases.items():
+        best[qtype] = spoiled[at : at + len(several)].argmin(axis=0)
+        at += len(several)
+    first = np.cumsum([0, *map(len, bases.values())])
+    columns = [(f + b) * rows + np.arange(rows) for f, b in zip(first, best.values(), strict=False)]
+    chosen = np.concatenate(columns)
+    rising = np.argsort(chosen, kind="stable")
+    grid = grid.picked(chosen[rising])
+    values, errors = (np.ascontiguousarray(x[:, chosen[rising]]) for x in (values, errors))
+    descend(values, errors, grid, curvature)
+    spoiled = curvature.output_error(errors)
+    codes = np.empty((len(chosen), width), np.uint8)
+    codes[:, curvature.order] = grid.codes(values).T
+    place = np.empty_like(rising)
+    place[rising] = np.arange(len(rising))
+    out = {}
+    for index, (qtype, several) in enumerate(bases.items()):
+        mine = place[index * rows : (index + 1) * rows]
+        base = np.stack(several)[best[qtype], np.arange(rows)]
+        out[qtype] = RoundedRows(pack(base, qtype, codes[mine]), spoiled[mine])
     return out
 
 

@@ -103,5 +103,6 @@ class Rounder:
     def _curvature(self, group: Group, expert: int) -> Curvature:
         if self._last is None or self._last[:2] != (group.name, expert):
             moments = self._folder.moments(group) if group.seen else None
-            self._last = (group.name, expert, group_curvature(group, moments, expert))
+            tokens = self._folder.tokens(group, expert)
+            self._last = (group.name, expert, group_curvature(group, moments, expert, tokens))
         return self._last[2]

@@ -11,7 +11,7 @@ import msgspec
 from quantize import errors
 from quantize.child import run_task
 from quantize.convert.folder import Converted, ConvertRequest, Prepared
-from quantize.errors import BadWish, SourceChanged, Unreadable
+from quantize.errors import BadWish
 from quantize.evidence import (
     Cancelled,
     Measured,
@@ -20,32 +20,35 @@ from quantize.evidence import (
     OnProgress,
     Progress,
     RoundRequest,
-    VerifyRequest,
 )
-from quantize.files.gguf_split import GgufModel, read_gguf_model
-from quantize.files.gguf_write import header
+from quantize.files.gguf_split import read_gguf_model
 from quantize.files.output_file import Output
 from quantize.files.provenance import Provenance, provenance_bytes
 from quantize.files.work_folder import file_sha256, hash_is_known
-from quantize.ggml_types import FLOAT_TYPES, NEARLY_EXACT, GgmlType, bits_per_weight
-from quantize.job.forecast import forecast
+from quantize.job.compare import no_rival, verdict, verify_request
+from quantize.job.effort import Spent, effort_of, job_shape, spend
+from quantize.job.forecast import JobShape, forecast, known_rates, learn_rates
 from quantize.job.report import report_path, write_report
 from quantize.job.request import QuantizeReport, QuantizeRequest, Shipped
 from quantize.job.round_plan import round_plan
-from quantize.job.write_model import WriteRequest, output_metadata, output_slots, stamp
-from quantize.measure.run import measure, measured_before
+from quantize.job.source import (
+    Identity,
+    check_precision,
+    check_unchanged,
+    file_type,
+    header_bytes,
+    identity,
+    whole_spec,
+)
+from quantize.job.write_model import WriteRequest, stamp
+from quantize.measure.run import measure, measured_before, never_measured
 from quantize.measure.verify import verify
-from quantize.plan.model_spec import model_spec
 from quantize.plan.plan import Question, make_plan, stock_plans
 from quantize.plan.priors import prior_damage
-from quantize.plan.stock_rules import MIXES, USUAL_MIX
-from quantize.tensor_rules import allows_quantization
-from quantize.types import EvidenceRef, FileReport, ModelSpec, QuantPlan, Rounding, StockPlan, TensorSpec
+from quantize.types import EvidenceRef, FileReport, ModelSpec, QuantPlan, Rounding, StockPlan
 
 _TOOL = "tessera"
-_TIER_ROUNDING: dict[str, Rounding] = {"instant": "stock", "balanced": "craft", "max": "sequential"}
 _EXPECTED = "nothing was measured yet: the mix and its figures are expectations, and will change"
-_DEFAULT_FILE_TYPE = MIXES[USUAL_MIX].ftype
 
 
 def quantize(request: QuantizeRequest, on_progress: OnProgress, cancelled: Cancelled) -> QuantizeReport:
@@ -71,31 +74,60 @@ class _Job:
         self.on_progress = on_progress
         self.cancelled = cancelled
         self.seconds: dict[str, float] = {}
+        self.rates = known_rates(request.cache_dir)
+        self.spent: Spent | None = None
+        self.fresh = False
         self.warnings: list[str] = []
-        self.identity: tuple[tuple[str, int, int], ...] = ()
+        self.identity: Identity = ()
+        self._take(request)
+
+    def _take(self, request: QuantizeRequest) -> None:
+        """What follows from the request, which a given time may change once the model is known."""
+        self.request = request
         mix = request.goal.kind == "mix"
-        self.rounding: Rounding = request.rounding or ("stock" if mix else _TIER_ROUNDING[request.tier])
-        self.verifies = request.tier != "instant" and not mix if request.verify is None else request.verify
+        self.rounding: Rounding = request.rounding or ("stock" if mix else effort_of(request.tier).rounding)
+        self.verifies = not mix if request.verify is None else request.verify
         if request.tier == "instant" and self.rounding != "stock":
             raise BadWish("--tier", f"tier instant measures nothing, which rounding {self.rounding} needs")
+
+    def _spend(self, spec: ModelSpec, source_bytes: int) -> None:
+        """Choose how thorough to be by the time that was given."""
+        request = self.request
+        if request.time_s is None:
+            return
+        self.spent = spend(self._shape(spec, source_bytes), request.time_s, self.rates)
+        effort = self.spent.effort
+        self._take(
+            msgspec.structs.replace(
+                request,
+                tier=effort.tier,
+                rounding=effort.rounding,
+                max_tokens=effort.max_tokens or request.max_tokens,
+                probe_tokens=effort.probe_tokens or request.probe_tokens,
+            )
+        )
+
+    def _shape(self, spec: ModelSpec, source_bytes: int) -> JobShape:
+        return job_shape(self.request, self.rounding, spec, source_bytes, verifies=self.verifies)
 
     def run(self) -> QuantizeReport:
         """Every phase in turn."""
         request = self.request
-        self.identity = _identity(request.source)
+        self.identity = identity(request.source)
         if request.plan_only and request.source.is_dir():
             return self._previewed_folder()
         source = self._converted() if request.source.is_dir() else request.source
         with self._phase("read"):
             model = read_gguf_model(source)
-            spec = _spec(model)
-            self._check_source(spec)
+            spec = whole_spec(model)
+            self.warnings += check_precision(spec, force=self.request.force)
+        self._spend(spec, model.file_bytes)
         # A preview must not read a model of many gigabytes only to find that nothing is known about it.
         unknown = request.plan_only and not hash_is_known(source, request.cache_dir)
         with self._phase("hash"):
             source_hash = "" if unknown else file_sha256(source, request.cache_dir)
         measured = self._measured(source)
-        question = self._question(spec, _header_bytes(model, spec), measured)
+        question = self._question(spec, header_bytes(model, spec), measured)
         report = self._planned(question, source_hash, model.file_bytes)
         return report if request.plan_only else self._made(source, question, measured, report)
 
@@ -103,14 +135,7 @@ class _Job:
         """The plan and what it will take, as a report of which the rest is still open."""
         with self._phase("plan"):
             plan = make_plan(question, self.request.goal)
-        expected = forecast(
-            question.model,
-            plan,
-            tier=self.request.tier,
-            rounding=self.rounding,
-            threads=self.request.threads,
-            verified=self.verifies,
-        )
+        expected = forecast(self._shape(question.model, source_bytes), plan.file_bytes, plan.damage, self.rates)
         return QuantizeReport(
             source=str(self.request.source),
             source_sha256=source_hash,
@@ -122,6 +147,8 @@ class _Job:
             rounding=self.rounding,
             forecast=expected,
             seconds=self.seconds,
+            effort=self.spent.effort.name if self.spent else "",
+            more=self.spent.more if self.spent else "",
             warnings=tuple(self.warnings),
             tool=_TOOL,
         )
@@ -132,6 +159,7 @@ class _Job:
         with self._phase("prepare"):
             found = msgspec.convert(run_task("prepare", task, self.on_progress, self.cancelled), Prepared)
         self.warnings.append(_EXPECTED)
+        self._spend(found.spec, found.file_bytes)
         head = found.header_bytes + provenance_bytes()
         return self._planned(self._question(found.spec, head, None), "", found.file_bytes)
 
@@ -146,18 +174,27 @@ class _Job:
             source=source,
             out=self.output.partial("ours"),
             types=plan.types,
-            file_type=_file_type(plan.goal.mix or plan.best_stock),
+            file_type=file_type(plan.goal.mix or plan.best_stock),
             imatrix=self._imatrix(measured),
             packed=self._packed(source, plan, measured),
             threads=self.request.threads,
         )
+        if rival is None and self.verifies and plan.best_stock is None:
+            self.warnings.append(no_rival(question, plan))
         made = self._written(ours)
         stock = None
         if rival:
-            out, ftype = self.output.partial("stock"), _file_type(rival.name)
+            out, ftype = self.output.partial("stock"), file_type(rival.name)
             task = msgspec.structs.replace(ours, out=out, types=rival.types, file_type=ftype, packed={})
             stock = self._written(task)
-        shipped, reports = self._compared(source, made, stock)
+        shipped: Shipped = "ours"
+        reports: tuple[FileReport, ...] = ()
+        if self.verifies:
+            comparison = verify_request(self.request, source, made, stock)
+            with self._phase("verify"):
+                reports = verify(comparison, self.on_progress, self.cancelled)
+            shipped, said = verdict(reports)
+            self.warnings += said
         chosen, types = made, plan.types
         if shipped == "stock" and rival is not None and stock is not None:
             chosen, types = stock, rival.types
@@ -172,9 +209,11 @@ class _Job:
             warnings=tuple(self.warnings),
         )
         stamp(chosen, self._provenance(report))
-        self._check_unchanged(self.identity)
+        check_unchanged(self.request.source, self.identity)
         self.output.publish(chosen, types)
         write_report(report_path(self.output.path), report)
+        whole = {"convert", "write", "verify"} | ({"hash", "measure", "round"} if self.fresh else set())
+        learn_rates(self.request.cache_dir, self._shape(question.model, report.source_bytes), report, whole)
         return report
 
     def _converted(self) -> Path:
@@ -184,22 +223,6 @@ class _Job:
             done = msgspec.convert(run_task("convert", task, self.on_progress, self.cancelled), Converted)
         self.warnings += done.notes
         return out
-
-    def _check_source(self, spec: ModelSpec) -> None:
-        """Raises: BadWish: the source has lost too much already."""
-        types = {GgmlType[t.qtype] for t in spec.tensors if allows_quantization(t)} - FLOAT_TYPES
-        if not types:
-            return
-        coarsest = min(types, key=bits_per_weight)
-        if bits_per_weight(coarsest) < bits_per_weight(NEARLY_EXACT):
-            if not self.request.force:
-                reason = f"it is already quantized to {coarsest.name}; what that lost cannot be restored"
-                raise BadWish("SOURCE", f"{reason}. Use the original, or --force")
-            self.warnings.append(f"the source is already quantized to {coarsest.name}")
-        else:
-            self.warnings.append(
-                f"the source is quantized to {coarsest.name}: a file from the original is slightly better"
-            )
 
     def _measured(self, source: Path) -> Measured | None:
         if self.request.tier == "instant":
@@ -212,6 +235,7 @@ class _Job:
             return known
         with self._phase("measure"):
             task = self._measure_request(source, self.request.tier)
+            self.fresh = never_measured(task)
             return measure(task, self.on_progress, self.cancelled)
 
     def _measure_request(self, source: Path, tier: MeasureTier) -> MeasureRequest:
@@ -222,6 +246,8 @@ class _Job:
             tier=tier,
             threads=self.request.threads,
             gpu_layers=self.request.gpu_layers,
+            max_tokens=self.request.max_tokens,
+            probe_tokens=self.request.probe_tokens,
         )
 
     def _question(self, spec: ModelSpec, header_bytes: int, measured: Measured | None) -> Question:
@@ -282,30 +308,6 @@ class _Job:
             run_task("write", task, self.on_progress, self.cancelled)
         return task.out
 
-    def _compared(self, source: Path, ours: Path, stock: Path | None) -> tuple[Shipped, tuple[FileReport, ...]]:
-        """Measure what was written; ours ships only if it is no worse than the stock mix."""
-        if not self.verifies:
-            return "ours", ()
-        task = VerifyRequest(
-            reference=source,
-            files=(ours, stock) if stock else (ours,),
-            text=self.request.held_out,
-            max_tokens=self.request.verify_tokens,
-            threads=self.request.threads,
-            gpu_layers=self.request.gpu_layers,
-        )
-        with self._phase("verify"):
-            reports = verify(task, self.on_progress, self.cancelled)
-        if stock is None or reports[0].kld_mean.value <= reports[1].kld_mean.value:
-            return "ours", reports
-        self.warnings.append("the mix made for this model was not better than the stock mix, which ships instead")
-        return "stock", reports
-
-    def _check_unchanged(self, identity: tuple[tuple[str, int, int], ...]) -> None:
-        """Raises: SourceChanged."""
-        if _identity(self.request.source) != identity:
-            raise SourceChanged(str(self.request.source))
-
     def _provenance(self, report: QuantizeReport) -> Provenance:
         plan, shipped = report.plan, report.stock if report.shipped == "stock" else report.ours
         return Provenance(
@@ -335,32 +337,6 @@ class _Job:
             yield
         finally:
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 3)
-
-
-def _identity(source: Path) -> tuple[tuple[str, int, int], ...]:
-    """Names, sizes and times of change of the source's files."""
-    paths = sorted(p for p in source.iterdir() if p.is_file()) if source.is_dir() else [source]
-    try:
-        stats = [(p.name, p.stat()) for p in paths]
-    except OSError as error:
-        raise Unreadable(str(source), error.strerror or str(error)) from error
-    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
-
-
-def _spec(model: GgufModel) -> ModelSpec:
-    spec = model_spec(model.parts[0])
-    tensors = tuple(TensorSpec(t.name, t.shape, t.ggml_type.name) for _, t in model.tensors())
-    return msgspec.structs.replace(spec, tensors=tensors)
-
-
-def _header_bytes(model: GgufModel, spec: ModelSpec) -> int:
-    """Bytes of the output before its first tensor, whatever types are chosen."""
-    metadata = output_metadata(model.parts[0], _DEFAULT_FILE_TYPE, provenance=True)
-    return len(header(metadata, output_slots(model.tensors(), {t.name: t.qtype for t in spec.tensors})))
-
-
-def _file_type(mix: str | None) -> int:
-    return MIXES[mix].ftype if mix in MIXES else _DEFAULT_FILE_TYPE
 
 
 def _goal_words(plan: QuantPlan) -> str:

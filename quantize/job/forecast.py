@@ -1,47 +1,157 @@
-"""What a job will take, before it starts: time, disk, memory. Rates are of one core; a cache makes it less."""
+"""What a job will take, before it starts: time by phase, disk, memory. A cache makes it less.
 
-from quantize.job.request import Forecast
-from quantize.types import ModelSpec, QuantPlan, Rounding, Tier
+Work is counted from the model's shape; how fast this machine does it is taken from earlier jobs here, and from a
+table where there were none.
+"""
 
-# Million weights a second a core. Measured: docs/log.md, plan ("Costs").
-_WRITE_MWEIGHTS_S = 8.0
-_ERRORS_MWEIGHTS_S = 0.9
-_CRAFT_MWEIGHTS_S = 0.35
-# Weights times tokens a core goes through in a second of evaluation.
-_EVAL_MWEIGHT_TOKENS_S = 40_000.0
-_CALIBRATION_TOKENS, _PROBE_TOKENS, _SEQUENTIAL_TOKENS, _VERIFY_TOKENS = 131_072, 3_072, 32_768, 32_768
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from quantize.files.work_folder import read_json, write_json
+from quantize.job.request import Forecast, QuantizeReport
+from quantize.measure.bands import probes
+from quantize.measure.moments import tokens_for_width
+from quantize.plan.stock import role_of
+from quantize.plan.stock_rules import Role
+from quantize.tensor_rules import allows_quantization
+from quantize.types import ModelSpec, Rounding, TensorSpec, Tier
+
+# Phases as `QuantizeReport.seconds` names them, in the order in which a bar goes through them.
+PHASES = ("convert", "hash", "measure", "plan", "round", "write", "verify")
+Rates = Mapping[str, float]
+
+# Seconds of one core for a unit of work, units as in `_core_seconds`.
+# Measured: docs/log.md, "Quantization in minutes" ("Phases").
+_EVAL_FLOPS, _GRAM_FLOPS = 150e9, 70e9
+_HASH_BYTES, _WRITE_WEIGHTS, _CONVERT_BYTES = 400e6, 8e6, 150e6
+_LOGIT_S = 12e-9  # comparing one logit with the reference's
+_PLAIN_S, _CRAFT_S, _CRAFT_COLUMN_S, _FACTOR_S = 1.7e-6, 0.35e-6, 0.16e-9, 3.5e-11
+_LOAD_S = 1.0  # starting a child and loading Python's libraries
+_SAMPLED_ROWS = 128
+_SEQUENTIAL_TOKENS = 32_768
 # Places of a layer whose inputs the sequential pass collects anew: attention, its output, both halves of the rest.
 _STAGES_PER_LAYER = 4
-_SAMPLED_FRAC_CAP = 64e6  # weights of a tensor's rows that errors are measured on, all types together
+_TYPES = 7  # that a row is crafted into, on average
+_KEPT_RATES = 5
 
 
-def forecast(
-    model: ModelSpec, plan: QuantPlan, *, tier: Tier, rounding: Rounding, threads: int, verified: bool
-) -> Forecast:
+class JobShape(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides how long a job takes. `verify_tokens` 0: nothing is compared."""
+
+    model: ModelSpec
+    tier: Tier
+    rounding: Rounding
+    max_tokens: int
+    probe_tokens: int
+    verify_tokens: int
+    threads: int = 1
+    source_bytes: int = 0
+    converts: bool = False
+
+
+def seconds_by_phase(shape: JobShape, rates: Rates) -> dict[str, float]:
+    """Seconds by phase, in order; phases that do not happen are left out."""
+    cores = max(1, shape.threads)
+    return {p: s / cores * rates.get(p, 1.0) for p, s in _core_seconds(shape).items() if s > 0}
+
+
+def forecast(shape: JobShape, file_bytes: int, kld: float, rates: Rates) -> Forecast:
     """Seconds, bytes of free disk and bytes of memory for the whole job."""
-    weights = sum(t.num_values for t in model.tensors) / 1e6
-    cores = max(1, threads)
-    seconds = weights / (_WRITE_MWEIGHTS_S * cores)
-    evaluation = weights / (_EVAL_MWEIGHT_TOKENS_S * cores)
-    if tier != "instant":
-        matrices = sum(1 for t in model.tensors if len(t.shape) > 1)
-        probes = matrices if tier == "max" else 4 * model.num_layers + 1
-        measured = min(weights, _SAMPLED_FRAC_CAP * matrices / 1e6)
-        seconds += measured / (_ERRORS_MWEIGHTS_S * cores)
-        seconds += evaluation * (2 * _CALIBRATION_TOKENS + probes * _PROBE_TOKENS)
-    if rounding in {"craft", "sequential"}:
-        seconds += weights / (_CRAFT_MWEIGHTS_S * cores)
-    if rounding == "sequential":  # both models, each time up to the layer in hand: half of them on average
-        seconds += _STAGES_PER_LAYER * model.num_layers * evaluation * _SEQUENTIAL_TOKENS
-    source_bytes = sum(t.num_values for t in model.tensors) * 2
-    files = 2 if verified else 1
-    if verified:
-        seconds += 3 * evaluation * _VERIFY_TOKENS + weights / (_WRITE_MWEIGHTS_S * cores)
-    packed = plan.file_bytes if rounding != "stock" else 0
-    resident = source_bytes if tier != "instant" or verified else 0
+    phases = seconds_by_phase(shape, rates)
+    source_bytes = sum(t.num_values for t in shape.model.tensors) * 2
+    packed = file_bytes if shape.rounding != "stock" else 0
+    compares = bool(shape.verify_tokens)
+    resident = source_bytes if shape.tier != "instant" or compares else 0
     return Forecast(
-        seconds=seconds,
-        disk_bytes=files * plan.file_bytes + packed,
-        memory_bytes=resident + (2 << 30 if tier != "instant" else 256 << 20),
-        kld=plan.damage,
+        seconds=sum(phases.values()),
+        phases=phases,
+        disk_bytes=(2 if compares else 1) * file_bytes + packed,
+        memory_bytes=resident + (2 << 30 if shape.tier != "instant" else 256 << 20),
+        kld=kld,
     )
+
+
+def known_rates(cache_dir: Path) -> dict[str, float]:
+    """How much slower than the table this machine was, by phase, in the last jobs."""
+    found = read_json(cache_dir / "rates.json")
+    if not isinstance(found, dict):
+        return {}
+    return {p: median(map(float, values)) for p, values in found.items() if isinstance(values, list) and values}
+
+
+def learn_rates(cache_dir: Path, shape: JobShape, report: QuantizeReport, whole: Collection[str]) -> None:
+    """Remember how long the phases took that were done in full. Raises: DiskFull. OSError."""
+    found = read_json(cache_dir / "rates.json")
+    known: dict[str, list[float]] = found if isinstance(found, dict) else {}
+    # Half of each window counts, and a comparison ends when it is clear: what was seen is what took the time.
+    seen = max((r.tokens * 2 for r in report.file_reports), default=0) if report.stock else 0
+    shape = msgspec.structs.replace(shape, verify_tokens=seen)
+    for phase, expected in seconds_by_phase(shape, {}).items():
+        took = report.seconds.get(phase, 0.0)
+        if phase in whole and took > 0 and expected > _LOAD_S:
+            known[phase] = [*known.get(phase, []), round(took / expected, 4)][-_KEPT_RATES:]
+    write_json(cache_dir / "rates.json", known)
+
+
+def _core_seconds(shape: JobShape) -> dict[str, float]:
+    """Seconds of one core by phase, on the machine of the table."""
+    model = shape.model
+    matrices = [t for t in model.tensors if allows_quantization(t)]
+    weights = float(sum(t.num_values for t in matrices))
+    head = _head_values(model)
+    # Embeddings are only looked up; where there is no other head they are multiplied, by predicted positions alone.
+    body = weights - sum(t.num_values for t in matrices if role_of(t.name) in {Role.TOKEN_EMBD, Role.OUTPUT})
+    vocab = next((t.shape[1] for t in matrices if role_of(t.name) is Role.TOKEN_EMBD), 0)
+
+    def evaluated(tokens: float, predicted: float) -> float:
+        return tokens * (2 * body + 2 * predicted * head) / _EVAL_FLOPS + tokens * predicted * vocab * _LOGIT_S
+
+    phases = dict.fromkeys(PHASES, 0.0)
+    phases["hash"] = shape.source_bytes / _HASH_BYTES
+    phases["convert"] = shape.source_bytes / _CONVERT_BYTES if shape.converts else 0.0
+    phases["write"] = weights / _WRITE_WEIGHTS * (1 if shape.rounding == "stock" else 0.15)
+    if shape.tier != "instant":
+        phases["measure"] = _measuring(shape, matrices, evaluated)
+    if shape.rounding in {"craft", "sequential"}:
+        phases["round"] = sum(_crafted(t) for t in matrices) + _LOAD_S
+    if shape.rounding == "sequential":  # both models, each time up to the layer in hand: half of them on average
+        phases["round"] += _STAGES_PER_LAYER * model.num_layers * evaluated(_SEQUENTIAL_TOKENS, 0.0)
+    if shape.verify_tokens:
+        phases["write"] += weights / _WRITE_WEIGHTS
+        phases["verify"] = 3 * (evaluated(shape.verify_tokens, 0.5) + weights / 1e9) + _LOAD_S
+    return phases
+
+
+def _measuring(shape: JobShape, matrices: list[TensorSpec], evaluated: Callable[[float, float], float]) -> float:
+    tokens = min(shape.max_tokens, tokens_for_width(max((t.row_values for t in matrices), default=1)))
+    groups = {(t.name.rpartition(".")[0].rpartition(".")[0], t.row_values) for t in matrices}
+    squares = sum(float(width) ** 2 for _, width in groups)
+    probed = probes(shape.model.num_layers, shape.tier, len(matrices))
+    sampled = [min(t.num_rows, _SAMPLED_ROWS) * t.row_values for t in matrices]
+    crafted = 1.0 if shape.tier == "max" else min(1.0, probed / max(1, 4 * shape.model.num_layers))
+    return (
+        evaluated(tokens, 0.0)
+        + tokens * squares / _GRAM_FLOPS
+        + probed * evaluated(shape.probe_tokens, 0.5)
+        + sum(sampled) * _PLAIN_S * (1 + 3 * crafted)
+        + crafted * _TYPES * sum(_grid_seconds(s, t.row_values) for s, t in zip(sampled, matrices, strict=True))
+        + 4 * _LOAD_S
+    )
+
+
+def _crafted(tensor: TensorSpec) -> float:
+    width = tensor.row_values
+    experts = tensor.shape[2] if len(tensor.shape) > 2 else 1  # noqa: PLR2004  a stack of matrices
+    return _grid_seconds(tensor.num_values, width) + experts * _FACTOR_S * float(width) ** 3
+
+
+def _grid_seconds(values: int, width: int) -> float:
+    return values * (_CRAFT_S + _CRAFT_COLUMN_S * width)
+
+
+def _head_values(model: ModelSpec) -> int:
+    named = {t.name: t.num_values for t in model.tensors}
+    return named.get("output.weight", named.get("token_embd.weight", 0))

@@ -58,6 +58,9 @@ def summary(report: QuantizeReport) -> list[str]:
             f"would take about {_duration(forecast.seconds)}, {forecast.disk_bytes / _MIB:,.0f} MiB of disk, "
             f"{forecast.memory_bytes / _MIB:,.0f} MiB of memory"
         )
+    if report.effort:
+        more = f"; {report.more}" if report.more else ""
+        lines.append(f"within the time given: {report.effort}{more}")
     return [*lines, *plan.notes, *report.warnings]
 
 
@@ -71,7 +74,9 @@ def _measured(word: str, report: QuantizeReport) -> str:
     )
     if report.stock is None:
         return text
-    return f"{text}; stock {report.stock_mix} of no more bytes: {report.stock.kld_mean.value:.5f}"
+    text += f"; stock {report.stock_mix} of no more bytes: {report.stock.kld_mean.value:.5f}"
+    ratio = ours.ratio
+    return text if ratio is None else f"{text}, ratio {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
 def _duration(seconds: float) -> str:

@@ -17,8 +17,9 @@ class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     balanced: craft, max: sequential; a stock mix asked for by name: stock). `imatrix` replaces the importance
     matrix that would be measured. `kv` are the ways to store the cache and
     `doubled_head_types` the types in which a tied head is held twice, for goals of kind "fit". `cache_dir`
-    keeps measurements. `force` allows sources that are already quantized below Q8_0. `speeds` are measured
-    decoding times by type.
+    keeps measurements. `time_s` is a time to spend: it decides tier, rounding and the tokens looked at.
+    `max_tokens` and `probe_tokens` are of the calibration text, for moments and for each swap. `force` allows
+    sources that are already quantized below Q8_0. `speeds` are measured decoding times by type.
     """
 
     source: Path
@@ -39,15 +40,22 @@ class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     gpu_layers: int = 0
     verify: bool | None = None
     verify_tokens: int = 32_768
+    max_tokens: int = 32_768
+    probe_tokens: int = 1536
+    time_s: float | None = None
     plan_only: bool = False
     overwrite: bool = False
     force: bool = False
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job should take; `kld` is the predicted mean KL divergence in nats a token."""
+    """What a job should take.
+
+    `phases` are its seconds by phase, in order; `kld` is the predicted mean KL divergence in nats a token.
+    """
 
     seconds: float
+    phases: dict[str, float] = {}
     disk_bytes: int
     memory_bytes: int
     kld: float
@@ -57,7 +65,8 @@ class QuantizeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about a finished job: lies as JSON beside the file.
 
     `shipped` tells whose mix the file holds; `nothing` for a plan alone. `ours` and `stock` are measured on text
-    that was not used for calibration. `seconds` by phase. `bytes_saved_frac` is against the source.
+    that was not used for calibration. `seconds` by phase. `effort` is what a given time was spent on, `more` what
+    more time would buy.
     """
 
     version: int = 1
@@ -74,12 +83,17 @@ class QuantizeReport(msgspec.Struct, frozen=True, kw_only=True):
     stock_mix: str | None = None
     stock: FileReport | None = None
     seconds: dict[str, float] = {}
+    effort: str = ""
+    more: str = ""
     warnings: tuple[str, ...] = ()
     tool: str = ""
 
     @property
+    def file_reports(self) -> tuple[FileReport, ...]:
+        """What was measured on held-out text."""
+        return tuple(r for r in (self.ours, self.stock) if r is not None)
+
+    @property
     def kld_ratio(self) -> float | None:
         """Our mean KL divergence over that of the stock mix of no more bytes; None if one was not measured."""
-        if self.ours is None or self.stock is None or self.stock.kld_mean.value <= 0:
-            return None
-        return self.ours.kld_mean.value / self.stock.kld_mean.value
+        return None if self.ours is None or self.ours.ratio is None else self.ours.ratio.value

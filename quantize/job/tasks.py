@@ -12,7 +12,7 @@ from quantize.gptq.tensors import TensorsRequest, round_tensors
 from quantize.job.write_model import WriteRequest, write_model
 from quantize.measure.collect import MomentsRequest, collect_moments, survey
 from quantize.measure.rounding_error import ErrorsRequest, measure_errors
-from quantize.measure.sensitivity import AlphaRequest, measure_alpha
+from quantize.measure.sensitivity import AlphaRequest, measure_swaps
 from quantize.measure.verify import verify_files
 from quantize.onnx.folder import convert_task
 from quantize.onnx.request import OnnxRequest
@@ -24,7 +24,7 @@ TASKS: dict[str, tuple[type[msgspec.Struct], Callable[[Any, Step], Any]]] = {
     "round": (TensorsRequest, round_tensors),
     "sequential": (SequentialRequest, round_in_order),
     "verify": (VerifyRequest, verify_files),
-    "alpha": (AlphaRequest, measure_alpha),
+    "alpha": (AlphaRequest, measure_swaps),
     "convert": (ConvertRequest, convert),
     "prepare": (ConvertRequest, prepare),
     "onnx": (OnnxRequest, convert_task),

@@ -5,8 +5,8 @@ import numpy as np
 
 from quantize.evidence import MeasureRequest, Step
 from quantize.files.imatrix import Importance, write_imatrix
-from quantize.files.work_folder import Group, WorkFolder, write_array, write_json, writing_whole
-from quantize.measure.moments import GroupTap, MomentTap
+from quantize.files.work_folder import Group, WorkFolder, read_json, write_array, write_json, writing_whole
+from quantize.measure.moments import GroupTap, MomentSums, MomentTap, tokens_needed
 from quantize.native.calibration import WINDOW, read_windows
 from quantize.native.lane import Lane, Tokens
 from quantize.native.reference import ReferenceModel
@@ -21,17 +21,19 @@ class MomentsRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def survey(request: MeasureRequest, send: Step) -> int:
-    """Find which weights share an input, into the cache. Returns how many tokens the calibration text gives."""
+    """Find which weights share an input, into the cache. Returns how many tokens moments will be collected from."""
     folder = WorkFolder.open(request)
     source = SourceWeights(request.source)
     with _load(request) as model:
         windows = read_windows(model, request.calibration, request.max_tokens)
         tap = GroupTap()
         model.run(windows[:1, :32], np.ones(32, np.bool_), tap)
-        write_json(folder.path / "groups.json", tap.groups(source))
-        write_json(folder.path / "tokens.json", int(windows.size))
+        groups = tap.groups(source)
+    tokens = min(int(windows.size), tokens_needed(groups) // WINDOW * WINDOW)
+    write_json(folder.path / "tokens.json", tokens)
+    write_json(folder.path / "groups.json", groups)
     send(1, 1, "")
-    return int(windows.size)
+    return tokens
 
 
 def collect_moments(request: MomentsRequest, send: Step) -> int:
@@ -40,27 +42,30 @@ def collect_moments(request: MomentsRequest, send: Step) -> int:
     folder = WorkFolder.open(measure)
     groups = [g for g in folder.groups() or () if g.name in request.groups]
     everywhere = np.ones(WINDOW, np.bool_)
-    # Each lane adds up for itself, in second moments of its own.
-    affordable = max(1, measure.memory_bytes // max(1, sum(g.moment_bytes for g in groups)))
-    with _load(measure, affordable) as model:
-        threads = measure.threads if model.lanes == 1 else 1
-        taps = [MomentTap(groups, threads) for _ in range(model.lanes)]
+    sums = MomentSums(groups)
+    with _load(measure) as model:
+        windows = read_windows(model, measure.calibration, read_json(folder.path / "tokens.json"), spread=True)
 
-        def watch(lane: Lane, index: int, part: Tokens) -> None:
-            lane.run(part, everywhere, taps[index], drop_logits=True)
+        def watch(lane: Lane, index: int, part: tuple[int, Tokens]) -> None:
+            number, window = part
+            try:
+                lane.run(
+                    window[None],
+                    everywhere,
+                    MomentTap(sums, number, range(number - index, number)),
+                    drop_logits=True,
+                )
+            finally:
+                sums.end(number)
 
-        windows = read_windows(model, measure.calibration, measure.max_tokens)
-        for done, _ in enumerate(model.side_by_side([w[None] for w in windows], watch)):
+        for done, _ in enumerate(model.side_by_side(list(enumerate(windows)), watch)):
             send(done, len(windows), f"{done * WINDOW} tokens")
-    tap = taps[0]
-    for other in taps[1:]:
-        tap.add(other)
     for group in groups:
-        means = tap.means(group.name)
+        means = sums.means(group.name)
         diagonals = np.ascontiguousarray(means.diagonal(axis1=1, axis2=2))
         path = folder.part("moments", group.name, ".diagonal.npz")
         with writing_whole(path) as partial, partial.open("wb") as file:
-            np.savez(file, mean=diagonals, tokens=tap.tokens[group.name])
+            np.savez(file, mean=diagonals, tokens=sums.tokens[group.name])
         write_array(folder.part("moments", group.name, ".npy"), means)
     send(len(windows), len(windows), "")
     return int(windows.size)
@@ -85,11 +90,5 @@ def write_importance(folder: WorkFolder, groups: tuple[Group, ...], dataset: str
     write_imatrix(folder.imatrix, entries, dataset, WINDOW)
 
 
-def _load(request: MeasureRequest, max_lanes: int = 1) -> ReferenceModel:
-    return ReferenceModel(
-        request.source,
-        window=WINDOW,
-        threads=request.threads,
-        gpu_layers=request.gpu_layers,
-        max_lanes=max_lanes,
-    )
+def _load(request: MeasureRequest) -> ReferenceModel:
+    return ReferenceModel(request.source, window=WINDOW, threads=request.threads, gpu_layers=request.gpu_layers)

@@ -1,18 +1,28 @@
 """Second moments of every layer's real inputs, collected while llama.cpp evaluates a text."""
 
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from quantize.errors import InputFault
 from quantize.files.work_folder import Group
-from quantize.gptq.products import gram
-from quantize.native.graph import GgmlTensor, op_id, read_floats, read_ints, tensor_at
+from quantize.gptq.products import add_gram, mirror
+from quantize.native.graph import GgmlTensor, name_of, op_id, read_floats, read_ints, tensor_at
 from quantize.native.source_weights import SourceWeights, quantizable
-from quantize.native.taps import Tap
+from quantize.native.taps import NodeTap, Tap, multiplied_weight
 
+Floats = npt.NDArray[np.float32]
 _MIN_TOKENS = 16  # smaller batches are lookups or single tokens. Source: llama.cpp, tools/imatrix/imatrix.cpp
+# The node that the head multiplies. Source: llama.cpp, src/models. Its values are there before the head's product,
+# which over a large vocabulary is a quarter of the work, has to be computed.
+_HEAD_INPUT = "result_norm"
+# Tokens for each column of the widest input, and the fewest.
+# Measured: docs/log.md, "Quantization in minutes" ("Tokens").
+_TOKENS_A_COLUMN = 20
+_LEAST_TOKENS = 16_384
+_EXPERTS_A_TOKEN = 4  # experts a token is sent to, taken as few: more only means more tokens for each
 
 
 class BadActivations(InputFault):
@@ -32,12 +42,14 @@ class GroupTap(Tap):
         self._first: dict[tuple[int, int], str] = {}
         self._experts: dict[str, int] = {}
         self._order: dict[str, str] = {}
+        self._inputs: dict[str, str] = {}
 
     def wants(self, weight: str, node: GgmlTensor) -> bool:
         """Note the input; never ask for its values."""
         key = (int(node.src[1] or 0), int(node.src[2] or 0))
         self._order.setdefault(weight, self._first.setdefault(key, weight))
         self._experts.setdefault(weight, int(tensor_at(node.src[0]).ne[2]))
+        self._inputs.setdefault(weight, name_of(tensor_at(node.src[1])))
         return False
 
     def take(self, weight: str, node: GgmlTensor) -> None:
@@ -58,6 +70,7 @@ class GroupTap(Tap):
                 width=source.shape(names[0])[2],
                 experts=self._experts[names[0]],
                 tied=names[0] == "token_embd.weight",
+                input_node=_HEAD_INPUT if self._inputs[names[0]] == _HEAD_INPUT else "",
             )
             for names in members.values()
         ]
@@ -66,60 +79,98 @@ class GroupTap(Tap):
         return tuple(found)
 
 
-class MomentTap(Tap):
-    """Sums x x^T over tokens, for each wanted group and expert."""
+class MomentSums:
+    """Sums of x x^T over tokens for some groups and experts, added to window by window from several lanes.
 
-    def __init__(self, groups: Iterable[Group], threads: int = 1) -> None:
-        self._threads = threads
-        self._groups: Mapping[str, Group] = {g.name: g for g in groups}
-        shapes = {g.name: (g.experts, g.width, g.width) for g in self._groups.values()}
-        self.sums: dict[str, npt.NDArray[np.float32]] = {n: np.zeros(s, np.float32) for n, s in shapes.items()}
-        self.tokens: dict[str, npt.NDArray[np.int64]] = {
-            g.name: np.zeros(g.experts, np.int64) for g in self._groups.values()
+    Windows are added in their order whatever the lanes' timing, so that sums do not depend on how many there are.
+    """
+
+    def __init__(self, groups: Iterable[Group]) -> None:
+        self.groups: dict[str, Group] = {g.name: g for g in groups}
+        self.sums: dict[str, npt.NDArray[np.float32]] = {
+            g.name: np.zeros((g.experts, g.width, g.width), np.float32) for g in self.groups.values()
         }
+        self.tokens: dict[str, npt.NDArray[np.int64]] = {
+            g.name: np.zeros(g.experts, np.int64) for g in self.groups.values()
+        }
+        self._turn = threading.Condition()
+        self._passed: dict[str, set[int]] = {name: set() for name in self.groups}
+        self._ended: set[int] = set()
 
-    def wants(self, weight: str, node: GgmlTensor) -> bool:
-        """Only the first weight of a wanted group, and only real batches."""
-        if weight not in self._groups:
+    def add(self, name: str, window: int, waits_for: range, parts: Iterable[tuple[int, Floats]]) -> None:
+        """Add rows (tokens, width) of experts, once the windows of `waits_for` have added theirs or ended."""
+        passed = self._passed[name]
+        with self._turn:
+            self._turn.wait_for(lambda: all(w in passed or w in self._ended for w in waits_for))
+        for expert, rows in parts:
+            add_gram(self.sums[name][expert], rows)
+            self.tokens[name][expert] += len(rows)
+        with self._turn:
+            passed.add(window)
+            self._turn.notify_all()
+
+    def end(self, window: int) -> None:
+        """A window is over, or has failed: nobody waits for it any more."""
+        with self._turn:
+            self._ended.add(window)
+            self._turn.notify_all()
+
+    def means(self, name: str) -> npt.NDArray[np.float32]:
+        """(experts, width, width) mean outer products; zero for an expert that no token reached. Ends the sums."""
+        sums = self.sums.pop(name)
+        for matrix in sums:
+            mirror(matrix)
+        sums /= np.maximum(self.tokens[name], 1).astype(np.float32)[:, None, None]
+        return sums
+
+
+class MomentTap(NodeTap):
+    """Adds what one window shows of the wanted groups, and ends its graph once the last of them is seen."""
+
+    def __init__(self, sums: MomentSums, window: int = 0, waits_for: range = range(0)) -> None:
+        self._sums = sums
+        self._window = window
+        self._waits_for = waits_for
+        self._nodes = {g.input_node: g.name for g in sums.groups.values() if g.input_node}
+        self._last = next(reversed(sums.groups), "")
+
+    def asks(self, address: int, node: GgmlTensor) -> bool:
+        """Only the first weight of a wanted group, or the node that is its input, and only real batches."""
+        del address
+        if self._nodes and name_of(node) in self._nodes:
+            return int(node.ne[1]) >= _MIN_TOKENS
+        weight = multiplied_weight(node)
+        group = self._sums.groups.get(weight or "")
+        if group is None or group.input_node:
             return False
         inputs = tensor_at(node.src[1])
         count = inputs.ne[2] if node.op == op_id("MUL_MAT_ID") else inputs.ne[1]
         return int(count) >= _MIN_TOKENS
 
-    def take(self, weight: str, node: GgmlTensor) -> None:
+    def takes(self, address: int, node: GgmlTensor) -> bool:
         """Add the batch's outer products."""
-        inputs = read_floats(tensor_at(node.src[1]))
+        del address
+        name = self._nodes.get(name_of(node)) if self._nodes else None
+        inputs = read_floats(node if name else tensor_at(node.src[1]))
+        weight = name or multiplied_weight(node)
+        assert weight is not None
         if not np.isfinite(inputs).all():
             raise BadActivations(weight)
-        if node.op == op_id("MUL_MAT_ID"):
-            self._take_routed(weight, inputs[0], read_ints(tensor_at(node.src[2]))[0, 0])
-            return
-        experts = self._groups[weight].experts
-        for index, matrix in enumerate(inputs.reshape(-1, *inputs.shape[2:])):
-            self._add(weight, index % experts, matrix)
+        if name is None and node.op == op_id("MUL_MAT_ID"):
+            parts = list(_routed(inputs[0], read_ints(tensor_at(node.src[2]))[0, 0]))
+        else:
+            experts = self._sums.groups[weight].experts
+            parts = [(i % experts, m) for i, m in enumerate(inputs.reshape(-1, *inputs.shape[2:]))]
+        self._sums.add(weight, self._window, self._waits_for, parts)
+        return weight != self._last
 
-    def _take_routed(self, weight: str, inputs: npt.NDArray[np.float32], routes: npt.NDArray[np.int32]) -> None:
-        """Inputs (tokens, slots or 1, width); routes (tokens, slots) say which expert each slot went to."""
-        slots = np.arange(routes.shape[1]) % inputs.shape[1]
-        for expert in np.unique(routes):
-            token, slot = np.nonzero(routes == expert)
-            self._add(weight, int(expert), inputs[token, slots[slot]])
 
-    def _add(self, weight: str, expert: int, rows: npt.NDArray[np.float32]) -> None:
-        self.sums[weight][expert] += gram(rows, self._threads)
-        self.tokens[weight][expert] += len(rows)
-
-    def add(self, other: "MomentTap") -> None:
-        """Add what another tap of the same groups has seen."""
-        for name, sums in other.sums.items():
-            self.sums[name] += sums
-            self.tokens[name] += other.tokens[name]
-
-    def means(self, name: str) -> npt.NDArray[np.float32]:
-        """(experts, width, width) mean outer products; zero for an expert that no token reached."""
-        counts = np.maximum(self.tokens[name], 1).astype(np.float32)
-        means: npt.NDArray[np.float32] = self.sums[name] / counts[:, None, None]
-        return means
+def _routed(inputs: Floats, routes: npt.NDArray[np.int32]) -> Iterator[tuple[int, Floats]]:
+    """Inputs (tokens, slots or 1, width); routes (tokens, slots) say which expert each slot went to."""
+    slots = np.arange(routes.shape[1]) % inputs.shape[1]
+    for expert in np.unique(routes):
+        token, slot = np.nonzero(routes == expert)
+        yield int(expert), inputs[token, slots[slot]]
 
 
 def partition(groups: Iterable[Group], memory_bytes: int) -> list[list[Group]]:
@@ -133,3 +184,15 @@ def partition(groups: Iterable[Group], memory_bytes: int) -> list[list[Group]]:
         subsets[-1].append(group)
         room -= group.moment_bytes
     return subsets
+
+
+def tokens_needed(groups: Iterable[Group]) -> int:
+    """Tokens from which second moments are good enough: a multiple of the width; a routed expert sees a share."""
+    widest = max((g.width for g in groups if g.seen and g.experts == 1), default=0)
+    routed = max((g.width * g.experts // _EXPERTS_A_TOKEN for g in groups if g.experts > 1), default=0)
+    return max(tokens_for_width(widest), tokens_for_width(routed))
+
+
+def tokens_for_width(width: int) -> int:
+    """Tokens for second moments of one width."""
+    return max(_LEAST_TOKENS, _TOKENS_A_COLUMN * width)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 from quantize.evidence import MeasureRequest, Step
 from quantize.files.work_folder import Group, WorkFolder, read_json, write_json
 from quantize.ggml_types import ANCHORS, FALLBACKS
-from quantize.gptq.curvature import Curvature, group_curvature
+from quantize.gptq.curvature import group_curvature
 from quantize.gptq.rows import EXPONENTS, craft_rows, plain_rows
 from quantize.native.blocks import type_traits
 from quantize.native.source_weights import SourceWeights
@@ -20,10 +20,11 @@ Errors = dict[str, dict[str, dict[str, float]]]
 
 
 class ErrorsRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Measure the groups of these names."""
+    """Measure groups by name: those of `crafted` for every way of rounding, the others for ggml's alone."""
 
     measure: MeasureRequest
     groups: tuple[str, ...]
+    crafted: tuple[str, ...]
 
 
 def measured_types(row_values: int, qtypes: tuple[str, ...]) -> tuple[str, ...]:
@@ -35,11 +36,11 @@ def measured_types(row_values: int, qtypes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(fitting))
 
 
-def has_errors(folder: WorkFolder, group: Group, qtypes: tuple[str, ...]) -> bool:
-    """Whether a group's errors are in the cache, for all these types."""
+def has_errors(folder: WorkFolder, group: Group, qtypes: tuple[str, ...], *, crafted: bool) -> bool:
+    """Whether a group's errors are in the cache, for all these types and, if wanted, all ways of rounding."""
     known = read_json(folder.part("errors", group.name, ".json"))
-    wanted = set(measured_types(group.width, qtypes))
-    return known is not None and all(wanted <= set(known.get(m, {}).get("craft", {})) for m in group.members)
+    wanted, rounding = set(measured_types(group.width, qtypes)), "craft" if crafted else "stock"
+    return known is not None and all(wanted <= set(known.get(m, {}).get(rounding, {})) for m in group.members)
 
 
 def load_errors(folder: WorkFolder, group: Group) -> Errors:
@@ -56,45 +57,53 @@ def measure_errors(request: ErrorsRequest, send: Step) -> int:
     done = 0
     for index, group in enumerate(groups):
         send(index, len(groups), group.name)
-        if not has_errors(folder, group, request.measure.qtypes):
-            errors = _measure_group(folder, source, group, measured_types(group.width, request.measure.qtypes))
+        crafted = group.name in request.crafted
+        if not has_errors(folder, group, request.measure.qtypes, crafted=crafted):
+            qtypes = measured_types(group.width, request.measure.qtypes)
+            errors = _measure_group(folder, source, group, qtypes, crafted=crafted)
             write_json(folder.part("errors", group.name, ".json"), errors)
             done += 1
     send(len(groups), len(groups), "")
     return done
 
 
-def _measure_group(folder: WorkFolder, source: SourceWeights, group: Group, qtypes: tuple[str, ...]) -> Errors:
+def filled(errors: dict[str, dict[str, float]], model: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Errors of a tensor by rounding and type; what was not measured follows the ratios of a tensor of its role."""
+    stock = errors["stock"]
+    found = {"stock": stock}
+    for rounding in ("rows", "craft"):
+        ratios = {q: model[rounding][q] / max(model["stock"][q], 1e-30) for q in stock}
+        found[rounding] = errors.get(rounding) or {q: stock[q] * ratios[q] for q in stock}
+    return found
+
+
+def _measure_group(
+    folder: WorkFolder, source: SourceWeights, group: Group, qtypes: tuple[str, ...], *, crafted: bool
+) -> Errors:
     moments = folder.moments(group) if group.seen else None
     experts = np.unique(np.linspace(0, group.experts - 1, SAMPLED_EXPERTS).round().astype(int))
     spoiled: dict[tuple[str, str, str], float] = {}
     total: dict[str, float] = {}
     for expert in experts:
-        curvature = group_curvature(group, moments, int(expert))
+        curvature = group_curvature(
+            group, moments, int(expert), folder.tokens(group, int(expert)), feedback=crafted
+        )
         for name in group.members:
             weights = _sampled(source, name, int(expert))
             ordered = np.ascontiguousarray(weights[:, curvature.order].T)
             total[name] = total.get(name, 0.0) + float(curvature.output_error(ordered).sum(dtype=np.float64))
-            for (rounding, qtype), error in _errors(weights, qtypes, curvature, tied=group.tied).items():
+            # llama.cpp has no importance for a table that is also the head: its imatrix leaves it out.
+            exponents = (0.0,) if group.tied else (1.0,)
+            rounded = {("stock", q): plain_rows(weights, q, curvature, exponents) for q in qtypes}
+            if crafted:
+                rounded |= {("rows", q): plain_rows(weights, q, curvature, EXPONENTS) for q in qtypes}
+                rounded |= {("craft", q): r for q, r in craft_rows(weights, qtypes, curvature).items()}
+            for (rounding, qtype), result in rounded.items():
                 key = (name, rounding, qtype)
-                spoiled[key] = spoiled.get(key, 0.0) + error
+                spoiled[key] = spoiled.get(key, 0.0) + float(result.errors.sum(dtype=np.float64))
     found: Errors = {name: {} for name in group.members}
     for (name, rounding, qtype), error in spoiled.items():
         found[name].setdefault(rounding, {})[qtype] = error / max(total[name], 1e-30)
-    return found
-
-
-def _errors(
-    weights: npt.NDArray[np.float32], qtypes: tuple[str, ...], curvature: Curvature, *, tied: bool
-) -> dict[tuple[str, str], float]:
-    crafted = craft_rows(weights, qtypes, curvature)
-    found = {}
-    for qtype in qtypes:
-        # llama.cpp has no importance for a table that is also the head: its imatrix leaves it out.
-        stock = plain_rows(weights, qtype, curvature, (0.0,) if tied else (1.0,))
-        rows = plain_rows(weights, qtype, curvature, EXPONENTS)
-        for rounding, result in (("stock", stock), ("rows", rows), ("craft", crafted[qtype])):
-            found[rounding, qtype] = float(result.errors.sum(dtype=np.float64))
     return found
 
 

@@ -10,13 +10,15 @@ import msgspec
 from quantize.child import run_task, run_tasks
 from quantize.evidence import Cancelled, Evidence, Measured, MeasureRequest, OnProgress, Progress, TensorEvidence
 from quantize.files.work_folder import Group, WorkFolder, file_sha256, read_json, write_json
+from quantize.measure.bands import alphas, probe_units, representatives
 from quantize.measure.collect import MomentsRequest, write_importance
 from quantize.measure.moments import partition
-from quantize.measure.rounding_error import ErrorsRequest, has_errors, load_errors, measured_types
-from quantize.measure.sensitivity import AlphaRequest, Alphas, probe_units
+from quantize.measure.rounding_error import ErrorsRequest, filled, has_errors, load_errors, measured_types
+from quantize.measure.sensitivity import AlphaRequest, Swapped, anchor_of
 
 # Second moments stay on disk for the rounding that follows if they take no more than this share of what is free.
 _KEEP_FRAC = 0.5
+_PLAIN_SHARE = 0.1  # what a group costs that is not crafted, of one that is
 
 
 def measure(request: MeasureRequest, on_progress: OnProgress, cancelled: Cancelled) -> Measured:
@@ -39,7 +41,7 @@ def measure(request: MeasureRequest, on_progress: OnProgress, cancelled: Cancell
     _measure_errors(request, folder, groups, on_progress, cancelled)
     write_importance(folder, groups, request.calibration.name)
     found = run_task("alpha", AlphaRequest(measure=request), on_progress, cancelled)
-    evidence = _assemble(request, folder, groups, msgspec.convert(found, Alphas))
+    evidence = _assemble(request, folder, groups, msgspec.convert(found, Swapped))
     write_json(_evidence_file(request, folder), evidence)
     return Measured(evidence=evidence, imatrix=folder.imatrix, folder=folder.path)
 
@@ -51,6 +53,11 @@ def measured_before(request: MeasureRequest) -> Measured | None:
     if known is None or not folder.imatrix.exists():
         return None
     return Measured(evidence=msgspec.convert(known, Evidence), imatrix=folder.imatrix, folder=folder.path)
+
+
+def never_measured(request: MeasureRequest) -> bool:
+    """Whether nothing at all is known of a model yet. Raises: Unreadable."""
+    return WorkFolder.open(request).groups() is None
 
 
 def _evidence_file(request: MeasureRequest, folder: WorkFolder) -> Path:
@@ -110,35 +117,44 @@ def _measure_errors(
     cancelled: Cancelled,
 ) -> None:
     keep = keeps_moments(folder, groups)
+    crafted = set(representatives(groups, request.tier).values())
     for subset in partition(groups, request.memory_bytes):
         unseen = [g for g in subset if g.seen and folder.diagonals(g) is None]
-        pending = [g for g in subset if not has_errors(folder, g, request.qtypes)]
+        pending = [g for g in subset if not has_errors(folder, g, request.qtypes, crafted=g.name in crafted)]
         ensure_moments(request, folder, pending + [g for g in unseen if g not in pending], on_progress, cancelled)
-        cost = {g.name: float(len(g.members) * g.width**2) for g in pending}
+        cost = {g.name: len(g.members) * g.width**2 * (1.0 if g.name in crafted else _PLAIN_SHARE) for g in pending}
         parts = share_out(pending, request.threads, cost) if pending else []
         report = joined(on_progress, float(len(pending)))
-        run_tasks([("errors", ErrorsRequest(measure=request, groups=p)) for p in parts], report, cancelled)
+        names = tuple(sorted(crafted))
+        tasks = [ErrorsRequest(measure=request, groups=p, crafted=names) for p in parts]
+        run_tasks([("errors", task) for task in tasks], report, cancelled)
         if not keep:
             for group in subset:
                 folder.drop_moments(group)
 
 
-def _assemble(request: MeasureRequest, folder: WorkFolder, groups: tuple[Group, ...], alphas: Alphas) -> Evidence:
-    unit_of = {name: unit for unit, names, _ in probe_units(groups, request.tier) for name in names}
+def _assemble(request: MeasureRequest, folder: WorkFolder, groups: tuple[Group, ...], swapped: Swapped) -> Evidence:
+    units = probe_units(groups, request.tier)
+    errors = {g.name: load_errors(folder, g) for g in groups}
+    anchored = {n: errors[g.name][n]["stock"][anchor_of(g, request)] for g in groups for n in g.members}
+    found = alphas(units, swapped.kld, anchored)
+    unit_of = {name: unit.name for unit in units for name in unit.members}
+    model_of = representatives(groups, request.tier)
+    members_of = {g.name: g.members for g in groups}
     tensors = []
     for group in groups:
         wanted = measured_types(group.width, request.qtypes)
-        errors = load_errors(folder, group)
-        for name in group.members:
-            picked = {r: {q: found[q] for q in wanted} for r, found in errors[name].items()}
-            unit = unit_of[name]
-            tensors.append(TensorEvidence(name=name, group=unit, alpha=alphas.values[unit], errors=picked))
+        model = model_of[group.name]
+        for name, like in zip(sorted(group.members), sorted(members_of[model]), strict=True):
+            whole = filled(errors[group.name][name], errors[model][like])
+            picked = {r: {q: by_type[q] for q in wanted} for r, by_type in whole.items()}
+            tensors.append(TensorEvidence(name=name, group=unit_of[name], alpha=found[name], errors=picked))
     return Evidence(
         tier=request.tier,
         source_sha256=folder.source_sha256,
         calibration_sha256=folder.calibration_sha256,
         imatrix_sha256=file_sha256(folder.imatrix),
         tokens=read_json(folder.path / "tokens.json"),
-        probe_tokens=alphas.tokens,
+        probe_tokens=swapped.tokens,
         tensors=tuple(tensors),
     )

@@ -1,4 +1,4 @@
-"""Alpha: how much the model's predictions move for each unit of a tensor's output error, swapped in place."""
+"""How far the model's predictions move when tensors are swapped in place for coarser ones: the source of alpha."""
 
 from pathlib import Path
 
@@ -9,64 +9,71 @@ import numpy.typing as npt
 from quantize.evidence import MeasureRequest, Step
 from quantize.files.work_folder import Group, WorkFolder, read_json, write_json
 from quantize.ggml_types import ANCHORS
+from quantize.measure.bands import probe_units
 from quantize.measure.divergence import kld_from, log_softmax
-from quantize.measure.rounding_error import load_errors, measured_types
+from quantize.measure.rounding_error import measured_types
 from quantize.native.blocks import dequantize_rows, quantize_rows
-from quantize.native.calibration import WINDOW, read_windows
+from quantize.native.calibration import read_windows
 from quantize.native.lane import Lane, Logits, Tokens
 from quantize.native.reference import ReferenceModel
 from quantize.native.source_weights import SourceWeights
 
 _LOGITS_BYTES = 256 << 20  # of the reference's predictions kept in memory
+# Tokens of a window in which a swap is judged. Shorter than WINDOW, so that the same tokens come from more places:
+# positions of one window agree with each other. Measured: docs/log.md, "Quantization in minutes" ("Bands").
+PROBE_WINDOW = 256
 
 
 class AlphaRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Find alpha for every group (tier balanced) or every tensor (tier max)."""
+    """Judge every band of layers (tier balanced) or every tensor (tier max)."""
 
     measure: MeasureRequest
 
 
-class Alphas(msgspec.Struct, frozen=True, kw_only=True):
-    """Alpha by unit, and the tokens each was judged on."""
+class Swapped(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean KL divergence by unit, and the tokens each was judged on."""
 
     tokens: int
-    values: dict[str, float]
+    kld: dict[str, float]
 
 
-def probe_units(groups: tuple[Group, ...], tier: str) -> list[tuple[str, tuple[str, ...], Group]]:
-    """What is swapped together: (name of the unit, tensors, their group)."""
-    if tier == "balanced":
-        return [(g.name, g.members, g) for g in groups]
-    return [(name, (name,), g) for g in groups for name in g.members]
+def swaps_file(folder: WorkFolder, tier: str, probe_tokens: int) -> Path:
+    """Where the answers to the swaps of a tier are kept."""
+    return folder.path / f"swaps-{tier}-{probe_tokens}.json"
 
 
-def alpha_file(folder: WorkFolder, tier: str, probe_tokens: int) -> Path:
-    """Where the alphas of a tier are kept."""
-    return folder.path / f"alpha-{tier}-{probe_tokens}.json"
-
-
-def measure_alpha(request: AlphaRequest, send: Step) -> Alphas:
+def measure_swaps(request: AlphaRequest, send: Step) -> Swapped:
     """Swap, evaluate, restore, unit by unit, into the cache after each (which another job may write to as well)."""
     measure = request.measure
     folder = WorkFolder.open(measure)
     source = SourceWeights(measure.source)
     units = probe_units(folder.groups() or (), measure.tier)
-    path = alpha_file(folder, measure.tier, measure.probe_tokens)
+    path = swaps_file(folder, measure.tier, measure.probe_tokens)
     known: dict[str, float] = read_json(path) or {}
     with ReferenceModel(
-        measure.source, window=WINDOW, threads=measure.threads, gpu_layers=measure.gpu_layers
+        measure.source, window=PROBE_WINDOW, threads=measure.threads, gpu_layers=measure.gpu_layers
     ) as model:
-        windows = read_windows(model, measure.calibration, measure.probe_tokens, spread=True)
+        windows = read_windows(model, measure.calibration, measure.probe_tokens, PROBE_WINDOW, spread=True)
         keep = _kept_positions(model.num_vocab, len(windows))
         probe = _Probe(model, windows, keep)
-        for index, (unit, names, group) in enumerate(units):
-            send(index, len(units), unit)
-            if unit in known:
+        loaded = set(model.weights)
+        for index, unit in enumerate(units):
+            send(index, len(units), unit.name)
+            if unit.name in known:
                 continue
-            known[unit] = _alpha(probe, folder, source, names, group, measure)
+            swaps = {
+                name: _spoiled(folder, source, name, group, measure)
+                for group in unit.groups
+                for name in group.members
+                if name in unit.members and name in loaded
+            }
+            known[unit.name] = 0.0  # nothing in the evaluated graph depends on it
+            if swaps:
+                with model.swapped(swaps):
+                    known[unit.name] = probe.kld()
             write_json(path, known)
         send(len(units), len(units), "")
-    return Alphas(tokens=int(windows.size), values=known)
+    return Swapped(tokens=int(windows.size), kld=known)
 
 
 class _Probe:
@@ -98,38 +105,22 @@ class _Probe:
 
 def _kept_positions(num_vocab: int, windows: int) -> npt.NDArray[np.bool_]:
     """Every second position, or fewer where the vocabulary is so large that they would not fit."""
-    step = max(2, -(-WINDOW * windows * num_vocab * 4 // _LOGITS_BYTES))
-    keep = np.zeros(WINDOW, np.bool_)
+    step = max(2, -(-PROBE_WINDOW * windows * num_vocab * 4 // _LOGITS_BYTES))
+    keep = np.zeros(PROBE_WINDOW, np.bool_)
     keep[step - 1 :: step] = True
     return keep
 
 
-def _alpha(
-    probe: _Probe,
-    folder: WorkFolder,
-    source: SourceWeights,
-    names: tuple[str, ...],
-    group: Group,
-    measure: MeasureRequest,
-) -> float:
-    anchor = next(t.name for t in ANCHORS if t.name in measured_types(group.width, measure.qtypes))
-    errors = load_errors(folder, group)
-    swaps = {}
-    loaded = set(probe.model.weights)
-    for name in names:
-        if name in loaded:
-            swaps[name] = _spoiled(folder, source, name, group, anchor, measure.threads)
-    error = sum(errors[n]["stock"][anchor] for n in swaps)
-    if not swaps or error <= 0:
-        return 0.0  # nothing in the evaluated graph depends on it
-    with probe.model.swapped(swaps):
-        return probe.kld() / error
+def anchor_of(group: Group, measure: MeasureRequest) -> str:
+    """The type that a group's tensors are swapped to."""
+    return next(t.name for t in ANCHORS if t.name in measured_types(group.width, measure.qtypes))
 
 
 def _spoiled(
-    folder: WorkFolder, source: SourceWeights, name: str, group: Group, qtype: str, threads: int
+    folder: WorkFolder, source: SourceWeights, name: str, group: Group, measure: MeasureRequest
 ) -> npt.NDArray[np.uint8]:
-    """A tensor's bytes in its own type, after a trip through `qtype`."""
+    """A tensor's bytes in its own type, after a trip through the anchor type."""
+    qtype, threads = anchor_of(group, measure), measure.threads
     matrices, _, width = source.shape(name)
     seen = folder.diagonals(group)
     parts = []

@@ -63,6 +63,8 @@ def verify_files(request: VerifyRequest, send: Step) -> tuple[FileReport, ...]:
             if model.num_vocab != reference.num_vocab:
                 raise VocabularyDiffers(str(path), model.num_vocab, reference.num_vocab)
         windows = read_windows(reference, request.text, request.max_tokens, request.window, spread=True)
+        # Whenever it ends, what was seen comes from all over the text.
+        windows = windows[np.random.default_rng(_SEED).permutation(len(windows))]
         # As llama-perplexity counts: the second half of each window, where there is context to predict from.
         keep = np.zeros(request.window, np.bool_)
         keep[request.window // 2 : -1] = True
@@ -76,16 +78,55 @@ def verify_files(request: VerifyRequest, send: Step) -> tuple[FileReport, ...]:
             return compare(expected, lane.run(window, keep)[0], window[0, 1:][keep[:-1]])
 
         found: list[list[Comparison]] = [[] for _ in models]
-        for first in range(0, len(windows), reference.lanes):
-            send(first, len(windows), "")
-            parts = [window[None] for window in windows[first : first + reference.lanes]]
-            known = list(zip(parts, reference.side_by_side(parts, predict), strict=True))
-            for results, model in zip(found, models, strict=True):
-                results.extend(model.side_by_side(known, judge))
+        stops = looks(request, len(windows))
+        for goal in stops:
+            while len(found[0]) < goal:
+                first = len(found[0])
+                send(first, len(windows), "")
+                parts = [window[None] for window in windows[first : min(goal, first + reference.lanes)]]
+                known = list(zip(parts, reference.side_by_side(parts, predict), strict=True))
+                for results, model in zip(found, models, strict=True):
+                    results.extend(model.side_by_side(known, judge))
+            if len(found) == 1 or is_clear(ratio(found[0], found[1], _TAIL / len(stops))):
+                break
         send(len(windows), len(windows), "")
-    return tuple(
-        report(str(path), path.stat().st_size, results) for path, results in zip(request.files, found, strict=True)
-    )
+    return _reports(request.files, found)
+
+
+def _reports(files: tuple[Path, ...], found: list[list[Comparison]]) -> tuple[FileReport, ...]:
+    reports = []
+    for path, results in zip(files, found, strict=True):
+        made = report(str(path), path.stat().st_size, results)
+        against = ratio(results, found[-1]) if len(found) > 1 else None
+        reports.append(msgspec.structs.replace(made, ratio=against))
+    return tuple(reports)
+
+
+def looks(request: VerifyRequest, windows: int) -> list[int]:
+    """After how many windows to see whether it is clear already; the last is all of them."""
+    if request.min_tokens is None:
+        return [windows]
+    count = max(1, request.min_tokens // request.window)
+    found = []
+    while count < windows:
+        found.append(count)
+        count *= 2
+    return [*found, windows]
+
+
+def ratio(ours: list[Comparison], theirs: list[Comparison], tail: float = _TAIL) -> Interval:
+    """Mean KL divergence of one file over another's, on the same windows, which are drawn anew in pairs."""
+    one, other = (np.array([w.kld.mean() for w in windows]) for windows in (ours, theirs))
+    picks = np.random.default_rng(_SEED).integers(0, len(one), (_RESAMPLES, len(one)))
+    least = np.finfo(np.float64).tiny
+    resampled = one[picks].mean(axis=1) / np.maximum(other[picks].mean(axis=1), least)
+    low, high = np.quantile(resampled, [tail, 1 - tail])
+    return Interval(float(one.mean() / max(other.mean(), least)), float(low), float(high))
+
+
+def is_clear(found: Interval) -> bool:
+    """Whether an interval of a ratio says which is better."""
+    return found.high < 1 or found.low > 1
 
 
 def report(path: str, file_bytes: int, windows: list[Comparison]) -> FileReport:

@@ -19,10 +19,11 @@ from quantize.native.taps import NodeTap
 P = TypeVar("P")
 T = TypeVar("T")
 
-# Files up to here are evaluated in lanes of one thread each: their steps are so short that threads working on one
-# would mostly wait for each other, and a lane's cache and scratch memory is small.
-# Measured: docs/log.md, craft ("Lanes").
-_LANED_BYTES = 256 << 20
+# Memory that contexts side by side may take together, and the bytes a context takes for each token of its window
+# times those of the vocabulary: logits once in ggml's buffer and once copied.
+# Lanes of one thread each leave nobody waiting for anybody. Measured: docs/log.md, craft ("Lanes").
+_LANES_BYTES = 2 << 30
+_LOGIT_BYTES = 8
 
 
 class ReferenceModel:
@@ -56,8 +57,8 @@ class ReferenceModel:
             raise LoadFailed(str(path), "load the model")
         self._vocab = self._lib.llama_model_get_vocab(self._model)
         self.num_vocab = int(self._lib.llama_vocab_n_tokens(self._vocab))
-        laned = gpu_layers == 0 and path.stat().st_size <= _LANED_BYTES
-        count = max(1, min(threads, max_lanes or threads)) if laned else 1
+        room = _LANES_BYTES // (_LOGIT_BYTES * self.num_vocab * window * batch_windows)
+        count = max(1, min(threads, room, max_lanes or threads)) if gpu_layers == 0 else 1
         try:
             for _ in range(count):
                 lane = Lane(

@@ -46,7 +46,9 @@ def test_second_moments_equal_those_computed_from_the_weights(request_for, tmp_p
     first = WorkFolder.open(request).groups()[0]
     run_task("moments", MomentsRequest(measure=request, groups=(first.name,)), ignore, never)
     tokenizer = Tokenizer.from_file(str(ROOT / "tests/data/spark-hf/tokenizer.json"))
-    ids = np.array(tokenizer.encode(text, add_special_tokens=False).ids)[:4096]
+    ids = np.array(tokenizer.encode(text, add_special_tokens=False).ids)
+    windows = ids[: len(ids) // 512 * 512].reshape(-1, 512)
+    ids = windows[np.linspace(0, len(windows) - 1, 8).round().astype(int)].reshape(-1)  # from all over the text
     rows = model["token_embd.weight"].astype(np.float32)[ids]
     rows = rows / np.sqrt((rows**2).mean(axis=1, keepdims=True) + 1e-5) * model["blk.0.attn_norm.weight"]
     expected = rows.T @ rows / len(ids)
@@ -71,7 +73,7 @@ def test_lanes_see_what_one_alone_sees(request_for, tmp_path):
         found.append([np.array(WorkFolder.open(request).moments(g)) for g in chosen])
 
     for one, two in zip(*found, strict=True):
-        np.testing.assert_allclose(two, one, rtol=1e-3, atol=1e-4 * float(one.max()))
+        np.testing.assert_array_equal(two, one)
 
 
 def test_the_importance_matrix_covers_every_weight_and_the_head(request_for, measured):
@@ -105,9 +107,9 @@ def test_a_second_measurement_is_read_from_the_cache(request_for, measured):
 def test_what_a_kill_left_behind_is_used_and_gives_the_same_evidence(request_for, measured):
     for path in measured.folder.glob("evidence-*"):
         path.unlink()
-    alphas = msgspec.json.decode((measured.folder / f"alpha-balanced-{request_for.probe_tokens}.json").read_bytes())
-    some = dict(list(alphas.items())[:20])
-    (measured.folder / f"alpha-balanced-{request_for.probe_tokens}.json").write_bytes(msgspec.json.encode(some))
+    path = measured.folder / f"swaps-balanced-{request_for.probe_tokens}.json"
+    some = dict(list(msgspec.json.decode(path.read_bytes()).items())[:20])
+    path.write_bytes(msgspec.json.encode(some))
     (measured.folder / "errors" / "blk.3.ffn_down.weight.json").write_bytes(b'{"half a')
     phases = []
 

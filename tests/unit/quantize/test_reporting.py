@@ -1,11 +1,14 @@
 """What a file and its report say about its making."""
 
+import itertools
+
 import msgspec
 import pytest
 
 from quantize.files.gguf_file import read_gguf
 from quantize.files.provenance import Provenance, blank, read_provenance
-from quantize.job.forecast import forecast
+from quantize.job.effort import EFFORTS, Spent, effort_of, spend
+from quantize.job.forecast import JobShape, forecast, known_rates, learn_rates, seconds_by_phase
 from quantize.job.report import read_report, report_path, summary, write_report
 from quantize.job.request import QuantizeReport
 from quantize.plan.model_spec import model_spec
@@ -26,6 +29,19 @@ def plan(shape):
     return model, make_plan(question, Goal(kind="bpw", bpw=4.5))
 
 
+def shape_of(model, effort, threads=2, *, verified=True) -> JobShape:
+    return JobShape(
+        model=model,
+        tier=effort.tier,
+        rounding=effort.rounding,
+        max_tokens=effort.max_tokens,
+        probe_tokens=effort.probe_tokens,
+        verify_tokens=effort.verify_tokens if verified else 0,
+        threads=threads,
+        source_bytes=1 << 20,
+    )
+
+
 def told(model, plan, **changes) -> QuantizeReport:
     facts = {
         "source": "a.gguf",
@@ -36,7 +52,7 @@ def told(model, plan, **changes) -> QuantizeReport:
         "shipped": "nothing",
         "plan": plan,
         "rounding": "stock",
-        "forecast": forecast(model, plan, tier="instant", rounding="stock", threads=2, verified=False),
+        "forecast": forecast(shape_of(model, EFFORTS[0]), plan.file_bytes, plan.damage, {}),
     }
     return QuantizeReport(**(facts | changes))
 
@@ -85,30 +101,52 @@ def test_the_summary_has_size_mix_and_forecast(plan):
     assert lines[-1] == "mind the gap"
 
 
-def test_more_work_is_forecast_to_take_longer(plan):
+def test_more_work_is_forecast_to_take_longer_and_phases_add_up(plan):
     model, chosen = plan
+    found = [forecast(shape_of(model, e), chosen.file_bytes, chosen.damage, {}) for e in EFFORTS]
+    for quicker, longer in itertools.pairwise(found):
+        assert quicker.seconds < longer.seconds
+    for one in found:
+        assert one.seconds == pytest.approx(sum(one.phases.values()))
+        assert one.disk_bytes >= chosen.file_bytes
+        assert one.memory_bytes > 0
+    balanced = effort_of("balanced")
+    alone = forecast(shape_of(model, balanced, verified=False), chosen.file_bytes, chosen.damage, {})
+    wide = forecast(shape_of(model, balanced, threads=8), chosen.file_bytes, chosen.damage, {})
+    assert alone.seconds < found[2].seconds
+    assert wide.seconds == pytest.approx(found[2].seconds / 4)
 
-    def seconds(tier, rounding, threads=1, verified=False):
-        found = forecast(model, chosen, tier=tier, rounding=rounding, threads=threads, verified=verified)
-        assert found.disk_bytes >= chosen.file_bytes
-        assert found.memory_bytes > 0
-        return found.seconds
 
-    assert seconds("instant", "stock") < seconds("balanced", "stock") < seconds("balanced", "craft")
-    assert seconds("balanced", "craft") < seconds("max", "sequential")
-    assert seconds("balanced", "craft", threads=4) < seconds("balanced", "craft")
-    assert seconds("balanced", "craft") < seconds("balanced", "craft", verified=True)
+def test_a_forecast_learns_from_the_jobs_of_this_machine(plan, tmp_path):
+    model, chosen = plan
+    shape = shape_of(model, effort_of("balanced"), verified=False)
+    before = seconds_by_phase(shape, known_rates(tmp_path))
+    took = {p: 3 * s for p, s in before.items()}
+    for seconds in (took, took, {"measure": 1e6}):  # one job that was interrupted by something else
+        learn_rates(tmp_path, shape, told(model, chosen, seconds=seconds), set(seconds))
+    after = seconds_by_phase(shape, known_rates(tmp_path))
+    assert after["measure"] == pytest.approx(3 * before["measure"], rel=1e-3)
+    (tmp_path / "rates.json").write_text("[]")
+    assert known_rates(tmp_path) == {}
+
+
+def test_a_given_time_buys_the_most_thorough_step_that_fits(plan):
+    model, _ = plan
+    shape = shape_of(model, effort_of("balanced"))
+    needed = {e.name: sum(seconds_by_phase(shape_of(model, e), {}).values()) for e in EFFORTS}
+    for name in ("instant", "quick", "balanced", "thorough"):
+        spent = spend(shape, needed[name] * 1.001, {})
+        assert spent.effort.name == name
+        assert "lower the KL divergence by about" in spent.more
+    assert spend(shape, 1e9, {}) == Spent(effort=EFFORTS[-1], seconds=needed["max"])
+    hasty = spend(shape, 0.001, {})
+    assert hasty.effort.name == "instant"
+    assert "even the quickest way takes" in hasty.more
+    # A slower machine gets less done in the same time.
+    slow = dict.fromkeys(("measure", "round", "write", "verify", "hash"), 1000.0)
+    assert spend(shape, needed["balanced"], slow).effort.name == "instant"
 
 
 def test_plans_travel_as_json(plan):
     _, chosen = plan
     assert msgspec.json.decode(msgspec.json.encode(chosen), type=type(chosen)) == chosen
-
-
-def test_the_forecast_of_the_bundled_model_is_what_was_measured(plan, bundled_model):
-    """195 and 98 s were measured for tiers max and balanced: docs/log.md, sequential pass and one click."""
-    model, chosen = model_spec(read_gguf(bundled_model)), plan[1]
-    most = forecast(model, chosen, tier="max", rounding="sequential", threads=2, verified=True).seconds
-    usual = forecast(model, chosen, tier="balanced", rounding="craft", threads=2, verified=True).seconds
-    assert 130 < most < 290
-    assert 65 < usual < 150

@@ -1,0 +1,109 @@
+"""How thorough a job is, from seconds to hours, and which of that fits a given time."""
+
+import msgspec
+
+from quantize.job.forecast import JobShape, Rates, seconds_by_phase
+from quantize.job.request import QuantizeRequest
+from quantize.types import ModelSpec, Rounding, Tier
+
+
+class Effort(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of thoroughness. `kld_factor` is the damage to expect, that of the usual step being 1."""
+
+    name: str
+    tier: Tier
+    rounding: Rounding
+    max_tokens: int
+    probe_tokens: int
+    verify_tokens: int
+    kld_factor: float
+
+
+# From quick to thorough. `verify_tokens` is what a comparison takes as a rule: it ends when it is clear.
+# Measured: factors of the output error by tokens and of the sequential pass, docs/log.md ("Quantization in
+# minutes", "Sequential pass"); that of instant is allocation by priors with ggml's rounding against craft.
+EFFORTS = (
+    Effort(
+        name="instant", tier="instant", rounding="stock", max_tokens=0, probe_tokens=0, verify_tokens=2048,
+        kld_factor=2.2,
+    ),
+    Effort(
+        name="quick", tier="balanced", rounding="craft", max_tokens=8192, probe_tokens=768, verify_tokens=4096,
+        kld_factor=1.12,
+    ),
+    Effort(
+        name="balanced", tier="balanced", rounding="craft", max_tokens=32_768, probe_tokens=1536,
+        verify_tokens=8192, kld_factor=1.0,
+    ),
+    Effort(
+        name="thorough", tier="balanced", rounding="craft", max_tokens=131_072, probe_tokens=3072,
+        verify_tokens=16_384, kld_factor=0.97,
+    ),
+    Effort(
+        name="max", tier="max", rounding="sequential", max_tokens=32_768, probe_tokens=1536, verify_tokens=16_384,
+        kld_factor=0.8,
+    ),
+)  # fmt: skip
+
+
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
+    """What a given time is spent on, the seconds it should take, and what more would buy (empty: nothing)."""
+
+    effort: Effort
+    seconds: float
+    more: str = ""
+
+
+def effort_of(tier: Tier) -> Effort:
+    """The usual step of a tier."""
+    return next(e for e in EFFORTS if e.name == tier)
+
+
+def spend(shape: JobShape, time_s: float, rates: Rates) -> Spent:
+    """The step that buys most within a time; the quickest one where none fits."""
+    needed = [(e, sum(seconds_by_phase(_at(shape, e), rates).values())) for e in EFFORTS]
+    fitting = [(e, s) for e, s in needed if s <= time_s]
+    effort, seconds = min(fitting or needed[:1], key=lambda pair: pair[0].kld_factor)
+    better = [(e, s) for e, s in needed if e.kld_factor < effort.kld_factor]
+    told = []
+    if not fitting:
+        told.append(f"even the quickest way takes about {_words(seconds)}")
+    if better:
+        more, longer = min(better, key=lambda pair: pair[1])
+        gain = 1 - more.kld_factor / effort.kld_factor
+        told.append(f"{_words(longer)} in all ({more.name}) should lower the KL divergence by about {gain:.0%}")
+    return Spent(effort=effort, seconds=seconds, more="; ".join(told))
+
+
+def job_shape(
+    request: QuantizeRequest, rounding: Rounding, spec: ModelSpec, source_bytes: int, *, verifies: bool
+) -> JobShape:
+    """What decides how long a request takes on a model."""
+    usual = next((e for e in EFFORTS if e.tier == request.tier and e.max_tokens == request.max_tokens), None)
+    compared = (usual or effort_of(request.tier)).verify_tokens
+    return JobShape(
+        model=spec,
+        tier=request.tier,
+        rounding=rounding,
+        max_tokens=request.max_tokens,
+        probe_tokens=request.probe_tokens,
+        verify_tokens=min(compared, request.verify_tokens) if verifies else 0,
+        threads=request.threads,
+        source_bytes=source_bytes,
+        converts=request.source.is_dir(),
+    )
+
+
+def _at(shape: JobShape, effort: Effort) -> JobShape:
+    return msgspec.structs.replace(
+        shape,
+        tier=effort.tier,
+        rounding=effort.rounding,
+        max_tokens=effort.max_tokens,
+        probe_tokens=effort.probe_tokens,
+        verify_tokens=effort.verify_tokens if shape.verify_tokens else 0,
+    )
+
+
+def _words(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"  # noqa: PLR2004  a person's rounding

@@ -1,0 +1,66 @@
+"""What a job has to know of its source: facts for the plan, whether it is good enough and stays the same."""
+
+from pathlib import Path
+
+import msgspec
+
+from quantize.errors import BadWish, SourceChanged, Unreadable
+from quantize.files.gguf_split import GgufModel
+from quantize.files.gguf_write import header
+from quantize.ggml_types import FLOAT_TYPES, NEARLY_EXACT, GgmlType, bits_per_weight
+from quantize.job.write_model import output_metadata, output_slots
+from quantize.plan.model_spec import model_spec
+from quantize.plan.stock_rules import MIXES, USUAL_MIX
+from quantize.tensor_rules import allows_quantization
+from quantize.types import ModelSpec, TensorSpec
+
+Identity = tuple[tuple[str, int, int], ...]
+_DEFAULT_FILE_TYPE = MIXES[USUAL_MIX].ftype
+
+
+def identity(source: Path) -> Identity:
+    """Names, sizes and times of change of a source's files. Raises: Unreadable."""
+    paths = sorted(p for p in source.iterdir() if p.is_file()) if source.is_dir() else [source]
+    try:
+        stats = [(p.name, p.stat()) for p in paths]
+    except OSError as error:
+        raise Unreadable(str(source), error.strerror or str(error)) from error
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+
+
+def check_unchanged(source: Path, before: Identity) -> None:
+    """Raises: SourceChanged."""
+    if identity(source) != before:
+        raise SourceChanged(str(source))
+
+
+def whole_spec(model: GgufModel) -> ModelSpec:
+    """What a plan needs to know, of all parts of a model."""
+    spec = model_spec(model.parts[0])
+    tensors = tuple(TensorSpec(t.name, t.shape, t.ggml_type.name) for _, t in model.tensors())
+    return msgspec.structs.replace(spec, tensors=tensors)
+
+
+def header_bytes(model: GgufModel, spec: ModelSpec) -> int:
+    """Bytes of the output before its first tensor, whatever types are chosen."""
+    metadata = output_metadata(model.parts[0], _DEFAULT_FILE_TYPE, provenance=True)
+    return len(header(metadata, output_slots(model.tensors(), {t.name: t.qtype for t in spec.tensors})))
+
+
+def check_precision(spec: ModelSpec, *, force: bool) -> tuple[str, ...]:
+    """What to say of a source that is quantized already. Raises: BadWish: it has lost too much, and no `force`."""
+    types = {GgmlType[t.qtype] for t in spec.tensors if allows_quantization(t)} - FLOAT_TYPES
+    if not types:
+        return ()
+    coarsest = min(types, key=bits_per_weight)
+    if bits_per_weight(coarsest) >= bits_per_weight(NEARLY_EXACT):
+        return (f"the source is quantized to {coarsest.name}: a file from the original is slightly better",)
+    if not force:
+        reason = f"it is already quantized to {coarsest.name}; what that lost cannot be restored"
+        raise BadWish("SOURCE", f"{reason}. Use the original, or --force")
+    return (f"the source is already quantized to {coarsest.name}",)
+
+
+def file_type(mix: str | None) -> int:
+    """llama.cpp's number of the nearest stock mix."""
+    return MIXES[mix].ftype if mix in MIXES else _DEFAULT_FILE_TYPE

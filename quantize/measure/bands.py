@@ -1,0 +1,113 @@
+"""What is swapped together to learn how much it matters, and what one tensor's share of a band's answer is.
+
+The same weights of neighbouring layers matter about equally, and damages add up: in tier balanced one swap judges a
+band of layers, and a curve through the bands tells the layers apart.
+"""
+
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+
+from quantize.files.work_folder import Group
+from quantize.types import Tier
+
+_LAYER = re.compile(r"^blk\.(\d+)\.")
+# Layers judged alone: where sensitivity changes quickly. Between them bands of about equal length.
+# Measured: docs/log.md, "Quantization in minutes" ("Bands").
+_ROLES = 4  # groups of a usual layer: q, k and v; attention's output; gate and up; down
+_FIRST_ALONE, _LAST_ALONE, _BANDS = 2, 1, 6
+
+
+class Unit(msgspec.Struct, frozen=True, kw_only=True):
+    """Tensors that are swapped together: groups of one role in neighbouring layers, or a single tensor."""
+
+    name: str
+    members: tuple[str, ...]
+    groups: tuple[Group, ...]
+    role: str = ""
+    layer: float = 0.0  # the middle of the band
+
+
+def probe_units(groups: tuple[Group, ...], tier: Tier) -> list[Unit]:
+    """The swaps of a tier, in the order of the model's roles: bands (balanced) or tensors (max)."""
+    if tier == "max":
+        return [Unit(name=n, members=(n,), groups=(g,)) for g in groups for n in g.members]
+    roles: dict[str, list[Group]] = {}
+    for group in groups:
+        roles.setdefault(_role(group), []).append(group)
+    units = []
+    for role, members in roles.items():
+        ordered = sorted(members, key=_layer)
+        for band in _bands(len(ordered)):
+            inside = tuple(ordered[band.start : band.stop])
+            first = inside[0].name
+            units.append(
+                Unit(
+                    name=first if len(inside) == 1 else f"{first}..{_layer(inside[-1])}",
+                    members=tuple(n for g in inside for n in g.members),
+                    groups=inside,
+                    role=role,
+                    layer=float(np.mean([_layer(g) for g in inside])),
+                )
+            )
+    return units
+
+
+def probes(num_layers: int, tier: Tier, num_matrices: int) -> int:
+    """About how many swaps a model of so many layers and matrices takes."""
+    return num_matrices if tier == "max" else _ROLES * len(_bands(num_layers)) + 2
+
+
+def representatives(groups: tuple[Group, ...], tier: Tier) -> dict[str, str]:
+    """Group to the group whose errors by craft stand for its own: the middle of its band, in tier max itself."""
+    if tier == "max":
+        return {g.name: g.name for g in groups}
+    return {
+        g.name: unit.groups[len(unit.groups) // 2].name for unit in probe_units(groups, tier) for g in unit.groups
+    }
+
+
+def alphas(units: list[Unit], swapped: Mapping[str, float], errors: Mapping[str, float]) -> dict[str, float]:
+    """Damage for each unit of error, by tensor.
+
+    `swapped`: mean KL divergence by unit; `errors`: relative error that the swap made, by tensor. Within a band,
+    layers follow the line through the logarithms of neighbouring bands, and add up to the band.
+    """
+    found: dict[str, float] = {}
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for unit in units:
+        error = sum(errors.get(n, 0.0) for n in unit.members)
+        alpha = swapped[unit.name] / error if error > 0 else 0.0
+        found |= dict.fromkeys(unit.members, alpha)
+        if alpha > 0 and unit.role:
+            curves.setdefault(unit.role, []).append((unit.layer, float(np.log(alpha))))
+    for unit in units:
+        if len(unit.groups) < 2 or unit.role not in curves:  # noqa: PLR2004  one layer needs no curve
+            continue
+        layers, logs = zip(*curves[unit.role], strict=True)
+        shape = {g.name: float(np.exp(np.interp(_layer(g), layers, logs))) for g in unit.groups}
+        expected = sum(shape[g.name] * errors.get(n, 0.0) for g in unit.groups for n in g.members)
+        scale = swapped[unit.name] / expected if expected > 0 else 0.0
+        found |= {n: scale * shape[g.name] for g in unit.groups for n in g.members}
+    return found
+
+
+def _layer(group: Group) -> int:
+    match = _LAYER.match(group.name)
+    return int(match[1]) if match else -1
+
+
+def _role(group: Group) -> str:
+    return " ".join(_LAYER.sub("blk.*.", n) for n in sorted(group.members))
+
+
+def _bands(count: int) -> list[slice]:
+    alone = _FIRST_ALONE + _LAST_ALONE
+    if count <= alone + _BANDS:
+        return [slice(i, i + 1) for i in range(count)]
+    edges = np.linspace(_FIRST_ALONE, count - _LAST_ALONE, _BANDS + 1).round().astype(int).tolist()
+    starts = [*range(_FIRST_ALONE), *edges, *range(count - _LAST_ALONE + 1, count + 1)]
+    return [slice(a, b) for a, b in pairwise(starts)]
