@@ -17,13 +17,17 @@ MeasureTier = Literal["balanced", "max"]
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a phase is: `done` of `total` units of work (not counts), and the seconds it should still take."""
+    """How far a phase is: `done` of `total` units of work (not counts), and the seconds it should still take.
+
+    Within a job `share` is how much of the whole is done, 0 to 1, and `left_s` what the whole should still take.
+    """
 
     phase: str
     done: float
     total: float
     detail: str = ""
     left_s: float | None = None
+    share: float | None = None
 
 
 def encode(value: object) -> bytes:

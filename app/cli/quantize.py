@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.quantize_options import Duration, LockOption, Size
+from app.cli.quantize_options import Duration, LockOption, Size, check_plan
 from engine.paths import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
@@ -64,13 +64,33 @@ _SAME_NAME = (
 @click.option("--lock", "locks", multiple=True, type=LockOption(), help="PATTERN=TYPE or PATTERN>=TYPE.")
 @click.option(
     "--calibration",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Text like what the model will be used for.",
+    multiple=True,
+    metavar="PATH|chats",
+    help="Text like what the model will be used for: files, folders, a project, or your own chats (asked first). "
+    "What is gained there and elsewhere is told.",
 )
+@click.option("--yes", is_flag=True, help="Do not ask before chats are read.")
 @click.option(
     "--imatrix",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="An importance matrix of llama.cpp.",
+)
+@click.option(
+    "--export-plan",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write a plan with which anybody makes the same file from the same source.",
+)
+@click.option(
+    "--plan",
+    "plan_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Follow a plan that somebody made, instead of a size. What comes out is measured here before it is kept.",
+)
+@click.option(
+    "--plan-key",
+    "plan_keys",
+    multiple=True,
+    help="With --plan: the minisign public key of whoever signed it; PLAN.minisig must fit one of these.",
 )
 @click.option(
     "--device",
@@ -86,15 +106,26 @@ _SAME_NAME = (
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
     """Build the request, run the job, tell what came out."""
-    from engine.dispatch.resources import open_resources  # noqa: PLC0415 - the command's own imports wait until it runs
+    import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
+
+    from app.cli.quantize_text import calibration_of  # noqa: PLC0415
     from engine.paths import user_paths  # noqa: PLC0415
+
+    paths = user_paths()
+    if given["plan_keys"]:
+        check_plan(given["plan_file"], list(given["plan_keys"]))
+    options = _options(source, given)
+    options.check()
+    with calibration_of(given["calibration"], paths, ask=not given["yes"]) as found:
+        _run(msgspec.structs.replace(options, **found), out, paths, as_json=as_json)
+
+
+def _run(options: "QuantizeOptions", out: Path | None, paths: "Paths", *, as_json: bool) -> None:
+    from engine.dispatch.resources import open_resources  # noqa: PLC0415 - as above
     from engine.quantize_jobs.request import beside_source, build_request  # noqa: PLC0415
     from quantize.job.execute import quantize  # noqa: PLC0415
 
-    paths = user_paths()
-    options = _options(source, given)
-    options.check()
-    path = _source(source, paths)
+    path = _source(options.source, paths)
     target = out.expanduser() if out else beside_source(path, options, paths)
     request = build_request(options, path, target, paths, open_resources(paths))
     stop = threading.Event()
@@ -111,8 +142,10 @@ def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
 def _options(source: str, given: dict[str, Any]) -> "QuantizeOptions":
     from engine.quantize_jobs.options import QuantizeOptions  # noqa: PLC0415
 
-    if sum(bool(given[k]) for k in ("budget", "fit", "bpw", "mix")) != 1:
-        raise click.UsageError("Say what is wanted: one of --budget, --fit, --bpw or --type.")
+    if sum(bool(given[k]) for k in ("budget", "fit", "bpw", "mix", "plan_file")) != 1:
+        raise click.UsageError("Say what is wanted: one of --budget, --fit, --bpw, --type or --plan.")
+    if given["plan_file"] and any(given[k] for k in ("tier", "rounding", "time_s", "locks")):
+        raise click.UsageError("--plan says how: leave out --tier, --rounding, --time and --lock.")
     if given["time_s"] and (given["tier"] or given["rounding"] or given["mix"]):
         raise click.UsageError("--time decides how thorough to be: leave out --tier, --rounding and --type.")
     return QuantizeOptions(
@@ -121,8 +154,9 @@ def _options(source: str, given: dict[str, Any]) -> "QuantizeOptions":
         memory_bytes=given["memory"],
         n_ctx=given["ctx"],
         n_seq=given["parallel"],
-        calibration=_text(given["calibration"]),
         imatrix=_text(given["imatrix"]),
+        plan_file=_text(given["plan_file"]),
+        export_plan=_text(given["export_plan"]),
         **{k: given[k] for k in _SAME_NAME},
     )
 
@@ -168,10 +202,10 @@ class _Line:
         self._enabled = enabled
 
     def update(self, progress: "Progress") -> None:
-        """Phase, share done, tensor, time left."""
+        """Phase, how much of the whole is done, tensor, time left of the whole."""
         if not self._enabled:
             return
-        share = progress.done / progress.total if progress.total else 0.0
+        share = progress.share or 0.0
         left = "" if progress.left_s is None else f", {progress.left_s:.0f} s left"
         text = f"{progress.phase} {share:4.0%} {progress.detail}{left}"
         sys.stderr.write(f"\r\x1b[2K{text[:100]}")

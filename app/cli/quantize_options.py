@@ -1,6 +1,7 @@
 """Turning what was typed after `tessera quantize` into a request."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import click
@@ -73,3 +74,23 @@ class LockOption(click.ParamType[tuple[str, str, bool]]):
         if qtype not in GgmlType.__members__:
             self.fail(f"there is no type {qtype!r}", param, ctx)
         return pattern, qtype, least
+
+
+def check_plan(plan: Path | None, keys: list[str]) -> None:
+    """Raises: click.UsageError: keys without a plan. ClickException: the plan is not signed by one of the keys."""
+    from app.kernel_index import check_signature  # noqa: PLC0415 - cryptography is slow to import
+    from devices.errors import PackRefused  # noqa: PLC0415
+
+    if plan is None:
+        raise click.UsageError("--plan-key goes with --plan.")
+    signature = plan.with_name(f"{plan.name}.minisig")
+    try:
+        text = signature.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.ClickException(f"The plan's signature {signature} cannot be read: {error}") from error
+    try:
+        check_signature(plan.read_bytes(), text, keys)
+    except PackRefused as error:
+        raise click.ClickException(
+            f"{plan} is not signed by whoever holds the key you gave, or was changed since: nothing was made."
+        ) from error

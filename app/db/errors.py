@@ -16,6 +16,15 @@ class StoreUnwritable(StoreError):
         self.reason = reason
 
 
+class StoreUnreadable(StoreError):
+    """Chats that stand in the file cannot be read."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} cannot be read: {reason}")
+        self.path = path
+        self.reason = reason
+
+
 class StoreFromNewerVersion(StoreError):
     """The file was written by a newer Tessera; it is left as it is."""
 

@@ -17,6 +17,8 @@ from engine.quantize_jobs.options import QuantizeOptions
 from quantize.evidence import Progress
 from quantize.job.request import QuantizeReport
 
+_BAR = 1000  # steps of the one bar of a job
+
 
 def register(registry: JobRegistry, open_catalogue: Callable[[], Catalogue], resources: Resources) -> None:
     """Teach a registry the kind `quantize`: one at a time, for it takes every core."""
@@ -61,8 +63,7 @@ def make(catalogue: Catalogue, options: QuantizeOptions, control: Control, resou
     request = build_request(options, entry.path, out, catalogue.paths, resources)
 
     def progress(at: Progress) -> None:
-        share = at.done / at.total if at.total else 0.0
-        control.report(at.phase, round(100 * share), 100, "%", at.detail)
+        control.report(at.phase, round(_BAR * (at.share or 0.0)), _BAR, "", at.detail)
 
     try:
         report = run_quantize(request, progress, lambda: control.stopping)

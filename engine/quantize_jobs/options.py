@@ -1,5 +1,7 @@
 """What can be asked of the quantizer, by the terminal and over HTTP alike."""
 
+from pathlib import Path
+
 import msgspec
 
 from engine.errors import InputFault
@@ -15,7 +17,9 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
     `source` is a model of the library, or in the terminal a path. `fit` is for `n_seq` sequences of `n_ctx` tokens
     in `memory_bytes` (None: what is free), their cache stored in `kv_type` (None: the solver chooses). `locks` are
     (pattern, type, whether it is a minimum). `tier` None: instant for a mix by name, else balanced. `calibration`
-    and `imatrix` are files. `time_s` is a time to spend, which decides the tier.
+    and `imatrix` are files. `own_text` is text to judge
+    by too. `time_s` is a time to spend, which decides the tier. `plan_file` is a plan
+    to follow, which is a goal by itself, `export_plan` where to write one.
     """
 
     source: str
@@ -31,11 +35,14 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
     rounding: Rounding | None = None
     locks: tuple[tuple[str, str, bool], ...] = ()
     calibration: str | None = None
+    own_text: str | None = None
     imatrix: str | None = None
     device: DeviceKind = "cpu"
     threads: int | None = None
     verify: bool | None = None
     time_s: float | None = None
+    plan_file: str | None = None
+    export_plan: str | None = None
     plan_only: bool = False
     overwrite: bool = False
     force: bool = False
@@ -43,7 +50,7 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def goals(self) -> tuple[str, ...]:
         """The names of the goals that were given."""
-        given = [name for name in ("budget_bytes", "bpw", "mix") if getattr(self, name) is not None]
+        given = [name for name in ("budget_bytes", "bpw", "mix", "plan_file") if getattr(self, name) is not None]
         return (*given, *(["fit"] if self.fit else []))
 
     def check(self) -> None:
@@ -66,6 +73,8 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def words(self) -> str:
         """The goal as a file's name tells it."""
+        if self.plan_file is not None:
+            return Path(self.plan_file).stem
         if self.mix is not None:
             return self.mix.upper()
         if self.bpw is not None:

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
 import psutil
 
 from engine.bench.type_prices import PriceStore, planner_speeds
@@ -21,6 +22,7 @@ from engine.quantize_jobs.options import QuantizeOptions
 from quantize.child import run_task
 from quantize.convert.folder import ConvertRequest
 from quantize.files.gguf_split import read_gguf_model
+from quantize.job.plan_file import read_plan
 from quantize.job.request import QuantizeRequest
 from quantize.texts import CALIBRATION, HELD_OUT
 from quantize.types import DeviceKind
@@ -36,16 +38,17 @@ def build_request(
     Raises: InputFault: not exactly one goal. Whatever reading the source for `fit` raises.
     """
     options.check()
+    given = read_plan(Path(options.plan_file).expanduser()) if options.plan_file else None
     fitted = machine_fit(source, options, resources) if options.fit else None
-    return QuantizeRequest(
+    request = QuantizeRequest(
         source=source,
         out=out,
-        goal=fitted.goal if fitted else options.goal(),
+        goal=given.goal if given else fitted.goal if fitted else options.goal(),
         calibration=Path(options.calibration).expanduser() if options.calibration else CALIBRATION,
         held_out=HELD_OUT,
         cache_dir=paths.cache / "quantize",
-        tier=options.tier or ("instant" if options.mix else "balanced"),
-        rounding=options.rounding,
+        tier=given.tier if given else options.tier or ("instant" if options.mix else "balanced"),
+        rounding=given.rounding if given else options.rounding,
         imatrix=Path(options.imatrix).expanduser() if options.imatrix else None,
         locks=options.type_locks(),
         kv=tuple(o for o in fitted.kv if options.kv_type in {None, o.type_k}) if fitted else (),
@@ -55,10 +58,14 @@ def build_request(
         threads=options.threads or psutil.cpu_count(logical=False) or os.cpu_count() or 1,
         verify=options.verify,
         time_s=options.time_s,
+        own_text=Path(options.own_text) if options.own_text else None,
+        plan=given,
+        export_plan=Path(options.export_plan).expanduser() if options.export_plan else None,
         plan_only=options.plan_only,
         overwrite=options.overwrite,
         force=options.force,
     )
+    return request if given is None else msgspec.structs.replace(request, max_tokens=given.max_tokens)
 
 
 def beside_source(source: Path, options: QuantizeOptions, paths: Paths) -> Path:

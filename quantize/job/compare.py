@@ -11,13 +11,15 @@ from quantize.types import FileReport, QuantPlan
 _MAX_INSTANT_TOKENS = 8192  # to compare on where nothing was measured
 
 
-def verify_request(request: QuantizeRequest, source: Path, ours: Path, stock: Path | None) -> VerifyRequest:
+def verify_request(
+    request: QuantizeRequest, source: Path, ours: Path, stock: Path | None, text: Path
+) -> VerifyRequest:
     """What is compared, and on how much text: it ends as soon as it is clear which file is better."""
     most = request.verify_tokens
     return VerifyRequest(
         reference=source,
         files=(ours, stock) if stock else (ours,),
-        text=request.held_out,
+        text=text,
         max_tokens=min(most, _MAX_INSTANT_TOKENS) if request.tier == "instant" else most,
         min_tokens=effort_of(request.tier).verify_tokens,
         threads=request.threads,

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -23,12 +22,23 @@ from quantize.evidence import (
 )
 from quantize.files.gguf_split import read_gguf_model
 from quantize.files.output_file import Output
-from quantize.files.provenance import Provenance, provenance_bytes
+from quantize.files.provenance import provenance_bytes
 from quantize.files.work_folder import file_sha256, hash_is_known
+from quantize.job.bar import Bar
 from quantize.job.compare import no_rival, verdict, verify_request
 from quantize.job.effort import Spent, effort_of, job_shape, spend
-from quantize.job.forecast import JobShape, forecast, known_rates, learn_rates
-from quantize.job.report import report_path, write_report
+from quantize.job.forecast import JobShape, forecast, known_rates, learn_rates, seconds_by_phase
+from quantize.job.plan_file import (
+    NO_PLAN,
+    applied,
+    check_claim,
+    check_source,
+    check_texts,
+    plan_of,
+    same_or_not,
+    write_plan,
+)
+from quantize.job.report import provenance_of, report_path, write_report
 from quantize.job.request import QuantizeReport, QuantizeRequest, Shipped
 from quantize.job.round_plan import round_plan
 from quantize.job.source import (
@@ -41,9 +51,9 @@ from quantize.job.source import (
     whole_spec,
 )
 from quantize.job.write_model import WriteRequest, stamp
-from quantize.measure.run import measure, measured_before, never_measured
+from quantize.measure.run import measure, measure_inputs, measured_before, never_measured
 from quantize.measure.verify import verify
-from quantize.plan.plan import Question, make_plan, stock_plans
+from quantize.plan.plan import Question, given_plan, make_plan, stock_plans
 from quantize.plan.priors import prior_damage
 from quantize.types import EvidenceRef, FileReport, ModelSpec, QuantPlan, Rounding, StockPlan
 
@@ -71,7 +81,7 @@ class _Job:
     ) -> None:
         self.request = request
         self.output = output
-        self.on_progress = on_progress
+        self.on_progress = Bar(on_progress)
         self.cancelled = cancelled
         self.seconds: dict[str, float] = {}
         self.rates = known_rates(request.cache_dir)
@@ -122,19 +132,30 @@ class _Job:
             spec = whole_spec(model)
             self.warnings += check_precision(spec, force=self.request.force)
         self._spend(spec, model.file_bytes)
+        self.on_progress.expect(seconds_by_phase(self._shape(spec, model.file_bytes), self.rates))
         # A preview must not read a model of many gigabytes only to find that nothing is known about it.
-        unknown = request.plan_only and not hash_is_known(source, request.cache_dir)
+        unknown = request.plan_only and not (request.plan or hash_is_known(source, request.cache_dir))
         with self._phase("hash"):
             source_hash = "" if unknown else file_sha256(source, request.cache_dir)
-        measured = self._measured(source)
-        question = self._question(spec, header_bytes(model, spec), measured)
+        if request.plan is not None:
+            check_source(request.plan, spec, source_hash)
+            check_texts(request.plan, request.calibration, request.imatrix)
+        measured = None if request.plan else self._measured(source)
+        imatrix = self._inputs(source) if request.plan else self._imatrix(measured)
+        question = self._question(spec, header_bytes(model, spec), measured, imatrix)
         report = self._planned(question, source_hash, model.file_bytes)
-        return report if request.plan_only else self._made(source, question, measured, report)
+        if request.plan_only:
+            return report
+        return self._made(source, question, imatrix, self._crafted(report.plan, measured), report)
 
     def _planned(self, question: Question, source_hash: str, source_bytes: int) -> QuantizeReport:
         """The plan and what it will take, as a report of which the rest is still open."""
         with self._phase("plan"):
-            plan = make_plan(question, self.request.goal)
+            given = self.request.plan
+            if given is None:
+                plan = make_plan(question, self.request.goal)
+            else:
+                plan = applied(given, given_plan(question, given.goal, given.types))
         expected = forecast(self._shape(question.model, source_bytes), plan.file_bytes, plan.damage, self.rates)
         return QuantizeReport(
             source=str(self.request.source),
@@ -161,10 +182,15 @@ class _Job:
         self.warnings.append(_EXPECTED)
         self._spend(found.spec, found.file_bytes)
         head = found.header_bytes + provenance_bytes()
-        return self._planned(self._question(found.spec, head, None), "", found.file_bytes)
+        return self._planned(self._question(found.spec, head, None, None), "", found.file_bytes)
 
     def _made(
-        self, source: Path, question: Question, measured: Measured | None, report: QuantizeReport
+        self,
+        source: Path,
+        question: Question,
+        imatrix: Path | None,
+        crafted: dict[str, str],
+        report: QuantizeReport,
     ) -> QuantizeReport:
         """Write, compare, publish."""
         plan = report.plan
@@ -175,8 +201,8 @@ class _Job:
             out=self.output.partial("ours"),
             types=plan.types,
             file_type=file_type(plan.goal.mix or plan.best_stock),
-            imatrix=self._imatrix(measured),
-            packed=self._packed(source, plan, measured),
+            imatrix=imatrix,
+            packed=self._packed(source, crafted, imatrix),
             threads=self.request.threads,
         )
         if rival is None and self.verifies and plan.best_stock is None:
@@ -189,12 +215,15 @@ class _Job:
             stock = self._written(task)
         shipped: Shipped = "ours"
         reports: tuple[FileReport, ...] = ()
+        own: FileReport | None = None
         if self.verifies:
-            comparison = verify_request(self.request, source, made, stock)
-            with self._phase("verify"):
-                reports = verify(comparison, self.on_progress, self.cancelled)
+            reports = self._verified(source, made, stock, self.request.held_out)
+            if self.request.own_text:
+                own = self._verified(source, made, stock, self.request.own_text)[0]
             shipped, said = verdict(reports)
             self.warnings += said
+            if self.request.plan is not None:
+                check_claim(self.request.plan, reports[0].kld_mean)
         chosen, types = made, plan.types
         if shipped == "stock" and rival is not None and stock is not None:
             chosen, types = stock, rival.types
@@ -206,13 +235,24 @@ class _Job:
             ours=reports[0] if reports else None,
             stock_mix=rival.name if rival else None,
             stock=reports[1] if len(reports) > 1 else None,
+            own=own,
             warnings=tuple(self.warnings),
         )
-        stamp(chosen, self._provenance(report))
+        given, exports = self.request.plan, self.request.export_plan
+        provenance = given.provenance if given and shipped == "ours" else provenance_of(report, self.request.tier)
+        stamp(chosen, provenance)
+        digest = file_sha256(chosen) if given or exports else ""
+        if given and shipped == "ours":
+            report = msgspec.structs.replace(report, warnings=(*report.warnings, same_or_not(given, digest)))
+        exported = plan_of(self.request, report, crafted.keys(), provenance, digest) if exports else None
+        if exports and not exported:
+            report = msgspec.structs.replace(report, warnings=(*report.warnings, NO_PLAN))
         check_unchanged(self.request.source, self.identity)
         self.output.publish(chosen, types)
         write_report(report_path(self.output.path), report)
-        whole = {"convert", "write", "verify"} | ({"hash", "measure", "round"} if self.fresh else set())
+        if exports and exported:
+            write_plan(exports, exported)
+        whole = {"convert", "write", "verify", *(("hash", "measure", "round") if self.fresh else ())}
         learn_rates(self.request.cache_dir, self._shape(question.model, report.source_bytes), report, whole)
         return report
 
@@ -250,9 +290,10 @@ class _Job:
             probe_tokens=self.request.probe_tokens,
         )
 
-    def _question(self, spec: ModelSpec, header_bytes: int, measured: Measured | None) -> Question:
+    def _question(
+        self, spec: ModelSpec, header_bytes: int, measured: Measured | None, imatrix: Path | None
+    ) -> Question:
         request = self.request
-        imatrix = self._imatrix(measured)
         reference = EvidenceRef(
             tier=request.tier,
             # A plan before measuring counts on the importance matrix that measuring will give.
@@ -285,46 +326,48 @@ class _Job:
         found = next(s for s in stock_plans(question) if s.name == plan.best_stock)
         return None if found.types == plan.types and self.rounding == "stock" else found
 
-    def _packed(self, source: Path, plan: QuantPlan, measured: Measured | None) -> dict[str, Path]:
-        """Blocks made by craft, by tensor; the rest is rounded while the file is written."""
-        if self.rounding == "stock" or measured is None:
+    def _crafted(self, plan: QuantPlan, measured: Measured | None) -> dict[str, str]:
+        """The tensors that are not rounded by ggml, with their types."""
+        given = self.request.plan
+        changed = {t.name: t.qtype for t in plan.tensors if t.qtype != t.source_qtype}
+        if self.rounding == "stock" or (given is None and measured is None):
             return {}
-        known = measured.evidence.damage(self.rounding)
-        wanted = {
-            t.name: t.qtype for t in plan.tensors if t.qtype != t.source_qtype and t.qtype in known.get(t.name, {})
-        }
+        if given is not None:
+            return {n: q for n, q in changed.items() if n not in given.plain}
+        known = measured.evidence.damage(self.rounding) if measured else {}
+        return {n: q for n, q in changed.items() if q in known.get(n, {})}
+
+    def _packed(self, source: Path, crafted: dict[str, str], imatrix: Path | None) -> dict[str, Path]:
+        """Blocks made by craft, by tensor; the rest is rounded while the file is written."""
+        if not crafted:
+            return {}
         task = RoundRequest(
-            measure=self._measure_request(source, measured.evidence.tier),
-            types=wanted,
+            measure=self._measure_request(source, "max" if self.request.tier == "max" else "balanced"),
+            types=crafted,
             rounding=self.rounding,
-            imatrix=self._imatrix(measured),
+            imatrix=imatrix,
         )
         with self._phase("round"):
             tensors = list(round_plan(task, self.on_progress, self.cancelled))
         return {t.name: Path(str(getattr(t.blocks, "filename", ""))) for t in tensors}
+
+    def _inputs(self, source: Path) -> Path | None:
+        """The importance matrix that a given plan needs, with second moments in the cache."""
+        if self.rounding == "stock" and self.request.tier == "instant":
+            return self.request.imatrix
+        with self._phase("measure"):
+            task = self._measure_request(source, "max" if self.request.tier == "max" else "balanced")
+            return self.request.imatrix or measure_inputs(task, self.on_progress, self.cancelled)
 
     def _written(self, task: WriteRequest) -> Path:
         with self._phase("write"):
             run_task("write", task, self.on_progress, self.cancelled)
         return task.out
 
-    def _provenance(self, report: QuantizeReport) -> Provenance:
-        plan, shipped = report.plan, report.stock if report.shipped == "stock" else report.ours
-        return Provenance(
-            tool=report.tool,
-            tier=self.request.tier,
-            rounding="stock" if report.shipped == "stock" else self.rounding,
-            goal=_goal_words(plan),
-            source_sha256=report.source_sha256,
-            imatrix_sha256=plan.evidence.imatrix_sha256,
-            evidence_sha256=plan.evidence.sensitivity_sha256,
-            plan_sha256=sha256(msgspec.json.encode(plan)).hexdigest(),
-            predicted_kld=None if report.shipped == "stock" else plan.damage,
-            kld_mean=shipped.kld_mean.value if shipped else None,
-            kld_p99=shipped.kld_p99 if shipped else None,
-            stock_mix=report.stock_mix or "",
-            stock_kld_mean=report.stock.kld_mean.value if report.stock else None,
-        )
+    def _verified(self, source: Path, made: Path, stock: Path | None, text: Path) -> tuple[FileReport, ...]:
+        with self._phase("verify"):
+            task = verify_request(self.request, source, made, stock, text)
+            return verify(task, self.on_progress, self.cancelled)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -337,13 +380,3 @@ class _Job:
             yield
         finally:
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 3)
-
-
-def _goal_words(plan: QuantPlan) -> str:
-    goal = plan.goal
-    if goal.kind == "mix":
-        return str(goal.mix)
-    if goal.kind == "bpw":
-        return f"{goal.bpw} bits a weight"
-    context = f" at {goal.n_seq}x{goal.n_ctx} tokens" if goal.kind == "fit" else ""
-    return f"{goal.limit_bytes} bytes{context}"

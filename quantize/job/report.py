@@ -1,12 +1,15 @@
 """The account of a job: JSON beside the file, and the few lines a person reads."""
 
 import os
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 
+from quantize.files.provenance import Provenance
 from quantize.ggml_types import TIME_UNIT
 from quantize.job.request import QuantizeReport
+from quantize.types import FileReport, QuantPlan, Tier
 
 _MIB = 1024 * 1024
 _SUFFIX = ".tessera.json"
@@ -52,6 +55,8 @@ def summary(report: QuantizeReport) -> list[str]:
     lines.append(f"predicted KL divergence {plan.damage:.5f}, {time}")
     if report.ours is not None:
         lines.append(_measured("measured", report))
+    if report.own is not None:
+        lines.append(_own(report.own, report.ours))
     if report.shipped == "nothing":
         forecast = report.forecast
         lines.append(
@@ -79,6 +84,45 @@ def _measured(word: str, report: QuantizeReport) -> str:
     return text if ratio is None else f"{text}, ratio {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
+def _own(own: FileReport, elsewhere: FileReport | None) -> str:
+    """What calibrating on somebody's own text gives there, beside what it gives on text of all kinds."""
+    text = f"on your own text: KL divergence {own.kld_mean.value:.5f}"
+    if own.ratio is None or elsewhere is None or elsewhere.ratio is None:
+        return text
+    return f"{text}, {own.ratio.value:.3f} of the stock mix's; elsewhere {elsewhere.ratio.value:.3f}"
+
+
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def goal_words(plan: QuantPlan) -> str:
+    """What a plan was asked for, as a file says it."""
+    goal = plan.goal
+    if goal.kind == "mix":
+        return str(goal.mix)
+    if goal.kind == "bpw":
+        return f"{goal.bpw} bits a weight"
+    context = f" at {goal.n_seq}x{goal.n_ctx} tokens" if goal.kind == "fit" else ""
+    return f"{goal.limit_bytes} bytes{context}"
+
+
+def provenance_of(report: QuantizeReport, tier: Tier) -> Provenance:
+    """What the file itself says of its making."""
+    plan, shipped = report.plan, report.stock if report.shipped == "stock" else report.ours
+    return Provenance(
+        tool=report.tool,
+        tier=tier,
+        rounding="stock" if report.shipped == "stock" else report.rounding,
+        goal=goal_words(plan),
+        source_sha256=report.source_sha256,
+        imatrix_sha256=plan.evidence.imatrix_sha256,
+        evidence_sha256=plan.evidence.sensitivity_sha256,
+        plan_sha256=sha256(msgspec.json.encode(plan)).hexdigest(),
+        predicted_kld=None if report.shipped == "stock" else plan.damage,
+        kld_mean=shipped.kld_mean.value if shipped else None,
+        kld_p99=shipped.kld_p99 if shipped else None,
+        stock_mix=report.stock_mix or "",
+        stock_kld_mean=report.stock.kld_mean.value if report.stock else None,
+    )

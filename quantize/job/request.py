@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from quantize.job.travelling import PlanFile
 from quantize.types import DeviceKind, FileReport, Goal, KvOption, Lock, QuantPlan, Rounding, Tier
 
 Shipped = Literal["ours", "stock", "nothing"]
@@ -19,7 +20,9 @@ class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     `doubled_head_types` the types in which a tied head is held twice, for goals of kind "fit". `cache_dir`
     keeps measurements. `time_s` is a time to spend: it decides tier, rounding and the tokens looked at.
     `max_tokens` and `probe_tokens` are of the calibration text, for moments and for each swap. `force` allows
-    sources that are already quantized below Q8_0. `speeds` are measured decoding times by type.
+    sources that are already quantized below Q8_0. `speeds` are measured decoding times by type. `own_text` is the
+    user's own text, held out, on which the result is judged too. `plan` is a plan to
+    follow instead of making one, `export_plan` where to write one that others can follow.
     """
 
     source: Path
@@ -43,6 +46,9 @@ class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 32_768
     probe_tokens: int = 1536
     time_s: float | None = None
+    own_text: Path | None = None
+    plan: PlanFile | None = None
+    export_plan: Path | None = None
     plan_only: bool = False
     overwrite: bool = False
     force: bool = False
@@ -66,7 +72,7 @@ class QuantizeReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `shipped` tells whose mix the file holds; `nothing` for a plan alone. `ours` and `stock` are measured on text
     that was not used for calibration. `seconds` by phase. `effort` is what a given time was spent on, `more` what
-    more time would buy.
+    more time would buy. `own` is our file on the user's own text.
     """
 
     version: int = 1
@@ -82,6 +88,7 @@ class QuantizeReport(msgspec.Struct, frozen=True, kw_only=True):
     ours: FileReport | None = None
     stock_mix: str | None = None
     stock: FileReport | None = None
+    own: FileReport | None = None
     seconds: dict[str, float] = {}
     effort: str = ""
     more: str = ""

@@ -20,8 +20,8 @@ _MIN_TOKENS = 16  # smaller batches are lookups or single tokens. Source: llama.
 _HEAD_INPUT = "result_norm"
 # Tokens for each column of the widest input, and the fewest.
 # Measured: docs/log.md, "Quantization in minutes" ("Tokens").
-_TOKENS_A_COLUMN = 20
-_LEAST_TOKENS = 16_384
+_TOKENS_A_COLUMN = 40
+_LEAST_TOKENS = 32_768
 _EXPERTS_A_TOKEN = 4  # experts a token is sent to, taken as few: more only means more tokens for each
 
 

@@ -34,10 +34,7 @@ def measure(request: MeasureRequest, on_progress: OnProgress, cancelled: Cancell
         return known
     folder = WorkFolder.open(request)
     folder.sweep()
-    if folder.groups() is None:
-        run_task("survey", request, on_progress, cancelled)
-    groups = folder.groups()
-    assert groups is not None
+    groups = _surveyed(request, folder, on_progress, cancelled)
     _measure_errors(request, folder, groups, on_progress, cancelled)
     write_importance(folder, groups, request.calibration.name)
     found = run_task("alpha", AlphaRequest(measure=request), on_progress, cancelled)
@@ -53,6 +50,29 @@ def measured_before(request: MeasureRequest) -> Measured | None:
     if known is None or not folder.imatrix.exists():
         return None
     return Measured(evidence=msgspec.convert(known, Evidence), imatrix=folder.imatrix, folder=folder.path)
+
+
+def measure_inputs(request: MeasureRequest, on_progress: OnProgress, cancelled: Cancelled) -> Path:
+    """Collect second moments alone, as a plan that is known already needs them; the importance matrix they give.
+
+    Raises: as `measure`.
+    """
+    folder = WorkFolder.open(request)
+    folder.sweep()
+    groups = _surveyed(request, folder, on_progress, cancelled)
+    for subset in partition(groups, request.memory_bytes):
+        unseen = [g for g in subset if g.seen and folder.diagonals(g) is None]
+        ensure_moments(request, folder, unseen, on_progress, cancelled)
+    write_importance(folder, groups, request.calibration.name)
+    return folder.imatrix
+
+
+def _surveyed(
+    request: MeasureRequest, folder: WorkFolder, on_progress: OnProgress, cancelled: Cancelled
+) -> tuple[Group, ...]:
+    if folder.groups() is None:
+        run_task("survey", request, on_progress, cancelled)
+    return folder.groups() or ()
 
 
 def never_measured(request: MeasureRequest) -> bool:

@@ -100,6 +100,27 @@ def make_plan(question: Question, goal: Goal) -> QuantPlan:
     return _assemble(question, goal, _Outcome(picks, options, weights_limit, kv, chosen.gap))
 
 
+def given_plan(question: Question, goal: Goal, types: Mapping[str, str]) -> QuantPlan:
+    """A plan of types that somebody else chose. Raises: BadWish: they are not those of this model's tensors."""
+    tensors = {t.name: t for t in question.model.tensors}
+    if odd := sorted(types.keys() ^ tensors.keys()):
+        raise BadWish("--plan", f"its tensors are not those of this model: {odd[0]} is only in one of them")
+    picks = []
+    for name, tensor in tensors.items():
+        qtype = GgmlType.__members__.get(types[name])
+        if qtype is None or not qtype.traits.writable or effective_type(qtype, tensor.row_values) is not qtype:
+            raise BadWish("--plan", f"{name} cannot be stored as {types[name]}")
+        if qtype.name != tensor.qtype and not allows_quantization(tensor):
+            raise BadWish("--plan", f"{name} stays {tensor.qtype}, the plan says {types[name]}")
+        if qtype.name != tensor.qtype and needs_imatrix(name, qtype) and not question.evidence.has_imatrix:
+            raise BadWish("--plan", f"{name} as {types[name]} needs an importance matrix")
+        row = question.damage.get(name, {})
+        damage = 0.0 if qtype.name == tensor.qtype else _nearest(qtype, row)
+        picks.append(_Option(qtype, tensor_bytes(tensor, qtype), damage, damage, qtype))
+    size = question.header_bytes + sum(padded(p.num_bytes) for p in picks)
+    return _assemble(question, goal, _Outcome(picks, [[p] for p in picks], size))
+
+
 def _held(question: Question, tensor: TensorSpec, option: _Option) -> int:
     """Bytes of a tensor in the memory of a runner."""
     twice = tensor.name == "token_embd.weight" and option.qtype.name in question.doubled_head_types

@@ -33,7 +33,7 @@ def fit(show, services, server, qapp, qtbot):
 def test_the_slider_forecasts_live_and_starts_a_job(qtbot, fit, server):
     server.routes["POST", "/tessera/v1/quantize"] = lambda body: (
         202,
-        job(JobKind.QUANTIZE, title="Spark", progress=Progress(phase="measure", done=40, total=100, unit="%")),
+        job(JobKind.QUANTIZE, title="Spark", progress=Progress(phase="measure", done=400, total=1000)),
     )
     fit.slider.setValue(500)
     qtbot.waitUntil(lambda: "Loss of quality" in texts(fit))
@@ -42,7 +42,7 @@ def test_the_slider_forecasts_live_and_starts_a_job(qtbot, fit, server):
     qtbot.waitUntil(fit.start.isEnabled)
     fit.start.click()
     qtbot.waitUntil(lambda: "Making Spark fit" in texts(fit))
-    assert "Step 3 of 6: measuring damage · 31 %" in texts(fit), "one bar over all steps, in words"
+    assert "Step 3 of 6: measuring damage · 40 %" in texts(fit), "one bar over all steps, in words"
     body = next(body for method, path, body in server.requests if path == "/tessera/v1/quantize")
     assert msgspec.convert(body, QuantizeRequest) == QuantizeRequest(model="spark", budget_bytes=budget)
 

@@ -1,18 +1,17 @@
-"""The steps of making a model fit, as one bar: six steps, each with its share of the whole."""
+"""The steps of making a model fit, as one bar and six steps in plain words."""
 
 from PySide6.QtCore import QCoreApplication
 
 from engine.api.jobs import Job, Progress
 
-# Phases of quantize.job.execute and of its workers by step, with the share of the time they usually take.
-# Estimated from runs of small models: the bar is a forecast, the phases tell what is really done.
-_STEPS: tuple[tuple[str, frozenset[str], float], ...] = (
-    ("reading the model", frozenset({"read", "hash", "convert", "prepare", ""}), 0.03),
-    ("learning how it is used", frozenset({"survey", "moments", "imatrix", "collect"}), 0.12),
-    ("measuring damage", frozenset({"measure", "errors", "damage", "sensitivity", "alpha"}), 0.4),
-    ("choosing precisions", frozenset({"plan"}), 0.02),
-    ("writing the file", frozenset({"round", "write"}), 0.23),
-    ("checking the result", frozenset({"verify", "judge", "quality"}), 0.2),
+# Phases of quantize.job.execute and of its workers by step.
+_STEPS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("reading the model", frozenset({"read", "hash", "convert", "prepare", ""})),
+    ("learning how it is used", frozenset({"survey", "moments"})),
+    ("measuring damage", frozenset({"measure", "errors", "alpha"})),
+    ("choosing precisions", frozenset({"plan"})),
+    ("writing the file", frozenset({"round", "sequential", "write"})),
+    ("checking the result", frozenset({"verify"})),
 )
 _TELL_FROM = 0.03  # of the whole; before it, the time left is a guess
 
@@ -25,10 +24,8 @@ def step_words(phase: str) -> str:
 
 
 def share(progress: Progress) -> float:
-    """How much of the whole is done, 0 to 1."""
-    position = _position(progress.phase)
-    within = min(progress.done / progress.total, 1.0) if progress.total else 0.0
-    return sum(part for _, _, part in _STEPS[:position]) + _STEPS[position][2] * within
+    """How much of the whole is done, 0 to 1: the job counts its phases by the time each should take."""
+    return min(progress.done / progress.total, 1.0) if progress.total else 0.0
 
 
 def left_s(job: Job) -> float | None:
@@ -41,7 +38,7 @@ def left_s(job: Job) -> float | None:
 
 
 def _position(phase: str) -> int:
-    return next((n for n, (_, phases, _) in enumerate(_STEPS) if phase in phases), 2)
+    return next((n for n, (_, phases) in enumerate(_STEPS) if phase in phases), 2)
 
 
 def _tr(text: str) -> str:

@@ -1,0 +1,49 @@
+"""What `tessera quantize --calibration` names: a text, or files, folders and chats made into one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+
+from app.db.reading import chat_texts
+from engine.paths import Paths
+from engine.quantize_jobs.own_text import gather
+
+_CHATS = "chats"
+
+
+@contextmanager
+def calibration_of(names: tuple[str, ...], paths: Paths, *, ask: bool) -> Iterator[dict[str, str]]:
+    """The options that say which text to use; a text made here is removed in the end.
+
+    Raises: click.Abort: chats are not to be read. click.UsageError: there is no such file. InputFault: no text.
+    """
+    places = [Path(n).expanduser() for n in names if n != _CHATS]
+    if missing := [p for p in places if not p.exists()]:
+        raise click.UsageError(f"--calibration: there is no {missing[0]}")
+    if not names:
+        yield {}
+        return
+    if len(places) == len(names) == 1 and places[0].is_file():
+        yield {"calibration": str(places[0])}
+        return
+    chats: list[str] = []
+    if _CHATS in names:
+        chats = chat_texts(paths.state / "chats.db")
+        if ask:
+            click.confirm(
+                f"Calibrate on your {len(chats)} chats? They are read on this machine only; the text made of them "
+                "is removed afterwards, and the file holds none of it.",
+                abort=True,
+                err=True,
+            )
+    with TemporaryDirectory(prefix="calibration-") as scratch:
+        found = gather(places, Path(scratch), chats)
+        click.echo(f"{found.characters:,} characters of {found.files} files and {len(chats)} chats", err=True)
+        if found.held_out is None:
+            click.echo("too little text to hold some out: what is gained on it cannot be told", err=True)
+            yield {"calibration": str(found.calibration)}
+        else:
+            yield {"calibration": str(found.calibration), "own_text": str(found.held_out)}

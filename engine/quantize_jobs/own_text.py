@@ -1,0 +1,106 @@
+"""Calibration on the user's own text: folders, projects and chats become one file, a part of it held out."""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from engine.errors import InputFault
+from quantize.texts import CALIBRATION
+
+# Text taken from one file, and from all together: as much as the text that comes with the program, so that a model
+# is not fitted to one kind of text alone.
+_FILE_BYTES = 64 << 10
+_ALL_BYTES = 400_000
+_PIECE_CHARS = 4096
+# Every so many pieces one is kept for judging.
+_HELD_OUT_EVERY = 5
+# Fewer characters held out give no four windows of 512 tokens.
+_LEAST_HELD_OUT_CHARS = 16_384
+_SKIPPED = frozenset({"node_modules", "target", "dist", "build", "__pycache__", "venv", "site-packages"})
+_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
+
+
+@dataclass(frozen=True)
+class OwnText:
+    """Two files: what to calibrate on, and what to judge by (None: too little text); and what went into them."""
+
+    calibration: Path
+    held_out: Path | None
+    files: int
+    characters: int
+
+
+def gather(sources: Iterable[Path], scratch: Path, chats: Iterable[str] = ()) -> OwnText:
+    """Write the two files into `scratch`, readable by their owner alone; the same sources give the same bytes.
+
+    A folder under git gives the files git knows, another one all that are text. Half of what is calibrated on is
+    the text that comes with the program.
+    Raises: InputFault: no text was found.
+    """
+    texts = [t for source in sources for t in _texts(source)]
+    files = len(texts)
+    texts += [t for t in chats if t.strip()]
+    pieces = [t[i : i + _PIECE_CHARS] for t in _fairly(texts) for i in range(0, len(t), _PIECE_CHARS)]
+    if not pieces:
+        raise InputFault("There is no readable text in what was given to calibrate on.", "calibration")
+    judged = pieces[_HELD_OUT_EVERY - 1 :: _HELD_OUT_EVERY]
+    used = [p for i, p in enumerate(pieces) if (i + 1) % _HELD_OUT_EVERY]
+    usual = CALIBRATION.read_text(encoding="utf-8")
+    others = [usual[i : i + _PIECE_CHARS] for i in range(0, len(usual), _PIECE_CHARS)]
+    mixed = [p for pair in zip_longest(used, others, fillvalue="") for p in pair if p]
+    calibration = _written(scratch / "calibration.txt", mixed)
+    held_out = None
+    if sum(map(len, judged)) >= _LEAST_HELD_OUT_CHARS:
+        held_out = _written(scratch / "held-out.txt", judged)
+    return OwnText(calibration, held_out, files, sum(map(len, pieces)))
+
+
+def _written(path: Path, pieces: list[str]) -> Path:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write("\n\n".join(pieces))
+    return path
+
+
+def _fairly(texts: list[str]) -> list[str]:
+    """As much of each text as fits all of them into the bound."""
+    room, taken = _ALL_BYTES, []
+    for left, text in zip(range(len(texts), 0, -1), sorted(texts, key=len), strict=True):
+        part = text[: room // left]
+        room -= len(part)
+        taken.append((text, part))
+    parts = dict(taken)
+    return [parts[text] for text in texts if parts[text]]
+
+
+def _texts(source: Path) -> Iterator[str]:
+    for path in [source] if source.is_file() else _files(source):
+        try:
+            with path.open("rb") as file:
+                raw = file.read(_FILE_BYTES if source.is_dir() else _ALL_BYTES)
+        except OSError:
+            continue  # gone or not ours to read: the rest still counts
+        if not _BINARY.search(raw):
+            text = raw.decode("utf-8", "ignore").strip()
+            if text:
+                yield text
+
+
+def _files(folder: Path) -> list[Path]:
+    command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False, timeout=60)
+        if done.returncode == 0:
+            names = done.stdout.decode("utf-8", "surrogateescape").split("\0")
+            return sorted(p for n in names if n and (p := folder / n).is_file() and not p.is_symlink())
+    except (OSError, subprocess.TimeoutExpired):
+        pass  # no git here: the folder as it lies
+    found = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in _SKIPPED)
+        found += [p for f in sorted(files) if not f.startswith(".") and not (p := Path(place) / f).is_symlink()]
+    return found

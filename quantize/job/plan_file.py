@@ -1,0 +1,148 @@
+"""Reading, checking and writing plans that travel."""
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from quantize.errors import BadWish, Unreadable
+from quantize.files.provenance import Provenance
+from quantize.files.work_folder import file_sha256
+from quantize.job.travelling import FORMAT, RECIPE, VERSION, PlanFile
+from quantize.types import Interval, ModelSpec, QuantPlan
+
+if TYPE_CHECKING:
+    from quantize.job.request import QuantizeReport, QuantizeRequest
+
+MAX_BYTES = 4 << 20  # a plan of 100,000 tensors
+# How far above the plan's own interval a measurement here may lie: other text of the same kind, other arithmetic.
+_SLACK = 1.25
+
+
+def read_plan(path: Path) -> PlanFile:
+    """Read a plan. Raises: Unreadable. BadWish: it is no plan, or one of another version."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise BadWish("--plan", f"{path} is larger than any plan")
+        raw = path.read_bytes()
+    except OSError as error:
+        raise Unreadable(str(path), error.strerror or str(error)) from error
+    try:
+        head = msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:
+        raise BadWish("--plan", f"{path} is no plan: {error}") from error
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        raise BadWish("--plan", f"{path} is no plan: it does not say format {FORMAT!r}")
+    for what, mine in (("version", VERSION), ("recipe", RECIPE)):
+        if head.get(what) != mine:
+            raise BadWish(
+                "--plan",
+                f"{path} has {what} {head.get(what)!r}, this program makes {what} {mine}: its file would come out "
+                "differently. Use the program that made it, or ask for a new plan",
+            )
+    try:
+        return msgspec.json.decode(raw, type=PlanFile)
+    except msgspec.DecodeError as error:
+        raise BadWish("--plan", f"{path} is damaged: {error}") from error
+
+
+def write_plan(path: Path, plan: PlanFile) -> None:
+    """Write a plan, whole or not at all. Raises: OSError."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.plan.partial")
+    try:
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def check_source(plan: PlanFile, spec: ModelSpec, source_sha256: str) -> None:
+    """Raises: BadWish: the plan is of another source."""
+    if plan.architecture != spec.architecture:
+        raise BadWish("--plan", f"it is of a model of {plan.architecture}; this one is {spec.architecture}")
+    if plan.source_sha256 != source_sha256:
+        raise BadWish(
+            "--plan",
+            f"it was made from another file: its source has SHA-256 {plan.source_sha256[:16]}…, this one "
+            f"{source_sha256[:16]}…",
+        )
+
+
+def check_texts(plan: PlanFile, calibration: Path, imatrix: Path | None) -> None:
+    """Raises: BadWish: the plan's text or importance matrix is not the one at hand. Unreadable."""
+    if plan.rounding != "stock" and plan.calibration_sha256 != file_sha256(calibration):
+        raise BadWish(
+            "--plan",
+            f"it was calibrated on another text than {calibration.name}: give the text with SHA-256 "
+            f"{plan.calibration_sha256[:16]}… as --calibration",
+        )
+    found = file_sha256(imatrix) if imatrix else ""
+    if plan.imatrix_sha256 != found:
+        raise BadWish(
+            "--plan",
+            f"it was made with the importance matrix {plan.imatrix_sha256[:16] or 'measured here'}, not with "
+            f"{found[:16] or 'one measured here'}",
+        )
+
+
+def check_claim(plan: PlanFile, measured: Interval) -> None:
+    """Raises: BadWish: the file is worse here than the plan claims by more than chance."""
+    if measured.low > _SLACK * plan.kld.high:
+        raise BadWish(
+            "--plan",
+            f"its claim does not hold here: KL divergence {measured.value:.5f} ({measured.low:.5f} to "
+            f"{measured.high:.5f}), claimed {plan.kld.value:.5f} ({plan.kld.low:.5f} to {plan.kld.high:.5f})",
+        )
+
+
+def applied(plan: PlanFile, made: QuantPlan) -> QuantPlan:
+    """A plan of the given types, with what the file says of it."""
+    return msgspec.structs.replace(made, goal=plan.goal, damage=plan.damage, best_stock=plan.best_stock)
+
+
+NO_PLAN = "no plan was exported: the file is a stock mix, or was not compared"
+
+
+def same_or_not(plan: PlanFile, digest: str) -> str:
+    """What to say of a file made by a plan."""
+    if digest == plan.file_sha256:
+        return f"byte for byte the file the plan describes (SHA-256 {digest[:16]}…)"
+    return (
+        "not byte for byte the file the plan describes: the arithmetic of this processor or of this build of "
+        "llama.cpp differs in its last bits. It was measured here and holds what the plan claims"
+    )
+
+
+def plan_of(
+    request: "QuantizeRequest",
+    report: "QuantizeReport",
+    crafted: Collection[str],
+    provenance: Provenance,
+    digest: str,
+) -> PlanFile | None:
+    """The plan that makes a finished file elsewhere; None for a stock mix, or a file that was not compared."""
+    if report.ours is None or report.shipped != "ours":
+        return None
+    plan = report.plan
+    return PlanFile(
+        architecture=plan.architecture,
+        source_sha256=report.source_sha256,
+        goal=plan.goal,
+        tier=request.tier,
+        rounding=report.rounding,
+        max_tokens=request.max_tokens,
+        calibration_sha256=file_sha256(request.calibration),
+        imatrix_sha256=file_sha256(request.imatrix) if request.imatrix else "",
+        types=plan.types,
+        plain=tuple(t.name for t in plan.tensors if t.qtype != t.source_qtype and t.name not in crafted),
+        best_stock=plan.best_stock,
+        damage=plan.damage,
+        kld=report.ours.kld_mean,
+        ratio=report.ours.ratio,
+        stock_mix=report.stock_mix or "",
+        file_bytes=report.file_bytes or 0,
+        file_sha256=digest,
+        provenance=provenance,
+    )

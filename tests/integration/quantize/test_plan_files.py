@@ -1,0 +1,128 @@
+"""Plans that travel: the same bytes on any number of threads; what is forged, stale or foreign is refused."""
+
+import msgspec
+import pytest
+from measured_model import HELD_OUT, SOURCE, ignore, never
+from small_folder import first_layers, short_text
+
+from quantize.errors import BadWish
+from quantize.files.provenance import Provenance
+from quantize.files.work_folder import file_sha256
+from quantize.job.execute import quantize
+from quantize.job.plan_file import check_claim, read_plan, write_plan
+from quantize.job.request import QuantizeRequest
+from quantize.types import Goal, Interval
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("plans")
+
+
+@pytest.fixture(scope="module")
+def given(folder):
+    """What somebody gives on: the request that made it, and the plan."""
+    request = QuantizeRequest(
+        source=first_layers(folder / "source", 2),
+        out=folder / "made.gguf",
+        goal=Goal(kind="bpw", bpw=5.5),
+        calibration=short_text(folder / "text.txt"),
+        held_out=HELD_OUT,
+        cache_dir=folder / "cache",
+        threads=2,
+        verify_tokens=4096,
+        export_plan=folder / "made.plan.json",
+    )
+    report = quantize(request, ignore, never)
+    assert report.shipped == "ours"
+    return request, read_plan(folder / "made.plan.json")
+
+
+def follow(given, tmp_path, plan=None, **changes):
+    request, own = given
+    plan = plan or own
+    facts = {
+        "out": tmp_path / "again.gguf",
+        "cache_dir": tmp_path / "cache",
+        "plan": plan,
+        "goal": plan.goal,
+        "tier": plan.tier,
+        "rounding": plan.rounding,
+        "max_tokens": plan.max_tokens,
+        "export_plan": None,
+    }
+    return quantize(msgspec.structs.replace(request, **(facts | changes)), ignore, never)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_plan_makes_the_same_bytes_on_any_number_of_threads(given, tmp_path, threads):
+    request, plan = given
+    report = follow(given, tmp_path, threads=threads)
+    assert report.shipped == "ours"
+    assert (tmp_path / "again.gguf").read_bytes() == request.out.read_bytes()
+    assert file_sha256(tmp_path / "again.gguf") == plan.file_sha256
+    assert any("byte for byte" in w for w in report.warnings)
+
+
+def test_a_plan_is_small_and_survives_its_file(given, folder, tmp_path):
+    _, plan = given
+    assert (folder / "made.plan.json").stat().st_size < 20_000
+    write_plan(tmp_path / "p.json", plan)
+    assert read_plan(tmp_path / "p.json") == plan
+
+
+def test_a_plan_of_another_source_or_text_is_refused(given, tmp_path):
+    with pytest.raises(BadWish, match="another file"):
+        follow(given, tmp_path, source=SOURCE)
+    other = tmp_path / "other.txt"
+    other.write_text(given[0].calibration.read_text()[:-100])
+    with pytest.raises(BadWish, match="another text"):
+        follow(given, tmp_path, calibration=other)
+    foreign = msgspec.structs.replace(given[1], architecture="gemma3")
+    with pytest.raises(BadWish, match="gemma3"):
+        follow(given, tmp_path, foreign)
+    assert not (tmp_path / "again.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"recipe": 999}, "recipe 999"),
+        ({"version": 0}, "version 0"),
+        ({"format": "recipe-book"}, "no plan"),
+        ({"types": {}}, "tensors are not"),
+        ({"surprise": 1}, "damaged"),
+        ({"kld": "low"}, "damaged"),
+    ],
+)
+def test_a_stale_or_damaged_plan_is_refused(given, tmp_path, change, words):
+    raw = msgspec.json.decode(msgspec.json.encode(given[1])) | change
+    (tmp_path / "p.json").write_bytes(msgspec.json.encode(raw))
+    with pytest.raises(BadWish, match=words):
+        follow(given, tmp_path, read_plan(tmp_path / "p.json"))
+    assert not (tmp_path / "again.gguf").exists()
+
+
+@pytest.mark.parametrize("qtype", ["IQ9_K", "Q8_K", "Q4_K"])
+def test_types_that_a_tensor_cannot_have_are_refused(given, tmp_path, qtype):
+    name = next(n for n in given[1].types if n.endswith("norm.weight"))
+    forged = msgspec.structs.replace(given[1], types=given[1].types | {name: qtype})
+    with pytest.raises(BadWish, match=name):
+        follow(given, tmp_path, forged)
+
+
+def test_a_claim_that_does_not_hold_here_is_refused(given, tmp_path):
+    boast = msgspec.structs.replace(given[1], kld=Interval(1e-6, 1e-6, 2e-6))
+    with pytest.raises(BadWish, match="does not hold here"):
+        follow(given, tmp_path, boast)
+    assert not (tmp_path / "again.gguf").exists()
+    check_claim(given[1], given[1].kld)
+
+
+def test_bytes_that_differ_are_told(given, tmp_path):
+    other = msgspec.structs.replace(given[1], provenance=Provenance(tool="another"))
+    report = follow(given, tmp_path, other)
+    assert any("not byte for byte" in w for w in report.warnings)
+    assert (tmp_path / "again.gguf").exists()

@@ -1,0 +1,77 @@
+"""A person's own text to calibrate on: what is taken, what is left; the same sources give the same bytes."""
+
+import stat
+import subprocess
+
+import pytest
+
+from engine.errors import InputFault
+from engine.quantize_jobs.own_text import gather
+
+LINE = "def answer(question): return model(question)  # our own code\n"
+
+
+@pytest.fixture
+def project(tmp_path):
+    folder = tmp_path / "project"
+    (folder / "src").mkdir(parents=True)
+    (folder / "node_modules").mkdir()
+    for n in range(6):
+        (folder / "src" / f"part{n}.py").write_text(f"# part {n}\n" + LINE * 400)
+    (folder / "picture.png").write_bytes(b"\x89PNG\x00\x01" * 100)
+    (folder / "node_modules" / "theirs.js").write_text("theirs();" * 100)
+    (folder / ".env").write_text("PASSWORD=secret")
+    (folder / "link.py").symlink_to("/etc/hostname")
+    return folder
+
+
+def gathered(folder, tmp_path, name, **more):
+    scratch = tmp_path / name
+    scratch.mkdir()
+    found = gather([folder], scratch, **more)
+    return found, found.calibration.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("git", [False, True])
+def test_a_project_gives_its_text_and_nothing_hidden_binary_or_foreign(project, tmp_path, git):
+    if git:
+        subprocess.run(["git", "init", "-q", project], check=True)
+        (project / ".gitignore").write_text("node_modules\n.env\n")
+    found, text = gathered(project, tmp_path, "a")
+    held_out = found.held_out.read_text(encoding="utf-8")
+    both = text + held_out
+    assert all(f"# part {n}" in both for n in range(6))
+    assert "PASSWORD" not in both
+    assert "theirs" not in both
+    assert "\x89PNG" not in both
+    assert found.files == 6 + git
+    assert 3 * len(held_out) < text.count("our own code") * len(LINE) < 5 * len(held_out)
+    assert stat.S_IMODE(found.calibration.stat().st_mode) == 0o600
+    assert gathered(project, tmp_path, "b")[1] == text
+
+
+def test_one_huge_file_leaves_room_for_the_others(tmp_path):
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for n in range(20):
+        (folder / f"{n}.txt").write_text(f"{n} is long. " * 50_000)
+    (folder / "small.txt").write_text("the small one counts in full")
+    found, text = gathered(folder, tmp_path, "a")
+    assert found.characters <= 400_000
+    assert "the small one counts in full" in text + found.held_out.read_text()
+    assert all(f"{n} is long" in text for n in range(20))
+
+
+def test_half_of_it_is_the_text_that_comes_with_the_program(project, tmp_path):
+    _, text = gathered(project, tmp_path, "a", chats=["What is a tessera?\n\nA tile of a mosaic."])
+    assert "A tile of a mosaic." in text
+    assert text.count("our own code") * len(LINE) < len(text) / 2
+
+
+def test_too_little_text_holds_nothing_out_and_none_is_refused(tmp_path):
+    folder = tmp_path / "few"
+    folder.mkdir()
+    with pytest.raises(InputFault, match="no readable text"):
+        gather([folder], tmp_path)
+    (folder / "a.txt").write_text("a few words")
+    assert gather([folder], tmp_path).held_out is None
