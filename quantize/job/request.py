@@ -103,4 +103,9 @@ class QuantizeReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kld_ratio(self) -> float | None:
         """Our mean KL divergence over that of the stock mix of no more bytes; None if one was not measured."""
-        return None if self.ours is None or self.ours.ratio is None else self.ours.ratio.value
+        if self.ours is None or self.stock is None:
+            return None
+        if self.ours.ratio is not None:
+            return self.ours.ratio.value
+        # A report of before intervals were kept.
+        return self.ours.kld_mean.value / self.stock.kld_mean.value if self.stock.kld_mean.value > 0 else None

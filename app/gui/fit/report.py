@@ -27,7 +27,7 @@ def report_card(look: Look, report: QuantizeReport) -> QFrame:
     for column, text in enumerate(heads):
         grid.addWidget(label(text, "small"), 0, column)
     if not ours:
-        return card(verdict, mosaic, PrecisionLegend(look), label(_tr("Not measured: Instant does not."), "small"))
+        return card(verdict, mosaic, PrecisionLegend(look), label(_tr("Not compared: that was left out."), "small"))
     for number, (words_, written) in enumerate(_MEASURES, 1):
         grid.addWidget(label(_tr(words_)), number, 0)
         for column, found in enumerate([ours, stock][: len(heads) - 1], 1):
@@ -39,9 +39,8 @@ def report_card(look: Look, report: QuantizeReport) -> QFrame:
 def _verdict(report: QuantizeReport) -> str:
     size = words.size(report.file_bytes or report.plan.file_bytes)
     if report.shipped == "stock":
-        return _tr("{size}. The stock mix {name} was better at this size, so that is what was written.").format(
-            size=size, name=report.stock_mix or ""
-        )
+        told = _tr("{size}. Ours was not clearly better than the stock mix {name}, which was written.")
+        return told.format(size=size, name=report.stock_mix or "")
     ratio = report.kld_ratio
     if ratio:
         return _tr("{size}. Its loss is {n} % of that of {name}, the usual mix of this size.").format(
