@@ -84,7 +84,9 @@ def bundle(work: Path, *, jobs: int) -> Path:
     shutil.rmtree(out, ignore_errors=True)
     spec = ROOT / "installers" / "bundle" / "tessera.spec"
     command = [str(python), "-m", "PyInstaller", "--noconfirm", "--log-level", "WARN", "--distpath", str(out)]
-    env = {**environment(), "TESSERA_ROOT": str(ROOT)}
+    icons = work / "icons"
+    subprocess.run([str(python), "-m", "installers.bundle.icons", str(icons)], check=True, cwd=ROOT)
+    env = {**environment(), "TESSERA_ROOT": str(ROOT), "TESSERA_ICONS": str(icons)}
     subprocess.run([*command, "--workpath", str(work / "pyinstaller"), str(spec)], check=True, env=env, cwd=work)
     if sys.platform == "linux":  # Python's own library keeps its symbols for debuggers
         for path in (out / "tessera" / "_internal").glob("libpython*.so*"):

@@ -27,7 +27,9 @@ DEPENDS: Final = (
     "libxcb-render-util0", "libxcb-shape0", "libxcb-shm0", "libxcb-sync1", "libxcb-xfixes0", "libxcb-xkb1",
     "libwayland-client0", "libwayland-cursor0", "fontconfig",
 )  # fmt: skip
-RECOMMENDS: Final = ("mesa-vulkan-drivers", "libvulkan1", "ca-certificates", "fonts-noto-color-emoji", "xdg-utils")
+RECOMMENDS: Final = (
+    "mesa-vulkan-drivers", "libvulkan1", "ca-certificates", "fonts-noto-color-emoji", "xdg-utils", "bubblewrap",
+)  # fmt: skip
 AFTER: Final = """#!/bin/sh
 set -e
 if [ "$1" = configure ]; then

@@ -1,0 +1,76 @@
+"""Recipes that could not be run where tests run: what they name is there, and they can be read."""
+
+import plistlib
+import re
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from PySide6.QtGui import QImage
+
+from engine.paths import DEFAULT_PORT
+from installers.bundle import icons
+
+ROOT = Path(__file__).resolve().parents[3]
+INSTALLERS = ROOT / "installers"
+UNTRIED = (
+    "container/Dockerfile", "container/compose.yaml", "flatpak/io.github.tessera.Tessera.yaml", "linux/appimage.sh",
+    "windows/winget/Tessera.Tessera.yaml.in", "macos/dmg.sh",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNTRIED)
+def test_each_says_that_it_was_not_tried(name):
+    head = (INSTALLERS / name).read_text(encoding="utf-8").split("\n\n")[0]
+    assert "Untested" in head
+    assert Path(name).name.removesuffix(".in") in (INSTALLERS / "README.md").read_text(encoding="utf-8")
+
+
+def test_yaml_can_be_read_and_its_sources_are_there():
+    flatpak = INSTALLERS / "flatpak" / "io.github.tessera.Tessera.yaml"
+    recipe = yaml.safe_load(flatpak.read_text(encoding="utf-8"))
+    assert recipe["id"] == flatpak.stem
+    sources = [flatpak.parent / each["path"] for each in recipe["modules"][0]["sources"]]
+    assert [each for each in sources if not each.exists() and "build" not in each.parts] == []
+    for name in re.findall(r"install -Dm644 (\S+)", "\n".join(recipe["modules"][0]["build-commands"])):
+        assert any((each / name).exists() or each.name == name for each in sources), name
+    compose = yaml.safe_load((INSTALLERS / "container" / "compose.yaml").read_text(encoding="utf-8"))
+    assert str(DEFAULT_PORT) in compose["services"]["web"]["environment"]["OPENAI_API_BASE_URL"]
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "packages.yml").read_text(encoding="utf-8"))
+    built = {each["target"] for each in workflow["jobs"]["build"]["strategy"]["matrix"]["include"]}
+    build = (INSTALLERS / "build.py").read_text(encoding="utf-8")
+    assert all(f'"{target}"' in build for target in built)
+
+
+def test_the_container_asks_the_port_that_is_served():
+    text = (INSTALLERS / "container" / "Dockerfile").read_text(encoding="utf-8")
+    assert set(map(int, re.findall(r"(?:EXPOSE |127\.0\.0\.1[:/])(\d+)", text))) == {DEFAULT_PORT}
+
+
+def test_icons_hold_every_size(tmp_path):
+    icons.write(tmp_path)
+    found = (tmp_path / "tessera.ico").read_bytes()
+    _, kind, count = struct.unpack_from("<HHH", found)
+    assert (kind, count) == (1, len(icons.ICO_SIZES))
+    for number, size in enumerate(icons.ICO_SIZES):
+        width, *_, length, at = struct.unpack_from("<BBBBHHII", found, 6 + 16 * number)
+        image = QImage.fromData(found[at : at + length], "PNG")
+        assert (image.width(), image.height(), width) == (size, size, size % 256)
+        middle = image.copy(size // 4, size // 4, size // 2, size // 2)
+        assert any(middle.pixelColor(x, x).alpha() for x in range(size // 2)), "it is empty"
+    whole = (tmp_path / "tessera.icns").read_bytes()
+    assert struct.unpack(">4sI", whole[:8]) == (b"icns", len(whole))
+    assert QImage.fromData((tmp_path / "tessera.png").read_bytes()).width() == 512
+
+
+def test_scripts_and_lists_of_macos_can_be_read():
+    for name in ("macos/dmg.sh", "linux/appimage.sh"):
+        done = subprocess.run(
+            [shutil.which("sh") or "sh", "-n", INSTALLERS / name], capture_output=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    for name in ("Info.plist.in", "entitlements.plist"):
+        assert plistlib.loads((INSTALLERS / "macos" / name).read_bytes())
