@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from app.remote_server import RemoteServer
 from app.server_process import ServerProcess
 from engine.paths import user_paths
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 def connected() -> "Iterator[Client]":
     """The running server, or a private one that ends with the block."""
     # Where none has said that it runs, ours starts while this process still imports what speaks to it.
-    own = None if user_paths().server_file.exists() else ServerProcess()
+    own = None if user_paths().server_file.exists() or RemoteServer().url else ServerProcess()
     from app.client import running_server  # noqa: PLC0415 - as just said
 
     client = running_server() if own is None else None

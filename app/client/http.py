@@ -163,7 +163,21 @@ def _from_body(status: int, body: dict[str, Any]) -> ApiError:
 
 
 def running_server(paths: Paths | None = None) -> Client | None:
-    """A client for this user's running server, or None. The file of a server that crashed names a dead process."""
+    """A client for this user's running server, or None. The file of a server that crashed names a dead process.
+
+    Where the user chose a server on another machine (`tessera connect`), a client for that.
+    Raises: ApiError: the chosen one does not answer, or refuses the key.
+    """
+    from app.remote_server import RemoteServer  # noqa: PLC0415 - it makes clients
+
+    chosen = RemoteServer(paths).client()
+    if chosen is not None:
+        try:
+            chosen.chat_models()
+        except BaseException:
+            chosen.close()
+            raise
+        return chosen
     try:
         found = json.loads((paths or user_paths()).server_file.read_text())
         client = Client(str(found["url"]), str(found["token"]), int(found["pid"]))

@@ -82,6 +82,11 @@ class ServerLink(Routes):
         return self._process is not None and self._process.alive
 
     @property
+    def remote(self) -> bool:
+        """True when the server is on another machine, or named by address: no process of this computer is known."""
+        return self._client is not None and not self._client.pid
+
+    @property
     def crashed(self) -> bool:
         """True when the server of this window ended by itself."""
         return self._process is not None and not self._process.alive
@@ -182,7 +187,7 @@ class ServerLink(Routes):
             return self._client
         self._drop()
         self._client = running_server()
-        if self._client is not None and not self.owned:
+        if self._client is not None and self._client.pid and not self.owned:
             self._process = adopted(self._client.pid)
         return self._client
 

@@ -116,6 +116,8 @@ class ServerPage(Page):
         self.switch.setEnabled(not running or owned)
         if not running:
             words = self.tr("Start it to chat here and to let other programs in.")
+        elif self._link.remote:
+            words = self.tr("On another machine, chosen with tessera connect; tessera connect --off leaves it.")
         elif owned:
             words = self.tr("Started by this window; it stops when the window closes.")
         else:

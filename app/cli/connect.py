@@ -1,0 +1,37 @@
+"""`tessera connect`: a server on another machine for terminal and window."""
+
+import click
+
+from app.client import Client
+from app.remote_server import RemoteServer, parts_of
+from engine.upstreams.book import is_plain_text
+
+
+@click.command(help="Use a Tessera server on another machine, from terminal and window.")
+@click.argument("url", required=False)
+@click.option("--off", is_flag=True, help="Use this computer's own server again.")
+def command(url: str | None, *, off: bool) -> None:
+    """URL may be the link of a QR code, with the key in it; else the key is asked for."""
+    remote = RemoteServer()
+    if off:
+        remote.forget()
+        click.echo("This computer's own server is used again.")
+        return
+    if url is None:
+        click.echo(f"Connected to {remote.url}." if remote.url else "This computer's own server is used.")
+        return
+    address, key = parts_of(url)
+    key = key or click.prompt("Key", hide_input=True, default="", show_default=False) or None
+    with Client(address, key) as client:
+        models = client.chat_models()
+        manages = client.trusted()
+    where = remote.choose(address, key)
+    click.echo(f"Connected to {address}: {len(models)} models. Back: tessera connect --off")
+    if where == "file":
+        click.echo("There is no keyring here: the key is kept in a file that only this user can read.")
+    if not manages:
+        click.echo(
+            "The key may run models only; to manage it from here: tessera keys add NAME --manage, over there."
+        )
+    if is_plain_text(address):
+        click.echo("Not encrypted: whoever shares the network can read along. Use https or a tunnel.")

@@ -1,0 +1,73 @@
+"""A server on another machine that terminal and window use instead of one of this computer."""
+
+import os
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+
+from engine.json_store import JsonStore
+from engine.paths import Paths, user_paths
+from engine.upstreams.keys import UpstreamKeys
+
+if TYPE_CHECKING:
+    from app.client import Client
+
+# In the environment these win over what `tessera connect` kept.
+URL_VARIABLE: Final = "TESSERA_SERVER"
+KEY_VARIABLE: Final = "TESSERA_KEY"
+_KEY: Final = "connected-server"
+
+
+class Connected(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the user's commands go; empty: to this computer."""
+
+    url: str = ""
+
+
+class RemoteServer:
+    """What `tessera connect` keeps: an address in a file, the key in the keyring or a private file."""
+
+    def __init__(self, paths: Paths | None = None) -> None:
+        config = (paths or user_paths()).config
+        self._store = JsonStore(config / "connected.json", Connected, Connected)
+        self._keys = UpstreamKeys(config / "connected-key.json")
+
+    @property
+    def url(self) -> str:
+        """Its address; empty where none was chosen."""
+        return os.environ.get(URL_VARIABLE, "").strip() or self._store.get().url
+
+    def client(self) -> "Client | None":
+        """A client of the chosen server; None where none was chosen. Raises: InputFault: a bad address."""
+        from app.client import Client  # noqa: PLC0415 - a command's own server starts before this is imported
+
+        named = os.environ.get(URL_VARIABLE, "").strip()
+        if named:
+            url, key = parts_of(named)
+            return Client(url, os.environ.get(KEY_VARIABLE) or key)
+        kept = self._store.get().url
+        return Client(kept, self._keys.get(_KEY)) if kept else None
+
+    def choose(self, url: str, key: str | None) -> str:
+        """Use this server from now on; tells where the key is kept, or an empty string."""
+        self._store.put(Connected(url=url))
+        if key is None:
+            self._keys.remove(_KEY)
+            return ""
+        return self._keys.put(_KEY, key)
+
+    def forget(self) -> None:
+        """Use this computer's own again."""
+        self._store.put(Connected())
+        self._keys.remove(_KEY)
+
+
+def parts_of(link: str) -> tuple[str, str | None]:
+    """Address and key of a link such as the QR code holds: `http://host:port/chat#key=KEY`. Raises: InputFault."""
+    from engine.upstreams.book import checked_url  # noqa: PLC0415 - only where an address is given
+
+    parts = urlsplit(link.strip())
+    key = parse_qs(parts.fragment).get("key", [None])[0]
+    bare = link.strip().partition("#")[0]
+    return checked_url(bare.rstrip("/").removesuffix("/chat")), key
