@@ -17,6 +17,8 @@ from engine.version import __version__
 
 T = TypeVar("T")
 CONNECT_S: Final = 2.0
+# A server that has just started, on a busy computer, still imports what the first such question needs.
+FIRST_S: Final = 10.0
 # Loading a large model from a slow disk takes minutes; the server pings in between.
 READ_S: Final = 600.0
 _JSON: Final = {"content-type": "application/json"}
@@ -56,7 +58,8 @@ class Client(Routes):
     def trusted(self) -> bool:
         """The server takes requests, and this client's token: another server may have taken over the address."""
         try:
-            status = self._http.get("/tessera/v1/aliases", timeout=CONNECT_S).status_code
+            patience = httpx2.Timeout(FIRST_S, connect=CONNECT_S)
+            status = self._http.get("/tessera/v1/aliases", timeout=patience).status_code
         except (httpx2.HTTPError, RuntimeError):
             return False
         return status not in {codes.UNAUTHORIZED, codes.FORBIDDEN, codes.TOO_MANY_REQUESTS}
