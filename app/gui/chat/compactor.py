@@ -12,6 +12,7 @@ from app.compaction.run import Compaction
 from app.db import folds as folds_table
 from app.db.records import Conversation, Fold, Message
 from app.gui.api import in_words
+from app.gui.chat.project_of_chat import ProjectOfChat
 from app.gui.chat.request import branch_body, document_text, estimate_message, estimate_tokens, rendered
 from app.gui.services import Services
 
@@ -29,9 +30,9 @@ class Compactor(QObject):
     told = Signal(str)
     _kept = Signal(int, object)
 
-    def __init__(self, services: Services, parent: QObject) -> None:
+    def __init__(self, services: Services, project: ProjectOfChat, parent: QObject) -> None:
         super().__init__(parent)
-        self._services = services
+        self._services, self._project = services, project
         self.folds: list[Fold] = []
         self._chat = Conversation(0)
         self._path: Sequence[Message] = ()
@@ -56,11 +57,14 @@ class Compactor(QObject):
 
     def estimate(self, path: Sequence[Message]) -> int:
         """About how many tokens the context of a branch has."""
-        return tokens_of(self.sent(path), self._chat.system_prompt, estimate_tokens, estimate_message)
+        return tokens_of(self.sent(path), self._own(self._chat), estimate_tokens, estimate_message)
 
     def prompt(self, chat: Conversation, what: Sent) -> str:
-        """The system prompt with the summaries."""
-        return system_prompt(chat.system_prompt, what.summaries)
+        """The project's instructions, the chat's own prompt, and the summaries."""
+        return system_prompt(self._own(chat), what.summaries)
+
+    def _own(self, chat: Conversation) -> str:
+        return "\n\n".join(filter(None, (self._project.instructions.strip(), chat.system_prompt.strip())))
 
     def rest(self, chat: Conversation, path: Sequence[Message], used: int) -> None:
         """The answer has ended with so many tokens in the context: fold when nothing was asked for a while."""
@@ -186,12 +190,11 @@ class Compactor(QObject):
         def count(text: str) -> int:
             return self._count(api, chat.model, text)
 
-        path = tuple(self._path)
+        path, prompt = tuple(self._path), self._own(chat)
 
         def work() -> int:
             with self._one_at_a_time:
                 known = in_force(path, store.submit(folds_table.of_conversation, chat.id).result())
-                prompt = chat.system_prompt
                 return Compaction(path, known, prompt, n_ctx, ask, keep, rendered, count, of, cancelled).run(limit)
 
         self._services.background.run(work, done, failed, self)

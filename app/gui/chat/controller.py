@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
@@ -16,6 +15,7 @@ from app.gui.background import StreamJob
 from app.gui.chat import turns
 from app.gui.chat.compactor import Compactor
 from app.gui.chat.facts import speed_facts, used_tokens
+from app.gui.chat.project_of_chat import ProjectOfChat
 from app.gui.chat.request import branch_body
 from app.gui.chat.tool_turns import MAX_ROUNDS, ToolTurns
 from app.gui.chat.tree import MessageTree, pair_of
@@ -43,7 +43,9 @@ class ChatController(QObject):
         self._services = services
         self.conversation = Conversation(0)
         self.tree = MessageTree()
-        self.compactor = Compactor(services, self)
+        self.project = ProjectOfChat(services, self)
+        self.conversation_changed.connect(self.project.follow)
+        self.compactor = Compactor(services, self.project, self)
         self.second_model = ""  # answers each new question too, after the first
         self._second_wanted = False
         self._answer: WholeAnswer | None = None
@@ -247,7 +249,7 @@ class ChatController(QObject):
 
         def prepare() -> None:
             if message_id in self.tree and self._preparing == message_id:
-                self.tools.prepare(self.conversation.id, tools, Path.home(), go_on)
+                self.tools.prepare(self.conversation.id, tools, self.project.folder, go_on)
 
         self.compactor.before_answer(self.conversation, self.tree.path(), prepare)
 

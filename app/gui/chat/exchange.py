@@ -1,6 +1,5 @@
 """Export and import of chats, with their file dialogs."""
 
-import re
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Qt, Signal
@@ -9,18 +8,16 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 from app.db import messages
 from app.db.records import Conversation, Fold, Message
 from app.gui.api import in_words
-from app.gui.chat.transfer import import_json, to_json, to_markdown
+from app.gui.chat.transfer import (
+    every_chat,
+    file_name,
+    import_chats,
+    read_export,
+    to_json,
+    to_markdown,
+    write_archive,
+)
 from app.gui.services import Services
-
-_MOST_BYTES = 1 << 30
-
-_NOT_IN_NAMES = re.compile(r'[\x00-\x1f<>:"/\\|?*]+')
-_LONGEST_NAME = 60
-
-
-def file_name(title: str) -> str:
-    """A title as the name of a file that every system takes."""
-    return _NOT_IN_NAMES.sub(" ", title)[:_LONGEST_NAME].strip(" .…")
 
 
 class Exchange(QObject):
@@ -63,11 +60,37 @@ class Exchange(QObject):
             self._services.store.submit(messages.whole, conversation_id), write, None, self
         )
 
+    def export_all(self) -> None:
+        """Ask where to, then write every chat: one JSON, and a Markdown file each, in an archive."""
+        dialog = QFileDialog(self._window, self.tr("Export all chats"))
+        dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
+        dialog.setNameFilter(self.tr("Archive (*.zip)"))
+        dialog.setDefaultSuffix("zip")
+        dialog.selectFile("tessera-chats.zip")
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.fileSelected.connect(lambda name: self.export_all_to(Path(name)))
+        dialog.open()
+
+    def export_all_to(self, path: Path) -> None:
+        """Write every chat."""
+
+        def write(found: list[tuple[Conversation, list[Message]]]) -> None:
+            self._services.background.run(
+                lambda: write_archive(path, found),
+                lambda _: self.exported.emit(str(path)),
+                lambda error: self.failed.emit(in_words(error)),
+                self,
+            )
+
+        failed = self.failed.emit
+        future = self._services.store.submit(every_chat)
+        self._services.background.watch(future, write, lambda error: failed(in_words(error)), self)
+
     def import_chats(self) -> None:
         """Ask for a file, then add its chats."""
         dialog = QFileDialog(self._window, self.tr("Import chats"))
         dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
-        dialog.setNameFilter(self.tr("Chats (*.json)"))
+        dialog.setNameFilter(self.tr("Chats (*.json *.jsonl *.zip)"))
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         dialog.fileSelected.connect(lambda name: self.import_from(Path(name)))
         dialog.open()
@@ -75,16 +98,14 @@ class Exchange(QObject):
     def import_from(self, path: Path) -> None:
         """Add the chats of a file."""
 
-        def read() -> str:
-            with path.open("rb") as file:
-                return file.read(_MOST_BYTES).decode("utf-8", "replace")
-
-        def add(text: str) -> None:
+        def add(found: object) -> None:
             self._services.background.watch(
-                self._services.store.submit(import_json, text),
+                self._services.store.submit(import_chats, found),
                 self.imported.emit,
                 lambda error: self.failed.emit(in_words(error)),
                 self,
             )
 
-        self._services.background.run(read, add, lambda error: self.failed.emit(in_words(error)), self)
+        self._services.background.run(
+            lambda: read_export(path), add, lambda error: self.failed.emit(in_words(error)), self
+        )

@@ -18,6 +18,7 @@ from app.gui.chat.message_widget import MessageWidget
 from app.gui.chat.model_bar import ModelBar
 from app.gui.chat.options import ChatOptions, default_sampling
 from app.gui.chat.pair_widget import PairWidget
+from app.gui.chat.projects import Projects
 from app.gui.chat.prompt_library import PromptLibrary
 from app.gui.chat.sidebar import Sidebar
 from app.gui.chat.tools_side import ToolsSide
@@ -53,6 +54,7 @@ class ChatPage(QSplitter):
         self.composer = Composer(look, services.background)
         self.prompts = PromptLibrary(services, self.composer, self._model_title)
         self.banner = Banner(look)
+        self.projects = Projects(services, self.banner, self)
         self._options: ChatOptions | None = None
         self.transcript = Transcript(look, self._make_item, self._estimate)
         self.transcript.setAccessibleName(self.tr("Conversation"))
@@ -124,6 +126,12 @@ class ChatPage(QSplitter):
         self.sidebar.trashed.connect(self._on_trashed)
         self.sidebar.export_pressed.connect(self.exchange.export)
         self.sidebar.import_pressed.connect(self.exchange.import_chats)
+        self.sidebar.export_all_pressed.connect(self.exchange.export_all)
+        self.sidebar.project_pressed.connect(self.projects.edit)
+        self.sidebar.begun_in.connect(lambda folder: self.projects.begin(folder, self._empty()))
+        self.projects.began.connect(self._begin)
+        self.projects.changed.connect(self.sidebar.refresh)
+        self.projects.changed.connect(lambda: chat.project.follow(chat.conversation))
         self.exchange.imported.connect(self.sidebar.refresh)
         self.exchange.exported.connect(self._on_exported)
         self.exchange.failed.connect(lambda text: self.banner.tell(text, "bad"))
@@ -169,16 +177,16 @@ class ChatPage(QSplitter):
 
     def new_chat(self) -> None:
         """An empty conversation with the defaults of the settings."""
-        self.save_draft()
+        self._begin(self._empty())
+
+    def _empty(self) -> Conversation:
         now = self._services.settings.now
-        self.controller.new(
-            Conversation(
-                0,
-                model=self._default_model(),
-                system_prompt=now.text("chat.system_prompt"),
-                sampling=default_sampling(now),
-            )
-        )
+        prompt = now.text("chat.system_prompt")
+        return Conversation(0, model=self._default_model(), system_prompt=prompt, sampling=default_sampling(now))
+
+    def _begin(self, conversation: Conversation) -> None:
+        self.save_draft()
+        self.controller.new(conversation)
         self.sidebar.select(0)
         self.composer.editor.setFocus()
 

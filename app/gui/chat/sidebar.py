@@ -42,6 +42,9 @@ class Sidebar(QFrame):
     trashed = Signal(list)
     export_pressed = Signal(int, str)  # conversation, its title
     import_pressed = Signal()
+    export_all_pressed = Signal()
+    begun_in = Signal(int)  # folder
+    project_pressed = Signal(int)  # folder
 
     def __init__(self, services: Services) -> None:
         super().__init__()
@@ -222,6 +225,7 @@ class Sidebar(QFrame):
         menu = Menu(self._services.look, self)
         menu.add("folder", self.tr("New folder…"), self._new_folder)
         menu.add("upload", self.tr("Import chats…"), self.import_pressed.emit)
+        menu.add("download", self.tr("Export all chats…"), self.export_all_pressed.emit)
         menu.below(self._more)
 
     def _show_menu(self, position: QPoint) -> None:
@@ -231,6 +235,12 @@ class Sidebar(QFrame):
             self._fill_chat_menu(menu, index)
         elif isinstance(index.data(FOLDER), int):
             folder_id = index.data(FOLDER)
+            menu.add("plus", self.tr("New chat here"), lambda: self.begun_in.emit(folder_id))
+            menu.add(
+                "sliders",
+                self.tr("Project: instructions, folder, tools…"),
+                lambda: self.project_pressed.emit(folder_id),
+            )
             menu.add("edit", self.tr("Rename…"), lambda: self._rename_folder(folder_id, index.data()))
             menu.add(
                 "trash",

@@ -2,7 +2,10 @@
 
 import base64
 import json
+import re
+import zipfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import apsw
@@ -10,20 +13,17 @@ import apsw
 from app.db import conversations, messages
 from app.db.records import Attachment, Conversation, Message
 from app.gui.chat.tree import MessageTree
+from app.imports.read import read_chats, read_document
+from app.imports.types import Chat, ImportFailed
+from app.imports.write import add_chats
 
 FORMAT = "tessera-chats"
 VERSION = 1
+_NOT_IN_NAMES = re.compile(r'[\x00-\x1f<>:"/\\|?*]+')
+_LONGEST_NAME = 60
 _MOST_MESSAGES = 1_000_000
 _ROLES = frozenset({"user", "assistant", "tool"})
 _STATUSES = frozenset({"complete", "stopped", "interrupted", "error"})
-
-
-class ImportFailed(Exception):
-    """The file is not an export of chats; `reason` says where it departs from one."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"This file cannot be imported: {reason}.")
-        self.reason = reason
 
 
 def to_json(items: Sequence[tuple[Conversation, Sequence[Message]]]) -> str:
@@ -46,6 +46,30 @@ def to_json(items: Sequence[tuple[Conversation, Sequence[Message]]]) -> str:
     return json.dumps(document, ensure_ascii=False, indent=1)
 
 
+def file_name(title: str) -> str:
+    """A title as the name of a file that every system takes."""
+    return _NOT_IN_NAMES.sub(" ", title)[:_LONGEST_NAME].strip(" .…")
+
+
+def every_chat(connection: apsw.Connection) -> list[tuple[Conversation, list[Message]]]:
+    """All chats that are not in the trash, with their messages."""
+    return [(chat, messages.of_conversation(connection, chat.id)) for chat in conversations.listing(connection)]
+
+
+def write_archive(path: Path, items: Sequence[tuple[Conversation, Sequence[Message]]]) -> None:
+    """One archive: `conversations.json`, which comes back whole, and a Markdown file a chat. Raises: OSError."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("conversations.json", to_json(items))
+            for number, (chat, rows) in enumerate(items, 1):
+                name = f"{number:04} {file_name(chat.title) or 'chat'}.md"
+                archive.writestr(f"markdown/{name}", to_markdown(chat, rows))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def to_markdown(chat: Conversation, rows: Sequence[Message]) -> str:
     """The branch that is shown, as a document."""
     parts = [f"# {chat.title}"]
@@ -58,15 +82,28 @@ def to_markdown(chat: Conversation, rows: Sequence[Message]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def import_json(connection: apsw.Connection, text: str) -> int:
-    """Add the conversations of an export; all of them, or none. Returns how many.
+def read_export(path: Path) -> Any:
+    """An export of ours as its document, one of another program as a list of chats.
+
+    Raises: ImportFailed, OSError.
+    """
+    document = None if path.suffix == ".jsonl" else read_document(path)
+    ours = isinstance(document, dict) and document.get("format") == FORMAT
+    return document if ours else read_chats(path, document)
+
+
+def import_chats(connection: apsw.Connection, found: Any) -> int:
+    """Add what `read_export` found; all of it, or nothing. Returns how many chats. Raises: ImportFailed."""
+    if isinstance(found, list) and all(isinstance(chat, Chat) for chat in found):
+        return add_chats(connection, found)
+    return import_document(connection, found)
+
+
+def import_document(connection: apsw.Connection, document: Any) -> int:
+    """Add the conversations of an export of ours; all of them, or none. Returns how many.
 
     Raises: ImportFailed.
     """
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ImportFailed("it is not JSON") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ImportFailed("it is not an export of Tessera's chats")
     if document.get("version") != VERSION:

@@ -1,0 +1,87 @@
+"""The form of a project: its folder, instructions, model and tools."""
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QCheckBox, QDialog, QFileDialog, QLineEdit, QPlainTextEdit, QWidget
+
+from app.db.records import Folder
+from app.gui.services import Services
+from app.gui.widgets.basics import button, label, row, stack
+from app.gui.widgets.popups import Choice
+from app.tools.catalogue import Offered
+
+_WIDTH = 520
+
+
+class ProjectDialog(QDialog):
+    """Emits the fields of the folder that were put in."""
+
+    saved = Signal(dict)
+
+    def __init__(self, services: Services, folder: Folder, offered: list[Offered], parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(self.tr("Project"))
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setMinimumWidth(_WIDTH)
+        self.name = QLineEdit(folder.name)
+        self.path = QLineEdit(folder.path)
+        self.path.setPlaceholderText(self.tr("None: a project needs no folder on disk"))
+        self.instructions = QPlainTextEdit(folder.instructions)
+        self.instructions.setTabChangesFocus(True)
+        self.instructions.setFixedHeight(120)
+        self.instructions.setPlaceholderText(self.tr("What the model should know or do in every chat here"))
+        self.model = Choice()
+        self.model.addItem(self.tr("The usual one"), "")
+        for choice in services.models.choices:
+            self.model.addItem(choice.title, choice.id)
+        known = self.model.findData(folder.model)
+        if folder.model and known < 0:
+            self.model.addItem(folder.model, folder.model)
+            known = self.model.count() - 1
+        self.model.setCurrentIndex(max(0, known))
+        self.tools = {source.name: QCheckBox(source.name) for source in offered}
+        for name, box in self.tools.items():
+            box.setChecked(name in folder.tools)
+        column = stack(spacing=6, margins=(20, 20, 20, 20))
+        for field, words in (
+            (self.name, self.tr("Name")),
+            (self.instructions, self.tr("Instructions")),
+            (self.model, self.tr("Model of new chats")),
+        ):
+            field.setAccessibleName(words)
+            column.addWidget(label(words, "strong"))
+            column.addWidget(field)
+        self.path.setAccessibleName(self.tr("Folder"))
+        column.addWidget(label(self.tr("Folder"), "strong"))
+        column.addLayout(row(self.path, button(self.tr("Choose…"), self._choose)))
+        note = self.tr("AGENTS.md and CLAUDE.md in it are read; tools are started in it.")
+        column.addWidget(label(note, "small", wrap=True))
+        if self.tools:
+            column.addWidget(label(self.tr("Tools of new chats"), "strong"))
+            for box in self.tools.values():
+                column.addWidget(box)
+        self.save = button(self.tr("Save"), self._save, "primary")
+        self.save.setDefault(True)
+        column.addLayout(row(1, button(self.tr("Cancel"), self.reject), self.save))
+        self.setLayout(column)
+
+    def _choose(self) -> None:
+        dialog = QFileDialog(self, self.tr("Folder of the project"), self.path.text())
+        dialog.setFileMode(QFileDialog.FileMode.Directory)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.fileSelected.connect(self.path.setText)
+        dialog.open()
+
+    def _save(self) -> None:
+        if not self.name.text().strip():
+            self.name.setFocus()
+            return
+        self.saved.emit(
+            {
+                "name": self.name.text().strip(),
+                "path": self.path.text().strip(),
+                "instructions": self.instructions.toPlainText(),
+                "model": str(self.model.currentData() or ""),
+                "tools": tuple(name for name, box in self.tools.items() if box.isChecked()),
+            }
+        )
+        self.accept()

@@ -1,0 +1,44 @@
+"""Add imported chats to the store: all of them, or none."""
+
+from collections.abc import Sequence
+
+import apsw
+
+from app.db import conversations, messages
+from app.db.records import Attachment
+from app.imports.types import Chat
+
+_LONGEST_TITLE = 200
+
+
+def add_chats(connection: apsw.Connection, chats: Sequence[Chat]) -> int:
+    """Write the chats with their branches; returns how many. What could not be taken is named where it was."""
+    with connection:
+        for chat in chats:
+            _add(connection, chat)
+    return len(chats)
+
+
+def _add(connection: apsw.Connection, chat: Chat) -> None:
+    made = conversations.create(
+        connection,
+        title=" ".join(chat.title.split())[:_LONGEST_TITLE],
+        system_prompt=chat.system_prompt,
+    )
+    ids: dict[str, int] = {}
+    for said in chat.said:
+        written = messages.add(
+            connection,
+            made.id,
+            ids.get(said.parent) if said.parent is not None else None,
+            said.role,
+            said.text,
+            reasoning=said.reasoning,
+            model=said.model or chat.model if said.role == "assistant" else "",
+            facts={"left_out": list(said.left_out)} if said.left_out else {},
+            attachments=[Attachment(name, "text/plain", text) for name, text in said.documents]
+            + [Attachment(f"{name} (not in the export)", "") for name in said.left_out],
+        )
+        ids[said.key] = written.id
+    if chat.leaf in ids:
+        conversations.update(connection, made.id, leaf_id=ids[chat.leaf])

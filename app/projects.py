@@ -1,0 +1,43 @@
+"""A project: a folder whose instructions go with every question of its chats."""
+
+from pathlib import Path
+from typing import Final
+
+from app.db.records import Folder
+
+# Read if present, in this order; the second is left out where it says the same or only names the first.
+INSTRUCTION_FILES: Final = ("AGENTS.md", "CLAUDE.md")
+# Longer instructions would fill a small context by themselves; what is cut is said where it was cut.
+MAX_CHARS: Final = 16_000
+_MAX_BYTES: Final = 1 << 20
+
+
+def instructions_of(project: Folder) -> str:
+    """What goes before a chat's own system prompt: the project's own words, then its files."""
+    parts = [project.instructions.strip()]
+    root = Path(project.path) if project.path else None
+    for name in INSTRUCTION_FILES if root is not None else ():
+        text = _read(root / name) if root is not None else ""
+        if text and text not in parts and text.strip("@ \n") not in INSTRUCTION_FILES:
+            parts.append(text)
+    return "\n\n".join(part for part in parts if part)
+
+
+def folder_of(project: Folder | None) -> Path:
+    """Where a project's tools are started: its folder while that is there, else the home folder."""
+    found = Path(project.path) if project is not None and project.path else None
+    return found if found is not None and found.is_dir() else Path.home()
+
+
+def _read(path: Path) -> str:
+    """A text file; nothing where there is none. A link that leads out of its folder is not read."""
+    try:
+        if not path.is_file() or not path.resolve().is_relative_to(path.parent.resolve()):
+            return ""
+        with path.open("rb") as file:
+            text = file.read(_MAX_BYTES).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+    if len(text) <= MAX_CHARS:
+        return text
+    return f"{text[:MAX_CHARS]}\n[{path.name} goes on: {len(text) - MAX_CHARS} more characters were left out]"

@@ -1,0 +1,203 @@
+"""Exports of other programs, after their documented forms, come in with their branches; garbage is refused."""
+
+import contextlib
+import json
+import zipfile
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.db import conversations, messages
+from app.db.connection import open_in_memory
+from app.gui.chat.transfer import import_chats, read_export, to_json
+from app.gui.chat.tree import MessageTree
+from app.imports.formats import chats_of
+from app.imports.types import ImportFailed
+
+CHATGPT = [
+    {
+        "title": "Tides", "create_time": 1.0, "current_node": "a2",
+        "mapping": {
+            "root": {"id": "root", "message": None, "parent": None, "children": ["sys"]},
+            "sys": {"id": "sys", "parent": "root", "children": ["u1"], "message": {
+                "author": {"role": "system"}, "content": {"content_type": "text", "parts": ["Be brief."]}}},
+            "u1": {"id": "u1", "parent": "sys", "children": ["t", "a2"], "message": {
+                "author": {"role": "user"}, "content": {"content_type": "multimodal_text", "parts": [
+                    {"content_type": "image_asset_pointer", "asset_pointer": "file-service://x"},
+                    "When is low tide?"]}}},
+            "t": {"id": "t", "parent": "u1", "children": ["a1"], "message": {
+                "author": {"role": "tool"}, "content": {"content_type": "text", "parts": ["searched"]}}},
+            "a1": {"id": "a1", "parent": "t", "children": [], "message": {
+                "author": {"role": "assistant"}, "content": {"content_type": "text", "parts": ["At five."]},
+                "metadata": {"model_slug": "gpt-4o"}}},
+            "a2": {"id": "a2", "parent": "u1", "children": [], "message": {
+                "author": {"role": "assistant"}, "content": {"content_type": "text", "parts": ["At six."]},
+                "metadata": {"model_slug": "gpt-4o"}}},
+        },
+    }
+]  # fmt: skip
+CLAUDE = [
+    {
+        "uuid": "c", "name": "Tides", "created_at": "2026-01-01T00:00:00Z",
+        "chat_messages": [
+            {"uuid": "1", "sender": "human", "text": "When is low tide?", "content": [
+                {"type": "text", "text": "When is low tide?"}],
+             "attachments": [{"file_name": "tides.txt", "extracted_content": "Low at six."}],
+             "files": [{"file_name": "map.png"}]},
+            {"uuid": "2", "sender": "assistant", "text": "", "content": [
+                {"type": "thinking", "thinking": "Look at the table."}, {"type": "text", "text": "At six."}]},
+        ],
+    }
+]  # fmt: skip
+OPEN_WEBUI = [
+    {
+        "id": "x", "title": "Tides",
+        "chat": {"models": ["llama3"], "params": {"system": "Be brief."},
+                 "history": {"currentId": "3", "messages": {
+            "3": {"id": "3", "parentId": "1", "role": "assistant", "content": "At six.", "model": "llama3"},
+            "1": {"id": "1", "parentId": None, "role": "user", "content": "When is low tide?"},
+            "2": {"id": "2", "parentId": "1", "role": "assistant", "content": "At five.", "model": "q"},
+        }}},
+    }
+]  # fmt: skip
+LM_STUDIO = {
+    "name": "Tides", "systemPrompt": "Be brief.", "lastUsedModel": {"identifier": "qwen"},
+    "messages": [
+        {"currentlySelected": 0, "versions": [{"type": "singleStep", "role": "user", "content": [
+            {"type": "text", "text": "When is low tide?"}]}]},
+        {"currentlySelected": 1, "versions": [
+            {"type": "multiStep", "role": "assistant", "senderInfo": {"senderName": "qwen"}, "steps": [
+                {"type": "contentBlock", "content": [{"type": "text", "text": "At five."}]}]},
+            {"type": "multiStep", "role": "assistant", "senderInfo": {"senderName": "qwen"}, "steps": [
+                {"type": "contentBlock", "content": [{"type": "text", "text": "At six."}]}]}]},
+    ],
+}  # fmt: skip
+WORDS = "When is low tide?"
+JAN_THREAD = {
+    "id": "t",
+    "title": "Tides",
+    "assistants": [{"model": {"id": "jan-nano"}, "instructions": "Be brief."}],
+}
+JAN_LINES = [
+    {
+        "id": "1",
+        "role": "user",
+        "content": [{"type": "text", "text": {"value": WORDS, "annotations": []}}],
+    },
+    {
+        "id": "2",
+        "role": "assistant",
+        "content": [{"type": "text", "text": {"value": "At six.", "annotations": []}}],
+    },
+]
+
+
+def files(tmp_path):
+    """Name: the file as the program leaves it."""
+    found = {}
+    for name, document in (("claude", CLAUDE), ("open_webui", OPEN_WEBUI), ("lm_studio", LM_STUDIO)):
+        found[name] = tmp_path / f"{name}.json"
+        found[name].write_text(json.dumps(document))
+    found["chatgpt"] = tmp_path / "chatgpt.zip"
+    with zipfile.ZipFile(found["chatgpt"], "w") as archive:
+        archive.writestr("export/conversations.json", json.dumps(CHATGPT))
+        archive.writestr("export/chat.html", "<script>")
+    found["jan"] = tmp_path / "messages.jsonl"
+    found["jan"].write_text("\n".join(json.dumps(line) for line in JAN_LINES))
+    (tmp_path / "thread.json").write_text(json.dumps(JAN_THREAD))
+    return found
+
+
+@pytest.mark.parametrize("name", ["chatgpt", "claude", "open_webui", "lm_studio", "jan"])
+def test_an_export_comes_in_with_its_branches(tmp_path, name):
+    db = open_in_memory().connection
+    assert import_chats(db, read_export(files(tmp_path)[name])) == 1
+    (chat,) = conversations.listing(db)
+    rows = messages.of_conversation(db, chat.id)
+    path = MessageTree(rows, chat.leaf_id).path()
+    assert chat.title == "Tides"
+    assert [(m.role, m.content) for m in path] == [("user", "When is low tide?"), ("assistant", "At six.")]
+    others = [m.content for m in rows if m not in path]
+    assert others == (["At five."] if name in {"chatgpt", "open_webui", "lm_studio"} else [])
+    assert chat.system_prompt == ("" if name == "claude" else "Be brief.")
+    attached = [a.name for a in path[0].attachments]
+    if name == "claude":
+        assert attached == ["tides.txt", "map.png (not in the export)"]
+        assert path[0].attachments[0].text == "Low at six."
+        assert path[1].reasoning == "Look at the table."
+    if name == "chatgpt":
+        assert attached == ["image_asset_pointer (not in the export)"]
+
+
+def test_what_we_export_comes_back(tmp_path):
+    db = open_in_memory().connection
+    import_chats(db, read_export(files(tmp_path)["chatgpt"]))
+    (chat,) = conversations.listing(db)
+    out = tmp_path / "ours.json"
+    out.write_text(to_json([(chat, messages.of_conversation(db, chat.id))]))
+    assert import_chats(db, read_export(out)) == 1
+    first, second = (messages.of_conversation(db, c.id) for c in conversations.listing(db))
+    assert [m.content for m in first] == [m.content for m in second]
+
+
+GARBAGE = [
+    b"",
+    b"{",
+    b"[]",
+    b"[1]",
+    b"{}",
+    b'[{"mapping": 3}, 4]',
+    b"[" * 100_000,
+    b"PK\x03\x04",
+    b'{"messages": [3]}',
+]
+
+
+@pytest.mark.parametrize("raw", GARBAGE)
+def test_garbage_is_refused_or_empty_and_nothing_is_written(tmp_path, raw):
+    path = tmp_path / "x.json"
+    path.write_bytes(raw)
+    db = open_in_memory().connection
+    with contextlib.suppress(ImportFailed):
+        import_chats(db, read_export(path))
+    assert all(messages.of_conversation(db, chat.id) == [] for chat in conversations.listing(db))
+
+
+def test_messages_in_a_circle_or_without_a_parent_are_not_lost():
+    ring = {
+        "a": {"parent": "b", "message": {"author": {"role": "user"}, "content": {"parts": ["A"]}}},
+        "b": {"parent": "a", "message": {"author": {"role": "assistant"}, "content": {"parts": ["B"]}}},
+        "c": {"parent": "gone", "message": {"author": {"role": "user"}, "content": {"parts": ["C"]}}},
+    }
+    (chat,) = chats_of([{"title": "x", "mapping": ring, "current_node": "zzz"}])
+    assert sorted(said.text for said in chat.said) == ["A", "B", "C"]
+    known = set()
+    for said in chat.said:
+        assert said.parent is None or said.parent in known
+        known.add(said.key)
+
+
+SCRAP = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(
+            ["mapping", "message", "parent", "author", "role", "content", "parts", "chat_messages", "sender",
+             "text", "chat", "history", "messages", "versions", "steps", "currentlySelected", "currentId", "user"]
+        ), inner, max_size=4,
+    ),
+    max_leaves=25,
+)  # fmt: skip
+
+
+@given(SCRAP)
+@settings(max_examples=300, deadline=None)
+def test_no_document_breaks_the_reader(document):
+    try:
+        chats = chats_of(document)
+    except ImportFailed:
+        return
+    db = open_in_memory().connection
+    assert import_chats(db, chats) == len(chats)
+    db.close()
