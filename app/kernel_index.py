@@ -97,7 +97,7 @@ def fetch(name: str, settings: Settings) -> Path:
         check_signature(data, _get(client, f"{address}/index.json.minisig", MAX_INDEX_BYTES).decode(), keys)
         try:
             index = msgspec.json.decode(data, type=Index)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise PackRefused(f"the index cannot be read: {error}") from error
         here = [p for p in index.packs if p.name == name and p.platform == this_platform()]
         fitting = [p for p in here if abi is None or p.ggml_version == abi.ggml_version]

@@ -105,7 +105,7 @@ class JsonStore(Generic[T]):
             self._value = self._decode(path.read_bytes())
         except OSError as error:
             self._damage = Damaged(path, error.strerror or str(error))
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             self._damage = Damaged(path, str(error).rstrip("."))
 
     def _decode(self, raw: bytes) -> T:

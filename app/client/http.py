@@ -139,7 +139,7 @@ def _encoded(body: Body) -> bytes:
 def _decoded(raw: bytes, kind: type[T], path: str) -> T:
     try:
         return msgspec.json.decode(raw, type=kind)
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise UnexpectedAnswer(path, str(error)) from error
 
 

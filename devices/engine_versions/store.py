@@ -154,7 +154,7 @@ class VersionStore:
         """What is written; the shipped version for all where nothing readable is."""
         try:
             return msgspec.json.decode((self.folder / STATE).read_bytes(), type=InUse)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError, RecursionError):
             return InUse()
 
     def _write(self, state: InUse) -> None:

@@ -132,7 +132,7 @@ class PackStore:
     def _in_use(self, name: str) -> InUse:
         try:
             return msgspec.json.decode((self.folder / name / IN_USE).read_bytes(), type=InUse)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError, RecursionError):
             return InUse(digest=None)
 
     def _write(self, name: str, state: InUse) -> None:

@@ -33,7 +33,7 @@ class Journal:
         for line in self._lines():
             try:
                 found = msgspec.json.decode(line, type=_Begun | _Ended)
-            except msgspec.DecodeError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(found, _Ended):
                 self._ended[found.trial.knobs, found.trial.budget] = found.trial.outcome

@@ -62,7 +62,7 @@ def _layers(path: Path) -> dict[str, str]:
         if path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_MANIFEST_BYTES:
             return {}
         manifest = msgspec.json.decode(path.read_bytes(), type=_Manifest)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         _log.info("no manifest path=%s error=%s", path, type(error).__name__)
         return {}
     return {layer.media_type: layer.digest for layer in manifest.layers if _DIGEST.fullmatch(layer.digest)}

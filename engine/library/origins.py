@@ -34,7 +34,7 @@ def read_note(folder: Path) -> DownloadNote | None:
         return msgspec.json.decode(path.read_bytes(), type=DownloadNote)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         _log.warning("unreadable download note path=%s error=%s", path, error)
         return None
 

@@ -116,7 +116,7 @@ class Store:
         for key, raw in rows:
             try:
                 result[str(key)] = self._decoder.decode(raw)
-            except msgspec.DecodeError as error:
+            except (ValueError, RecursionError) as error:
                 _log.warning("unreadable catalogue entry key=%s error=%s", key, error)
         return result
 

@@ -130,7 +130,7 @@ class Trash:
             raise InputFault(f"{ticket!r} is not in the trash", "ticket")
         try:
             return msgspec.json.decode((self._folder / ticket / _TICKET).read_bytes(), type=_Record)
-        except (OSError, msgspec.DecodeError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputFault(f"{ticket!r} is not in the trash", "ticket") from error
 
     @staticmethod

@@ -35,7 +35,7 @@ class Results:
         for line in self._path.read_bytes().splitlines():
             try:
                 found.append(msgspec.json.decode(line, type=Report))
-            except msgspec.DecodeError:
+            except (ValueError, RecursionError):
                 continue
         return [r for r in found if model is None or r.model == model]
 

@@ -70,7 +70,7 @@ def decode(raw: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
         raise _fault(str(error)) from None
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise InputFault(f"The body is not valid JSON: {error}.") from None
     except RecursionError:
         raise InputFault("The JSON is nested too deeply.") from None

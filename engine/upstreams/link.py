@@ -81,7 +81,7 @@ class UpstreamLink:
                 raise refusal(name, answer.status, raw, str(body.get("model", "")))
         try:
             return msgspec.json.decode(raw)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise UpstreamBrokeOff(name, f"{name} answers {path} with something that is no JSON.") from error
 
     def close(self) -> None:

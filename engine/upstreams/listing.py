@@ -39,7 +39,7 @@ def read_list(body: bytes) -> tuple[Kind, tuple[Known, ...]]:
     """Kind and models. Raises: NoList."""
     try:
         rows = msgspec.json.decode(body, type=_List).data
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise NoList(f"it answers /v1/models with no list of models ({error})") from error
     kind: Kind = "openai"
     models = []

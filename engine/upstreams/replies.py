@@ -52,7 +52,7 @@ def _words(body: bytes) -> tuple[str, dict[str, object]]:
     """What a body says, and the fields of its error."""
     try:
         value = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, RecursionError):
+    except (ValueError, RecursionError):
         return body[:300].decode("utf-8", "replace").strip(), {}
     error = value.get("error", value) if isinstance(value, dict) else value
     return said(error), error if isinstance(error, dict) else {}

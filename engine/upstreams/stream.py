@@ -121,7 +121,7 @@ class ChatReader:
             return
         try:
             chunk = _decode(payload)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             shown = payload[:100].decode("utf-8", "replace")
             raise UpstreamBrokeOff(self._name, f"{self._name} sent something unreadable: {shown}") from error
         if chunk.error is not None:

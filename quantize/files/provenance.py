@@ -47,7 +47,7 @@ def read_provenance(text: str) -> Provenance | None:
     """What a file says; None if it is no such text."""
     try:
         return msgspec.json.decode(text.encode(), type=Provenance)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -149,7 +149,7 @@ def read_json(path: Path) -> Any:
     """The value in a file; None if it is not there or not whole."""
     try:
         return msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -34,7 +34,7 @@ def read_report(path: Path) -> QuantizeReport | None:
     """The report in a file; None if there is none, or one of another version."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=QuantizeReport)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

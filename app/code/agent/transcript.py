@@ -36,7 +36,7 @@ def read_transcript(path: Path) -> Iterator[AgentEvent]:
         while line := file.readline(_MAX_LINE_BYTES):
             try:
                 yield _decoder.decode(line)
-            except msgspec.DecodeError:
+            except (ValueError, RecursionError):
                 if line.endswith(b"\n"):
                     raise
                 return

@@ -146,7 +146,7 @@ class CertificateStore:
         """The model's certificate, if it was made with the present suite."""
         try:
             found = msgspec.json.decode(self._path(model, suite_name).read_bytes(), type=Certificate)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError, RecursionError):
             return None
         return found if (found.model, found.suite_version) == (model, SUITE_VERSION) else None
 

@@ -111,7 +111,7 @@ class ConnectStore:
     def _read(self, name: str) -> _Record | None:
         try:
             return msgspec.json.decode(self._record_path(name).read_bytes(), type=_Record)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, ValueError, RecursionError):
             return None
 
     def _write(self, record: _Record) -> None:

@@ -307,5 +307,5 @@ def _noted_bytes(path: Path) -> int:
     try:
         journal = msgspec.json.decode(path.with_suffix(".json").read_bytes())
         return sum(int(n) for n in journal["done"])
-    except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return 0

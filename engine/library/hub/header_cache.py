@@ -69,7 +69,7 @@ def recall(folder: Path, sha256: str, name: str) -> GgufFile | None:
         )
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         _log.info("kept header not readable: %s", error)
         return None
     if kept.format != _FORMAT:

@@ -81,7 +81,7 @@ def remembered(folder: Path, facts: tuple[object, ...], build: Callable[[], OwnB
     path = folder / f"{hashlib.sha256(repr((VERSION, *facts)).encode()).hexdigest()}.json"
     try:
         return msgspec.json.decode(path.read_bytes(), type=OwnBuild | None)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):
         made = build()
     try:
         folder.mkdir(parents=True, exist_ok=True)

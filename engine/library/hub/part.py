@@ -45,7 +45,7 @@ class Part:
             journal = msgspec.json.decode(self.journal_path.read_bytes(), type=Journal)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             _log.warning("unreadable journal path=%s error=%s", self.journal_path, error)
             return None
         same = (journal.identity, journal.size_bytes) == (identity, size_bytes)

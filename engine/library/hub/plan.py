@@ -148,7 +148,7 @@ def _recall_listing(path: Path, repo: str) -> Repository | None:
         if not 0 <= time.time() - path.stat().st_mtime < _LISTING_S:
             return None
         found = msgspec.json.decode(path.read_bytes(), type=Repository)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if found.repo == repo else None
 

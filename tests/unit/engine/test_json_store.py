@@ -59,7 +59,17 @@ def test_what_another_process_wrote_is_seen(file):
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"{", b"\xff", b"[" * 100_000, b'{"version": 9, "data": []}', b'{"version": 1}', b'[{"size": 1}]']
+    "raw",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b'["\xe5"]',
+        b"[" * 100_000,
+        b'{"version": 9, "data": []}',
+        b'{"version": 1}',
+        b'[{"size": 1}]',
+    ],
 )
 def test_a_file_that_cannot_be_read_is_told_and_kept_aside(file, raw, caplog):
     write_atomically(file, raw)

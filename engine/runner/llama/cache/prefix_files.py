@@ -156,7 +156,7 @@ class PrefixFiles:
             if length > _MAX_HEADER:
                 return None
             header = msgspec.msgpack.decode(file.read(length), type=_FileHeader)
-        except (struct.error, msgspec.DecodeError):
+        except (struct.error, ValueError, RecursionError):
             return None
         return header if header.fingerprint == self._fingerprint else None
 

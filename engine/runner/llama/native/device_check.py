@@ -218,7 +218,7 @@ def read_reference(path: Path) -> Reference | None:
     """A stored reference; None where there is none that can be read."""
     try:
         found = msgspec.msgpack.decode(path.read_bytes(), type=Reference)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):
         return None
     size = 4 * found.rows * found.width
     sound = found.version == VERSION and len(found.token_ids) == size == len(found.logprobs)

@@ -82,9 +82,9 @@ def test_models_of_other_applications_are_found_and_used_in_place(catalogue, oth
 
 @pytest.mark.parametrize(
     "manifest",
-    [b"", b"[]", b'{"layers": 1}', b"{" * 100_000,
+    [b"", b"[]", b'{"layers": 1}', b"{" * 100_000, b'{"layers": "\xe5"}',
      b'{"layers":[{"mediaType":"application/vnd.ollama.image.model","digest":"sha256:../../../etc/passwd"}]}'],
-    ids=["empty", "array", "layers a number", "deep", "a digest that leads elsewhere"],
+    ids=["empty", "array", "layers a number", "deep", "no UTF-8", "a digest that leads elsewhere"],
 )  # fmt: skip
 def test_hostile_ollama_manifests(manifest, catalogue, other_home, gguf):
     root = other_home / ".ollama/models"
