@@ -1,7 +1,7 @@
 """Build the documentation as a site: `python3 installers/docs_site.py [FOLDER]`, default build/site.
 
-Makes an environment with the locked tools on first use. mkdocs takes this file as its hook: it writes the front page
-from README.md and the page of remedies from the texts that `tessera doctor` prints, so that neither is kept twice.
+Makes an environment with the locked tools on first use. mkdocs takes this file as its hook: the front page comes from
+README.md and the page of remedies from the texts that `tessera doctor` prints, so that neither is kept twice.
 """
 
 import os
@@ -71,7 +71,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """A hook of mkdocs: the theme fetches what searches pages opened as files from elsewhere; ours lies beside them."""
+    """A hook of mkdocs: what searches pages opened as files lies beside them, not elsewhere."""
     del config
     up = "../" * page.file.dest_uri.count("/")
     return re.sub(r"https://[^\"' ]*iframe-worker[^\"' ]*", f"{up}assets/{SHIM}", output)
