@@ -1,7 +1,7 @@
 """Build the documentation as a site: `python3 installers/docs_site.py [FOLDER]`, default build/site.
 
-Makes an environment with the locked tools on first use. mkdocs takes this file as its hook: the front page comes from
-README.md and the page of remedies from the texts that `tessera doctor` prints, so that neither is kept twice.
+Makes an environment with the locked tools on first use. mkdocs takes this file as its hook: the front page comes
+from README.md and the page of remedies from the texts that `tessera doctor` prints, so that neither is kept twice.
 """
 
 import os
