@@ -130,7 +130,7 @@ SETTINGS: tuple[Setting, ...] = (
         "Language",
         "Language of the interface.",
         "Appearance",
-        choices=("system", "en", "pseudo"),
+        choices=("system", "en", "de", "pseudo"),
         restart=True,
     ),
     Setting("chat.model", "", "Model of new chats", "Empty: the model used last.", "Chat"),

@@ -1,6 +1,9 @@
 """The language of the interface. "pseudo" makes every text longer and accented, to find what does not fit."""
 
-from PySide6.QtCore import QLocale, QTranslator
+import json
+from collections.abc import Mapping
+
+from PySide6.QtCore import QLibraryInfo, QLocale, QObject, QTranslator
 from PySide6.QtWidgets import QApplication
 
 from app.gui.look import ASSETS
@@ -34,15 +37,44 @@ def pseudo(text: str) -> str:
     return f"[{made}{'~' * round(len(text) * _LONGER)}]"
 
 
+class Catalogue(QTranslator):
+    """A translation out of assets/languages: text by English text, whatever part of the window it stands in."""
+
+    def __init__(self, texts: Mapping[str, str], parent: QObject) -> None:
+        super().__init__(parent)
+        self._texts = texts
+
+    def translate(self, context: str, source: str, disambiguation: str | None = None, n: int = -1) -> str:
+        del context, disambiguation, n
+        return self._texts.get(source, source)
+
+    def isEmpty(self) -> bool:
+        """Never: Qt skips empty translators."""
+        return False
+
+
+def texts_of(name: str) -> dict[str, str]:
+    """The texts of a language (`de`); none where there is no translation."""
+    path = ASSETS / "languages" / f"{name}.json"
+    found: dict[str, str] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return found
+
+
 def install_language(app: QApplication, name: str) -> QTranslator | None:
-    """Install the translation for `name` ("system": the locale's), if there is one."""
-    translator: QTranslator
+    """Install the translation for `name` ("system": the locale's), if there is one; numbers and dates follow."""
     if name == "pseudo":
-        translator = PseudoTranslator(app)
-    else:
-        locale = QLocale.system() if name == "system" else QLocale(name)
-        translator = QTranslator(app)
-        if not translator.load(locale, "tessera", "_", str(ASSETS / "languages")):
-            return None
+        translator: QTranslator = PseudoTranslator(app)
+        app.installTranslator(translator)
+        return translator
+    locale = QLocale.system() if name == "system" else QLocale(name)
+    texts = texts_of(QLocale.languageToCode(locale.language()))
+    if name != "system":
+        QLocale.setDefault(locale)
+    if not texts:
+        return None
+    translator = Catalogue(texts, app)
     app.installTranslator(translator)
+    own = QTranslator(app)  # what Qt says itself: buttons of dialogs, menus of fields
+    if own.load(locale, "qtbase", "_", QLibraryInfo.path(QLibraryInfo.LibraryPath.TranslationsPath)):
+        app.installTranslator(own)
     return translator

@@ -134,9 +134,10 @@ class Look(QObject):
         key = (name, colour)
         if key not in self._icons:
             icon = QIcon()
-            for scale in (1, 2):
-                icon.addPixmap(self._pixmap(name, colour, 20, scale))
-                icon.addPixmap(self._pixmap(name, "border", 20, scale), QIcon.Mode.Disabled)
+            for size in (20, 40):  # the larger one is for large letters
+                for scale in (1, 2):
+                    icon.addPixmap(self._pixmap(name, colour, size, scale))
+                    icon.addPixmap(self._pixmap(name, "border", size, scale), QIcon.Mode.Disabled)
             self._icons[key] = icon
         return self._icons[key]
 

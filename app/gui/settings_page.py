@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from PySide6.QtCore import Qt, QTimer
+from PySide6.QtCore import QLocale, Qt, QTimer
 from PySide6.QtWidgets import (
     QButtonGroup,
     QCheckBox,
@@ -27,6 +27,7 @@ from engine.paths import user_paths
 from engine.version import __version__
 
 _DELAY_MS = 400
+_CODE = 2  # letters of a language's code
 
 
 class SettingsPage(Page):
@@ -146,7 +147,9 @@ class SettingsPage(Page):
         if setting.choices:
             choice = Choice()
             for name in setting.choices:
-                choice.addItem(self.tr(name.capitalize()), name)
+                is_language = setting.name == "window.language" and len(name) == _CODE
+                own_name = QLocale(name).nativeLanguageName().partition(" ")
+                choice.addItem(own_name[-1] or own_name[0] if is_language else self.tr(name.capitalize()), name)
             choice.setCurrentIndex(choice.findData(value))
             choice.setMinimumWidth(160)
             choice.activated.connect(lambda position: save(choice.itemData(position)))

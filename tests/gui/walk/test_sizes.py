@@ -47,6 +47,31 @@ def test_nothing_is_cut(large_walk, width, height, percent):
     assert cut_on_all_pages(walk, f"{width}x{height}-{percent}") == {}
 
 
+def test_nothing_is_cut_in_german_dark_or_at_high_contrast(open_window, large_screen):
+    walk = open_window(on=large_screen, env={"TESSERA_WINDOW_LANGUAGE": "de"})
+    walk.until("'Wobei kann ich helfen?' in says()")
+    walk.ask("window.resize(1280, 760)")
+    found = {}
+    for percent, theme, contrast in ((100, "dark", "normal"), (200, "dark", "high"), (200, "light", "high")):
+        look(walk, percent, theme, contrast)
+        walk.settle()
+        for page in walk.ask("window.page_names"):
+            walk.ask(f"window.show_page({page!r})")
+            walk.settle()
+            walk.picture(f"de-{theme}-{contrast}-{percent}-{page}")
+            found[percent, theme, contrast, page] = walk.ask("cut()")
+    assert {key: cut for key, cut in found.items() if cut} == {}
+    walk.close()
+
+
+def test_at_a_scale_of_two_nothing_is_cut(open_window, large_screen):
+    walk = open_window(on=large_screen, env={"QT_SCALE_FACTOR": "2"})
+    inside = "app.primaryScreen().availableGeometry().contains(window.frameGeometry())"
+    assert walk.ask(inside), walk.ask("window.frameGeometry().getRect()")
+    assert cut_on_all_pages(walk, "scale-2") == {}
+    walk.close()
+
+
 def test_at_a_scale_of_one_and_a_half_the_window_opens_inside_the_screen(open_window):
     walk = open_window(env={"QT_SCALE_FACTOR": "1.5"})
     inside = "app.primaryScreen().availableGeometry().contains(window.frameGeometry())"

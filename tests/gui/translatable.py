@@ -1,0 +1,63 @@
+"""Every text of the window that a translation has to have."""
+
+import ast
+from pathlib import Path
+
+from app.gui.chat.sampling_fields import KNOBS, source_words
+from app.gui.devices.facts import KINDS, PARTS
+from app.gui.devices.page import _STATES
+from app.gui.fit.aim import _CACHES
+from app.gui.fit.page import _LOSS_WORDS, _TIERS
+from app.gui.fit.report import _MEASURES
+from app.gui.fit.steps import _STEPS
+from app.gui.library.hub_tab import _SIZES, _SORTS, _TASKS
+from app.gui.library.model_card import _CAN
+from app.gui.server.snippets import SNIPPETS
+from app.gui.shortcuts import SHORTCUTS
+from app.settings import SETTINGS
+from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
+from engine.api.jobs import JobKind
+
+ROOT = Path(__file__).resolve().parents[2]
+CALLS = {"tr": 0, "_tr": 0, "translate": 1}
+
+
+def written():
+    """Texts that stand in the code where they are translated."""
+    found = set()
+    for path in (ROOT / "app" / "gui").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            place = CALLS.get(name)
+            if place is not None and len(node.args) > place:
+                found |= {
+                    part.value
+                    for part in ast.walk(node.args[place])
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str)
+                }
+    return found
+
+
+def tables():
+    """Texts of tables, which are translated by name."""
+    found = {text for row in SETTINGS for text in (row.title, row.description, row.group)}
+    # Languages are named in themselves.
+    found |= {name.capitalize() for row in SETTINGS for name in row.choices if len(name) > 2}
+    found |= {text for knob in KNOBS for text in (knob.title, knob.description)}
+    found |= {*KINDS.values(), *PARTS.values(), *_CAN.values(), *(words for words, _ in _STATES.values())}
+    found |= {text for _, name, words in _TIERS for text in (name, words)}
+    found |= {words for _, words, _ in _LOSS_WORDS} | {"large"}
+    found |= {words for words, _ in _MEASURES} | {words for words, _, _ in _STEPS}
+    found |= {words for table in (_SIZES, _SORTS, _TASKS) for _, words in table}
+    found |= {shortcut.words for shortcut in SHORTCUTS} | {item.question for item in (*FOR_A_MODEL, *FOR_THE_TOY)}
+    found |= {kind.title for kind in JobKind} | {name for _, name in _CACHES} | {item.hint for item in SNIPPETS}
+    found |= {source_words(name) for name in ("", "user", "file", "generation_config", "model_card", "llama.cpp")}
+    found |= {"unknown", "{n} s", "{n} min", "{h} h {m} min"}  # app.format's
+    return found
+
+
+def every_text():
+    """All of them."""
+    return {text for text in written() | tables() if any(letter.isalpha() for letter in text)}
