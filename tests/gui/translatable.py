@@ -49,7 +49,7 @@ def tables():
     found |= {*KINDS.values(), *PARTS.values(), *_CAN.values(), *(words for words, _ in _STATES.values())}
     found |= {text for _, name, words in _TIERS for text in (name, words)}
     found |= {words for _, words, _ in _LOSS_WORDS} | {"large"}
-    found |= {words for words, _ in _MEASURES} | {words for words, _, _ in _STEPS}
+    found |= {words for words, _ in _MEASURES} | {step[0] for step in _STEPS}
     found |= {words for table in (_SIZES, _SORTS, _TASKS) for _, words in table}
     found |= {shortcut.words for shortcut in SHORTCUTS} | {item.question for item in (*FOR_A_MODEL, *FOR_THE_TOY)}
     found |= {kind.title for kind in JobKind} | {name for _, name in _CACHES} | {item.hint for item in SNIPPETS}
