@@ -10,6 +10,7 @@ from app.gui.api import in_words
 from app.gui.server import requests
 from app.gui.server.keys_card import KeysCard
 from app.gui.server.snippets import SNIPPETS
+from app.gui.server.upstreams_card import UpstreamsCard
 from app.gui.server_link import ServerLink, server_log
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, IconButton, Page, button, card, label, row, set_kind
@@ -54,6 +55,8 @@ class ServerPage(Page):
         self._build_activity()
         self.keys = KeysCard(services, self.banner)
         self.add_section(self.tr("Keys"), self.keys)
+        self.upstreams = UpstreamsCard(services, self.banner)
+        self.add_section(self.tr("Other servers"), self.upstreams)
         self.log = QPlainTextEdit()
         self.log.setReadOnly(True)
         self.log.setFont(look.font("small", mono=True))
@@ -133,6 +136,7 @@ class ServerPage(Page):
         """Follow the log while it is seen."""
         super().showEvent(event)
         self.keys.refresh()
+        self.upstreams.refresh()
         self._follow()
         self._timer.start()
 

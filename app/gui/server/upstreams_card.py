@@ -1,0 +1,152 @@
+"""Other servers whose models stand beside the local ones: add, look, let requests go there, forget."""
+
+from collections.abc import Callable
+
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QVBoxLayout
+
+from app.gui.services import Services
+from app.gui.widgets.basics import Banner, LabelKind, button, clear, label, row, stack
+from engine.api.upstreams import UpstreamRequest, UpstreamRow, UpstreamRule, Upstreams
+
+_MOST_NAME = 40
+_SHOWN_MODELS = 5
+
+
+class UpstreamsCard(QFrame):
+    """Adding a server sends nothing there but the question which models it has; its switch makes the rule."""
+
+    def __init__(self, services: Services, banner: Banner) -> None:
+        super().__init__()
+        self._services, self._banner = services, banner
+        self.setProperty("kind", "card")
+        self._found: Upstreams | None = None
+        self._note = label("", "small", wrap=True)
+        self._rows = QVBoxLayout()
+        self._rows.setSpacing(12)
+        self.add = button(self.tr("Add"), self._add)
+        self.name = self._field(self.tr("Name"), self.tr("Name of the other server"), _MOST_NAME)
+        self.url = self._field("http://10.0.0.2:8000", self.tr("Address of the other server"), 2000)
+        self.key = self._field(self.tr("Key, if it needs one"), self.tr("Key of the other server"), 4000)
+        self.key.setEchoMode(QLineEdit.EchoMode.Password)
+        entry = row(self.name, self.url, self.key, self.add)
+        entry.setStretch(1, 1)
+        self.setLayout(stack(self._note, self._rows, entry, spacing=12, margins=(16, 16, 16, 16)))
+        self._refresh_button()
+        self._show(Upstreams())
+
+    def _field(self, hint: str, name: str, most: int) -> QLineEdit:
+        field = QLineEdit()
+        field.setMaxLength(most)
+        field.setPlaceholderText(hint)
+        field.setAccessibleName(name)
+        field.textChanged.connect(lambda _: self._refresh_button())
+        field.returnPressed.connect(self._add)
+        return field
+
+    def refresh(self) -> None:
+        """Ask which there are; none of them is asked anything."""
+        self._services.background.run(self._services.api.upstreams, self._show, lambda _: None, self)
+
+    def _show(self, found: Upstreams) -> None:
+        if found == self._found:
+            return
+        self._found = found
+        clear(self._rows)
+        for upstream in found.upstreams:
+            self._rows.addLayout(self._upstream(upstream))
+        for rule in found.rules:
+            if rule.model != f"{rule.upstream}/*":
+                self._rows.addLayout(self._rule(rule))
+        self._note.setText(
+            self.tr("Nothing is sent to a server that may not be used; every answer says where it was made.")
+            if found.upstreams
+            else self.tr("Models of vLLM, SGLang, llama-server or another Tessera can stand beside the local ones.")
+        )
+
+    def _upstream(self, upstream: UpstreamRow) -> QVBoxLayout:
+        name = upstream.name
+        used = any(rule.model == f"{name}/*" for rule in self._found.rules) if self._found else False
+        words, kind = self._state(upstream)
+        chips = [label(words, kind), label(upstream.kind, "chip")]
+        if used:
+            chips.append(label(self.tr("in use"), "chip-ok"))
+        if upstream.plain_text:
+            chips.append(label(self.tr("not encrypted"), "chip-warn"))
+        look = button(self.tr("Check"), lambda: self._ask(lambda: self._services.api.check_upstream(name)))
+        look.setAccessibleName(self.tr("Check {name}").format(name=name))
+        use = button(
+            self.tr("Stop using") if used else self.tr("Use its models"),
+            lambda: self._use(name, used=used),
+            "" if used else "primary",
+        )
+        use.setAccessibleName((self.tr("Stop using {name}") if used else self.tr("Use {name}")).format(name=name))
+        forget = button(
+            self.tr("Forget"), lambda: self._ask(lambda: self._services.api.remove_upstream(name)), "danger"
+        )
+        forget.setAccessibleName(self.tr("Forget {name}").format(name=name))
+        line: QHBoxLayout = row(label(name, "strong"), *chips, 1, use, look, forget)
+        shown = ", ".join(model.name for model in upstream.models[:_SHOWN_MODELS])
+        more = len(upstream.models) - _SHOWN_MODELS
+        if more > 0:
+            shown = self.tr("{models}, and {count} more").format(models=shown, count=more)
+        about = label(f"{upstream.url}\n{shown}" if shown else upstream.url, "small", wrap=True, selectable=True)
+        return stack(line, about, spacing=4)
+
+    def _rule(self, rule: UpstreamRule) -> QHBoxLayout:
+        when = []
+        if rule.queue is not None:
+            when.append(self.tr("when more than {count} wait").format(count=rule.queue))
+        if rule.unfit:
+            when.append(self.tr("when it does not fit here"))
+        said = self.tr("{model} goes to {upstream} {when}").format(
+            model=rule.model,
+            upstream=rule.upstream,
+            when=self.tr(" or ").join(when) or self.tr("always"),
+        )
+        model = rule.model
+        remove = button(
+            self.tr("Remove the rule"), lambda: self._ask(lambda: self._services.api.remove_upstream_rule(model))
+        )
+        remove.setAccessibleName(self.tr("Remove the rule for {model}").format(model=model))
+        return row(label(said, wrap=True), 1, remove)
+
+    def _state(self, upstream: UpstreamRow) -> tuple[str, LabelKind]:
+        if upstream.state == "ok":
+            return self.tr("Answers in {ms} ms").format(ms=f"{upstream.latency_ms:.0f}"), "chip-ok"
+        words = {
+            "unknown": self.tr("Not checked yet"),
+            "refused": self.tr("Refuses the key"),
+            "unreachable": self.tr("Cannot be reached"),
+            "failed": self.tr("Answers wrongly"),
+        }
+        return words[upstream.state], "chip" if upstream.state == "unknown" else "chip-warn"
+
+    def _add(self) -> None:
+        name, url, key = self.name.text().strip(), self.url.text().strip(), self.key.text()
+        if not name or not url:
+            return
+        request = UpstreamRequest(url=url, key=key or None)
+
+        def done(_: object) -> None:
+            for field in (self.name, self.url, self.key):
+                field.clear()
+            self.refresh()
+
+        self._services.ask(self._banner, lambda: self._services.api.put_upstream(name, request), done)
+
+    def _use(self, name: str, *, used: bool) -> None:
+        api, model = self._services.api, f"{name}/*"
+        if used:
+            self._ask(lambda: api.remove_upstream_rule(model))
+        else:
+            self._ask(lambda: api.put_upstream_rule(UpstreamRule(model=model, upstream=name)))
+
+    def _ask(self, call: Callable[[], object]) -> None:
+        def done(_: object) -> None:
+            self.refresh()
+            self._services.models.refresh()
+
+        self._services.ask(self._banner, call, done)
+
+    def _refresh_button(self) -> None:
+        self.add.setEnabled(bool(self.name.text().strip() and self.url.text().strip()))
