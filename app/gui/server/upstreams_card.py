@@ -108,7 +108,9 @@ class UpstreamsCard(QFrame):
             self.tr("Remove the rule"), lambda: self._ask(lambda: self._services.api.remove_upstream_rule(model))
         )
         remove.setAccessibleName(self.tr("Remove the rule for {model}").format(model=model))
-        return row(label(said, wrap=True), 1, remove)
+        line = row(label(said, wrap=True), remove)
+        line.setStretch(0, 1)
+        return line
 
     def _state(self, upstream: UpstreamRow) -> tuple[str, LabelKind]:
         if upstream.state == "ok":
