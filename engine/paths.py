@@ -21,6 +21,12 @@ def installed_models() -> Path:
     return Path(named) if named else Path(sys.prefix) / "share" / "tessera" / "models"
 
 
+def installed_speech() -> Path:
+    """Where start.py puts the speech model; `TESSERA_SPEECH` names another folder."""
+    named = os.environ.get("TESSERA_SPEECH")
+    return Path(named) if named else installed_models().parent / "speech"
+
+
 def is_installed(path: Path) -> bool:
     """The path belongs to the installation, so nothing may be written beside it."""
     return path.is_relative_to(BUNDLED_MODELS) or path.is_relative_to(installed_models())

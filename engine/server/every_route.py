@@ -31,7 +31,7 @@ from engine.server.manage import stats as manage_stats
 from engine.server.manage import upstreams as manage_upstreams
 from engine.server.ollama import models as ollama_models
 from engine.server.ollama import run as ollama_run
-from engine.server.openai import absent, chat, completions, embeddings, fim, lmstudio, models, native, tokens
+from engine.server.openai import absent, audio, chat, completions, embeddings, fim, lmstudio, models, native, tokens
 from engine.server.openapi import complete
 from engine.server.responses import compaction, conversations
 from engine.server.responses import routes as responses
@@ -52,7 +52,7 @@ def every_route(state: ServerState) -> FastAPI:
     app.add_middleware(LastResort)
     for early in (models, chat, completions):
         app.include_router(early.router.documented())
-    for module in (native, fim, embeddings, tokens, lmstudio, absent):
+    for module in (native, audio, fim, embeddings, tokens, lmstudio, absent):
         app.include_router(module.router)
     for module in (responses, compaction, conversations, anthropic_messages, ollama_run, ollama_models):
         app.include_router(module.router)

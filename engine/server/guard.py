@@ -27,6 +27,7 @@ SMALL_BODY_BYTES: Final = 1 << 20
 DRAIN_BYTES: Final = 1 << 20
 DRAIN_S: Final = 2.0
 _FORM_TYPES: Final = frozenset({"text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
+_FORM_PATHS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 NOBODY_ELSE: Final = Callers()
 
@@ -58,7 +59,9 @@ class Guard:
         headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
         if "//" in scope["path"]:  # clients that join a base URL carelessly
             scope = {**scope, "path": "/" + "/".join(part for part in scope["path"].split("/") if part)}
-        refusal = self._strangers.refusal(headers, scope["scheme"]) or _unfit(scope["method"], headers)
+        refusal = self._strangers.refusal(headers, scope["scheme"]) or _unfit(
+            scope["method"], scope["path"], headers
+        )
         if sum(k.lower() == b"host" for k, _ in scope["headers"]) > 1:
             refusal = 400, "duplicate_host", "The request names its host twice."
         if refusal is not None:
@@ -150,11 +153,15 @@ class _BoundedBody:
         return message
 
 
-def _unfit(method: str, headers: dict[str, str]) -> tuple[int, str, str] | None:
+def _unfit(method: str, path: str, headers: dict[str, str]) -> tuple[int, str, str] | None:
     """Why a request of this form is refused before it is read."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     # A page can send forms without asking first; a terminal's curl says urlencoded by default.
-    form = kind in _FORM_TYPES and (kind != "application/x-www-form-urlencoded" or _from_browser(headers))
+    form = (
+        kind in _FORM_TYPES
+        and not _takes_form(path, kind, headers)
+        and (kind != "application/x-www-form-urlencoded" or _from_browser(headers))
+    )
     if form and method not in _SAFE_METHODS:
         message = f"Send JSON with content-type: application/json, not {kind}."
         return 415, "unsupported_media_type", message
@@ -166,6 +173,12 @@ def _unfit(method: str, headers: dict[str, str]) -> tuple[int, str, str] | None:
     if not length.isdigit() or int(length) > MAX_BODY_BYTES:
         return 413, "body_too_large", f"The body has {length} bytes; the limit is {MAX_BODY_BYTES}."
     return None
+
+
+def _takes_form(path: str, kind: str, headers: dict[str, str]) -> bool:
+    """Files come as forms. A page's form is taken only with its origin, which was judged before."""
+    sent_by_page = _from_browser(headers) and "origin" not in headers
+    return kind == "multipart/form-data" and path in _FORM_PATHS and not sent_by_page
 
 
 def _from_browser(headers: dict[str, str]) -> bool:

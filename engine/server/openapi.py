@@ -42,6 +42,7 @@ _STREAMS: Final = {
     "/infill": _EVENTS,
     "/completion": _EVENTS,
     "/v1/responses": _EVENTS,
+    "/v1/audio/transcriptions": _EVENTS,
     "/v1/messages": _EVENTS,
     "/api/chat": _LINES,
     "/api/generate": _LINES,

@@ -20,6 +20,7 @@ from engine.server.recent import RecentRequests
 from engine.server.responses.background import BackgroundJobs
 from engine.server.responses.conversation_store import ConversationStore
 from engine.server.responses.store import ResponseStore
+from engine.server.speech import Speech
 from engine.server.utilization import Utilization
 from engine.server.work_history import WorkHistory
 from engine.time_spent import TimeLog
@@ -56,10 +57,12 @@ class ServerState:
     conversations: Conversations = field(init=False)
     _desk: "Desk | None" = None
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    speech: Speech = field(init=False)
 
     def __post_init__(self) -> None:
         self.conversations = Conversations(self.renderer, self.checker)
         self.history = WorkHistory(self.pool)
+        self.speech = Speech(self.placer.ledger if self.placer is not None else None)
         if self.utilization is not None:
             self.utilization.also = self.history.sample
 

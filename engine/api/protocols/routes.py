@@ -27,6 +27,7 @@ from engine.api.protocols.openai import (
     ServedModelList,
     StoredResponse,
     TextCompletion,
+    Transcription,
 )
 
 # (method, path): the body of a success.
@@ -37,6 +38,7 @@ ANSWERS: Final[dict[tuple[str, str], type[msgspec.Struct]]] = {
     ("post", "/v1/completions"): TextCompletion,
     ("post", "/v1/embeddings"): EmbeddingList,
     ("post", "/v1/rerank"): Ranking,
+    ("post", "/v1/audio/transcriptions"): Transcription,
     ("post", "/tokenize"): Tokenized,
     ("post", "/detokenize"): Detokenized,
     ("get", "/api/v0/models"): LmStudioModels,

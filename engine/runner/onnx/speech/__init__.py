@@ -1,0 +1,1 @@
+"""Speech to text on ONNX Runtime, in a child of its own: sound, a voice detector, Moonshine."""

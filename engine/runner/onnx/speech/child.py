@@ -1,0 +1,59 @@
+"""Child process: reads one recording after the other, and tells where speech is and what was said.
+
+Usage: python -m engine.runner.onnx.speech.child MEMORY_BYTES TIME_S
+"""
+
+import os
+import re
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from engine.chat.child_frames import serve
+from engine.runner.onnx.speech.moonshine import Moonshine
+from engine.runner.onnx.speech.protocol import Heard, Listen, Refused, Request, Said, Transcribe
+from engine.runner.onnx.speech.sound import RATE, BadSound, Samples, read_sound
+from engine.runner.onnx.speech.voice import WINDOW, VoiceDetector, speech
+
+
+class Listener:
+    """The models, loaded with the first recording, and the recording that is being read."""
+
+    def __init__(self) -> None:
+        self._models: tuple[VoiceDetector, Moonshine] | None = None
+        self._samples: Samples = np.zeros(0, np.float32)
+
+    def answer(self, body: bytes) -> bytes:
+        """One request."""
+        request = msgspec.msgpack.decode(body, type=Request)
+        try:
+            told = self._listen(request) if isinstance(request, Listen) else self._transcribe(request)
+        except BadSound as error:
+            return msgspec.msgpack.encode(Refused(message=str(error), sound=True))
+        except Exception as error:  # noqa: BLE001 - ONNX Runtime has many; the next recording may be read
+            return msgspec.msgpack.encode(Refused(message=" ".join(str(error).split())[:300] or repr(error)))
+        return msgspec.msgpack.encode(told)
+
+    def _listen(self, request: Listen) -> Heard:
+        self._samples = read_sound(request.sound)
+        if self._models is None:
+            folder = Path(request.folder)
+            threads = max(1, min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2))
+            self._models = VoiceDetector(folder / "silero_vad.onnx"), Moonshine(folder, threads)
+        chances = self._models[0].probabilities(self._samples)
+        pieces = tuple(
+            (first / RATE, last / RATE, float(np.mean(chances[first // WINDOW : last // WINDOW + 1])))
+            for first, last in speech(chances, len(self._samples))
+        )
+        return Heard(seconds=len(self._samples) / RATE, pieces=pieces)
+
+    def _transcribe(self, request: Transcribe) -> Said:
+        assert self._models is not None
+        first, last = round(request.first_s * RATE), round(request.last_s * RATE)
+        text, tokens, logprob = self._models[1].transcribe(self._samples[first:last])
+        return Said(text=re.sub(r"\s+", " ", text), tokens=tuple(tokens), mean_logprob=logprob)
+
+
+if __name__ == "__main__":
+    serve(Listener().answer)

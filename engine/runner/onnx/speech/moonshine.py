@@ -1,0 +1,97 @@
+"""Moonshine: an encoder of raw sound and a decoder of text, both as ONNX Runtime's own files."""
+
+import math
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from engine.runner.onnx.libraries import onnxruntime
+from engine.runner.onnx.speech.sound import RATE, Samples
+
+_BEGIN, _END = 1, 2
+# Source: Moonshine's paper and code: no English speech has more tokens a second; then the model repeats itself.
+TOKENS_A_SECOND: Final = 6.5
+_SPARE_TOKENS: Final = 8
+# What is shorter has too few frames for the encoder's convolutions.
+_SHORTEST: Final = RATE // 4
+_SPACE: Final = "▁".encode()
+_TWO_BYTES: Final = 0x80
+
+
+class BadSpeechModel(ValueError):
+    """The files are not those of a Moonshine model."""
+
+
+class Moonshine:
+    """One model. `threads` are those of both graphs."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        ort = onnxruntime()
+        options = ort.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        self._encoder = self._session(ort, folder / "encoder_model.ort", options)
+        self._decoder = self._session(ort, folder / "decoder_model_merged.ort", options)
+        self._pieces = read_pieces((folder / "tokenizer.bin").read_bytes())
+        self._outputs = [one.name for one in self._decoder.get_outputs()]
+        self._past = [one for one in self._decoder.get_inputs() if one.name.startswith("past_key_values")]
+
+    @staticmethod
+    def _session(ort: Any, path: Path, options: Any) -> Any:
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def transcribe(self, samples: Samples) -> tuple[str, list[int], float]:
+        """The words of one piece of speech, their tokens, and the mean of their log probabilities."""
+        if len(samples) < _SHORTEST:
+            samples = np.pad(samples, (0, _SHORTEST - len(samples)))
+        heard = np.ones((1, len(samples)), np.int64)
+        (hidden,) = self._encoder.run(None, {"input_values": samples[None], "attention_mask": heard})
+        past = {one.name: np.zeros((1, one.shape[1], 0, one.shape[3]), np.float32) for one in self._past}
+        tokens: list[int] = []
+        total = 0.0
+        last, most = _BEGIN, math.ceil(len(samples) / RATE * TOKENS_A_SECOND) + _SPARE_TOKENS
+        while len(tokens) < most:
+            given = {
+                "input_ids": np.array([[last]], np.int64),
+                "encoder_hidden_states": hidden,
+                "encoder_attention_mask": heard,
+                "use_cache_branch": np.array([bool(tokens)]),
+                **past,
+            }
+            told = dict(zip(self._outputs, self._decoder.run(None, given), strict=True))
+            logits = told["logits"][0, -1].astype(np.float64)
+            last = int(logits.argmax())
+            total += float(logits[last] - logits.max() - np.log(np.exp(logits - logits.max()).sum()))
+            if last == _END:
+                break
+            for name in past:
+                if not tokens or ".encoder." not in name:  # later steps leave the encoder's part empty
+                    past[name] = told[name.replace("past_key_values", "present")]
+            tokens.append(last)
+        return self.text(tokens), tokens, total / max(1, len(tokens))
+
+    def text(self, tokens: list[int]) -> str:
+        """Tokens as text."""
+        joined = b"".join(self._pieces[token] for token in tokens if _END < token < len(self._pieces))
+        return joined.replace(_SPACE, b" ").decode("utf-8", "replace").strip()
+
+
+def read_pieces(data: bytes) -> list[bytes]:
+    """The vocabulary of `tokenizer.bin`: each piece behind its length, of one byte or, from 128 on, of two.
+
+    Source: bin-tokenizer.cpp of Moonshine. Raises: BadSpeechModel.
+    """
+    pieces, at = [], 0
+    while at < len(data):
+        size = data[at]
+        at += 1
+        if size >= _TWO_BYTES:
+            if at == len(data):
+                raise BadSpeechModel("the vocabulary is cut off")
+            size = data[at] * _TWO_BYTES + size - _TWO_BYTES
+            at += 1
+        if at + size > len(data):
+            raise BadSpeechModel("the vocabulary is cut off")
+        pieces.append(data[at : at + size])
+        at += size
+    return pieces

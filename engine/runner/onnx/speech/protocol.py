@@ -1,0 +1,43 @@
+"""What the server and the child that reads recordings say to each other: one msgpack frame each way."""
+
+import msgspec
+
+
+class Listen(msgspec.Struct, frozen=True, kw_only=True, tag="listen"):
+    """Read a recording; `folder` has the models. Answered by `Heard`."""
+
+    sound: bytes
+    folder: str
+
+
+class Transcribe(msgspec.Struct, frozen=True, kw_only=True, tag="transcribe"):
+    """Write down a piece of the last recording. Answered by `Said`."""
+
+    first_s: float
+    last_s: float
+
+
+class Heard(msgspec.Struct, frozen=True, kw_only=True, tag="heard"):
+    """How long the recording is, and where in it somebody speaks: from, to (seconds) and how likely (0 to 1)."""
+
+    seconds: float
+    pieces: tuple[tuple[float, float, float], ...]
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True, tag="said"):
+    """The words of a piece, the tokens they were made of, and the mean of their log probabilities (nats)."""
+
+    text: str
+    tokens: tuple[int, ...] = ()
+    mean_logprob: float = 0.0
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """It could not be done; `sound`: the recording is the reason."""
+
+    message: str
+    sound: bool = False
+
+
+Request = Listen | Transcribe
+Answer = Heard | Said | Refused

@@ -1,0 +1,244 @@
+"""POST /v1/audio/transcriptions: recordings as text, subtitles or segments."""
+
+import math
+import zlib
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import Field, ValidationError
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from engine.errors import InputFault
+from engine.runner.onnx.speech.protocol import Heard
+from engine.server.body import Body, fault
+from engine.server.errors import sse_error
+from engine.server.openai.absent import NotServed
+from engine.server.openai.shapes import ignored_header
+from engine.server.speech import NAME, Piece
+from engine.server.sse import EventStream, while_connected
+from engine.server.state import ServerState, server_state
+
+router = APIRouter(tags=["openai"])
+# Names that clients have built in: they mean whatever hears here.
+USUAL_NAMES: Final = frozenset({NAME, "default", "whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe"})
+ENGLISH: Final = frozenset({"en", "english", "en-us", "en-gb"})
+MAX_FIELDS: Final = 32
+_LISTS: Final = frozenset({"timestamp_granularities", "include"})
+
+
+class TranscriptionRequest(Body):
+    """The fields of the form beside the file."""
+
+    no_effect: ClassVar[frozenset[str]] = frozenset({"prompt"})
+
+    model: str
+    language: str | None = None
+    prompt: str | None = None
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    timestamp_granularities: list[Literal["segment", "word"]] | None = None
+    stream: bool | None = None
+    include: list[str] | None = None
+    chunking_strategy: str | None = None
+
+    def refuse_impossible(self) -> None:
+        """Raises: InputFault: a field asks for what is not done here."""
+        if self.model.removesuffix(":latest") not in USUAL_NAMES:
+            raise InputFault(f"No model named {self.model!r} hears here; use {NAME} or whisper-1.", "model")
+        if self.language is not None and self.language.lower() not in ENGLISH:
+            raise InputFault(f"{NAME} understands English only, not {self.language!r}.", "language")
+        if "word" in (self.timestamp_granularities or ()):
+            raise InputFault("Times of single words are not known here; use segment.", "timestamp_granularities")
+        if self.include:
+            raise InputFault(f"include: {self.include[0]!r} is not known here.", "include")
+        if self.stream and self.response_format not in ("json", "text"):
+            raise InputFault(f"A stream has text only, not {self.response_format}.", "response_format")
+
+    def ignored(self) -> list[str]:
+        """Also what is asked of a decoder that draws, and other ways to cut a recording."""
+        found = super().ignored()
+        if self.temperature:
+            found.append("temperature")
+        if self.chunking_strategy not in (None, "auto"):
+            found.append("chunking_strategy")
+        return found
+
+
+_FORM: Final = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "model"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "model": {"type": "string"},
+                        "language": {"type": "string"},
+                        "prompt": {"type": "string"},
+                        "response_format": {"enum": ["json", "text", "srt", "verbose_json", "vtt"]},
+                        "temperature": {"type": "number", "minimum": 0, "maximum": 1},
+                        "timestamp_granularities[]": {"type": "array", "items": {"enum": ["segment", "word"]}},
+                        "stream": {"type": "boolean"},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+@router.post("/v1/audio/transcriptions", openapi_extra=_FORM)
+async def transcriptions(request: Request) -> Response:
+    """Write down what is said in a recording."""
+    state = server_state(request)
+    sound, body = await _read(request)
+    body.refuse_impossible()
+    headers = ignored_header(body.ignored())
+    if body.stream:
+        return EventStream(_stream(state, sound), sse_error, headers=headers)
+    heard, pieces = await while_connected(request, _whole(state, sound))
+    if body.response_format in ("text", "srt", "vtt"):
+        text = {"text": _plain, "srt": _srt, "vtt": _vtt}[body.response_format](pieces)
+        return PlainTextResponse(text, headers=headers)
+    told: dict[str, Any] = {"text": _plain(pieces).rstrip("\n")}
+    if body.response_format == "verbose_json":
+        segments = [_segment(index, piece) for index, piece in enumerate(pieces)]
+        told = {"task": "transcribe", "language": "english", "duration": round(heard.seconds, 3), **told}
+        told["segments"] = segments
+    return JSONResponse({**told, "usage": _usage(heard)}, headers=headers)
+
+
+@router.post("/v1/audio/translations", include_in_schema=False)
+async def translations(_: Request) -> None:
+    """The model here knows one language."""
+    raise NotServed("Recordings are not translated here: the speech model understands English only.")
+
+
+async def _read(request: Request) -> tuple[bytes, TranscriptionRequest]:
+    """The file and the fields. Raises: InputFault."""
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise InputFault("Send a form (multipart/form-data) with the recording as file.", "file")
+    try:
+        async with request.form(max_files=1, max_fields=MAX_FIELDS) as form:
+            fields: dict[str, Any] = {}
+            sound: bytes | None = None
+            for name, value in form.multi_items():
+                if isinstance(value, UploadFile):
+                    if name != "file":
+                        raise InputFault(f"{name} is a file; the recording goes into file.", name)
+                    sound = await value.read()
+                    continue
+                plain = name.removesuffix("[]")
+                if plain in _LISTS:
+                    fields.setdefault(plain, []).append(value)
+                else:
+                    fields[plain] = _typed(plain, value)
+    except HTTPException as error:
+        raise InputFault(f"The form cannot be read: {error.detail}", "file") from error
+    if sound is None:
+        raise InputFault("file is missing: send the recording in the form.", "file")
+    try:
+        return sound, TranscriptionRequest.model_validate(fields)
+    except ValidationError as error:
+        raise fault(error) from None
+
+
+def _typed(name: str, value: str) -> object:
+    """A form knows text only; what is no number or switch is refused by the schema."""
+    if name == "temperature":
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    if name == "stream":
+        return {"true": True, "1": True, "false": False, "0": False}.get(value.lower(), value)
+    return value
+
+
+async def _whole(state: ServerState, sound: bytes) -> tuple[Heard, list[Piece]]:
+    heard: Heard | None = None
+    pieces = []
+    async with aclosing(state.speech.hear(sound)) as found:
+        async for item in found:
+            if isinstance(item, Heard):
+                heard = item
+            else:
+                pieces.append(item)
+    assert heard is not None
+    return heard, pieces
+
+
+async def _stream(state: ServerState, sound: bytes) -> AsyncGenerator[bytes, None]:
+    heard: Heard | None = None
+    texts: list[str] = []
+    async with aclosing(state.speech.hear(sound)) as found:
+        async for item in found:
+            if isinstance(item, Heard):
+                heard = item
+            elif item.said.text:
+                delta = f" {item.said.text}" if texts else item.said.text
+                texts.append(item.said.text)
+                yield _event({"type": "transcript.text.delta", "delta": delta})
+    assert heard is not None
+    done = {"type": "transcript.text.done", "text": " ".join(texts), "usage": _usage(heard)}
+    yield _event(done)
+
+
+def _event(told: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(told) + b"\n\n"
+
+
+def _usage(heard: Heard) -> dict[str, Any]:
+    return {"type": "duration", "seconds": math.ceil(heard.seconds)}
+
+
+def _plain(pieces: list[Piece]) -> str:
+    return " ".join(piece.said.text for piece in pieces if piece.said.text) + "\n"
+
+
+def _srt(pieces: list[Piece]) -> str:
+    blocks = [
+        f"{index}\n{_clock(piece.start, ',')} --> {_clock(piece.end, ',')}\n{piece.said.text}\n"
+        for index, piece in enumerate((p for p in pieces if p.said.text), 1)
+    ]
+    return "\n".join(blocks)
+
+
+def _vtt(pieces: list[Piece]) -> str:
+    blocks = [
+        f"{_clock(piece.start, '.')} --> {_clock(piece.end, '.')}\n{piece.said.text}\n"
+        for piece in pieces
+        if piece.said.text
+    ]
+    return "\n".join(["WEBVTT\n", *blocks])
+
+
+def _clock(seconds: float, mark: str) -> str:
+    thousandths = round(seconds * 1000)
+    hours, rest = divmod(thousandths, 3_600_000)
+    minutes, rest = divmod(rest, 60_000)
+    return f"{hours:02}:{minutes:02}:{rest // 1000:02}{mark}{rest % 1000:03}"
+
+
+def _segment(index: int, piece: Piece) -> dict[str, Any]:
+    text = piece.said.text.encode()
+    return {
+        "id": index,
+        "seek": 0,
+        "start": round(piece.start, 3),
+        "end": round(piece.end, 3),
+        "text": piece.said.text,
+        "tokens": list(piece.said.tokens),
+        "temperature": 0.0,
+        "avg_logprob": round(piece.said.mean_logprob, 4),
+        "compression_ratio": round(len(text) / len(zlib.compress(text)), 3) if text else 0.0,
+        "no_speech_prob": round(piece.no_speech, 4),
+    }

@@ -1,0 +1,140 @@
+"""Recordings as text: the child that hears them, its memory, and how long it stays."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from devices.errors import Overdrawn
+from devices.memory import Amount, Ledger
+from engine.chat.bounded_child import BoundedChild, ChildFailed
+from engine.errors import EnvironmentFault, InputFault
+from engine.paths import installed_speech
+from engine.runner.onnx.speech.protocol import Answer, Heard, Listen, Refused, Request, Said, Transcribe
+
+log = logging.getLogger(__name__)
+NAME: Final = "moonshine-tiny-en"
+FILES: Final = ("encoder_model.ort", "decoder_model_merged.ort", "tokenizer.bin", "silero_vad.onnx")
+OWNER: Final = "speech"
+# Measured: docs/log.md: the child with both models and a recording of an hour; its address space is larger.
+RESIDENT_BYTES: Final = 1000 << 20
+ADDRESS_BYTES: Final = 4 << 30
+# The longest step is the search for speech in an hour of sound.
+STEP_S: Final = 300.0
+# Dictation comes in bursts; a child that nobody asks for so long makes room.
+IDLE_S: Final = 120.0
+
+
+class NoSpeechModel(InputFault):
+    """No model hears on this machine."""
+
+    code = "not_supported"
+
+
+class SpeechFailed(EnvironmentFault):
+    """The child died or ran out of time; the next recording gets a fresh one."""
+
+    code = "speech_failed"
+
+
+class ChildDied(SpeechFailed):
+    """It ended by itself, or was ended."""
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """What was said between two times, in seconds, and how sure model and voice detector are."""
+
+    start: float
+    end: float
+    said: Said
+    no_speech: float
+
+
+class Speech:
+    """Hears one recording at a time, in a child that starts with the first one."""
+
+    def __init__(self, ledger: Ledger | None = None, folder: Path | None = None) -> None:
+        self._ledger = ledger
+        self._folder = folder or installed_speech()
+        self._child: BoundedChild | None = None
+        self._turn = asyncio.Lock()
+        self._going: asyncio.TimerHandle | None = None
+
+    async def hear(self, sound: bytes) -> AsyncGenerator[Heard | Piece, None]:
+        """What a recording is like, then each piece of it as it is understood.
+
+        Raises: NoSpeechModel; InputFault: it cannot be read; SpeechFailed.
+        """
+        missing = [name for name in FILES if not (self._folder / name).is_file()]
+        if missing:
+            raise NoSpeechModel(
+                f"No speech model is installed here ({missing[0]} is missing from {self._folder}): "
+                "`python3 start.py speech` fetches Moonshine, about 80 MB.",
+                "model",
+            )
+        async with self._turn:
+            child = self._started()
+            try:
+                heard = await self._listen(child, Listen(sound=sound, folder=str(self._folder)))
+                assert isinstance(heard, Heard)
+                yield heard
+                for start, end, chance in heard.pieces:
+                    said = await self._ask(child, Transcribe(first_s=start, last_s=end))
+                    assert isinstance(said, Said)
+                    yield Piece(start=start, end=end, said=said, no_speech=1 - chance)
+            finally:
+                self._going = asyncio.get_running_loop().call_later(IDLE_S, self._leave)
+
+    async def _listen(self, child: BoundedChild, request: Listen) -> Answer:
+        """A child that was ended while it waited is told from one that a recording ends: by a second try."""
+        try:
+            return await self._ask(child, request)
+        except ChildDied:
+            return await self._ask(child, request)
+
+    def _started(self) -> BoundedChild:
+        if self._going is not None:
+            self._going.cancel()
+        if self._child is None:
+            if self._ledger is not None:
+                try:
+                    self._ledger.reserve(OWNER, {"cpu": Amount(RESIDENT_BYTES)}, OWNER)
+                except Overdrawn as error:
+                    raise SpeechFailed(f"Not enough memory to hear anything now: {error}") from error
+            self._child = BoundedChild(
+                "engine.runner.onnx.speech.child", timeout_s=STEP_S, memory_bytes=ADDRESS_BYTES
+            )
+        return self._child
+
+    async def _ask(self, child: BoundedChild, request: Request) -> Answer:
+        try:
+            answer = await child.ask(msgspec.msgpack.encode(request))
+        except ChildFailed as error:
+            why = "took too long" if error.timed_out else "ran out of memory" if error.out_of_memory else "ended"
+            kind = SpeechFailed if error.timed_out else ChildDied
+            raise kind(f"The process that hears {why}; it is started anew with the next recording.") from error
+        found: Answer = msgspec.msgpack.decode(answer, type=Answer)
+        if isinstance(found, Refused) and found.sound:
+            raise InputFault(f"file: the recording cannot be read: {found.message}.", "file")
+        if isinstance(found, Refused):
+            raise SpeechFailed(f"The speech model failed: {found.message}")
+        return found
+
+    def _leave(self) -> None:
+        """Nobody asked for a while: the child ends and its memory is free."""
+        child, self._child = self._child, None
+        if self._ledger is not None:
+            self._ledger.release(OWNER)
+        if child is not None:
+            asyncio.get_running_loop().run_in_executor(None, child.close)
+
+    async def close(self) -> None:
+        """End the child."""
+        if self._going is not None:
+            self._going.cancel()
+        if self._child is not None:
+            await asyncio.to_thread(self._child.close)
+            self._child = None
