@@ -8,6 +8,7 @@ from typing import Final
 CHILDREN: Final = frozenset(
     {
         "app.code.index.worker",
+        "app.tools.calculate_child",
         "app.formulas",
         "devices.backends.ggml_child",
         "devices.backends.onnx_child",

@@ -152,6 +152,13 @@ SETTINGS: tuple[Setting, ...] = (
         "Chat",
     ),
     Setting(
+        "tools.folders",
+        "",
+        "Folders that the file tool may read",
+        "Beside the folder of a chat's project. Several with ; between them.",
+        "Chat",
+    ),
+    Setting(
         "chat.context_warn_percent",
         80,
         "Warn when the context is this full",

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.settings import load
+from app.tools.builtin import CALCULATOR, FILES, Calculator, FileReader
 from app.tools.consent import ToolConsent, shown_argv, shown_line
 from app.tools.mcp_config import BadMcpConfig, ServerList
 from app.tools.toolset import RunningServers, Source
@@ -22,7 +24,11 @@ class Offered:
 
 def offered(paths: Paths | None = None) -> list[Offered]:
     """All sources. Raises: BadMcpConfig: the file of servers was damaged by hand."""
-    return [
+    own = [
+        Offered(CALCULATOR, "Numbers and units, worked out beside the model.", built_in=True),
+        Offered(FILES, "Reads files in the project's folder and in those the settings allow.", built_in=True),
+    ]
+    return own + [
         Offered(server.name, shown_line(server.url) if server.url else shown_argv(server.argv))
         for server in ServerList(paths).read()
     ]
@@ -40,11 +46,23 @@ def open_sources(
         known = {}
         problems.append(str(error))
     for name in names:
-        if name not in known:
+        if name == CALCULATOR:
+            sources.append(Calculator())
+        elif name == FILES:
+            sources.append(FileReader(_allowed(folder)))
+            if not sources[-1].specs:
+                problems.append("No folder may be read: the settings name none, and the chat is in no project.")
+        elif name not in known:
             problems.append(f"There is no MCP server {name!r} any more.")
-            continue
-        try:
-            sources.append(servers.open(known[name], folder, consent))
-        except ToolRefused as error:
-            problems.append(str(error))
+        else:
+            try:
+                sources.append(servers.open(known[name], folder, consent))
+            except ToolRefused as error:
+                problems.append(str(error))
     return sources, problems
+
+
+def _allowed(folder: Path) -> list[Path]:
+    """Folders that may be read: the project's, which is never the whole home folder, and those of the settings."""
+    named = [Path(text.strip()).expanduser() for text in load().text("tools.folders").split(";") if text.strip()]
+    return [*([folder] if folder.resolve() != Path.home().resolve() else []), *named]

@@ -22,7 +22,7 @@ class AddServer(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setMinimumWidth(_WIDTH)
         self.name, self.where = QLineEdit(), QLineEdit()
-        self.name.setPlaceholderText("files")
+        self.name.setPlaceholderText("notes")
         self.where.setPlaceholderText(self.tr("npx -y some-server ~/Documents, or https://…"))
         self.values = QPlainTextEdit()
         self.values.setPlaceholderText("API_KEY=…")

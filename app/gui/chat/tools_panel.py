@@ -12,6 +12,7 @@ from app.gui.api import in_words
 from app.gui.chat.add_server import AddServer
 from app.gui.services import Services
 from app.gui.widgets.basics import IconButton, button, clear, label, row, stack
+from app.tools.builtin import CALCULATOR, FILES
 from app.tools.catalogue import Offered, offered
 from app.tools.consent import ConsentBook, Kept, shown_line
 from app.tools.mcp_config import McpServerConfig, ServerList
@@ -122,7 +123,7 @@ class ToolsPanel(QFrame):
             self._kept.addLayout(line)
 
     def _row(self, source: Offered) -> QWidget:
-        switch = QCheckBox(source.name)
+        switch = QCheckBox(self._title(source))
         switch.setChecked(source.name in self._on)
         switch.toggled.connect(lambda on: self._switch(source.name, on=on))
         top = row(switch, 1, spacing=4)
@@ -135,6 +136,9 @@ class ToolsPanel(QFrame):
         detail.setToolTip(source.detail)
         holder.setLayout(stack(top, detail, spacing=2))
         return holder
+
+    def _title(self, source: Offered) -> str:
+        return {CALCULATOR: self.tr("Calculator"), FILES: self.tr("Files")}.get(source.name, source.name)
 
     def _switch(self, name: str, *, on: bool) -> None:
         others = tuple(known for known in self._on if known != name)

@@ -1,0 +1,135 @@
+"""Tools that come with Tessera, off until they are switched on: a calculator, and a reader of allowed folders."""
+
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from app.documents import DocumentError, read
+from app.tools.types import ToolOutcome, ToolSpec
+from devices.child_command import child_command
+
+# Names that no server of the user can have.
+CALCULATOR: Final = "tessera:calculator"
+FILES: Final = "tessera:files"
+_LIMIT_S: Final = 6
+_MAX_LINES: Final = 400
+_MAX_ENTRIES: Final = 300
+_MAX_CHARS: Final = 24_000
+_ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+def _schema(required: Sequence[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+class Calculator:
+    """Numbers and units, worked out in a child without files or network."""
+
+    name = CALCULATOR
+    specs = (
+        ToolSpec(
+            "calculate",
+            "Work out an expression in Python's notation: numbers, lists, sqrt, mean, assignments with ';', and "
+            "units: '5 km to miles', '3*kWh / (2*hour)', '20 MiB to kB'. c_to_f and f_to_c convert temperatures.",
+            _schema(("expression",), expression={"type": "string"}),
+        ),
+    )
+
+    def title(self, tool: str) -> str:
+        """The tool in words."""
+        return f"{self.name}: {tool}"
+
+    def refresh(self) -> None:
+        """It never changes."""
+
+    def call(self, tool: str, arguments: dict[str, Any]) -> ToolOutcome:
+        """Work it out."""
+        del tool
+        code = arguments.get("expression")
+        if not isinstance(code, str) or not code.strip():
+            return ToolOutcome("expression must be text.", ok=False)
+        try:
+            done = subprocess.run(
+                child_command("app.tools.calculate_child"),
+                cwd=_ROOT,
+                input=code.encode(),
+                capture_output=True,
+                timeout=_LIMIT_S,
+                env={},
+                check=False,
+            )
+            answer = json.loads(done.stdout)
+        except (subprocess.TimeoutExpired, ValueError):
+            return ToolOutcome("It takes too long, or too much memory.", ok=False)
+        return ToolOutcome(str(answer.get("text", answer.get("error"))), ok="text" in answer)
+
+
+class FileReader:
+    """Lists and reads what lies in the allowed folders; nothing is written, hidden files are not there."""
+
+    name = FILES
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = tuple(dict.fromkeys(folder.resolve() for folder in folders if folder.is_dir()))
+        named = ", ".join(map(str, self._folders))
+        where = {"type": "string", "description": "Absolute, or relative to the first allowed folder."}
+        self.specs: tuple[ToolSpec, ...] = ()
+        if self._folders:
+            self.specs = (
+                ToolSpec("list_folder", f"List a folder. Allowed: {named}", _schema((), path=where)),
+                ToolSpec(
+                    "read_file",
+                    f"Read a text, PDF or Word file, at most {_MAX_LINES} lines at a time. Allowed: {named}",
+                    _schema(("path",), path=where, first={"type": "integer", "description": "First line, from 1."}),
+                ),
+            )
+
+    def title(self, tool: str) -> str:
+        """The tool in words."""
+        return f"{self.name}: {tool}"
+
+    def refresh(self) -> None:
+        """The folders are those of its making."""
+
+    def call(self, tool: str, arguments: dict[str, Any]) -> ToolOutcome:
+        """List or read."""
+        work: Callable[[Path, dict[str, Any]], ToolOutcome] = self._list if tool == "list_folder" else self._read
+        try:
+            return work(self._place(arguments.get("path", ".")), arguments)
+        except (OSError, ValueError, DocumentError) as error:
+            return ToolOutcome(str(error), ok=False)
+
+    def _place(self, given: object) -> Path:
+        """The real place behind a path. Raises: ValueError: it is outside the allowed folders, or hidden."""
+        if not isinstance(given, str) or "\0" in given:
+            raise ValueError("path must be text.")
+        place = (self._folders[0] / Path(given).expanduser()).resolve()
+        inside = next((folder for folder in self._folders if place.is_relative_to(folder)), None)
+        if inside is None:
+            raise ValueError(f"{given} is outside the allowed folders: {', '.join(map(str, self._folders))}.")
+        if any(part.startswith(".") for part in place.relative_to(inside).parts):
+            raise ValueError(f"{given} is hidden; hidden files are not read.")
+        return place
+
+    def _list(self, place: Path, arguments: dict[str, Any]) -> ToolOutcome:
+        del arguments
+        entries = sorted(entry for entry in place.iterdir() if not entry.name.startswith("."))
+        lines = [entry.name + "/" * entry.is_dir() for entry in entries]
+        more = [f"[{len(lines) - _MAX_ENTRIES} more]"] if len(lines) > _MAX_ENTRIES else []
+        return ToolOutcome("\n".join(lines[:_MAX_ENTRIES] + more) or "The folder is empty.")
+
+    def _read(self, place: Path, arguments: dict[str, Any]) -> ToolOutcome:
+        document = read(place)
+        if document.data is not None:
+            raise ValueError(f"{place.name} is a picture.")
+        lines = document.text.split("\n")
+        first = arguments.get("first", 1)
+        first = first if isinstance(first, int) and first > 0 else 1
+        shown = lines[first - 1 : first - 1 + _MAX_LINES]
+        text = "\n".join(shown)
+        rest = len(lines) - (first - 1 + len(shown))
+        if len(text) > _MAX_CHARS:
+            return ToolOutcome(f"{text[:_MAX_CHARS]}\n[cut after {_MAX_CHARS} characters]")
+        return ToolOutcome(text + (f"\n[{rest} more lines, from line {first + len(shown)} on]" if rest > 0 else ""))
