@@ -159,7 +159,7 @@ class Pool:
                 if not model.ready:
                     model.settings, model.placement = found.settings, found.placement
                     model.pinned = model.pinned or found.keep
-                    model.notes[:] = [found.ran_on] if found.ran_on else []
+                    model.notes.clear()
                     await self._load(model, on_progress)
                 model.last_used = time.monotonic()
         finally:

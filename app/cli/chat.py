@@ -286,6 +286,8 @@ class Conversation:
             click.echo(json.dumps(told, ensure_ascii=False))
             return
         click.echo()
+        if last is not None and last.ran_on:
+            click.secho(shown_text(last.ran_on), dim=True, err=True)
         if last is not None and last.runaway and not stopped:
             click.secho(runaway_text(last.runaway), fg="yellow", err=True)
         if stopped:

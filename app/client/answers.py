@@ -25,6 +25,7 @@ class Answer:
     usage: Usage | None = None
     timings: Timings | None = None
     runaway: Runaway | None = None
+    ran_on: str = ""
     phase: Phase | None = None
     grounds: Grounds | None = None
     receipt: Receipt | None = None
@@ -68,6 +69,7 @@ class WholeAnswer:
     usage: Usage | None = None
     timings: Timings | None = None
     runaway: Runaway | None = None
+    ran_on: str = ""
     grounds: Grounds | None = None
     tools: ToolCalls = field(default_factory=ToolCalls)
     receipt: Receipt | None = None
@@ -89,6 +91,7 @@ class WholeAnswer:
         self.usage = piece.usage or self.usage
         self.timings = piece.timings or self.timings
         self.runaway = piece.runaway or self.runaway
+        self.ran_on = piece.ran_on or self.ran_on
         self.grounds = piece.grounds or self.grounds
         self.receipt = piece.receipt or self.receipt
 
@@ -100,6 +103,7 @@ class WholeAnswer:
             "first_s": round(self.first_s, 3),
             "finish_reason": self.finish_reason,
             "runaway": msgspec.to_builtins(self.runaway),
+            "ran_on": self.ran_on,
             "grounds": msgspec.to_builtins(self.grounds),
             "tool_calls": [vars(call) for call in self.tools.calls],
         }
@@ -132,10 +136,12 @@ def answers(chunks: Iterable[ChatChunk]) -> Iterator[Answer]:
     finish: str | None = None
     runaway: Runaway | None = None
     receipt: Receipt | None = None
+    ran_on = ""
     for chunk in chunks:
         if chunk.tessera is not None:
             runaway = chunk.tessera.runaway[0] if chunk.tessera.runaway else runaway
             receipt = chunk.tessera.receipt or receipt
+            ran_on = chunk.tessera.ran_on or ran_on
         if chunk.tessera is not None and chunk.tessera.collection is not None:
             yield Answer(grounds=chunk.tessera.collection)
         phase = phase_of(chunk)
@@ -149,7 +155,7 @@ def answers(chunks: Iterable[ChatChunk]) -> Iterator[Answer]:
                 yield Answer(text=text, reasoning=reasoning, tool_calls=calls, phase=phase)
         if chunk.usage is not None:
             end = Answer(finish_reason=finish, usage=chunk.usage, timings=chunk.timings, runaway=runaway)
-            yield replace(end, receipt=receipt)
+            yield replace(end, receipt=receipt, ran_on=ran_on)
             finish = runaway = None
     if finish is not None or runaway is not None:  # a server that counts nothing
-        yield Answer(finish_reason=finish, runaway=runaway, receipt=receipt)
+        yield Answer(finish_reason=finish, runaway=runaway, receipt=receipt, ran_on=ran_on)

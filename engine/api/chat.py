@@ -131,9 +131,10 @@ class Runaway(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of our own beside OpenAI's."""
+    """Fields of our own beside OpenAI's. `ran_on` says which other server answered, and by which rule."""
 
     runaway: tuple[Runaway, ...] = ()
+    ran_on: str = ""
     collection: Grounds | None = None
     receipt: Receipt | None = None
 

@@ -93,7 +93,7 @@ def test_each_kind_answers_whole_and_streamed(http, desk, kind):
     message = said["choices"][0]["message"]
     assert (message["content"], message["reasoning_content"]) == ("Hello from up there", "Hmm, well.")
     assert said["usage"]["prompt_tokens_details"]["cached_tokens"] == 4
-    assert "your rule: desk/* to desk" in said["tessera"]["notes"][-1]
+    assert "your rule: desk/* to desk" in said["tessera"]["ran_on"]
     assert whole.headers["x-tessera-ran-on"].startswith(f"Answered by desk ({fake.url})")
     told = fake.seen[-1][1]
     assert (told["model"], told["temperature"], told["seed"]) == (MODEL, 0.5, 4)

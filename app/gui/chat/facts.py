@@ -46,6 +46,8 @@ def answer_summary(message: Message, n_ctx: int = 0) -> str:
         parts.append(_tr("context {n} %").format(n=number(100 * total / n_ctx)))
     if message.facts.get("finish_reason") == "length" and not message.facts.get("runaway"):
         parts.append(_tr("stopped at the length limit"))
+    if isinstance(ran_on := message.facts.get("ran_on"), str):
+        parts.append(ran_on.rstrip("."))
     if message.facts.get("edited"):
         parts.append(_tr("edited by you"))
     if message.status == "stopped":

@@ -14,6 +14,7 @@ from engine.chat.conversation import AnswerFinished, ChatEvent
 from engine.chat.events import CallArguments, CallStarted, ReasoningDelta, TextDelta
 from engine.loaded_model import LoadedModel, Place
 from engine.sampling import Chosen
+from engine.time_spent import current_clock
 from engine.types import Done, PromptProgress, TokenLogprob, Usage
 from engine.version import __version__
 
@@ -189,6 +190,9 @@ def report(
     By choice: attempts at calls that came to nothing, and what a guard cut.
     """
     body: dict[str, Any] = {"sampling": sampling.facts(), **(also or {})}
+    clock = current_clock()
+    if clock is not None and clock.ran_on:
+        body["ran_on"] = clock.ran_on
     if notes:
         body["notes"] = list(notes)
     malformed = {i: end.malformed for i, end in ends.items() if isinstance(end, AnswerFinished)}
