@@ -23,6 +23,12 @@ class NoDocument(InputFault):
     code = "document_not_found"
 
 
+class FileNotFound(InputFault):
+    """No file of that id was sent, or it is not in that store."""
+
+    code = "file_not_found"
+
+
 class CollectionUnusable(EnvironmentFault):
     """The index on disk cannot be opened or written; `reason` says why."""
 

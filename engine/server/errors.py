@@ -18,6 +18,7 @@ STATUS: dict[type[Exception], tuple[int, str, bool]] = {
     PreviousResponseNotFound: (400, "invalid_request_error", False),
     ResponseNotFound: (404, "invalid_request_error", False),
     documents.NoCollection: (404, "invalid_request_error", False),
+    documents.FileNotFound: (404, "invalid_request_error", False),
     documents.NoDocument: (404, "invalid_request_error", False),
     upstreams.NoRule: (403, "invalid_request_error", False),
     upstreams.UpstreamBusy: (429, "rate_limit_error", True),

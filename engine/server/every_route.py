@@ -31,7 +31,20 @@ from engine.server.manage import stats as manage_stats
 from engine.server.manage import upstreams as manage_upstreams
 from engine.server.ollama import models as ollama_models
 from engine.server.ollama import run as ollama_run
-from engine.server.openai import absent, audio, chat, completions, embeddings, fim, lmstudio, models, native, tokens
+from engine.server.openai import (
+    absent,
+    audio,
+    chat,
+    completions,
+    embeddings,
+    files,
+    fim,
+    lmstudio,
+    models,
+    native,
+    tokens,
+    vector_stores,
+)
 from engine.server.openapi import complete
 from engine.server.responses import compaction, conversations
 from engine.server.responses import routes as responses
@@ -58,8 +71,8 @@ def every_route(state: ServerState) -> FastAPI:
         app.include_router(module.router)
     for managed in (manage_models, manage_keys, manage_stats, manage_machine, manage_library, manage_jobs):
         app.include_router(managed.router)
-    app.include_router(manage_collections.router)
-    app.include_router(manage_replay.router)
+    for kept in (manage_collections, manage_replay, files, vector_stores):
+        app.include_router(kept.router)
     for also in (manage_sampling, manage_engine_args, manage_quantizing, manage_measuring, manage_recent):
         app.include_router(also.router)
     app.include_router(manage_upstreams.router)

@@ -27,7 +27,7 @@ SMALL_BODY_BYTES: Final = 1 << 20
 DRAIN_BYTES: Final = 1 << 20
 DRAIN_S: Final = 2.0
 _FORM_TYPES: Final = frozenset({"text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
-_FORM_PATHS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+_FORM_PATHS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/files"})
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 NOBODY_ELSE: Final = Callers()
 

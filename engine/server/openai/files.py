@@ -1,0 +1,178 @@
+"""/v1/files: what clients send to be searched. The files lie below the state folder until they are deleted."""
+
+import asyncio
+import contextlib
+import re
+import secrets
+import shutil
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException
+from starlette.responses import FileResponse, Response
+
+from engine.documents.errors import FileNotFound
+from engine.errors import InputFault
+from engine.json_store import JsonStore
+from engine.paths import Paths
+from engine.server.paging import Order, PageSize, page
+from engine.server.state import server_state
+
+router = APIRouter(tags=["files"])
+# What has an effect here; OpenAI's other purposes are for services that are not offered.
+PURPOSES: Final = frozenset({"assistants", "user_data"})
+_UNSAFE: Final = re.compile(r"[^\w.,()+ -]+")
+
+
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file as it was sent."""
+
+    id: str
+    filename: str
+    purpose: str
+    size_bytes: int
+    created_at: float
+
+
+class Files:
+    """Every file that was sent, in folders of their own. Thread-safe."""
+
+    def __init__(self, paths: Paths) -> None:
+        self.folder = paths.state / "files"
+        self._store: JsonStore[dict[str, StoredFile]] = JsonStore(
+            paths.state / "files.json", dict[str, StoredFile], dict, private=True
+        )
+
+    def all(self) -> list[StoredFile]:
+        """Oldest first."""
+        return sorted(self._store.get().values(), key=lambda file: file.created_at)
+
+    def get(self, file_id: str) -> StoredFile:
+        """One of them. Raises: FileNotFound."""
+        found = self._store.get().get(file_id)
+        if found is None:
+            raise FileNotFound(f"There is no file {file_id!r} here.", "file_id")
+        return found
+
+    def path(self, file: StoredFile) -> Path:
+        """Where its bytes are."""
+        return self.folder / file.id / (_UNSAFE.sub("_", file.filename)[-120:].lstrip(".") or "file")
+
+    def add(self, filename: str, purpose: str, raw: bytes) -> StoredFile:
+        """Keep a file. Raises: OSError."""
+        name = filename.replace("\\", "/").rsplit("/", 1)[-1] or "file"
+        made = StoredFile(
+            id=f"file-{secrets.token_hex(12)}",
+            filename=name,
+            purpose=purpose,
+            size_bytes=len(raw),
+            created_at=time.time(),
+        )
+        place = self.path(made)
+        place.parent.mkdir(parents=True, mode=0o700)
+        place.write_bytes(raw)
+        self._store.put({**self._store.get(), made.id: made})
+        return made
+
+    def remove(self, file_id: str) -> StoredFile:
+        """Delete a file. Raises: FileNotFound."""
+        gone = self.get(file_id)
+        self._store.put({k: v for k, v in self._store.get().items() if k != file_id})
+        shutil.rmtree(self.folder / gone.id, ignore_errors=True)
+        return gone
+
+
+def files_of(request: Request) -> Files:
+    """The files of the server."""
+    return Files(server_state(request).paths)
+
+
+@router.post("/v1/files")
+async def upload(request: Request) -> dict[str, Any]:
+    """Send a file as `multipart/form-data` with `file` and `purpose`."""
+    try:
+        form = await request.form(max_files=1, max_fields=10)
+    except MultiPartException as error:
+        raise InputFault(f"The form cannot be read: {error.message}.", "file") from None
+    sent, purpose = form.get("file"), form.get("purpose")
+    if not isinstance(sent, UploadFile):
+        raise InputFault("Send the file as the field `file` of multipart/form-data.", "file")
+    if purpose not in PURPOSES:
+        raise InputFault(f"purpose must be one of {', '.join(sorted(PURPOSES))}.", "purpose")
+    raw = await sent.read()
+    if not raw:
+        raise InputFault("The file is empty.", "file")
+    return shown(await asyncio.to_thread(files_of(request).add, sent.filename or "file", str(purpose), raw))
+
+
+@router.get("/v1/files")
+async def list_files(
+    request: Request,
+    limit: PageSize = 100,
+    after: str | None = None,
+    order: Order = "desc",
+    purpose: str | None = None,
+) -> dict[str, Any]:
+    """Every file, newest first."""
+    every = await asyncio.to_thread(files_of(request).all)
+    return page([shown(f) for f in every if purpose in (None, f.purpose)], limit, after, order)
+
+
+@router.get("/v1/files/{file_id}")
+async def show_file(request: Request, file_id: str) -> dict[str, Any]:
+    """One file."""
+    return shown(await asyncio.to_thread(files_of(request).get, file_id))
+
+
+@router.get("/v1/files/{file_id}/content")
+async def file_content(request: Request, file_id: str) -> Response:
+    """Its bytes, always as a download."""
+    files = files_of(request)
+    found = await asyncio.to_thread(files.get, file_id)
+    return FileResponse(
+        files.path(found),
+        media_type="application/octet-stream",
+        filename=found.filename,
+        headers={"x-content-type-options": "nosniff"},
+    )
+
+
+@router.delete("/v1/files/{file_id}")
+async def delete_file(request: Request, file_id: str) -> dict[str, Any]:
+    """Delete a file, also from every vector store."""
+    files = files_of(request)
+    found = await asyncio.to_thread(files.get, file_id)
+    place = str(files.path(found))
+    desk = await server_state(request).desk()
+
+    def remove() -> None:
+        files.remove(file_id)
+        for definition in desk.collections.definitions.all():
+            if place in definition.sources:
+                with contextlib.suppress(InputFault):
+                    desk.collections.change(
+                        definition.id,
+                        lambda old: msgspec.structs.replace(
+                            old, sources=tuple(source for source in old.sources if source != place)
+                        ),
+                    )
+
+    await asyncio.to_thread(remove)
+    return {"id": file_id, "object": "file", "deleted": True}
+
+
+def shown(file: StoredFile) -> dict[str, Any]:
+    """A file as OpenAI writes it."""
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.size_bytes,
+        "created_at": int(file.created_at),
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+    }

@@ -1,0 +1,417 @@
+"""/v1/vector_stores: collections in OpenAI's words, so that its clients can make, fill and search them.
+
+A store is a collection that everyone may ask who may chat here. Those that the user made in Tessera are not listed.
+"""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final
+
+import msgspec
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import JSONResponse, Response
+
+from engine.api.collections import Passage, SearchRequest
+from engine.documents.definitions import Definition
+from engine.documents.errors import FileNotFound, NoCollection
+from engine.documents.kinds import kind_of
+from engine.documents.registry import Live
+from engine.documents.store import FAILED, READING, DocumentRow
+from engine.server.body import Body, openapi_body, parse, parse_or
+from engine.server.documents.desk import Desk
+from engine.server.openai.files import Files, files_of
+from engine.server.openai.filters import fits
+from engine.server.openai.shapes import ignored_header, new_id
+from engine.server.paging import Order, PageSize, page
+from engine.server.shape import ANY
+from engine.server.state import server_state
+
+router = APIRouter(prefix="/v1/vector_stores", tags=["vector stores"])
+PREFIX: Final = "vs"
+# Source: OpenAI's reference; more files are added one by one or in batches.
+MAX_FILES: Final = 500
+_ATTRIBUTES: Final = "attributes:"
+# The highest sum of 1 / (60 + rank) of two lists, which makes a score of 0 to 1 of it.
+_BEST_SCORE: Final = 2 / 61
+Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
+Attributes = Annotated[dict[str, str | float | bool], Field(max_length=16)]
+FileIds = Annotated[list[str], Field(max_length=MAX_FILES)]
+
+
+class StoreRequest(Body):
+    """POST /v1/vector_stores. Text is cut by its structure here, so a `chunking_strategy` has no effect."""
+
+    no_effect: ClassVar = frozenset({"chunking_strategy", "expires_after", "description"})
+    shapes: ClassVar = {"metadata": ANY}
+
+    name: Annotated[str, Field(max_length=120)] | None = None
+    file_ids: FileIds | None = None
+    metadata: Metadata | None = None
+    chunking_strategy: dict[str, Any] | None = None
+    expires_after: dict[str, Any] | None = None
+    description: str | None = None
+
+
+class FileRequest(Body):
+    """POST /v1/vector_stores/{id}/files."""
+
+    no_effect: ClassVar = frozenset({"chunking_strategy"})
+    shapes: ClassVar = {"attributes": ANY}
+
+    file_id: str
+    attributes: Attributes | None = None
+    chunking_strategy: dict[str, Any] | None = None
+
+
+class BatchRequest(Body):
+    """POST /v1/vector_stores/{id}/file_batches."""
+
+    no_effect: ClassVar = frozenset({"chunking_strategy"})
+    shapes: ClassVar = {"attributes": ANY}
+
+    file_ids: FileIds
+    attributes: Attributes | None = None
+    chunking_strategy: dict[str, Any] | None = None
+
+
+class RankingOptions(Body):
+    """How results are ordered; a `ranker` is chosen by the server."""
+
+    no_effect: ClassVar = frozenset({"ranker"})
+
+    ranker: str | None = None
+    score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+class StoreSearch(Body):
+    """POST /v1/vector_stores/{id}/search. Questions are searched as they are."""
+
+    no_effect: ClassVar = frozenset({"rewrite_query"})
+    shapes: ClassVar = {"filters": ANY}
+
+    query: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1, max_length=16)]
+    max_num_results: Annotated[int, Field(ge=1, le=50)] | None = None
+    filters: dict[str, Any] | None = None
+    ranking_options: RankingOptions | None = None
+    rewrite_query: bool | None = None
+
+
+class _Batches:
+    """Batches of this server's life: their files and when they were made."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[str, tuple[str, ...], float]] = {}
+
+    def add(self, store: str, files: tuple[str, ...]) -> str:
+        batch = new_id("vsfb", "_")
+        self._made[batch] = store, files, time.time()
+        if len(self._made) > 1000:  # noqa: PLR2004 - what nobody asks for any more
+            self._made.pop(next(iter(self._made)))
+        return batch
+
+    def get(self, store: str, batch: str) -> tuple[tuple[str, ...], float]:
+        found = self._made.get(batch)
+        if found is None or found[0] != store:
+            raise FileNotFound(f"There is no batch {batch!r} here.", "batch_id")
+        return found[1], found[2]
+
+
+_batches = _Batches()
+
+
+async def _open(request: Request, store: str) -> tuple[Desk, Live]:
+    """A store by its id. Raises: NoCollection."""
+    desk = await server_state(request).desk()
+    if not store.startswith(f"{PREFIX}_"):
+        raise NoCollection(store)
+    return desk, await asyncio.to_thread(desk.allowed, request, store)
+
+
+@router.post("", openapi_extra=openapi_body(StoreRequest, required=False))
+async def make_store(request: Request) -> Response:
+    """Make a store, of files that were sent before or empty."""
+    body = await parse_or(request, StoreRequest)
+    desk, files = await server_state(request).desk(), files_of(request)
+
+    def make() -> dict[str, Any]:
+        sources = tuple(str(files.path(files.get(file_id))) for file_id in dict.fromkeys(body.file_ids or ()))
+        facts = body.metadata or {}
+        name = body.name or "vector store"
+        live = desk.collections.add(name, PREFIX, sources=sources, follow=False, open=True, facts=facts)
+        return _store(live)
+
+    return JSONResponse(await asyncio.to_thread(make), headers=ignored_header(body.ignored()))
+
+
+@router.get("")
+async def list_stores(
+    request: Request, limit: PageSize = 20, after: str | None = None, order: Order = "desc"
+) -> dict[str, Any]:
+    """Every store, newest first."""
+    desk = await server_state(request).desk()
+    every = await asyncio.to_thread(
+        lambda: [_store(live) for live in desk.collections.all() if live.definition.id.startswith(f"{PREFIX}_")]
+    )
+    return page(every, limit, after, order)
+
+
+@router.get("/{store}")
+async def show_store(request: Request, store: str) -> dict[str, Any]:
+    """One store."""
+    _, live = await _open(request, store)
+    return await asyncio.to_thread(_store, live)
+
+
+@router.post("/{store}", openapi_extra=openapi_body(StoreRequest, required=False))
+async def change_store(request: Request, store: str) -> Response:
+    """Change its name or metadata."""
+    body = await parse_or(request, StoreRequest)
+    desk, live = await _open(request, store)
+    kept = {k: v for k, v in live.definition.facts.items() if k.startswith(_ATTRIBUTES)}
+    given: dict[str, Any] = {"name": body.name} if body.name else {}
+    if body.metadata is not None:
+        given["facts"] = {**kept, **body.metadata}
+    live = await asyncio.to_thread(
+        desk.collections.change, store, lambda old: msgspec.structs.replace(old, **given)
+    )
+    return JSONResponse(await asyncio.to_thread(_store, live), headers=ignored_header(body.ignored()))
+
+
+@router.delete("/{store}")
+async def delete_store(request: Request, store: str) -> dict[str, Any]:
+    """Forget a store; its files stay."""
+    desk, live = await _open(request, store)
+    await asyncio.to_thread(desk.collections.remove, live.definition.id)
+    return {"id": store, "object": "vector_store.deleted", "deleted": True}
+
+
+@router.post("/{store}/files", openapi_extra=openapi_body(FileRequest))
+async def add_file(request: Request, store: str) -> Response:
+    """Add a file; it is read beside everything else."""
+    body = await parse(request, FileRequest)
+    live = await _add(request, store, (body.file_id,), body.attributes)
+    shown = await asyncio.to_thread(_file, live, files_of(request), body.file_id)
+    return JSONResponse(shown, headers=ignored_header(body.ignored()))
+
+
+async def _add(request: Request, store: str, ids: tuple[str, ...], attributes: dict[str, Any] | None) -> Live:
+    desk, _ = await _open(request, store)
+    files = files_of(request)
+
+    def change(old: Definition) -> Definition:
+        places = [str(files.path(files.get(file_id))) for file_id in ids]
+        facts = dict(old.facts)
+        if attributes:
+            facts |= {f"{_ATTRIBUTES}{file_id}": json.dumps(attributes) for file_id in ids}
+        return msgspec.structs.replace(old, sources=tuple(dict.fromkeys((*old.sources, *places))), facts=facts)
+
+    return await asyncio.to_thread(desk.collections.change, store, change)
+
+
+@router.get("/{store}/files")
+async def list_store_files(
+    request: Request, store: str, limit: PageSize = 20, after: str | None = None, order: Order = "desc"
+) -> dict[str, Any]:
+    """Its files and how far their reading is."""
+    _, live = await _open(request, store)
+    files = files_of(request)
+    every = await asyncio.to_thread(lambda: [_file(live, files, file_id) for file_id in _ids(live)])
+    return page(every, limit, after, order)
+
+
+@router.get("/{store}/files/{file_id}")
+async def show_store_file(request: Request, store: str, file_id: str) -> dict[str, Any]:
+    """One of its files."""
+    _, live = await _open(request, store)
+    return await asyncio.to_thread(_file, live, files_of(request), file_id)
+
+
+@router.get("/{store}/files/{file_id}/content")
+async def store_file_content(request: Request, store: str, file_id: str) -> dict[str, Any]:
+    """What was read of a file, passage by passage."""
+    _, live = await _open(request, store)
+
+    def content() -> list[dict[str, Any]]:
+        row = _row(live, file_id)
+        return [{"type": "text", "text": c.text} for c in live.store.chunks_of(row.id)] if row else []
+
+    return {
+        "object": "vector_store.file_content.page",
+        "data": await asyncio.to_thread(content),
+        "has_more": False,
+        "next_page": None,
+    }
+
+
+@router.delete("/{store}/files/{file_id}")
+async def remove_store_file(request: Request, store: str, file_id: str) -> dict[str, Any]:
+    """Take a file out of a store; the file itself stays."""
+    desk, live = await _open(request, store)
+    if file_id not in _ids(live):
+        raise FileNotFound(f"There is no file {file_id!r} in this store.", "file_id")
+
+    def change(old: Definition) -> Definition:
+        kept = tuple(source for source in old.sources if Path(source).parent.name != file_id)
+        facts = {k: v for k, v in old.facts.items() if k != f"{_ATTRIBUTES}{file_id}"}
+        return msgspec.structs.replace(old, sources=kept, facts=facts)
+
+    await asyncio.to_thread(desk.collections.change, store, change)
+    return {"id": file_id, "object": "vector_store.file.deleted", "deleted": True}
+
+
+@router.post("/{store}/file_batches", openapi_extra=openapi_body(BatchRequest))
+async def make_batch(request: Request, store: str) -> Response:
+    """Add several files."""
+    body = await parse(request, BatchRequest)
+    live = await _add(request, store, tuple(body.file_ids), body.attributes)
+    batch = _batches.add(store, tuple(body.file_ids))
+    shown = await asyncio.to_thread(_batch, live, batch)
+    return JSONResponse(shown, headers=ignored_header(body.ignored()))
+
+
+@router.get("/{store}/file_batches/{batch}")
+async def show_batch(request: Request, store: str, batch: str) -> dict[str, Any]:
+    """How far a batch is."""
+    _, live = await _open(request, store)
+    return await asyncio.to_thread(_batch, live, batch)
+
+
+@router.get("/{store}/file_batches/{batch}/files")
+async def list_batch_files(
+    request: Request, store: str, batch: str, limit: PageSize = 20, after: str | None = None, order: Order = "desc"
+) -> dict[str, Any]:
+    """The files of a batch."""
+    _, live = await _open(request, store)
+    ids, _ = _batches.get(store, batch)
+    files = files_of(request)
+    every = await asyncio.to_thread(lambda: [_file(live, files, file_id) for file_id in ids])
+    return page(every, limit, after, order)
+
+
+@router.post("/{store}/search", openapi_extra=openapi_body(StoreSearch))
+async def search_store(request: Request, store: str) -> Response:
+    """Passages for one or several questions."""
+    body = await parse(request, StoreSearch)
+    desk, live = await _open(request, store)
+    questions = [body.query] if isinstance(body.query, str) else body.query
+    results = await search_results(desk, live, questions, body)
+    shown = {
+        "object": "vector_store.search_results.page",
+        "search_query": questions,
+        "data": results,
+        "has_more": False,
+        "next_page": None,
+    }
+    return JSONResponse(shown, headers=ignored_header(body.ignored()))
+
+
+async def search_results(desk: Desk, live: Live, questions: list[str], body: StoreSearch) -> list[dict[str, Any]]:
+    """The results as OpenAI writes them, each passage once, best first."""
+    threshold = (body.ranking_options.score_threshold if body.ranking_options else None) or 0.0
+    limit = body.max_num_results or 10
+    found: dict[int, dict[str, Any]] = {}
+    for question in questions:
+        answer = await desk.search(live, SearchRequest(query=question[:8000], limit=50 if body.filters else limit))
+        for passage in answer.passages:
+            file_id = Path(passage.path).parent.name
+            attributes = _attributes(live, file_id)
+            score = _score(passage)
+            if score >= threshold and (body.filters is None or fits(attributes, body.filters)):
+                found.setdefault(
+                    passage.id,
+                    {
+                        "file_id": file_id,
+                        "filename": Path(passage.path).name,
+                        "score": score,
+                        "attributes": attributes,
+                        "content": [{"type": "text", "text": passage.text}],
+                    },
+                )
+    return sorted(found.values(), key=lambda result: -result["score"])[:limit]
+
+
+def _score(passage: Passage) -> float:
+    return round(min(passage.score / _BEST_SCORE, 1.0), 4)
+
+
+def _ids(live: Live) -> list[str]:
+    return [Path(source).parent.name for source in live.definition.sources]
+
+
+def _attributes(live: Live, file_id: str) -> dict[str, Any]:
+    return dict(json.loads(live.definition.facts.get(f"{_ATTRIBUTES}{file_id}", "{}")))
+
+
+def _row(live: Live, file_id: str) -> DocumentRow | None:
+    """What was read of a file. Raises: FileNotFound."""
+    place = next((source for source in live.definition.sources if Path(source).parent.name == file_id), None)
+    if place is None:
+        raise FileNotFound(f"There is no file {file_id!r} in this store.", "file_id")
+    return live.store.document(place)
+
+
+def _status(live: Live, file_id: str) -> tuple[str, str]:
+    row = _row(live, file_id)
+    if row is None:
+        place = next(s for s in live.definition.sources if Path(s).parent.name == file_id)
+        unread = kind_of(place) is None
+        return ("failed", "files of this kind are not read") if unread else ("in_progress", "")
+    if row.state == READING:
+        return "in_progress", ""
+    return ("failed", row.problem) if row.state == FAILED else ("completed", "")
+
+
+def _file(live: Live, files: Files, file_id: str) -> dict[str, Any]:
+    status, problem = _status(live, file_id)
+    code = "unsupported_file" if "not read" in problem else "invalid_file"
+    return {
+        "id": file_id,
+        "object": "vector_store.file",
+        "created_at": int(files.get(file_id).created_at),
+        "vector_store_id": live.definition.id,
+        "usage_bytes": files.get(file_id).size_bytes,
+        "status": status,
+        "last_error": {"code": code, "message": problem} if problem else None,
+        "attributes": _attributes(live, file_id),
+        "chunking_strategy": {"type": "other"},
+    }
+
+
+def _counts(live: Live, ids: list[str]) -> dict[str, int]:
+    states = [_status(live, file_id)[0] for file_id in ids]
+    names = ("in_progress", "completed", "failed")
+    return {**{name: states.count(name) for name in names}, "cancelled": 0, "total": len(states)}
+
+
+def _store(live: Live) -> dict[str, Any]:
+    definition = live.definition
+    counts = _counts(live, _ids(live))
+    return {
+        "id": definition.id,
+        "object": "vector_store",
+        "created_at": int(definition.created_at),
+        "name": definition.name,
+        "usage_bytes": live.store.size_bytes(),
+        "file_counts": counts,
+        "status": "in_progress" if counts["in_progress"] else "completed",
+        "expires_after": None,
+        "expires_at": None,
+        "last_active_at": int(definition.created_at),
+        "metadata": {k: v for k, v in definition.facts.items() if not k.startswith(_ATTRIBUTES)},
+    }
+
+
+def _batch(live: Live, batch: str) -> dict[str, Any]:
+    ids, made = _batches.get(live.definition.id, batch)
+    counts = _counts(live, list(ids))
+    return {
+        "id": batch,
+        "object": "vector_store.files_batch",
+        "created_at": int(made),
+        "vector_store_id": live.definition.id,
+        "status": "in_progress" if counts["in_progress"] else "completed",
+        "file_counts": counts,
+    }
