@@ -16,17 +16,34 @@ def command() -> None:
 @click.argument("out", required=False, type=click.Path(path_type=Path, file_okay=False))
 @click.option("--all-logits", is_flag=True, help="Logits of every position, to check guesses; prompts cost more.")
 @click.option("--exact", is_flag=True, help="Activations in 32 bits instead of 8: slower, closer to the formula.")
+@click.option(
+    "--fixed", is_flag=True, help="Quantized graphs of fixed shapes, as Qualcomm's NPU compiler wants them."
+)
+@click.option("--context", type=click.IntRange(64, 8192), default=512, help="With --fixed: tokens that fit.")
+@click.option("--bits", type=click.Choice(["8", "4"]), default="8", help="With --fixed: bits of a weight.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def convert_command(source: str, out: Path | None, all_logits: bool, exact: bool, as_json: bool) -> None:
+def convert_command(
+    source: str,
+    out: Path | None,
+    all_logits: bool,
+    exact: bool,
+    fixed: bool,
+    context: int,
+    bits: str,
+    as_json: bool,
+) -> None:
     """Convert SOURCE (a GGUF file or a model of the library) to a folder that ONNX Runtime runs.
 
     Llama, Qwen2 and Qwen3. Q4_0, Q8_0 and 16-bit weights are kept exactly, Q6_K too; others become 8 bits, and that
     is said. Without OUT the folder joins the library. Converting a file again takes the folder that is there.
     """
     from engine.quantize_jobs.onnx import convert  # noqa: PLC0415 - keeps `tessera --help` fast
-    from quantize.onnx.request import EXACT, FAST  # noqa: PLC0415 - see above
+    from quantize.onnx.request import EXACT, FAST, FixedWish  # noqa: PLC0415 - see above
 
-    model_id, done = convert(source, out, accuracy_level=EXACT if exact else FAST, all_logits=all_logits)
+    wish = FixedWish(context=context, bits=int(bits)) if fixed else None
+    model_id, done = convert(
+        source, out, accuracy_level=EXACT if exact else FAST, all_logits=all_logits, fixed=wish
+    )
     if as_json:
         click.echo(json.dumps({"model": model_id, **done}))
         return

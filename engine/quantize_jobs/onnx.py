@@ -8,7 +8,7 @@ from engine.errors import InputFault
 from engine.library.catalogue import Catalogue
 from engine.library.types import Origin
 from quantize.child import run_task
-from quantize.onnx.request import FAST, OnnxRequest
+from quantize.onnx.request import FAST, FixedWish, OnnxRequest
 
 
 def convert(
@@ -17,6 +17,7 @@ def convert(
     *,
     accuracy_level: int = FAST,
     all_logits: bool = False,
+    fixed: FixedWish | None = None,
     cancelled: Callable[[], bool] = lambda: False,
     catalogue: Catalogue | None = None,
 ) -> tuple[str, dict[str, Any]]:
@@ -37,9 +38,13 @@ def convert(
             )
         path = entry.path
     name = f"{path.stem}-onnx{'-all' if all_logits else ''}{'' if accuracy_level == FAST else '-exact'}"
+    if fixed is not None:
+        name = f"{path.stem}-npu-w{fixed.bits}-{fixed.context}"
     target = (out or catalogue.paths.models / "onnx" / name).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
-    request = OnnxRequest(source=path.absolute(), out=target, accuracy_level=accuracy_level, all_logits=all_logits)
+    request = OnnxRequest(
+        source=path.absolute(), out=target, accuracy_level=accuracy_level, all_logits=all_logits, fixed=fixed
+    )
     done: dict[str, Any] = run_task("onnx", request, lambda _progress: None, cancelled)
     found = catalogue.add(target, Origin(kind="built"))
     return found.id, done

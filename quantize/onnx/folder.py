@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,12 +14,14 @@ from quantize.files.gguf_split import GgufModel, read_gguf_model
 from quantize.files.sampling_keys import GENERATION_CONFIG_NAMES, from_gguf
 from quantize.onnx import encoder
 from quantize.onnx.decoder import DecoderGraph, DecoderShape, decoder_shape
+from quantize.onnx.fixed_folder import DATA, write_fixed
 from quantize.onnx.graph import GraphWriter
-from quantize.onnx.request import FAST, Converted, OnnxRequest
+from quantize.onnx.request import FAST, Converted, FixedWish, OnnxRequest
 from quantize.onnx.tokenizer import end_tokens, tokenizer_config, tokenizer_json
 
 GRAPH_NAME: Final = "model.onnx"
 DATA_NAME: Final = "model.onnx.data"
+_DATA: Final = (DATA_NAME, DATA)
 # What is written is told by this number: a folder of another one is written anew.
 FORMAT: Final = 1
 FACTS_NAME: Final = "tessera.json"
@@ -29,17 +32,28 @@ def convert_task(request: OnnxRequest, step: Callable[[float, float, str], None]
     """The conversion as a task of `quantize.child`."""
     step(0, 1, str(request.source))
     return convert_gguf(
-        request.source, request.out, accuracy_level=request.accuracy_level, all_logits=request.all_logits
+        request.source,
+        request.out,
+        accuracy_level=request.accuracy_level,
+        all_logits=request.all_logits,
+        fixed=request.fixed,
     )
 
 
-def convert_gguf(source: Path, folder: Path, *, accuracy_level: int = FAST, all_logits: bool = False) -> Converted:
+def convert_gguf(
+    source: Path,
+    folder: Path,
+    *,
+    accuracy_level: int = FAST,
+    all_logits: bool = False,
+    fixed: FixedWish | None = None,
+) -> Converted:
     """Convert one model. The folder appears only when it is whole. Call in a child process: the file is mapped.
 
     Raises: BadWish: the folder exists. BadFile, UnsupportedModel: the file cannot be converted. DiskFull.
     """
     model = read_gguf_model(source)
-    key = cache_key(model, accuracy_level, all_logits=all_logits)
+    key = cache_key(model, accuracy_level, all_logits=all_logits, fixed=fixed)
     if folder.exists():
         return _existing(folder, key)
     if model.architecture == encoder.ARCHITECTURE:
@@ -54,6 +68,8 @@ def convert_gguf(source: Path, folder: Path, *, accuracy_level: int = FAST, all_
         tokenizer = tokenizer_json(model.parts[0])
 
         def write(partial: Path) -> tuple[str, ...]:
+            if fixed is not None:
+                return _write_fixed(model, shape, tokenizer, partial, fixed, key=key)
             return _write(model, shape, tokenizer, partial, accuracy_level, all_logits=all_logits, key=key)
 
     free = shutil.disk_usage(folder.parent).free
@@ -63,16 +79,16 @@ def convert_gguf(source: Path, folder: Path, *, accuracy_level: int = FAST, all_
     partial.mkdir()
     try:
         notices = write(partial)
-        data_bytes = (partial / DATA_NAME).stat().st_size
+        data_bytes = max((partial / name).stat().st_size for name in _DATA if (partial / name).exists())
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return Converted(folder=str(folder), architecture=model.architecture, data_bytes=data_bytes, notices=notices)
 
 
-def cache_key(model: GgufModel, accuracy_level: int, *, all_logits: bool) -> str:
+def cache_key(model: GgufModel, accuracy_level: int, *, all_logits: bool, fixed: FixedWish | None = None) -> str:
     """Changes with anything the folder depends on: every byte of the source, the options and the format."""
-    digest = hashlib.sha256(f"{FORMAT} {accuracy_level} {all_logits}".encode())
+    digest = hashlib.sha256(f"{FORMAT} {accuracy_level} {all_logits}{fixed or ''}".encode())
     for part in model.parts:
         with Path(part.name).open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
@@ -85,12 +101,13 @@ def _existing(folder: Path, key: str) -> Converted:
         told = json.loads((folder / FACTS_NAME).read_bytes()[:_MAX_FACTS_BYTES])
     except (OSError, ValueError):
         told = None
-    if not isinstance(told, dict) or told.get("key") != key or not (folder / DATA_NAME).is_file():
+    data = next((folder / name for name in _DATA if (folder / name).is_file()), None)
+    if not isinstance(told, dict) or told.get("key") != key or data is None:
         raise BadWish("OUT", f"{folder} exists already; choose another name")
     return Converted(
         folder=str(folder),
         architecture=str(told.get("architecture")),
-        data_bytes=(folder / DATA_NAME).stat().st_size,
+        data_bytes=data.stat().st_size,
         notices=tuple(str(n) for n in told.get("notices", ())),
         cached=True,
     )
@@ -113,16 +130,7 @@ def _write(
         data.flush()
         os.fsync(data.fileno())
     graph.save(folder / GRAPH_NAME)
-    head = model.parts[0]
-    config = tokenizer_config(head)
-    _write_json(folder / "tokenizer.json", tokenizer)
-    _write_json(folder / "tokenizer_config.json", config)
-    told = from_gguf(head.metadata)
-    if told:
-        ours = {ours: theirs for theirs, ours in GENERATION_CONFIG_NAMES.items()}
-        values = {ours[name]: value for name, value in told.items() if name in ours}
-        _write_json(folder / "generation_config.json", {"do_sample": True, **values})
-    _write_json(folder / "genai_config.json", genai_config(shape, _id(model, "bos"), end_tokens(head)))
+    _write_texts(model, shape, tokenizer, folder)
     notices = tuple(
         f"{len(names)} {qtype} tensors were re-quantized to 8 bits: ONNX Runtime has no exact fast form of {qtype}."
         for qtype, names in decoder.requantized.items()
@@ -130,10 +138,47 @@ def _write(
     facts = {
         "key": key,
         "architecture": shape.architecture,
-        "title": head.metadata.get("general.name") or "",
+        "title": model.parts[0].metadata.get("general.name") or "",
         "quantization": _mix(model),
         "n_params": decoder.n_params,
         "resident_bytes": decoder.resident_bytes,
+        "notices": notices,
+    }
+    _write_json(folder / FACTS_NAME, facts)
+    return notices
+
+
+def _write_texts(model: GgufModel, shape: DecoderShape, tokenizer: dict[str, Any], folder: Path) -> None:
+    """Vocabulary, marks, sampling and sizes."""
+    head = model.parts[0]
+    _write_json(folder / "tokenizer.json", tokenizer)
+    _write_json(folder / "tokenizer_config.json", tokenizer_config(head))
+    told = from_gguf(head.metadata)
+    if told:
+        ours = {ours: theirs for theirs, ours in GENERATION_CONFIG_NAMES.items()}
+        values = {ours[name]: value for name, value in told.items() if name in ours}
+        _write_json(folder / "generation_config.json", {"do_sample": True, **values})
+    _write_json(folder / "genai_config.json", genai_config(shape, _id(model, "bos"), end_tokens(head)))
+
+
+def _write_fixed(
+    model: GgufModel, shape: DecoderShape, tokenizer: dict[str, Any], folder: Path, wish: FixedWish, *, key: str
+) -> tuple[str, ...]:
+    ends = end_tokens(model.parts[0])
+    _write_texts(model, shape, tokenizer, folder)
+    config = genai_config(replace(shape, context=wish.context), _id(model, "bos"), ends)
+    config["model"]["decoder"] |= {"filename": "decode.onnx", "prefill": {"filename": "prefill.onnx"}}
+    _write_json(folder / "genai_config.json", config)
+    write_fixed(model, folder, json.dumps(tokenizer), ends, past=wish.context, bits=wish.bits)
+    sizes = f"Weights have {wish.bits} bits and one scale a row, activations 16 bits, keys and values 8"
+    notices = (f"{sizes}; {wish.context} tokens fit.",)
+    facts = {
+        "key": key,
+        "architecture": shape.architecture,
+        "title": model.parts[0].metadata.get("general.name") or "",
+        "quantization": f"W{wish.bits}A16",
+        "n_params": sum(t.num_values for _, t in model.tensors()),
+        "fixed": True,
         "notices": notices,
     }
     _write_json(folder / FACTS_NAME, facts)

@@ -19,6 +19,9 @@ _KINDS = {
     "float32": TensorProto.FLOAT,
     "float16": TensorProto.FLOAT16,
     "uint8": TensorProto.UINT8,
+    "uint16": TensorProto.UINT16,
+    "int8": TensorProto.INT8,
+    "int4": TensorProto.INT4,
     "int64": TensorProto.INT64,
     "int32": TensorProto.INT32,
 }
@@ -27,10 +30,16 @@ _KINDS = {
 class GraphWriter:
     """Collects nodes and constants; every method returns the name of what it made."""
 
-    def __init__(self, data: BinaryIO, data_name: str) -> None:
+    def __init__(
+        self, data: BinaryIO, data_name: str, opset: int = _OPSET, before: "GraphWriter | None" = None
+    ) -> None:
+        """`before` wrote to the same file: what it stored there is not stored again."""
+        self._opset = opset
         self._data = data
         self._data_name = data_name
         self._nodes: list[Any] = []
+        # Weights in the file, by name.
+        self.stored: dict[str, Any] = {} if before is None else before.stored
         self._constants: dict[str, Any] = {}
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
@@ -46,23 +55,26 @@ class GraphWriter:
         self._outputs.append(helper.make_tensor_value_info(name, _KINDS[kind], list(shape)))
         return name
 
-    def constant(self, name: str, values: npt.NDArray[Any]) -> str:
-        """Weights or a small constant, stored once under its name."""
+    def constant(self, name: str, values: npt.NDArray[Any], kind: str = "") -> str:
+        """Weights or a small constant, stored once under its name. `kind` int4 packs int8 codes of -8 to 7."""
         if name in self._constants:
             return name
-        kind = _KINDS[values.dtype.name]
-        values = np.ascontiguousarray(values)
+        dims, number = values.shape, _KINDS[kind or values.dtype.name]
+        values = _packed(values) if kind == "int4" else np.ascontiguousarray(values)
         if values.nbytes <= _INLINE_BYTES:
-            self._constants[name] = helper.make_tensor(name, kind, values.shape, values.tobytes(), raw=True)
+            self._constants[name] = helper.make_tensor(name, number, dims, values.tobytes(), raw=True)
+            return name
+        if name in self.stored:
+            self._constants[name] = self.stored[name]
             return name
         at = math.ceil(self._data.tell() / _ALIGNMENT) * _ALIGNMENT
         self._data.write(b"\0" * (at - self._data.tell()))
         self._data.write(values.data)
-        tensor = TensorProto(name=name, data_type=kind, dims=values.shape)
+        tensor = TensorProto(name=name, data_type=number, dims=dims)
         tensor.data_location = TensorProto.EXTERNAL
         for key, value in (("location", self._data_name), ("offset", at), ("length", values.nbytes)):
             tensor.external_data.add(key=key, value=str(value))
-        self._constants[name] = tensor
+        self._constants[name] = self.stored[name] = tensor
         return name
 
     def node(
@@ -80,12 +92,20 @@ class GraphWriter:
         )
         return tuple(outs)
 
+    def rename(self, before: str, after: str) -> None:
+        """Another name for what a node makes, wherever it is used."""
+        for node in self._nodes:
+            for names in (node.input, node.output):
+                for i, name in enumerate(names):
+                    if name == before:
+                        names[i] = after
+
     def save(self, path: Path) -> None:
         """Write the graph. The weights must already be flushed."""
         graph = helper.make_graph(
             self._nodes, "decoder", self._inputs, self._outputs, initializer=list(self._constants.values())
         )
-        opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("com.microsoft", 1)]
+        opsets = [helper.make_opsetid("", self._opset), helper.make_opsetid("com.microsoft", 1)]
         model: ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
         model.producer_name = "tessera"
         path.write_bytes(model.SerializeToString(deterministic=True))
@@ -93,3 +113,11 @@ class GraphWriter:
     def _fresh(self, op: str) -> str:
         self._count += 1
         return f"{op}_{self._count}"
+
+
+def _packed(codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Two codes of four bits a byte, the first in the low half. Source: ONNX, INT4."""
+    flat = (codes.reshape(-1) & 15).astype(np.uint8)
+    flat = np.append(flat, np.zeros(len(flat) % 2, np.uint8))
+    found: npt.NDArray[Any] = flat[0::2] | (flat[1::2] << 4)
+    return found

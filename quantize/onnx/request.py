@@ -11,16 +11,25 @@ FAST: Final = 4
 EXACT: Final = 0
 
 
+class FixedWish(msgspec.Struct, frozen=True, kw_only=True):
+    """Graphs of fixed shapes for an NPU's compiler: `context` tokens in all, weights of 8 or 4 `bits`."""
+
+    context: int = 512
+    bits: int = 8
+
+
 class OnnxRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Convert `source` (a GGUF file) to `out` (a folder that is not there, or was made from the same file).
 
     `all_logits` gives logits of every position, which checking guesses needs; reading prompts takes longer then.
+    `fixed` asks for quantized graphs of fixed shapes instead.
     """
 
     source: Path
     out: Path
     accuracy_level: int = FAST
     all_logits: bool = False
+    fixed: FixedWish | None = None
 
 
 class Converted(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ _GPT4_STYLE: Final = (
 )
 _SPLITS: Final[dict[str, str | None]] = {
     "gpt-2": None,  # the byte-level pre-tokenizer's own
+    "smollm": None,  # the same behind single digits
     "qwen2": _GPT4_STYLE.format(digits=r"\p{N}"),
     "deepseek-r1-qwen": _GPT4_STYLE.format(digits=r"\p{N}"),
     "llama-bpe": _GPT4_STYLE.format(digits=r"\p{N}{1,3}"),
@@ -56,7 +57,7 @@ def tokenizer_json(head: GgufFile) -> dict[str, Any]:
         "padding": None,
         "added_tokens": added,
         "normalizer": None,
-        "pre_tokenizer": _pre_tokenizer(_SPLITS[pre]),
+        "pre_tokenizer": _pre_tokenizer(_SPLITS[pre], digits=pre == "smollm"),
         "post_processor": _begin(head, tokens),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {
@@ -134,8 +135,10 @@ def texts(head: GgufFile, key: str) -> list[str]:
     raise UnsupportedModel(head.name, f"it has no {key}")
 
 
-def _pre_tokenizer(pattern: str | None) -> dict[str, Any]:
+def _pre_tokenizer(pattern: str | None, *, digits: bool) -> dict[str, Any]:
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": pattern is None}
+    if digits:
+        return {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, level]}
     if pattern is None:
         return level
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}

@@ -25,6 +25,7 @@ from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.types import Delta, GenerationRequest, SamplingParams
 from quantize.onnx.folder import convert_gguf
+from quantize.onnx.request import FixedWish
 
 TEXTS = ["one two three", "tiles w1 w2 w3"]
 SITES = {"QNNExecutionProvider": "TESSERA_QNN_SITE", "OpenVINOExecutionProvider": "TESSERA_OPENVINO_SITE"}
@@ -127,3 +128,21 @@ def test_a_language_model_says_its_share(tmp_path, bundled_model):
     facts, tokens = run(tmp_path / "spark", generate, provider, allow_fallback=True)
     print(facts.metadata["note.0"])
     assert tokens == run(tmp_path / "spark", generate)[1]
+
+
+@pytest.mark.timeout(1800)  # the emulator takes seconds a token
+def test_a_fixed_decoder_runs_on_the_emulator_whole(bundled_model, tmp_path):
+    """Every node on Qualcomm's NPU (the fallback is off), the same text as on the CPU, compiled once."""
+    provider = "QNNExecutionProvider"
+    if SITES[provider] not in os.environ:
+        pytest.skip(f"set {SITES[provider]}")
+    convert_gguf(bundled_model, tmp_path / "fixed", fixed=FixedWish(context=128))
+    cache = str(tmp_path / "cache" / "prefixes")
+    facts, tokens = run(tmp_path / "fixed", generate, provider, n_ctx=128, cache_dir=cache)
+    notes = [facts.metadata[f"note.{i}"] for i in range(2)]
+    print(notes)
+    assert not any("rest CPU" in note for note in notes)
+    assert len(list((tmp_path / "cache" / "qnn").rglob("*_qnn.bin"))) == 2
+    again, same = run(tmp_path / "fixed", generate, provider, n_ctx=128, cache_dir=cache)
+    assert "compiled before" in again.metadata["note.0"]
+    assert same == tokens

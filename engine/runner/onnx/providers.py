@@ -110,11 +110,11 @@ def append_provider(config: Any, wish: Wish) -> None:
     elif wish.pinned and wish.adapter is not None:
         config.clear_providers()
         config.append_provider(wish.adapter.genai_name)
-        for key, value in {**wish.adapter.options, **_backend(wish)}.items():
+        for key, value in {**wish.adapter.options, **backend_options(wish)}.items():
             config.set_provider_option(wish.adapter.genai_name, key, value)
 
 
-def _backend(wish: Wish) -> dict[str, str]:
+def backend_options(wish: Wish) -> dict[str, str]:
     """onnxruntime-genai gives QNN no device to guess its library from; it lies beside the plugin."""
     beside = Path(wish.library).parent if wish.library else None
     for name in ("libQnnHtp.so", "QnnHtp.dll"):
@@ -158,7 +158,7 @@ def open_session(ort: Any, options: Any, graph: str, wish: Wish, *, register: bo
     devices = [d for d in ort.get_ep_devices() if d.ep_name == wish.name]
     if not devices:
         raise LoadFailed(f"{wish.adapter.title} is installed but finds no device. {wish.adapter.no_device}")
-    options.add_provider_for_devices(devices[:1], {**wish.adapter.options, **_backend(wish)})
+    options.add_provider_for_devices(devices[:1], {**wish.adapter.options, **backend_options(wish)})
     return ort.InferenceSession(graph, options)
 
 

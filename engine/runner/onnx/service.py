@@ -8,7 +8,7 @@ import psutil
 from engine.runner import protocol
 from engine.runner.channel import Channel
 from engine.runner.llama.batch.constrain import ConstraintCompiler
-from engine.runner.onnx import libraries, model
+from engine.runner.onnx import fixed_load, libraries, model
 from engine.runner.onnx.encoder import Encoder
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.scheduler import Scheduler
@@ -46,7 +46,7 @@ class OnnxRunner(RunnerService[FolderVocabulary]):
             folder, graphs = model.read_checked(settings.path)
             self._channel.send(protocol.Progress(phase="weights", fraction=0.1))
             if folder.kind == "generate":
-                loaded = model.load(settings, folder, graphs)
+                loaded = (fixed_load if folder.own.get("fixed") else model).load(settings, folder, graphs)
                 self._scheduler = Scheduler(loaded)
                 vocabulary, facts = loaded.vocabulary, model.facts(loaded)
             else:

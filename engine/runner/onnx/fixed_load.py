@@ -1,0 +1,151 @@
+"""Load a folder of fixed-shape graphs, on the CPU or on Qualcomm's NPU with its compiled graphs kept."""
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from engine.onnx.folder import OnnxFolder
+from engine.runner.onnx import libraries
+from engine.runner.onnx.errors import LoadFailed
+from engine.runner.onnx.fixed import FixedDecoder, read_facts
+from engine.runner.onnx.model import LoadedFolder
+from engine.runner.onnx.providers import CPU, Wish, backend_options, count_operators, wished_provider
+from engine.runner.onnx.vocabulary import FolderVocabulary
+from engine.runner.protocol import LoadSettings
+from quantize.onnx.fixed_folder import GRAPHS, FixedFacts
+
+QNN: Final = "QNNExecutionProvider"
+# All of a graph goes to the NPU, and what goes in and out is its own integers. Source: ONNX Runtime, QNN provider.
+_QNN_OPTIONS: Final = {"offload_graph_io_quantization": "0", "htp_graph_finalization_optimization_mode": "3"}
+
+
+class FixedGenerator:
+    """A sequence as the scheduler wants it: tokens are appended, the last one's logits read, and taken back."""
+
+    def __init__(self, decoder: FixedDecoder, begin: int) -> None:
+        self._decoder = decoder
+        self._begin = begin
+        self._tokens: list[int] = []
+        self._row: Any = None
+
+    def append_tokens(self, ids: Any) -> None:
+        """Take tokens. The model's own first one is in the cache already. Raises: ValueError: they do not fit."""
+        self._tokens += [int(i) for i in ids]
+        fresh = self._tokens[self._decoder.length - self._before :]
+        if len(fresh) > self._decoder.room:
+            raise ValueError("the context is full")
+        if not fresh:  # nothing but the first token: its own logits were never kept
+            self._row = self._decoder.step(self._begin)
+            self._decoder.rewind(1)
+            return
+        self._decoder.read(fresh[:-1])
+        self._row = self._decoder.step(fresh[-1])
+
+    @property
+    def _before(self) -> int:
+        """Cells before the text's own tokens: one, unless the text begins as every sequence does."""
+        return int(self._tokens[:1] != [self._begin])
+
+    def get_logits(self) -> Any:
+        """Logits behind the last token, (1, 1, vocabulary)."""
+        return self._row[None, None]
+
+    def rewind_to(self, count: int) -> None:
+        """Keep the first `count` tokens."""
+        before, self._tokens = self._before, self._tokens[:count]
+        self._decoder.rewind(count + before)
+
+    def set_runtime_option(self, _name: str, _value: str) -> None:
+        """A piece is short; it is not interrupted."""
+
+
+@dataclass
+class LoadedFixed(LoadedFolder):
+    """A loaded folder of fixed graphs. Every sequence has a cache of its own over the same two sessions."""
+
+    facts: FixedFacts | None = None
+    sessions: list[Any] = field(default_factory=list)
+
+    def generator(self, max_length: int) -> Any:  # noqa: ARG002 - its cache always has the graphs' length
+        """A sequence with a cache of its own."""
+        assert self.facts is not None
+        return FixedGenerator(FixedDecoder(self.folder.path, self.facts, self.sessions), self.facts.begin)
+
+
+def load(settings: LoadSettings, folder: OnnxFolder, _graphs: list[Any]) -> LoadedFixed:
+    """Load the folder and draw one token from it. Raises: LoadFailed."""
+    facts = read_facts(folder.path)
+    wish = wished_provider(settings, folder)
+    notes: list[str] = []
+    try:
+        ort = libraries.onnxruntime()
+        sessions = [_session(ort, settings, folder, wish, name, notes) for name in GRAPHS]
+    except LoadFailed:
+        raise
+    except Exception as error:
+        raise LoadFailed(wish.explain(libraries.reason(error))) from error
+    vocabulary = FolderVocabulary(folder.path / "tokenizer.json", list(folder.ends), folder.vocab)
+    loaded = LoadedFixed(
+        og=None,
+        model=None,
+        folder=folder,
+        vocabulary=vocabulary,
+        settings=settings,
+        # One cell is the first token's, which may not be among the text's.
+        n_ctx=min(settings.n_ctx, facts.past - 1),
+        n_params=int(folder.own.get("n_params") or 0),
+        all_logits=False,
+        provider=wish.name,
+        notes=notes,
+        facts=facts,
+        sessions=sessions,
+    )
+    generator = loaded.generator(facts.past)
+    generator.append_tokens([facts.begin, facts.begin])
+    if not np.isfinite(generator.get_logits()).all():
+        raise LoadFailed("its output is not a number; the weights are damaged")
+    return loaded
+
+
+def _session(ort: Any, settings: LoadSettings, folder: OnnxFolder, wish: Wish, name: str, notes: list[str]) -> Any:
+    """One graph's session. On the NPU nothing may stay behind, and what was compiled is kept and taken again."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = settings.n_threads or 1
+    path = folder.path / f"{name}.onnx"
+    if wish.adapter is None:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        return ort.InferenceSession(str(path), options, providers=[CPU])
+    if wish.name != QNN or wish.library is None:
+        raise LoadFailed(f"graphs of fixed shapes run on the CPU or on {QNN}, not on {wish.name}")
+    if not any(device.ep_name == QNN for device in ort.get_ep_devices()):
+        ort.register_execution_provider_library(QNN, wish.library)
+    devices = [device for device in ort.get_ep_devices() if device.ep_name == QNN]
+    if not devices:
+        raise LoadFailed(f"{wish.adapter.title} is installed but finds no device. {wish.adapter.no_device}")
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    kept = _compiled(settings, folder, wish, name)
+    fresh = kept is None or not kept.exists()
+    if kept is not None and fresh:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        for key, value in (("enable", "1"), ("file_path", str(kept)), ("embed_mode", "0")):
+            options.add_session_config_entry(f"ep.context_{key}", value)
+    options.add_provider_for_devices(devices[:1], {**_QNN_OPTIONS, **backend_options(wish)})
+    session = ort.InferenceSession(str(path if fresh else kept), options)
+    share = count_operators(session, QNN)
+    notes.append(f"{name}: {share.text() if fresh else f'{QNN}: compiled before'}")
+    return session
+
+
+def _compiled(settings: LoadSettings, folder: OnnxFolder, wish: Wish, name: str) -> Path | None:
+    """Where the compiled graph is kept: by the folder's content and the provider's library."""
+    if settings.cache_dir is None or wish.library is None:
+        return None
+    library = Path(wish.library).stat()
+    facts = (folder.own.get("key"), folder.path.name, library.st_size, library.st_mtime_ns)
+    key = hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
+    return Path(settings.cache_dir).parent / "qnn" / key / f"{name}_ctx.onnx"
