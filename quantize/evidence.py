@@ -89,7 +89,8 @@ class MeasureRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `cache_dir` keeps everything by content hash: a second run, or one after a kill, goes on where it was.
     `max_tokens` bounds the calibration text, `probe_tokens` what each swap is judged on, `memory_bytes` the second
-    moments held at a time.
+    moments held at a time. `source_sha256` and `calibration_sha256` are what the files were when the job began
+    (empty: whatever they are).
     """
 
     source: Path
@@ -99,6 +100,8 @@ class MeasureRequest(msgspec.Struct, frozen=True, kw_only=True):
     qtypes: tuple[str, ...] = tuple(t.name for t in MEASURED)
     threads: int = 1
     gpu_layers: int = 0
+    source_sha256: str = ""
+    calibration_sha256: str = ""
     max_tokens: int = 32_768
     probe_tokens: int = 1536
     memory_bytes: int = 2 << 30

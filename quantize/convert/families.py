@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from quantize.convert import bert, gemma2, gemma3, llama, phi3, qwen2, qwen3, qwen3_moe
+from quantize.convert import bert, gemma2, gemma3, llama, phi3, qwen2, qwen3, qwen3_moe, smollm3
 from quantize.convert.checkpoint import Checkpoint, text_config
 from quantize.convert.decoder import Config
 from quantize.convert.recipe import Recipe
 from quantize.errors import BadFile, UnsupportedModel
 
-_FAMILIES = (bert, llama, qwen2, qwen3, qwen3_moe, gemma2, gemma3, phi3)
+_FAMILIES = (bert, llama, qwen2, qwen3, qwen3_moe, gemma2, gemma3, phi3, smollm3)
 _BY_NAME: dict[str, Callable[[Checkpoint, Config], Recipe]] = {
     name: family.recipe for family in _FAMILIES for name in family.ARCHITECTURES
 }

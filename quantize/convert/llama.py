@@ -23,8 +23,8 @@ ARCHITECTURES = ("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "
 GGUF_ARCHITECTURE = "llama"
 
 
-def recipe(source: Checkpoint, config: Config) -> Recipe:
-    """How a checkpoint of this family becomes a GGUF file."""
+def recipe(source: Checkpoint, config: Config, gguf_architecture: str = GGUF_ARCHITECTURE) -> Recipe:
+    """How a checkpoint of this family, or of one that differs in name alone, becomes a GGUF file."""
     heads = int(config["num_attention_heads"])
     kv_heads = int(config.get("num_key_value_heads") or heads)
     num_experts = int(config.get("num_local_experts") or 0)
@@ -35,7 +35,7 @@ def recipe(source: Checkpoint, config: Config) -> Recipe:
         num_experts=num_experts,
     )
     tensors, notes = decoder_tensors(source, config, rules)
-    meta = Metadata(GGUF_ARCHITECTURE)
+    meta = Metadata(gguf_architecture)
     common_metadata(meta, config)
     if config.get("head_dim") or not num_experts:
         head_metadata(meta, config)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from quantize.errors import DiskFull, Unreadable
+from quantize.errors import DiskFull, SourceChanged, Unreadable
 from quantize.evidence import MeasureRequest
 
 _HASH_CHUNK = 1 << 22
@@ -55,8 +55,17 @@ class WorkFolder:
 
     @classmethod
     def open(cls, request: MeasureRequest) -> "WorkFolder":
-        """The folder for a request, made if it is not there. Raises: Unreadable. OSError: it cannot be made."""
+        """The folder for a request, made if it is not there.
+
+        Raises: Unreadable. SourceChanged: source or text are no longer what they were. OSError: it cannot be made.
+        """
         source, text = file_sha256(request.source, request.cache_dir), file_sha256(request.calibration)
+        for path, found, before in (
+            (request.source, source, request.source_sha256),
+            (request.calibration, text, request.calibration_sha256),
+        ):
+            if before and found != before:
+                raise SourceChanged(str(path))
         key = sha256(f"{_VERSION} {source} {text} {request.max_tokens}".encode()).hexdigest()[:24]
         path = request.cache_dir / key
         for part in ("moments", "errors", "packed"):

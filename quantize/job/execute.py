@@ -40,7 +40,7 @@ from quantize.job.plan_file import (
 )
 from quantize.job.report import provenance_of, report_path, write_report
 from quantize.job.request import QuantizeReport, QuantizeRequest, Shipped
-from quantize.job.round_plan import round_plan
+from quantize.job.round_plan import round_plan, types_to_craft
 from quantize.job.source import (
     Identity,
     check_precision,
@@ -51,6 +51,7 @@ from quantize.job.source import (
     whole_spec,
 )
 from quantize.job.write_model import WriteRequest, stamp
+from quantize.measure.kv_cache import KvDamage, KvRequest, kv_damage, with_damage
 from quantize.measure.run import measure, measure_inputs, measured_before, never_measured
 from quantize.measure.verify import verify
 from quantize.plan.plan import Question, given_plan, make_plan, stock_plans
@@ -87,6 +88,8 @@ class _Job:
         self.rates = known_rates(request.cache_dir)
         self.spent: Spent | None = None
         self.fresh = False
+        self.source_sha256 = self.text_sha256 = ""
+        self.kv_damage: tuple[KvDamage, ...] = ()
         self.warnings: list[str] = []
         self.identity: Identity = ()
         self._take(request)
@@ -137,16 +140,21 @@ class _Job:
         unknown = request.plan_only and not (request.plan or hash_is_known(source, request.cache_dir))
         with self._phase("hash"):
             source_hash = "" if unknown else file_sha256(source, request.cache_dir)
+            self.source_sha256 = source_hash
+            self.text_sha256 = file_sha256(request.calibration) if self.rounding != "stock" else ""
         if request.plan is not None:
             check_source(request.plan, spec, source_hash)
             check_texts(request.plan, request.calibration, request.imatrix)
         measured = None if request.plan else self._measured(source)
         imatrix = self._inputs(source) if request.plan else self._imatrix(measured)
+        self._measure_cache(source)
         question = self._question(spec, header_bytes(model, spec), measured, imatrix)
         report = self._planned(question, source_hash, model.file_bytes)
         if request.plan_only:
             return report
-        return self._made(source, question, imatrix, self._crafted(report.plan, measured), report)
+        return self._made(
+            source, question, imatrix, types_to_craft(report.plan, self.rounding, measured, request.plan), report
+        )
 
     def _planned(self, question: Question, source_hash: str, source_bytes: int) -> QuantizeReport:
         """The plan and what it will take, as a report of which the rest is still open."""
@@ -170,6 +178,7 @@ class _Job:
             seconds=self.seconds,
             effort=self.spent.effort.name if self.spent else "",
             more=self.spent.more if self.spent else "",
+            kv_damage={f"{d.side} {d.qtype}": dict(zip(d.contexts, d.kld, strict=True)) for d in self.kv_damage},
             warnings=tuple(self.warnings),
             tool=_TOOL,
         )
@@ -278,10 +287,24 @@ class _Job:
             self.fresh = never_measured(task)
             return measure(task, self.on_progress, self.cancelled)
 
+    def _measure_cache(self, source: Path) -> None:
+        """What each way to store the cache costs this model, where one is to be chosen."""
+        request = self.request
+        if request.tier == "instant" or request.plan_only or len(request.kv) < 2:  # noqa: PLR2004  no choice
+            return
+        types = tuple(sorted({t for o in request.kv for t in (o.type_k, o.type_v)}))
+        task = KvRequest(measure=self._measure_request(source, request.tier), types=types)
+        with self._phase("measure"):
+            self.kv_damage = kv_damage(task, self.on_progress, self.cancelled)
+        options = with_damage(request.kv, self.kv_damage, request.goal.n_ctx or 0)
+        self.request = msgspec.structs.replace(request, kv=options)
+
     def _measure_request(self, source: Path, tier: MeasureTier) -> MeasureRequest:
         return MeasureRequest(
             source=source,
+            source_sha256=self.source_sha256,
             calibration=self.request.calibration,
+            calibration_sha256=self.text_sha256,
             cache_dir=self.request.cache_dir,
             tier=tier,
             threads=self.request.threads,
@@ -325,17 +348,6 @@ class _Job:
             return None
         found = next(s for s in stock_plans(question) if s.name == plan.best_stock)
         return None if found.types == plan.types and self.rounding == "stock" else found
-
-    def _crafted(self, plan: QuantPlan, measured: Measured | None) -> dict[str, str]:
-        """The tensors that are not rounded by ggml, with their types."""
-        given = self.request.plan
-        changed = {t.name: t.qtype for t in plan.tensors if t.qtype != t.source_qtype}
-        if self.rounding == "stock" or (given is None and measured is None):
-            return {}
-        if given is not None:
-            return {n: q for n, q in changed.items() if n not in given.plain}
-        known = measured.evidence.damage(self.rounding) if measured else {}
-        return {n: q for n, q in changed.items() if q in known.get(n, {})}
 
     def _packed(self, source: Path, crafted: dict[str, str], imatrix: Path | None) -> dict[str, Path]:
         """Blocks made by craft, by tensor; the rest is rounded while the file is written."""

@@ -26,10 +26,11 @@ Rates = Mapping[str, float]
 # Seconds of one core for a unit of work, units as in `_core_seconds`.
 # Measured: docs/log.md, "Quantization in minutes" ("Phases").
 _EVAL_FLOPS, _GRAM_FLOPS = 150e9, 70e9
-_HASH_BYTES, _WRITE_WEIGHTS, _CONVERT_BYTES = 400e6, 8e6, 150e6
+_HASH_BYTES, _WRITE_WEIGHTS, _CONVERT_BYTES = 400e6, 16e6, 150e6
 _LOGIT_S = 12e-9  # comparing one logit with the reference's
-_PLAIN_S, _CRAFT_S, _CRAFT_COLUMN_S, _FACTOR_S = 1.7e-6, 0.35e-6, 0.16e-9, 3.5e-11
+_PLAIN_S, _CRAFT_S, _CRAFT_COLUMN_S, _FACTOR_S = 1.7e-6, 0.27e-6, 0.12e-9, 3.5e-11
 _LOAD_S = 1.0  # starting a child and loading Python's libraries
+_VERIFY_RUNS = 4.3  # the source once, and two quantized files, which are slower at many tokens at a time
 _SAMPLED_ROWS = 128
 _SEQUENTIAL_TOKENS = 32_768
 # Places of a layer whose inputs the sequential pass collects anew: attention, its output, both halves of the rest.
@@ -121,7 +122,7 @@ def _core_seconds(shape: JobShape) -> dict[str, float]:
         phases["round"] += _STAGES_PER_LAYER * model.num_layers * evaluated(_SEQUENTIAL_TOKENS, 0.0)
     if shape.verify_tokens:
         phases["write"] += weights / _WRITE_WEIGHTS
-        phases["verify"] = 3 * (evaluated(shape.verify_tokens, 0.5) + weights / 1e9) + _LOAD_S
+        phases["verify"] = _VERIFY_RUNS * (evaluated(shape.verify_tokens, 0.5) + weights / 1e9) + _LOAD_S
     return phases
 
 

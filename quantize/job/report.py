@@ -51,6 +51,9 @@ def summary(report: QuantizeReport) -> list[str]:
     if plan.kv is not None:
         kv = plan.kv
         lines.append(f"KV cache {kv.type_k}/{kv.type_v}: {kv.num_bytes:,} bytes at {plan.goal.n_ctx} tokens")
+    for what, by_context in report.kv_damage.items():
+        told = ", ".join(f"{kld:.5f} up to {n} tokens" for n, kld in by_context.items())
+        lines.append(f"cache with {what.upper()}: KL divergence {told}")
     time = f"decoding {plan.decode_cost:.2f}x the time of {TIME_UNIT.name}"
     lines.append(f"predicted KL divergence {plan.damage:.5f}, {time}")
     if report.ours is not None:

@@ -72,7 +72,8 @@ class QuantizeReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `shipped` tells whose mix the file holds; `nothing` for a plan alone. `ours` and `stock` are measured on text
     that was not used for calibration. `seconds` by phase. `effort` is what a given time was spent on, `more` what
-    more time would buy. `own` is our file on the user's own text.
+    more time would buy. `own` is our file on the user's own text. `kv_damage` is the KL
+    divergence that a coarser K or V costs this model, by tokens of context.
     """
 
     version: int = 1
@@ -91,6 +92,7 @@ class QuantizeReport(msgspec.Struct, frozen=True, kw_only=True):
     own: FileReport | None = None
     seconds: dict[str, float] = {}
     effort: str = ""
+    kv_damage: dict[str, dict[int, float]] = {}
     more: str = ""
     warnings: tuple[str, ...] = ()
     tool: str = ""

@@ -5,17 +5,32 @@ from collections.abc import Iterator
 import numpy as np
 
 from quantize.child import run_task, run_tasks
-from quantize.evidence import Cancelled, OnProgress, PackedTensor, Progress, RoundRequest
+from quantize.evidence import Cancelled, Measured, OnProgress, PackedTensor, Progress, RoundRequest
 from quantize.files.work_folder import Group, WorkFolder
 from quantize.gptq.sequential import SequentialRequest
 from quantize.gptq.tensors import TensorsRequest, packed_path
+from quantize.job.travelling import PlanFile
 from quantize.measure.moments import partition
 from quantize.measure.run import ensure_moments, joined, keeps_moments, share_out
 from quantize.native.source_weights import SourceWeights
+from quantize.types import QuantPlan, Rounding
 
 # What one weight costs beside its share of the matrix products, in units of a multiply-add.
 # Measured: docs/quantization.md, "What it costs".
 _COLUMN_WORK = 400.0
+
+
+def types_to_craft(
+    plan: QuantPlan, rounding: Rounding, measured: Measured | None, given: PlanFile | None
+) -> dict[str, str]:
+    """The tensors of a plan that are not rounded by ggml while the file is written, with their types."""
+    changed = {t.name: t.qtype for t in plan.tensors if t.qtype != t.source_qtype}
+    if rounding == "stock":
+        return {}
+    if given is not None:
+        return {n: q for n, q in changed.items() if n not in given.plain}
+    known = measured.evidence.damage(rounding) if measured else {}
+    return {n: q for n, q in changed.items() if q in known.get(n, {})}
 
 
 def round_plan(request: RoundRequest, on_progress: OnProgress, cancelled: Cancelled) -> Iterator[PackedTensor]:

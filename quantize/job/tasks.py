@@ -11,6 +11,7 @@ from quantize.gptq.sequential import SequentialRequest, round_in_order
 from quantize.gptq.tensors import TensorsRequest, round_tensors
 from quantize.job.write_model import WriteRequest, write_model
 from quantize.measure.collect import MomentsRequest, collect_moments, survey
+from quantize.measure.kv_cache import KvRequest, measure_kv
 from quantize.measure.rounding_error import ErrorsRequest, measure_errors
 from quantize.measure.sensitivity import AlphaRequest, measure_swaps
 from quantize.measure.verify import verify_files
@@ -25,6 +26,7 @@ TASKS: dict[str, tuple[type[msgspec.Struct], Callable[[Any, Step], Any]]] = {
     "sequential": (SequentialRequest, round_in_order),
     "verify": (VerifyRequest, verify_files),
     "alpha": (AlphaRequest, measure_swaps),
+    "kv": (KvRequest, measure_kv),
     "convert": (ConvertRequest, convert),
     "prepare": (ConvertRequest, prepare),
     "onnx": (OnnxRequest, convert_task),

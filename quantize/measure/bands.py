@@ -7,6 +7,7 @@ band of layers, and a curve through the bands tells the layers apart.
 import re
 from collections.abc import Mapping
 from itertools import pairwise
+from statistics import median
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ _LAYER = re.compile(r"^blk\.(\d+)\.")
 # Measured: docs/log.md, "Quantization in minutes" ("Bands").
 _ROLES = 4  # groups of a usual layer: q, k and v; attention's output; gate and up; down
 _FIRST_ALONE, _LAST_ALONE, _BANDS = 2, 1, 6
+_STANDS_OUT = 2.5  # times the usual error of a band, or a part of it
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,8 +33,12 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     layer: float = 0.0  # the middle of the band
 
 
-def probe_units(groups: tuple[Group, ...], tier: Tier) -> list[Unit]:
-    """The swaps of a tier, in the order of the model's roles: bands (balanced) or tensors (max)."""
+def probe_units(groups: tuple[Group, ...], tier: Tier, errors: Mapping[str, float] | None = None) -> list[Unit]:
+    """The swaps of a tier, in the order of the model's roles: bands (balanced) or tensors (max).
+
+    With the relative `errors` that swaps make (by tensor), layers that stand out in their band are judged alone:
+    one whose inputs have a few huge values has a tiny relative error and, for each unit of it, a huge effect.
+    """
     if tier == "max":
         return [Unit(name=n, members=(n,), groups=(g,)) for g in groups for n in g.members]
     roles: dict[str, list[Group]] = {}
@@ -42,18 +48,29 @@ def probe_units(groups: tuple[Group, ...], tier: Tier) -> list[Unit]:
     for role, members in roles.items():
         ordered = sorted(members, key=_layer)
         for band in _bands(len(ordered)):
-            inside = tuple(ordered[band.start : band.stop])
-            first = inside[0].name
-            units.append(
-                Unit(
-                    name=first if len(inside) == 1 else f"{first}..{_layer(inside[-1])}",
-                    members=tuple(n for g in inside for n in g.members),
-                    groups=inside,
-                    role=role,
-                    layer=float(np.mean([_layer(g) for g in inside])),
-                )
-            )
+            together, alone = _outstanding(ordered[band.start : band.stop], errors or {})
+            units += [_unit(role, some) for some in (together, *([g] for g in alone)) if some]
     return units
+
+
+def _outstanding(band: list[Group], errors: Mapping[str, float]) -> tuple[list[Group], list[Group]]:
+    """The layers of a band that go together, and those whose error is far from the others'."""
+    sizes = {g.name: sum(errors.get(n, 0.0) for n in g.members) for g in band}
+    usual = median(sizes.values())
+    odd = [g for g in band if len(band) > 1 and not usual / _STANDS_OUT <= sizes[g.name] <= usual * _STANDS_OUT]
+    return [g for g in band if g not in odd], odd
+
+
+def _unit(role: str, groups: list[Group]) -> Unit:
+    layers = [_layer(g) for g in groups]
+    first = groups[0].name
+    return Unit(
+        name=first if len(groups) == 1 else f"{first} {','.join(map(str, layers))}",
+        members=tuple(n for g in groups for n in g.members),
+        groups=tuple(groups),
+        role=role,
+        layer=float(np.mean(layers)),
+    )
 
 
 def probes(num_layers: int, tier: Tier, num_matrices: int) -> int:
@@ -82,7 +99,7 @@ def alphas(units: list[Unit], swapped: Mapping[str, float], errors: Mapping[str,
         error = sum(errors.get(n, 0.0) for n in unit.members)
         alpha = swapped[unit.name] / error if error > 0 else 0.0
         found |= dict.fromkeys(unit.members, alpha)
-        if alpha > 0 and unit.role:
+        if alpha > 0 and len(unit.groups) > 1:  # layers that are judged alone are so because they are special
             curves.setdefault(unit.role, []).append((unit.layer, float(np.log(alpha))))
     for unit in units:
         if len(unit.groups) < 2 or unit.role not in curves:  # noqa: PLR2004  one layer needs no curve

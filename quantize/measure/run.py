@@ -14,7 +14,7 @@ from quantize.measure.bands import alphas, probe_units, representatives
 from quantize.measure.collect import MomentsRequest, write_importance
 from quantize.measure.moments import partition
 from quantize.measure.rounding_error import ErrorsRequest, filled, has_errors, load_errors, measured_types
-from quantize.measure.sensitivity import AlphaRequest, Swapped, anchor_of
+from quantize.measure.sensitivity import AlphaRequest, Swapped, swap_errors
 
 # Second moments stay on disk for the rounding that follows if they take no more than this share of what is free.
 _KEEP_FRAC = 0.5
@@ -154,9 +154,9 @@ def _measure_errors(
 
 
 def _assemble(request: MeasureRequest, folder: WorkFolder, groups: tuple[Group, ...], swapped: Swapped) -> Evidence:
-    units = probe_units(groups, request.tier)
+    anchored = swap_errors(folder, groups, request)
+    units = probe_units(groups, request.tier, anchored)
     errors = {g.name: load_errors(folder, g) for g in groups}
-    anchored = {n: errors[g.name][n]["stock"][anchor_of(g, request)] for g in groups for n in g.members}
     found = alphas(units, swapped.kld, anchored)
     unit_of = {name: unit.name for unit in units for name in unit.members}
     model_of = representatives(groups, request.tier)

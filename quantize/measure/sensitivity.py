@@ -11,7 +11,7 @@ from quantize.files.work_folder import Group, WorkFolder, read_json, write_json
 from quantize.ggml_types import ANCHORS
 from quantize.measure.bands import probe_units
 from quantize.measure.divergence import kld_from, log_softmax
-from quantize.measure.rounding_error import measured_types
+from quantize.measure.rounding_error import load_errors, measured_types
 from quantize.native.blocks import dequantize_rows, quantize_rows
 from quantize.native.calibration import read_windows
 from quantize.native.lane import Lane, Logits, Tokens
@@ -47,7 +47,8 @@ def measure_swaps(request: AlphaRequest, send: Step) -> Swapped:
     measure = request.measure
     folder = WorkFolder.open(measure)
     source = SourceWeights(measure.source)
-    units = probe_units(folder.groups() or (), measure.tier)
+    groups = folder.groups() or ()
+    units = probe_units(groups, measure.tier, swap_errors(folder, groups, measure))
     path = swaps_file(folder, measure.tier, measure.probe_tokens)
     known: dict[str, float] = read_json(path) or {}
     with ReferenceModel(
@@ -109,6 +110,12 @@ def _kept_positions(num_vocab: int, windows: int) -> npt.NDArray[np.bool_]:
     keep = np.zeros(PROBE_WINDOW, np.bool_)
     keep[step - 1 :: step] = True
     return keep
+
+
+def swap_errors(folder: WorkFolder, groups: tuple[Group, ...], measure: MeasureRequest) -> dict[str, float]:
+    """The relative error that the swap of each tensor makes."""
+    errors = {g.name: load_errors(folder, g) for g in groups}
+    return {n: errors[g.name][n]["stock"][anchor_of(g, measure)] for g in groups for n in g.members}
 
 
 def anchor_of(group: Group, measure: MeasureRequest) -> str:

@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quantize.ggml_types import GgmlType
 from quantize.native.graph import tensor_at
 from quantize.native.libraries import llama
 from quantize.native.taps import NodeTap
 
 Tokens = npt.NDArray[np.int32]
+_FLASH_ATTENTION_ON = 1  # Source: llama.h, enum llama_flash_attn_type
 Logits = npt.NDArray[np.float32]
 
 
@@ -26,11 +28,21 @@ class LoadFailed(Exception):
 class Lane:
     """A context of `batch_windows` sequences of `window` tokens each, for one thread at a time.
 
+    `kv_types` are those of its cache, K and V; None: llama.cpp's own.
+
     Raises: LoadFailed.
     """
 
     def __init__(
-        self, model: Any, path: str, *, window: int, batch_windows: int, threads: int, num_vocab: int
+        self,
+        model: Any,
+        path: str,
+        *,
+        window: int,
+        batch_windows: int,
+        threads: int,
+        num_vocab: int,
+        kv_types: tuple[str, str] | None = None,
     ) -> None:
         self.window = window
         self.batch_windows = batch_windows
@@ -47,6 +59,10 @@ class Lane:
         params.n_threads = threads
         params.n_threads_batch = threads
         params.no_perf = True
+        if kv_types is not None:
+            # The fused kernel is the only one that reads a coarser V; the float reference goes through the same.
+            params.type_k, params.type_v = (GgmlType[t.upper()] for t in kv_types)
+            params.flash_attn_type = _FLASH_ATTENTION_ON
         self._callback = self._lib.ggml_backend_sched_eval_callback(self._on_node)
         params.cb_eval = self._callback
         self._context = self._lib.llama_init_from_model(model, params)

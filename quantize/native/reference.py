@@ -78,6 +78,23 @@ class ReferenceModel:
         self._weights = learning.weights
 
     @property
+    def trained_context(self) -> int:
+        """Tokens of context the model was trained with."""
+        return int(self._lib.llama_model_n_ctx_train(self._model))
+
+    def open_lane(self, *, window: int, threads: int, kv_types: tuple[str, str]) -> Lane:
+        """One more context on the same weights, whose cache is of these types; the caller closes it."""
+        return Lane(
+            self._model,
+            str(self._path),
+            window=window,
+            batch_windows=1,
+            threads=threads,
+            num_vocab=self.num_vocab,
+            kv_types=kv_types,
+        )
+
+    @property
     def lanes(self) -> int:
         """How many parts `side_by_side` works on at once."""
         return len(self._lanes)

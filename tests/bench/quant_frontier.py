@@ -1,8 +1,8 @@
 """Bytes against KL divergence: ours and the stock mixes of llama.cpp, as a table and a picture.
 
 Usage: python tests/bench/quant_frontier.py [--model F.gguf] [--mixes Q3_K_M,Q4_K_M] [--kinds rows,craft,sequential]
-       [--tier balanced] [--tokens 32768] [--calibration-tokens 131072] [--llama-cpp DIR]
-       [--picture docs/quant_frontier.svg] [--work DIR]
+       [--tier balanced] [--tokens 32768] [--calibration-tokens 32768] [--llama-cpp DIR] [--threads 2]
+       [--held-out TEXT] [--picture docs/quant_frontier.svg] [--work DIR]
 
 Stock mixes are built with the same importance matrix; with --llama-cpp (a folder with llama-quantize and
 llama-perplexity) they are built and everything is judged by those tools, else by our own, which agree with them.
@@ -13,9 +13,12 @@ import json
 import math
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -34,7 +37,7 @@ from quantize.plan.plan import Question, make_plan  # noqa: E402
 from quantize.plan.stock import stock_types  # noqa: E402
 from quantize.types import EvidenceRef, Goal  # noqa: E402
 
-MIXES = "Q3_K_M,IQ4_XS,Q4_K_S,Q4_K_M,Q5_K_M"
+MIXES = "Q2_K,Q3_K_M,IQ4_XS,Q4_K_S,Q4_K_M,Q5_K_M"
 COLOURS = {"stock": "#888888", "rows": "#c2750b", "craft": "#1f6fb2", "sequential": "#177245"}
 LABELS = {
     "stock": "stock mix",
@@ -57,6 +60,16 @@ class Point:
     p99: float
     top1: float
     perplexity: float
+
+
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """Print the seconds of wall and of processor time, children included, that something took."""
+    wall, cpu = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    yield
+    now = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = now.ru_utime + now.ru_stime - cpu.ru_utime - cpu.ru_stime
+    print(f"{what} in {time.monotonic() - wall:.0f} s, {spent:.0f} s of processors", flush=True)
 
 
 def types_for(model: Path, evidence: Evidence, kind: str, limit: int, head: int) -> dict[str, str]:
@@ -122,24 +135,25 @@ def main() -> None:
     parser.add_argument("--kinds", default="rows,craft,sequential")
     parser.add_argument("--tier", default="balanced")
     parser.add_argument("--tokens", type=int, default=32_768)
-    parser.add_argument("--calibration-tokens", type=int, default=131_072)
+    parser.add_argument("--calibration-tokens", type=int, default=32_768)
     parser.add_argument("--llama-cpp", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--held-out", type=Path, default=ROOT / "assets/text/heldout.txt")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--work", type=Path, default=Path("build/quant_frontier"))
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    text = ROOT / "assets/text/heldout.txt"
+    text = args.held_out
     request = MeasureRequest(
         source=args.model,
         calibration=ROOT / "assets/text/calibration.txt",
         cache_dir=args.work / "cache",
         tier=args.tier,
-        threads=2,
+        threads=args.threads,
         max_tokens=args.calibration_tokens,
     )
-    started = time.monotonic()
-    measured = measure(request, lambda _p: None, lambda: False)
-    print(f"measured in {time.monotonic() - started:.0f} s", flush=True)
+    with told("measured"):
+        measured = measure(request, lambda _p: None, lambda: False)
     file = read_gguf(args.model)
     spec = model_spec(file)
     rows: list[tuple[str, str, Path]] = []
@@ -148,23 +162,25 @@ def main() -> None:
         path = args.work / f"{mix}-stock.gguf"
         if args.llama_cpp:
             quantize = [str(args.llama_cpp / "llama-quantize"), "--imatrix", str(measured.imatrix)]
-            subprocess.run([*quantize, str(args.model), str(path), mix, "2"], check=True, capture_output=True)
+            subprocess.run(
+                [*quantize, str(args.model), str(path), mix, str(args.threads)], check=True, capture_output=True
+            )
         else:
             write(path, request, measured, stock, "stock")
         rows.append((mix, "stock", path))
         slots = [TensorSlot(t.name, t.shape, t.ggml_type) for t in file.tensors]
         head = len(header({**copied_metadata(file), "general.quantization_version": scalar(2)}, slots))
         for kind in args.kinds.split(","):
-            started = time.monotonic()
             limit = path.stat().st_size
             types = types_for(args.model, measured.evidence, kind, limit, head)
             ours = args.work / f"{mix}-{kind}.gguf"
-            write(ours, request, measured, types, kind)
+            with told(f"{mix} {kind}: rounded and written"):
+                write(ours, request, measured, types, kind)
             rows.append((mix, kind, ours))
             slots = [TensorSlot(t.name, t.shape, GgmlType[types[t.name]]) for t in file.tensors]
             assert ours.stat().st_size == file_bytes(head, slots) <= limit
-            print(f"{mix} {kind}: planned and written in {time.monotonic() - started:.0f} s", flush=True)
-    points = judge(args, rows, text)
+    with told("judged"):
+        points = judge(args, rows, text)
     table(points)
     (args.work / "points.json").write_text(json.dumps([asdict(p) for p in points], indent=1))
     if args.picture:
@@ -183,8 +199,9 @@ def judge(args: argparse.Namespace, rows: list[tuple[str, str, Path]], text: Pat
             )
             for (mix, kind, path), v in zip(rows, found, strict=True)
         ]  # fmt: skip
+    threads = args.threads
     reports = verify(
-        VerifyRequest(reference=args.model, files=tuple(files), text=text, max_tokens=args.tokens, threads=2),
+        VerifyRequest(reference=args.model, files=tuple(files), text=text, max_tokens=args.tokens, threads=threads),
         lambda _p: None,
         lambda: False,
     )

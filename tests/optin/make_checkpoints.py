@@ -127,6 +127,7 @@ def main(root: Path) -> None:
     tied = SMALL | {"head_dim": 64}
     save(root, "llama-tied", t.LlamaConfig(**tied, **vocab, tie_word_embeddings=True), "llama3", "float32")
     save(root, "mistral", t.MistralConfig(**SMALL, **vocab, head_dim=32), "spm", "bfloat16")
+    save(root, "smollm3", t.SmolLM3Config(**SMALL, **vocab), "llama3", "bfloat16")
     moe = {"num_local_experts": 4, "num_experts_per_tok": 2}
     save(root, "mixtral", t.MixtralConfig(**SMALL, **vocab, **moe), "spm", "bfloat16")
     save(root, "qwen2", t.Qwen2Config(**SMALL, **vocab, rope_parameters=yarn), "qwen2", "bfloat16")

@@ -75,6 +75,24 @@ def test_llama_interleaves_the_halves_of_each_head(tmp_path):
     assert np.array_equal(values(recipe, "blk.0.attn_v.weight"), v)
 
 
+def test_smollm3_is_llama_under_its_own_name(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    extra = {"no_rope_layers": [1, 1], "use_sliding_window": False}
+    recipe = model_recipe(checkpoint(tmp_path / "a", "SmolLM3ForCausalLM", extra))
+    llama = model_recipe(checkpoint(tmp_path / "b", "LlamaForCausalLM", {}))
+    assert "smollm3.block_count" in recipe.metadata
+    assert {t.name: t.shape for t in recipe.tensors} == {t.name: t.shape for t in llama.tensors}
+    for name in ("blk.1.attn_q.weight", "blk.1.attn_k.weight", "blk.1.attn_v.weight"):
+        assert np.array_equal(values(recipe, name), values(llama, name))
+
+
+@pytest.mark.parametrize("extra", [{"no_rope_layers": [0, 1]}, {"use_sliding_window": True}])
+def test_smollm3_that_the_runtime_would_compute_otherwise_is_refused(tmp_path, extra):
+    with pytest.raises(UnsupportedModel, match=r"for granted|leaves out"):
+        model_recipe(checkpoint(tmp_path, "SmolLM3ForCausalLM", extra))
+
+
 def test_llama3_gets_its_frequency_factors(tmp_path):
     scaling = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
     recipe = model_recipe(

@@ -1,0 +1,126 @@
+"""What a coarser KV cache costs a model: K and V apart, by how much context there is, through llama.cpp itself."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import numpy as np
+
+from quantize.child import run_task
+from quantize.evidence import Cancelled, MeasureRequest, OnProgress, Step
+from quantize.files.work_folder import WorkFolder, read_json, write_json
+from quantize.measure.divergence import kld_from, log_softmax
+from quantize.native.calibration import TextTooShort, read_windows
+from quantize.native.lane import Lane
+from quantize.native.reference import ReferenceModel
+from quantize.types import KvOption
+
+# Windows and their tokens; shorter where the text or the model's context has no room.
+_WINDOWS, _WINDOW, _SHORTEST = 2, 2048, 512
+_KEEP_EVERY = 8  # positions judged: neighbours agree
+_FLOAT = "f16"
+# Beyond what was measured the effect is taken to grow as it did, at most so many times the context.
+_LARGEST_STEP = 8.0
+_STEEPEST = 0.5  # a steeper line through so few points is noise
+
+
+class KvRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Judge these types of the cache on the calibration text."""
+
+    measure: MeasureRequest
+    types: tuple[str, ...]
+
+
+class KvDamage(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean KL divergence (nats a token) of one side of the cache in one type, by tokens of context.
+
+    `side` is "k" or "v", the other one in F16; `contexts` are upper ends of ranges, `kld` has one value for each.
+    """
+
+    side: str
+    qtype: str
+    contexts: tuple[int, ...]
+    kld: tuple[float, ...]
+
+    def at(self, n_ctx: int) -> float:
+        """What to expect over a context of so many tokens: as measured, then growing as it did."""
+        if n_ctx <= self.contexts[-1] or len(self.contexts) == 1:
+            known = [k for c, k in zip(self.contexts, self.kld, strict=True) if c <= max(n_ctx, self.contexts[0])]
+            return float(np.mean(known))
+        x, y = np.log(self.contexts), np.log(np.maximum(self.kld, 1e-9))
+        slope = min(max(0.0, float(np.polyfit(x, y, 1)[0])), _STEEPEST)
+        return float(self.kld[-1] * min(n_ctx / self.contexts[-1], _LARGEST_STEP) ** slope)
+
+
+def kv_damage(request: KvRequest, on_progress: OnProgress, cancelled: Cancelled) -> tuple[KvDamage, ...]:
+    """Measure, or read from the cache. Raises: Cancelled. ChildDied. TextTooShort, Unreadable."""
+    path = WorkFolder.open(request.measure).path / f"kv-{'-'.join(request.types)}.json"
+    known = read_json(path)
+    if known is None:
+        known = run_task("kv", request, on_progress, cancelled)
+        write_json(path, known)
+    return msgspec.convert(known, tuple[KvDamage, ...])
+
+
+def with_damage(options: tuple[KvOption, ...], found: tuple[KvDamage, ...], n_ctx: int) -> tuple[KvOption, ...]:
+    """Options with what was measured of K and of V, added up, in place of their own figures."""
+    cost = {(d.side, d.qtype): d.at(n_ctx) for d in found} | {("k", _FLOAT): 0.0, ("v", _FLOAT): 0.0}
+    return tuple(
+        msgspec.structs.replace(o, damage=cost["k", o.type_k] + cost["v", o.type_v])
+        if ("k", o.type_k) in cost and ("v", o.type_v) in cost
+        else o
+        for o in options
+    )
+
+
+def measure_kv(request: KvRequest, send: Step) -> tuple[KvDamage, ...]:
+    """The child's side of `kv_damage`."""
+    measure = request.measure
+    sides = [(side, qtype) for qtype in request.types if qtype != _FLOAT for side in ("k", "v")]
+    with ReferenceModel(
+        measure.source, window=_SHORTEST, threads=measure.threads, gpu_layers=measure.gpu_layers, max_lanes=1
+    ) as model:
+        window = _longest(model, measure)
+        windows = read_windows(model, measure.calibration, _WINDOWS * window, window, spread=True)
+        keep = np.zeros(window, np.bool_)
+        keep[window // 8 :: _KEEP_EVERY] = True
+        at = np.flatnonzero(keep)
+        edges = [c for c in (256, 512, 1024, 2048) if window // 8 < c < window] + [window]
+
+        def evaluated(types: tuple[str, str]) -> list[np.ndarray]:
+            with _lane(model, window, measure.threads, types) as lane:
+                return [lane.run(w[None], keep)[0] for w in windows]
+
+        reference = [log_softmax(x) for x in evaluated((_FLOAT, _FLOAT))]
+        found = []
+        for index, (side, qtype) in enumerate(sides):
+            send(index + 1, len(sides) + 1, f"{side} {qtype}")
+            types = (qtype, _FLOAT) if side == "k" else (_FLOAT, qtype)
+            kld = np.stack([kld_from(r, x) for r, x in zip(reference, evaluated(types), strict=True)])
+            starts = [0, *edges[:-1]]
+            means = tuple(float(kld[:, (at >= a) & (at < b)].mean()) for a, b in zip(starts, edges, strict=True))
+            found.append(KvDamage(side=side, qtype=qtype, contexts=tuple(edges), kld=means))
+    send(1, 1, "")
+    return tuple(found)
+
+
+def _longest(model: ReferenceModel, measure: MeasureRequest) -> int:
+    """The longest window that the text is long enough for."""
+    window = min(_WINDOW, model.trained_context)
+    while window > _SHORTEST:
+        try:
+            read_windows(model, measure.calibration, window, window)
+        except TextTooShort:
+            window //= 2
+        else:
+            return window
+    return window
+
+
+@contextmanager
+def _lane(model: ReferenceModel, window: int, threads: int, types: tuple[str, str]) -> Iterator[Lane]:
+    lane = model.open_lane(window=window, threads=threads, kv_types=types)
+    try:
+        yield lane
+    finally:
+        lane.close()
