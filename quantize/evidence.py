@@ -14,6 +14,7 @@ from quantize.types import Rounding
 
 T = TypeVar("T")
 MeasureTier = Literal["balanced", "max"]
+MOMENT_BYTES = 2 << 30  # of second moments that are held at a time
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +105,7 @@ class MeasureRequest(msgspec.Struct, frozen=True, kw_only=True):
     calibration_sha256: str = ""
     max_tokens: int = 32_768
     probe_tokens: int = 1536
-    memory_bytes: int = 2 << 30
+    memory_bytes: int = MOMENT_BYTES
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from statistics import median
 
 import msgspec
 
+from quantize.evidence import MOMENT_BYTES
 from quantize.files.work_folder import read_json, write_json
 from quantize.job.request import Forecast, QuantizeReport
 from quantize.measure.bands import probes
@@ -133,8 +134,10 @@ def _measuring(shape: JobShape, matrices: list[TensorSpec], evaluated: Callable[
     probed = probes(shape.model.num_layers, shape.tier, len(matrices))
     sampled = [min(t.num_rows, _SAMPLED_ROWS) * t.row_values for t in matrices]
     crafted = 1.0 if shape.tier == "max" else min(1.0, probed / max(1, 4 * shape.model.num_layers))
+    # Where moments do not fit into memory at once, the text is read again, each time up to the layers in hand.
+    passes = -(-4 * squares // MOMENT_BYTES)
     return (
-        evaluated(tokens, 0.0)
+        evaluated(tokens, 0.0) * (passes + 1) / 2
         + tokens * squares / _GRAM_FLOPS
         + probed * evaluated(shape.probe_tokens, 0.5)
         + sum(sampled) * _PLAIN_S * (1 + 3 * crafted)
