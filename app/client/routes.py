@@ -30,7 +30,17 @@ from engine.api.collections import Removed as CollectionRemoved
 from engine.api.hub import RepoPlan, SearchResults, Starters
 from engine.api.jobs import Job
 from engine.api.keys import KeyRequest, Keys, NewKey
-from engine.api.library import ImportRequest, Linked, LinkRequest, Model, Models, PullRequest, Removed, Tensors
+from engine.api.library import (
+    ImportRequest,
+    Linked,
+    LinkRequest,
+    Model,
+    Models,
+    PullRequest,
+    Removed,
+    RenameRequest,
+    Tensors,
+)
 from engine.api.machine import LedgerState, LiveDevices, Machine, Pinned, PinRequest, PlacementAnswer
 from engine.api.measuring import BenchRequest, BenchResults, Shapes, TuneRequest
 from engine.api.models import (
@@ -136,6 +146,10 @@ class Routes(ABC):
     def link(self, where: str) -> Linked:
         """Use models where they lie."""
         return self.post(f"{_OURS}/models/link", Linked, LinkRequest(where=where))
+
+    def rename(self, model: str, name: str) -> Model:
+        """Give a model another name for people; an empty one goes back to its own."""
+        return self.put(f"{_OURS}/models/{_name(model)}/name", Model, RenameRequest(name=name))
 
     def verify(self, model: str) -> Job:
         """Start hashing a model's files."""

@@ -21,6 +21,7 @@ __all__ = [
     "Origin",
     "PullRequest",
     "Removed",
+    "RenameRequest",
     "State",
     "Tensor",
     "Tensors",
@@ -50,6 +51,12 @@ class LinkRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """
 
     where: Annotated[str, Meta(min_length=1, max_length=4096)]
+
+
+class RenameRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """PUT /tessera/v1/models/{id}/name: a name for people; an empty one goes back to the model's own."""
+
+    name: Annotated[str, Meta(max_length=200)]
 
 
 class Linked(msgspec.Struct, frozen=True, kw_only=True):

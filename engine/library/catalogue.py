@@ -57,7 +57,7 @@ class Catalogue:
 
     def _known(self) -> list[ModelEntry]:
         """Entries as recorded, with the projector that lies beside each."""
-        known = self.store.entries().values()
+        known = [_named(entry) for entry in self.store.entries().values()]
         projectors: dict[Path, str] = {}
         for entry in known:
             if entry.details.is_projector:
@@ -141,10 +141,21 @@ class Catalogue:
             raise BadModelFile(str(path), problem)
         return candidate, details, origin
 
+    def rename(self, model_id: str, name: str) -> ModelEntry:
+        """Give a model another name for people; an empty one goes back to its own. `model_id` is known."""
+        with self.store.writing():
+            key, entry = next((key, e) for key, e in self.store.entries().items() if e.id == model_id)
+            changed = msgspec.structs.replace(entry, renamed=name or None)
+            self.store.put(key, changed)
+        return _looked_at(_named(changed))
+
     def put(self, entry: ModelEntry) -> None:
         """Record a changed entry (a verified hash, a report)."""
         with self.store.writing():
-            self.store.put(key_of(entry), entry)
+            key = key_of(entry)
+            known = self.store.entries().get(key)
+            own = known.name if known is not None and entry.renamed else entry.name
+            self.store.put(key, msgspec.structs.replace(entry, name=own))
 
     def _roots(self) -> list[tuple[Path, str | None]]:
         linked = [(Path(folder), app) for folder, app in self.store.folders().items()]
@@ -198,6 +209,7 @@ class Catalogue:
             card=str(card) if card is not None else None,
             inspected=_INSPECTION,
             problem=problem,
+            renamed=old.renamed if old else None,
         )
         self.store.put(candidate.key, entry)
         known[candidate.key] = entry
@@ -222,6 +234,11 @@ def key_of(entry: ModelEntry) -> str:
 def _display_name(candidate: Candidate) -> str:
     path = Path(candidate.key)
     return candidate.title or (file_title(path) if candidate.folder is None else folder_name(path))
+
+
+def _named(entry: ModelEntry) -> ModelEntry:
+    """The entry by the name the user gave it."""
+    return msgspec.structs.replace(entry, name=entry.renamed) if entry.renamed else entry
 
 
 def _same_files(entry: ModelEntry, candidate: Candidate) -> bool:

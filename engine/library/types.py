@@ -59,7 +59,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     (safetensors, ONNX). `report` is the file with plan and measurements of our own quantization, `card` the one
     with the model's card. `state` is what a look at the disk said just now: "offline" where its drive is not there,
     "missing" where the drive is and the file is not; `problem` says why it is broken.
-    `inspected` is the version of the reader that made `details`.
+    `inspected` is the version of the reader that made `details`. `renamed` is the name the user gave it.
     """
 
     id: str
@@ -76,6 +76,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     state: State = "online"
     problem: str | None = None
     inspected: int = 0
+    renamed: str | None = None
 
     @property
     def path(self) -> Path:

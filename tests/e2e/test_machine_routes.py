@@ -269,3 +269,17 @@ def test_load_settings_are_kept_obeyed_and_bounded(client, server):
     gone = client.put(path, json={}).json()
     assert (gone["user"], gone["unloaded"]) == ({}, True)
     assert get(client, "/tessera/v1/models/spark-f16/placement")["placement"]["n_ctx"] == 1024
+
+
+def test_a_model_has_the_name_its_owner_gave_it_until_that_is_taken_back(client):
+    path = "/tessera/v1/models/spark-f16"
+    own = get(client, path)["name"]
+    assert client.put(f"{path}/name", json={"name": "  My   Spark "}).json()["name"] == "My Spark"
+    assert get(client, "/tessera/v1/models/My%20Spark")["id"] == get(client, path)["id"]
+    assert "My Spark" in {row.get("name") for row in get(client, "/v1/models")["data"]}
+    job = client.post(f"{path}/verify").json()["id"]  # what else is recorded leaves both names alone
+    wait_for(lambda: get(client, f"/tessera/v1/jobs/{job}")["state"] == "done", 60)
+    assert get(client, path)["name"] == "My Spark"
+    assert client.put(f"{path}/name", json={"name": ""}).json()["name"] == own
+    assert client.put(f"{path}/name", json={"name": "x" * 201}).status_code in {400, 422}
+    assert client.put("/tessera/v1/models/nobody/name", json={"name": "x"}).status_code == 404

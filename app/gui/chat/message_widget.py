@@ -3,8 +3,8 @@
 import json
 from functools import partial
 
-from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtGui import QGuiApplication
+from PySide6.QtCore import QEvent, Qt, QTimer, Signal
+from PySide6.QtGui import QEnterEvent, QGuiApplication
 from PySide6.QtWidgets import QFrame, QVBoxLayout
 
 from app.answer_phase import Phase
@@ -152,6 +152,21 @@ class MessageWidget(ColumnItem):
         actions.addWidget(self._copy_tool())
         actions.addWidget(self._more_tool())
         self._column.addLayout(actions)
+        self._rest()
+
+    def enterEvent(self, event: QEnterEvent) -> None:
+        """The tools of a question are seen while the pointer is on it."""
+        super().enterEvent(event)
+        self._rest()
+
+    def leaveEvent(self, event: QEvent) -> None:
+        """And not after it."""
+        super().leaveEvent(event)
+        self._rest()
+
+    def _rest(self) -> None:
+        for tool in self.findChildren(IconButton) if self.message.role == "user" else ():
+            tool.set_quiet(not self.underMouse())
 
     def start_edit(self) -> None:
         """Replace the text by an editor."""

@@ -1,5 +1,6 @@
 """Connect: write an editor's or agent's configuration after showing the change, and take it back."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,9 +10,10 @@ from PySide6.QtWidgets import QFrame, QLabel, QPlainTextEdit, QPushButton
 from app.code.connect.registry import INTEGRATIONS
 from app.code.connect.store import ConnectStore
 from app.code.connect.types import PLACEHOLDER_KEY, Endpoint, FileEdit, Integration
+from app.gui.connect.diff_colours import DiffColours
 from app.gui.server_link import ServerLink
 from app.gui.services import Services
-from app.gui.widgets.basics import Banner, Page, button, card, label, row, set_kind
+from app.gui.widgets.basics import Banner, Page, button, card, label, row, set_kind, stack
 from app.gui.widgets.popups import Choice
 from engine.paths import user_paths
 
@@ -36,6 +38,7 @@ class ConnectPage(Page):
         self.content.addWidget(self.banner)
         self.content.addWidget(card(row(label(self.tr("Model"), "small"), self.model, 1)))
         self._states: dict[str, QLabel] = {}
+        self._here: dict[str, QLabel] = {}
         self._cards: dict[str, QFrame] = {}
         self.buttons: dict[str, tuple[QPushButton, QPushButton]] = {}
         for name, integration in INTEGRATIONS.items():
@@ -47,6 +50,7 @@ class ConnectPage(Page):
         self.shown.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.shown.setMinimumHeight(220)
         self.shown.setAccessibleName(self.tr("The change"))
+        DiffColours(services.look, self.shown.document())
         self.confirm = button(self.tr("Apply"), self._confirm, "primary")
         self._what = label("", "strong")
         self.review = card(row(self._what, 1, button(self.tr("Cancel"), self._cancel), self.confirm), self.shown)
@@ -69,9 +73,14 @@ class ConnectPage(Page):
             hint += " · " + self.tr("starts without any change by: {command}").format(
                 command=f"tessera launch {name}"
             )
-        below = row(state, label(hint, "small", wrap=True))
-        below.setStretch(1, 1)
-        return card(row(label(integration.title, "strong"), 1, remove, connect), below)
+        here = self._here[name] = label(self.tr("Installed"), "chip")
+        here.hide()
+        text = stack(
+            row(label(integration.title, "strong"), state, here, 1), label(hint, "small", wrap=True), spacing=4
+        )
+        line = row(text, remove, connect, spacing=12)
+        line.setStretch(0, 1)
+        return card(line, margin=12)
 
     def showEvent(self, event: QShowEvent) -> None:
         """See what is connected."""
@@ -79,13 +88,21 @@ class ConnectPage(Page):
         self._refresh()
 
     def _refresh(self) -> None:
-        def work() -> dict[str, bool]:
-            return {name: self._store.connected(name) for name in INTEGRATIONS}
+        def work() -> dict[str, tuple[bool, bool]]:
+            """Whether each is connected, and whether its command is on this computer."""
+            return {
+                name: (
+                    self._store.connected(name),
+                    integration.launch is not None and shutil.which(name) is not None,
+                )
+                for name, integration in INTEGRATIONS.items()
+            }
 
-        def show(connected: dict[str, bool]) -> None:
-            for name, is_connected in connected.items():
+        def show(found: dict[str, tuple[bool, bool]]) -> None:
+            for name, (is_connected, is_here) in found.items():
                 set_kind(self._states[name], "chip-ok" if is_connected else "chip")
                 self._states[name].setText(self.tr("Connected") if is_connected else self.tr("Not connected"))
+                self._here[name].setVisible(is_here)
                 self.buttons[name][1].setVisible(is_connected)
 
         self._services.background.run(work, show, parent=self)

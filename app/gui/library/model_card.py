@@ -36,6 +36,7 @@ class ModelCard(QFrame):
     locate_pressed = Signal(str)
     folder_pressed = Signal(str)
     settings_pressed = Signal(str, str)
+    rename_pressed = Signal(str, str)
 
     def __init__(self, look: Look, model: Model, tool_calls_frac: float | None = None) -> None:
         super().__init__()
@@ -84,6 +85,7 @@ class ModelCard(QFrame):
         menu.add("info", self.tr("Details"), lambda: self.details_pressed.emit(identity))
         load = menu.add("sliders", self.tr("Load settings…"), lambda: self.settings_pressed.emit(identity, name))
         load.setEnabled(self.model.state == "online" and self.model.format != "safetensors")
+        menu.add("edit", self.tr("Rename…"), lambda: self.rename_pressed.emit(identity, name))
         menu.add("check", self.tr("Check the file"), lambda: self.verify_pressed.emit(identity))
         show = menu.add("folder", self.tr("Show in folder"), lambda: self.folder_pressed.emit(path))
         show.setEnabled(self.model.state != "missing" and bool(path))

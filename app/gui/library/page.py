@@ -5,7 +5,7 @@ from pathlib import Path
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
-from PySide6.QtWidgets import QFileDialog, QTabWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFileDialog, QInputDialog, QTabWidget, QVBoxLayout, QWidget
 
 from app.client import ApiError
 from app.code.certify.run import CertificateStore
@@ -176,6 +176,7 @@ class LibraryPage(Page):
             card.locate_pressed.connect(self._locate)
             card.folder_pressed.connect(show_in_folder)
             card.settings_pressed.connect(self._open_settings)
+            card.rename_pressed.connect(self._ask_name)
             self._column.addWidget(card)
             self.cards.append(card)
         self._empty.setVisible(not models)
@@ -186,6 +187,23 @@ class LibraryPage(Page):
             "warn",
             (self.tr("Remove"), lambda: self.remove(model, name)),
         )
+
+    def _ask_name(self, model: str, name: str) -> None:
+        dialog = QInputDialog(self)
+        dialog.setWindowTitle(self.tr("Rename model"))
+        dialog.setLabelText(self.tr("Name; empty: the model's own"))
+        dialog.setTextValue(name)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+
+        def done(_: object) -> None:
+            self.refresh()
+            self._services.models.refresh()
+
+        api = self._services.api
+        dialog.textValueSelected.connect(
+            lambda text: self._services.ask(self.banner, lambda: api.rename(model, text), done)
+        )
+        dialog.open()
 
     def _open_settings(self, model: str, name: str) -> None:
         dialog = LoadDialog(self._services, model, name, self.window())

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from PySide6.QtCore import QSize, Qt, QTimer, Signal
-from PySide6.QtGui import QHideEvent, QResizeEvent
+from PySide6.QtGui import QFocusEvent, QHideEvent, QIcon, QResizeEvent
 from PySide6.QtWidgets import (
     QApplication,
     QFrame,
@@ -96,8 +96,27 @@ class IconButton(QToolButton):
         self._colour = colour or self._colour
         self._refresh()
 
+    def set_quiet(self, quiet: bool) -> None:
+        """Keep the place and the name, and draw nothing unless it has the focus."""
+        if quiet != self._quiet:
+            self._quiet = quiet
+            self._refresh()
+
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        """Who moves by keys sees where."""
+        super().focusInEvent(event)
+        self._refresh()
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        """Back to rest."""
+        super().focusOutEvent(event)
+        self._refresh()
+
+    _quiet = False
+
     def _refresh(self) -> None:
-        self.setIcon(self._look.icon(self._icon, self._colour))
+        hidden = self._quiet and not self.hasFocus()
+        self.setIcon(QIcon() if hidden else self._look.icon(self._icon, self._colour))
 
 
 def row(
@@ -221,7 +240,12 @@ class Page(QScrollArea):
 
     def _reserve(self, _low: int, high: int) -> None:
         """The room of the scroll bar is kept where there is none, so that nothing moves when it comes."""
-        self.setViewportMargins(0, 0, 0 if high else SCROLL_BAR, 0)
+        room = 0 if high else SCROLL_BAR
+        if room != self._room:  # setting it lays everything out anew
+            self._room = room
+            self.setViewportMargins(0, 0, room, 0)
+
+    _room = -1
 
     def _fit_subtitle(self) -> None:
         self.subtitle.setMinimumHeight(max(0, self.subtitle.heightForWidth(self.subtitle.width())))

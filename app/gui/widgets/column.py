@@ -141,7 +141,12 @@ class Column(QAbstractScrollArea):
 
     def _reserve(self, _low: int, high: int) -> None:
         """The room of the scroll bar is kept where there is none, so that no line breaks anew when it comes."""
-        self.setViewportMargins(0, 0, 0 if high else SCROLL_BAR, 0)
+        room = 0 if high else SCROLL_BAR
+        if room != self._room:  # setting it lays everything out anew
+            self._room = room
+            self.setViewportMargins(0, 0, room, 0)
+
+    _room = -1
 
     def _width(self) -> int:
         return max(160, min(self._column, self.viewport().width() - 2 * self._margin))

@@ -32,6 +32,7 @@ from engine.api.library import (
     Models,
     PullRequest,
     Removed,
+    RenameRequest,
     Tensor,
     Tensors,
     Trash,
@@ -94,6 +95,16 @@ async def show_model(request: Request, model: str) -> Model:
     card_text = await asyncio.to_thread(_card_text, entry)
     sampling = decided(choose({}, server_state(request).models.recommended_for(entry).layers(None)))
     return msgspec.structs.replace(_model(entry, with_template=True), card_text=card_text, sampling=sampling)
+
+
+@router.put("/models/{model}/name")
+async def rename_model(request: Request, model: str, body: RenameRequest) -> Model:
+    """Give a model another name for people; its id stays."""
+    catalogue = await _catalogue(request)
+    entry = await asyncio.to_thread(require, catalogue, model)
+    renamed = await asyncio.to_thread(catalogue.rename, entry.id, " ".join(body.name.split()))
+    server_state(request).pool.forget_names()
+    return _model(renamed, with_template=False)
 
 
 @router.get("/models/{model}/tensors")

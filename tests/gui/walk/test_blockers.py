@@ -12,11 +12,7 @@ JOBS = "list(desktop.jobs.by_id.values())"
 
 def ask(walk, text):
     """A question by hand; its answer."""
-    walk.click("Message", "chat")
-    walk.type(text)
-    walk.key("Return")
-    walk.until("chat.controller.busy or chat.controller.tree.leaf_id")
-    walk.until("not chat.controller.busy and chat.composer.text == ''")
+    walk.say(text)
     return walk.ask("chat.controller.tree.path()[-1].content")
 
 
@@ -57,6 +53,7 @@ def test_the_editor_of_a_message_can_be_seen_and_used_by_keys(walk):
     assert walk.ask("cut(chat.transcript)") == []
     walk.key("ctrl+a")
     walk.type("What is quantization?")
+    walk.until("app.focusWidget().toPlainText() == 'What is quantization?'")
     walk.key("ctrl+Return")
     walk.until("chat.controller.tree.path()[0].content == 'What is quantization?' and not chat.controller.busy")
 
@@ -77,6 +74,7 @@ def test_a_server_that_dies_is_started_again_by_itself_and_then_by_a_button(walk
     assert not psutil.pid_exists(second["pid"]) or psutil.Process(second["pid"]).status() == "zombie"
     walk.click("Message", "chat")
     walk.type("Still there?")
+    walk.until("chat.composer.text == 'Still there?'")
     walk.key("Return")
     walk.until("chat.controller.tree.path()[-1].status == 'error'")
     count = walk.ask("len(chat.controller.tree)")

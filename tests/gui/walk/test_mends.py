@@ -30,14 +30,6 @@ def new_chat(walk):
     walk.until("len(chat.controller.tree) == 0")
 
 
-def ask(walk, text):
-    walk.click("Message", "chat")
-    walk.type(text)
-    walk.key("Return")
-    walk.until("chat.controller.busy or len(chat.controller.tree)")
-    walk.until("not chat.controller.busy and chat.composer.text == ''")
-
-
 def test_a_file_that_was_cut_short_and_one_that_was_moved_say_so(walk):
     walk.go("Library")
     walk.until(f"'in the middle of its header' in says({LIBRARY})")
@@ -86,7 +78,7 @@ def assert_whole_list(walk, *names):
 
 def test_an_answer_that_ends_in_code_is_shown_whole(walk):
     new_chat(walk)
-    ask(walk, "What is Tessera?")
+    walk.say("What is Tessera?")
     view = "chat.transcript.items()[-1].text_view"
     walk.ask(f"{view}.set_markdown('Text\\n```python\\nprint(1)\\n```')")
     walk.settle()
@@ -96,9 +88,9 @@ def test_an_answer_that_ends_in_code_is_shown_whole(walk):
 
 def test_a_right_click_opens_a_menu_and_leaves_the_chosen_chat(walk):
     new_chat(walk)
-    ask(walk, "First of all")
+    walk.say("First of all")
     new_chat(walk)
-    ask(walk, "Second of all")
+    walk.say("Second of all")
     walk.until("spot('Second of all', chat.sidebar)")
     chosen = walk.ask("chat.sidebar.tree.currentIndex().data()")
     walk.click("First of all", "chat.sidebar", button=3)
@@ -138,7 +130,7 @@ def test_closing_a_banner_gives_the_focus_back(walk):
 
 def test_a_bubble_keeps_its_shape_when_the_theme_changes(walk):
     new_chat(walk)
-    ask(walk, "A question that is long enough to need more than a single line in a window of this size, " * 2)
+    walk.say("A question that is long enough to need more than a single line in a window of this size, " * 2)
     bubble = "chat.transcript.items()[0]._bubble.geometry().getRect()"
     walk.settle()
     before = walk.ask(bubble)
@@ -158,7 +150,7 @@ def test_a_question_that_is_too_long_alone_offers_to_shorten_it(walk):
     walk.ask(f"chat.composer.attach([{str(long)!r}])")
     walk.until("'long.txt' in says(chat.composer)")
     walk.click("Close", "chat.banner")
-    ask(walk, "Sum it up")
+    walk.say("Sum it up")
     walk.until("chat.controller.tree.path()[-1].status == 'error'")
     walk.find("Shorten the question", "chat.transcript")
     assert "Leave out" not in walk.ask("says(chat)")

@@ -11,6 +11,7 @@ def walk(open_window):
 def test_a_prompt_is_saved_and_used_with_its_places_filled(walk):
     walk.click("Message", "chat")
     walk.type("What is {{topic}}?")
+    walk.until("chat.composer.text == 'What is {{topic}}?'")
     walk.click("Saved prompts (/)", "chat.composer")
     walk.click("Save what is written as a prompt…")
     walk.until("app.activeModalWidget() is not None and 'Name:' in says()")

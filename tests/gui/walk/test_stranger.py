@@ -16,6 +16,7 @@ def test_from_the_first_start_to_a_connected_editor_in_eight_clicks(open_window,
 
     walk.until("app.focusWidget() is chat.composer.editor")  # one can write at once
     walk.type("What is quantization?")
+    walk.until("chat.composer.text == 'What is quantization?'")
     walk.key("Return")
     walk.until("len(chat.controller.tree) == 2 and not chat.controller.busy")
     answer = walk.ask("chat.controller.tree.path()[-1].content")
@@ -32,6 +33,7 @@ def test_from_the_first_start_to_a_connected_editor_in_eight_clicks(open_window,
     walk.until("window.isActiveWindow()")
     walk.key("ctrl+l")
     walk.type("Who keeps it?")
+    walk.until("chat.composer.text == 'Who keeps it?'")
     walk.key("Return")
     walk.until("len(chat.controller.tree) == 4 and not chat.controller.busy")
     assert walk.ask("chat.controller.tree.path()[2].attachments[0].name") == "notes.txt"

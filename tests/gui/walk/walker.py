@@ -175,6 +175,15 @@ class Walk:
         """Named keys, such as ctrl+Return."""
         self.screen.hand("key", "--delay", 5, *names)
 
+    def say(self, text):
+        """Ask that in the chat, and wait for the end of its answer, however fast or slow this computer is."""
+        before = self.ask("len(chat.controller.tree)")
+        self.click("Message", "chat")
+        self.type(text)
+        self.until(f"chat.composer.text == {text!r}")  # keys arrive when they do
+        self.key("Return")
+        self.until(f"len(chat.controller.tree) >= {before} + 2 and not chat.controller.busy")
+
     def go(self, page):
         """To a page: its destination in the bar on the left, then its name in the row above the page."""
         place, section = PAGES.get(page, (page, None))
