@@ -14,6 +14,7 @@ from app.gui.connect.diff_colours import DiffColours
 from app.gui.server_link import ServerLink
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, Page, button, card, label, row, set_kind, stack
+from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice
 from engine.paths import user_paths
 
@@ -75,8 +76,11 @@ class ConnectPage(Page):
             )
         here = self._here[name] = label(self.tr("Installed"), "chip")
         here.hide()
+        chips = Flow(spacing=4)
+        for chip in (state, here):
+            chips.add(chip)
         text = stack(
-            row(label(integration.title, "strong"), state, here, 1), label(hint, "small", wrap=True), spacing=4
+            label(integration.title, "strong", wrap=True), chips, label(hint, "small", wrap=True), spacing=4
         )
         line = row(text, remove, connect, spacing=12)
         line.setStretch(0, 1)
