@@ -1,6 +1,8 @@
 """What one process really holds, as the ledger audits it."""
 
+import contextlib
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,3 +50,19 @@ def _portable(pid: int) -> ProcessMemory | None:
     except psutil.Error:
         return None
     return ProcessMemory(rss, rss, own, max(0, rss - own))
+
+
+def bound_memory(pid: int) -> None:
+    """Let a child have no more memory of its own than the computer has, and leave no core file.
+
+    It then fails by itself, where it would have taken the computer with it. Linux only. RLIMIT_AS would refuse what
+    is only reserved.
+    """
+    if sys.platform != "linux":
+        return
+    import resource  # noqa: PLC0415 - absent on Windows
+
+    limit = psutil.virtual_memory().total
+    with contextlib.suppress(OSError, ValueError):  # it may have ended already
+        resource.prlimit(pid, resource.RLIMIT_DATA, (limit, limit))
+        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))

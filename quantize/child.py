@@ -15,6 +15,7 @@ import msgspec
 
 from devices.child_command import child_command
 from devices.environment import without_secrets
+from devices.process_memory import bound_memory
 from quantize.errors import Cancelled, EnvironmentFault, InputFault, QuantizeError
 from quantize.evidence import Cancelled as CancelledCheck
 from quantize.evidence import OnProgress, Progress, encode
@@ -62,6 +63,7 @@ class Child:
             text=True,
             encoding="utf-8",
         )
+        bound_memory(self._process.pid)
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it died at once; its exit code tells the rest
             self._process.stdin.write(raw)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from devices.environment import without_secrets
+from devices.process_memory import bound_memory
 
 MAX_OUTPUT_BYTES = 1 << 20
 STDERR_CHARACTERS = 400
@@ -43,6 +44,7 @@ def run_child(argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | No
         )
     except OSError as error:
         return Outcome(None, f"it could not be started: {error.strerror}", time.monotonic() - started)
+    bound_memory(process.pid)
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:

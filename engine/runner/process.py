@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 from devices.engine_versions.folder import child_variables
+from devices.process_memory import bound_memory
 from engine.errors import (
     BadModelFile,
     ContextOverflow,
@@ -128,6 +129,7 @@ class RunnerProcess:
             env=runner_environment({**(child_variables(path) if path else {}), **(env or {})}),
         )
         orphans.assign_to_job(_job, process.pid)
+        bound_memory(process.pid)
         runner = cls(process, path)
         hello = await runner._hello
         if hello.version != protocol.VERSION:

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from app.code.agent.sandbox import Openings, sandboxed
+from devices.process_memory import bound_memory
 
 # Output beyond this is dropped from the middle: what a command says first and last matters most.
 _HEAD_BYTES = 8_000
@@ -50,7 +49,7 @@ def run_command(
         stderr=subprocess.STDOUT,
         start_new_session=sys.platform != "win32",
     )
-    _bound_memory(child.pid)
+    bound_memory(child.pid)
     kept = _Kept()
     reader = threading.Thread(target=kept.drain, args=(child,), name="agent-command", daemon=True)
     reader.start()
@@ -74,18 +73,6 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
         else:
             os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-
-
-def _bound_memory(pid: int) -> None:
-    """No process of the command gets more than the computer has; RLIMIT_AS would refuse what is only reserved."""
-    if sys.platform != "linux":
-        return
-    import resource  # noqa: PLC0415 - absent on Windows
-
-    limit = psutil.virtual_memory().total
-    with contextlib.suppress(OSError, ValueError):  # it may have ended already
-        resource.prlimit(pid, resource.RLIMIT_DATA, (limit, limit))
-        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
 
 
 def _environment() -> dict[str, str]:

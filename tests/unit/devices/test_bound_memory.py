@@ -1,0 +1,42 @@
+"""Children that compute get no more memory of their own than the computer has, and leave no core files."""
+
+import asyncio
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from devices.process_memory import bound_memory
+from engine.runner.process import RunnerProcess
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
+
+
+@linux
+def test_a_child_that_takes_all_memory_fails_by_itself():
+    script = "import sys; sys.stdin.read(1); b = bytearray(int(sys.argv[1]))"
+    more = str(psutil.virtual_memory().total + (1 << 30))
+    child = subprocess.Popen([sys.executable, "-c", script, more], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    bound_memory(child.pid)
+    _, told = child.communicate(b"x", timeout=60)
+    assert b"MemoryError" in told
+
+
+@linux
+def test_a_runner_is_bounded_before_it_loads_anything():
+    async def limits():
+        runner = await RunnerProcess.start("llama", "")
+        try:
+            process = psutil.Process(runner.pid)
+            return process.rlimit(psutil.RLIMIT_DATA)[1], process.rlimit(psutil.RLIMIT_CORE)[1]
+        finally:
+            await runner.stop()
+
+    assert asyncio.run(limits()) == (psutil.virtual_memory().total, 0)
+
+
+def test_a_child_that_has_ended_is_no_fault():
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    bound_memory(child.pid)

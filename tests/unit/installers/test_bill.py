@@ -1,0 +1,63 @@
+"""The bill of materials names what is installed, with its licence and the hashes of the lock."""
+
+import hashlib
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from installers.sbom import NOT_KEPT, bill, component, licence, locked
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def made():
+    return bill()
+
+
+def test_every_package_is_locked_and_its_licence_is_kept_with_ours(made):
+    assert made[1] == []
+
+
+def test_components_have_versions_hashes_and_licences(made):
+    found = {c["name"]: c for c in made[0]["components"]}
+    assert found["msgspec"]["version"] == metadata.version("msgspec")
+    hashes = {h["content"] for h in found["msgspec"]["externalReferences"][0]["hashes"]}
+    assert hashes == set(locked()["msgspec"][1])
+    assert len(hashes) > 1
+    assert all(c.get("licenses") for c in made[0]["components"] if c["type"] == "library")
+    model = found["spark-f16"]
+    assert (
+        model["hashes"][0]["content"]
+        == hashlib.sha256((ROOT / "assets" / "models" / "spark-f16.gguf").read_bytes()).hexdigest()
+    )
+    assert len({c["bom-ref"] for c in made[0]["components"]}) == len(made[0]["components"])
+
+
+def test_two_bills_are_the_same_and_name_nothing_of_this_computer(tmp_path):
+    texts = []
+    for name in ("one", "two"):
+        subprocess.run([sys.executable, "installers/sbom.py", str(tmp_path / name)], cwd=ROOT, check=True)
+        texts.append((tmp_path / name).read_text())
+    assert texts[0] == texts[1]
+    assert str(ROOT) not in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [("MIT", True), ("LGPL-3.0-only", True), ("GPL-3.0-or-later", False), ("AGPL-3.0", False), ("MPL-2.0", True)],
+)
+def test_licences_that_ask_more_than_ours(text, kept):
+    assert bool(NOT_KEPT.search(text)) is not kept
+
+
+def test_a_package_without_a_licence_says_so():
+    class Bare:
+        metadata = type("Said", (dict,), {"get_all": lambda *_: []})({"Name": "bare", "Version": "1"})
+        version = "1"
+
+    assert licence(Bare()) == ""
+    assert "licenses" not in component(Bare(), [])
