@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.measuring import open_workshop, say
+from app.cli.measuring import open_workshop, tell_progress
 from app.cli.numbers import Numbers
+from app.cli.say import say
 
 if TYPE_CHECKING:
     from engine.measurements.tuning import TuneReport
@@ -36,8 +37,8 @@ def command(
     if (model is None) == (shape is None):
         raise click.UsageError("Give a MODEL or --shape.")
     wish = TuneWish(subject=Subject(model=model, shape=shape, mix=mix), lengths=lengths, limit_s=60 * minutes)
-    reports = open_workshop().tune(wish, lambda text, count: say(f"{count}: {text}" if count else text))
-    say("")
+    reports = open_workshop().tune(wish, lambda text, count: tell_progress(f"{count}: {text}" if count else text))
+    tell_progress("")
     if as_json:
         click.echo(msgspec.json.encode(reports).decode())
         return
@@ -47,13 +48,13 @@ def command(
 
 def _show(report: "TuneReport") -> None:
     failed = sum(t.outcome.failure is not None for t in report.trials)
-    click.echo(
+    say(
         f"{report.model}, {report.prompt_tokens} tokens: {report.turn_s:.2f} s a turn "
         f"({report.prefill_tok_s:.0f} tok/s read, {report.decode_tok_s:.1f} tok/s written), "
         f"{report.default_turn_s:.2f} s with the defaults"
     )
     for choice in report.choices:
-        click.echo(f"  {choice.words()}")
-    click.echo(f"  {len(report.trials)} trials in {report.cost_s:.0f} s, {failed} of them bad")
+        say(f"  {choice.words()}")
+    say(f"  {len(report.trials)} trials in {report.cost_s:.0f} s, {failed} of them bad")
     if not report.complete:
-        click.echo("  The time was over before the search was: run it again, and it goes on where it was.")
+        say("  The time was over before the search was: run it again, and it goes on where it was.")

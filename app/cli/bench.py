@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.measuring import open_workshop, say
+from app.cli.measuring import open_workshop, tell_progress
 from app.cli.numbers import Numbers
+from app.cli.say import say
 
 if TYPE_CHECKING:
     from engine.measurements.reports import Report
@@ -59,7 +60,7 @@ def command(
     if shape == "list":
         from engine.bench.shapes import SHAPES  # noqa: PLC0415 - the command's own imports wait until it runs
 
-        click.echo("\n".join(SHAPES))
+        say("\n".join(SHAPES))
         return
     if history:
         _history(model, as_json=as_json)
@@ -78,8 +79,8 @@ def command(
     wish = BenchWish(
         subject=subject, lengths=lengths, parallel=parallel, repeats=repeats, tokens=tokens, threads=threads
     )
-    report = workshop.bench(wish, say)
-    say("")
+    report = workshop.bench(wish, tell_progress)
+    tell_progress("")
     if picture is not None:
         from engine.bench.picture import draw  # noqa: PLC0415
 
@@ -100,15 +101,15 @@ def _price_types(*, as_json: bool) -> None:
 
     from engine.bench.type_prices import UNIT  # noqa: PLC0415
 
-    found = open_workshop().price_types(lambda name, done, total: say(f"{name}, {done + 1} of {total}"))
-    say("")
+    found = open_workshop().price_types(lambda name, done, total: tell_progress(f"{name}, {done + 1} of {total}"))
+    tell_progress("")
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
         return
     unit = found.ns_per_weight[UNIT]
-    click.echo(f"decoding one weight, {found.threads} threads (the planner uses these from now on):")
+    say(f"decoding one weight, {found.threads} threads (the planner uses these from now on):")
     for name, ns in sorted(found.ns_per_weight.items(), key=lambda item: item[1]):
-        click.echo(f"  {name:8} {ns * 1000:6.1f} ps, {ns / unit:.2f} of {UNIT}")
+        say(f"  {name:8} {ns * 1000:6.1f} ps, {ns / unit:.2f} of {UNIT}")
 
 
 def _history(model: str | None, *, as_json: bool) -> None:
@@ -130,7 +131,7 @@ def _history(model: str | None, *, as_json: bool) -> None:
             f"{p.length}: {p.prefill_tok_s.median:.0f}/{p.decode_tok_s.median:.1f}" for p in report.points
         )
         kind = " (stand-in)" if report.stand_in else ""
-        click.echo(f"{when}  {report.model}{kind}, {report.backend}, {report.threads} threads: {speeds} tok/s")
+        say(f"{when}  {report.model}{kind}, {report.backend}, {report.threads} threads: {speeds} tok/s")
 
 
 def _show(report: "Report", before: "Report | None") -> None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app.cli.say import say
+
 if TYPE_CHECKING:
     from app.code.certify.run import CaseResult, Certificate
 
@@ -42,7 +44,7 @@ def command(
     def show(result: "CaseResult") -> None:
         if not quiet and not as_json:
             mark = click.style("pass", fg="green") if result.passed else click.style("fail", fg="red")
-            click.echo(f"{mark}  {result.category:13} {result.name:22} {result.reason or ''}"[:200].rstrip())
+            say(f"{mark}  {result.category:13} {result.name:22} {result.reason or ''}"[:200].rstrip())
 
     store = CertificateStore(user_paths().state)
     made = []
@@ -78,16 +80,16 @@ def _table(made: "list[Certificate]") -> None:
 
     categories = list(made[0].by_category())
     width = max(len(certificate.model) for certificate in made)
-    click.echo(f"{'':{width}}  {'all':>7}  " + "  ".join(f"{name:>12}" for name in categories))
+    say(f"{'':{width}}  {'all':>7}  " + "  ".join(f"{name:>12}" for name in categories))
     for certificate in made:
         found = certificate.by_category()
         cells = "  ".join(f"{found[name][0]:>9}/{found[name][1]:<2}" for name in categories)
-        click.echo(f"{certificate.model:{width}}  {certificate.pass_frac:>6.0%}   {cells}")
+        say(f"{certificate.model:{width}}  {certificate.pass_frac:>6.0%}   {cells}")
     for certificate in made:
         shown = share_text(certificate.num_passed, len(certificate.results))
-        click.echo(f"{certificate.model}: {shown}, 95 % interval")
+        say(f"{certificate.model}: {shown}, 95 % interval")
         if not certificate.native_tools:
-            click.echo(
+            say(
                 f"{certificate.model}: its chat template has no place for tools; they were described in the system "
                 "message, in a generic form it was not trained on."
             )

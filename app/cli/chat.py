@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from app.cli.phase_line import PhaseLine
+from app.cli.say import say
 from app.tools.consent import shown_text
 
 if TYPE_CHECKING:
@@ -120,9 +121,9 @@ def _keep_on(client: "Client", model: str, device: str | None) -> None:
     client.pin(model, device)
     placed = client.placement(model).placement
     for reason in placed.reasons if device is not None else ():
-        click.secho(reason, dim=True, err=True)
+        say(reason, dim=True, err=True)
     for note in client.load(model).notes:
-        click.secho(note, fg="yellow", err=True)
+        say(note, fg="yellow", err=True)
 
 
 def default_model(client: "Client") -> str:
@@ -134,7 +135,7 @@ def default_model(client: "Client") -> str:
         raise click.ClickException("There is no model yet. Get one with: tessera models pull NAME")
     if chosen.demo:
         reason = why_missing() or "There is no other chat model here."
-        click.secho(
+        say(
             f"{chosen.name} answers: a toy for demonstrations, often wrong. {reason}\n"
             "Get SmolLM2 135M with `python3 start.py model`, or any other with `tessera models pull NAME`.",
             dim=True,
@@ -188,15 +189,15 @@ class Conversation:
 
     def talk(self) -> None:
         """Read, answer, repeat."""
-        click.echo(f"{self._model}. {HELP}", err=True)
+        say(f"{self._model}. {HELP}", err=True)
         while True:
             try:
                 line = input("> ") if sys.stdin.isatty() else sys.stdin.readline()
             except EOFError:
-                click.echo(err=True)
+                say(err=True)
                 return
             except KeyboardInterrupt:
-                click.echo(err=True)
+                say(err=True)
                 continue
             if not line and not sys.stdin.isatty():
                 return
@@ -208,7 +209,7 @@ class Conversation:
             elif line == "/continue":
                 self.go_on()
             elif line.startswith("/"):
-                click.echo(HELP, err=True)
+                say(HELP, err=True)
             elif line:
                 self.ask(line, as_json=False)
 
@@ -220,7 +221,7 @@ class Conversation:
     def go_on(self) -> None:
         """More of the answer that was cut or stopped."""
         if not self._messages or self._messages[-1]["role"] != "assistant" or not self._messages[-1]["content"]:
-            click.echo("There is no answer to continue.", err=True)
+            say("There is no answer to continue.", err=True)
             return
         self._answer(self._messages[-1]["content"], as_json=False)
 
@@ -252,7 +253,7 @@ class Conversation:
                 last = piece
                 if not as_json:
                     line.show(piece.phase)
-                    click.echo(shown_text(piece.text), nl=False)
+                    say(shown_text(piece.text), nl=False)
                     sys.stdout.flush()
         except KeyboardInterrupt:
             stopped = True
@@ -285,14 +286,14 @@ class Conversation:
             }
             click.echo(json.dumps(told, ensure_ascii=False))
             return
-        click.echo()
+        say()
         if last is not None and last.ran_on:
-            click.secho(shown_text(last.ran_on), dim=True, err=True)
+            say(shown_text(last.ran_on), dim=True, err=True)
         if last is not None and last.runaway and not stopped:
-            click.secho(runaway_text(last.runaway), fg="yellow", err=True)
+            say(runaway_text(last.runaway), fg="yellow", err=True)
         if stopped:
-            click.secho("stopped", dim=True, err=True)
+            say("stopped", dim=True, err=True)
         elif usage and timings:
             speed = f"{timings.tok_s:.1f} tok/s, first token after {timings.ttft_s * 1000:.0f} ms"
             cut = ", cut at the limit" if finish == "length" and not (last and last.runaway) else ""
-            click.secho(f"{usage.completion_tokens} tokens, {speed}{cut}", dim=True, err=True)
+            say(f"{usage.completion_tokens} tokens, {speed}{cut}", dim=True, err=True)

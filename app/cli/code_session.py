@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from app.cli.phase_line import PhaseLine
+from app.cli.say import say
 from app.client import Answer
 from app.code.agent.loop import Agent, ChatModel
 from app.code.agent.mcp_tools import McpTools
@@ -65,7 +66,7 @@ class CodeSession:
         done = self._project.index.refresh()
         if done.num_parsed:
             seconds = time.monotonic() - begun
-            click.echo(f"{done.num_files} files, {done.num_parsed} indexed in {seconds:.1f} s", err=True)
+            say(f"{done.num_files} files, {done.num_parsed} indexed in {seconds:.1f} s", err=True)
 
     def ask(self, question: str, excluded: frozenset[str] = frozenset()) -> None:
         """Answer a question and show what it would change."""
@@ -73,9 +74,9 @@ class CodeSession:
         self._context = self._talk.context_for(question, excluded=excluded)
         for left in self._context.left_out:
             if left.what.startswith("@"):
-                click.echo(f"left out: {shown_text(left.what)}: {left.reason}", err=True)
+                say(f"left out: {shown_text(left.what)}: {left.reason}", err=True)
         used, limit = self._context.used_tokens, self._context.budget_tokens
-        click.echo(f"context: {len(self._context.pieces)} pieces, about {used} of {limit} tokens", err=True)
+        say(f"context: {len(self._context.pieces)} pieces, about {used} of {limit} tokens", err=True)
         self._stream(self._assistant.ask(question, self._context))
         self._proposal = self._talk.proposal()
         self._show_proposal(self._proposal)
@@ -85,20 +86,20 @@ class CodeSession:
         try:
             for answer in answers:
                 line.show(answer.phase)
-                click.echo(shown_text(answer.text), nl=False)
+                say(shown_text(answer.text), nl=False)
         except KeyboardInterrupt:
-            click.echo(" [stopped]", nl=False)
+            say(" [stopped]", nl=False)
         finally:
             line.clear()
-        click.echo()
+        say()
 
     def _show_proposal(self, proposal: Proposal) -> None:
         if proposal.applicable:
-            click.echo(f"{len(proposal.applicable)} edits have a place: /diff shows, /apply writes them.", err=True)
+            say(f"{len(proposal.applicable)} edits have a place: /diff shows, /apply writes them.", err=True)
         for refused in proposal.refused:
-            click.echo(f"refused: {shown_text(refused.hunk.path)}: {refused.reason}", err=True)
+            say(f"refused: {shown_text(refused.hunk.path)}: {refused.reason}", err=True)
         for malformed in proposal.malformed:
-            click.echo(f"not readable: {shown_text(malformed.path or 'an edit')}: {malformed.reason}", err=True)
+            say(f"not readable: {shown_text(malformed.path or 'an edit')}: {malformed.reason}", err=True)
 
     def diff(self) -> None:
         """Show the proposed edits, numbered."""
@@ -108,24 +109,24 @@ class CodeSession:
             for hunk_id, outcome in zip(file.hunk_ids, file.result.outcomes, strict=True):
                 if isinstance(outcome, Applied):
                     note = "" if outcome.match == "exact" else f"  (differs from the file in {outcome.match})"
-                    click.secho(f"[{hunk_id + 1}] {shown_text(file.path)}{note}", bold=True)
+                    say(f"[{hunk_id + 1}] {shown_text(file.path)}{note}", bold=True)
                     for line in file_diff(file, (hunk_id,)).splitlines()[2:]:
                         colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
-                        click.secho(shown_text(line), fg=colour)
+                        say(shown_text(line), fg=colour)
 
     def apply(self, numbers: tuple[int, ...]) -> bool:
         """Apply all edits that have a place, or the numbered ones; False when some could not be."""
         if self._proposal is None or not self._proposal.applicable:
-            click.echo("There is nothing to apply.", err=True)
+            say("There is nothing to apply.", err=True)
             return self._proposal is not None and not (self._proposal.refused or self._proposal.malformed)
         chosen = [number - 1 for number in numbers] or None
         try:
             paths = self._write(self._proposal, chosen)
         except CodeError as error:
-            click.echo(shown_text(str(error)), err=True)
+            say(shown_text(str(error)), err=True)
             return False
         self._project.index.update(paths)
-        click.echo(f"written: {shown_text(', '.join(paths))}  (/undo takes it back)", err=True)
+        say(f"written: {shown_text(', '.join(paths))}  (/undo takes it back)", err=True)
         return not (self._proposal.refused or self._proposal.malformed)
 
     def _write(self, proposal: Proposal, chosen: list[int] | None) -> tuple[str, ...]:
@@ -178,12 +179,12 @@ class CodeSession:
     def talk(self, *, as_agent: bool = False) -> None:
         """Read lines until the end of input."""
         self._interactive = True
-        click.echo(f"{self._project.workspace.root} with {self._talk.model}. /help shows the commands.")
+        say(f"{self._project.workspace.root} with {self._talk.model}. /help shows the commands.")
         while True:
             try:
                 line = input("> ").strip()
             except (EOFError, KeyboardInterrupt):
-                click.echo()
+                say()
                 return
             if line == "/quit":
                 return
@@ -193,12 +194,12 @@ class CodeSession:
                 elif line:
                     self.agent(line) if as_agent else self.ask(line)
             except CodeError as error:
-                click.echo(shown_text(str(error)), err=True)
+                say(shown_text(str(error)), err=True)
 
     def _command(self, line: str) -> None:
         name, _, rest = line[1:].partition(" ")
         commands: dict[str, Callable[[str], object]] = {
-            "help": lambda _: click.echo(HELP),
+            "help": lambda _: say(HELP),
             "context": lambda _: self._show_context(),
             "drop": self._drop,
             "diff": lambda _: self.diff(),
@@ -212,14 +213,14 @@ class CodeSession:
         if name in commands:
             commands[name](rest.strip())
         else:
-            click.echo(HELP)
+            say(HELP)
 
     def _show_context(self) -> None:
         for number, piece in enumerate(self._context.pieces if self._context else (), 1):
             part = ", part of it" if piece.partial else ""
-            click.echo(f"{number:3} {piece.num_tokens:6} tokens  {shown_text(piece.title)}  ({piece.reason}{part})")
+            say(f"{number:3} {piece.num_tokens:6} tokens  {shown_text(piece.title)}  ({piece.reason}{part})")
         for left in self._context.left_out if self._context else ():
-            click.echo(f"  - {shown_text(left.what)}: {left.reason}")
+            say(f"  - {shown_text(left.what)}: {left.reason}")
 
     def _drop(self, text: str) -> None:
         pieces = self._context.pieces if self._context else ()
@@ -227,18 +228,18 @@ class CodeSession:
             del self._talk.messages[-2:]
             self.ask(self._question, self._excluded | {pieces[int(text) - 1].key})
         else:
-            click.echo("Which one? /context numbers them.", err=True)
+            say("Which one? /context numbers them.", err=True)
 
     def _retry(self) -> None:
         if self._proposal is not None and (self._proposal.refused or self._proposal.malformed):
             self.ask(repair_request(self._proposal))
         else:
-            click.echo("Every edit has a place.", err=True)
+            say("Every edit has a place.", err=True)
 
     def _undo(self) -> None:
         paths = self._project.edits.undo()
         self._project.index.update(paths)
-        click.echo(f"taken back: {shown_text(', '.join(paths))}", err=True)
+        say(f"taken back: {shown_text(', '.join(paths))}", err=True)
 
     def _new(self) -> None:
         del self._talk.messages[1:]
@@ -246,10 +247,10 @@ class CodeSession:
 
 
 def _ask_person(request: ConsentRequest) -> Decision:
-    click.secho(f"\n{shown_text(request.title)}", bold=True)
-    click.echo(shown_text(request.detail))
+    say(f"\n{shown_text(request.title)}", bold=True)
+    say(shown_text(request.detail))
     if request.warning:
-        click.secho(shown_text(request.warning), fg="yellow")
+        say(shown_text(request.warning), fg="yellow")
     try:
         answer = click.prompt("Allow? [y]es, [s]ession, [N]o", default="n", show_default=False).strip().lower()
     except (click.Abort, EOFError):
@@ -259,16 +260,16 @@ def _ask_person(request: ConsentRequest) -> Decision:
 
 def _show_event(event: AgentEvent) -> None:
     if isinstance(event, Thought) and event.text:
-        click.echo(shown_text(event.text))
+        say(shown_text(event.text))
     elif isinstance(event, Called):
-        click.secho(f"· {shown_text(event.tool)[:80]} {shown_text(event.arguments)[:160]}", fg="cyan")
+        say(f"· {shown_text(event.tool)[:80]} {shown_text(event.arguments)[:160]}", fg="cyan")
     elif isinstance(event, Returned) and not event.ok:
-        click.secho(f"  {shown_text(event.text)[:300]}", fg="red")
+        say(f"  {shown_text(event.text)[:300]}", fg="red")
     elif isinstance(event, Edited):
-        click.secho(f"  {shown_text(event.path)}", bold=True)
-        click.echo(shown_text(event.diff))
+        say(f"  {shown_text(event.path)}", bold=True)
+        say(shown_text(event.diff))
     elif isinstance(event, Planned):
         for item in event.items:
-            click.echo(f"  {_MARKS[item.state]} {shown_text(item.text)}")
+            say(f"  {_MARKS[item.state]} {shown_text(item.text)}")
     elif isinstance(event, Ended) and event.reason != "answered":
-        click.secho(f"stopped: {event.reason}. {shown_text(event.detail)}", fg="yellow")
+        say(f"stopped: {event.reason}. {shown_text(event.detail)}", fg="yellow")

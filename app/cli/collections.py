@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from app.cli.connection import connected
+from app.cli.say import say
 
 if TYPE_CHECKING:
     from app.client import Client
@@ -71,9 +72,9 @@ def list_collections() -> None:
     with connected() as client:
         found = client.collections()
     if not found:
-        click.echo("There are no collections. Make one with: tessera collections add NAME PATH")
+        say("There are no collections. Make one with: tessera collections add NAME PATH")
     for each in found:
-        click.echo(f"{each.name}\t{_amount(each)}\t{_state(each)}")
+        say(f"{each.name}\t{_amount(each)}\t{_state(each)}")
 
 
 @command.command("show")
@@ -96,18 +97,18 @@ def unread(name: str) -> None:
             batch = client.documents(name, after, problems=True)
             for document in batch.documents:
                 if document.problem:
-                    click.echo(shown_text(f"{document.path}: {document.problem}"))
+                    say(shown_text(f"{document.path}: {document.problem}"))
                     count += 1
                 if document.unread_pages:
                     for page in client.document_pages(name, document.id).pages:
                         if page.problem:
-                            click.echo(shown_text(f"{document.path}, {page.label or page.number}: {page.problem}"))
+                            say(shown_text(f"{document.path}, {page.label or page.number}: {page.problem}"))
                             count += 1
             if batch.after is None:
                 break
             after = batch.after
     if not count:
-        click.echo("Everything was read.")
+        say("Everything was read.")
 
 
 @command.command("search")
@@ -145,18 +146,16 @@ def ask(name: str, question: str, model: str) -> None:
         for piece in answer:
             grounds = piece.grounds or grounds
             if piece.text:
-                click.echo(shown_text(piece.text), nl=False)
-        click.echo()
+                say(shown_text(piece.text), nl=False)
+        say()
     if grounds is None:
         return
-    click.echo(f"\n{grounds.why}", err=True)
+    say(f"\n{grounds.why}", err=True)
     for number, passage in enumerate(grounds.passages, 1):
-        click.echo(shown_text(f"[{number}] {passage.path}, {passage.label or f'part {passage.page}'}"), err=True)
+        say(shown_text(f"[{number}] {passage.path}, {passage.label or f'part {passage.page}'}"), err=True)
     unsure = [c for c in grounds.checked if not c.carried]
     if unsure:
-        click.echo(
-            f"{len(unsure)} of {len(grounds.checked)} sentences are not carried by these passages.", err=True
-        )
+        say(f"{len(unsure)} of {len(grounds.checked)} sentences are not carried by these passages.", err=True)
 
 
 @command.command("refresh")
@@ -179,15 +178,17 @@ def remove(name: str, source: Path | None) -> None:
         if source is not None:
             _tell(client.change_collection(name, CollectionChange(remove=(str(source.absolute()),))))
         else:
-            click.echo(f"{client.remove_collection(name).name} is forgotten; its files stay.")
+            say(f"{client.remove_collection(name).name} is forgotten; its files stay.")
 
 
 def _wait(client: "Client", key: str) -> "Collection":
     """Show how far the reading is until all can be asked for."""
+    from app.tools.consent import shown_text  # noqa: PLC0415 - keeps --help fast
+
     shown = ""
     while True:
         found = client.collection(key)
-        line = _state(found)
+        line = shown_text(_state(found))
         if line != shown:
             click.echo(f"\r\033[K{line}" if _is_terminal() else line, err=True, nl=not _is_terminal())
             shown = line
@@ -221,15 +222,15 @@ def _amount(found: "Collection") -> str:
 def _tell(found: "Collection") -> None:
     from app.tools.consent import shown_text  # noqa: PLC0415 - keeps --help fast
 
-    click.echo(f"{found.name}: {_amount(found)} on disk, {_state(found)}")
+    say(f"{found.name}: {_amount(found)} on disk, {_state(found)}")
     for source in found.sources:
-        click.echo(shown_text(f"  {source}"))
+        say(shown_text(f"  {source}"))
     if found.embedded:
-        click.echo(f"  {found.embedded} of {found.chunks} passages by {found.embedded_by}")
+        say(f"  {found.embedded} of {found.chunks} passages by {found.embedded_by}")
     for problem in found.problems:
-        click.echo(shown_text(f"  {problem}"))
+        say(shown_text(f"  {problem}"))
     if found.failed or found.unread_pages:
-        click.echo(
+        say(
             f"  Not read: {found.failed} documents, {found.unread_pages} pages; see: "
             f"tessera collections unread {found.name!r}"
         )
@@ -239,11 +240,11 @@ def _passages(answer: "SearchAnswer") -> None:
     from app.tools.consent import shown_text  # noqa: PLC0415 - keeps --help fast
 
     if not answer.found:
-        click.echo("Nothing in the collection seems to bear on this; the nearest passages:", err=True)
+        say("Nothing in the collection seems to bear on this; the nearest passages:", err=True)
     for number, passage in enumerate(answer.passages, 1):
         line = f", line {passage.line}" if passage.line else ""
-        click.echo(shown_text(f"[{number}] {passage.path}, {passage.label or f'part {passage.page}'}{line}"))
+        say(shown_text(f"[{number}] {passage.path}, {passage.label or f'part {passage.page}'}{line}"))
         text = " ".join(passage.text.split())
-        click.echo(shown_text(f"    {text[:240]}{'…' if len(text) > 240 else ''}"))  # noqa: PLR2004 - three lines
+        say(shown_text(f"    {text[:240]}{'…' if len(text) > 240 else ''}"))  # noqa: PLR2004 - three lines
     for note in answer.notes:
-        click.echo(shown_text(note), err=True)
+        say(shown_text(note), err=True)

@@ -2,6 +2,7 @@
 
 import click
 
+from app.cli.say import say
 from app.client import Client
 from app.remote_server import RemoteServer, parts_of
 from engine.upstreams.book import is_plain_text
@@ -15,10 +16,10 @@ def command(url: str | None, *, off: bool) -> None:
     remote = RemoteServer()
     if off:
         remote.forget()
-        click.echo("This computer's own server is used again.")
+        say("This computer's own server is used again.")
         return
     if url is None:
-        click.echo(f"Connected to {remote.url}." if remote.url else "This computer's own server is used.")
+        say(f"Connected to {remote.url}." if remote.url else "This computer's own server is used.")
         return
     address, key = parts_of(url)
     key = key or click.prompt("Key", hide_input=True, default="", show_default=False) or None
@@ -26,12 +27,10 @@ def command(url: str | None, *, off: bool) -> None:
         models = client.chat_models()
         manages = client.trusted()
     where = remote.choose(address, key)
-    click.echo(f"Connected to {address}: {len(models)} models. Back: tessera connect --off")
+    say(f"Connected to {address}: {len(models)} models. Back: tessera connect --off")
     if where == "file":
-        click.echo("There is no keyring here: the key is kept in a file that only this user can read.")
+        say("There is no keyring here: the key is kept in a file that only this user can read.")
     if not manages:
-        click.echo(
-            "The key may run models only; to manage it from here: tessera keys add NAME --manage, over there."
-        )
+        say("The key may run models only; to manage it from here: tessera keys add NAME --manage, over there.")
     if is_plain_text(address):
-        click.echo("Not encrypted: whoever shares the network can read along. Use https or a tunnel.")
+        say("Not encrypted: whoever shares the network can read along. Use https or a tunnel.")

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app.cli.say import say
+
 if TYPE_CHECKING:
     from devices.types import Device, Machine
 
@@ -35,7 +37,7 @@ def command(as_json: bool, no_try: bool, fresh: bool, record: Path | None, repla
         return
     _print(machine)
     if record is not None:
-        click.echo(f"\nRecorded in {record}, without serial numbers and names. Safe to attach to a report.")
+        say(f"\nRecorded in {record}, without serial numbers and names. Safe to attach to a report.")
 
 
 def _machine(record: Path | None, replay: Path | None, *, no_try: bool, fresh: bool) -> "Machine":

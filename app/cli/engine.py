@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app.cli.say import say
 from app.tools.consent import shown_text
 from devices.child_command import interpreter
 from devices.engine_versions.folder import engines_folder
@@ -44,11 +45,11 @@ def list_versions(*, as_json: bool) -> None:
         shipped = {"version": shipped_version(), "in_use": chosen is None}
         click.echo(json.dumps({"shipped": shipped, "versions": rows}, indent=2))
         return
-    click.echo(f"{shipped_version()} ({SHIPPED}){': in use' if chosen is None else ''}")
+    say(f"{shipped_version()} ({SHIPPED}){': in use' if chosen is None else ''}")
     for each in versions:
         states = ["in use"] * each.in_use + ["kept to go back to"] * each.previous
         states += [f"used for {shown_text(path)}" for path in each.models]
-        click.echo(f"{each.version}, {each.num_bytes >> 20} MiB: {', '.join(states) or 'not used'}")
+        say(f"{each.version}, {each.num_bytes >> 20} MiB: {', '.join(states) or 'not used'}")
 
 
 @command.command("install")
@@ -70,7 +71,7 @@ def install_version(version: str, models: tuple[str, ...], *, use_now: bool) -> 
         found = engine_versions.install(_store(), wheel, _paths(models), _tell)
         if use_now:
             _store().use(found.version)
-    click.echo(
+    say(
         f"{found.version} is in use from the next load of a model on."
         if use_now
         else f"{found.version} is installed. `tessera engine use {found.version}` uses it."
@@ -87,7 +88,7 @@ def use_version(version: str, model: str | None) -> None:
     with _refusals(version):
         path = _paths((model,))[-1] if model else None
         engine_versions.use(_store(), version, _paths(()), _tell, for_model=path)
-    click.echo(f"{shown_text(model) if model else 'Every model'} uses {version} from its next load on.")
+    say(f"{shown_text(model) if model else 'Every model'} uses {version} from its next load on.")
 
 
 @command.command("verify")
@@ -97,18 +98,18 @@ def verify_version() -> None:
 
     chosen = _store().chosen()
     if chosen is None:
-        click.echo("The shipped version is in use.")
+        say("The shipped version is in use.")
         return
     with _refusals(chosen):
         engine_versions.verify(_store(), _paths(()), _tell)
-    click.echo(f"{chosen}: sound.")
+    say(f"{chosen}: sound.")
 
 
 @command.command("rollback")
 def rollback() -> None:
     """Use the version that was in use before."""
     before = _store().rollback()
-    click.echo(f"In use from the next load of a model on: {before or SHIPPED}.")
+    say(f"In use from the next load of a model on: {before or SHIPPED}.")
 
 
 @command.command("remove")
@@ -117,7 +118,7 @@ def remove(version: str) -> None:
     """Remove a version; what used it uses the shipped one."""
     with _refusals(version):
         _store().remove(version)
-    click.echo(f"{version} was removed. Models that are loaded keep it until they are unloaded.")
+    say(f"{version} was removed. Models that are loaded keep it until they are unloaded.")
 
 
 def _store() -> VersionStore:
@@ -148,7 +149,7 @@ def _built(version: str, work: Path) -> Path:
         raise EngineVersionRefused(
             "an installed program has no compiler of its own; build the wheel elsewhere and give its file"
         )
-    click.echo(f"Compiling llama-cpp-python {version}; four minutes on two cores that are free.")
+    say(f"Compiling llama-cpp-python {version}; four minutes on two cores that are free.")
     done = subprocess.run(interpreter(str(script), version, str(work)), check=False)
     wheels = sorted(work.glob("*.whl"))
     if done.returncode or not wheels:
@@ -171,7 +172,7 @@ def _refusals(what: str) -> Iterator[None]:
 
 def _tell(compared: "Compared") -> None:
     check = compared.check
-    click.echo(
+    say(
         f"  {shown_text(Path(compared.model).name)}: {check.rows} rows, KL divergence from the shipped version "
         f"{check.kld_mean:.1e} in mean, {check.kld_max:.1e} at worst"
     )

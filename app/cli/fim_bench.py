@@ -5,6 +5,8 @@ from pathlib import Path
 
 import click
 
+from app.cli.say import say
+
 
 @click.command(
     "fim-bench",
@@ -35,9 +37,9 @@ def command(model: str | None, file: Path | None, keystrokes: int, window: int, 
     if as_json:
         click.echo(json.dumps(result.as_dict()))
         return
-    click.echo(f"{result.keystrokes} keystrokes, {result.mean_prompt_tokens:.0f} prompt tokens on average")
-    click.echo(
+    say(f"{result.keystrokes} keystrokes, {result.mean_prompt_tokens:.0f} prompt tokens on average")
+    say(
         f"keystroke to first token: p50 {result.p50_ms:.1f} ms, p90 {result.p90_ms:.1f} ms, "
         f"p99 {result.p99_ms:.1f} ms (cold {result.cold_ms:.0f} ms)"
     )
-    click.echo(f"prompt taken from the cache: {result.reuse_frac:.1%}; answered: {result.answered}")
+    say(f"prompt taken from the cache: {result.reuse_frac:.1%}; answered: {result.answered}")

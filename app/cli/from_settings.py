@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 
-import click
+from app.cli.say import say
 
 
 def setting(name: str) -> Callable[[], str]:
@@ -15,7 +15,7 @@ def setting(name: str) -> Callable[[], str]:
         now = load()
         for problem in now.problems:
             if problem.name == name:
-                click.echo(f"not usable, default in force: {problem}", err=True)
+                say(f"not usable, default in force: {problem}", err=True)
         return str(now[name])
 
     return value

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app.cli.say import say
+
 if TYPE_CHECKING:
     from engine.server.keys import KeyStore
 
@@ -18,15 +20,15 @@ def command() -> None:
 @click.option("--manage", is_flag=True, help="May also load, fetch and delete models.")
 def add(name: str, *, manage: bool) -> None:
     """Make a key. It is shown this once."""
-    click.echo(_store().add(name, ("chat", "manage") if manage else ("chat",)))
-    click.echo("Keep it now: only its hash is stored.", err=True)
+    say(_store().add(name, ("chat", "manage") if manage else ("chat",)))
+    say("Keep it now: only its hash is stored.", err=True)
 
 
 @command.command("list")
 def list_keys() -> None:
     """Names and scopes."""
     for key in _store().all():
-        click.echo(f"{key.name}\t{', '.join(key.scopes)}")
+        say(f"{key.name}\t{', '.join(key.scopes)}")
 
 
 @command.command("remove")

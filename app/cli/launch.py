@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app.cli.say import say
 from devices.programs import installed_program
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def command(
     if name is None:
         for known in INTEGRATIONS.values():
             mark = "connected" if store.connected(known.name) else ""
-            click.echo(f"{known.name:14} {known.title:30} {known.kind:7} {mark}".rstrip())
+            say(f"{known.name:14} {known.title:30} {known.kind:7} {mark}".rstrip())
         return
     if name not in INTEGRATIONS:
         raise click.UsageError(f"{name!r} is not known. Known: {', '.join(INTEGRATIONS)}.")
@@ -66,11 +67,9 @@ def command(
 def _say_limits(endpoint: "Endpoint", integration: "Integration") -> None:
     from app.code.connect.endpoint import AGENT_CONTEXT  # noqa: PLC0415 - with the command's own imports
 
-    click.echo(
-        f"{integration.title} on {endpoint.model}, context {endpoint.context} tokens, {endpoint.url}", err=True
-    )
+    say(f"{integration.title} on {endpoint.model}, context {endpoint.context} tokens, {endpoint.url}", err=True)
     if integration.kind == "agent" and endpoint.context < AGENT_CONTEXT:
-        click.echo(
+        say(
             f"Warning: coding agents need about {AGENT_CONTEXT} tokens of context; this model has "
             f"{endpoint.context} here. Choose another with --model, or serve it with a larger --ctx.",
             err=True,
@@ -82,7 +81,7 @@ def _connect(
 ) -> None:
     _write(store, integration, store.planned(integration, Path.home(), endpoint), dry_run, yes, removing=False)
     if integration.steps is not None:
-        click.echo(integration.steps(endpoint))
+        say(integration.steps(endpoint))
 
 
 def _write(
@@ -95,15 +94,15 @@ def _write(
     removing: bool,
 ) -> None:
     for edit in edits:
-        click.echo(edit.diff(), nl=False)
+        say(edit.diff(), nl=False)
     if dry_run or (not edits and not removing):
         return
     if edits and not yes and not click.confirm("Apply this?"):
         raise click.Abort
     backups = store.remove(integration, edits) if removing else store.connect(integration, edits)
     for backup in backups:
-        click.echo(f"Backup: {backup}")
-    click.echo(f"{integration.title}: {'removed' if removing else 'connected'}.")
+        say(f"Backup: {backup}")
+    say(f"{integration.title}: {'removed' if removing else 'connected'}.")
 
 
 def _start(
@@ -115,8 +114,8 @@ def _start(
     argv = [*launch.argv, *arguments]
     if dry_run:
         for key, value in launch.env.items():
-            click.echo(f"{key}={value}")
-        click.echo(shown_argv(argv))
+            say(f"{key}={value}")
+        say(shown_argv(argv))
         return 0
     program = installed_program(argv[0])
     if program is None:

@@ -28,7 +28,9 @@ def open_workshop() -> "Workshop":
     return Workshop(paths, placer, MemoryAdmission(placer), partial(Catalogue, paths))
 
 
-def say(text: str) -> None:
+def tell_progress(text: str) -> None:
     """Where the work is, for people only."""
     if sys.stderr.isatty():
-        click.echo(f"\r\033[K{text}", nl=False, err=True)
+        from app.tools.consent import shown_text  # noqa: PLC0415 - keeps --help fast
+
+        click.echo(f"\r\033[K{shown_text(text)}", nl=False, err=True)

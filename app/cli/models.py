@@ -10,6 +10,7 @@ from app.cli.models_files import convert_command, import_command, link_command, 
 from app.cli.models_hub import pull_command, search_command, starters_command
 from app.cli.models_loaded import loaded_command, unload_command
 from app.cli.models_sampling import sampling_command
+from app.cli.say import say
 
 if TYPE_CHECKING:
     from engine.library.types import ModelEntry
@@ -141,7 +142,7 @@ def _print_details(entry: "ModelEntry") -> None:
     ]
     for label, value in rows:
         if value:
-            click.echo(f"{label:<17}{value}")
+            say(f"{label:<17}{value}")
     for file in entry.files:
-        click.echo(f"{'file':<17}{file.path}")
-        click.echo(f"{'':<17}sha256 {file.sha256 or 'not checked yet (tessera models verify)'}")
+        say(f"{'file':<17}{file.path}")
+        say(f"{'':<17}sha256 {file.sha256 or 'not checked yet (tessera models verify)'}")

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app.cli.say import say
+
 if TYPE_CHECKING:
     from engine.runner.engine_args import EngineArgs
 
@@ -38,9 +40,9 @@ def engine_args_command(model: str, changes: tuple[str, ...], reset: bool, as_js
     for name, value in given(found.engine_args).items():
         click.echo(f"{name:<20}{json.dumps(value)}")
     if not given(found.engine_args):
-        click.echo(f"{found.id} has no engine arguments: Tessera and the file decide.")
+        say(f"{found.id} has no engine arguments: Tessera and the file decide.")
     if found.needed_bytes is not None:
-        click.echo(f"Its next load needs {size(found.needed_bytes)}.")
+        say(f"Its next load needs {size(found.needed_bytes)}.")
 
 
 def _changed(before: "EngineArgs", changes: tuple[str, ...]) -> "EngineArgs":

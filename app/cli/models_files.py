@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.cli.progress import ProgressBar
+from app.cli.say import say
 
 if TYPE_CHECKING:
     from quantize.convert.folder import FloatType
@@ -48,7 +49,7 @@ def convert_command(folder: Path, out: Path | None, float_type: "FloatType", as_
     entry, done = _with_bar(lambda control: convert_folder(Catalogue(), folder, out, float_type, control))
     if not as_json:
         for note in done.notes:
-            click.echo(note, err=True)
+            say(note, err=True)
     facts = {"model": entry.id, "path": str(entry.path), "type": done.float_type, "notes": done.notes}
     _say(as_json, facts, f"{entry.id} is ready: {entry.path}")
 
@@ -71,18 +72,18 @@ def link_command(where: str | None, as_json: bool) -> None:
             click.echo(json.dumps({"folders": [{"app": f.app, "path": str(f.path)} for f in found]}))
             return
         for folder in found:
-            click.echo(f"{folder.app:<13}{folder.path}")
+            say(f"{folder.app:<13}{folder.path}")
         if not found:
-            click.echo("No other application's models were found. Give a folder: tessera models link PATH")
+            say("No other application's models were found. Give a folder: tessera models link PATH")
         return
     changes, entry = link(Catalogue(), where)
     added = [entry.id] if entry else list(changes.added)
     if as_json:
         click.echo(json.dumps({"added": added}))
     elif added:
-        click.echo("\n".join(added))
+        say("\n".join(added))
     else:
-        click.echo("Linked. There is no new model in it.")
+        say("Linked. There is no new model in it.")
 
 
 @click.command("verify")
@@ -105,7 +106,7 @@ def verify_command(model: str, as_json: bool) -> None:
         words = {"hub": "as the hub promised", "owner": "as its owner recorded", "earlier": "as last time"}
         for check in found.files:
             verdict = words.get(found.basis, "recorded") if check.ok else check.problem
-            click.echo(f"{check.path}\n  sha256 {check.sha256}: {verdict}")
+            say(f"{check.path}\n  sha256 {check.sha256}: {verdict}")
     if not found.ok:
         raise SystemExit(_BROKEN_EXIT)
 

@@ -8,6 +8,7 @@ import click
 
 from app.cli.from_settings import obey_offline
 from app.cli.progress import ProgressBar
+from app.cli.say import say
 
 if TYPE_CHECKING:
     from engine.jobs import Progress
@@ -79,9 +80,9 @@ def starters_command(as_json: bool) -> None:
         return
     for proposal in proposals:
         starter = proposal.starter
-        click.echo(f"{starter.id:<22}{starter.job:<11}about {size(starter.expected_bytes)}, {starter.license}")
-        click.echo(f"  {proposal.reason}.")
-    click.echo("\nGet one: tessera models pull " + (proposals[0].starter.id if proposals else "qwen3-0.6b"))
+        say(f"{starter.id:<22}{starter.job:<11}about {size(starter.expected_bytes)}, {starter.license}")
+        say(f"  {proposal.reason}.")
+    say("\nGet one: tessera models pull " + (proposals[0].starter.id if proposals else "qwen3-0.6b"))
 
 
 @click.command("pull")
@@ -129,7 +130,7 @@ def pull_command(
     if as_json:
         click.echo(json.dumps({"model": entry.id, "path": str(entry.path), "size_bytes": entry.size_bytes}))
     else:
-        click.echo(f"{entry.id} is ready. Try: tessera chat {entry.id}")
+        say(f"{entry.id} is ready. Try: tessera chat {entry.id}")
 
 
 def _with_progress(download: Any, *, as_json: bool) -> "ModelEntry":
@@ -248,4 +249,4 @@ def _print_option(plan: "RepoPlan", option: "Option") -> None:
         fit = f"; needs {size(verdict.needed_bytes)} of {size(verdict.available_bytes)}"
         fit += "" if verdict.fits else ", which does not fit this machine"
     what = f"{plan.repository.repo} {option.choice.label}: {size(option.choice.size_bytes)}{fit}"
-    click.echo(f"{what}. License: {plan.repository.license or 'not given'}.", err=True)
+    say(f"{what}. License: {plan.repository.license or 'not given'}.", err=True)

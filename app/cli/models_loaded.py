@@ -4,6 +4,8 @@ import json
 
 import click
 
+from app.cli.say import say
+
 
 @click.command("loaded")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -27,11 +29,11 @@ def loaded_command(as_json: bool) -> None:
         return
     for model in models:
         memory = size(held[model.id]) if model.id in held else ""
-        click.echo(f"{model.id:<32}{model.state:<12}{memory}")
+        say(f"{model.id:<32}{model.state:<12}{memory}")
         for note in model.notes:
-            click.echo(f"  {note}")
+            say(f"  {note}")
     if not models:
-        click.echo("No model is loaded.")
+        say("No model is loaded.")
 
 
 @click.command("unload")

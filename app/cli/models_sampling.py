@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app.cli.say import say
+
 if TYPE_CHECKING:
     from engine.sampling import Chosen
 
@@ -48,14 +50,14 @@ def sampling_command(model: str, changes: tuple[str, ...], reset: bool, as_json:
         return
     _tell(usual)
     if plain != usual:
-        click.echo("without reasoning:")
+        say("without reasoning:")
         _tell(plain)
 
 
 def _tell(chosen: "Chosen") -> None:
     for name, fact in chosen.facts().items():
         link = f", {fact['link']}" if "link" in fact else ""
-        click.echo(f"{name:<20}{fact['value']:<8g}{_WORDS[fact['source']]}{link}")
+        say(f"{name:<20}{fact['value']:<8g}{_WORDS[fact['source']]}{link}")
 
 
 def _change(text: str) -> tuple[str, float | int]:

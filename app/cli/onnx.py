@@ -5,6 +5,8 @@ from pathlib import Path
 
 import click
 
+from app.cli.say import say
+
 
 @click.group("onnx")
 def command() -> None:
@@ -48,8 +50,8 @@ def convert_command(
         click.echo(json.dumps({"model": model_id, **done}))
         return
     for notice in done["notices"]:
-        click.echo(notice, err=True)
-    click.echo(f"{model_id} {'was converted before' if done['cached'] else 'is ready'}: {done['folder']}")
+        say(notice, err=True)
+    say(f"{model_id} {'was converted before' if done['cached'] else 'is ready'}: {done['folder']}")
 
 
 @command.command("providers")
@@ -63,4 +65,4 @@ def providers_command(as_json: bool) -> None:
         click.echo(json.dumps({"providers": [report.as_json() for report in found]}))
         return
     for report in found:
-        click.echo(f"{report.title:<22}{report.state:<14}{report.detail}")
+        say(f"{report.title:<22}{report.state:<14}{report.detail}")

@@ -6,6 +6,7 @@ from urllib.parse import quote, urlsplit
 import click
 import segno
 
+from app.cli.say import say
 from app.client import ApiError, running_server
 from engine.api.keys import KeyRequest
 
@@ -29,8 +30,8 @@ def command(name: str) -> None:
             raise click.ClickException(f"{error} Choose another: tessera phone --name NAME") from error
         link = f"{client.url}/chat#key={quote(made.key)}"
     segno.make(link, error="m", micro=False).terminal(compact=True)
-    click.echo(link)
-    click.echo(f"Whoever has this link may run models here. Take it back: tessera keys remove {name}")
+    say(link)
+    say(f"Whoever has this link may run models here. Take it back: tessera keys remove {name}")
 
 
 def _address() -> str:

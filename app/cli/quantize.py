@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.cli.quantize_options import Duration, LockOption, Size, check_plan
+from app.cli.say import say
 from engine.paths import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
@@ -188,11 +189,11 @@ def _print(report: "QuantizeReport", *, as_json: bool) -> None:
         click.echo(json.dumps(msgspec.to_builtins(report)))
         return
     if report.out:
-        click.echo(report.out)
+        say(report.out)
     for line in summary(report):
-        click.echo(f"  {line}")
+        say(f"  {line}")
     if report.out:
-        click.echo(f"  report: {report_path(Path(report.out))}")
+        say(f"  report: {report_path(Path(report.out))}")
 
 
 class _Line:

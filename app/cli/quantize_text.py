@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 
 import click
 
+from app.cli.say import say
 from app.db.reading import chat_texts
 from engine.paths import Paths
 from engine.quantize_jobs.own_text import gather
@@ -41,9 +42,9 @@ def calibration_of(names: tuple[str, ...], paths: Paths, *, ask: bool) -> Iterat
             )
     with TemporaryDirectory(prefix="calibration-") as scratch:
         found = gather(places, Path(scratch), chats)
-        click.echo(f"{found.characters:,} characters of {found.files} files and {len(chats)} chats", err=True)
+        say(f"{found.characters:,} characters of {found.files} files and {len(chats)} chats", err=True)
         if found.held_out is None:
-            click.echo("too little text to hold some out: what is gained on it cannot be told", err=True)
+            say("too little text to hold some out: what is gained on it cannot be told", err=True)
             yield {"calibration": str(found.calibration)}
         else:
             yield {"calibration": str(found.calibration), "own_text": str(found.held_out)}

@@ -5,6 +5,7 @@ import json
 import click
 
 from app import service
+from app.cli.say import say
 from app.tools.consent import shown_text
 from devices.child_command import own_command
 
@@ -23,11 +24,11 @@ def install(options: tuple[str, ...]) -> None:
         service.install(found)
     except (service.ServiceFailed, OSError) as error:
         raise click.ClickException(shown_text(str(error))) from error
-    click.echo(f"Installed with {found.name}: {found.path}")
+    say(f"Installed with {found.name}: {found.path}")
     for note in found.notes:
-        click.echo(note)
+        say(note)
     if not found.tried:
-        click.echo(f"Nobody has tried this with {found.name} yet; `tessera service status` says whether it runs.")
+        say(f"Nobody has tried this with {found.name} yet; `tessera service status` says whether it runs.")
 
 
 @command.command("status")
@@ -45,7 +46,7 @@ def status(*, as_json: bool) -> None:
         click.echo(json.dumps(facts, indent=2))
         return
     words = "not installed" if not seen.installed else "running" if seen.running else "installed, not running"
-    click.echo(f"{words} ({seen.manager}, {seen.path})")
+    say(f"{words} ({seen.manager}, {seen.path})")
 
 
 @command.command("remove")
@@ -55,4 +56,4 @@ def remove() -> None:
         there = service.remove(service.manager(own_command("serve")))
     except (service.ServiceFailed, OSError) as error:
         raise click.ClickException(shown_text(str(error))) from error
-    click.echo("Removed." if there else "It was not installed.")
+    say("Removed." if there else "It was not installed.")

@@ -4,6 +4,8 @@ import json
 
 import click
 
+from app.cli.say import say
+
 
 @click.group("settings")
 def command() -> None:
@@ -23,9 +25,9 @@ def list_command(as_json: bool) -> None:
     for row in SETTINGS:
         origin = f" (from {row.environment})" if row.name in now.fixed else ""
         click.echo(f"{row.name} = {json.dumps(now[row.name])}{origin}")
-        click.echo(f"    {row.description}")
+        say(f"    {row.description}")
     for problem in now.problems:
-        click.echo(f"not usable, default in force: {problem}", err=True)
+        say(f"not usable, default in force: {problem}", err=True)
 
 
 @command.command("get")
@@ -36,7 +38,7 @@ def get_command(name: str) -> None:
 
     if name not in BY_NAME:
         raise click.BadParameter(_unknown(name), param_hint="NAME")
-    click.echo(load()[name])
+    say(load()[name])
 
 
 @command.command("set")
@@ -62,7 +64,7 @@ def path_command() -> None:
     """Print where the settings are kept."""
     from app.settings import settings_file  # noqa: PLC0415 - see list
 
-    click.echo(settings_file())
+    say(settings_file())
 
 
 def _unknown(name: str) -> str:

@@ -5,6 +5,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.cli.connection import connected
+from app.cli.say import say
 from engine.api.upstreams import UpstreamRequest, UpstreamRow, UpstreamRule
 
 
@@ -28,9 +29,9 @@ def add(name: str, url: str, kind: str | None, *, ask_key: bool, use_all: bool) 
             client.put_upstream_rule(UpstreamRule(model=f"{name}/*", upstream=name))
     _tell(row)
     if row.plain_text:
-        click.echo("Not encrypted: whoever shares the network can read what is sent there. Use https or a tunnel.")
+        say("Not encrypted: whoever shares the network can read what is sent there. Use https or a tunnel.")
     if not use_all:
-        click.echo(f"Nothing is sent there yet. To use its models: tessera upstreams route '{name}/*' {name}")
+        say(f"Nothing is sent there yet. To use its models: tessera upstreams route '{name}/*' {name}")
 
 
 @command.command("key")
@@ -49,7 +50,7 @@ def list_upstreams() -> None:
     with connected() as client:
         found = client.upstreams(check=True)
     if not found.upstreams:
-        click.echo("There are none. Add one: tessera upstreams add NAME URL")
+        say("There are none. Add one: tessera upstreams add NAME URL")
         return
     table = Table("name", "address", "kind", "state", "key", "models")
     for row in found.upstreams:
@@ -58,9 +59,9 @@ def list_upstreams() -> None:
         table.add_row(row.name, row.url, row.kind, _state(row), row.key or "none", models + more)
     Console().print(table)
     for number, rule in enumerate(found.rules, 1):
-        click.echo(f"rule {number}: {_words(rule)}")
+        say(f"rule {number}: {_words(rule)}")
     if not found.rules:
-        click.echo("No rules: nothing is sent to any of them.")
+        say("No rules: nothing is sent to any of them.")
 
 
 @command.command("check")
@@ -80,7 +81,7 @@ def remove(name: str) -> None:
     """Forget a server, its key and its rules."""
     with connected() as client:
         client.remove_upstream(name)
-    click.echo(f"{name} is forgotten, with its key and rules.")
+    say(f"{name} is forgotten, with its key and rules.")
 
 
 @command.command("route")
@@ -96,7 +97,7 @@ def route(model: str, name: str, as_model: str | None, queue: int | None, *, unf
             UpstreamRule(model=model, upstream=name, as_model=as_model, queue=queue, unfit=unfit)
         ).rules
     for number, rule in enumerate(rules, 1):
-        click.echo(f"rule {number}: {_words(rule)}")
+        say(f"rule {number}: {_words(rule)}")
 
 
 @command.command("unroute")
@@ -105,13 +106,13 @@ def unroute(model: str) -> None:
     """Take back the rules for MODEL."""
     with connected() as client:
         client.remove_upstream_rule(model)
-    click.echo(f"Requests for {model} stay here.")
+    say(f"Requests for {model} stay here.")
 
 
 def _tell(row: UpstreamRow) -> None:
-    click.echo(f"{row.name}: {row.url}, {_state(row)}")
+    say(f"{row.name}: {row.url}, {_state(row)}")
     if row.key == "file":
-        click.echo("There is no keyring here: the key is kept in a file that only this user can read.")
+        say("There is no keyring here: the key is kept in a file that only this user can read.")
 
 
 def _state(row: UpstreamRow) -> str:

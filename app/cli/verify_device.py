@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app.cli.say import say
+
 if TYPE_CHECKING:
     from engine.dispatch.verify import Row
     from engine.library.catalogue import Catalogue
@@ -38,7 +40,7 @@ def command(ctx: click.Context, models: tuple[str, ...], *, as_json: bool) -> No
     paths = _paths(Catalogue(), models)
     for name, path in paths.items():
         if not as_json:
-            click.echo(f"{name}:")
+            say(f"{name}:")
         rows[name] = asyncio.run(
             verify(path, machine, resources.checks, lambda row: None if as_json else _tell(row))
         )
@@ -66,4 +68,4 @@ def _paths(catalogue: "Catalogue", models: tuple[str, ...]) -> dict[str, str]:
 
 def _tell(row: "Row") -> None:
     numbers = f"KL divergence {row.check.kld_mean:.1e}" if row.check else row.reason
-    click.echo(f"  {row.device} ({row.backend}), {row.what}: {row.state}. {numbers}")
+    say(f"  {row.device} ({row.backend}), {row.what}: {row.state}. {numbers}")

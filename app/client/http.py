@@ -161,6 +161,9 @@ def _from_body(status: int, body: dict[str, Any]) -> ApiError:
     error = body.get("error") or {}
     if isinstance(error, str):
         return ApiError(status, "error", error)
+    if status < codes.BAD_REQUEST:  # told in a stream that had begun: the client is at fault all the same
+        wrong = error.get("type") == "invalid_request_error"
+        status = codes.BAD_REQUEST if wrong else codes.INTERNAL_SERVER_ERROR
     facts = {k: v for k, v in error.items() if k not in ("message", "type", "param", "code")}
     return ApiError(status, str(error.get("code")), str(error.get("message")), error.get("param"), facts)
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from app.cli import main as cli_main
 from app.cli.chat import Conversation
+from app.cli.say import say
 from app.cli.shown import escape
 from app.client import Answer
 
@@ -58,3 +59,20 @@ def test_names_in_tables():
 def test_tables_escape_through_one_door():
     rough = [p.name for p in CLI.glob("*.py") if "from rich.markup import" in p.read_text(encoding="utf-8")]
     assert rough == []
+
+
+def test_lines_are_printed_through_one_door():
+    """`say` spells out; what is left escapes by itself (JSON), is spelled out beside it, or steers the line."""
+    harmless = re.compile(r"json|shown|to_csv|describe|format_message|033\[K\"")
+    rough = [
+        f"{path.name}: {call}"
+        for path in CLI.glob("*.py")
+        for call in re.findall(r"click\.s?echo\([^\n]*\n?[^\n]*", path.read_text())
+        if not harmless.search(call)
+    ]
+    assert rough == []
+
+
+def test_a_line_of_a_command(capsys):
+    say(f"model {ESCAPES}", fg="yellow")
+    assert not STEERING.search(re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out))
