@@ -2,6 +2,7 @@
 
 from devices import remedies
 from devices.backends.libraries import BACKENDS
+from devices.backends.openvino import BACKEND
 from devices.isa import ggml_cpu_variant
 from devices.types import BackendReport, Device, Finding, Machine, Severity
 
@@ -23,7 +24,7 @@ def diagnose(machine: Machine) -> tuple[Finding, ...]:
     found += [
         _backend(report) for report in machine.backends if report.state == "failed" and report.backend != "cpu"
     ]
-    found += _not_built(machine)
+    found += [*_not_built(machine), *_openvino(machine)]
     return tuple(sorted(found, key=lambda finding: ORDER[finding.severity]))
 
 
@@ -99,6 +100,23 @@ def _device(device: Device) -> Finding | None:
 def _backend(report: BackendReport) -> Finding:
     title = f"The {report.backend} backend is installed but does not load"
     return Finding(f"backend_{report.backend}", "warning", title, report.reason, report.fix_hint or "")
+
+
+def _openvino(machine: Machine) -> list[Finding]:
+    """What OpenVINO offers but could not be opened, and what was opened but never tried by this project."""
+    found = []
+    for report in machine.backends:
+        if report.backend == BACKEND and report.state == "usable" and report.reason:
+            title = "OpenVINO could not open every device it offers"
+            fix = remedies.no_device(BACKEND, machine.system) or ""
+            found.append(Finding("openvino_refused", "warning", title, report.reason, fix))
+    for device in machine.devices:
+        names = [r.device_name for r in device.runtimes if r.backend == BACKEND and device.kind != "cpu"]
+        if names:
+            title = f"{names[0]} can run models on {device.name}; not tried on this hardware by this project"
+            detail = "Every model is compared with the processor before its first answer."
+            found.append(Finding("openvino_untried", "advice", title, detail, "", device.id))
+    return found
 
 
 def _not_built(machine: Machine) -> list[Finding]:

@@ -37,6 +37,7 @@ EXPECTED: dict[str, list[tuple[str, str, str | None]]] = {
     "mtl-155h": [],
     "arl-h-win": [("igpu", "present", "xe-lpg+")],
     "arl-275hx-npu-present-unusable": [("npu", "present", "NPU")],
+    "lnl-256v": [("igpu", "present", "xe2-lpg"), ("npu", "present", "NPU")],
     "ptl-nuc16-no-driver": [("igpu", "present", "xe3-lpg"), ("npu", "driver_missing", "NPU")],
     "x1-26-100": [],
     "x2-elite-windows": [("igpu", "present", None), ("npu", "present", "Hexagon")],

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace as replaced
 
 from devices.backends.openvino import environment, target_of
+from devices.doctor import diagnose
 from devices.memory import Ledger
 from devices.merge import merged
 from devices.recording import RecordedHost
@@ -152,3 +153,37 @@ def test_a_runner_without_the_pack_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("TESSERA_KERNELS", str(tmp_path))
     with pytest.raises(KernelsMissing, match="kernel pack is not installed"):
         start_backends(("openvino:NPU",))
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy", "why_not_there"),
+    [
+        ("lnl-256v", "openvino-linux-x86_64", "it runs ONNX models only"),
+        ("ptl-nuc16-no-driver", "modprobe intel_vpu", "it runs ONNX models only"),
+        ("x2-elite-windows", "onnxruntime-qnn", "it runs ONNX models only"),
+        ("sh-flow-z13-linux-gtt96", "FastFlowLM", "it runs ONNX models only"),
+    ],
+)
+def test_recorded_npus_get_their_remedy_and_no_gguf_file_without_it(shape, path, name, remedy, why_not_there):
+    machine = recorded_report(RecordedHost(machines()[name]))
+    npu = next(d for d in machine.devices if d.kind == "npu")
+    assert remedy in (npu.fix_hint or "")
+    placement = placed(shape, path, machine, Wish(on_battery=True))
+    assert placement.device != npu.id
+    assert why_not_there in next(a.reason for a in placement.alternatives if a.device == npu.id)
+
+
+def test_lunar_lakes_npu_takes_small_models_on_battery_once_openvino_opened_it(shape, path):
+    found = recorded_report(RecordedHost(machines()["lnl-256v"]))
+    report = BackendReport("openvino", "l.so", "usable", devices=(device("openvino:NPU", "npu"),))
+    machine = merged(replace(found, backends=(*found.backends, report)))
+    placement = placed(shape, path, machine, Wish(on_battery=True))
+    assert placement.settings.devices == ("openvino:NPU",)
+    assert openvino.UNTRIED in "; ".join(placement.reasons)
+    assert any(f.id == "openvino_untried" for f in diagnose(machine))
+
+
+def test_what_openvino_could_not_open_is_a_finding(laptop):
+    report = BackendReport("openvino", "l.so", "usable", "openvino:NPU: no compiler", devices=())
+    found = diagnose(replace(laptop, backends=(report,)))
+    assert any("no compiler" in f.detail for f in found)
