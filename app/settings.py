@@ -152,6 +152,21 @@ SETTINGS: tuple[Setting, ...] = (
         "Chat",
     ),
     Setting(
+        "chat.titles",
+        True,
+        "Titles by the model",
+        "A new chat is named by its model while nothing else is asked; a name you gave stays.",
+        "Chat",
+    ),
+    Setting(
+        "chat.read_ahead",
+        "mains",
+        "Read what you write before you send it",
+        "The loaded model reads chat and draft while you type; at most 30 s for a question, 4 s on battery.",
+        "Chat",
+        choices=("off", "mains", "always"),
+    ),
+    Setting(
         "tools.folders",
         "",
         "Folders that the file tool may read",

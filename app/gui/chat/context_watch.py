@@ -20,6 +20,8 @@ class ContextWatch(QObject):
         super().__init__(parent)
         self._services = services
         self._controller, self._composer, self._banner = controller, composer, banner
+        controller.compactor.changed.connect(self.refresh)
+        controller.compactor.told.connect(banner.tell)
         self._warned: tuple[int, int | None, str] | None = None
 
     def n_ctx(self) -> int:

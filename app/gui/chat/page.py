@@ -20,6 +20,7 @@ from app.gui.chat.options import ChatOptions, default_sampling
 from app.gui.chat.pair_widget import PairWidget
 from app.gui.chat.projects import Projects
 from app.gui.chat.prompt_library import PromptLibrary
+from app.gui.chat.side_work import SideWork
 from app.gui.chat.sidebar import Sidebar
 from app.gui.chat.tools_side import ToolsSide
 from app.gui.chat.transcript import Transcript, estimated_height
@@ -61,6 +62,7 @@ class ChatPage(QSplitter):
         self._welcome = Welcome(services)
         self.bar = ModelBar(services)
         self._context = ContextWatch(services, self.controller, self.composer, self.banner, self)
+        self.side = SideWork(services, self.controller, self.composer, self)
         self._actions = MessageActions(services, self.controller, self.banner, self)
         self._items = MessageItems(services, self.controller, self._actions, self.transcript.scroll_to)
         self._draft_timer = QTimer(self)
@@ -110,8 +112,8 @@ class ChatPage(QSplitter):
         chat.busy_changed.connect(self._on_busy)
         chat.conversation_changed.connect(self._on_conversation)
         chat.save_failed.connect(self._on_save_failed)
-        chat.compactor.changed.connect(self._on_folds)
-        chat.compactor.told.connect(self.banner.tell)
+        chat.compactor.changed.connect(lambda: self.transcript.set_keys(self._items.keys()))
+        self.side.titles.titled.connect(self.sidebar.refresh)
         chat.failed.connect(self._on_failed)
         self.composer.sent.connect(self._on_sent)
         self.composer.stopped.connect(chat.stop)
@@ -271,10 +273,6 @@ class ChatPage(QSplitter):
         if self._wanted_message:
             self.transcript.scroll_to(self._wanted_message)
             self._wanted_message = 0
-        self._context.refresh()
-
-    def _on_folds(self) -> None:
-        self.transcript.set_keys(self._items.keys())
         self._context.refresh()
 
     def _on_added(self, message_id: int) -> None:
