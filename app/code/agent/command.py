@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.code.agent.sandbox import Openings, sandboxed
+from app.code.agent.sandbox import Openings, guarded, sandboxed
 from devices.process_memory import bound_memory
 
 # Output beyond this is dropped from the middle: what a command says first and last matters most.
@@ -39,9 +39,14 @@ def run_command(
 
     Raises: OSError: it cannot be started. ValueError: a word holds a NUL byte.
     """
+    with contextlib.nullcontext() if openings is None else guarded(folder):
+        return _run(list(argv) if openings is None else sandboxed(argv, folder, openings), folder, timeout_s)
+
+
+def _run(argv: list[str], folder: Path, timeout_s: float) -> CommandResult:
     begun = time.monotonic()
     child = subprocess.Popen(
-        list(argv) if openings is None else sandboxed(argv, folder, openings),
+        argv,
         cwd=folder,
         env=_environment(),
         stdin=subprocess.DEVNULL,

@@ -4,11 +4,13 @@ Inside, the project folder can be written and the system's programs can be read.
 files, sockets of the desktop and the network are not there; memory disks stand in for the home and for /tmp.
 """
 
+import contextlib
 import functools
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,6 +33,9 @@ _SYSTEM_FOLDERS: Final = (
 )
 # What belongs to a program that is installed outside of them: PREFIX/bin and these beside it.
 _BESIDE_PROGRAMS: Final = ("lib", "lib64", "libexec", "include", "share", "pyvenv.cfg")
+# What names programs in a repository, or another place to read such names from. Source: git, gitrepository-layout.
+_STEERING: Final = ("config", "config.worktree", "commondir", "hooks", "modules", "worktrees")
+_ITSELF: Final = b".\n"
 _MEMORY_DISK_BYTES: Final = 1 << 30
 _TRY_LIMIT_S: Final = 10
 # Variables that lead to services outside: keys, the desktop, its buses.
@@ -114,13 +119,51 @@ def _program_places(name: str, home: Path) -> list[str]:
 def _repository(folder: Path) -> list[str]:
     """A repository can be written, but not what makes the person's own git run something afterwards."""
     repository = folder / ".git"
-    if repository.is_symlink() or not repository.is_dir():
+    if repository.is_symlink():
         return []
     # Bound onto itself it cannot be moved away and replaced by one with other settings.
+    if not repository.is_dir():
+        return ["--ro-bind-try", str(repository), str(repository)]
     options = ["--bind", str(repository), str(repository)]
-    for name in ("config", "config.worktree"):
+    for name in _STEERING:
         options += ["--ro-bind-try", str(repository / name), str(repository / name)]
-    hooks = repository / "hooks"
-    if hooks.is_symlink() or not hooks.exists():
-        return options
-    return [*options, "--ro-bind", str(hooks), str(hooks)]
+    return options
+
+
+@contextlib.contextmanager
+def guarded(folder: Path) -> Iterator[None]:
+    """While a command runs: what it must not make in a repository is there, so that it can be bound.
+
+    A `commondir` that names the repository itself says what git assumes without one.
+    """
+    repository = folder / ".git"
+    if repository.is_symlink() or not repository.is_dir():
+        yield
+        return
+    hooks, common = repository / "hooks", repository / "commondir"
+    leads_to = hooks.readlink() if hooks.is_symlink() else None
+    made_hooks = leads_to is None and not hooks.exists()
+    made_common = not common.exists()
+    if made_hooks:
+        hooks.mkdir()
+    if made_common:
+        common.write_bytes(_ITSELF)
+    try:
+        yield
+    finally:
+        if made_common and common.is_file() and common.read_bytes() == _ITSELF:
+            common.unlink()
+        if made_hooks:
+            with contextlib.suppress(OSError):  # something was put there from outside meanwhile
+                hooks.rmdir()
+        if leads_to is not None and not (hooks.is_symlink() and hooks.readlink() == leads_to):
+            _put_back(hooks, leads_to)
+
+
+def _put_back(hooks: Path, leads_to: Path) -> None:
+    """A link that was bound can itself be replaced: the link of before takes its place again."""
+    if hooks.is_dir() and not hooks.is_symlink():
+        shutil.rmtree(hooks)
+    else:
+        hooks.unlink(missing_ok=True)
+    hooks.symlink_to(leads_to)

@@ -1,6 +1,7 @@
 """What a command of the agent reaches: its project, and nothing else unless it is opened for it."""
 
 import json
+import shutil
 import socket
 import sys
 import threading
@@ -89,6 +90,60 @@ def test_the_network_is_closed_unless_it_is_opened(project, home):
 def test_the_home_folder_is_there_when_it_is_opened(project, home):
     done = python(project, f"print(open({str(home / 'diary.txt')!r}).read())", Openings(home=True))
     assert "private" in done.output
+
+
+@needs_sandbox
+@pytest.mark.parametrize("hooks", ["none", "a folder", "a link"])
+def test_a_command_cannot_lead_the_persons_own_git_elsewhere(project, home, hooks):
+    git(project, "init", "-q")
+    folder = project / ".git" / "hooks"
+    shutil.rmtree(folder, ignore_errors=True)
+    if hooks == "a folder":
+        folder.mkdir()
+    elif hooks == "a link":
+        (project / "shared-hooks").mkdir()
+        folder.symlink_to("../shared-hooks")
+    script = """
+import os, shutil
+def attempt(what, *arguments):
+    try:
+        what(*arguments)
+    except OSError as error:
+        print("refused", error.strerror)
+shutil.copytree(".git", "evil", symlinks=True, ignore=shutil.ignore_patterns("commondir"))
+open("evil/config", "a").write("[core]\\n fsmonitor = touch planted; false\\n")
+attempt(lambda: open(".git/commondir", "w").write("../evil"))
+attempt(os.replace, "evil/HEAD", ".git/commondir")
+attempt(os.rename, ".git/hooks", ".git/older")
+attempt(os.mkdir, ".git/hooks")
+attempt(lambda: open(".git/hooks/post-checkout", "w").write("#!/bin/sh\\ntouch planted\\n"))
+attempt(os.chmod, ".git/hooks/post-checkout", 0o755)
+"""
+    done = python(project, script)
+    assert done.exit_code == 0, done.output
+    assert done.output.count("refused") >= 2, done.output
+    assert not (project / ".git" / "commondir").exists()
+    assert {"none": not folder.exists(), "a folder": folder.is_dir(), "a link": folder.is_symlink()}[hooks]
+    assert not (folder / "post-checkout").exists()
+    git(project, "status")
+    assert not (project / "planted").exists()
+
+
+@needs_sandbox
+def test_a_folder_that_belongs_to_a_repository_elsewhere_stays_there(project, home, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    git(project, "init", "-q", "--separate-git-dir", str(elsewhere))
+    before = (project / ".git").read_bytes()
+    script = """
+import os
+for attempt in (lambda: open(".git", "w").write("gitdir: evil"), lambda: os.rename(".git", ".old")):
+    try:
+        attempt()
+    except OSError as error:
+        print("refused", error.strerror)
+"""
+    assert python(project, script).output.count("refused") == 2
+    assert (project / ".git").read_bytes() == before
 
 
 @needs_sandbox
