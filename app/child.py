@@ -20,6 +20,7 @@ CHILDREN: Final = frozenset(
         "engine.documents.reader_child",
         "engine.runner.llama.memory_probe",
         "engine.runner.llama.reference_child",
+        "engine.runner.llama.rpc_worker",
         "engine.runner.llama.version_check",
         "engine.runner.main",
         "engine.runner.onnx.probe",

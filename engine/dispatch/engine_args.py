@@ -40,9 +40,10 @@ def decided(settings: LoadSettings) -> LoadSettings:
         changes["n_batch"] = max(settings.n_batch, args.ubatch_size)
     if args.batch_size is not None and args.ubatch_size is None:
         changes["n_ubatch"] = min(settings.n_ubatch, args.batch_size)
-    if args.devices:
-        changes |= {"devices": args.devices, "n_gpu_layers": settings.n_gpu_layers or -1}
-    if args.n_gpu_layers is not None and (settings.devices or args.devices):
+    devices = args.devices or tuple(f"RPC{n}" for n in range(len(args.rpc)))
+    if devices:
+        changes |= {"devices": devices, "n_gpu_layers": settings.n_gpu_layers or -1}
+    if args.n_gpu_layers is not None and (settings.devices or devices):
         changes["n_gpu_layers"] = args.n_gpu_layers
     return msgspec.structs.replace(settings, **changes) if changes else settings
 

@@ -22,7 +22,7 @@ from engine.fit.context import largest_context, need_at
 from engine.fit.dry_run import DryRunFailed, dry_run
 from engine.fit.report import fit_report, machine_isa, overdraft
 from engine.fit.shape import ModelShape, model_shape
-from engine.fit.types import DryRun, FitReport, Need, Part
+from engine.fit.types import WORKERS, DryRun, FitReport, Need, Part
 from engine.measurements.keys import machine_key, shape_key
 from engine.runner.engine_args import given
 from engine.runner.protocol import LoadSettings
@@ -227,6 +227,9 @@ class Placer:
         """Whether that placement fits now, the largest context, and what to give up if not."""
         if is_external(placement.settings.path):
             return FitReport(model=model_id, fits=True, need=placement.need, available_bytes={}, largest_context=0)
+        if placement.device == WORKERS:
+            fits = placement.fits
+            return FitReport(model=model_id, fits=fits, need=placement.need, available_bytes={}, largest_context=0)
         if onnx.is_folder(placement.settings.path):
             return onnx.folder_report(model_id, placement, self.machine.now(), self.ledger)
         shape = shape or read_shape(placement.settings.path)
@@ -306,6 +309,8 @@ def offload_target(settings: LoadSettings, machine: Machine) -> tuple[str | None
     """Device id and backend that layers go to with these settings; None and `cpu` when nothing is offloaded."""
     if not settings.devices or settings.n_gpu_layers == 0:
         return None, "cpu"
+    if settings.engine_args.rpc and not settings.engine_args.devices:
+        return WORKERS, "rpc"
     for device in machine.devices:
         for runtime in device.runtimes:
             if runtime.device_name == settings.devices[0]:

@@ -10,15 +10,15 @@ from engine.fit.context import largest_context, need_at
 from engine.fit.give_up import give_ups
 from engine.fit.need import amounts
 from engine.fit.shape import ModelShape
-from engine.fit.types import DryRun, FitReport, Need
+from engine.fit.types import WORKERS, DryRun, FitReport, Need
 from engine.runner.protocol import LoadSettings
 
 NUM_OPTIONS = 3
 
 
 def ledger_amounts(need: Need) -> dict[str, Amount]:
-    """A need as the ledger reserves it."""
-    return {device: Amount(own, mapped) for device, (own, mapped) in amounts(need).items()}
+    """A need as the ledger reserves it: what lies on this machine."""
+    return {device: Amount(own, mapped) for device, (own, mapped) in amounts(need).items() if device != WORKERS}
 
 
 def machine_isa(machine: Machine) -> frozenset[str]:

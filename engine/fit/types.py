@@ -1,6 +1,6 @@
 """What a load needs, part by part, and what each number is based on."""
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -8,6 +8,10 @@ Basis = Literal["formula", "probe", "prior"]
 PartName = Literal[
     "weights", "kv", "recurrent", "compute", "output", "projector", "draft", "overhead", "prefixes", "correction"
 ]
+
+
+# Where layers lie that workers on other machines hold (engine_args.rpc): no memory of this machine.
+WORKERS: Final = "workers"
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ Tokens = Annotated[int, Meta(ge=1, lt=1 << 24)]
 Threads = Annotated[int, Meta(ge=1, le=512)]
 Scale = Annotated[float, Meta(gt=0, le=1e9)]
 Beta = Annotated[float, Meta(ge=0, le=1e4)]
+Worker = Annotated[str, Meta(pattern=r"^127\.0\.0\.1:[0-9]{1,5}$")]
 
 
 class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -30,7 +31,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     `rope_scale` is how many times longer texts get, `rope_freq_scale` its inverse. `override_tensor` holds
     `PATTERN=BUFFER`, first match first; `override_kv` holds `KEY=int|float|bool|str:VALUE` for the file's metadata.
-    `devices` are backend devices that layers are split over, `tensor_split` their shares.
+    `devices` are backend devices that layers are split over, `tensor_split` their shares. `rpc` are workers
+    (`tessera worker`) at the near ends of tunnels; without `devices` all layers go to them.
     """
 
     ctx_size: Tokens | None = None
@@ -45,6 +47,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     mlock: bool | None = None
     repack: bool | None = None
     n_gpu_layers: Annotated[int, Meta(ge=-1, le=10_000)] | None = None
+    rpc: Annotated[tuple[Worker, ...], Meta(max_length=16)] = ()
     devices: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...], Meta(max_length=16)] = ()
     split_mode: Literal["none", "layer", "row"] | None = None
     tensor_split: Annotated[tuple[Annotated[float, Meta(ge=0, le=1e6)], ...], Meta(max_length=16)] = ()
@@ -72,7 +75,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 NO_ARGS: Final = EngineArgs()
 # They only say where and how fast: what a model computes stays the same.
 _PLACING: Final = frozenset(
-    ("threads", "threads_batch", "mmap", "mlock", "n_gpu_layers", "devices", "split_mode", "tensor_split",
+    ("threads", "threads_batch", "mmap", "mlock", "n_gpu_layers", "rpc", "devices", "split_mode", "tensor_split",
      "main_gpu", "check_tensors", "no_host", "kv_offload", "op_offload", "cpu_moe", "n_cpu_moe", "override_tensor")
 )  # fmt: skip
 

@@ -20,6 +20,7 @@ from engine.runner.llama import service
 from engine.runner.llama.batch.constrain import ConstraintCompiler
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.binding import KernelsMissing, start_backends
+from engine.runner.llama.native.rpc import NoWorker, add_workers
 from engine.runner.llama.native.vocabulary import Vocabulary
 from engine.runner.protocol import LoadSettings
 from engine.types import Constraint
@@ -54,6 +55,8 @@ def dry_run(settings: LoadSettings) -> dict[str, Any]:
     """
     started = time.monotonic()
     api = start_backends()
+    if settings.engine_args.rpc:
+        add_workers(api, settings.engine_args.rpc)
     lines: list[str] = []
     callback = api.llama_log_callback(lambda _level, text, _data: lines.append(text.decode("utf-8", "replace")))
     api.llama_log_set(callback, ctypes.c_void_p(None))
@@ -81,7 +84,7 @@ def main() -> int:
     assert service is not None  # imported so that this process weighs what a runner weighs
     try:
         report = dry_run(msgspec.json.decode(sys.argv[1].encode(), type=LoadSettings))
-    except (KernelsMissing, llama_model.LoadFailed, msgspec.DecodeError) as error:
+    except (KernelsMissing, NoWorker, llama_model.LoadFailed, msgspec.DecodeError) as error:
         report = {"error": str(error)}
     print(json.dumps(report), flush=True)  # noqa: T201 - the parent reads it
     return 0

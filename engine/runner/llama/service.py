@@ -34,6 +34,7 @@ from engine.runner.llama.native.device_check import (
     is_wrong,
     read_reference,
 )
+from engine.runner.llama.native.rpc import NoWorker, add_workers
 from engine.runner.llama.native.self_check import SelfCheckFailed, self_check
 from engine.runner.llama.native.vocabulary import LONGEST_TOKEN_BYTES, Vocabulary
 from engine.runner.llama.speculate.draft_model import DraftModel
@@ -137,6 +138,8 @@ class LlamaRunner(RunnerService[Vocabulary]):
         try:
             compiled = Path(settings.cache_dir).parent / "openvino" if settings.cache_dir else None
             api = start_backends(settings.devices, compiled)
+            if settings.engine_args.rpc:
+                add_workers(api, settings.engine_args.rpc)
             loaded = llama_model.load(api, settings, on_progress)
             vocabulary = Vocabulary(api, loaded.vocab)
             self._channel.send(protocol.Progress(phase="check", fraction=1.0))
@@ -157,7 +160,7 @@ class LlamaRunner(RunnerService[Vocabulary]):
                 protocol.Fault(code="device_check_failed", message=str(error), param="model", facts=numbers)
             )
             return False
-        except (KernelsMissing, llama_model.LoadFailed) as error:
+        except (KernelsMissing, NoWorker, llama_model.LoadFailed) as error:
             code = "self_check_failed" if isinstance(error, SelfCheckFailed) else "load_failed"
             self._channel.send(protocol.Fault(code=code, message=str(error), param="model"))
             return False
