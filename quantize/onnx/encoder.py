@@ -16,6 +16,8 @@ ARCHITECTURE: Final = "bert"
 _MEAN: Final = 1  # Source: llama.h, enum llama_pooling_type
 _CLS: Final = 2
 _RANK: Final = 4
+# What the score of a place that is only padding is lowered by: no probability is left, in 16 bits too.
+_MASKED: Final = 100.0
 _FLOAT: Final = 1  # Source: onnx.proto, TensorProto.DataType
 _WORD_BEGINS: Final = "\u2581"
 # Source: llama.h, enum llama_token_type.
@@ -68,7 +70,11 @@ def encoder_shape(model: GgufModel) -> EncoderShape:
 class EncoderGraph:
     """Builds the graph. Weights are float32: half of an encoder is its vocabulary, and texts are short."""
 
-    def __init__(self, model: GgufModel, shape: EncoderShape, graph: GraphWriter) -> None:
+    def __init__(
+        self, model: GgufModel, shape: EncoderShape, graph: GraphWriter, tokens: int | None = None
+    ) -> None:
+        """`tokens`: one text of exactly so many at once, in operators that compilers of NPUs take (None: open)."""
+        self._tokens = tokens
         self._tensors = {info.name: (part, info) for part, info in model.tensors()}
         self._shape = shape
         self._graph = graph
@@ -78,32 +84,62 @@ class EncoderGraph:
     def build(self) -> None:
         """Every node, from token ids to rows or to a score. Raises: BadFile: a tensor is missing."""
         g, shape = self._graph, self._shape
-        ids = g.input("input_ids", "int64", ("batch", "tokens"))
-        mask = g.input("attention_mask", "int64", ("batch", "tokens"))
-        kinds = g.input("token_type_ids", "int64", ("batch", "tokens"))
-        one, zero = (g.constant(n, np.array([v], np.int64)) for n, v in (("one", 1), ("zero", 0)))
-        length = g.node("Gather", [g.node("Shape", [ids]), one])
+        dims, whole = (("batch", "tokens"), "int64") if self._tokens is None else ((1, self._tokens), "int32")
+        ids, mask, kinds = (g.input(n, whole, dims) for n in ("input_ids", "attention_mask", "token_type_ids"))
         x = g.node("Gather", [self._constant("token_embd.weight"), ids])
         x = g.node("Add", [x, g.node("Gather", [self._constant("token_types.weight"), kinds])])
-        x = g.node("Add", [x, g.node("Slice", [self._constant("position_embd.weight"), zero, length, zero])])
+        x = g.node("Add", [x, self._positions(ids)])
         x = self._norm(x, "token_embd_norm")
-        valid = g.node("Cast", [mask], to=6)
+        valid = g.node("Cast", [mask], to=6 if self._tokens is None else _FLOAT)
+        if self._tokens is not None:
+            gone = g.node("Sub", [valid, g.constant("const.one", np.array(1, np.float32))])
+            far = g.node("Mul", [gone, g.constant("const.far", np.array(_MASKED, np.float32))])
+            valid = g.node("Reshape", [far, g.constant("const.mask", np.array([1, 1, 1, self._tokens], np.int64))])
         for layer in range(shape.layers):
             at = f"blk.{layer}."
             q, k, v = (self._linear(x, f"{at}attn_{n}") for n in "qkv")
-            mixed = g.node(
-                "MultiHeadAttention", [q, k, v, "", valid], domain="com.microsoft", num_heads=shape.heads
-            )
+            mixed = self._mixed(q, k, v, valid)
             x = self._norm(g.node("Add", [x, self._linear(mixed, f"{at}attn_output")]), f"{at}attn_output_norm")
             wide = g.node("Gelu", [self._linear(x, f"{at}ffn_up")], domain="com.microsoft")
             x = self._norm(g.node("Add", [x, self._linear(wide, f"{at}ffn_down")]), f"{at}layer_output_norm")
         if not shape.ranks:
-            out = g.output("last_hidden_state", "float32", ("batch", "tokens", shape.embd))
+            out = g.output("last_hidden_state", "float32", (*dims, shape.embd))
             g.node("Identity", [x], out=out)
             return
         first = g.node("Gather", [x, g.constant("first", np.array(0, np.int64))], axis=1)
         score = self._linear(g.node("Tanh", [self._linear(first, "cls")]), "cls.output")
-        g.node("Identity", [score], out=g.output("logits", "float32", ("batch", 1)))
+        g.node("Identity", [score], out=g.output("logits", "float32", (dims[0], 1)))
+
+    def _positions(self, ids: str) -> str:
+        """The rows of the first positions: as many as there are ids."""
+        g = self._graph
+        if self._tokens is not None:
+            rows = self._values("position_embd.weight")[None, : self._tokens]
+            self.n_params += rows.size
+            return g.constant("position_embd.weight", np.ascontiguousarray(rows))
+        one, zero = (g.constant(n, np.array([v], np.int64)) for n, v in (("one", 1), ("zero", 0)))
+        length = g.node("Gather", [g.node("Shape", [ids]), one])
+        return g.node("Slice", [self._constant("position_embd.weight"), zero, length, zero])
+
+    def _mixed(self, q: str, k: str, v: str, valid: str) -> str:
+        """Attention over all heads."""
+        g, s = self._graph, self._shape
+        if self._tokens is None:
+            facts: dict[str, Any] = {"num_heads": s.heads}
+            return g.node("MultiHeadAttention", [q, k, v, "", valid], domain="com.microsoft", **facts)
+        split = g.constant("const.heads", np.array([1, self._tokens, s.heads, s.embd // s.heads], np.int64))
+        orders = ((0, 2, 1, 3), (0, 2, 3, 1), (0, 2, 1, 3))
+        q, k, v = (
+            g.node("Transpose", [g.node("Reshape", [x, split])], perm=list(order))
+            for x, order in zip((q, k, v), orders, strict=True)
+        )
+        scale = g.constant("const.scale", np.array((s.embd // s.heads) ** -0.5, np.float32))
+        scores = g.node("Add", [g.node("MatMul", [g.node("Mul", [q, scale]), k]), valid])
+        mixed = g.node(
+            "Transpose", [g.node("MatMul", [g.node("Softmax", [scores], axis=-1), v])], perm=[0, 2, 1, 3]
+        )
+        flat = g.constant("const.flat", np.array([1, self._tokens, s.embd], np.int64))
+        return g.node("Reshape", [mixed, flat])
 
     def _norm(self, x: str, name: str) -> str:
         weights = [x, self._constant(f"{name}.weight"), self._constant(f"{name}.bias")]

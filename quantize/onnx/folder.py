@@ -61,7 +61,7 @@ def convert_gguf(
         words = encoder.wordpiece_json(model)
 
         def write(partial: Path) -> tuple[str, ...]:
-            return _write_encoder(model, bert, words, partial, key=key)
+            return _write_encoder(model, bert, words, partial, fixed.context if fixed else None, key=key)
 
     else:
         shape = decoder_shape(model)
@@ -186,17 +186,25 @@ def _write_fixed(
 
 
 def _write_encoder(
-    model: GgufModel, shape: encoder.EncoderShape, words: dict[str, Any], folder: Path, *, key: str
+    model: GgufModel,
+    shape: encoder.EncoderShape,
+    words: dict[str, Any],
+    folder: Path,
+    tokens: int | None,
+    *,
+    key: str,
 ) -> tuple[str, ...]:
+    tokens = min(tokens, shape.context) if tokens else None
     with (folder / DATA_NAME).open("wb") as data:
         graph = GraphWriter(data, DATA_NAME)
-        built = encoder.EncoderGraph(model, shape, graph)
+        built = encoder.EncoderGraph(model, shape, graph, tokens)
         built.build()
         data.flush()
         os.fsync(data.fileno())
     graph.save(folder / GRAPH_NAME)
     _write_json(folder / "tokenizer.json", words)
     _write_json(folder / "config.json", encoder.encoder_config(shape, len(words["model"]["vocab"])))
+    notices = (f"A text has at most {tokens} tokens, and takes the time of as many.",) if tokens else ()
     (folder / "1_Pooling").mkdir()
     _write_json(folder / "1_Pooling" / "config.json", encoder.pooling_config(shape))
     facts = {
@@ -205,10 +213,10 @@ def _write_encoder(
         "title": model.parts[0].metadata.get("general.name") or "",
         "quantization": "F32",
         "n_params": built.n_params,
-        "notices": (),
+        "notices": notices,
     }
     _write_json(folder / FACTS_NAME, facts)
-    return ()
+    return notices
 
 
 def _mix(model: GgufModel) -> str:

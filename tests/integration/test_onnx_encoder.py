@@ -7,10 +7,12 @@ import pytest
 from bert_shape import write_bert
 from onnx_bert import write_onnx_bert
 
-from engine.errors import InputFault
+from engine.errors import ContextOverflow, InputFault
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.types import GenerationRequest
+from quantize.onnx.folder import convert_gguf
+from quantize.onnx.request import FixedWish
 
 TEXTS = ["one two three", "tiles w1 w2 w3 w4 w5 one", "two", "tile unknownword one"]
 
@@ -50,6 +52,19 @@ def test_rerank_scores_are_llama_cpps(models):
     source, folder = models[True]
     (ours, _), (theirs, _) = (rows(e, p, TEXTS, "one tile") for e, p in (("onnx", folder), ("llama", source)))
     assert np.allclose(ours[:, 0], theirs[:, 0], rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("rank", [False, True])
+def test_fixed_shapes_give_the_same_numbers(models, tmp_path, rank):
+    """One text of 32 tokens at once, in operators that NPUs' compilers take; a longer one is refused."""
+    source, _ = models[rank]
+    convert_gguf(source, tmp_path / "open")
+    convert_gguf(source, tmp_path / "fixed", fixed=FixedWish(context=32))
+    query = "one tile" if rank else None
+    expected, found = (rows("onnx", tmp_path / name, TEXTS, query)[0] for name in ("open", "fixed"))
+    assert np.allclose(found, expected, atol=1e-4)
+    with pytest.raises(ContextOverflow):
+        rows("onnx", tmp_path / "fixed", ["one " * 40], query)
 
 
 def test_padding_changes_nothing(models):

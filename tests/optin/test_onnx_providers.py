@@ -146,3 +146,20 @@ def test_a_fixed_decoder_runs_on_the_emulator_whole(bundled_model, tmp_path):
     again, same = run(tmp_path / "fixed", generate, provider, n_ctx=128, cache_dir=cache)
     assert "compiled before" in again.metadata["note.0"]
     assert same == tokens
+
+
+@pytest.mark.timeout(1800)
+def test_a_fixed_encoder_runs_on_the_emulator_whole(tmp_path):
+    """Set TESSERA_BERT to a GGUF file of an embedding model, such as all-MiniLM-L6-v2, to measure that one."""
+    provider = "QNNExecutionProvider"
+    if SITES[provider] not in os.environ:
+        pytest.skip(f"set {SITES[provider]}")
+    given = os.environ.get("TESSERA_BERT")
+    source = Path(given) if given else write_bert(tmp_path / "bert.gguf")
+    convert_gguf(source, tmp_path / "open")
+    convert_gguf(source, tmp_path / "fixed", fixed=FixedWish(context=64))
+    _, expected = run(tmp_path / "open", embed)
+    facts, found = run(tmp_path / "fixed", embed, provider)
+    print(facts.metadata["note.0"], (expected * found).sum(axis=1))
+    assert "rest CPU" not in facts.metadata["note.0"]
+    assert ((expected * found).sum(axis=1) > 0.99).all()

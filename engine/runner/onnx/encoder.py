@@ -54,7 +54,14 @@ class Encoder:
         except QuantizeError as error:
             raise LoadFailed(str(getattr(error, "reason", error))) from error
         self._session, self.provider, self.note = _session(settings, folder)
-        self._inputs = {i.name for i in self._session.get_inputs()}
+        given = self._session.get_inputs()
+        self._inputs = {i.name for i in given}
+        self._kind = np.int32 if any(i.type == "tensor(int32)" for i in given) else np.int64
+        # A graph of fixed shapes takes one text of so many tokens at once.
+        wide: list[Any] = next((i.shape for i in given if i.name == "input_ids"), [])
+        self._fixed = wide[1] if len(wide) == _PAIR and isinstance(wide[1], int) else 0
+        if self._fixed:
+            self.limit = min(self.limit, self._fixed)
         if not {"input_ids"} <= self._inputs <= _KNOWN_INPUTS:
             raise LoadFailed(f"its inputs {sorted(self._inputs)} are not those of a text encoder")
         outputs = [o.name for o in self._session.get_outputs()]
@@ -181,8 +188,10 @@ class Encoder:
 
     def _run(self, rows: list[tuple[list[int], list[int]]]) -> Any:
         """Pooled rows, (texts, width) float32."""
-        longest = max(len(ids) for ids, _ in rows)
-        ids, mask, kinds = (np.zeros((len(rows), longest), np.int64) for _ in range(3))
+        if self._fixed and len(rows) > 1:
+            return np.concatenate([self._run([row]) for row in rows])
+        longest = self._fixed or max(len(ids) for ids, _ in rows)
+        ids, mask, kinds = (np.zeros((len(rows), longest), self._kind) for _ in range(3))
         for i, (tokens, types) in enumerate(rows):
             ids[i, : len(tokens)], mask[i, : len(tokens)] = tokens, 1
             if types:

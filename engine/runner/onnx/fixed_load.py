@@ -12,12 +12,11 @@ from engine.runner.onnx import libraries
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.fixed import FixedDecoder, read_facts
 from engine.runner.onnx.model import LoadedFolder
-from engine.runner.onnx.providers import CPU, Wish, backend_options, count_operators, wished_provider
+from engine.runner.onnx.providers import CPU, QNN, Wish, backend_options, count_operators, wished_provider
 from engine.runner.onnx.vocabulary import FolderVocabulary
 from engine.runner.protocol import LoadSettings
 from quantize.onnx.fixed_folder import GRAPHS, FixedFacts
 
-QNN: Final = "QNNExecutionProvider"
 # All of a graph goes to the NPU, and what goes in and out is its own integers. Source: ONNX Runtime, QNN provider.
 _QNN_OPTIONS: Final = {"offload_graph_io_quantization": "0", "htp_graph_finalization_optimization_mode": "3"}
 

@@ -1,6 +1,7 @@
 """Execution providers in the runner: which one is wished, registering its library, and what it really takes."""
 
 import os
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,7 @@ from engine.runner.onnx.errors import LoadFailed
 from engine.runner.protocol import LoadSettings
 
 CPU: Final = "CPUExecutionProvider"
+QNN: Final = "QNNExecutionProvider"
 
 
 @dataclass(frozen=True)
@@ -158,8 +160,20 @@ def open_session(ort: Any, options: Any, graph: str, wish: Wish, *, register: bo
     devices = [d for d in ort.get_ep_devices() if d.ep_name == wish.name]
     if not devices:
         raise LoadFailed(f"{wish.adapter.title} is installed but finds no device. {wish.adapter.no_device}")
-    options.add_provider_for_devices(devices[:1], {**wish.adapter.options, **backend_options(wish)})
+    told = {**wish.adapter.options, **backend_options(wish), **_floats(wish)}
+    options.add_provider_for_devices(devices[:1], told)
     return ort.InferenceSession(graph, options)
+
+
+def _floats(wish: Wish) -> dict[str, str]:
+    """Lets QNN compute floats in 16 bits, for which it must know the chip; the emulator on x86 plays an X Elite.
+
+    Source: ONNX Runtime, QNN provider options; 60 is SC8380XP, whose NPU is of version 73.
+    """
+    if wish.name != QNN or platform.machine() not in {"x86_64", "AMD64"}:
+        return {}
+    chip = {"soc_model": "60", "htp_arch": "73", "enable_htp_fp16_precision": "1"}
+    return {**chip, "offload_graph_io_quantization": "0"}
 
 
 def count_operators(session: Any, provider: str) -> Share:
