@@ -6,6 +6,7 @@ every token.
 
 import asyncio
 import contextlib
+import os
 import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -243,6 +244,6 @@ class HttpClient:
 def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted ({error.verify_message})"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error)
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)  # asyncio puts other words in its place
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

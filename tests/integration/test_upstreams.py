@@ -230,7 +230,7 @@ def test_an_upstream_that_is_gone(http, desk):
             answer.status_code == 502
         )
     row = http.post("/tessera/v1/upstreams/desk/check").json()
-    assert row["state"] == "unreachable"
+    assert (row["state"], row["reason"]) == ("unreachable", "Connection refused")
     assert [m["name"] for m in row["models"]] == [MODEL]  # what is known stays
 
 
