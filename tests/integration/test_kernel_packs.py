@@ -1,6 +1,5 @@
 """Kernel packs with real libraries: installed by the command, loaded by probes and runners, or refused."""
 
-import base64
 import functools
 import hashlib
 import http.server
@@ -13,8 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from minisign_signer import Signer
 
 from app import settings
 from app.kernel_index import check_signature, fetch
@@ -132,22 +130,6 @@ def test_a_pack_changed_after_its_installation_is_found(tmp_path, abi):
         file.write(b"x")
     with pytest.raises(PackRefused, match="bytes of the manifest"):
         verify(pack)
-
-
-class Signer:
-    """Signs as minisign does."""
-
-    def __init__(self) -> None:
-        self.key = Ed25519PrivateKey.generate()
-        self.id = b"12345678"
-        raw = self.key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-        self.public = base64.b64encode(b"Ed" + self.id + raw).decode()
-
-    def sign(self, data: bytes, comment: str = "timestamp:1") -> str:
-        signature = self.key.sign(hashlib.blake2b(data).digest())
-        seal = self.key.sign(signature + comment.encode())
-        lines = ["untrusted comment: x", base64.b64encode(b"ED" + self.id + signature).decode()]
-        return "\n".join([*lines, f"trusted comment: {comment}", base64.b64encode(seal).decode()])
 
 
 def test_signatures():

@@ -1,0 +1,73 @@
+"""`tessera quantize`: what is typed, and plans that must be signed."""
+
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from minisign_signer import Signer
+
+from app.cli.quantize import command
+from app.cli.quantize_options import Duration, check_plan
+from app.cli.quantize_text import calibration_of
+from engine.paths import user_paths
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("10min", 600), ("90s", 90), ("2h", 7200), ("1.5h", 5400), ("45", 45), ("3 m", 180)]
+)
+def test_times(text, seconds):
+    assert Duration().convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "10 parsecs", "-5min", ""])
+def test_what_is_no_time_is_told(text):
+    with pytest.raises(click.BadParameter, match="time"):
+        Duration().convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--budget", "5MB", "--time", "10min", "--tier", "max"], "leave out --tier"),
+        (["--type", "Q4_K_M", "--time", "10min"], "--type"),
+        (["--budget", "5MB", "--plan", __file__], "one of"),
+        (["--plan", __file__, "--lock", "attn_v=Q8_0"], "leave out --tier"),
+        (["--budget", "5MB", "--plan-key", "RWQ"], "goes with --plan"),
+        (["--budget", "5MB", "--calibration", "/nowhere/at/all"], "there is no /nowhere"),
+        ([], "Say what is wanted"),
+    ],
+)
+def test_wishes_that_contradict_each_other(arguments, words):
+    done = CliRunner().invoke(command, ["some-model", *arguments])
+    assert done.exit_code == 2
+    assert words in done.output
+
+
+def test_a_plan_must_be_signed_by_a_key_that_was_given(tmp_path):
+    signer, other = Signer(), Signer()
+    plan, signature = tmp_path / "a.plan.json", tmp_path / "a.plan.json.minisig"
+    plan.write_bytes(b"{}")
+    with pytest.raises(click.ClickException, match="cannot be read"):
+        check_plan(plan, [signer.public])
+    signature.write_text(signer.sign(b"{}"))
+    check_plan(plan, [signer.public])
+    with pytest.raises(click.ClickException, match="not signed"):
+        check_plan(plan, [other.public])
+    plan.write_bytes(b"{ }")
+    with pytest.raises(click.ClickException, match="was changed"):
+        check_plan(plan, [signer.public])
+
+
+def test_one_file_is_taken_as_it_is_and_a_folder_becomes_a_text_that_goes_away(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("words " * 20_000)
+    (tmp_path / "more.txt").write_text("more words " * 20_000)
+    with calibration_of((str(text),), user_paths(), ask=False) as found:
+        assert found == {"calibration": str(text)}
+    with calibration_of((str(tmp_path),), user_paths(), ask=False) as found:
+        paths = [Path(found[name]) for name in ("calibration", "own_text")]
+        assert all("words" in p.read_text() for p in paths)
+    assert not any(p.exists() for p in paths)
+    with calibration_of((), user_paths(), ask=False) as found:
+        assert found == {}
