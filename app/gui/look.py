@@ -16,6 +16,7 @@ from app.gui.stylesheet import stylesheet
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 _TOKENS = ASSETS / "themes" / "tokens.toml"
+_LARGE_PERCENT = 125  # letters from which icons are drawn larger too
 _FAMILY, _MONO = "Inter", "JetBrains Mono"
 
 
@@ -134,7 +135,7 @@ class Look(QObject):
         key = (name, colour)
         if key not in self._icons:
             icon = QIcon()
-            for size in (20, 40):  # the larger one is for large letters
+            for size in (20, 40) if self._percent > _LARGE_PERCENT else (20,):
                 for scale in (1, 2):
                     icon.addPixmap(self._pixmap(name, colour, size, scale))
                     icon.addPixmap(self._pixmap(name, "border", size, scale), QIcon.Mode.Disabled)

@@ -1,0 +1,55 @@
+"""Words that once misled a new user, and marks that could not be seen."""
+
+import itertools
+import re
+
+import pytest
+from PySide6.QtGui import QColor
+
+from app.gui import words
+from app.gui.library.job_card import title_of
+from app.gui.library.model_card import chips_of
+from app.gui.look import tokens
+from app.gui.stylesheet import stylesheet
+from engine.api.jobs import Job, JobKind
+from engine.api.library import Model, Origin
+from engine.library.errors import HubUnreachable
+from tests.gui.test_seen_by_everyone import luminance
+
+
+def test_one_file_is_no_plural():
+    assert (words.files(1), words.files(2), words.versions(1)) == ("1 file", "2 files", "1 version")
+
+
+def test_a_failed_download_is_not_called_downloading():
+    job = Job(id="pull-1", kind=JobKind.PULL, state="failed", title="Spark")
+    assert title_of(job) == "Downloading Spark: not done"
+
+
+def test_no_network_is_told_in_words():
+    told = str(HubUnreachable("https://hub.example", "[Errno -2] Name or service not known"))
+    assert told == "hub.example cannot be reached (its address is not known here). Check the network connection."
+
+
+def test_a_name_does_not_contradict_the_file_that_is_fetched():
+    assert words.model_name("ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF") == "Qwen2.5-Coder-7B"
+    assert words.model_name("org/model-MXFP4-GGUF") == "model"
+    assert words.model_name("org/Qwen3-8B") == "Qwen3-8B"
+
+
+def test_a_link_without_a_known_owner_names_none():
+    linked = Model(id="x", name="x", origin=Origin(kind="linked"))
+    assert ("Linked", "chip") in chips_of(linked)
+    assert not any("?" in text for text, _ in chips_of(linked))
+
+
+@pytest.mark.parametrize(("dark", "contrast"), list(itertools.product((False, True), repeat=2)))
+def test_the_frame_of_a_check_box_can_be_seen(dark, contrast):
+    """WCAG 2.2, 1.4.11: parts of a control have 3:1 against what is beside them."""
+    look = tokens(dark=dark, contrast=contrast)
+    sheet = stylesheet(look.colours, "icons", unit=8, radius=8, small=12, body=14, title=22, dark=dark)
+    rule = re.search(r"QCheckBox::indicator \{([^}]*)\}", sheet)[1]
+    frame = re.search(r"border: 1px solid (#\w+)", rule)[1]
+    for ground in ("background", "raised", "surface"):
+        low, high = sorted((luminance(QColor(frame)), luminance(look.colour(ground))))
+        assert (high + 0.05) / (low + 0.05) >= 3, (frame, ground)
