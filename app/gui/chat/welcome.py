@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QScrollArea, QVBoxLayout, QWi
 from app.gui import words
 from app.gui.devices.facts import summary
 from app.gui.services import Services
-from app.gui.widgets.basics import button, card, clear, label, row, stack
+from app.gui.widgets.basics import SCROLL_BAR, button, card, clear, label, row, stack
 from app.gui.widgets.flow import Flow
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
 from engine.api.hub import Starters
@@ -68,15 +68,21 @@ class Welcome(QScrollArea):
         holder.setMaximumWidth(services.look.tokens.column)
         holder.setLayout(column)
         outer = row(spacing=0, margins=(24, 24, 24, 24))
-        outer.addStretch(1)
+        outer.addStretch(0)
         outer.addWidget(holder, 100)
-        outer.addStretch(1)
+        outer.addStretch(0)
         inner.setLayout(outer)
+        self.verticalScrollBar().rangeChanged.connect(self._reserve)
+        self._reserve(0, 0)
         self.setWidget(inner)
         self._known = False
         self._show_kind()
         services.models.changed.connect(self._show_kind)
         services.models.reachable_changed.connect(lambda _: self._ask())
+
+    def _reserve(self, _low: int, high: int) -> None:
+        """As the transcript does: what is here stands above the field where one writes."""
+        self.setViewportMargins(0, 0, 0 if high else SCROLL_BAR, 0)
 
     def showEvent(self, event: QShowEvent) -> None:
         """Find out what this computer can do."""
