@@ -39,7 +39,7 @@ PAGES = (
 )
 STYLES = (("light", 1), ("dark", 1), ("light", 2), ("dark", 2))
 QUESTIONS = [suggestion.question for suggestion in FOR_A_MODEL[::2]]
-WAIT_S = 60
+WAIT_S = 240
 
 
 def main():
