@@ -28,6 +28,7 @@ class Pages:
         server = ("server", "server", tr("Server"))
         system = ("system", "devices", tr("System"))
         return [
+            PageEntry("documents", "folder", tr("Documents"), self._documents),
             PageEntry("code", "code", tr("Code"), self._code),
             PageEntry("library", "library", tr("Library"), self._library, models),
             PageEntry("fit", "fit", tr("Make it fit"), self._fit, models),
@@ -38,6 +39,11 @@ class Pages:
             PageEntry("bench", "gauge", tr("Measure"), self._bench, system),
             PageEntry("settings", "settings", tr("Settings"), self._settings),
         ]
+
+    def _documents(self) -> QWidget:
+        from app.gui.documents.page import DocumentsPage
+
+        return DocumentsPage(self._services)
 
     def _code(self) -> QWidget:
         from app.gui.code.page import CodePage

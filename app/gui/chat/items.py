@@ -9,6 +9,7 @@ from app.gui.chat.message_actions import MessageActions
 from app.gui.chat.message_widget import MessageWidget
 from app.gui.chat.pair_widget import PairWidget
 from app.gui.chat.tool_item import ToolItem
+from app.gui.documents.grounds import GroundsCard, grounds_of
 from app.gui.services import Services
 from app.gui.widgets.column import ColumnItem
 
@@ -98,6 +99,9 @@ class MessageItems:
             n_ctx=choice.n_ctx if choice else 0,
             first=len(chat.tree.path()) <= 2,  # noqa: PLR2004 - a question and its answer
         )
+        grounds = grounds_of(message)
+        if grounds is not None:
+            made.add_below_text(GroundsCard(self._services, grounds, message.content))
         if message_id == chat.answering_id or message.status == "streaming":
             made.show_phase(*chat.phase)
         self._actions.follow(made)

@@ -5,7 +5,7 @@ from functools import partial
 
 from PySide6.QtCore import QEvent, Qt, QTimer, Signal
 from PySide6.QtGui import QEnterEvent, QGuiApplication
-from PySide6.QtWidgets import QFrame, QVBoxLayout
+from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 
 from app.answer_phase import Phase
 from app.db.records import Message
@@ -66,6 +66,10 @@ class MessageWidget(ColumnItem):
         else:
             self._build_answer(title)
         self._column.addStretch(1)
+
+    def add_below_text(self, widget: QWidget) -> None:
+        """Show something that belongs to the answer's text, before what can be done with it."""
+        self._column.insertWidget(self._column.indexOf(self._body) + 1, widget)
 
     @property
     def text_view(self) -> MarkdownView:

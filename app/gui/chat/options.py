@@ -14,6 +14,7 @@ from app.gui.services import Services
 from app.gui.widgets.basics import IconButton, button, label, row, stack
 from app.gui.widgets.popups import Choice
 from app.settings import BY_NAME, Settings
+from engine.api.collections import Collection
 
 _LIMIT = BY_NAME["chat.max_tokens"]
 _DELAY_MS = 500
@@ -62,6 +63,10 @@ class ChatOptions(QFrame):
         self.limit.lineEdit().setTextMargins(6, 0, 6, 0)
         self.limit.setAccessibleName(self.tr(_LIMIT.title))
         self.limit.valueChanged.connect(self._on_edited)
+        self.documents = Choice()
+        self.documents.setAccessibleName(self.tr("Documents"))
+        self.documents.activated.connect(self._on_edited)
+        self._collections: tuple[str, ...] = ("",)
         self.output = OutputOptions()
         self.output.changed.connect(self._on_edited)
         self._remove = remove
@@ -73,6 +78,8 @@ class ChatOptions(QFrame):
         column = stack(
             label(self.tr("Preset"), "strong"),
             row(self.preset, self._remove, spacing=4),
+            label(self.tr("Answer from documents"), "strong"),
+            self.documents,
             label(self.tr("System prompt"), "strong"),
             self.prompt,
             save,
@@ -106,8 +113,24 @@ class ChatOptions(QFrame):
         self._model = conversation.model
         self._own = conversation.sampling
         self.output.show_values(conversation.sampling)
+        self.refresh_collections()
         self.refresh_recommendation()
         self._showing = False
+
+    def refresh_collections(self) -> None:
+        """Offer the collections there are; what this chat asks stays chosen."""
+
+        def show(found: tuple[Collection, ...]) -> None:
+            chosen = str(self._own.get("collection") or "")
+            self._collections = ("", *(each.id for each in found))
+            self.documents.clear()
+            self.documents.addItem(self.tr("None"))
+            for each in found:
+                self.documents.addItem(each.name)
+            self.documents.setCurrentIndex(self._collections.index(chosen) if chosen in self._collections else 0)
+
+        api = self._services.api
+        self._services.background.run(api.collections, show, lambda _: None, parent=self)
 
     def refresh_presets(self) -> None:
         """Read the presets anew."""
@@ -140,7 +163,9 @@ class ChatOptions(QFrame):
         self.changed.emit({"system_prompt": self.prompt.toPlainText(), "sampling": self._sampling()})
 
     def _sampling(self) -> dict[str, object]:
-        return {**self.sampling.own, **self.output.own, "max_tokens": self.limit.value()}
+        chosen = self._collections[max(self.documents.currentIndex(), 0)]
+        asked = {"collection": chosen} if chosen else {}
+        return {**self.sampling.own, **self.output.own, **asked, "max_tokens": self.limit.value()}
 
     def _show_presets(self, presets: list[Preset]) -> None:
         self._presets = presets

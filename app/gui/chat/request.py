@@ -10,8 +10,19 @@ from app.tools.types import ToolSpec
 
 # Characters of English a token holds, rounded down so that estimates err on the full side.
 CHARACTERS_PER_TOKEN = 3.5
-_SAMPLING = frozenset(
-    {"temperature", "top_p", "min_p", "top_k", "repeat_penalty", "presence_penalty", "frequency_penalty", "seed"}
+# Fields of a chat that its requests carry as they are.
+_CARRIED = frozenset(
+    {
+        "collection",
+        "temperature",
+        "top_p",
+        "min_p",
+        "top_k",
+        "repeat_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "seed",
+    }
 )
 
 
@@ -43,7 +54,7 @@ def branch_body(
     if tools:
         body["tools"] = [spec.as_openai() for spec in tools]
     for name, value in (sampling or {}).items():
-        if name in _SAMPLING:
+        if name in _CARRIED:
             body[name] = value
         elif name == "max_tokens" and value:
             body["max_tokens"] = value

@@ -1,0 +1,124 @@
+"""Documents: what was collected, how far the reading is, and what could not be read."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from PySide6.QtCore import QTimer
+from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtWidgets import QFileDialog, QFrame, QVBoxLayout
+
+from app.format import size
+from app.gui.api import in_words
+from app.gui.services import Services
+from app.gui.widgets.basics import Banner, Page, button, card, clear, label, row
+from engine.api.collections import Collection, CollectionChange, CollectionRequest
+
+_LOOK_MS = 1500
+
+
+class DocumentsPage(Page):
+    """A card for each collection. Files stay where they are; only an index is kept."""
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(
+            self.tr("Documents"),
+            self.tr("Folders that chats can answer from. Everything stays on this computer."),
+        )
+        self._services = services
+        self._shown: Sequence[Collection] = ()
+        self.banner = Banner(services.look)
+        self.add = button(self.tr("Add a folder…"), self._choose, "primary")
+        self._place = QVBoxLayout()
+        self.content.addWidget(self.banner)
+        self.content.addLayout(row(self.add, 1))
+        self.content.addLayout(self._place)
+        self._timer = QTimer(self)
+        self._timer.setInterval(_LOOK_MS)
+        self._timer.timeout.connect(self.refresh)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Look now, and again while the page is seen."""
+        super().showEvent(event)
+        self.refresh()
+        self._timer.start()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        """Nobody looks any more."""
+        super().hideEvent(event)
+        self._timer.stop()
+
+    def refresh(self) -> None:
+        """Ask for the state of every collection."""
+        self._run(self._services.api.collections)
+
+    def add_folder(self, folder: str) -> None:
+        """Make a collection of a folder, named after it."""
+        if not folder:
+            return
+        request = CollectionRequest(name=Path(folder).name or folder, sources=(folder,))
+        self._change(lambda: self._services.api.make_collection(request))
+
+    def _choose(self) -> None:
+        dialog = QFileDialog(self, self.tr("Add a folder"))
+        dialog.setFileMode(QFileDialog.FileMode.Directory)
+        dialog.fileSelected.connect(self.add_folder)
+        dialog.open()
+
+    def _change(self, act: Callable[[], object]) -> None:
+        def work() -> Sequence[Collection]:
+            act()
+            return self._services.api.collections()
+
+        self._run(work)
+
+    def _run(self, work: Callable[[], Sequence[Collection]]) -> None:
+        self._services.background.run(work, self._show, self._fail, parent=self)
+
+    def _fail(self, error: Exception) -> None:
+        self.banner.tell(in_words(error), "bad")
+
+    def _show(self, found: Sequence[Collection]) -> None:
+        if found == self._shown:
+            return
+        self._shown = found
+        clear(self._place)
+        for each in found:
+            self._place.addWidget(self._card(each))
+
+    def _card(self, found: Collection) -> QFrame:
+        read = self._services.api.refresh_collection
+        remove = button(
+            self.tr("Forget"), lambda: self._change(partial(self._services.api.remove_collection, found.id))
+        )
+        remove.setAccessibleName(self.tr("Forget {name}").format(name=found.name))
+        again = button(self.tr("Read again"), lambda: self._change(partial(read, found.id)))
+        again.setAccessibleName(self.tr("Read {name} again").format(name=found.name))
+        ocr = button(self.tr("Read scans too"), lambda: self._change(partial(self._read_scans, found.id)))
+        ocr.setVisible(bool(found.unread_pages) and not found.ocr)
+        lines = [self._amount(found), self._state(found), *found.sources, *found.problems]
+        if found.failed or found.unread_pages:
+            lines.append(
+                self.tr("Not read: {files} documents, {pages} pages. Why: tessera collections unread").format(
+                    files=found.failed, pages=found.unread_pages
+                )
+            )
+        words = [label(line, "small", wrap=True) for line in lines]
+        return card(row(label(found.name, "strong"), 1, ocr, again, remove), *words)
+
+    def _read_scans(self, key: str) -> None:
+        self._services.api.change_collection(key, CollectionChange(ocr=True))
+
+    def _amount(self, found: Collection) -> str:
+        return self.tr("{files} documents, {pages} pages, {bytes} of index").format(
+            files=found.documents, pages=found.pages, bytes=size(found.index_bytes)
+        )
+
+    def _state(self, found: Collection) -> str:
+        if found.state == "reading":
+            return self.tr("Reading: {done} of {all} files").format(done=found.files_done, all=found.files)
+        if found.state == "embedding":
+            return self.tr("Found by words already; by meaning: {done} of {all} passages").format(
+                done=found.embedded, all=found.chunks
+            )
+        return self.tr("Ready")

@@ -1,0 +1,95 @@
+"""Collections in the window: the page that keeps them, the chat that asks one, the passages below its answer."""
+
+import msgspec
+import pytest
+
+from app.db.records import Message
+from app.gui.chat.options import ChatOptions
+from app.gui.chat.request import branch_body
+from app.gui.documents.grounds import GroundsCard, PageDialog, grounds_of
+from app.gui.documents.page import DocumentsPage
+from engine.api.collections import Collection, Collections, PageText
+
+SEA = {
+    "id": "col_1", "name": "Sea", "sources": ["/home/ida/sea"], "state": "embedding", "documents": 3, "failed": 1,
+    "pages": 12, "unread_pages": 2, "chunks": 40, "embedded": 10, "index_bytes": 2 << 20,
+}  # fmt: skip
+PASSAGE = {
+    "id": 7,
+    "document": 2,
+    "path": "/home/ida/sea/tides.pdf",
+    "title": "tides",
+    "page": 3,
+    "label": "page 3",
+}
+PAGE = "\U0001f30a High water. Low water."
+ANSWER = "High water comes twice a day. It is made of cheese and wine."
+GROUNDS = {
+    "id": "col_1", "name": "Sea", "mode": "passages", "why": "1 passage was given.", "found": True,
+    "passages": [PASSAGE], "checked": [
+        {"start": 0, "end": 29, "carried": True, "passage": 1},
+        {"start": 30, "end": 60, "carried": False},
+    ],
+}  # fmt: skip
+
+
+def words_in(widget):
+    from PySide6.QtWidgets import QLabel
+
+    return " ".join(label.text() for label in widget.findChildren(QLabel))
+
+
+@pytest.fixture
+def collections(server):
+    server.routes["GET", "/tessera/v1/collections"] = msgspec.convert({"collections": [SEA]}, Collections)
+    return server
+
+
+def test_the_page_tells_how_far_and_what_was_not_read(services, collections, show, qtbot):
+    page = show(DocumentsPage(services))
+    qtbot.waitUntil(lambda: "Sea" in words_in(page))
+    words = words_in(page)
+    assert "3 documents, 12 pages" in words
+    assert "10 of 40 passages" in words
+    assert "1 documents, 2 pages" in words
+
+
+def test_a_folder_is_added_and_forgotten(services, collections, show, qtbot):
+    page = show(DocumentsPage(services))
+    qtbot.waitUntil(lambda: "Sea" in words_in(page))
+    collections.routes["POST", "/tessera/v1/collections"] = msgspec.convert(SEA, Collection)
+    page.add_folder("/home/ida/notes")
+    sent = ("POST", "/tessera/v1/collections", {"name": "notes", "sources": ["/home/ida/notes"]})
+    qtbot.waitUntil(lambda: sent in collections.requests)
+
+
+def test_a_chat_asks_the_collection_that_is_chosen(services, collections, show, qtbot):
+    options = show(ChatOptions(services))
+    options.refresh_collections()
+    qtbot.waitUntil(lambda: options.documents.count() == 2)
+    options.documents.setCurrentIndex(1)
+    with qtbot.waitSignal(options.changed) as told:
+        options.documents.activated.emit(1)
+    sampling = told.args[0]["sampling"]
+    assert branch_body("m", [], sampling=sampling)["collection"] == "col_1"
+
+
+def test_a_passage_opens_its_page_and_is_marked_and_the_rest_is_told(services, server, show, qtbot):
+    message = Message(1, 1, None, "assistant", ANSWER, facts={"grounds": GROUNDS})
+    card = show(GroundsCard(services, grounds_of(message), ANSWER))
+    assert "It is made of cheese and wine." in words_in(card)
+    assert "High water" not in words_in(card)
+    server.routes["GET", "/tessera/v1/collections/col_1/documents/2/pages/3"] = PageText(
+        path="/home/ida/sea/tides.pdf", title="tides", number=3, text=PAGE, start=14, end=24
+    )
+    (button,) = card.buttons
+    assert "tides.pdf, page 3" in button.text()
+    button.click()
+    qtbot.waitUntil(lambda: card.findChildren(PageDialog) != [])
+    (dialog,) = card.findChildren(PageDialog)
+    assert dialog.passage == "Low water."
+    dialog.close()
+
+
+def test_damaged_facts_are_no_grounds():
+    assert grounds_of(Message(1, 1, None, "assistant", "x", facts={"grounds": {"id": 3}})) is None
