@@ -105,6 +105,7 @@ class WholeAnswer:
             "runaway": msgspec.to_builtins(self.runaway),
             "ran_on": self.ran_on,
             "grounds": msgspec.to_builtins(self.grounds),
+            "receipt": msgspec.to_builtins(self.receipt),
             "tool_calls": [vars(call) for call in self.tools.calls],
         }
         return {name: value for name, value in facts.items() if value}

@@ -331,16 +331,20 @@ class MessageWidget(ColumnItem):
             actions.addWidget(widget)  # type: ignore[attr-defined]  # a box layout
 
     def _more_tool(self) -> IconButton:
-        tool: IconButton = self._tool("more", self.tr("More"), lambda: self._show_more(tool))
+        tool: IconButton = self._tool("more", self.tr("More"), lambda: self.more().below(tool))
         return tool
 
-    def _show_more(self, at: IconButton) -> None:
+    def more(self) -> Menu:
+        """What is seldom wanted of a message."""
         menu, number = Menu(self._look, self), self.message.id
         if self.message.role == "assistant":
             menu.add("edit", self.tr("Edit this answer"), self.start_edit)
+        if receipt := self.message.facts.get("receipt"):
+            text = json.dumps(receipt, indent=1)
+            menu.add("copy", self.tr("Copy the receipt"), lambda: QGuiApplication.clipboard().setText(text))
         menu.add("split", self.tr("New chat from here"), lambda: self.forked.emit(number))
         menu.add("trash", self.tr("Delete from here on"), lambda: self.removed.emit(number), "bad")
-        menu.below(at)
+        return menu
 
     def _copy_tool(self) -> IconButton:
         def copy() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from PySide6.QtCore import QRegularExpression, Qt, Signal
 from PySide6.QtGui import QRegularExpressionValidator
-from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QSlider, QWidget
+from PySide6.QtWidgets import QCheckBox, QLineEdit, QPlainTextEdit, QSlider, QWidget
 
 from app.gui import words
 from app.gui.widgets.basics import label, row, stack
@@ -47,6 +47,8 @@ class OutputOptions(QWidget):
         self._reasons.hide()
         self._problem = label("", "chip-bad", wrap=True)
         self._problem.hide()
+        self.receipt = QCheckBox(self.tr("Answers carry a receipt"))
+        self.receipt.toggled.connect(lambda _: self._on_edited())
         self.seed.textEdited.connect(lambda _: self._on_edited())
         self.stops.textChanged.connect(self._on_edited)
         self.schema.textChanged.connect(self._on_edited)
@@ -62,6 +64,12 @@ class OutputOptions(QWidget):
                 self.schema,
                 self._problem,
                 label(self.tr("Answers are JSON of this shape and nothing else."), "small", wrap=True),
+                self.receipt,
+                label(
+                    self.tr("The same question then gives the same answer, whatever else runs."),
+                    "small",
+                    wrap=True,
+                ),
                 spacing=6,
             )
         )
@@ -81,6 +89,8 @@ class OutputOptions(QWidget):
         budget = _BUDGETS[self.reasoning.value()]
         if budget is not None:
             found["thinking_budget"] = budget
+        if self.receipt.isChecked():
+            found["receipt"] = True
         return found
 
     def offer_reasoning(self, *, reasons: bool) -> None:
@@ -109,6 +119,7 @@ class OutputOptions(QWidget):
         budget = given.get("thinking_budget")
         self.reasoning.setValue(_BUDGETS.index(budget) if isinstance(budget, int) and budget in _BUDGETS else 0)
         self._on_reasoning()
+        self.receipt.setChecked(given.get("receipt") is True)
         self._showing = False
 
     def _text(self, name: str, hint: str, height: int) -> QPlainTextEdit:

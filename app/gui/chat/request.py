@@ -53,7 +53,16 @@ def branch_body(
     body = chat_body(model, messages, {"loop_guard": True})
     if tools:
         body["tools"] = [spec.as_openai() for spec in tools]
-    for name, value in (sampling or {}).items():
+    body |= _wishes(sampling or {})
+    if continue_last:
+        body["continue_final_message"] = True
+    return body
+
+
+def _wishes(sampling: Mapping[str, object]) -> dict[str, Any]:
+    """What the chat's options ask for, as a request has it."""
+    body: dict[str, Any] = {}
+    for name, value in sampling.items():
         if name in _CARRIED:
             body[name] = value
         elif name == "max_tokens" and value:
@@ -62,10 +71,10 @@ def branch_body(
             body |= {"thinking_budget": value} if value else {"enable_thinking": False}
         elif name == "stop" and isinstance(value, list) and value:
             body["stop"] = value
+        elif name == "receipt" and value:
+            body |= {"deterministic": True, "receipt": True}
         elif name == "json_schema" and isinstance(value, dict):
             body["json_schema"] = value
-    if continue_last:
-        body["continue_final_message"] = True
     return body
 
 

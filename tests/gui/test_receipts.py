@@ -1,0 +1,55 @@
+"""Receipts in the window: asked for in a chat's options, copied from the answer's menu."""
+
+import json
+
+from PySide6.QtGui import QGuiApplication
+
+from app.db.records import Message
+from app.gui.chat.message_widget import MessageWidget
+from app.gui.chat.output_options import OutputOptions
+from app.gui.chat.request import branch_body
+
+RECEIPT = {"version": 1, "model": "m", "answer": {"num_chars": 1, "sha256": "0"}}
+
+
+def test_the_option_asks_for_a_deterministic_answer_with_a_receipt(qtbot):
+    options = OutputOptions()
+    qtbot.addWidget(options)
+    assert "receipt" not in options.own
+    with qtbot.waitSignal(options.changed):
+        options.receipt.setChecked(True)
+    body = branch_body("m", [], sampling=options.own)
+    assert (body["deterministic"], body["receipt"]) == (True, True)
+    other = OutputOptions()
+    qtbot.addWidget(other)
+    other.show_values(options.own)
+    assert other.receipt.isChecked()
+
+
+def answer(look, qtbot, **facts):
+    message = Message(
+        id=2, conversation_id=1, parent_id=1, role="assistant", content="a", reasoning="", status="complete",
+        model="m", facts=facts, created_s=0.0,
+    )  # fmt: skip
+    widget = MessageWidget(look, message, [2], last=True, title="m")
+    qtbot.addWidget(widget)
+    return widget
+
+
+def entries(widget):
+    menu = widget.more()
+    found = {action.text(): action for action in menu.actions()}
+    return menu, found
+
+
+def test_an_answer_with_a_receipt_offers_it(look, qtbot):
+    menu, found = entries(answer(look, qtbot, receipt=RECEIPT))
+    found["Copy the receipt"].trigger()
+    assert json.loads(QGuiApplication.clipboard().text()) == RECEIPT
+    menu.deleteLater()
+
+
+def test_an_answer_without_one_does_not(look, qtbot):
+    menu, found = entries(answer(look, qtbot))
+    assert "Copy the receipt" not in found
+    menu.deleteLater()
