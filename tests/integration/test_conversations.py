@@ -46,3 +46,12 @@ def test_conversations_are_changed_read_and_forgotten(qwen, client):
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="spark", conversation=made.id, input="Hi")
     assert qwen.asked() == []
+
+
+def test_items_may_hold_numbers_of_any_size(qwen, client):
+    huge = 10**30
+    said = {"type": "message", "role": "user", "x": huge, "content": [{"type": "input_text", "text": "x"}]}
+    made = client.conversations.create(items=[said])
+    assert texts(client, made.id) == ["x"]
+    qwen.say("Yes.")
+    client.responses.create(model="spark", input=[said])  # stored too

@@ -55,7 +55,7 @@ def operations(page):
 
 @pytest.fixture(scope="module")
 def page(_qwen):
-    return httpx2.get(f"{_qwen.url}/openapi.json").json()
+    return httpx2.get(f"{_qwen.url}/openapi.json", timeout=60).json()
 
 
 def test_the_page_has_every_route_with_words_and_bodies(page):

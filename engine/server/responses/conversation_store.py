@@ -68,7 +68,7 @@ class ConversationStore:
         """Add items behind the others, each with an id; nothing happens to a conversation that was deleted."""
         named = [item if isinstance(item.get("id"), str) else {**item, "id": new_id("item", "_")} for item in items]
         conversation.items += named
-        conversation.size_bytes += len(msgspec.msgpack.encode(named))
+        conversation.size_bytes += len(msgspec.json.encode(named))
         if conversation.id in self._kept:
             self._kept.move_to_end(conversation.id)
             self._bound()

@@ -62,7 +62,7 @@ class ResponseStore:
         self, response: dict[str, Any], input_items: list[dict[str, Any]], messages: tuple[Message, ...]
     ) -> None:
         """Keep an answer, forgetting the oldest beyond the limits."""
-        size = len(msgspec.msgpack.encode((response, input_items, messages)))
+        size = len(msgspec.json.encode((response, input_items, messages)))
         stored = Stored(response=response, input_items=input_items, messages=messages, size_bytes=size)
         if (earlier := self._kept.pop(str(response["id"]), None)) is not None:
             self._let_go(earlier)
