@@ -1,0 +1,36 @@
+"""Plugin for llama-server's own tests: their server is ours, which runs already, and requests name its model.
+
+Loaded by llama_server.py with `-p pointed`, from the folder of those tests.
+"""
+
+import os
+from typing import Any
+
+import utils
+
+HOST, PORT, MODEL = os.environ["CONFORMANCE_SERVER"].split(" ")
+
+
+def _start(self: Any, *_: Any, **__: Any) -> None:
+    self.server_host, self.server_port, self.process = HOST, int(PORT), None
+    utils.server_instances.add(self)
+
+
+def _stop(self: Any) -> None:
+    utils.server_instances.discard(self)
+
+
+def _named(call: Any) -> Any:
+    def with_model(self: Any, method: str, path: str, data: Any = None, *rest: Any, **options: Any) -> Any:
+        if method == "POST" and isinstance(data, dict):
+            data = {"model": MODEL, **data}
+        return call(self, method, path, data, *rest, **options)
+
+    return with_model
+
+
+utils.ServerProcess.start = _start
+utils.ServerProcess.stop = _stop
+utils.ServerPreset.load_all = staticmethod(lambda: None)
+for name in ("make_request", "make_stream_request", "make_any_request"):
+    setattr(utils.ServerProcess, name, _named(getattr(utils.ServerProcess, name)))
