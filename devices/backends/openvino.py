@@ -4,6 +4,7 @@ ggml's backend uses one device a process, named by an environment variable, and 
 where that device is missing. So the runtime itself is asked first which devices it offers, through its C interface.
 """
 
+import contextlib
 import ctypes
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ GGML_DEVICE: Final = "OPENVINO0"
 NPU: Final = "openvino:NPU"
 _DEVICE_VARIABLE: Final = "GGML_OPENVINO_DEVICE"
 _MOST_DEVICES: Final = 16
+# A compiled model is as large as its weights.
+CACHE_BYTES: Final = 8 << 30
 
 
 class OpenVinoFailed(OSError):
@@ -46,6 +49,19 @@ def environment(target: str, cache: Path | None) -> Mapping[str, str]:
         if target != "NPU":
             found["GGML_OPENVINO_COMPILED_MODEL_CACHE_DIR"] = str(cache)
     return found
+
+
+def trim(cache: Path, most_bytes: int = CACHE_BYTES) -> None:
+    """Remove compiled models that were written longest ago, until the folder holds at most so much."""
+    with contextlib.suppress(OSError):
+        files = sorted(
+            ((p.stat().st_mtime, p.stat().st_size, p) for p in cache.iterdir() if p.is_file()), reverse=True
+        )
+        held = 0
+        for _, size, path in files:
+            held += size
+            if held > most_bytes:
+                path.unlink(missing_ok=True)
 
 
 def offered(folder: Path) -> tuple[BackendDevice, ...]:

@@ -93,6 +93,7 @@ def _prepare_openvino(packs: Mapping[str, tuple[Path, ...]], target: str, cache:
         raise KernelsMissing(f"OpenVINO offers no {wanted} now (it offers {', '.join(names) or 'none'})")
     if cache is not None:
         cache.mkdir(parents=True, exist_ok=True)
+        openvino.trim(cache)
     os.environ.update(openvino.environment(target, cache))
 
 

@@ -1,11 +1,12 @@
 """OpenVINO's devices in dispatch: when they are taken, what they refuse, and what is said about them."""
 
+import os
 from dataclasses import replace
 
 import pytest
 from msgspec.structs import replace as replaced
 
-from devices.backends.openvino import environment, target_of
+from devices.backends.openvino import environment, target_of, trim
 from devices.doctor import diagnose
 from devices.memory import Ledger
 from devices.merge import merged
@@ -147,6 +148,15 @@ def test_the_backend_is_told_device_and_cache(tmp_path):
     assert npu["GGML_OPENVINO_DEVICE"] == "NPU"
     assert "GGML_OPENVINO_COMPILED_MODEL_CACHE_DIR" not in npu
     assert cpu["GGML_OPENVINO_COMPILED_MODEL_CACHE_DIR"] == str(tmp_path)
+
+
+def test_compiled_models_have_a_limit_and_the_oldest_go(tmp_path):
+    for age, name in enumerate(("new", "middle", "old")):
+        (tmp_path / name).write_bytes(b"x" * 100)
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    trim(tmp_path, most_bytes=250)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["middle", "new"]
+    trim(tmp_path / "not there")
 
 
 def test_a_runner_without_the_pack_says_so(monkeypatch, tmp_path):
