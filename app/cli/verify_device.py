@@ -1,4 +1,4 @@
-"""`tessera verify-device`: do the GPUs here compute what the CPU computes?"""
+"""`tessera verify-device`: do the GPUs, NPUs and other kernels here compute what the CPU's own compute?"""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ WRONG_EXIT = 1
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @click.pass_context
 def command(ctx: click.Context, models: tuple[str, ...], *, as_json: bool) -> None:
-    """Compare every usable GPU with the CPU, on MODELS or on all installed ones.
+    """Compare every usable GPU and NPU with the CPU, on MODELS or on all installed ones.
 
     Each backend is tried with and without flash attention, with a quantized cache and with some layers left on the
     CPU. What computes wrongly is not used from then on, until driver, kernels or settings change. Ends with 1 where
@@ -28,14 +28,14 @@ def command(ctx: click.Context, models: tuple[str, ...], *, as_json: bool) -> No
     """
     from devices.as_json import to_json  # noqa: PLC0415 - keeps `tessera --help` fast
     from engine.dispatch.resources import open_resources  # noqa: PLC0415 - see above
-    from engine.dispatch.verify import verify  # noqa: PLC0415 - see above
+    from engine.dispatch.verify import comparable, verify  # noqa: PLC0415 - see above
     from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see above
     from engine.paths import user_paths  # noqa: PLC0415 - see above
 
     resources = open_resources(user_paths())
     machine = resources.machine.full()
-    if not any(r.state == "usable" for d in machine.devices if d.kind in {"igpu", "dgpu"} for r in d.runtimes):
-        raise click.ClickException("No GPU is usable here; `tessera doctor` says why.")
+    if not any(comparable(d, r) for d in machine.devices for r in d.runtimes):
+        raise click.ClickException("No GPU is usable here, and no other device; `tessera doctor` says why.")
     rows: dict[str, list[Row]] = {}
     paths = _paths(Catalogue(), models)
     for name, path in paths.items():

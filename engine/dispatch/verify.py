@@ -7,7 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from devices.types import Machine
+from devices.backends.openvino import BACKEND
+from devices.types import Device, Machine, Runtime
+from engine.dispatch import openvino
 from engine.dispatch.device_checks import DeviceChecks
 from engine.dispatch.placer import read_shape
 from engine.dispatch.priors import BACKENDS
@@ -47,6 +49,12 @@ def combinations(path: str, shape: ModelShape, name: str) -> list[tuple[str, Loa
     return found
 
 
+def comparable(device: Device, runtime: Runtime) -> bool:
+    """Whether a device's runtime can be compared with the CPU's own kernels."""
+    own = device.kind == "cpu" and runtime.backend != BACKEND
+    return not own and runtime.state == "usable" and runtime.backend in BACKENDS
+
+
 async def verify(path: str, machine: Machine, checks: DeviceChecks, tell: Callable[[Row], None]) -> list[Row]:
     """Every combination on every usable device; what is found is kept for dispatch. Raises: BadModelFile.
 
@@ -58,9 +66,13 @@ async def verify(path: str, machine: Machine, checks: DeviceChecks, tell: Callab
         fresh = DeviceChecks(None, Path(folder))
         for device in machine.devices:
             for runtime in device.runtimes:
-                if device.kind == "cpu" or runtime.state != "usable" or runtime.backend not in BACKENDS:
+                if not comparable(device, runtime):
                     continue
-                for what, settings in combinations(path, shape, runtime.device_name):
+                tried = combinations(path, shape, runtime.device_name)
+                if runtime.backend == BACKEND:
+                    base = LoadSettings(path=path, n_ctx=CONTEXT)
+                    tried = [("as it is used", openvino.settings_for(base, runtime, device))]
+                for what, settings in tried:
                     row = await _row(settings, shape, machine, fresh, checks)
                     row = msgspec.structs.replace(row, device=device.id, backend=runtime.backend, what=what)
                     rows.append(row)
