@@ -39,7 +39,7 @@ class Calculator:
 
     def title(self, tool: str) -> str:
         """The tool in words."""
-        return f"{self.name}: {tool}"
+        return f"Calculator: {tool}"
 
     def refresh(self) -> None:
         """It never changes."""
@@ -88,7 +88,7 @@ class FileReader:
 
     def title(self, tool: str) -> str:
         """The tool in words."""
-        return f"{self.name}: {tool}"
+        return f"Files: {tool}"
 
     def refresh(self) -> None:
         """The folders are those of its making."""

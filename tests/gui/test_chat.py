@@ -291,6 +291,23 @@ def test_the_context_warns_before_it_overflows_and_offers_a_choice(qtbot, page, 
     assert page.transcript.item(key) is None
 
 
+def test_a_long_chat_is_folded_in_idle_time_aside_and_its_new_beginning_is_read(qtbot, page, server):
+    server.routes["POST", "/tokenize"] = lambda body: TokenCount(count=len(body["content"]) // 4)
+    server.pieces = ["word " * 150]
+    for n in range(3):
+        ask(qtbot, page, f"question {n} " + "long " * 50)
+    compactor = page.controller.compactor
+    assert compactor.folds == []
+    compactor._idle.setInterval(10)
+    server.pieces = ["They counted long words."]
+    compactor.rest(page.controller.conversation, page.controller.tree.path(), 900)
+    qtbot.waitUntil(lambda: server.bodies[-1].get("max_tokens") == 1)
+    assert compactor.folds
+    aside = [body for body in server.bodies if body.get("priority") == "side"]
+    assert len(aside) == len(compactor.folds) + 1
+    assert "They counted long words." in aside[-1]["messages"][0]["content"]
+
+
 def test_search_finds_and_opens_the_message(qtbot, page, server):
     server.pieces = ["The capital of Assyria was Assur."]
     ask(qtbot, page, "What was the capital?")
