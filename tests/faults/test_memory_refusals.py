@@ -298,3 +298,19 @@ def test_when_nothing_helps_the_last_failure_is_raised(path, paths):
         asyncio.run(_acquire(pool))
     assert len(seen) == len({json.dumps([s.n_ubatch, s.repack, s.use_mmap]) for s in seen})
     assert len(seen) <= 8
+
+
+def test_deterministic_requests_are_counted_and_refused_where_their_context_does_not_fit(path, paths):
+    placer = placer_with(paths, 600)
+    admission = MemoryAdmission(placer)
+    small = LoadSettings(path=path, n_ctx=1024)
+    admission.reserve_now("m", small)
+    before = {r.owner for r in placer.ledger.reservations()}
+    asyncio.run(admission.widen("m", small))
+    (added,) = {r.owner for r in placer.ledger.reservations()} - before
+    assert added == "m (deterministic)"
+    with pytest.raises(NotEnoughMemory) as refused:
+        asyncio.run(admission.widen("m", LoadSettings(path=path, n_ctx=131072)))
+    assert refused.value.needed_bytes > refused.value.available_bytes > 0
+    admission.release("m")
+    assert placer.ledger.reservations() == ()
