@@ -112,6 +112,9 @@ class Connection(HttpToolsProtocol):
         elif self._head_timer is None:
             self._await_head()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Clients try WebSockets on the routes they know elsewhere: they are answered, the log has the request."""
+
     def pause_writing(self) -> None:
         """The client does not take its answer."""
         super().pause_writing()

@@ -139,7 +139,7 @@ def test_lm_evaluation_harness(folder, server, real_model, tmp_path, kind, task,
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
     run(
         *(python, "-m", "lm_eval", "run", "--model", kind, "--model_args", about, "--tasks", task, *chat),
-        *("--include_path", str(tmp_path / "tasks"), "--output_path", str(tmp_path / "out")),
+        *("--include_path", str(tmp_path / "tasks"), "--output_path", str(tmp_path / "out"), "--log_samples"),
         env=offline,
     )
     [report] = (tmp_path / "out").rglob("results_*.json")
