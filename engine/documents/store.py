@@ -38,6 +38,14 @@ CREATE TABLE vector(id INTEGER PRIMARY KEY AUTOINCREMENT, chunk_id INTEGER NOT N
   REFERENCES chunk(id) ON DELETE CASCADE, vector BLOB NOT NULL);
 CREATE TABLE fact(name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
+_PRAGMAS: Final = {
+    "journal_mode": "wal",
+    "synchronous": "normal",
+    "foreign_keys": True,
+    "cache_size": -32768,
+    "temp_store": "memory",
+    "journal_size_limit": 32 << 20,
+}
 READING, READY, FAILED = "reading", "ready", "failed"
 
 
@@ -380,6 +388,7 @@ def _chunk(row: tuple[object, ...]) -> ChunkRow:
 def _connect(path: Path) -> apsw.Connection:
     db = apsw.Connection(str(path))
     db.set_busy_timeout(10_000)
-    db.execute("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA foreign_keys=ON;")
-    db.execute("PRAGMA cache_size=-32768; PRAGMA temp_store=MEMORY; PRAGMA journal_size_limit=33554432;")
+    # One by one: of several in one text, those behind the first that answers would never run.
+    for name, value in _PRAGMAS.items():
+        db.pragma(name, value)
     return db

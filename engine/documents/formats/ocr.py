@@ -14,8 +14,11 @@ _MAX_PIXELS: Final = 40_000_000
 
 
 def picture(path: Path) -> Iterator[Page]:
-    """A picture as a document of one page."""
-    from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - comes with the extra
+    """A picture as a document of one page. Raises: Unreadable: it cannot be opened, or OCR is not installed."""
+    try:
+        from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - comes with the extra
+    except ImportError as error:
+        raise Unreadable("reading pictures needs OCR, which is not installed here") from error
 
     Image.MAX_IMAGE_PIXELS = _MAX_PIXELS
     try:
@@ -32,7 +35,10 @@ def picture(path: Path) -> Iterator[Page]:
 @cache
 def _recognizer() -> Any:
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
-    from rapidocr_onnxruntime import RapidOCR  # noqa: PLC0415 - a second, for scans only
+    try:
+        from rapidocr_onnxruntime import RapidOCR  # noqa: PLC0415 - a second, for scans only
+    except ImportError as error:
+        raise Unreadable("it is a picture, and OCR is not installed here (pip install 'tessera[ocr]')") from error
 
     threads = max(1, (os.cpu_count() or 2) // 2)
     return RapidOCR(intra_op_num_threads=threads, inter_op_num_threads=1)

@@ -113,6 +113,9 @@ def render(page: Any, dpi: int) -> Any:
 def _recognized(page: Any, number: int, label: str) -> Page:
     from engine.documents.formats.ocr import read_picture  # noqa: PLC0415 - its models take a second to load
 
-    blocks = read_picture(render(page, OCR_DPI))
+    try:
+        blocks = read_picture(render(page, OCR_DPI))
+    except Unreadable as error:
+        return Page(number, label=label, problem=str(error))
     problem = "" if blocks else "the page is a picture without text that OCR could read"
     return Page(number, blocks, label, problem)

@@ -14,6 +14,7 @@ from servers import ROOT, wait_for
 from engine.documents import search
 from engine.documents.errors import NoCollection
 from engine.documents.registry import Collections
+from engine.documents.vectors import packed
 from engine.errors import InputFault
 from engine.paths import user_paths
 
@@ -53,6 +54,21 @@ def test_changes_on_disk_are_followed(collections, folder):
     (folder / "below" / "deep.txt").write_text("An eider dives.")
     wait_for(lambda: found(live, "eider"), 20, "a file in a new folder")
     assert not found(live, "kittiwake")
+
+
+def test_vectors_go_with_their_passages_and_stay_where_the_text_does(collections, folder):
+    live = settled(collections.add("sea", sources=(str(folder),)))
+    live.store.use_model("m")
+    every = live.store.without_vector(0, 100)
+    live.store.add_vectors("m", [(chunk_id, packed([float(chunk_id), 1.0])) for chunk_id, _ in every])
+    assert live.store.counts().embedded == live.store.counts().chunks == len(every)
+    (folder / "herring.txt").unlink()
+    wait_for(lambda: not found(live, "herring"), 20, "the removal")
+    assert live.store.counts().embedded == live.store.counts().chunks == len(every) - 1
+    (folder / "tides.md").write_text((folder / "tides.md").read_text() + "\n# Ebb\n\nIt goes out.\n")
+    wait_for(lambda: found(live, "ebb"), 20, "the change")
+    assert live.store.counts().embedded >= len(every) - 2
+    assert live.store.counts().embedded <= live.store.counts().chunks
 
 
 def test_a_second_process_reads_but_does_not_write(collections, folder):
@@ -103,6 +119,7 @@ def test_a_damaged_index_is_made_again(tessera_home, folder):
 _INDEXER = """
 import sys, time
 from engine.documents.registry import Collections
+from engine.documents.vectors import packed
 from engine.paths import user_paths
 found = Collections(user_paths())
 found.start()

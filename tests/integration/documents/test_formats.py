@@ -38,6 +38,18 @@ def test_a_pdf_keeps_its_pages_and_tells_which_is_a_scan(reader, tmp_path):
     assert text_of(pages[2]) == "The third page."
 
 
+def test_a_scan_without_ocr_installed_says_what_to_install(tmp_path):
+    path = made.pdf(tmp_path / "a.pdf", [["Text."], []], pictures={1})
+    reader = Reader(ocr=True)
+    try:
+        pages, problem = read(reader, path)
+    finally:
+        reader.close()
+    assert not problem
+    assert text_of(pages[0]) == "Text."
+    assert any(words in pages[1].problem for words in ("OCR is not installed", "OCR could read"))
+
+
 def test_a_long_pdf_comes_in_several_answers_without_a_gap(reader, tmp_path):
     path = made.pdf(tmp_path / "long.pdf", [[f"This is page {n}."] for n in range(1, 201)])
     answers = list(reader.read(path, "pdf"))
