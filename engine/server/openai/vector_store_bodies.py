@@ -1,0 +1,72 @@
+"""Bodies of the vector store routes."""
+
+from typing import Annotated, Any, ClassVar, Final
+
+from pydantic import Field
+
+from engine.server.body import Body
+from engine.server.shape import ANY
+
+# Source: OpenAI's reference; more files are added one by one or in batches.
+MAX_FILES: Final = 500
+Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
+Attributes = Annotated[dict[str, str | float | bool], Field(max_length=16)]
+FileIds = Annotated[list[str], Field(max_length=MAX_FILES)]
+
+
+class StoreRequest(Body):
+    """POST /v1/vector_stores. Text is cut by its structure here, so a `chunking_strategy` has no effect."""
+
+    no_effect: ClassVar = frozenset({"chunking_strategy", "expires_after", "description"})
+    shapes: ClassVar = {"metadata": ANY}
+
+    name: Annotated[str, Field(max_length=120)] | None = None
+    file_ids: FileIds | None = None
+    metadata: Metadata | None = None
+    chunking_strategy: dict[str, Any] | None = None
+    expires_after: dict[str, Any] | None = None
+    description: str | None = None
+
+
+class FileRequest(Body):
+    """POST /v1/vector_stores/{id}/files."""
+
+    no_effect: ClassVar = frozenset({"chunking_strategy"})
+    shapes: ClassVar = {"attributes": ANY}
+
+    file_id: str
+    attributes: Attributes | None = None
+    chunking_strategy: dict[str, Any] | None = None
+
+
+class BatchRequest(Body):
+    """POST /v1/vector_stores/{id}/file_batches."""
+
+    no_effect: ClassVar = frozenset({"chunking_strategy"})
+    shapes: ClassVar = {"attributes": ANY}
+
+    file_ids: FileIds
+    attributes: Attributes | None = None
+    chunking_strategy: dict[str, Any] | None = None
+
+
+class RankingOptions(Body):
+    """How results are ordered; a `ranker` is chosen by the server."""
+
+    no_effect: ClassVar = frozenset({"ranker"})
+
+    ranker: str | None = None
+    score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+class StoreSearch(Body):
+    """POST /v1/vector_stores/{id}/search. Questions are searched as they are."""
+
+    no_effect: ClassVar = frozenset({"rewrite_query"})
+    shapes: ClassVar = {"filters": ANY}
+
+    query: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1, max_length=16)]
+    max_num_results: Annotated[int, Field(ge=1, le=50)] | None = None
+    filters: dict[str, Any] | None = None
+    ranking_options: RankingOptions | None = None
+    rewrite_query: bool | None = None
