@@ -20,7 +20,7 @@ SAMPLING = {
     "mirostat_tau": 4.0, "mirostat_eta": 0.2, "dynatemp_range": 0.5, "dynatemp_exponent": 2.0,
     "adaptive_target": 0.25, "adaptive_decay": 0.5, "samplers": ["penalties", "top_k"], "seed": 12345,
     "logit_bias": {"5": 10}, "stop": ["x"], "stop_token_ids": [5], "min_tokens": 2, "ignore_eos": True,
-    "speculate": False, "context_shift": True, "loop_guard": True, "priority": "side",
+    "speculate": False, "deterministic": True, "context_shift": True, "loop_guard": True, "priority": "side",
     "lora": [{"name": "terse", "scale": 0.5}],
 }  # fmt: skip
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
