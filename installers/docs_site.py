@@ -4,18 +4,22 @@ Makes an environment with the locked tools on first use. mkdocs takes this file 
 from README.md and the page of remedies from the texts that `tessera doctor` prints, so that neither is kept twice.
 """
 
+import importlib
 import os
 import re
 import subprocess
 import sys
 import venv
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from devices.types import System
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 REPOSITORY_ONLY: Final = re.compile(r"\]\((?!docs/|https?:|#)([^)]+)\)")
 SHIM: Final = "iframe-worker-1.0.4.js"
-_SYSTEMS: Final = (("linux", "Linux"), ("windows", "Windows"), ("macos", "macOS"))
+_SYSTEMS: "Final[tuple[tuple[System, str], ...]]" = (("linux", "Linux"), ("windows", "Windows"), ("macos", "macOS"))
 _BACKENDS: Final = (
     ("vulkan", "Vulkan (AMD, Intel, NVIDIA)"), ("cuda", "CUDA (NVIDIA)"), ("rocm", "ROCm (AMD)"),
     ("sycl", "SYCL (Intel)"), ("opencl", "OpenCL (Qualcomm)"), ("openvino", "OpenVINO (Intel)"), ("metal", "Metal"),
@@ -60,13 +64,12 @@ def remedies_page() -> str:
 
 def on_files(files: Any, config: Any) -> Any:
     """A hook of mkdocs: the two pages that are made."""
-    from mkdocs.structure.files import File
-
+    files_of = importlib.import_module("mkdocs.structure.files").File  # nothing but mkdocs' own environment has it
     for name, text in (("index.md", front_page()), ("troubleshooting.md", remedies_page())):
-        files.append(File.generated(config, name, content=text))
+        files.append(files_of.generated(config, name, content=text))
     for name in (SHIM, "iframe-worker-LICENSE"):
         text = (ROOT / "installers" / "site" / name).read_text(encoding="utf-8")
-        files.append(File.generated(config, f"assets/{name}", content=text))
+        files.append(files_of.generated(config, f"assets/{name}", content=text))
     return files
 
 

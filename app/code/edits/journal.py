@@ -51,7 +51,8 @@ class Journal:
         if version > _VERSION:
             self._db.close()
             raise JournalFromNewerVersion(path, version)
-        self._db.execute("PRAGMA journal_mode=WAL; PRAGMA foreign_keys=ON;")
+        self._db.pragma("journal_mode", "WAL")
+        self._db.pragma("foreign_keys", True)
         if version < _VERSION:  # 0: a new file, or one of before versions, which has this form
             self._db.execute(_SCHEMA)
             self._db.pragma("user_version", _VERSION)

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import apsw
 
@@ -225,10 +226,17 @@ class IndexDatabase:
         self._db.close()
 
 
+_PRAGMAS: Final = (
+    ("journal_mode", "WAL"), ("synchronous", "OFF"), ("foreign_keys", True), ("cache_size", -32768),
+    ("temp_store", "MEMORY"),
+)  # fmt: skip
+
+
 def _connect(path: Path) -> apsw.Connection:
     db = apsw.Connection(str(path))
     db.set_busy_timeout(10_000)
     # The index can be built again: losing the last transaction in a power cut is no loss.
-    db.execute("PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF; PRAGMA foreign_keys=ON;")
-    db.execute("PRAGMA cache_size=-32768; PRAGMA temp_store=MEMORY;")
+    # One by one: of several statements in one call, those behind the first that returns a row would not run.
+    for name, value in _PRAGMAS:
+        db.pragma(name, value)
     return db

@@ -189,3 +189,11 @@ def test_stopping_early_leaves_no_thread_behind(index):
     results = index._pool.parse([f"missing{n}.py" for n in range(100)])
     assert isinstance(next(results), ParsedFile)
     results.close()
+
+
+def test_every_setting_of_the_database_holds(tmp_path):
+    from app.code.index import database  # noqa: PLC0415 - its inside
+
+    db = database._connect(tmp_path / "index.db")
+    assert (db.pragma("journal_mode"), db.pragma("foreign_keys"), db.pragma("synchronous")) == ("wal", 1, 0)
+    db.close()
