@@ -79,18 +79,22 @@ def _component(dist: metadata.Distribution) -> Component:
     facts = dist.metadata
     name = facts["Name"]
     classified = [c.rpartition(" :: ")[2] for c in facts.get_all("Classifier") or () if c.startswith("License ::")]
-    declared = facts["License-Expression"] or ""
+    declared = _field(facts, "License-Expression")
     if not declared:
-        words = (facts["License"] or "").strip()
+        words = _field(facts, "License").strip()
         declared = words if words and "\n" not in words and len(words) < 80 else ", ".join(classified)  # noqa: PLR2004
     pages = [page.partition(",")[2].strip() for page in facts.get_all("Project-URL") or ()]
     return Component(
         name=name,
         version=dist.version,
         licence=declared or "see its text",
-        page=facts["Home-page"] or next(iter(pages), ""),
+        page=_field(facts, "Home-page") or next(iter(pages), ""),
         text=_text(dist) or _bundled_text(declared),
     )
+
+
+def _field(facts: metadata.PackageMetadata, name: str) -> str:
+    return str(facts[name]) if name in facts else ""
 
 
 def _text(dist: metadata.Distribution) -> str:

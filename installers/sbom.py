@@ -73,13 +73,18 @@ def installed(top: str = "tessera") -> Iterator[metadata.Distribution]:
         wanted += found.requires or ()
 
 
+def field(facts: metadata.PackageMetadata, name: str) -> str:
+    """A field of a package's metadata; empty where it has none."""
+    return str(facts[name]) if name in facts else ""
+
+
 def licence(found: metadata.Distribution) -> str:
     """Its licence in the words it uses itself; empty where it says none."""
     said = found.metadata
-    named = KNOWN.get(normal(said["Name"])) or said["License-Expression"]
+    named = KNOWN.get(normal(said["Name"])) or field(said, "License-Expression")
     classes = [c.rpartition(" :: ")[2] for c in said.get_all("Classifier") or () if c.startswith("License ::")]
     classes = [c for c in classes if c != "OSI Approved"]
-    return str(named or " OR ".join(classes) or (said["License"] or "").strip().split("\n")[0][:80])
+    return str(named or " OR ".join(classes) or field(said, "License").strip().split("\n")[0][:80])
 
 
 def component(found: metadata.Distribution, hashes: list[str]) -> dict[str, Any]:

@@ -192,7 +192,7 @@ def test_stopping_early_leaves_no_thread_behind(index):
 
 
 def test_every_setting_of_the_database_holds(tmp_path):
-    from app.code.index import database  # noqa: PLC0415 - its inside
+    from app.code.index import database
 
     db = database._connect(tmp_path / "index.db")
     assert (db.pragma("journal_mode"), db.pragma("foreign_keys"), db.pragma("synchronous")) == ("wal", 1, 0)
