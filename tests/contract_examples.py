@@ -154,6 +154,9 @@ EXAMPLES = {
         {"model": "spark", "messages": HI, "max_completion_tokens": 3, "reasoning_effort": "low"},
         {"model": "spark", "messages": HI, "n_predict": 3, "enable_thinking": False},
         {**CHAT, "thinking_budget": 9},
+        {**CHAT, "deterministic": True, "receipt": True},
+        {"model": "spark", "max_tokens": 3, "messages": [{"role": "user", "content": "How often is high water?"}],
+         "collection": {"id": "Sea", "mode": "passages", "passages": 1}},
         {**CHAT, "thinking_budget_tokens": 9},
         {**CHAT, "thinking": {"type": "enabled", "budget_tokens": 9}},
         {**CHAT, "reasoning": {"enabled": False}},
@@ -183,6 +186,7 @@ EXAMPLES = {
     "/v1/completions": [
         {"model": "spark", "prompt": "Once", "max_tokens": 3, "n": 2, "echo": True, "logprobs": 2, **SAMPLING},
         {"model": "spark", "prompt": "Once", "n_predict": 3, "repetition_penalty": 1.3, **STREAMED},
+        {"model": "spark", "prompt": "Once", "max_tokens": 3, "deterministic": True, "receipt": True},
         *({"model": "spark", "prompt": "Once", "max_tokens": 3, **form} for form in FORMS),
     ],
     "/v1/responses/compact": [

@@ -46,7 +46,7 @@ VALUES = [
 
 
 # Routes that take a file.
-FORMS = {"/v1/audio/transcriptions"}
+FORMS = {"/v1/audio/transcriptions", "/v1/files"}
 
 
 def operations(page):

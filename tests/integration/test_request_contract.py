@@ -15,7 +15,8 @@ import httpx2
 import pytest
 from contract_examples import EXAMPLES, FREE, NO_EFFECT
 from pydantic import BaseModel
-from scripted import ScriptedServer
+from scripted import TOKEN, ScriptedServer
+from servers import wait_for
 
 from engine.server.anthropic.schemas import CountRequest, MessagesRequest
 from engine.server.body import Body
@@ -60,9 +61,22 @@ MARKS = {
 
 
 @pytest.fixture(scope="module")
-def thinker(_qwen):
+def thinker(_qwen, tmp_path_factory):
+    """With a collection of documents, `Sea`, that everybody may ask."""
     _qwen.forget()
-    return _qwen
+    place = tmp_path_factory.mktemp("sea")
+    for number, word in enumerate(("Tides", "Herring", "Lighthouse")):
+        (place / f"{number}.md").write_text(
+            f"# {word}\n\nHigh water comes every twelve hours. {word} of the sea.\n"
+        )
+    with httpx2.Client(base_url=_qwen.url, headers={"authorization": f"Bearer {TOKEN}"}, timeout=60) as http:
+        wanted = {"name": "Sea", "sources": [str(place)], "open": True, "follow": False, "embedding_model": "none"}
+        made = http.post("/tessera/v1/collections", json=wanted)
+        assert made.status_code == 201, made.text
+        path = f"/tessera/v1/collections/{made.json()['id']}"
+        wait_for(lambda: http.get(path).json()["state"] == "ready", 60, "reading")
+        yield _qwen
+        http.delete(path)
 
 
 @pytest.fixture(scope="module")

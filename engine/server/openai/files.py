@@ -91,7 +91,26 @@ def files_of(request: Request) -> Files:
     return Files(server_state(request).paths)
 
 
-@router.post("/v1/files")
+_FORM: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": sorted(PURPOSES)},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+@router.post("/v1/files", openapi_extra=_FORM)
 async def upload(request: Request) -> dict[str, Any]:
     """Send a file as `multipart/form-data` with `file` and `purpose`."""
     try:
