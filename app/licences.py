@@ -114,6 +114,8 @@ def _bundled_text(licence: str) -> str:
     """For packages that carry no text: those that Qt's name lie in the assets, Apache's is this program's own."""
     if "Apache" in licence:
         return own_licence()
+    if licence == "MIT":
+        return (ASSETS / "licences" / "MIT.txt").read_text(encoding="utf-8")
     if "LGPL-3.0" not in licence:
         return ""
     texts = [(ASSETS / "licences" / f"{name}.txt").read_text(encoding="utf-8") for name in ("LGPL-3.0", "GPL-3.0")]

@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from app.cli.say import say
 from devices.child_command import child_command
 
 PORT = 50052
@@ -24,10 +25,10 @@ def command(port: int, threads: int) -> None:
         except OSError as error:
             why = f"Port {port} cannot be used ({error.strerror}); choose another: --port"
             raise click.ClickException(why) from error
-    click.echo(f"A worker on 127.0.0.1:{port}: nobody but this computer reaches it. It ends with Ctrl+C.")
-    click.echo("On the computer that has the model, with the same version of Tessera:")
-    click.echo(f"  ssh -N -L {port}:127.0.0.1:{port} YOU@{socket.gethostname()}")
-    click.echo(f"  tessera models engine-args MODEL rpc=127.0.0.1:{port}")
+    say(f"A worker on 127.0.0.1:{port}: nobody but this computer reaches it. It ends with Ctrl+C.")
+    say("On the computer that has the model, with the same version of Tessera:")
+    say(f"  ssh -N -L {port}:127.0.0.1:{port} YOU@{socket.gethostname()}")
+    say(f"  tessera models engine-args MODEL rpc=127.0.0.1:{port}")
     sys.stdout.flush()
     argv = child_command("engine.runner.llama.rpc_worker", str(port), str(threads))
     if os.name == "posix":

@@ -39,11 +39,11 @@ QUESTIONS = {
     "How are NPUs used, and which execution providers work?": "onnx.md",
     "How does the scheduler share prefixes between sequences in one batch?": "architecture.md",
     "What does a tool-calling conversation with a chat template look like?": "chat.md",
-    "How do I choose bits per weight so that a model loses least?": "quantize.md",
+    "How are the types of the tensors measured and chosen, so that a mix of them loses least?": "quantize.md",
     "Which Hugging Face model families can be converted without torch?": "convert.md",
     "How does the coding agent ask for consent before it edits files?": "code.md",
     "How are the graphics cards and the memory of this computer detected?": "devices.md",
-    "How do I benchmark tokens per second and tune the settings?": "measuring.md",
+    "How do I benchmark this computer, and let autotune find the fastest settings for a model?": "measuring.md",
 }
 
 

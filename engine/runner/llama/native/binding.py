@@ -38,6 +38,7 @@ def load_api() -> Any:
         package = types.ModuleType("llama_cpp")
         package.__path__ = [str(folder)]
         package.__spec__ = importlib.machinery.ModuleSpec("llama_cpp", None, is_package=True)
+        package.__spec__.submodule_search_locations = [str(folder)]  # where others in this process look for it
         sys.modules["llama_cpp"] = package
     try:
         return importlib.import_module("llama_cpp.llama_cpp")
