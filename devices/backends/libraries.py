@@ -9,7 +9,7 @@ from pathlib import Path
 
 from devices.engine_versions.folder import package_folder
 
-LIBRARY = re.compile(r"^(?:lib)?ggml-([a-z0-9_.]+?)(?:\.so|\.dll|\.dylib)$")
+LIBRARY = re.compile(r"^(?:lib)?ggml-([a-z0-9_.-]+?)(?:\.so|\.dll|\.dylib)$")
 NOT_BACKENDS = ("base",)
 
 

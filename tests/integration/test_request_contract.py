@@ -107,7 +107,11 @@ def seen(server, http, path, body):
     if answer.headers.get("content-type", "").startswith("application/json"):
         told = settled(answer.json(), echoes=path == "/v1/responses")
     else:
-        told = re.sub(r'"(id|created|created_at|item_id|timings)": ?("[^"]*"|[\d.]+|\{[^}]*\})', "", told)
+        told = re.sub(
+            r'"(id|created|created_at|completed_at|expires_at|item_id|timings)": ?("[^"]*"|[\d.]+|\{[^}]*\})',
+            "",
+            told,
+        )
         told = re.sub(r"(resp|msg|rs|chatcmpl|cmpl)[_-]\w+|fp_\w+|\d+\.\d+", "", told)
     asked = []
     for file, size in marks:
