@@ -57,7 +57,11 @@ class OutputOptions(QWidget):
                 self._reasons,
                 label(self.tr("Seed"), "strong"),
                 self.seed,
-                label(self.tr("The same seed and question give the same answer again."), "small", wrap=True),
+                label(
+                    self.tr("The same seed usually gives the same answer again; a receipt makes sure of it."),
+                    "small",
+                    wrap=True,
+                ),
                 label(self.tr("Stop sequences"), "strong"),
                 self.stops,
                 label(self.tr("JSON schema"), "strong"),
