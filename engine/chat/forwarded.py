@@ -6,6 +6,7 @@ only be drawn differently.
 
 import base64
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -54,12 +55,41 @@ def forward(query: "ChatQuery", flavour: str) -> tuple[ForwardedChat, tuple[str,
     if query.output is not None:
         _output(query.output, kind, query.output_param, body)
     _reasoning(query, kind, body, silent)
-    _sampling(query, kind, body, silent)
+    _sampling(query.sampling, kind, body, silent)
+    if query.logprobs is not None:
+        body |= {"logprobs": True, "top_logprobs": query.logprobs}
     _form(query, kind, body)
-    _length(query, kind, body, silent)
-    notes = (f"Not sent, for it is not understood there: {', '.join(silent)}.",) if silent else ()
+    _length(query, kind, body, silent, "max_completion_tokens" if kind == "openai" else "max_tokens")
     # The prompt's text lets whoever counts by length count.
-    return ForwardedChat(prompt="", add_special=False, max_tokens=query.max_tokens, body=body), notes
+    return ForwardedChat(prompt="", add_special=False, max_tokens=query.max_tokens, body=body), _notes(silent)
+
+
+def forward_text(request: GenerationRequest, flavour: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The body of a bare prompt for a server of this kind, and what it was not told.
+
+    Raises: InputFault: the answer could not be what was asked for.
+    """
+    refused = {
+        "grammar": request.constraint,
+        "images": request.images,
+        "lora": request.lora,
+        "logprobs": request.logprobs is not None,
+    }
+    for param, value in refused.items():
+        if value:
+            raise InputFault(f"{param} is not passed on with a bare prompt to an upstream.", param)
+    kind = flavour if flavour in _KNOWN else "openai"
+    body: dict[str, Any] = {"prompt": request.prompt}
+    silent: list[str] = []
+    _sampling({name: getattr(request.sampling, name) for name in request.said}, kind, body, silent)
+    if request.sampling.seed is not None:  # each choice of a request has its own
+        body["seed"] = request.sampling.seed
+    _length(request, kind, body, silent, "max_tokens")
+    return body, _notes(silent)
+
+
+def _notes(silent: list[str]) -> tuple[str, ...]:
+    return (f"Not sent, for it is not understood there: {', '.join(silent)}.",) if silent else ()
 
 
 def _message(message: Message, kind: str) -> dict[str, Any]:
@@ -147,19 +177,19 @@ def _reasoning(query: "ChatQuery", kind: str, body: dict[str, Any], silent: list
             silent.append("reasoning_budget")
 
 
-def _sampling(query: "ChatQuery", kind: str, body: dict[str, Any], silent: list[str]) -> None:
-    names = _SAMPLING.get(kind)  # None: it takes ours as they are
-    for name, value in query.sampling.items():
+def _sampling(said: Mapping[str, Any], kind: str, body: dict[str, Any], silent: list[str]) -> None:
+    names = _SAMPLING.get(kind)  # None: it takes ours
+    for name, value in said.items():
         if value is None:
             continue
         if name in _STANDARD:
             body[name] = {str(k): v for k, v in value.items()} if name == "logit_bias" else value
-        elif names is None or name in names:
-            body[name if names is None else names[name]] = value
+        elif names is None:
+            body["samplers" if name == "order" else name] = value
+        elif name in names:
+            body[names[name]] = value
         else:
             silent.append(name)
-    if query.logprobs is not None:
-        body |= {"logprobs": True, "top_logprobs": query.logprobs}
 
 
 def _form(query: "ChatQuery", kind: str, body: dict[str, Any]) -> None:
@@ -175,9 +205,11 @@ def _form(query: "ChatQuery", kind: str, body: dict[str, Any]) -> None:
         raise InputFault("lora: adapters are chosen here only; name the adapter's model there instead.", "lora")
 
 
-def _length(query: "ChatQuery", kind: str, body: dict[str, Any], silent: list[str]) -> None:
+def _length(
+    query: "ChatQuery | GenerationRequest", kind: str, body: dict[str, Any], silent: list[str], limit: str
+) -> None:
     if query.max_tokens is not None:
-        body["max_completion_tokens" if kind == "openai" else "max_tokens"] = query.max_tokens
+        body[limit] = query.max_tokens
     if query.stop:
         body["stop"] = list(query.stop)
     extensions = {
@@ -185,7 +217,11 @@ def _length(query: "ChatQuery", kind: str, body: dict[str, Any], silent: list[st
         "min_tokens": query.min_tokens or None,
         "stop_token_ids": list(query.stop_token_ids) or None,
     }
-    ours = {"context_shift": query.context_shift or None, "loop_guard": query.loop_guard or None}
+    ours = {
+        "context_shift": query.context_shift or None,
+        "loop_guard": query.loop_guard or None,
+        "deterministic": query.deterministic or None,
+    }
     for name, value in (extensions | ours).items():
         if value is None:
             continue

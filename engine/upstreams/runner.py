@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from engine.chat.conversation import AnswerLogprobs
 from engine.chat.events import AnswerEvent, TextDelta
-from engine.chat.forwarded import ForwardedChat
+from engine.chat.forwarded import ForwardedChat, forward_text
 from engine.errors import InputFault
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import Embedded, LoadSettings, Stats
@@ -66,7 +66,8 @@ class UpstreamRunner:
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Event | AnswerEvent | AnswerLogprobs]:
         """The answer as it comes; leaving early hangs up, and the upstream stops. Raises: as `refusal`."""
         chat = isinstance(request, ForwardedChat)
-        body = _chat_body(request) if isinstance(request, ForwardedChat) else _completion_body(request)
+        kind = self.facts.forwards if self.facts is not None else ""
+        body = _chat_body(request) if isinstance(request, ForwardedChat) else forward_text(request, kind)[0]
         body |= {"model": self._model, "stream": True, "stream_options": {"include_usage": True}}
         reader = ChatReader(self._link.upstream.name)
         clock = _Clock()
@@ -194,32 +195,6 @@ def _chat_body(request: ForwardedChat) -> dict[str, Any]:
     body = dict(request.body)
     if request.sampling.seed is not None:
         body["seed"] = request.sampling.seed
-    return body
-
-
-def _completion_body(request: GenerationRequest) -> dict[str, Any]:
-    """A bare prompt. Raises: InputFault: what such a server does not do."""
-    refused = {
-        "grammar": request.constraint,
-        "images": request.images,
-        "lora": request.lora,
-        "logprobs": request.logprobs,
-    }
-    for param, value in refused.items():
-        if value:
-            raise InputFault(f"{param} is not passed on with a bare prompt to an upstream.", param)
-    sampling = request.sampling
-    body: dict[str, Any] = {"prompt": request.prompt, "temperature": sampling.temperature, "top_p": sampling.top_p}
-    given = {
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "stop": list(request.stop),
-    }
-    body |= {name: value for name, value in given.items() if value}
-    if request.max_tokens is not None:
-        body["max_tokens"] = request.max_tokens
-    if sampling.seed is not None:
-        body["seed"] = sampling.seed
     return body
 
 

@@ -158,6 +158,46 @@ def test_the_other_routes(http, desk):
 
 
 @pytest.mark.parametrize(
+    ("kind", "said", "sent", "unsent"),
+    [
+        ("vllm", {}, {}, ()),
+        ("vllm", {"top_k": 7, "min_p": 0.2, "repeat_penalty": 1.3}, {"top_k": 7, "min_p": 0.2,
+         "repetition_penalty": 1.3}, ()),
+        ("vllm", {"temperature": 0, "min_tokens": 2, "top_n_sigma": 1.5}, {"temperature": 0, "min_tokens": 2},
+         ("top_n_sigma",)),
+        ("openai", {"top_k": 7, "top_p": 0.5, "ignore_eos": True, "presence_penalty": 0}, {"top_p": 0.5,
+         "presence_penalty": 0}, ("top_k", "ignore_eos")),
+        ("sglang", {"seed": 5, "stop": ["x"], "logit_bias": {"3": 1}}, {"seed": 5, "stop": ["x"],
+         "logit_bias": {"3": 1}}, ()),
+    ],
+)  # fmt: skip
+def test_a_bare_prompt_is_sent_with_what_was_said_and_nothing_else(http, desk, kind, said, sent, unsent):
+    fake = desk(kind)
+    asked = {"model": NAME, "prompt": "once", "max_tokens": 3, **said}
+    answer = http.post("/v1/completions", json=asked).json()
+    path, body = fake.seen[-1]
+    always = {"prompt": "once", "max_tokens": 3, "model": MODEL, "stream": True}
+    assert (path, body) == ("/v1/completions", {**always, "stream_options": {"include_usage": True}, **sent})
+    told = answer["tessera"]
+    assert set(told["sampling"]) == set(said) & {
+        "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty",
+    }  # fmt: skip
+    assert told.get("notes", [""])[0].partition(": ")[2].strip(".") == ", ".join(unsent)
+    streamed = http.post("/v1/completions", json={**asked, "stream": True})
+    assert ("Not sent" in streamed.text) == bool(unsent)
+    http.post("/completion", json={"prompt": "once", "n_predict": 3, "model": NAME, **said})
+    assert fake.seen[-1][1] == body
+
+
+def test_a_raw_prompt_of_ollamas_is_sent_with_ollamas_own_defaults(http, desk):
+    fake = desk("vllm")
+    asked = {"model": NAME, "prompt": "once", "raw": True, "stream": False, "options": {"top_k": 3}}
+    assert http.post("/api/generate", json=asked).json()["response"] == "once upon a time"
+    sent = fake.seen[-1][1]
+    assert (sent["temperature"], sent["top_k"], sent["top_p"], sent["repetition_penalty"]) == (0.8, 3, 0.9, 1.1)
+
+
+@pytest.mark.parametrize(
     ("text", "status", "code", "words"),
     [
         ("too long", 400, "context_length_exceeded", "50005 tokens"),

@@ -136,7 +136,8 @@ async def _events(
 
 async def _raw_request(state: ServerState, model: LoadedModel, body: GenerateBody) -> GenerationRequest:
     options = body.settings
-    sampling = SamplingParams(**options.sampling())
+    given = options.sampling()
+    sampling = SamplingParams(**given)
     form = output(body.format)
     constraint = None if form is None else await state.checker.check(form, "format")
     if body.suffix:
@@ -150,5 +151,6 @@ async def _raw_request(state: ServerState, model: LoadedModel, body: GenerateBod
         stop=options.stops(),
         max_tokens=options.max_tokens,
         sampling=sampling,
+        said=tuple(given),
         constraint=constraint,
     )

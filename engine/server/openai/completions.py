@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,9 +11,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from engine.chat.fim import FimGap
+from engine.chat.forwarded import forward_text
 from engine.errors import InputFault
 from engine.loaded_model import LoadedModel, Place
-from engine.sampling import Chosen, choose
+from engine.sampling import Chosen, choose, only_said
 from engine.server.body import parse
 from engine.server.errors import sse_error
 from engine.server.fanout import merge
@@ -55,6 +57,7 @@ def requests_of(body: CompletionRequest, sampling: Chosen) -> list[GenerationReq
             logprobs=body.logprobs,
             prompt_logprobs=body.scores_prompt,
             cache_prompt=not body.scores_prompt,
+            said=sampling.said,
             **body.common(),
         )
         for prompt in body.prompts()
@@ -68,6 +71,8 @@ async def prepared(
     """The model of a request, loaded, and what it is asked. Raises: as the route."""
     model = await state.pool.acquire(body.model, place=place)
     sampling = choose(body.sampling(), state.models.recommended(model.id).plain)
+    if model.facts is not None and model.facts.forwards:
+        sampling = only_said(sampling)
     requests = requests_of(body, sampling)
     output, param = output_of(body)
     if output is not None:
@@ -78,16 +83,27 @@ async def prepared(
     return model, requests, sampling
 
 
-async def _start(
-    state: ServerState, body: CompletionRequest, place: Place | None = None
-) -> tuple[LoadedModel, list[AsyncIterator[Event]], Chosen, "Claim | None"]:
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """Answers on their way; `notes` say what another server was not told."""
+
+    model: LoadedModel
+    answers: list[AsyncIterator[Event]]
+    sampling: Chosen
+    claim: "Claim | None"
+    notes: tuple[str, ...]
+
+
+async def _start(state: ServerState, body: CompletionRequest, place: Place | None = None) -> _Begun:
     model, requests, sampling = await prepared(state, body, place)
     claim = claimed(state, model, body)
+    kind = model.facts.forwards if model.facts is not None else ""
+    notes = forward_text(requests[0], kind)[1] if kind else ()
     answers: list[AsyncIterator[Event]] = []
     for request in requests:
         events = state.pool.generate(model, request)
         answers.append(events if claim is None else claim.watch(request, events))
-    return model, answers, sampling, claim
+    return _Begun(model, answers, sampling, claim, notes)
 
 
 async def _filling(model: LoadedModel, request: GenerationRequest, suffix: str) -> GenerationRequest:
@@ -117,12 +133,13 @@ async def _echoes(model: LoadedModel, body: CompletionRequest) -> list[str]:
 
 
 async def _complete(state: ServerState, body: CompletionRequest) -> dict[str, Any]:
-    model, generations, sampling, claim = await _start(state, body)
+    begun = await _start(state, body)
+    model, claim = begun.model, begun.claim
     texts = await _echoes(model, body)
     offsets = [0 if body.scores_prompt else len(t) for t in texts]
     logprobs: list[list[TokenLogprob]] = [[] for _ in texts]
     ends: dict[int, Done] = {}
-    async for index, event in merge(generations):
+    async for index, event in merge(begun.answers):
         if isinstance(event, Delta):
             texts[index] += event.text
             logprobs[index] += [*event.prompt_logprobs, *event.logprobs]
@@ -150,7 +167,7 @@ async def _complete(state: ServerState, body: CompletionRequest) -> dict[str, An
             }
             for i, text in enumerate(texts)
         ],
-        **shapes.with_report(shapes.report((), ends, sampling, also)),
+        **shapes.with_report(shapes.report(begun.notes, ends, begun.sampling, also)),
         "usage": usage,
         "timings": shapes.timings_body(ends[0]),
     }
@@ -174,7 +191,8 @@ def _logprobs(entries: list[TokenLogprob], offset: int, text: str) -> dict[str, 
 
 
 async def _stream(state: ServerState, body: CompletionRequest, place: Place) -> AsyncGenerator[bytes, None]:
-    model, generations, sampling, claim = await _start(state, body, place)
+    begun = await _start(state, body, place)
+    model, claim = begun.model, begun.claim
     echoes = await _echoes(model, body)
     writer = shapes.ChunkWriter("text_completion", shapes.new_id("cmpl"), body.model, model)
     texts = list(echoes)
@@ -182,7 +200,7 @@ async def _stream(state: ServerState, body: CompletionRequest, place: Place) -> 
         for index, text in enumerate(echoes):
             yield writer.chunk(index, b'"text":' + msgspec.json.encode(text))
     ends: dict[int, Done] = {}
-    async for index, event in merge(generations):
+    async for index, event in merge(begun.answers):
         if isinstance(event, Delta):
             probabilities, told = None, event.text
             if event.prompt_logprobs:  # with their probabilities the prompt comes with the first token
@@ -197,7 +215,7 @@ async def _stream(state: ServerState, body: CompletionRequest, place: Place) -> 
             ends[index] = event
             state.metrics.finished(model.id, event)
             also = await claim.told() if claim is not None else None
-            report = shapes.report((), {index: event}, sampling, also)
+            report = shapes.report(begun.notes, {index: event}, begun.sampling, also)
             yield writer.chunk(index, b'"text":""', event.finish_reason, extra=report)
     if body.wants_usage:
         yield writer.usage([ends[i].usage for i in sorted(ends)], shapes.timings_body(ends[0]))

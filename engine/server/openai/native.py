@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from engine.errors import EnvironmentFault, InputFault
 from engine.loaded_model import LoadedModel
-from engine.sampling import Chosen, choose
+from engine.sampling import Chosen, choose, only_said
 from engine.server.body import openapi_body, parse
 from engine.server.errors import sse_error
 from engine.server.fanout import merge
@@ -91,6 +91,8 @@ async def _start(state: ServerState, body: NativeRequest) -> tuple[LoadedModel, 
     constraint = None if output is None else await state.checker.check(output, param)
     limit = limit_of(body.n_predict, body.max_tokens)
     sampling = choose(body.sampling(), state.models.recommended(model.id).plain)
+    if model.facts is not None and model.facts.forwards:
+        sampling = only_said(sampling)
     generations: list[AsyncIterator[Event]] = []
     for prompt in body.prompts():
         request = GenerationRequest(
@@ -100,6 +102,7 @@ async def _start(state: ServerState, body: NativeRequest) -> tuple[LoadedModel, 
             logprobs=body.n_probs or None,
             constraint=constraint,
             cache_prompt=body.cache_prompt is not False,
+            said=sampling.said,
             **body.common(),
         )
         generations.append(timed(state.pool.generate(model, request), body.t_max_predict_ms))
