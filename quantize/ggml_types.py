@@ -168,5 +168,11 @@ MEASURED: Final = _by_size([t for t in GgmlType if t.traits.measured])
 PRICED: Final = _by_size([t for t in GgmlType if t.traits.priced])
 # What tensors are swapped to for their sensitivity: the first that a row can have.
 ANCHORS: Final = tuple(sorted((t for t in GgmlType if t.traits.anchor), key=lambda t: -t.traits.block_values))
-# What rows get that fit no larger block.
-FALLBACKS: Final = tuple(t for t in GgmlType if t.name in {other.traits.fallback for other in GgmlType})
+# What rows that fit no larger block are measured in.
+SMALL_BLOCKS: Final = tuple(
+    t
+    for t in GgmlType
+    if t.traits.block_values == NEARLY_EXACT.traits.block_values
+    and t.traits.writable
+    and t.traits.error is not None
+)

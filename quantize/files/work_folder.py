@@ -20,7 +20,7 @@ from quantize.evidence import MeasureRequest
 
 _HASH_CHUNK = 1 << 22
 _FULL_BYTES = 1 << 20
-_VERSION = 5  # raised when the meaning of a cached part changes
+_VERSION = 6  # raised when the meaning of a cached part changes
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):

@@ -63,7 +63,13 @@ def _iq4_xs(block: Bytes, codes: Bytes) -> None:
 
 
 def _nibbles_32(block: Bytes, codes: Bytes) -> None:
-    block[:, 2:] = _nibbles_halves(codes.reshape(-1, 1, 2, 16)).reshape(-1, 16)
+    block[:, -16:] = _nibbles_halves(codes.reshape(-1, 1, 2, 16)).reshape(-1, 16)
+
+
+def _five_bits_32(block: Bytes, codes: Bytes) -> None:
+    _nibbles_32(block, codes & np.uint8(15))
+    # Bit l of a little-endian word of 32 bits is the fifth bit of weight l.
+    block[:, -20:-16] = np.packbits(codes >> 4, axis=1, bitorder="little")
 
 
 def _q8_0(block: Bytes, codes: Bytes) -> None:
@@ -73,13 +79,17 @@ def _q8_0(block: Bytes, codes: Bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a type stores its integers: `levels` codes from 0; `nonlinear` when a table gives their values."""
+    """How a type stores its integers: `levels` codes from 0; `nonlinear` when a table gives their values.
+
+    `scales` are the offsets of a block's scales where each is an F16 of its own for 32 weights.
+    """
 
     qtype: str
     levels: int
     write: Callable[[Bytes, Bytes], None]
     nonlinear: bool = False
     origin: int = 0  # the first of two neighbouring codes that show value = v0 + step * code
+    scales: tuple[int, ...] = ()
 
     @property
     def block_values(self) -> int:
@@ -100,10 +110,13 @@ LAYOUTS: dict[str, Layout] = {
         Layout("Q4_K", 16, _q4_k),
         Layout("Q5_K", 32, _q5_k),
         Layout("Q6_K", 64, _q6_k),
-        Layout("Q8_0", 255, _q8_0, origin=127),
-        Layout("Q4_0", 16, _nibbles_32, origin=8),
+        Layout("Q8_0", 255, _q8_0, origin=127, scales=(0,)),
+        Layout("Q4_0", 16, _nibbles_32, origin=8, scales=(0,)),
+        Layout("Q4_1", 16, _nibbles_32, scales=(0, 2)),
+        Layout("Q5_0", 32, _five_bits_32, origin=16, scales=(0,)),
+        Layout("Q5_1", 32, _five_bits_32, scales=(0, 2)),
         Layout("IQ4_XS", 16, _iq4_xs, nonlinear=True),
-        Layout("IQ4_NL", 16, _nibbles_32, nonlinear=True),
+        Layout("IQ4_NL", 16, _nibbles_32, nonlinear=True, scales=(0,)),
     )
 }
 

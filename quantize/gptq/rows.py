@@ -10,6 +10,7 @@ from quantize.gptq.curvature import Curvature, Floats
 from quantize.gptq.grid import is_craftable, make_grid
 from quantize.gptq.packing import LAYOUTS, Bytes, pack
 from quantize.gptq.rounding import descend, feed_forward
+from quantize.gptq.scales import fit_scales
 from quantize.native.blocks import dequantize_rows, quantize_rows
 
 # Exponents of the importance that ggml's own search for scales is tried with; each row keeps the best.
@@ -114,8 +115,24 @@ def _craft_pass(targets: Floats, bases: dict[str, list[Bytes]], curvature: Curva
     for index, (qtype, several) in enumerate(bases.items()):
         mine = place[index * rows : (index + 1) * rows]
         base = np.stack(several)[best[qtype], np.arange(rows)]
-        out[qtype] = RoundedRows(pack(base, qtype, codes[mine]), spoiled[mine])
+        crafted = RoundedRows(pack(base, qtype, codes[mine]), spoiled[mine])
+        out[qtype] = _refined(crafted, qtype, targets, curvature) if LAYOUTS[qtype].scales else crafted
     return out
+
+
+def _refined(crafted: RoundedRows, qtype: str, targets: Floats, curvature: Curvature) -> RoundedRows:
+    """Scales fitted to the integers, integers to those scales, and scales once more."""
+    width, rows = targets.shape
+    blocks = fit_scales(crafted.blocks, qtype, targets, curvature)
+    grid = make_grid([(qtype, blocks)], width, curvature.order)
+    values = np.ascontiguousarray(dequantize_rows(blocks, qtype, width)[:, curvature.order].T)
+    descend(values, values - targets, grid, curvature, sweeps=1)
+    codes = np.empty((rows, width), np.uint8)
+    codes[:, curvature.order] = grid.codes(values).T
+    blocks = fit_scales(pack(blocks, qtype, codes), qtype, targets, curvature)
+    values = dequantize_rows(blocks, qtype, width)[:, curvature.order].T
+    refined = RoundedRows(blocks, curvature.output_error(np.ascontiguousarray(values - targets)))
+    return _better(crafted, refined)
 
 
 def _bases(

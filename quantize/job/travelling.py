@@ -8,7 +8,7 @@ from quantize.types import Goal, Interval, Rounding, Tier
 FORMAT = "tessera-plan"
 VERSION = 1
 # Raised whenever the same plan would make other bytes: another way of collecting moments or of rounding.
-RECIPE = 1
+RECIPE = 2
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

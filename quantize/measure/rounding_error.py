@@ -6,7 +6,7 @@ import numpy.typing as npt
 
 from quantize.evidence import MeasureRequest, Step
 from quantize.files.work_folder import Group, WorkFolder, read_json, write_json
-from quantize.ggml_types import ANCHORS, FALLBACKS
+from quantize.ggml_types import ANCHORS, SMALL_BLOCKS
 from quantize.gptq.curvature import group_curvature
 from quantize.gptq.rows import EXPONENTS, craft_rows, plain_rows
 from quantize.native.blocks import type_traits
@@ -28,11 +28,11 @@ class ErrorsRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measured_types(row_values: int, qtypes: tuple[str, ...]) -> tuple[str, ...]:
-    """The wanted types that rows of this length can have, what alpha needs, and the fallbacks of the others."""
+    """The wanted types that rows of this length can have, what alpha needs, small blocks where some cannot."""
     wanted = (*qtypes, *(t.name for t in ANCHORS))
     fitting = [q for q in wanted if row_values % type_traits(q).block_values == 0]
     if len(fitting) < len(wanted):
-        fitting += [t.name for t in FALLBACKS if row_values % t.traits.block_values == 0]
+        fitting += [t.name for t in SMALL_BLOCKS if row_values % t.traits.block_values == 0]
     return tuple(dict.fromkeys(fitting))
 
 

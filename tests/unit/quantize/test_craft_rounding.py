@@ -9,6 +9,8 @@ from quantize.gptq.curvature import make_curvature
 from quantize.gptq.grid import make_grid
 from quantize.gptq.packing import LAYOUTS, pack
 from quantize.gptq.rounding import round_columns
+from quantize.gptq.rows import craft_rows
+from quantize.gptq.scales import fit_scales
 from quantize.native.blocks import dequantize_rows, quantize_rows
 
 WIDTH = 512
@@ -77,6 +79,46 @@ def test_types_rounded_together_come_out_as_each_alone(weights, moments):
 
     # Sums of products run in another order, so a few ties may fall the other way.
     assert (np.concatenate(alone, axis=1) != together).mean() < 0.01
+
+
+@pytest.mark.parametrize("qtype", [q for q in LAYOUTS if LAYOUTS[q].scales])
+def test_scales_fitted_to_their_integers_spoil_less_and_leave_the_integers(weights, moments, qtype):
+    curvature = make_curvature(moments)
+    targets = np.ascontiguousarray(weights[:, curvature.order].T)
+    base = quantize_rows(weights, qtype)
+
+    def spoiled(blocks):
+        values = dequantize_rows(blocks, qtype, WIDTH)[:, curvature.order].T
+        return curvature.output_error(values - targets).sum()
+
+    once = fit_scales(base, qtype, targets, curvature)
+    twice = fit_scales(once, qtype, targets, curvature)
+    changed = (base != once).reshape(-1, LAYOUTS[qtype].block_bytes).any(axis=0)
+
+    assert spoiled(twice) <= spoiled(once) < 0.995 * spoiled(base)
+    assert set(np.flatnonzero(changed)) <= {at + byte for at in LAYOUTS[qtype].scales for byte in (0, 1)}
+
+
+@pytest.mark.parametrize("qtype", [q for q in LAYOUTS if LAYOUTS[q].scales])
+def test_crafted_rows_have_scales_of_their_own(weights, moments, qtype):
+    curvature = make_curvature(moments)
+    targets = np.ascontiguousarray(weights[:, curvature.order].T)
+    grids = [(qtype, quantize_rows(weights, qtype, curvature.importance))]
+    on_ggmls = round_columns(targets, make_grid(grids, WIDTH, curvature.order), curvature)
+
+    crafted = craft_rows(weights, (qtype,), curvature, (1.0,))[qtype]
+
+    values = dequantize_rows(crafted.blocks, qtype, WIDTH)[:, curvature.order].T
+    assert np.allclose(crafted.errors, curvature.output_error(values - targets), rtol=1e-3)
+    assert crafted.errors.sum() < 0.99 * curvature.output_error(on_ggmls - targets).sum()
+
+
+def test_blocks_of_nothing_keep_their_scales(moments):
+    curvature = make_curvature(moments)
+    zeros = np.zeros((3, WIDTH), np.float32)
+    base = quantize_rows(zeros, "Q4_0")
+
+    assert np.array_equal(base, fit_scales(base, "Q4_0", np.ascontiguousarray(zeros.T), curvature))
 
 
 def test_sweeps_never_make_the_output_worse(weights, moments):

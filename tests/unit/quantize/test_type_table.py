@@ -7,7 +7,7 @@ import pytest
 
 from engine.fit.give_up import MIX_COSTS
 from engine.library.quant_names import FILE_TYPES, from_file_name
-from quantize.ggml_types import ANCHORS, FALLBACKS, MEASURED, PRICED, TIME_UNIT, GgmlType
+from quantize.ggml_types import ANCHORS, MEASURED, PRICED, SMALL_BLOCKS, TIME_UNIT, GgmlType
 from quantize.gptq.packing import LAYOUTS
 from quantize.plan.speed import decode_time
 
@@ -63,13 +63,13 @@ def test_rows_agree_with_each_other():
         assert t.traits.error is not None or not t.traits.measured
     with pytest.raises(ValueError, match="4"):
         GgmlType(4)
-    assert set(LAYOUTS) <= {t.name for t in MEASURED}
+    assert set(LAYOUTS) <= {t.name for t in (*MEASURED, *SMALL_BLOCKS)}
     assert decode_time(TIME_UNIT, "cpu") == decode_time(TIME_UNIT, "gpu") == 1.0
 
 
 def test_what_is_derived_is_what_it_was():
     assert [t.name for t in ANCHORS] == ["Q3_K", "Q4_0"]
-    assert {t.name for t in FALLBACKS} == {"Q4_0", "IQ4_NL", "Q5_0", "Q5_1", "Q8_0"}
+    assert {t.name for t in SMALL_BLOCKS} == {"Q4_0", "IQ4_NL", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}
     assert {t.name for t in set(PRICED) - set(MEASURED)} == {"IQ2_XS", "IQ2_S"}
     assert list(MIX_COSTS) == ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M", "Q2_K"]
     assert (FILE_TYPES[15], FILE_TYPES[32], FILE_TYPES[38], len(FILE_TYPES)) == ("Q4_K_M", "BF16", "MXFP4", 35)
