@@ -20,7 +20,7 @@ from app.gui.language import install_language
 from app.gui.leaving import would_be_lost
 from app.gui.look import ASSETS, Look
 from app.gui.main_window import MainWindow
-from app.gui.markdown.highlight import warm_up
+from app.gui.markdown.document import warm_up
 from app.gui.pages import Pages
 from app.gui.server_link import ServerLink
 from app.gui.services import LiveSettings, Models, Services

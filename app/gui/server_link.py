@@ -15,7 +15,8 @@ from app.server_process import start_shared
 from engine.paths import user_paths
 
 log = logging.getLogger(__name__)
-START_S = 20.0
+# A server that has ended is told at once; one that is only slow, on a crowded computer, is waited for.
+START_S = 60.0
 _LOG_TAIL = 2000
 T = TypeVar("T")
 

@@ -47,8 +47,8 @@ def no_leaks(request, qapp, home):
 def qtbot(qtbot):
     """Waits end as soon as the condition holds; on a crowded machine that may take long."""
     until, signal = qtbot.waitUntil, qtbot.waitSignal
-    qtbot.waitUntil = lambda condition, timeout=15_000: until(condition, timeout=timeout)
-    qtbot.waitSignal = lambda wanted, timeout=15_000, **more: signal(wanted, timeout=timeout, **more)
+    qtbot.waitUntil = lambda condition, timeout=60_000: until(condition, timeout=timeout)
+    qtbot.waitSignal = lambda wanted, timeout=60_000, **more: signal(wanted, timeout=timeout, **more)
     return qtbot
 
 

@@ -1,5 +1,7 @@
 """Export and import of chats, with their file dialogs."""
 
+# ruff: noqa: PLC0415 - readers of other programs' chats are imported when one is wanted: the window is shown sooner
+
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Qt, Signal
@@ -8,15 +10,6 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 from app.db import messages
 from app.db.records import Conversation, Fold, Message
 from app.gui.api import in_words
-from app.gui.chat.transfer import (
-    every_chat,
-    file_name,
-    import_chats,
-    read_export,
-    to_json,
-    to_markdown,
-    write_archive,
-)
 from app.gui.services import Services
 
 
@@ -34,6 +27,8 @@ class Exchange(QObject):
 
     def export(self, conversation_id: int, title: str = "") -> None:
         """Ask where to, then write a conversation."""
+        from app.gui.chat.transfer import file_name
+
         dialog = QFileDialog(self._window, self.tr("Export chat"))
         dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
         dialog.setNameFilters([self.tr("Markdown (*.md)"), self.tr("JSON, with all branches (*.json)")])
@@ -46,6 +41,7 @@ class Exchange(QObject):
 
     def export_to(self, conversation_id: int, path: Path) -> None:
         """Write a conversation: JSON by name, else Markdown."""
+        from app.gui.chat.transfer import to_json, to_markdown
 
         def write(loaded: tuple[Conversation, list[Message], list[Fold]]) -> None:
             text = to_json([loaded[:2]]) if path.suffix.lower() == ".json" else to_markdown(*loaded[:2])
@@ -73,6 +69,7 @@ class Exchange(QObject):
 
     def export_all_to(self, path: Path) -> None:
         """Write every chat."""
+        from app.gui.chat.transfer import every_chat, write_archive
 
         def write(found: list[tuple[Conversation, list[Message]]]) -> None:
             self._services.background.run(
@@ -97,6 +94,7 @@ class Exchange(QObject):
 
     def import_from(self, path: Path) -> None:
         """Add the chats of a file."""
+        from app.gui.chat.transfer import import_chats, read_export
 
         def add(found: object) -> None:
             self._services.background.watch(

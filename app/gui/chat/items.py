@@ -8,7 +8,6 @@ from app.gui.chat.fold_item import FoldItem
 from app.gui.chat.message_actions import MessageActions
 from app.gui.chat.message_widget import MessageWidget
 from app.gui.chat.pair_widget import PairWidget
-from app.gui.chat.tool_item import ToolItem
 from app.gui.documents.grounds import GroundsCard, grounds_of
 from app.gui.services import Services
 from app.gui.widgets.column import ColumnItem
@@ -69,6 +68,8 @@ class MessageItems:
     def _item(self, message_id: int) -> ColumnItem:
         chat = self._controller
         if chat.tree[message_id].role == "tool":
+            from app.gui.chat.tool_item import ToolItem  # noqa: PLC0415 - not before the window is shown
+
             return ToolItem(self._services.look, chat.tree[message_id])
         pair = chat.pair(message_id)
         if not pair:

@@ -1,6 +1,6 @@
 """What a person does with projects: opens their form, begins chats in them."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QWidget
@@ -8,10 +8,12 @@ from PySide6.QtWidgets import QWidget
 from app.db import conversations
 from app.db.records import Conversation, Folder
 from app.gui.api import in_words
-from app.gui.chat.project_dialog import ProjectDialog
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner
-from app.tools.catalogue import Offered, offered
+
+if TYPE_CHECKING:
+    from app.gui.chat.project_dialog import ProjectDialog
+    from app.tools.catalogue import Offered
 
 
 class Projects(QObject):
@@ -28,12 +30,19 @@ class Projects(QObject):
     def edit(self, folder_id: int) -> None:
         """Show the form of a project."""
 
-        def show(found: tuple[Folder, list[Offered]]) -> None:
+        def read(folder: Folder) -> "tuple[Folder, list[Offered]]":
+            from app.tools.catalogue import offered  # noqa: PLC0415 - not before the window is shown
+
+            return folder, offered()
+
+        def show(found: "tuple[Folder, list[Offered]]") -> None:
+            from app.gui.chat.project_dialog import ProjectDialog  # noqa: PLC0415 - not before the window is shown
+
             self.dialog = ProjectDialog(self._services, *found, self._window)
             self.dialog.saved.connect(lambda fields: self._save(folder_id, fields))
             self.dialog.open()
 
-        self._with(folder_id, lambda folder: (folder, offered()), show)
+        self._with(folder_id, read, show)
 
     def begin(self, folder_id: int, empty: Conversation) -> None:
         """Begin a chat in a project; `empty` has what a chat without one would have."""

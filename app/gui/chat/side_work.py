@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import psutil
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.client import WholeAnswer
@@ -159,6 +158,8 @@ class ReadAhead(_Aside):
             self._read, self.spent_s, self.wasted_chars = None, 0.0, 0
 
     def _power(self) -> str:
+        import psutil  # noqa: PLC0415 - not before the window is shown
+
         battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
         return "battery" if battery is not None and battery.power_plugged is False else "mains"
 

@@ -1,60 +1,28 @@
-"""The question before a tool is used: exactly what would happen, and five answers."""
+"""The question before a tool is used, with five answers."""
 
-from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QFrame, QPlainTextEdit
+from typing import TYPE_CHECKING
 
-from app.gui.look import Look
-from app.gui.widgets.basics import button, label, row, stack
-from app.tools.consent import ConsentRequest
+from PySide6.QtWidgets import QBoxLayout
 
-_MAX_HEIGHT = 160
+from app.gui.widgets.basics import button, row
+from app.gui.widgets.consent_card import ConsentCard
+
+if TYPE_CHECKING:
+    from app.tools.consent import ConsentRequest
 
 
-class ToolConsentCard(QFrame):
-    """Shown while a tool waits. Declining has the focus, so that a stray Enter allows nothing."""
+class ToolConsentCard(ConsentCard):
+    """For one call, this chat or for good."""
 
-    decided = Signal(str)
-
-    def __init__(self, look: Look) -> None:
-        super().__init__()
-        self.setProperty("kind", "card")
-        self.title = label("", "strong", wrap=True)
-        self.warning = label("", "chip-warn", wrap=True)
-        self.detail = QPlainTextEdit()
-        self.detail.setReadOnly(True)
-        self.detail.setFont(look.font("small", mono=True))
-        self.detail.setMaximumHeight(_MAX_HEIGHT)
-        self.detail.setAccessibleName(self.tr("What would happen"))
-        self.decline = button(self.tr("Decline"), lambda: self._decide("no"))
+    def answers(self) -> QBoxLayout:
+        """Refusals on the left, leave on the right."""
         self.never = button(self.tr("Never"), lambda: self._decide("never"))
         self.always = button(self.tr("Always"), lambda: self._decide("always"))
         self.chat = button(self.tr("For this chat"), lambda: self._decide("chat"))
-        self.once = button(self.tr("Allow once"), lambda: self._decide("once"), "primary")
-        self.setLayout(
-            stack(
-                self.title,
-                self.warning,
-                self.detail,
-                row(self.never, self.decline, 1, self.always, self.chat, self.once),
-                spacing=8,
-                margins=(12, 12, 12, 12),
-            )
-        )
-        self.hide()
+        return row(self.never, self.decline, 1, self.always, self.chat, self.once)
 
-    def ask(self, request: ConsentRequest) -> None:
-        """Show a question."""
-        words = request.title
+    def words(self, request: "ConsentRequest") -> str:
+        """The question."""
         if request.kind == "tool":
-            words = self.tr("The model wants to use {tool} with:").format(tool=request.title)
-        self.title.setText(words)
-        self.warning.setText(request.warning or "")
-        self.warning.setVisible(bool(request.warning))
-        self.detail.setPlainText(request.detail)
-        self.setAccessibleName(words)
-        self.show()
-        self.decline.setFocus()
-
-    def _decide(self, decision: str) -> None:
-        self.hide()
-        self.decided.emit(decision)
+            return self.tr("The model wants to use {tool} with:").format(tool=request.title)
+        return request.title

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal
 
@@ -14,10 +15,12 @@ from app.db.records import Message
 from app.gui.api import in_words
 from app.gui.chat.request import call_id
 from app.gui.services import Services
-from app.tools.catalogue import open_sources
-from app.tools.consent import ConsentBook, ConsentRequest, ToolConsent, ToolDecision
-from app.tools.toolset import RunningServers, Toolset
 from app.tools.types import ToolOutcome, ToolSpec
+
+# The tools themselves are imported when a chat first uses one: the window is shown sooner.
+if TYPE_CHECKING:
+    from app.tools.consent import ConsentRequest, ToolConsent, ToolDecision
+    from app.tools.toolset import RunningServers, Toolset
 
 # A model that wants more rounds of calls for one question is lost.
 MAX_ROUNDS = 12
@@ -34,8 +37,7 @@ class ToolTurns(QObject):
     def __init__(self, services: Services, parent: QObject) -> None:
         super().__init__(parent)
         self._services = services
-        self._servers = RunningServers()
-        self._book = ConsentBook()
+        self._servers: RunningServers | None = None
         self._consents: dict[int, ToolConsent] = {}
         self._decisions: queue.SimpleQueue[ToolDecision] = queue.SimpleQueue()
         self._toolset: Toolset | None = None
@@ -51,14 +53,17 @@ class ToolTurns(QObject):
             then(())
             return
         cancelled = self._cancelled = threading.Event()
-        consent = self._consents.setdefault(chat, ToolConsent(self._book, self._ask))
+        servers, consent = self._begun(chat)
 
-        def work() -> tuple[Toolset, tuple[ToolSpec, ...], list[str]]:
-            sources, problems = open_sources(names, folder, self._servers, consent)
+        def work() -> "tuple[Toolset, tuple[ToolSpec, ...], list[str]]":
+            from app.tools.catalogue import open_sources  # noqa: PLC0415 - see above
+            from app.tools.toolset import Toolset  # noqa: PLC0415 - see above
+
+            sources, problems = open_sources(names, folder, servers, consent)
             toolset = Toolset(sources, consent)
             return toolset, toolset.specs(), problems
 
-        def done(result: tuple[Toolset, tuple[ToolSpec, ...], list[str]]) -> None:
+        def done(result: "tuple[Toolset, tuple[ToolSpec, ...], list[str]]") -> None:
             toolset, specs, problems = result
             if cancelled.is_set():
                 return
@@ -122,14 +127,15 @@ class ToolTurns(QObject):
         step(0, message.id)
         return True
 
-    def decide(self, decision: ToolDecision) -> None:
+    def decide(self, decision: "ToolDecision") -> None:
         """The person's answer to the question that is shown."""
         self._decisions.put(decision)
 
     def stop(self) -> None:
         """End what is under way: no further call is made, a waiting question is answered with no."""
         self._cancelled.set()
-        self._servers.cancel_calls()
+        if self._servers is not None:
+            self._servers.cancel_calls()
         self._decisions.put("no")
         self.consent_over.emit()
 
@@ -137,9 +143,18 @@ class ToolTurns(QObject):
         """End the servers."""
         self._cancelled.set()
         self._decisions.put("no")
-        self._servers.close()
+        if self._servers is not None:
+            self._servers.close()
 
-    def _ask(self, request: ConsentRequest) -> ToolDecision:
+    def _begun(self, chat: int) -> "tuple[RunningServers, ToolConsent]":
+        """The servers of all chats, and the consents of this one."""
+        from app.tools.consent import ConsentBook, ToolConsent  # noqa: PLC0415 - see above
+        from app.tools.toolset import RunningServers  # noqa: PLC0415 - see above
+
+        self._servers = self._servers or RunningServers()
+        return self._servers, self._consents.setdefault(chat, ToolConsent(ConsentBook(), self._ask))
+
+    def _ask(self, request: "ConsentRequest") -> "ToolDecision":
         """On the worker: show the question and wait for the person."""
         cancelled = self._cancelled
         while not self._decisions.empty():
@@ -150,7 +165,7 @@ class ToolTurns(QObject):
         return self._decisions.get()
 
 
-def _called(toolset: Toolset, call: ToolCall, number: int) -> ToolOutcome:
+def _called(toolset: "Toolset", call: ToolCall, number: int) -> ToolOutcome:
     if number >= _MAX_CALLS:
         return ToolOutcome(f"At most {_MAX_CALLS} calls are carried out in one turn.", ok=False)
     return toolset.call(call.name, call.arguments)

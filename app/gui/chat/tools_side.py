@@ -1,14 +1,18 @@
 """What the chat page shows of tools: the panel, the question before a call, and servers that did not start."""
 
+from typing import TYPE_CHECKING
+
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QBoxLayout
 
 from app.db.records import Conversation
 from app.gui.chat.controller import ChatController
 from app.gui.chat.tool_consent import ToolConsentCard
-from app.gui.chat.tools_panel import ToolsPanel
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner
+
+if TYPE_CHECKING:
+    from app.gui.chat.tools_panel import ToolsPanel
 
 
 class ToolsSide(QObject):
@@ -28,9 +32,11 @@ class ToolsSide(QObject):
         self.card.decided.connect(controller.tools.decide)
 
     @property
-    def panel(self) -> ToolsPanel:
+    def panel(self) -> "ToolsPanel":
         """The panel of tools."""
         if self._panel is None:
+            from app.gui.chat.tools_panel import ToolsPanel  # noqa: PLC0415 - not before the window is shown
+
             self._panel = ToolsPanel(self._services)
             self._panel.hide()
             self._beside.addWidget(self._panel)

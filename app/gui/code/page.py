@@ -24,7 +24,7 @@ from app.gui import words
 from app.gui.api import in_words
 from app.gui.chat.composer import Composer
 from app.gui.chat.prompt_library import PromptLibrary
-from app.gui.code.consent_card import ConsentCard
+from app.gui.code.consent_card import AgentConsentCard
 from app.gui.code.controller import CodeController
 from app.gui.code.files_panel import FilesPanel
 from app.gui.code.review_panel import ReviewPanel
@@ -76,7 +76,7 @@ class CodePage(QWidget):
         self.agent.setToolTip(
             self.tr("The model reads, edits and runs commands by itself; each edit and command is asked.")
         )
-        self.consent = ConsentCard(services.look)
+        self.consent = AgentConsentCard(services.look)
         self.composer.add_tool(self.agent)
         self.prompts = PromptLibrary(services, self.composer, self.model.currentText)
         self.commit = button(self.tr("Commit message"), self._commit)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from PySide6.QtGui import QTextBlockFormat, QTextCharFormat, QTextCursor, QTextDocument
 
 from app.gui.markdown.formats import Formats
-from app.gui.markdown.highlight import fresh_start, pieces
-from app.gui.markdown.parse import Block, blocks, closing_fence, open_fence
+from app.gui.markdown.highlight import fresh_start, pieces, warm_up_lexers
+from app.gui.markdown.parse import Block, blocks, closing_fence, open_fence, parser
 from app.gui.markdown.writer import BlockWriter
 
 
@@ -214,3 +214,9 @@ class _Mark:
     fresh: bool
     block_format: QTextBlockFormat
     code_ranges: int
+
+
+def warm_up() -> None:
+    """Load what a first answer needs, beside the window: the parser, then the lexers."""
+    parser()
+    warm_up_lexers()

@@ -76,7 +76,7 @@ def fresh_start(code: str, since: int) -> int:
     return start
 
 
-def warm_up() -> None:
+def warm_up_lexers() -> None:
     """Load the lexers that answers use most; compiling one takes 10 to 100 ms, so not while text streams."""
     for language in ("python", "bash", "json", "javascript", "c++", "html"):
         list(pieces("x = 1\n", language))

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
 
-from markdown_it import MarkdownIt
-from markdown_it.rules_inline import StateInline
-from markdown_it.token import Token
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.rules_inline import StateInline
+    from markdown_it.token import Token
 
-_PARSER = MarkdownIt("commonmark", {"html": False, "maxNesting": 20}).enable(["table", "strikethrough"])
 # Formulas: \\( \\) and \\[ \\] as LaTeX has them, $$ $$, and $ $ where it cannot be money: no space inside the
 # signs and no digit behind. Source of the last: pandoc's tex_math_dollars.
 _MATH = (
@@ -19,7 +21,7 @@ _MATH = (
 )
 
 
-def _math(state: StateInline, silent: bool) -> bool:
+def _math(state: "StateInline", silent: bool) -> bool:
     """An inline rule of markdown-it."""
     if state.src[state.pos] not in "\\$":
         return False
@@ -35,7 +37,16 @@ def _math(state: StateInline, silent: bool) -> bool:
     return False
 
 
-_PARSER.inline.ruler.before("escape", "math", _math)
+@cache
+def parser() -> "MarkdownIt":
+    """The parser; made when there is a first text, which is not before the window is shown."""
+    from markdown_it import MarkdownIt  # noqa: PLC0415 - see above
+
+    made = MarkdownIt("commonmark", {"html": False, "maxNesting": 20}).enable(["table", "strikethrough"])
+    made.inline.ruler.before("escape", "math", _math)
+    return made
+
+
 _FENCE = re.compile(r"[ ]{0,3}(`{3,}|~{3,})[^\n]*\n?")
 _URL = re.compile(r"https?://[^\s<>\"'`\u0000-\u001f]+")
 _AFTER_URL = ".,;:!?)]}*_"
@@ -45,7 +56,7 @@ _AFTER_URL = ".,;:!?)]}*_"
 class Block:
     """One top-level block: its tokens, and the line of the parsed text where it starts."""
 
-    tokens: tuple[Token, ...]
+    tokens: "tuple[Token, ...]"
     line: int
 
 
@@ -54,7 +65,7 @@ def blocks(text: str) -> list[Block]:
     found: list[Block] = []
     current: list[Token] = []
     start = 0
-    for token in _PARSER.parse(text):
+    for token in parser().parse(text):
         if not current and token.map:
             start = token.map[0]
         current.append(token)

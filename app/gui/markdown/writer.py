@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from markdown_it.token import Token
 from PySide6.QtGui import (
     QTextBlockFormat,
     QTextCharFormat,
@@ -17,6 +17,9 @@ from PySide6.QtGui import (
 from app.gui.markdown.formats import CODE, Formats
 from app.gui.markdown.formula_object import OBJECT_LETTER, FormulaObjects
 from app.gui.markdown.parse import split_urls
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
 
 _LINE_END = "\u2028"
 _BREAKS = frozenset({"softbreak", "hardbreak"})
@@ -52,7 +55,7 @@ class BlockWriter:
             current.remove(self.cursor.block())
             self.cursor.setBlockFormat(block)
 
-    def write(self, tokens: Sequence[Token]) -> None:
+    def write(self, tokens: "Sequence[Token]") -> None:
         """Write one top-level block."""
         if tokens[0].type == "table_open":
             self._write_table(tokens)
@@ -107,7 +110,7 @@ class BlockWriter:
             self.begin(block, self._formats.code())
             self.cursor.insertText(line, self._formats.code())
 
-    def write_inline(self, tokens: Sequence[Token], base: QTextCharFormat) -> None:
+    def write_inline(self, tokens: "Sequence[Token]", base: QTextCharFormat) -> None:
         """Write running text. An image becomes a link to itself: nothing is loaded."""
         formats = [base]
         after_display = False
@@ -126,7 +129,7 @@ class BlockWriter:
             else:
                 self._write_piece(token, current)
 
-    def _write_piece(self, token: Token, current: QTextCharFormat) -> None:
+    def _write_piece(self, token: "Token", current: QTextCharFormat) -> None:
         match token.type:
             case "text" | "html_inline":
                 for text, address in split_urls(token.content):
@@ -144,7 +147,7 @@ class BlockWriter:
             case _:
                 self.cursor.insertText(token.content, current)
 
-    def _write_formula(self, token: Token, current: QTextCharFormat) -> None:
+    def _write_formula(self, token: "Token", current: QTextCharFormat) -> None:
         """The picture where it is drawn already; else the text, which is replaced when it is."""
         self.num_formulas += 1
         picture = self._formats.formula(token.content, display=token.block)
@@ -159,7 +162,7 @@ class BlockWriter:
             self.cursor.insertText(_LINE_END, current)
         self.cursor.insertText(OBJECT_LETTER, shape)
 
-    def _write_table(self, tokens: Sequence[Token]) -> None:
+    def _write_table(self, tokens: "Sequence[Token]") -> None:
         rows: list[list[Token]] = []
         for token in tokens:
             if token.type == "tr_open":
@@ -189,7 +192,7 @@ class BlockWriter:
 class _List:
     """A list being written; made with its first item."""
 
-    token: Token
+    token: "Token"
     made: QTextList | None = None
 
 
@@ -202,7 +205,7 @@ class _Nesting:
     quote: int = 0
     text: QTextCharFormat | None = None
 
-    def follow(self, token: Token) -> None:
+    def follow(self, token: "Token") -> None:
         """Enter or leave what the token opens or closes."""
         match token.type:
             case "bullet_list_open" | "ordered_list_open":

@@ -5,7 +5,8 @@ import signal
 
 import psutil
 
-from tests.servers import wait_for
+from tests.gui.walk.walker import free_port
+from tests.servers import RunningServer, wait_for
 
 JOBS = "list(desktop.jobs.by_id.values())"
 
@@ -115,3 +116,26 @@ def test_a_window_that_is_asked_to_end_takes_its_server_along(open_window):
     walk.close()
     assert not psutil.pid_exists(told["pid"])
     assert walk.server() is None
+
+
+def test_a_server_that_a_terminal_started_anew_is_followed_to_its_new_key(open_window, tmp_path_factory):
+    home, port = tmp_path_factory.mktemp("walk"), str(free_port())
+    first = RunningServer(home, "--port", port)
+    try:
+        walk = open_window(home=home, env={"TESSERA_SERVER_PORT": port})
+        assert not walk.ask("desktop.link.owned")
+        assert ask(walk, "What is Tessera?")
+    finally:
+        first.stop()
+    second = RunningServer(home, "--port", port)
+    try:
+        assert second.token != first.token
+        walk.until("desktop.services.models.reachable and chat.composer.ready")
+        assert ask(walk, "What is quantization?")
+        assert walk.ask("chat.controller.tree.path()[-1].status") == "complete"
+        walk.go("Library")
+        walk.until("'Spark (demo)' in says(window.page('library'))")
+        walk.until(f"desktop.link.token == {second.token!r}")
+        walk.close()
+    finally:
+        second.stop()
