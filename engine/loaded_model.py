@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 from engine.dispatch.types import Placement
 from engine.errors import RunnerDied
+from engine.phases import Phases
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import Embedded, LoadSettings, Stats
 from engine.types import GenerationRequest, ModelFacts
@@ -60,7 +61,7 @@ class LoadedModel:
     request (None: never), or earlier when another model needs its room, unless it is `pinned`. `notes` tell what
     was changed because the first settings failed; `proven` are the last settings that generated a token.
     `widened` is the runner whose deterministic requests have their memory. `placement` is what was chosen for this
-    load, before anything failed.
+    load, before anything failed; `phases` are those of the load, from the wish for the model on.
     """
 
     id: str
@@ -75,6 +76,7 @@ class LoadedModel:
     waiting: int = 0
     ttl_s: float | None = None
     pinned: bool = False
+    phases: Phases = field(default_factory=Phases)
     notes: list[str] = field(default_factory=list)
     proven: LoadSettings | None = None
     widened: Runner | None = None

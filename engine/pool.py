@@ -12,6 +12,7 @@ import msgspec
 from engine.admission import Admission, Unlimited
 from engine.errors import BadModelFile, EngineError, EnvironmentFault, NotEnoughMemory, RunnerDied
 from engine.loaded_model import MAX_CRASHES, REMOTE, LoadedModel, Place, Runner
+from engine.phases import Phases
 from engine.resolving import Elsewhere, Here, ModelSource, Resolved
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
@@ -57,6 +58,7 @@ class Pool:
         self._ids: dict[str, str] = {}
         self._admitting = asyncio.Lock()
         self._reaper: asyncio.Task[None] | None = None
+        self.on_first_token: Callable[[], None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
     @property
@@ -99,10 +101,12 @@ class Pool:
         if known is not None and known.ready and not self._should_grow(known, min_ctx):
             known.last_used = time.monotonic()
             return await self._relieved(known.id, known.queued, place) or known
+        phases = Phases()
         found = await self._source.resolve(name, min_ctx)
+        phases.done("place")
         self._ids[name] = found.model_id
         try:
-            return await self._acquire(found, on_progress, min_ctx, place)
+            return await self._acquire(found, on_progress, min_ctx, place, phases)
         except NotEnoughMemory:
             relief = await self._relieved(found.model_id, None, place)
             if relief is None:
@@ -136,7 +140,12 @@ class Pool:
             return None
 
     async def _acquire(
-        self, found: Resolved, on_progress: Callable[[float], None] | None, min_ctx: int, place: Place | None
+        self,
+        found: Resolved,
+        on_progress: Callable[[float], None] | None,
+        min_ctx: int,
+        place: Place | None,
+        phases: Phases | None = None,
     ) -> LoadedModel:
         clock = current_clock()
         if clock is not None and found.ran_on:
@@ -159,6 +168,7 @@ class Pool:
                 if not model.ready:
                     model.settings, model.placement = found.settings, found.placement
                     model.pinned = model.pinned or found.keep
+                    model.phases = phases or Phases()
                     model.notes.clear()
                     await self._load(model, on_progress)
                 model.last_used = time.monotonic()
@@ -215,8 +225,10 @@ class Pool:
         """A runner with the model in it; when that fails, with other settings as long as there are any to try."""
         while True:
             await self._admit(model)
+            model.phases.done("memory")
             try:
                 runner = model.runner = await self._start(model.engine, model.settings.path)
+                model.phases.done("runner")
                 try:
                     model.facts = await runner.load(await self._admission.to_load(model.settings), progress)
                 except BaseException:
@@ -232,6 +244,7 @@ class Pool:
                 model.settings = rung.settings
             else:
                 await self._admission.compared(model.settings, model.facts.device_check)
+                model.phases.done("load")
                 return runner
 
     async def _admit(self, model: LoadedModel) -> None:
@@ -303,6 +316,9 @@ class Pool:
     ) -> AsyncGenerator[Event, None]:
         """The events of one runner; the admission learns of the first token and of the speed."""
         async for event in runner.generate(request):
+            if self.on_first_token is not None and isinstance(event, Delta):
+                self.on_first_token()
+                self.on_first_token = None
             if isinstance(event, Delta | Done) and model.proven != model.settings:
                 model.proven = model.settings
                 self._admission.proven(model.id)

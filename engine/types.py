@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from engine.phases import Phase
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 # "side": only while nobody else is answered; what it read is kept.
 Priority = Literal["interactive", "batch", "background", "side"]
@@ -226,6 +228,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     No token spells more than `longest_token_bytes` of a prompt (0: there is no such bound).
     `device_check` is how its device compared with the CPU at this load; None where it was not compared.
+    `phases` are those of its process, from its start to the end of this load.
     `forwards` names the kind of server that renders and parses chats itself; empty: that is done here.
     """
 
@@ -249,4 +252,5 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: dict[str, int] = {}
     longest_token_bytes: int = 0
     device_check: DeviceCheck | None = None
+    phases: tuple[Phase, ...] = ()
     forwards: str = ""

@@ -102,7 +102,7 @@ class FakeRunner:
             fim=json.loads(fim.read_text()) if fim.exists() else {},
             metadata={}, backend="fake",
         )  # fmt: skip
-        self.channel.send(protocol.Loaded(facts=facts, load_s=0.0))
+        self.channel.send(protocol.Loaded(facts=facts))
 
     def note(self, message: protocol.Tokenize | protocol.Detokenize | protocol.Embed) -> None:
         """What was asked beside generations."""

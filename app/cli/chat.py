@@ -86,7 +86,8 @@ def command(
     given["lora"] = [_adapter(choice) for choice in lora] or None
     given |= {"deterministic": deterministic or receipt is not None or None, "receipt": receipt is not None or None}
     options = {k: v for k, v in given.items() if v is not None} | {"loop_guard": loop_guard}
-    with connected() as client:
+    # A model that is to be kept elsewhere, or with a draft, must not be loaded as it was before.
+    with connected((model or "default") if device is None and draft is None else None) as client:
         chosen = model or default_model(client)
         if device is not None:
             _keep_on(client, chosen, None if device == "auto" else device)

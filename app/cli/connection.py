@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def connected() -> "Iterator[Client]":
-    """The running server, or a private one that ends with the block."""
+def connected(model: str | None = None) -> "Iterator[Client]":
+    """The running server, or a private one that ends with the block and begins to load `model` at once."""
     # Where none has said that it runs, ours starts while this process still imports what speaks to it.
-    own = None if user_paths().server_file.exists() or RemoteServer().url else ServerProcess()
+    own = None if user_paths().server_file.exists() or RemoteServer().url else _own(model)
     from app.client import running_server  # noqa: PLC0415 - as just said
 
     client = running_server() if own is None else None
     if client is None:
-        own = own or ServerProcess()
+        own = own or _own(model)
         client = own.connect()
     try:
         yield client
@@ -29,3 +29,7 @@ def connected() -> "Iterator[Client]":
         client.close()
         if own is not None:
             own.stop()
+
+
+def _own(model: str | None) -> ServerProcess:
+    return ServerProcess("--model", model) if model is not None else ServerProcess()

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 @click.option(
     "--local-pages/--no-local-pages", default=False, show_default=True, help="Pages of any port of this computer."
 )
+@click.option(
+    "--model", help="Load this model at once, while the server starts; 'default': the one chats begin with."
+)
 @click.option("--ctx", "context", type=click.IntRange(16, 1 << 24), help="Context in tokens for loaded models.")
 @click.option("--parallel", type=click.IntRange(1, 128), help="Requests a model answers at the same time.")
 @click.option("--kv", type=click.Choice(KV_CHOICES), help="Type the context is kept in.")
@@ -59,6 +62,7 @@ def command(
     containers: bool,
     apps: bool,
     local_pages: bool,
+    model: str | None,
     context: int | None,
     parallel: int | None,
     kv: str | None,
@@ -95,6 +99,7 @@ def command(
             apps=apps,
             local_pages=local_pages,
             context=context,
+            model=model,
             wish=Wish(n_parallel=parallel, kv_type=kv, device=device, mode=mode),
             ttl_s=ttl_s or None,
             max_models=max_models,

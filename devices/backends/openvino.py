@@ -8,9 +8,10 @@ import contextlib
 import ctypes
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from devices.types import BackendDevice
+if TYPE_CHECKING:
+    from devices.types import BackendDevice
 
 BACKEND: Final = "openvino"
 PREFIX: Final = "openvino:"
@@ -64,7 +65,7 @@ def trim(cache: Path, most_bytes: int = CACHE_BYTES) -> None:
                 path.unlink(missing_ok=True)
 
 
-def offered(folder: Path) -> tuple[BackendDevice, ...]:
+def offered(folder: Path) -> "tuple[BackendDevice, ...]":
     """The devices that the runtime in a pack's `folder` offers here. It is loaded; call it in a child.
 
     Raises: OpenVinoFailed.
@@ -86,7 +87,9 @@ def offered(folder: Path) -> tuple[BackendDevice, ...]:
         api.ov_core_free(core)
 
 
-def _described(api: ctypes.CDLL, core: ctypes.c_void_p, name: str) -> BackendDevice:
+def _described(api: ctypes.CDLL, core: ctypes.c_void_p, name: str) -> "BackendDevice":
+    from devices.types import BackendDevice  # noqa: PLC0415 - runners use the names of this module only
+
     base = name.partition(".")[0]
     integrated = "integrated" in _asked(api, core, name, "DEVICE_TYPE").lower()
     gpu = "igpu" if integrated else "gpu"

@@ -4,32 +4,20 @@
 <engines>/in_use.json             {"format": 1, "version": …, "previous": …, "models": {path: version}}
 """
 
-import base64
-import csv
-import hashlib
 import os
 import re
-import shutil
-import tempfile
-import zipfile
-import zlib
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 import msgspec
-from packaging import tags, utils, version
 
 from devices.errors import EngineVersionRefused
 
 PACKAGE: Final = "llama_cpp"
 STATE: Final = "in_use.json"
-# What TESSERA_ENGINE_VERSION and `models` call the version that came with the program.
+# What TESSERA_ENGINEVERSION_NAME and `models` call the version that came with the program.
 SHIPPED: Final = "shipped"
-# A wheel with CUDA's libraries for many architectures is the largest there is, 1.5 GB unpacked.
-MAX_BYTES: Final = 4 << 30
-MAX_FILES: Final = 5_000
-_CHUNK: Final = 1 << 20
-_VERSION: Final = re.compile(r"^[0-9][0-9A-Za-z.+]{0,63}$")
+VERSION_NAME: Final = re.compile(r"^[0-9][0-9A-Za-z.+]{0,63}$")
 
 
 class InUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,11 +48,13 @@ class VersionStore:
 
     def versions(self) -> tuple[EngineVersion, ...]:
         """Every installed version, the newest first."""
+        from packaging import version  # noqa: PLC0415 - every start asks which version is in use, and no more
+
         state = self.state()
         found = []
         for package in self.folder.glob(f"*/{PACKAGE}") if self.folder.is_dir() else ():
             name = package.parent.name
-            if not _VERSION.match(name):
+            if not VERSION_NAME.match(name):
                 continue
             found.append(
                 EngineVersion(
@@ -81,7 +71,7 @@ class VersionStore:
     def package(self, name: str) -> Path:
         """The `llama_cpp` folder of an installed version. Raises: EngineVersionRefused: it is not installed."""
         found = self.folder / name / PACKAGE
-        if not _VERSION.match(name) or not found.is_dir():
+        if not VERSION_NAME.match(name) or not found.is_dir():
             there = ", ".join(each.version for each in self.versions()) or "none"
             raise EngineVersionRefused(f"version {name[:64]!r} is not installed; there are: {there}")
         return found
@@ -99,10 +89,15 @@ class VersionStore:
 
         Raises: EngineVersionRefused: no wheel of llama-cpp-python for this Python and system, or a damaged one.
         """
-        name = _checked_name(wheel)
+        import shutil  # noqa: PLC0415 - see versions
+        import tempfile  # noqa: PLC0415 - see versions
+
+        from devices.engine_versions.wheel import checked_name, unpack  # noqa: PLC0415 - see versions
+
+        name = checked_name(wheel)
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".incoming-") as work:
-            _unpack(wheel, Path(work) / name)
+            unpack(wheel, Path(work) / name)
             target = self.folder / name
             if target.exists():
                 shutil.rmtree(target)
@@ -138,6 +133,8 @@ class VersionStore:
 
     def remove(self, name: str) -> None:
         """Remove a version; what used it uses the shipped one. Raises: EngineVersionRefused: not installed."""
+        import shutil  # noqa: PLC0415 - see versions
+
         folder = self.package(name).parent
         state = self.state()
         self._write(
@@ -162,75 +159,3 @@ class VersionStore:
         partial = self.folder / f"{STATE}.{os.getpid()}.tmp"
         partial.write_bytes(msgspec.json.encode(state))
         partial.replace(self.folder / STATE)
-
-
-def _checked_name(wheel: Path) -> str:
-    """The version in the wheel's name, if it is llama-cpp-python's and for this Python and system."""
-    try:
-        name, found, _, fits = utils.parse_wheel_filename(wheel.name)
-    except utils.InvalidWheelFilename as error:
-        raise EngineVersionRefused(f"{wheel.name} is not named like a wheel: {error}") from error
-    if name != "llama-cpp-python":
-        raise EngineVersionRefused(f"{wheel.name} is a wheel of {name}, not of llama-cpp-python")
-    if fits.isdisjoint(tags.sys_tags()):
-        wanted = " or ".join(sorted(map(str, fits)))
-        raise EngineVersionRefused(f"{wheel.name} is for {wanted}, this is {next(iter(tags.sys_tags()))}")
-    if not _VERSION.match(str(found)):
-        raise EngineVersionRefused(f"{wheel.name} has a version that cannot name a folder")
-    return str(found)
-
-
-def _unpack(wheel: Path, target: Path) -> None:
-    """The package's files below `target`, bounded, each with the hash that the wheel's RECORD gives it."""
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            infos = [info for info in archive.infolist() if not info.is_dir()]
-            _check_bounds(wheel, infos)
-            hashes = _recorded(archive, infos)
-            wanted = [info for info in infos if info.filename.startswith(f"{PACKAGE}/")]
-            if f"{PACKAGE}/{PACKAGE}.py" not in {info.filename for info in wanted}:
-                raise EngineVersionRefused(f"{wheel.name} holds no {PACKAGE}/{PACKAGE}.py")
-            for info in wanted:
-                digest = _extract(archive, info, target)
-                if hashes.get(info.filename) != digest:
-                    raise EngineVersionRefused(f"{info.filename} in {wheel.name} is not what its list says")
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise EngineVersionRefused(f"{wheel.name} cannot be unpacked: {error}") from error
-
-
-def _check_bounds(wheel: Path, infos: list[zipfile.ZipInfo]) -> None:
-    total = sum(info.file_size for info in infos)
-    if total > MAX_BYTES or len(infos) > MAX_FILES:
-        raise EngineVersionRefused(
-            f"{wheel.name} holds {len(infos)} files of {total} bytes; "
-            f"at most {MAX_FILES} and {MAX_BYTES} are unpacked"
-        )
-    for info in infos:
-        path = PurePosixPath(info.filename)
-        if path.is_absolute() or ".." in path.parts or "\\" in info.filename or ":" in info.filename:
-            raise EngineVersionRefused(
-                f"{wheel.name} holds a file that would lie elsewhere: {info.filename[:80]!r}"
-            )
-
-
-def _recorded(archive: zipfile.ZipFile, infos: list[zipfile.ZipInfo]) -> dict[str, str]:
-    """SHA-256 by file, as urlsafe base64 without padding, from the RECORD."""
-    record = next((info for info in infos if info.filename.endswith(".dist-info/RECORD")), None)
-    if record is None or record.file_size > _CHUNK * 4:
-        raise EngineVersionRefused("the wheel has no RECORD of its files, or one of an impossible size")
-    rows = csv.reader(archive.read(record).decode("utf-8", "replace").splitlines())
-    return {row[0]: row[1].removeprefix("sha256=") for row in rows if len(row) > 1}
-
-
-def _extract(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path) -> str:
-    path = target / info.filename
-    path.parent.mkdir(parents=True, exist_ok=True)
-    digest, left = hashlib.sha256(), info.file_size
-    with archive.open(info) as source, path.open("xb") as file:
-        while chunk := source.read(_CHUNK):
-            left -= len(chunk)
-            if left < 0:
-                raise EngineVersionRefused(f"{info.filename} is larger than the wheel says")
-            digest.update(chunk)
-            file.write(chunk)
-    return base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()

@@ -3,6 +3,7 @@
 import msgspec
 
 from engine.api.models import LoadedModel
+from engine.phases import Phase
 from engine.time_spent import TimeSpent
 
 __all__ = [
@@ -19,7 +20,11 @@ __all__ = [
 
 
 class ModelStats(LoadedModel, frozen=True, kw_only=True):
-    """One model now. Counts of tokens are since it was loaded; speeds are since the event before."""
+    """One model now. Counts of tokens are since it was loaded; speeds are since the event before.
+
+    `load` is where the time of its load went, from the wish for it on; `runner` the same of the process that holds
+    it, from its own start.
+    """
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
@@ -33,6 +38,8 @@ class ModelStats(LoadedModel, frozen=True, kw_only=True):
     cache_disk_bytes: int = 0
     tok_s: float = 0.0
     prompt_tok_s: float = 0.0
+    load: tuple[Phase, ...] = ()
+    runner: tuple[Phase, ...] = ()
 
 
 class DeviceUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +82,10 @@ class ModelUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of GET /tessera/v1/stats. `rss_bytes` is the server with all its runners."""
+    """An event of GET /tessera/v1/stats. `rss_bytes` is the server with all its runners.
+
+    `start` is where the time went from the start of the server's process to the first token of its first answer.
+    """
 
     time: float = 0.0
     models: tuple[ModelStats, ...] = ()
@@ -86,6 +96,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     rss_bytes: int = 0
     memory_available_bytes: int = 0
     utilization: Usage | None = None
+    start: tuple[Phase, ...] = ()
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from engine.runner.protocol import LoadSettings
 
 # Beyond one full context, a cache grows to this for the sake of parallel requests. llama.cpp zeroes all of it at
 # the load, at about a GB a second. Measured: docs/log.md, engine.
-ROOMY_BYTES: Final = 512 << 20
+ROOMY_BYTES: Final = 256 << 20
 
 
 # Of four requests at once on average, some wait.

@@ -7,10 +7,9 @@ from devices.memory import Amount, Ledger
 from devices.types import Machine
 from engine.errors import NotEnoughMemory
 from engine.fit.context import largest_context, need_at
-from engine.fit.give_up import give_ups
 from engine.fit.need import amounts
 from engine.fit.shape import ModelShape
-from engine.fit.types import WORKERS, DryRun, FitReport, Need
+from engine.fit.types import WORKERS, DryRun, FitReport, GiveUp, Need
 from engine.runner.protocol import LoadSettings
 
 NUM_OPTIONS = 3
@@ -55,6 +54,11 @@ def fit_report(
     need = estimate(settings)
     held = {r.owner: r.predicted_bytes for r in ledger.reservations() if r.owner != name}
     fit = fits(need)
+    ways: tuple[GiveUp, ...] = ()
+    if not fit:
+        from engine.fit.give_up import give_ups  # noqa: PLC0415 - most models fit
+
+        ways = give_ups(shape, settings, estimate, fits, held, name, on_disk=on_disk)
     limit = shape.context_train or max(settings.n_ctx, 1 << 17)
     return FitReport(
         model=name,
@@ -62,7 +66,7 @@ def fit_report(
         need=need,
         available_bytes={d: ledger.available(d, machine, exclude=name) for d in need.devices},
         largest_context=largest_context(settings, limit, lambda at: fits(estimate(at))),
-        give_ups=() if fit else give_ups(shape, settings, estimate, fits, held, name, on_disk=on_disk),
+        give_ups=ways,
         notes=_notes(shape, settings),
     )
 

@@ -92,7 +92,6 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
     """The model is ready."""
 
     facts: ModelFacts
-    load_s: float
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):

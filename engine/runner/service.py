@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
+from engine.phases import Phases
 from engine.runner import protocol
 from engine.runner.channel import Channel
 from engine.runner.texts import Prompt, Texts, Tokenizer, text_of
-from engine.types import Constraint, Event
+from engine.types import Constraint, Event, ModelFacts
 
 Output = tuple[int, Event] | protocol.Fault
 
@@ -34,6 +37,8 @@ class RunnerService(Generic[V]):
         self._vocabulary: V | None = None
         self._texts: Texts | None = None
         self._step_started = 0.0
+        self._phases = Phases(from_start=True)
+        self._phases.done("program")
 
     def run(self) -> int:
         """Serve; returns the exit code."""
@@ -41,9 +46,11 @@ class RunnerService(Generic[V]):
         threading.Thread(target=self._read, name="control", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         self._get_ready()
+        self._phases.done("libraries")
         while True:
             message = self._inbox.get()
             if isinstance(message, protocol.Load):
+                self._phases.done("no model yet")
                 return self._serve() if self._load(message.settings) else 3
             if isinstance(message, protocol.Shutdown):
                 return 0
@@ -52,6 +59,11 @@ class RunnerService(Generic[V]):
         """Tokenize and compile constraints with these from now on, prompts up to `n_ctx` tokens."""
         self._vocabulary = vocabulary
         self._texts = Texts(vocabulary, n_ctx, self._inbox.put, self._channel.send, compiled)
+
+    def _tell_loaded(self, facts: ModelFacts) -> None:
+        """The model is ready; where the time went is told with it."""
+        self._phases.done("ready")
+        self._channel.send(protocol.Loaded(facts=msgspec.structs.replace(facts, phases=self._phases.all())))
 
     def _get_ready(self) -> None:
         """What every load needs and no settings change; a runner may wait for its model."""

@@ -1,4 +1,4 @@
-"""Put a server together: stores, placement, pool, routes, and uvicorn around them."""
+"""Put a server together: its models, routes, and uvicorn around them."""
 
 import asyncio
 import json
@@ -12,31 +12,18 @@ from typing import Any
 
 import uvicorn
 
-from engine.dispatch.memory_admission import MemoryAdmission
-from engine.dispatch.placer import Placer
-from engine.dispatch.resources import open_resources
 from engine.jobs import JobRegistry
-from engine.library.catalogue import Catalogue
-from engine.loaded_model import REMOTE, Runner
-from engine.pool import Pool
-from engine.runner.spare import SpareRunner
-from engine.server.aliases import Aliases
+from engine.phases import Phases
 from engine.server.app import create_app
 from engine.server.auth import Access, new_token, remove_server_file, running_server_url, write_server_file
 from engine.server.connections import connection_class, connection_limit, quieten
-from engine.server.drafts import Drafts
-from engine.server.engine_args import EngineArgsStore
 from engine.server.keys import KeyStore
-from engine.server.load_wishes import LoadWishes
 from engine.server.log_bounds import Sparing, keep_short
-from engine.server.models import ServedModels
+from engine.server.model_side import ModelSide
 from engine.server.run import BACKLOG, ServeOptions, is_loopback
-from engine.server.sampling_wishes import SamplingWishes
 from engine.server.state import ServerState
 from engine.server.strangers import Callers
 from engine.server.utilization import Utilization
-from engine.upstreams.book import UpstreamBook
-from engine.upstreams.links import UpstreamLinks
 
 log = logging.getLogger(__name__)
 
@@ -94,56 +81,33 @@ class _Server(uvicorn.Server):
 
 
 def assemble(
-    options: ServeOptions, port: int, tls: dict[str, Any], keys: KeyStore, spare: SpareRunner
+    options: ServeOptions, port: int, tls: dict[str, Any], keys: KeyStore, side: ModelSide, start: Phases
 ) -> uvicorn.Server:
-    """The server that `options` ask for, ready to serve a listening socket at `port`."""
+    """The server that `options` ask for, over its models, ready to serve a listening socket at `port`.
+
+    `start` gets the phases until the first token.
+    """
     token = new_token()
-    aliases = Aliases(options.paths.config / "aliases.json")
-    resources = open_resources(options.paths)
-    placer = Placer(resources)
-    admission = MemoryAdmission(placer)
-    open_catalogue = partial(Catalogue, options.paths)
-    drafts = Drafts(options.paths.config / "drafts.json", options.draft)
-    wishes = SamplingWishes(options.paths.config / "sampling.json")
-    links = UpstreamLinks(UpstreamBook(options.paths.config))
-    models = ServedModels(
-        open_catalogue,
-        options.context,
-        aliases,
-        options.paths.cache,
-        placer.choose,
-        options.wish,
-        options.lora,
-        drafts,
-        wishes,
-        LoadWishes(options.paths.config / "load.json"),
-        EngineArgsStore(options.paths.config / "engine_args.json"),
-        links.book,
-    )
-
-    async def start(engine: str, path: str) -> Runner:
-        return links.runner(path) if engine == REMOTE else await spare.take(engine, path)
-
-    pool = Pool(models, start, admission, options.ttl_s, options.max_models, models)
     jobs = JobRegistry(None if options.private else options.paths.state / "jobs.json")
     access = Access(token, options.api_keys, keys)
-    utilization = Utilization(placer.machine_now)
+    utilization = Utilization(side.placer.machine_now)
     state = ServerState(
-        models=models,
-        pool=pool,
+        models=side.models,
+        pool=side.pool,
         access=access,
         jobs=jobs,
-        placer=placer,
+        placer=side.placer,
         utilization=utilization,
         paths=options.paths,
-        links=links,
+        start=start,
+        links=side.links,
     )
     state.metrics.registry.register(utilization)
 
     def before_late() -> None:
         from engine.server.job_kinds import register  # noqa: PLC0415 - only routes that come late start jobs
 
-        state.workshop = register(jobs, options.paths, placer, admission)
+        state.workshop = register(jobs, options.paths, side.placer, side.admission)
 
     public = () if is_loopback(options.host) else (options.host, socket.gethostname())
     callers = Callers(
@@ -170,4 +134,6 @@ def assemble(
     host = f"[{options.host}]" if ":" in options.host else options.host
     server_file = None if options.private or tls else options.paths.server_file
     url = f"{'https' if tls else 'http'}://{host}:{port}"
+    start.done("routes")
+    side.pool.on_first_token = partial(start.done, "first token")
     return _Server(config, server_file, url, token, private=options.private)

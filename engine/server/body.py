@@ -15,7 +15,9 @@ from engine.server.shape import unread
 class Body(BaseModel):
     """Base of request models: no silent conversion, NaN refused, unknown fields kept so they can be reported."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=(), defer_build=True
+    )
 
     # Declared fields that have no effect here, and the shapes of those that are free JSON.
     no_effect: ClassVar[frozenset[str]] = frozenset()

@@ -30,8 +30,7 @@ from engine.server.engine_args import EngineArgsStore
 from engine.server.load_wishes import LoadWishes, with_choices
 from engine.server.sampling_wishes import SamplingWishes
 from engine.upstreams.book import UpstreamBook
-from engine.upstreams.runner import UNTOLD_CONTEXT
-from engine.upstreams.types import PREFIX, Way
+from engine.upstreams.types import PREFIX, UNTOLD_CONTEXT, Way
 
 # The name of whatever model answers when a client has no wish, unless an alias says otherwise.
 DEFAULT_NAME: Final = "default"

@@ -5,15 +5,23 @@ import ipaddress
 import socket
 import ssl
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.dispatch.types import NO_WISH, Wish
 from engine.errors import EnvironmentFault, InputFault
 from engine.paths import DEFAULT_HOST, DEFAULT_PORT, Paths, user_paths
+from engine.phases import Phases
 from engine.runner.spare import SpareRunner
 from engine.server.keys import KeyStore
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from engine.server.first_model import FirstModel
+    from engine.server.model_side import ModelSide
 
 # Connections the system may keep for us until they are accepted; each is one try when descriptors run out.
 BACKLOG = 64
@@ -41,6 +49,7 @@ class ServeOptions:
     to all of this user's programs. With a certificate only TLS is spoken, and this user's own programs start a
     server of their own beside it. A model is unloaded after `ttl_s` without a request (None: never).
     `containers`, `apps` and `local_pages` are the switches of `Callers`.
+    `model` is loaded at the start; of a private server, only if it is there.
     `lora` are (model, adapter file), loaded with that model and used by the requests that name them. `draft` names
     a model that guesses ahead for all others of its vocabulary.
     """
@@ -54,6 +63,7 @@ class ServeOptions:
     apps: bool = True
     local_pages: bool = False
     context: int | None = None
+    model: str | None = None
     wish: Wish = NO_WISH
     private: bool = False
     tls_cert: Path | None = None
@@ -138,20 +148,46 @@ def serve(options: ServeOptions) -> None:
             "host",
         )
     listener = bind(options.host, options.port)
+    start = Phases(from_start=True)
+    start.done("program")
     try:
-        asyncio.run(_serve(options, listener, tls, keys))
+        asyncio.run(_serve(options, listener, tls, keys, start))
     finally:
         listener.close()
 
 
-async def _serve(options: ServeOptions, listener: socket.socket, tls: dict[str, Any], keys: KeyStore) -> None:
+async def _serve(
+    options: ServeOptions, listener: socket.socket, tls: dict[str, Any], keys: KeyStore, start: Phases
+) -> None:
     spare = SpareRunner()
     spare.prepare()
     await asyncio.sleep(0)  # the child is there now and imports beside this process
+    first = None
     try:
-        from engine.server.assemble import assemble  # noqa: PLC0415 - most of the time until a server answers
+        from engine.server.model_side import open_model_side  # noqa: PLC0415 - a runner starts beside it
 
-        server = assemble(options, listener.getsockname()[1], tls, keys, spare)
+        side = open_model_side(options, spare)
+        start.done("models")
+        first = _first_model(side, options.model) if options.model is not None else None
+        # In a thread: the first model is found, placed and loaded meanwhile.
+        assemble = await asyncio.to_thread(_assembler)
+        if first is not None and not options.private:
+            await first.found
+        server = assemble(options, listener.getsockname()[1], tls, keys, side, start)
         await server.serve(sockets=[listener])
     finally:
+        if first is not None:
+            await first.end()
         spare.end()
+
+
+def _first_model(side: "ModelSide", name: str) -> "FirstModel":
+    from engine.server.first_model import FirstModel  # noqa: PLC0415 - few servers are told one
+
+    return FirstModel(side.pool, side.models.entry, name)
+
+
+def _assembler() -> "Callable[..., uvicorn.Server]":
+    from engine.server.assemble import assemble  # noqa: PLC0415 - most of the time until a server answers
+
+    return assemble

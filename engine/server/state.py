@@ -12,6 +12,7 @@ from engine.chat.template import TemplateRenderer
 from engine.dispatch.placer import Placer
 from engine.jobs import JobRegistry
 from engine.paths import Paths, user_paths
+from engine.phases import Phases
 from engine.pool import Pool
 from engine.server.auth import Access
 from engine.server.metrics import Metrics
@@ -46,6 +47,7 @@ class ServerState:
     checker: ConstraintChecker = field(default_factory=ConstraintChecker)
     metrics: Metrics = field(default_factory=Metrics)
     times: TimeLog = field(default_factory=TimeLog)
+    start: Phases = field(default_factory=Phases)
     utilization: Utilization | None = None
     history: WorkHistory = field(init=False)
     workshop: "Workshop | None" = None

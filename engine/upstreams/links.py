@@ -1,11 +1,14 @@
 """The ways to all upstreams, made when they are first needed and anew when an address changed."""
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from engine.upstreams.book import UpstreamBook
-from engine.upstreams.link import UpstreamLink
-from engine.upstreams.runner import UpstreamRunner
 from engine.upstreams.types import PREFIX, Health
+
+if TYPE_CHECKING:
+    from engine.upstreams.link import UpstreamLink
+    from engine.upstreams.runner import UpstreamRunner
 
 
 class UpstreamLinks:
@@ -15,8 +18,10 @@ class UpstreamLinks:
         self.book = book
         self._links: dict[str, UpstreamLink] = {}
 
-    def link(self, name: str) -> UpstreamLink:
+    def link(self, name: str) -> "UpstreamLink":
         """The way to an upstream. Raises: InputFault: there is none of that name."""
+        from engine.upstreams.link import UpstreamLink  # noqa: PLC0415 - most servers have no upstream
+
         upstream = self.book.get(name)
         known = self._links.get(name)
         if known is None or known.upstream != upstream:
@@ -31,8 +36,10 @@ class UpstreamLinks:
         found = await asyncio.gather(*(self.link(n).look() for n in names))
         return dict(zip(names, found, strict=True))
 
-    def runner(self, path: str) -> UpstreamRunner:
+    def runner(self, path: str) -> "UpstreamRunner":
         """A runner for a model of an upstream. Raises: InputFault: the upstream was removed."""
+        from engine.upstreams.runner import UpstreamRunner  # noqa: PLC0415 - most servers have no upstream
+
         name, _, model = path.removeprefix(PREFIX).partition("/")
         return UpstreamRunner(self.link(name), model, self.book)
 

@@ -4,7 +4,7 @@ import struct
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any
 
 from engine.chat.conversation import AnswerLogprobs
 from engine.chat.events import AnswerEvent, TextDelta
@@ -18,10 +18,7 @@ from engine.upstreams.errors import UpstreamFault, UpstreamRefusesKey, UpstreamU
 from engine.upstreams.link import OK, UpstreamLink, encode
 from engine.upstreams.replies import refusal
 from engine.upstreams.stream import ChatReader
-from engine.upstreams.types import Health, Known
-
-# What is assumed of a model whose context nobody tells: its server refuses what is too long.
-UNTOLD_CONTEXT: Final = 131_072
+from engine.upstreams.types import UNTOLD_CONTEXT, Health, Known
 
 
 class UpstreamRunner:

@@ -10,6 +10,8 @@ from engine.dispatch.external import UPSTREAM
 Kind = Literal["openai", "vllm", "sglang", "llama-server", "tessera"]
 # What a runner gets as a path: PREFIX, the upstream's name, a slash, the model's name there.
 PREFIX: Final = UPSTREAM
+# What is assumed of a model whose context nobody tells: its server refuses what is too long.
+UNTOLD_CONTEXT: Final = 131_072
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,15 +32,17 @@ AFTER_PROCESS_S = 6.0
 class Sides:
     """Both servers over one model; `ask(side, …)` speaks to one of them."""
 
-    def __init__(self, model: str, tools: Path, home: Path, threads: int, parallel: int | None) -> None:
+    def __init__(
+        self, model: str, tools: Path, home: Path, threads: int, parallel: int | None, context: int = CONTEXT // 4
+    ) -> None:
         self.model, self.tools, self.home, self.threads = model, tools, home, threads
         models = home / "models"
         models.mkdir()
         self.name = f"bench-{Path(model).name}"
         (models / self.name).symlink_to(Path(model).resolve())
         slots = ("--parallel", str(parallel)) if parallel else ()
-        self.ours = RunningServer(home, "--ctx", str(CONTEXT // 4), *slots)
-        self.rival = LlamaServer(tools, model, threads=threads, context=CONTEXT, parallel=16)
+        self.ours = RunningServer(home, "--ctx", str(context), *slots)
+        self.rival = LlamaServer(tools, model, threads=threads, context=max(CONTEXT, context), parallel=16)
 
     def ask(self, side: str, prompt, tokens: int, **options):
         url = self.ours.url if side == "ours" else self.rival.url

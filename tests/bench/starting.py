@@ -44,9 +44,9 @@ def home_with(model: Path, folder: Path) -> Path:
 
 
 def ours(model: Path, folder: Path, *arguments: str) -> tuple[float, float]:
-    """Seconds from the start of `tessera serve` to a first token, and processor seconds."""
+    """Seconds from the start of `tessera serve --model` to a first token, and processor seconds."""
     started = time.perf_counter()
-    server = RunningServer(home_with(model, folder), "--ctx", str(CONTEXT), *arguments)
+    server = RunningServer(home_with(model, folder), "--ctx", str(CONTEXT), "--model", model.stem, *arguments)
     try:
         complete(server.url, model.name, PROMPT, 1)
         return time.perf_counter() - started, spent(server.process.pid)

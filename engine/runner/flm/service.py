@@ -93,7 +93,6 @@ class FlmRunner:
         self._channel.send(protocol.Fault(id=getattr(message, "id", None), code="not_supported", message=text))
 
     def _load(self, settings: protocol.LoadSettings) -> bool:
-        started = time.monotonic()
         tag = tag_of(settings.path)
         try:
             self._server = FlmServer(tag, settings.n_ctx)
@@ -122,7 +121,7 @@ class FlmRunner:
             metadata={},
             backend="flm",
         )
-        self._channel.send(protocol.Loaded(facts=facts, load_s=time.monotonic() - started))
+        self._channel.send(protocol.Loaded(facts=facts))
         return True
 
     def _watch(self, server: FlmServer) -> None:

@@ -128,7 +128,6 @@ class LlamaRunner(RunnerService[Vocabulary]):
             load_api()
 
     def _load(self, settings: protocol.LoadSettings) -> bool:
-        started = time.monotonic()
 
         def on_progress(fraction: float) -> bool:
             self._channel.send(protocol.Progress(phase="weights", fraction=fraction))
@@ -140,14 +139,17 @@ class LlamaRunner(RunnerService[Vocabulary]):
             api = start_backends(settings.devices, compiled)
             if settings.engine_args.rpc:
                 add_workers(api, settings.engine_args.rpc)
-            loaded = llama_model.load(api, settings, on_progress)
+            self._phases.done("backends")
+            loaded = llama_model.load(api, settings, on_progress, self._phases)
             vocabulary = Vocabulary(api, loaded.vocab)
+            self._phases.done("vocabulary")
             self._channel.send(protocol.Progress(phase="check", fraction=1.0))
             if settings.embeddings or api.llama_model_has_encoder(loaded.model):
                 llama_model.warm_up(loaded)
             else:
                 self_check(loaded, vocabulary)
                 check = _compared(loaded, vocabulary)
+            self._phases.done("check")
             if settings.mmproj_path is not None:
                 self._open_eyes(loaded, settings.mmproj_path)
             self._store = _prefix_store(api, loaded)
@@ -182,7 +184,7 @@ class LlamaRunner(RunnerService[Vocabulary]):
             facts = msgspec.structs.replace(facts, n_ctx=self._embedder.limit, capabilities=(kind,))
         self._constraints = ConstraintCompiler(vocabulary)
         self._take_texts(vocabulary, loaded.n_ctx, self._constraints.compile)
-        self._channel.send(protocol.Loaded(facts=facts, load_s=time.monotonic() - started))
+        self._tell_loaded(facts)
         return True
 
     def _open_eyes(self, loaded: llama_model.LoadedModel, projector: str) -> None:

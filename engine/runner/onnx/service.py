@@ -39,8 +39,7 @@ class OnnxRunner(RunnerService[FolderVocabulary]):
                 generator.set_runtime_option("terminate_session", "1")
 
     def _load(self, settings: protocol.LoadSettings) -> bool:
-        started = time.monotonic()
-        self._step_started = started
+        self._step_started = time.monotonic()
         self._channel.send(protocol.Progress(phase="weights", fraction=0.0))
         try:
             folder, graphs = model.read_checked(settings.path)
@@ -60,7 +59,7 @@ class OnnxRunner(RunnerService[FolderVocabulary]):
         constraints = ConstraintCompiler(vocabulary)
         constraints.warm()
         self._take_texts(vocabulary, facts.n_ctx, constraints.compile)
-        self._channel.send(protocol.Loaded(facts=facts, load_s=time.monotonic() - started))
+        self._tell_loaded(facts)
         return True
 
     def _serve(self) -> int:

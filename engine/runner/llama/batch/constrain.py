@@ -8,11 +8,9 @@ as masking always. Nothing here raises on a token: a grammar that fails ends its
 import threading
 from typing import Any
 
-import llguidance
 import numpy as np
 
 from engine.errors import ConstraintRefused
-from engine.grammar import grammar_of
 from engine.runner.llama.native.vocabulary import Vocabulary
 from engine.types import Constraint
 
@@ -52,6 +50,10 @@ class ConstraintCompiler:
 
         Raises: ConstraintRefused: the grammar is wrong or beyond llguidance's limits.
         """
+        import llguidance  # noqa: PLC0415 - no first answer waits for it
+
+        from engine.grammar import grammar_of  # noqa: PLC0415 - it needs llguidance
+
         pieces = self._vocabulary.pieces
         controls = {pieces[t].decode("utf-8", "replace"): t for t in self._vocabulary.control if pieces[t]}
         grammar = grammar_of(constraint.kind, constraint.source, controls)
@@ -62,6 +64,8 @@ class ConstraintCompiler:
         return TokenConstraint(matcher, self._vocabulary, constraint)
 
     def _table(self) -> Any:
+        import llguidance  # noqa: PLC0415 - see compile
+
         with self._lock:
             if self._tokenizer is None:
                 wrapper = llguidance.TokenizerWrapper(_TokenTable(self._vocabulary))

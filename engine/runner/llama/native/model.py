@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from devices.backends import openvino
+from engine.phases import Phases
 from engine.runner.engine_args import BadEngineArg
 from engine.runner.limits import KV_TYPES, MAX_SEQUENCES, exact_settings, mtp_settings, rollback, sequences
 from engine.runner.llama.native.engine_args import UnknownBuffer, apply_to_context, apply_to_model
@@ -176,6 +177,7 @@ def load(
     api: Any,
     settings: LoadSettings,
     on_progress: Callable[[float], bool],
+    phases: Phases | None = None,
     *,
     dry_run: bool = False,
     spare_outputs: int = 2 * MAX_DRAFT,
@@ -192,7 +194,9 @@ def load(
     if dry_run:
         params.no_alloc = True
         params.load_mode = api.LLAMA_LOAD_MODE_NONE
+    phases = phases or Phases()
     model = api.llama_model_load_from_file(settings.path.encode(), params)
+    phases.done("weights")
     del keep
     if not model:
         raise LoadFailed("llama.cpp could not load the file (its log, on stderr, says why)")
@@ -212,6 +216,7 @@ def load(
     context_params.n_rs_seq = rollback(settings) if keeps_state and not n_swa else 0
     context_params.n_outputs_max_per_seq = 1 + MAX_DRAFT
     context = api.llama_init_from_model(model, context_params)
+    phases.done("context")
     if not context:
         api.llama_model_free(model)
         raise LoadFailed(f"no context of {kv_cells} cells could be made (memory, or an unsupported cache type)")

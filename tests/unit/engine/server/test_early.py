@@ -24,6 +24,8 @@ HEAVY = ("fastapi", "numpy", "httpx2", "huggingface_hub", "onnx", "gguf", "jinja
     ("module", "heavy"),
     [
         ("engine.server.assemble", HEAVY),
+        ("engine.server.model_side", (*HEAVY, "pydantic", "starlette", "uvicorn", "engine.chat.conversation")),
+        ("engine.runner.llama.service", ("llguidance", "devices.types", "packaging")),
         ("engine.server.run", (*HEAVY, "pydantic", "starlette", "uvicorn")),
         ("app.cli.main", (*HEAVY, "asyncio", "msgspec")),
     ],

@@ -1,0 +1,38 @@
+"""The model that `tessera serve --model` names: loaded while the server still imports its routes."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+from engine.errors import EngineError
+from engine.library.types import ModelEntry
+from engine.pool import Pool
+
+log = logging.getLogger(__name__)
+
+
+class FirstModel:
+    """Begins at once. `found` raises ModelNotFound or BadModelFile; a load that fails is told in the log."""
+
+    def __init__(self, pool: Pool, entry: Callable[[str], Awaitable[ModelEntry]], name: str) -> None:
+        self._name = name
+        self.found = asyncio.ensure_future(entry(name))
+        self._load = asyncio.create_task(self._loaded(pool))
+
+    async def _loaded(self, pool: Pool) -> None:
+        try:
+            await asyncio.shield(self.found)
+        except EngineError:  # who waits for it tells
+            return
+        try:
+            await pool.acquire(self._name)
+        except EngineError as error:
+            log.error("model=%s is not loaded at the start: %s", self._name, error)  # noqa: TRY400 - as elsewhere
+
+    async def end(self) -> None:
+        """Wait for nobody: the pool ends what it loads."""
+        for task in (self._load, self.found):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, EngineError):
+            await asyncio.gather(self._load, self.found)

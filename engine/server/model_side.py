@@ -1,0 +1,60 @@
+"""What finds, places and loads models. It needs no routes, so a model can load while those are imported."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from engine.dispatch.memory_admission import MemoryAdmission
+from engine.dispatch.placer import Placer
+from engine.dispatch.resources import open_resources
+from engine.library.catalogue import Catalogue
+from engine.loaded_model import REMOTE, Runner
+from engine.pool import Pool
+from engine.runner.spare import SpareRunner
+from engine.server.aliases import Aliases
+from engine.server.drafts import Drafts
+from engine.server.engine_args import EngineArgsStore
+from engine.server.load_wishes import LoadWishes
+from engine.server.models import ServedModels
+from engine.server.run import ServeOptions
+from engine.server.sampling_wishes import SamplingWishes
+from engine.upstreams.book import UpstreamBook
+from engine.upstreams.links import UpstreamLinks
+
+
+@dataclass(frozen=True)
+class ModelSide:
+    """One per server: its models, where they run, and those that are loaded."""
+
+    models: ServedModels
+    pool: Pool
+    placer: Placer
+    admission: MemoryAdmission
+    links: UpstreamLinks
+
+
+def open_model_side(options: ServeOptions, spare: SpareRunner) -> ModelSide:
+    """The models that `options` ask for; the first of them is loaded by `spare`."""
+    config = options.paths.config
+    placer = Placer(open_resources(options.paths))
+    admission = MemoryAdmission(placer)
+    links = UpstreamLinks(UpstreamBook(config))
+    models = ServedModels(
+        partial(Catalogue, options.paths),
+        options.context,
+        Aliases(config / "aliases.json"),
+        options.paths.cache,
+        placer.choose,
+        options.wish,
+        options.lora,
+        Drafts(config / "drafts.json", options.draft),
+        SamplingWishes(config / "sampling.json"),
+        LoadWishes(config / "load.json"),
+        EngineArgsStore(config / "engine_args.json"),
+        links.book,
+    )
+
+    async def start(engine: str, path: str) -> Runner:
+        return links.runner(path) if engine == REMOTE else await spare.take(engine, path)
+
+    pool = Pool(models, start, admission, options.ttl_s, options.max_models, models)
+    return ModelSide(models, pool, placer, admission, links)
