@@ -10,7 +10,7 @@ import msgspec
 
 from app.cli.phase_line import PhaseLine
 from app.cli.say import say
-from app.tools.consent import shown_text
+from app.tools.shown import shown_text
 
 if TYPE_CHECKING:
     from app.cli.chat_tools import ChatTools

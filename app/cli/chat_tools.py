@@ -8,7 +8,8 @@ from app.cli.say import say
 from app.cli.tools import ask_person
 from app.client import ToolCall
 from app.tools.catalogue import offered, open_sources
-from app.tools.consent import ConsentBook, ToolConsent, shown_text
+from app.tools.consent import ConsentBook, ToolConsent
+from app.tools.shown import shown_text
 from app.tools.toolset import RunningServers, Toolset
 
 

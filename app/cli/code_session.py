@@ -24,8 +24,9 @@ from app.code.edits.types import Applied
 from app.code.errors import CodeError, GitFailed, UncommittedChanges
 from app.code.prompts import repair_request
 from app.code.review import file_diff
-from app.tools.consent import Consent, ConsentRequest, Decision, shown_text
+from app.tools.consent import Consent, ConsentRequest, Decision
 from app.tools.mcp_config import read_mcp_config
+from app.tools.shown import shown_text
 from app.tools.types import ToolRefused
 
 HELP = """Ask anything; point at parts with @file, @folder, @symbol:name, @diff (@src/a.py#10-40 for lines).

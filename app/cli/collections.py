@@ -89,7 +89,7 @@ def show(name: str) -> None:
 @click.argument("name")
 def unread(name: str) -> None:
     """What was not read, page by page, and why."""
-    from app.tools.consent import shown_text  # noqa: PLC0415 - keeps --help fast
+    from app.tools.shown import shown_text  # noqa: PLC0415 - keeps --help fast
 
     with connected() as client:
         after, count = "", 0
@@ -138,7 +138,7 @@ def search(name: str, question: str, limit: int, ways: str, *, as_json: bool) ->
 @click.option("--model", "-m", default="default", help="Model that answers.")
 def ask(name: str, question: str, model: str) -> None:
     """Ask a model a QUESTION about a collection; the answer tells its passages."""
-    from app.tools.consent import shown_text  # noqa: PLC0415 - keeps --help fast
+    from app.tools.shown import shown_text  # noqa: PLC0415 - keeps --help fast
 
     messages = [{"role": "user", "content": question}]
     grounds = None
@@ -183,7 +183,7 @@ def remove(name: str, source: Path | None) -> None:
 
 def _wait(client: "Client", key: str) -> "Collection":
     """Show how far the reading is until all can be asked for."""
-    from app.tools.consent import shown_text  # noqa: PLC0415 - keeps --help fast
+    from app.tools.shown import shown_text  # noqa: PLC0415 - keeps --help fast
 
     shown = ""
     while True:
@@ -220,7 +220,7 @@ def _amount(found: "Collection") -> str:
 
 
 def _tell(found: "Collection") -> None:
-    from app.tools.consent import shown_text  # noqa: PLC0415 - keeps --help fast
+    from app.tools.shown import shown_text  # noqa: PLC0415 - keeps --help fast
 
     say(f"{found.name}: {_amount(found)} on disk, {_state(found)}")
     for source in found.sources:
@@ -237,7 +237,7 @@ def _tell(found: "Collection") -> None:
 
 
 def _passages(answer: "SearchAnswer") -> None:
-    from app.tools.consent import shown_text  # noqa: PLC0415 - keeps --help fast
+    from app.tools.shown import shown_text  # noqa: PLC0415 - keeps --help fast
 
     if not answer.found:
         say("Nothing in the collection seems to bear on this; the nearest passages:", err=True)

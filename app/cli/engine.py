@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from app.cli.say import say
-from app.tools.consent import shown_text
+from app.tools.shown import shown_text
 from devices.child_command import interpreter
 from devices.engine_versions.folder import engines_folder
 from devices.engine_versions.store import SHIPPED, VersionStore

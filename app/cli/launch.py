@@ -109,7 +109,7 @@ def _start(
     launch: "Launch", folder: Path, arguments: tuple[str, ...], integration: "Integration", dry_run: bool
 ) -> int:
     from app.code.connect.store import write_private  # noqa: PLC0415
-    from app.tools.consent import shown_argv  # noqa: PLC0415 - with the command's own imports
+    from app.tools.shown import shown_argv  # noqa: PLC0415 - with the command's own imports
 
     argv = [*launch.argv, *arguments]
     if dry_run:

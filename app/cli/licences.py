@@ -4,7 +4,7 @@ import click
 import msgspec
 
 from app.cli.say import say
-from app.tools.consent import shown_text
+from app.tools.shown import shown_text
 
 
 @click.command("licences")

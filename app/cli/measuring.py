@@ -31,6 +31,6 @@ def open_workshop() -> "Workshop":
 def tell_progress(text: str) -> None:
     """Where the work is, for people only."""
     if sys.stderr.isatty():
-        from app.tools.consent import shown_text  # noqa: PLC0415 - keeps --help fast
+        from app.tools.shown import shown_text  # noqa: PLC0415 - keeps --help fast
 
         click.echo(f"\r\033[K{shown_text(text)}", nl=False, err=True)

@@ -6,7 +6,7 @@ import click
 
 from app import service
 from app.cli.say import say
-from app.tools.consent import shown_text
+from app.tools.shown import shown_text
 from devices.child_command import own_command
 
 

@@ -2,7 +2,7 @@
 
 from rich import markup
 
-from app.tools.consent import shown_text
+from app.tools.shown import shown_text
 
 
 def escape(text: str) -> str:

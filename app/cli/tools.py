@@ -7,7 +7,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from app.cli.say import say
-from app.tools.consent import shown_text
+from app.tools.shown import shown_text
 
 if TYPE_CHECKING:
     from app.tools.consent import ConsentRequest, ToolDecision

@@ -2,14 +2,14 @@
 
 import hashlib
 import json
-import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import msgspec
 
 from app.tools.mcp_config import McpServerConfig
+from app.tools.shown import shown_argv, shown_line
 from app.tools.types import ToolSpec
 from engine.json_store import JsonStore
 from engine.paths import Paths, user_paths
@@ -152,20 +152,3 @@ class Consent:
     def remembers(self, request: ConsentRequest) -> bool:
         """It was allowed for the session and will not be asked."""
         return request.key in self._allowed
-
-
-def shown_argv(argv: Sequence[str]) -> str:
-    """A command so that it can be read without doubt: quoted, with invisible characters spelled out."""
-    return " ".join(
-        shlex.quote(word) if word.isprintable() else "$" + ascii(word).replace('"', '\\"') for word in argv
-    )
-
-
-def shown_line(text: str) -> str:
-    """A title or a warning, which is one line: line breaks and tabs are spelled out too."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def shown_text(text: str) -> str:
-    """Text for a terminal or a label: control characters but line breaks and tabs are spelled out."""
-    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)

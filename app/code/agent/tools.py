@@ -17,7 +17,8 @@ from app.code.edits.types import Answer, Hunk
 from app.code.errors import CodeError
 from app.code.index.project import ProjectIndex
 from app.code.index.walk import is_ignored
-from app.tools.consent import Consent, ConsentRequest, shown_argv, shown_line, shown_text
+from app.tools.consent import Consent, ConsentRequest
+from app.tools.shown import shown_argv, shown_line, shown_text
 from app.tools.types import ToolOutcome, ToolRefused, ToolSpec
 
 _MAX_LINES = 400

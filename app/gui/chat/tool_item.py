@@ -6,7 +6,7 @@ from app.db.records import Message
 from app.gui.look import Look
 from app.gui.widgets.basics import button, set_kind, stack
 from app.gui.widgets.column import ColumnItem
-from app.tools.consent import shown_text
+from app.tools.shown import shown_text
 
 _MAX_HEIGHT = 260
 

@@ -14,8 +14,9 @@ from app.gui.services import Services
 from app.gui.widgets.basics import IconButton, button, clear, label, row, stack
 from app.tools.builtin import CALCULATOR, FILES
 from app.tools.catalogue import Offered, offered
-from app.tools.consent import ConsentBook, Kept, shown_line
+from app.tools.consent import ConsentBook, Kept
 from app.tools.mcp_config import McpServerConfig, ServerList
+from app.tools.shown import shown_line
 from engine.paths import user_paths
 
 _MAX_SHOWN = 90

@@ -18,7 +18,8 @@ from app.code.agent.transcript import Transcript
 from app.code.agent.types import AgentEvent, Called, Edited, Ended, Planned, Returned, Thought
 from app.code.project import Project
 from app.gui.services import Services
-from app.tools.consent import Consent, ConsentRequest, Decision, shown_text
+from app.tools.consent import Consent, ConsentRequest, Decision
+from app.tools.shown import shown_text
 
 _MARKS = {"open": "☐", "doing": "▸", "done": "☑"}
 _SHOWN_CHARS = 300

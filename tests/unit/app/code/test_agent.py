@@ -14,8 +14,9 @@ from app.code.agent.transcript import Transcript, read_transcript
 from app.code.agent.types import Called, Ended, Planned, Returned, Thought
 from app.code.edits.journal import Journal
 from app.code.edits.session import EditSession
-from app.tools.consent import Consent, shown_argv, shown_text
+from app.tools.consent import Consent
 from app.tools.mcp_config import BadMcpConfig, McpServerConfig, read_mcp_config
+from app.tools.shown import shown_argv, shown_text
 from app.tools.types import ToolRefused
 
 
