@@ -17,6 +17,16 @@ EXTRAS: Final = ("", "gui")
 _LICENCE: Final = re.compile(r"(?i)(^|/)(licen[cs]es?|copying|notice)[^/]*(/[^/]+)?$")
 # Licences longer than this are lists of every package in a binary; the start says whose.
 MAX_TEXT: Final = 200_000
+# What says its licence nowhere a program could read it. Source: the project's own LICENSE file.
+KNOWN: Final = {
+    "flatbuffers": "Apache-2.0",
+    "gguf": "MIT",
+    "llama-cpp-python": "MIT",
+    "onnxruntime-genai": "MIT",
+    "pyside6-essentials": "LGPL-3.0-only",
+    "shiboken6": "LGPL-3.0-only",
+}
+UNSAID: Final = "see its text"
 
 
 class Component(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +41,7 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
 
 def components() -> tuple[Component, ...]:
     """Every part, by name. Reads the metadata of installed packages: a tenth of a second."""
-    found = [*_packages(), *_ours()]
+    found = [*packages(), *_ours()]
     return tuple(sorted(found, key=lambda each: each.name.lower()))
 
 
@@ -45,10 +55,12 @@ def own_licence() -> str:
     return ""
 
 
-def _packages() -> list[Component]:
-    """The packages that Tessera needs here, and those they need."""
-    waiting: deque[tuple[str, tuple[str, ...]]] = deque([("tessera", EXTRAS)])
-    seen: set[str] = set()
+def packages(wanted: Iterable[str] | None = None) -> list[Component]:
+    """The packages that `wanted` (requirements; default: what Tessera was installed with) needs here, each once."""
+    if wanted is None:
+        wanted = metadata.requires("tessera") or ()
+    waiting = deque(_needed(wanted, EXTRAS))
+    seen = {"tessera"}
     found: list[Component] = []
     while waiting:
         name, extras = waiting.popleft()
@@ -59,8 +71,7 @@ def _packages() -> list[Component]:
         except metadata.PackageNotFoundError:
             continue  # for another system, or left out by the bundle
         seen.add(canonicalize_name(name))
-        if name != "tessera":
-            found.append(_component(dist))
+        found.append(_component(dist))
         waiting.extend(_needed(dist.requires or (), extras))
     return found
 
@@ -78,19 +89,26 @@ def _needed(requires: Iterable[str], extras: tuple[str, ...]) -> Iterable[tuple[
 def _component(dist: metadata.Distribution) -> Component:
     facts = dist.metadata
     name = facts["Name"]
-    classified = [c.rpartition(" :: ")[2] for c in facts.get_all("Classifier") or () if c.startswith("License ::")]
-    declared = _field(facts, "License-Expression")
-    if not declared:
-        words = _field(facts, "License").strip()
-        declared = words if words and "\n" not in words and len(words) < 80 else ", ".join(classified)  # noqa: PLR2004
+    declared = _licence(facts)
     pages = [page.partition(",")[2].strip() for page in facts.get_all("Project-URL") or ()]
     return Component(
         name=name,
         version=dist.version,
-        licence=declared or "see its text",
+        licence=declared or UNSAID,
         page=_field(facts, "Home-page") or next(iter(pages), ""),
         text=_text(dist) or _bundled_text(declared),
     )
+
+
+def _licence(facts: metadata.PackageMetadata) -> str:
+    """In the words of its makers, the most exact of them; empty where they say nothing."""
+    if said := KNOWN.get(canonicalize_name(facts["Name"])) or _field(facts, "License-Expression"):
+        return said
+    words = _field(facts, "License").strip()
+    if words and "\n" not in words and len(words) < 80:  # noqa: PLR2004 - longer is the text itself
+        return words
+    classes = [c.rpartition(" :: ")[2] for c in facts.get_all("Classifier") or () if c.startswith("License ::")]
+    return " OR ".join(c for c in classes if c != "OSI Approved")
 
 
 def _field(facts: metadata.PackageMetadata, name: str) -> str:

@@ -217,6 +217,13 @@ SETTINGS: tuple[Setting, ...] = (
         "Network",
     ),
     Setting(
+        "updates.notice",
+        False,
+        "Tell of new versions",
+        "Each start asks the release page for the newest version's number. Nothing is replaced by itself.",
+        "Network",
+    ),
+    Setting(
         "kernels.address",
         "",
         "Address of kernel packs",

@@ -27,6 +27,7 @@ from app.gui.services import LiveSettings, Models, Services
 from app.gui.single_instance import SingleInstance
 from app.gui.supervisor import Supervisor
 from app.gui.termination import Termination
+from app.gui.update_notice import UpdateNotice
 from engine.paths import user_paths
 from engine.version import __version__
 
@@ -52,6 +53,7 @@ class Desktop:
             self.services, lambda window: Pages(self.services, self.jobs, window, link).entries()
         )
         self.supervisor = Supervisor(self.services, link, self.window.banner, self.window)
+        self.updates = UpdateNotice(self.services, self.window.banner, self.window)
         self.window.server_wanted.connect(self.supervisor.start)
         self.window.find_lost = lambda: would_be_lost(self.jobs.by_id, server_ends=link.owned)
         self.window.closed.connect(app.quit)  # the last window may be a hidden one, which Qt does not count
@@ -78,6 +80,7 @@ class Desktop:
         else:
             self.services.models.start()
         QTimer.singleShot(_BACKUP_AFTER_MS, self.window, self._back_up)
+        self.updates.start()
 
     def tell_recovery(self) -> None:
         """If the chats were damaged: say so, keep the file, offer the backup."""

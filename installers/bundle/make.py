@@ -1,10 +1,11 @@
 """Make the folder of the installed program: locked packages, portable kernels, PyInstaller."""
 
-import glob
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 from pathlib import Path
 from typing import Final
@@ -26,37 +27,52 @@ def environment() -> dict[str, str]:
     return {"SOURCE_DATE_EPOCH": EPOCH, **os.environ, "PYTHONHASHSEED": "0"}
 
 
+def _made_from(*names: str) -> str:
+    """What tells whether something made earlier is still right: these locks and the options of the kernels."""
+    parts = [*PORTABLE, *((LOCKS / name).read_text("utf-8") for name in names)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
 def python_in(work: Path) -> Path:
     """The interpreter of an environment with the locked packages and PyInstaller, made once below `work`."""
     folder = work / "venv"
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    if not (folder / "complete").exists():
+    mark, made_from = folder / "complete", _made_from("desktop.txt", "build.txt", "bundle.txt")
+    if not mark.exists() or mark.read_text("utf-8") != made_from:
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder, with_pip=True)
         pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--require-hashes"]
         for name in ("desktop.txt", "build.txt", "bundle.txt"):
             subprocess.run([*pip, "-r", str(LOCKS / name)], check=True)
-        (folder / "complete").touch()
+        mark.write_text(made_from, encoding="utf-8")
     return python
 
 
 def portable_wheel(python: Path, work: Path, jobs: int) -> Path:
     """llama-cpp-python for every processor of this architecture, built once below `work`."""
-    folder = work / "wheel"
-    found = glob.glob(str(folder / "llama_cpp_python-*.whl"))
-    if found:
-        return Path(found[0])
+    folder = work / f"wheel-{_made_from('build.txt', 'llama.txt')}"
+    if found := list(folder.glob("llama_cpp_python-*.whl")):
+        return found[0]
+    sources = work / "sources"
+    shutil.rmtree(sources, ignore_errors=True)
     env = environment()
     env["CMAKE_ARGS"] = " ".join(f"-D{flag}" for flag in PORTABLE)
     env["CMAKE_BUILD_PARALLEL_LEVEL"] = str(jobs)
     env["PATH"] = f"{python.parent}{os.pathsep}{env['PATH']}"
-    sources = work / "sources"
+    # The sources' CMake files ask git for a commit: an answer of a repository around the work folder is none.
+    env["GIT_CEILING_DIRECTORIES"] = str(sources)
+    if os.name != "nt":  # assertions name their file: as it is called below the sources, wherever those lie
+        env["CFLAGS"] = env["CXXFLAGS"] = f"-ffile-prefix-map={sources}="
     pip = [str(python), "-m", "pip"]
     lock = ["--require-hashes", "-r", str(LOCKS / "llama.txt"), "-d", str(sources)]
     take = ["download", "-q", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", *lock]
     subprocess.run([*pip, *take], check=True, env=env)
     archive = next(sources.glob("llama_cpp_python-*.tar.gz"))
-    make = ["wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(archive)]
+    with tarfile.open(archive) as packed:
+        packed.extractall(sources, filter="data")
+    unpacked = archive.with_name(archive.name.removesuffix(".tar.gz"))
+    place = ["-C", f"build-dir={sources / 'made'}"]
+    make = ["wheel", "--no-deps", "--no-build-isolation", *place, "-w", str(folder), str(unpacked)]
     subprocess.run([*pip, *make], check=True, env=env)
     return next(folder.glob("llama_cpp_python-*.whl"))
 

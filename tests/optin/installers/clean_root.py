@@ -9,6 +9,7 @@ that fails. `--pack` installs a Vulkan kernel pack, and Mesa's software driver i
 import argparse
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ DESKTOP = ("xvfb", "openbox", "xdotool", "x11-utils", "procps")
 DRIVER = ("mesa-vulkan-drivers", "libvulkan1")
 QUESTION = "What is a token?"
 ANSWER = "piece of a word"
+CHATS = "/root/.local/state/tessera/chats.db"
 HEALTH = (
     "exec 3<>/dev/tcp/127.0.0.1/7373; printf 'GET /health HTTP/1.0\\r\\nHost: 127.0.0.1\\r\\n\\r\\n' >&3; cat <&3"
 )
@@ -59,6 +61,10 @@ ENVIRONMENT = (
     "PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive "
     "GGML_VK_VISIBLE_DEVICES=0"
 )
+
+
+def _double_quoted(text: str) -> str:
+    return f'"{text}"'
 
 
 def _quoted(text: str) -> str:
@@ -120,31 +126,73 @@ def steps(root: Root, deb: Path, pack: Path | None, work: Path) -> None:
     assert "200 OK" in told, told
     tell("server", "200 on /health")
     root.run("mkdir -p /root/.local/share/tessera/models; echo keep > /root/.local/share/tessera/models/mine.txt")
+    kept = chat_in_window(root)
+    tell("chat in the window", f"typed, answered, kept: {kept}")
     root.run("dpkg -i /tessera.deb")
     left = root.run("ls /usr/lib/tessera/_internal/gone_in_the_next_version 2>/dev/null || true").strip()
     assert not left, "a file of the earlier version stayed"
     assert root.run("cat /root/.local/share/tessera/models/mine.txt").strip() == "keep"
-    tell("upgrade", root.run("tessera --version").strip())
+    assert chats_with(root, ANSWER) == kept
+    version = root.run("tessera --version").strip()
+    tell("upgrade", f"{version}; models and the chat of the earlier version are there")
+    kernels = next((line for line in root.run("tessera doctor").splitlines() if line.startswith("Kernels:")), "")
+    assert "variant" in kernels or "built for" in kernels, kernels
+    tell("doctor", kernels)
     tell("window", window(root))
     if pack is not None:
-        shutil.copy(pack, root.folder / "pack.tar.xz")
-        tell("kernel pack", root.run("tessera kernels install /pack.tar.xz").strip().splitlines()[-1])
-        listed = root.run("tessera devices")
-        assert "vulkan" in listed, listed
-        checked = root.run("tessera verify-device spark", limit_s=1200)
-        assert "wrong" not in checked, checked
-        assert "failed" not in checked, checked
-        tell("device check", checked.strip().splitlines()[-1])
-        ask = f'tessera serve --device vulkan & sleep 5; tessera chat spark --prompt "{QUESTION}"; '
-        answer = root.run(f"{ask} tessera models loaded --json; kill %1; wait", limit_s=1200)
-        assert ANSWER in answer, answer
-        assert "Vulkan0" in answer, answer
-        tell("answer on Vulkan", answer.strip().splitlines()[0])
+        on_vulkan(root, pack)
     root.run("dpkg -r tessera")
     left = root.run("find /usr -path '*tessera*' -not -path '/usr/share/doc/*' | head").strip()
     assert not left, left
     assert root.run("cat /root/.local/share/tessera/models/mine.txt").strip() == "keep"
-    tell("removal", "nothing left below /usr; models kept")
+    assert chats_with(root, ANSWER) == kept
+    tell("removal", "nothing left below /usr; models and chats kept")
+
+
+def on_vulkan(root: Root, pack: Path) -> None:
+    """Install the kernel pack, compare what it computes, and answer on it."""
+    shutil.copy(pack, root.folder / "pack.tar.xz")
+    tell("kernel pack", root.run("tessera kernels install /pack.tar.xz").strip().splitlines()[-1])
+    listed = root.run("tessera devices")
+    assert "vulkan" in listed, listed
+    checked = root.run("tessera verify-device spark", limit_s=1200)
+    assert "wrong" not in checked, checked
+    assert "failed" not in checked, checked
+    tell("device check", checked.strip().splitlines()[-1])
+    ask = f'tessera serve --device vulkan & sleep 5; tessera chat spark --prompt "{QUESTION}"; '
+    answer = root.run(f"{ask} tessera models loaded --json; kill %1; wait", limit_s=1200)
+    assert ANSWER in answer, answer
+    assert "Vulkan0" in answer, answer
+    tell("answer on Vulkan", answer.strip().splitlines()[0])
+
+
+def chat_in_window(root: Root) -> int:
+    """Type the question into the window as a person would; how many answers are kept then."""
+    script = f"""
+        Xvfb :7 -screen 0 1280x800x24 >/dev/null 2>&1 &
+        export DISPLAY=:7; sleep 2
+        openbox >/dev/null 2>&1 &
+        sleep 1
+        tessera window >/tmp/window.log 2>&1 & p=$!
+        xdotool search --sync --onlyvisible --name Tessera >/dev/null
+        for i in $(seq 30); do
+          sleep 5; grep -aq {_double_quoted(ANSWER)} {CHATS}* && break
+          [ $((i % 6)) = 1 ] && xdotool type --delay 20 {_double_quoted(QUESTION)} && xdotool key Return
+        done
+        kill $p; wait $p || true; kill %1 %2 || true"""
+    root.run(script, limit_s=300)
+    found = chats_with(root, ANSWER)
+    assert found, "no answer was kept"
+    return found
+
+
+def chats_with(root: Root, words: str) -> int:
+    """How many kept messages hold the words; read as SQLite, so a damaged file is an error."""
+    with sqlite3.connect(f"file:{root.folder}{CHATS}?mode=ro", uri=True) as connection:
+        assert connection.execute("pragma integrity_check").fetchone() == ("ok",)
+        return int(
+            connection.execute("select count(*) from messages where content like ?", (f"%{words}%",)).fetchone()[0]
+        )
 
 
 def window(root: Root) -> str:
