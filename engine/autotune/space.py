@@ -37,10 +37,13 @@ def _word(value: object) -> str:
     return str(value)
 
 
-def dimensions(base: Knobs, machine: Machine, prompt_tokens: int, n_layers: int) -> tuple[Dimension, ...]:
+def dimensions(
+    base: Knobs, machine: Machine, prompt_tokens: int, n_layers: int, *, experts: bool = False
+) -> tuple[Dimension, ...]:
     """The choices there are, most important first. A dimension with one level is left out."""
     found = [
         Dimension(name="device", levels=_devices(base, machine, n_layers)),
+        Dimension(name="experts on the processor", levels=_experts(base, n_layers) if experts else ()),
         Dimension(name="threads", levels=tuple({"n_threads": n} for n in thread_counts(machine))),
         Dimension(name="repack", levels=({"repack": True}, {"repack": False})),
         Dimension(name="flash attention and KV type", levels=attention(base)),
@@ -65,12 +68,16 @@ def valid(knobs: Knobs) -> bool:
     """llama.cpp would take these settings together."""
     if knobs.n_ubatch > knobs.n_batch or knobs.n_threads < 1:
         return False
+    if knobs.cpu_expert_layers and not knobs.n_gpu_layers:
+        return False
     return not (knobs.flash_attn == "off" and knobs.kv_type not in ("f32", "f16", "bf16"))
 
 
 def changed(knobs: Knobs, level: Level) -> Knobs:
     """`knobs` at a level. Where a level needs another setting to be valid, that one follows."""
     made: Knobs = msgspec.structs.replace(knobs, **level)
+    if made.devices != knobs.devices:
+        made = msgspec.structs.replace(made, tensor_split=(), cpu_expert_layers=0)
     if made.n_ubatch > made.n_batch:
         follows = {"n_batch": made.n_ubatch} if "n_ubatch" in level else {"n_ubatch": made.n_batch}
         made = msgspec.structs.replace(made, **follows)
@@ -105,4 +112,16 @@ def _devices(base: Knobs, machine: Machine, n_layers: int) -> tuple[Level, ...]:
             if base.devices == (runtime.device_name,):
                 layers = tuple(dict.fromkeys((base.n_gpu_layers, *layers)))
             levels += [{"devices": (runtime.device_name,), "n_gpu_layers": n} for n in layers if n > 0]
-    return tuple(levels)
+    mine: Level = {"devices": base.devices, "n_gpu_layers": base.n_gpu_layers}  # perhaps several GPUs
+    return tuple(levels) if mine in levels else (*levels, mine)
+
+
+def _experts(base: Knobs, n_layers: int) -> tuple[Level, ...]:
+    """Experts of none, a quarter, half or all layers on the processor, and of as many as dispatch leaves there.
+
+    What does not fit is refused before it is tried.
+    """
+    if not base.n_gpu_layers:
+        return ()
+    counts = sorted({base.cpu_expert_layers, 0, n_layers // 4, n_layers // 2, n_layers})
+    return tuple({"cpu_expert_layers": count} for count in counts)

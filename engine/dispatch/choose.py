@@ -1,46 +1,25 @@
 """Choose device, backend, offload and settings for one model: what fits, then the pin, then speed."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import msgspec
 
 from devices.backends.openvino import BACKEND
 from devices.memory import Ledger
-from devices.types import Device, Machine, Runtime
+from devices.types import Machine, Runtime
 from engine.dispatch import openvino
-from engine.dispatch.attention import LONG_CHATS_WHY, MOST_PARALLEL, PLAIN_WHY, plain_attention
+from engine.dispatch.attention import LONG_CHATS_WHY, MOST_PARALLEL, PLAIN_WHY
+from engine.dispatch.candidates import Candidate, DryRunner, Question, on_gpus, on_processor, through_openvino
 from engine.dispatch.cells import grown, within_reason
 from engine.dispatch.guessing import guessing
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.npu_rule import expected_power, why_npu
-from engine.dispatch.priors import BACKENDS, CPU_EFFICIENCY, NPU_LARGEST_PARAMETERS, bandwidth_gbs, effective_gbs
+from engine.dispatch.priors import BACKENDS, NPU_LARGEST_PARAMETERS
 from engine.dispatch.types import Alternative, Placement, Wish
-from engine.fit.context import need_at, resize_context
-from engine.fit.report import machine_isa, overdraft
+from engine.fit.context import resize_context
 from engine.fit.shape import ModelShape
-from engine.fit.types import DryRun, Need
 from engine.runner.protocol import LoadSettings
 
-DryRunner = Callable[[LoadSettings], DryRun | None]
 # A GPU that is not at least this much faster than the CPU is not worth its driver's risks.
 WORTHWHILE_GAIN = 1.1
-QUIET_SHARE = 2
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    device: Device
-    runtime: Runtime | None
-    settings: LoadSettings
-    need: Need
-    fits: bool
-    decode_tok_s: float
-    measured: bool
-
-    @property
-    def backend(self) -> str:
-        return self.runtime.backend if self.runtime else "cpu"
 
 
 def place(
@@ -59,18 +38,10 @@ def place(
     may return None, then formulas are used.
     """
 
-    def choose(settings: LoadSettings) -> tuple[list[_Candidate], bool, _Candidate]:
-        found = [_cpu(shape, settings, wish, machine, ledger, memory, dry_run, owner)]
-        found += [
-            _gpu(shape, settings, wish, device, runtime, machine, ledger, memory, owner)
-            for device in machine.devices
-            for runtime in device.runtimes
-            if device.kind in {"igpu", "dgpu"}
-            and runtime.state == "usable"
-            and runtime.backend in BACKENDS
-            and runtime.backend != BACKEND
-        ]
-        intel = _openvino(shape, settings, wish, machine, ledger, memory, owner)
+    def choose(settings: LoadSettings) -> tuple[list[Candidate], bool, Candidate]:
+        asked = Question(shape, settings, wish, machine, ledger, memory, owner)
+        found = [on_processor(asked, dry_run), *on_gpus(asked)]
+        intel = through_openvino(asked)
         pinned = [c for c in (*found, *intel) if _is_pinned(c, wish.device)]
         saving = [c for c in intel if c.device.kind == "npu" and c.fits] if _npu_wanted(shape, wish) else []
         return [*found, *intel], bool(pinned), _best(pinned or saving or found, found[0])
@@ -95,8 +66,8 @@ def place(
         settings=chosen.settings,
         need=chosen.need,
         fits=chosen.fits,
-        decode_tok_s=round(chosen.decode_tok_s, 1) or None,
-        basis="measured" if chosen.measured else "prior",
+        decode_tok_s=round(chosen.speed.decode_tok_s, 1) or None,
+        basis="measured" if chosen.speed.measured else "prior",
         reasons=reasons,
         alternatives=(*others, *_npus(machine, shape)),
     )
@@ -110,182 +81,12 @@ def wished_settings(base: LoadSettings, wish: Wish) -> LoadSettings:
     return msgspec.structs.replace(settings, type_k=wish.kv_type or base.type_k, type_v=wish.kv_type or base.type_v)
 
 
-def threads(machine: Machine, wish: Wish, base: LoadSettings) -> int:
-    """One thread a performance core within affinity and quota; half of them when quiet. A smaller `base` stays."""
-    if wish.n_threads is not None:
-        return wish.n_threads
-    cpu = machine.device("cpu")
-    count = cpu.cores.threads if cpu and cpu.cores else 1
-    if wish.mode == "quiet" or wish.on_battery:
-        count = max(1, count // QUIET_SHARE)
-    return min(count, base.n_threads) if base.n_threads else count
-
-
-def bytes_per_token(shape: ModelShape, used_experts_frac: float) -> int:
-    """Weights read for one token: of experts only the used ones, of the embedding one row."""
-    read = 0.0
-    for tensor in shape.tensors:
-        if tensor.name.startswith("token_embd") and not shape.tied:
-            continue
-        read += tensor.nbytes * (used_experts_frac if "_exps" in tensor.name else 1.0)
-    return int(read)
-
-
-def weights_read(shape: ModelShape) -> int:
-    """Bytes of weights one token of this model reads."""
-    return bytes_per_token(shape, _expert_frac(shape))
-
-
-def _expert_frac(shape: ModelShape) -> float:
-    return min(1.0, shape.experts_used / shape.experts) if shape.experts and shape.experts_used else 1.0
-
-
-def _speed(
-    shape: ModelShape, device: Device, backend: str, memory: PlacementHistory, share: float, cpu: Device | None
-) -> tuple[float, bool]:
-    """Expected tokens a second with `share` of the weights on the device, and whether that was measured."""
-    measured = memory.speed_gbs(device.id, backend)
-    gbs = measured or effective_gbs(device, backend)
-    total = bytes_per_token(shape, _expert_frac(shape)) / 1e9
-    seconds = share * total / gbs
-    if share < 1 and cpu is not None:
-        slow = memory.speed_gbs("cpu", "cpu") or bandwidth_gbs(cpu)[0] * CPU_EFFICIENCY
-        seconds += (1 - share) * total / slow
-    return (1 / seconds if seconds else 0.0), measured is not None
-
-
-def _cpu(
-    shape: ModelShape,
-    base: LoadSettings,
-    wish: Wish,
-    machine: Machine,
-    ledger: Ledger,
-    memory: PlacementHistory,
-    dry_run: DryRunner,
-    owner: str,
-) -> _Candidate:
-    count = threads(machine, wish, base)
-    settings = msgspec.structs.replace(base, n_gpu_layers=0, devices=(), n_threads=count, n_threads_batch=count)
-    cpu = machine.devices[0]
-    isa = machine_isa(machine)
-    correction = ledger.audits.correction(audit_key(shape, "cpu"))
-    tok_s, measured = _speed(shape, cpu, "cpu", memory, 1.0, None)
-
-    def at(tried: LoadSettings) -> _Candidate:
-        run = dry_run(tried)
-        need = need_at(shape, tried, isa, None, (tried, run) if run else None, correction)
-        fits = overdraft(ledger, need, owner) is None
-        return _Candidate(cpu, None, tried, need, fits, tok_s, measured)
-
-    plain = plain_attention(settings, shape, isa, memory.use(owner))
-    if plain is not None and (candidate := at(plain)).fits:
-        return candidate
-    usual = at(settings)
-    if usual.fits or settings.kv_cells <= settings.n_ctx:
-        return usual
-    tight = at(msgspec.structs.replace(settings, kv_cells=0))
-    return tight if tight.fits else usual
-
-
-def audit_key(shape: ModelShape, backend: str) -> str:
-    """Loads whose predictions err alike."""
-    return f"{shape.architecture}|{backend}"
-
-
-def _gpu(
-    shape: ModelShape,
-    base: LoadSettings,
-    wish: Wish,
-    device: Device,
-    runtime: Runtime,
-    machine: Machine,
-    ledger: Ledger,
-    memory: PlacementHistory,
-    owner: str,
-) -> _Candidate:
-    """As many layers on the GPU as fit: all of them, or the largest number, or none."""
-    count = threads(machine, wish, base)
-    prior = BACKENDS[runtime.backend]
-    settings = msgspec.structs.replace(
-        base,
-        devices=(runtime.device_name,),
-        n_threads=count,
-        n_threads_batch=count,
-        n_ubatch=min(prior.n_ubatch, base.n_batch),
-        use_mmap=base.use_mmap and device.kind != "igpu",
-        flash_attn="on" if base.flash_attn != "off" else "off",
-    )
-    isa = machine_isa(machine)
-    correction = ledger.audits.correction(audit_key(shape, runtime.backend))
-
-    def at(tried: LoadSettings, layers: int) -> tuple[LoadSettings, Need]:
-        tried = msgspec.structs.replace(tried, n_gpu_layers=layers)
-        return tried, need_at(shape, tried, isa, device.id, None, correction)
-
-    def fits(tried: LoadSettings, layers: int) -> bool:
-        return overdraft(ledger, at(tried, layers)[1], owner) is None
-
-    def most(tried: LoadSettings) -> tuple[int, bool]:
-        """The most layers, and whether even they fit."""
-        low, high = 0, total
-        if wish.n_gpu_layers is not None:
-            low = high = min(total, wish.n_gpu_layers) if wish.n_gpu_layers >= 0 else total
-        while low < high:
-            middle = (low + high + 1) // 2
-            if fits(tried, middle):
-                low = middle
-            else:
-                high = middle - 1
-        return low, fits(tried, low)
-
-    total = len(shape.layers) + 1
-    found = most(settings)
-    if settings.kv_cells > settings.n_ctx and found != (total, True):
-        tight = msgspec.structs.replace(settings, kv_cells=0)  # layers on the GPU are worth more than spare cells
-        if (more := most(tight)) > found:
-            settings, found = tight, more
-    layers, fitting = found
-    chosen, need = at(settings, layers)
-    share = need.device_bytes(device.id) / max(1, need.total_bytes) if layers < total else 1.0
-    tok_s, measured = _speed(shape, device, runtime.backend, memory, share, machine.device("cpu"))
-    return _Candidate(device, runtime, chosen, need, fitting, tok_s if layers else 0.0, measured)
-
-
-def _openvino(
-    shape: ModelShape,
-    base: LoadSettings,
-    wish: Wish,
-    machine: Machine,
-    ledger: Ledger,
-    memory: PlacementHistory,
-    owner: str,
-) -> list[_Candidate]:
-    """OpenVINO's devices that take this model: by a pin, or an NPU by its rule; all layers or none."""
-    count = threads(machine, wish, base)
-    found = []
-    for device in machine.devices:
-        for runtime in device.runtimes:
-            if runtime.backend != BACKEND or runtime.state != "usable":
-                continue
-            if openvino.refusal(shape, base, runtime):
-                continue
-            settings = openvino.settings_for(base, runtime, device)
-            settings = msgspec.structs.replace(settings, n_threads=count, n_threads_batch=count)
-            gpu = device.id if device.kind in {"igpu", "dgpu"} else None
-            correction = ledger.audits.correction(audit_key(shape, runtime.backend))
-            need = openvino.need(need_at(shape, settings, machine_isa(machine), gpu, None, correction))
-            fits = overdraft(ledger, need, owner) is None
-            tok_s, measured = _speed(shape, device, runtime.backend, memory, 1.0, None)
-            found.append(_Candidate(device, runtime, settings, need, fits, tok_s, measured))
-    return found
-
-
 def _npu_wanted(shape: ModelShape, wish: Wish) -> bool:
     small = sum(t.num_values for t in shape.tensors) <= NPU_LARGEST_PARAMETERS
     return small and wish.device is None and bool(why_npu(wish, igpu_busy=False, side_work=False))
 
 
-def _is_pinned(candidate: _Candidate, pin: str | None) -> bool:
+def _is_pinned(candidate: Candidate, pin: str | None) -> bool:
     if pin is None:
         return False
     device, backend = candidate.device, candidate.backend
@@ -294,18 +95,21 @@ def _is_pinned(candidate: _Candidate, pin: str | None) -> bool:
         names = {f"{device.id}/{backend}".lower()} | ({device.id.lower(), "npu"} if device.kind == "npu" else set())
     if candidate.runtime:
         names.add(candidate.runtime.device_name.lower())
+    if candidate.others:  # a pin that names one device means that one alone
+        names = {device.kind, backend}
     return pin.lower() in names
 
 
-def _best(candidates: list[_Candidate], cpu: _Candidate) -> _Candidate:
+def _best(candidates: list[Candidate], cpu: Candidate) -> Candidate:
+    """The one with the shortest usual turn among those that fit; several GPUs only where one is not enough."""
     fitting = [c for c in candidates if c.fits] or candidates
-    best = max(fitting, key=lambda c: c.decode_tok_s)
-    if best.device.kind != "cpu" and cpu in fitting and best.decode_tok_s < WORTHWHILE_GAIN * cpu.decode_tok_s:
+    best = min(fitting, key=lambda c: (c.speed.turn_s, len(c.others)))
+    if best.device.kind != "cpu" and cpu in fitting and best.speed.turn_s * WORTHWHILE_GAIN > cpu.speed.turn_s:
         return cpu
     return best
 
 
-def _reasons(chosen: _Candidate, wish: Wish, machine: Machine, shape: ModelShape, pinned: bool) -> tuple[str, ...]:
+def _reasons(chosen: Candidate, wish: Wish, machine: Machine, shape: ModelShape, pinned: bool) -> tuple[str, ...]:
     reasons = []
     if pinned:
         reasons.append(f"you pinned {wish.device}")
@@ -314,15 +118,10 @@ def _reasons(chosen: _Candidate, wish: Wish, machine: Machine, shape: ModelShape
     elif chosen.device.kind == "cpu":
         reasons += _why_processor(chosen, machine, pinned=pinned)
     else:
-        layers = len(shape.layers)
-        on_gpu = min(chosen.settings.n_gpu_layers, layers)
-        where = "all layers fit" if on_gpu == layers else f"{on_gpu} of {layers} layers fit"
-        reasons += [f"{where} on {chosen.device.name}", f"{chosen.backend}: {BACKENDS[chosen.backend].why}"]
-        if chosen.device.kind == "igpu":
-            reasons.append("the file is read, not mapped: mapped weights would be held twice in shared memory")
+        reasons += _why_gpu(chosen, shape)
     if chosen.settings.mtp:
         reasons.append("the file's own head guesses ahead where that pays")
-    if chosen.measured:
+    if chosen.speed.measured:
         reasons.append("the speed was measured on this machine")
     if wish.mode == "quiet" or wish.on_battery:
         reasons.append("half the cores stay free: " + ("quiet" if wish.mode == "quiet" else "on battery"))
@@ -331,7 +130,28 @@ def _reasons(chosen: _Candidate, wish: Wish, machine: Machine, shape: ModelShape
     return tuple(reasons)
 
 
-def _why_openvino(chosen: _Candidate, runtime: Runtime, wish: Wish, shape: ModelShape) -> list[str]:
+def _why_gpu(chosen: Candidate, shape: ModelShape) -> list[str]:
+    layers, kept = len(shape.layers), chosen.settings.cpu_expert_layers
+    on_gpu = min(chosen.settings.n_gpu_layers, layers)
+    where = "all layers fit" if on_gpu == layers else f"{on_gpu} of {layers} layers fit"
+    if kept:
+        where = f"all layers fit without the experts of {kept} of {layers}"
+    reasons = [f"{where} on {' and '.join(device.name for device in (chosen.device, *chosen.others))}"]
+    if kept:
+        used = f"{shape.experts_used} of {shape.experts}" if shape.experts_used else "a few"
+        reasons.append(f"those experts stay on the processor: a token reads {used} of them, but all of the rest")
+    if chosen.others:
+        shares = " and ".join(f"{share:.0f}" for share in chosen.settings.tensor_split)
+        reasons.append(f"no single GPU here holds as much: layers are shared out by free memory ({shares})")
+    reasons.append(f"{chosen.backend}: {BACKENDS[chosen.backend].why}")
+    if chosen.device.kind == "igpu":
+        reasons.append("the file is read, not mapped: mapped weights would be held twice in shared memory")
+        if shape.experts and not kept and on_gpu == layers:
+            reasons.append("its experts too: they share this memory with the processor, which reads it slower")
+    return reasons
+
+
+def _why_openvino(chosen: Candidate, runtime: Runtime, wish: Wish, shape: ModelShape) -> list[str]:
     reasons = [f"{runtime.device_name}: {BACKENDS[BACKEND].why}, one request at a time"]
     if chosen.device.kind == "npu":
         why = why_npu(wish, igpu_busy=False, side_work=False)
@@ -346,7 +166,7 @@ def _why_openvino(chosen: _Candidate, runtime: Runtime, wish: Wish, shape: Model
     return [*reasons, cost] if cost else reasons
 
 
-def _why_processor(chosen: _Candidate, machine: Machine, *, pinned: bool) -> list[str]:
+def _why_processor(chosen: Candidate, machine: Machine, *, pinned: bool) -> list[str]:
     gpus = [d for d in machine.devices if d.kind in {"igpu", "dgpu"}]
     reasons = []
     if not gpus:
@@ -363,7 +183,7 @@ def _why_processor(chosen: _Candidate, machine: Machine, *, pinned: bool) -> lis
     return reasons
 
 
-def _alternative(candidate: _Candidate, chosen: _Candidate, wish: Wish) -> Alternative:
+def _alternative(candidate: Candidate, chosen: Candidate, wish: Wish) -> Alternative:
     if not candidate.fits:
         reason = "it does not fit there"
     elif candidate.backend == BACKEND and not (wish.device and _is_pinned(chosen, wish.device)):
@@ -374,12 +194,13 @@ def _alternative(candidate: _Candidate, chosen: _Candidate, wish: Wish) -> Alter
     elif wish.device and _is_pinned(chosen, wish.device):
         reason = "you pinned another device"
     else:
-        reason = f"expected to be slower ({candidate.decode_tok_s:.1f} tok/s)"
+        speed = candidate.speed
+        reason = f"expected to be slower ({speed.decode_tok_s:.1f} tok/s, reads {speed.prefill_tok_s:.0f})"
     return Alternative(
         device=candidate.device.id,
         backend=candidate.backend,
         n_gpu_layers=candidate.settings.n_gpu_layers,
-        decode_tok_s=round(candidate.decode_tok_s, 1) or None,
+        decode_tok_s=round(candidate.speed.decode_tok_s, 1) or None,
         reason=reason,
     )
 

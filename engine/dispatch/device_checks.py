@@ -126,7 +126,12 @@ def check_key(settings: LoadSettings, shape: ModelShape, machine: Machine) -> st
     if not settings.devices or not settings.n_gpu_layers or settings.embeddings or settings.provider:
         return None
     facts: list[object] = [settings.devices, settings.flash_attn, settings.type_k, settings.type_v]
-    facts += [settings.engine_args, settings.n_ubatch, 0 <= settings.n_gpu_layers <= len(shape.layers)]
+    facts += [
+        bool(settings.cpu_expert_layers),
+        settings.engine_args,
+        settings.n_ubatch,
+        0 <= settings.n_gpu_layers <= len(shape.layers),
+    ]
     facts += [shape.architecture, shape.embedding, shape.heads, shape.attention, shape.feed_forward, shape.experts]
     facts += sorted({tensor.ggml_type.name for tensor in shape.tensors})
     owners = [d for d in machine.devices for r in d.runtimes if r.device_name in settings.devices]

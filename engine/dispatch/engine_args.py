@@ -1,14 +1,12 @@
-"""Raw engine arguments and a placement: which settings they decide, and how layers are shared out by them."""
+"""Raw engine arguments and a placement: which settings they decide."""
 
 from typing import Final
 
 import msgspec
 
-from devices.types import Machine
 from engine.errors import InputFault
 from engine.fit.context import resize_context
 from engine.fit.dry_run import DryRunFailed
-from engine.fit.types import Need, Part
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 
@@ -42,33 +40,10 @@ def decided(settings: LoadSettings) -> LoadSettings:
         changes["n_ubatch"] = min(settings.n_ubatch, args.batch_size)
     devices = args.devices or tuple(f"RPC{n}" for n in range(len(args.rpc)))
     if devices:
-        changes |= {"devices": devices, "n_gpu_layers": settings.n_gpu_layers or -1}
+        changes |= {"devices": devices, "n_gpu_layers": settings.n_gpu_layers or -1, "tensor_split": ()}
     if args.n_gpu_layers is not None and (settings.devices or devices):
         changes["n_gpu_layers"] = args.n_gpu_layers
     return msgspec.structs.replace(settings, **changes) if changes else settings
-
-
-def shared_out(need: Need, settings: LoadSettings, machine: Machine, gpu: str | None) -> Need:
-    """`need` with what lies on a GPU divided over the devices that layers are split over, by their shares."""
-    args = settings.engine_args
-    if gpu is None or len(settings.devices) < 2 or args.split_mode == "none":  # noqa: PLR2004 - nothing to share
-        return need
-    ids = [_device_id(name, machine) or gpu for name in settings.devices]
-    shares = args.tensor_split or tuple(1.0 for _ in ids)
-    total = sum(shares[: len(ids)]) or 1.0
-    parts: list[Part] = []
-    for part in need.parts:
-        if part.device != gpu:
-            parts.append(part)
-            continue
-        for device, share in zip(ids, shares, strict=False):
-            size = round(part.num_bytes * share / total)
-            parts.append(msgspec.structs.replace(part, device=device, num_bytes=size))
-    return msgspec.structs.replace(need, parts=tuple(part for part in parts if part.num_bytes))
-
-
-def _device_id(name: str, machine: Machine) -> str | None:
-    return next((d.id for d in machine.devices if any(r.device_name == name for r in d.runtimes)), None)
 
 
 def refused(error: DryRunFailed) -> InputFault:

@@ -19,6 +19,8 @@ SAVE_EVERY: Final = 16
 LADDER_FIELDS = (
     "devices",
     "n_gpu_layers",
+    "tensor_split",
+    "cpu_expert_layers",
     "n_ubatch",
     "n_batch",
     "type_k",

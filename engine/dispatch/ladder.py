@@ -33,9 +33,8 @@ def _rungs(settings: LoadSettings, machine: Machine) -> list[Rung]:
         rungs.append(Rung(settings=replace(settings, mtp=False, max_rollback=0), change="do without guesses ahead"))
     if settings.devices:
         for name, backend in other_backends(settings.devices[0], machine):
-            rungs.append(
-                Rung(settings=replace(settings, devices=(name,)), change=f"use {backend} instead ({name})")
-            )
+            one = replace(settings, devices=(name,), tensor_split=())
+            rungs.append(Rung(settings=one, change=f"use {backend} instead ({name})"))
     smaller = settings.n_ubatch // 2
     if smaller >= SMALLEST_UBATCH:
         reduced = replace(settings, n_ubatch=smaller, n_batch=min(settings.n_batch, 4 * smaller))
@@ -65,15 +64,14 @@ def sound_rungs(settings: LoadSettings, machine: Machine) -> list[Rung]:
         rungs.append(Rung(settings=plain, change=f"run on {name} without flash attention"))
     if settings.devices:
         for other, backend in other_backends(settings.devices[0], machine):
-            rungs.append(
-                Rung(settings=replace(settings, devices=(other,)), change=f"use {backend} instead ({other})")
-            )
+            one = replace(settings, devices=(other,), tensor_split=())
+            rungs.append(Rung(settings=one, change=f"use {backend} instead ({other})"))
     return [*rungs, _processor(settings)]
 
 
 def _processor(settings: LoadSettings) -> Rung:
     """llama.cpp's own kernels; what OpenVINO had to go without comes back."""
-    cpu = msgspec.structs.replace(settings, n_gpu_layers=0, devices=())
+    cpu = msgspec.structs.replace(settings, n_gpu_layers=0, devices=(), tensor_split=(), cpu_expert_layers=0)
     if is_openvino(settings):
         cpu = msgspec.structs.replace(
             cpu, n_parallel=DEFAULT_PARALLEL, max_draft=MAX_DRAFT, n_batch=2048, n_ubatch=512

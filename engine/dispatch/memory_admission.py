@@ -10,11 +10,12 @@ from devices.errors import Overdrawn
 from devices.memory import Amount
 from devices.process_memory import ProcessMemory, process_memory
 from engine.dispatch import onnx
-from engine.dispatch.choose import audit_key, weights_read
+from engine.dispatch.candidates import audit_key
 from engine.dispatch.external import is_external
 from engine.dispatch.history import LADDER_FIELDS
 from engine.dispatch.ladder import next_rung
 from engine.dispatch.placer import Placer, offload_target, read_shape
+from engine.dispatch.speed import weights_read
 from engine.dispatch.types import Rung
 from engine.errors import (
     BadModelFile,

@@ -8,13 +8,15 @@ import msgspec
 from devices.backends.openvino import BACKEND
 from devices.types import Machine
 from engine.dispatch import onnx, openvino
-from engine.dispatch.choose import audit_key, place
-from engine.dispatch.engine_args import decided, refused, shared_out
+from engine.dispatch.candidates import audit_key
+from engine.dispatch.choose import place
+from engine.dispatch.engine_args import decided, refused
 from engine.dispatch.external import is_external, place_external
 from engine.dispatch.history import LADDER_FIELDS
 from engine.dispatch.ladder import sound_rungs
 from engine.dispatch.priors import effective_gbs
 from engine.dispatch.resources import Resources
+from engine.dispatch.split import shared_out
 from engine.dispatch.tuned import Tuned, pinned_elsewhere, tuned_settings
 from engine.dispatch.types import NO_WISH, Placement, Rung, Wish
 from engine.errors import BadModelFile, InputFault
@@ -55,7 +57,7 @@ class Placer:
         """
         placed = self.placement(model_id, settings, wish, exact=exact)
         remembered = self.history.remembered(model_id)
-        changes = {k: tuple(v) if k == "devices" else v for k, v in remembered.items() if k in LADDER_FIELDS}
+        changes = {k: tuple(v) if isinstance(v, list) else v for k, v in remembered.items() if k in LADDER_FIELDS}
         return msgspec.structs.replace(placed, settings=msgspec.structs.replace(placed.settings, **changes))
 
     def placement(
@@ -288,7 +290,7 @@ class Placer:
         need = need_at(shape, settings, machine_isa(machine), gpu, measured, correction)
         if backend == BACKEND:
             return openvino.need(need)
-        return shared_out(need, settings, machine, gpu)
+        return shared_out(need, shape, settings, machine, gpu)
 
     def machine_now(self) -> Machine:
         """The machine with what dispatch needs to know of it."""

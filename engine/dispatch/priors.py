@@ -9,15 +9,24 @@ from devices.types import Device
 GPU_EFFICIENCY, CPU_EFFICIENCY = 0.85, 0.46
 # Where no bandwidth is known: dual-channel DDR4-3200 and a mid-range card's GDDR6.
 UNKNOWN_CPU_GBS, UNKNOWN_IGPU_GBS, UNKNOWN_DGPU_GBS = 51.2, 51.2, 256.0
+# Operations for each byte of memory bandwidth when prompts are read. Source: Strix Halo, llama-2-7B Q4_0: 1,338
+# tok/s, 18 TFLOPS at 256 GB/s, Qwen 27B Q8_0 15 (kyuz0's logs). Processors and cards of their own: published
+# llama-bench figures differ by half, and only the order counts.
+FLOP_PER_BYTE = {"cpu": 15.0, "npu": 15.0, "igpu": 60.0, "dgpu": 90.0}
+# Tokens of a prompt meet different experts. Source: there, gpt-oss-120b: 720 tok/s, 7.3 TFLOPS.
+EXPERTS_PREFILL = 0.5
+# Layers on several GPUs wait for each other: a guess.
+SPLIT_EFFICIENCY = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class BackendPrior:
-    """`decode` scales the expected speed against the best backend; `n_ubatch` suits the backend's kernels."""
+    """`decode` and `prefill` scale expected speeds against the usual backend; `n_ubatch` suits its kernels."""
 
     decode: float
     n_ubatch: int
     why: str
+    prefill: float = 1.0
 
 
 # Source: kyuz0/amd-strix-halo-toolboxes logs (May and August 2026): RADV decodes 0-17 % faster than ROCm, ROCm
@@ -26,7 +35,7 @@ BACKENDS: dict[str, BackendPrior] = {
     "cuda": BackendPrior(1.0, 512, "NVIDIA's own kernels"),
     "metal": BackendPrior(1.0, 512, "Apple's own kernels"),
     "vulkan": BackendPrior(0.98, 1024, "decodes fastest on AMD's integrated GPUs"),
-    "rocm": BackendPrior(0.92, 2048, "reads long prompts fastest on AMD, decodes a little slower"),
+    "rocm": BackendPrior(0.92, 2048, "reads long prompts fastest on AMD, decodes a little slower", 1.1),
     "sycl": BackendPrior(0.9, 512, "Intel's own kernels"),
     "openvino": BackendPrior(0.5, 512, "Intel's own runtime: the same file on its CPU, GPU or NPU"),
     "opencl": BackendPrior(0.7, 512, "the only kernels for Adreno"),

@@ -9,6 +9,7 @@ from engine.fit.types import Basis, DryRun, Need, Part, PartName
 from engine.runner.engine_args import overrides
 from engine.runner.limits import KV_TYPES, exact_settings, rollback, sequences
 from engine.runner.protocol import LoadSettings
+from quantize.files.gguf_file import TensorInfo
 from quantize.ggml_types import BLOCK_SIZES, GgmlType
 
 CPU = "cpu"
@@ -101,7 +102,7 @@ def estimate(
     if correction != 1.0:
         extra = round(sum(p.num_bytes for p in parts) * (correction - 1))
         parts.append(Part(name="correction", device=gpu or CPU, num_bytes=extra, basis="probe"))
-    on_gpu = sum(p.num_bytes for p in parts if p.device != CPU)
+    elsewhere = sum(p.num_bytes for p in parts if p.device != CPU)
     untouched = dry_run.untouched_bytes if dry_run else 4 * shape.vocabulary * max(0, count - settings.n_parallel)
     return Need(
         n_ctx=settings.n_ctx,
@@ -111,7 +112,7 @@ def estimate(
         type_v=settings.type_v,
         n_gpu_layers=settings.n_gpu_layers if gpu else 0,
         parts=tuple(p for p in parts if p.num_bytes),
-        resident_bytes=sum(p.num_bytes for p in parts) - on_gpu - untouched - settings.cache_ram_bytes + stale,
+        resident_bytes=sum(p.num_bytes for p in parts) - elsewhere - untouched - settings.cache_ram_bytes + stale,
         kv_layer_bytes=kv,
     )
 
@@ -127,18 +128,15 @@ def _weights(
 
     On the CPU, repacked weights are its own memory, the rest are pages of the mapped file.
     """
-    on_gpu = mapped = own = 0
+    offloaded = mapped = own = 0
     trunk, stale = len(shape.layers), 0
-    on_device = _overridden(settings)
+    there = on_gpu(shape, settings)
     for tensor in shape.tensors:
         match = BLOCK.match(tensor.name)
-        layer = int(match[1]) if match else None
-        if layer is not None and layer >= trunk and not settings.mtp:
+        if match and int(match[1]) >= trunk and not settings.mtp:
             continue  # draft layers are not loaded
-        head = layer is None and tensor.name.startswith("output")
-        usually = (layer is not None and layer >= layers_from) or (head and layers_from <= trunk)
-        if gpu and on_device(tensor.name, usually=usually):
-            on_gpu += tensor.nbytes
+        if gpu and there(tensor):
+            offloaded += tensor.nbytes
         elif settings.repack and is_repacked(tensor, isa):
             own += tensor.nbytes
             stale += tensor.nbytes if settings.use_mmap else 0
@@ -150,22 +148,26 @@ def _weights(
         embedding = next((t for t in shape.tensors if t.name == "token_embd.weight"), None)
         if embedding is not None:  # the head is the embedding once more, unless both uses can share it
             if gpu and layers_from <= trunk:
-                on_gpu += embedding.nbytes
+                offloaded += embedding.nbytes
             elif settings.repack and is_repacked(embedding, isa, as_head=True):
                 own += embedding.nbytes
     parts = [Part(name="weights", device=CPU, num_bytes=mapped + own, mapped_bytes=mapped)]
-    return ([*parts, Part(name="weights", device=gpu, num_bytes=on_gpu)] if gpu else parts), stale
+    return ([*parts, Part(name="weights", device=gpu, num_bytes=offloaded)] if gpu else parts), stale
 
 
-def _overridden(settings: LoadSettings) -> Callable[..., bool]:
-    """Whether a tensor lies on the device, by its name and where it usually lies; `override_tensor` decides."""
-    moved = overrides(settings.engine_args)
+def on_gpu(shape: ModelShape, settings: LoadSettings) -> Callable[[TensorInfo], bool]:
+    """Whether a tensor lies on the device that layers go to: by its layer, unless an override says otherwise."""
+    moved = overrides(settings.engine_args, settings.cpu_expert_layers)
     elsewhere = [(re.compile(o.pattern, re.ASCII), not is_host(o.buffer)) for o in moved]
+    trunk, layers_from = len(shape.layers), gpu_layer_start(shape, settings.n_gpu_layers)
 
-    def on_device(name: str, *, usually: bool) -> bool:
-        return next((there for pattern, there in elsewhere if pattern.search(name)), usually)
+    def there(tensor: TensorInfo) -> bool:
+        match = BLOCK.match(tensor.name)
+        head = match is None and tensor.name.startswith("output") and layers_from <= trunk
+        usually = head or (match is not None and int(match[1]) >= layers_from)
+        return next((at for pattern, at in elsewhere if pattern.search(tensor.name)), usually)
 
-    return on_device
+    return there
 
 
 def _caches(

@@ -125,7 +125,7 @@ class Workshop:
                     tune(
                         settings,
                         base,
-                        dimensions(base, machine, length, len(shape.layers)),
+                        dimensions(base, machine, length, len(shape.layers), experts=shape.experts > 0),
                         model=wish.subject.name,
                         prompt_tokens=length,
                         journal_path=self.journal(where, which, length),

@@ -15,7 +15,9 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     devices: tuple[str, ...] = ()
+    tensor_split: tuple[float, ...] = ()
     n_gpu_layers: int = 0
+    cpu_expert_layers: int = 0
     n_threads: int = 0
     n_batch: int = 2048
     n_ubatch: int = 512
@@ -30,7 +32,9 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(
             settings,
             devices=self.devices,
+            tensor_split=self.tensor_split,
             n_gpu_layers=self.n_gpu_layers,
+            cpu_expert_layers=self.cpu_expert_layers,
             n_threads=self.n_threads,
             n_threads_batch=self.n_threads,
             n_batch=self.n_batch,
@@ -48,7 +52,9 @@ def knobs_of(settings: LoadSettings) -> Knobs:
     """The knobs of settings that were chosen without measuring."""
     return Knobs(
         devices=settings.devices,
+        tensor_split=settings.tensor_split,
         n_gpu_layers=settings.n_gpu_layers,
+        cpu_expert_layers=settings.cpu_expert_layers,
         n_threads=settings.n_threads,
         n_batch=settings.n_batch,
         n_ubatch=settings.n_ubatch,

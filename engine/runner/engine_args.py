@@ -118,10 +118,14 @@ def computing(args: EngineArgs) -> EngineArgs:
     return msgspec.structs.replace(args, **{name: getattr(NO_ARGS, name) for name in _PLACING})
 
 
-def overrides(args: EngineArgs) -> tuple[Override, ...]:
-    """Which tensors lie elsewhere, in llama.cpp's order. Raises: BadEngineArg."""
+def overrides(args: EngineArgs, cpu_expert_layers: int = 0) -> tuple[Override, ...]:
+    """Which tensors lie elsewhere, in llama.cpp's order. `cpu_expert_layers` counts where the user gave no number.
+
+    Raises: BadEngineArg.
+    """
     found = [_override(text) for text in args.override_tensor]
-    found += [Override(rf"blk\.{layer}{EXPERTS}", CPU_BUFFER) for layer in range(args.n_cpu_moe or 0)]
+    count = cpu_expert_layers if args.n_cpu_moe is None else args.n_cpu_moe
+    found += [Override(rf"blk\.{layer}{EXPERTS}", CPU_BUFFER) for layer in range(count)]
     if args.cpu_moe:
         found.append(Override(EXPERTS, CPU_BUFFER))
     return tuple(found)

@@ -27,6 +27,8 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `n_ctx` is the longest sequence, `kv_cells` the whole cache that all sequences share (0: n_ctx).
     `n_gpu_layers` -1 offloads all. `devices` names the backend devices to use (empty: the runner's choice).
+    `tensor_split` are the shares of layers of several devices (empty: alike); the experts of the first
+    `cpu_expert_layers` layers stay on the processor wherever those layers are.
     `path` is the first file of a split model, or a folder. `provider` names the execution provider of an ONNX model
     (empty: the folder's own wish, else the CPU); `allow_fallback` lets operators it does not take run on the CPU.
     `max_draft` is the longest guess that one step checks (0: none). `mtp` loads the file's own head for guesses.
@@ -45,6 +47,8 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     n_threads_batch: int = 0
     n_gpu_layers: int = 0
     devices: tuple[str, ...] = ()
+    tensor_split: tuple[float, ...] = ()
+    cpu_expert_layers: int = 0
     type_k: str = "f16"
     type_v: str = "f16"
     flash_attn: str = "auto"

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,11 +12,14 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 LOCK: Final = ROOT / "installers" / "lock" / "llama.txt"
-TOOLS: Final = ("glslc", "libshaderc1", "libvulkan1")
+TOOLS: Final = ("libvulkan1",)
 # Mesa's software driver, to try what was built.
 SOFTWARE_DRIVER: Final = ("mesa-vulkan-drivers", "libllvm15", "libdrm2", "libdrm-amdgpu1")
-# ggml's Vulkan backend needs types of 1.4; Debian 12 has 1.3.239. Only headers are taken from Debian 13.
+# ggml's Vulkan backend needs types of 1.4; Debian 12 has 1.3.239.
 NEWER_PACKAGES: Final = ("libvulkan-dev", "spirv-headers")
+# Debian 12's glslc (2023.2) leaves out the shaders of matrix units and of integer dot products, without an error.
+# Debian 13's runs with its own C library and loader.
+SHADER_COMPILER: Final = ("glslc", "libshaderc1", "libstdc++6", "libgcc-s1", "libc6")
 NEWER_SUITE: Final = "trixie"
 
 
@@ -37,10 +41,10 @@ def unpack_packages(folder: Path, driver: bool = False) -> Path:
     """
     root, lists = folder / "root", folder / "apt"
     wanted = root / ("usr/share/vulkan/icd.d" if driver else "usr/include/spirv")
-    if wanted.exists() and (root / "usr/include/spirv").exists():
+    if wanted.exists() and (root / "usr/bin/glslc").exists():
         return root
-    debs = folder / "debs"
-    for made in (root, debs, lists / "partial"):
+    debs, newer_debs = folder / "debs", folder / "newer-debs"
+    for made in (root, debs, newer_debs, lists / "partial"):
         made.mkdir(parents=True, exist_ok=True)
     source = folder / "newer.list"
     source.write_text(f"deb {_mirror()} {NEWER_SUITE} main\n", encoding="ascii")
@@ -55,9 +59,22 @@ def unpack_packages(folder: Path, driver: bool = False) -> Path:
     subprocess.run(["apt-get", "download", *packages], cwd=debs, check=True)
     subprocess.run(["apt-get", *newer, "update"], check=True)
     subprocess.run(["apt-get", *newer, "download", *NEWER_PACKAGES], cwd=debs, check=True)
-    for deb in sorted(debs.glob("*.deb")):
-        subprocess.run(["dpkg", "-x", deb, root], check=True)
+    subprocess.run(["apt-get", *newer, "download", *SHADER_COMPILER], cwd=newer_debs, check=True)
+    for target, found in ((root, debs), (folder / "newer-root", newer_debs)):
+        for deb in sorted(found.glob("*.deb")):
+            subprocess.run(["dpkg", "-x", deb, target], check=True)
+    _wrap_glslc(folder / "newer-root", root / "usr/bin/glslc")
     return root
+
+
+def _wrap_glslc(newer: Path, wrapper: Path) -> None:
+    """A script that runs the newer system's glslc with that system's loader and libraries."""
+    libraries = next((newer / "usr/lib").glob("*-linux-gnu"))
+    loader = next(libraries.glob("ld-linux*.so.*"))
+    wrapper.parent.mkdir(parents=True, exist_ok=True)
+    words = [str(loader), "--library-path", str(libraries), str(newer / "usr/bin/glslc")]
+    wrapper.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
+    wrapper.chmod(0o755)
 
 
 def _mirror() -> str:

@@ -3,7 +3,7 @@
 import ctypes
 from typing import Any, Final
 
-from engine.runner.engine_args import EngineArgs, Metadata, metadata, overrides
+from engine.runner.engine_args import Metadata, metadata, overrides
 from engine.runner.protocol import LoadSettings
 
 # llama.h: llama_rope_scaling_type, llama_split_mode, llama_model_kv_override_type.
@@ -24,23 +24,24 @@ class _BufferOverride(ctypes.Structure):
     _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
 
 
-def apply_to_model(api: Any, params: Any, args: EngineArgs) -> list[Any]:
+def apply_to_model(api: Any, params: Any, settings: LoadSettings) -> list[Any]:
     """Set what a model is loaded with; returns what must live as long as the load.
 
     Raises: UnknownBuffer; BadEngineArg.
     """
     keep: list[Any] = []
+    args, split = settings.engine_args, settings.engine_args.tensor_split or settings.tensor_split
     if args.split_mode is not None:
         params.split_mode = _SPLIT[args.split_mode]
     if args.main_gpu is not None:
         params.main_gpu = args.main_gpu
-    if args.tensor_split:
-        shares = (ctypes.c_float * max(16, api.llama_max_devices()))(*args.tensor_split)
+    if split:
+        shares = (ctypes.c_float * max(16, api.llama_max_devices()))(*split)
         params.tensor_split = ctypes.cast(shares, ctypes.POINTER(ctypes.c_float))
         keep.append(shares)
     params.check_tensors = args.check_tensors
     params.no_host = args.no_host
-    elsewhere = overrides(args)
+    elsewhere = overrides(args, settings.cpu_expert_layers)
     if elsewhere:
         buffers = _buffer_types(api)
         table = (_BufferOverride * (len(elsewhere) + 1))()

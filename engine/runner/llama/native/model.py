@@ -76,7 +76,7 @@ def _model_params(api: Any, settings: LoadSettings, on_progress: Callable[[float
     callback = api.llama_progress_callback(progress)
     params.progress_callback = callback
     try:
-        keep: list[Any] = [callback, *apply_to_model(api, params, settings.engine_args)]
+        keep: list[Any] = [callback, *apply_to_model(api, params, settings)]
     except (UnknownBuffer, BadEngineArg) as error:
         raise LoadFailed(str(error)) from error
     if settings.devices or not settings.n_gpu_layers:

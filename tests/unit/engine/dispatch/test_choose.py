@@ -11,10 +11,11 @@ from devices.recording import RecordedHost
 from devices.report import recorded_report
 from devices.types import CoreCounts, Runtime
 from engine.dispatch.cells import ROOMY_BYTES
-from engine.dispatch.choose import bytes_per_token, place
+from engine.dispatch.choose import place
 from engine.dispatch.history import SAVE_EVERY, PlacementHistory, Use
 from engine.dispatch.ladder import next_rung
 from engine.dispatch.placer import read_shape
+from engine.dispatch.speed import bytes_per_token
 from engine.dispatch.types import NO_WISH, Wish
 from engine.fit.need import kv_layer_bytes
 from engine.runner.protocol import LoadSettings

@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from devices.types import Device, Memory, Runtime
-from engine.dispatch.engine_args import decided, shared_out, with_engine_args
+from engine.dispatch.engine_args import decided, with_engine_args
+from engine.dispatch.split import shared_out
+from engine.fit.shape import Layer, ModelShape
 from engine.fit.types import Need, Part
 from engine.runner.engine_args import (
     NO_ARGS,
@@ -23,6 +25,8 @@ from engine.runner.engine_args import (
 )
 from engine.runner.limits import KV_TYPES
 from engine.runner.protocol import LoadSettings
+from quantize.files.gguf_file import TensorInfo
+from quantize.ggml_types import GgmlType
 
 
 def test_values_of_a_command_line():
@@ -102,18 +106,40 @@ def test_cache_types_are_those_of_the_runner():
     assert set(literal.values) == set(KV_TYPES)
 
 
+def test_layers_whose_experts_dispatch_leaves_on_the_processor_yield_to_the_users_number():
+    assert overrides(EngineArgs(), 2) == overrides(EngineArgs(n_cpu_moe=2))
+    assert overrides(EngineArgs(n_cpu_moe=0), 2) == ()
+
+
 def test_what_lies_on_gpus_is_shared_out_by_their_shares():
     def gpu(index):
         runtime = Runtime("cuda", f"CUDA{index}", index, 1, 1, "usable")
         named = {"vendor": "v", "name": "n", "state": "usable", "memory": Memory()}
         return Device(id=f"gpu{index}", kind="dgpu", runtimes=(runtime,), **named)
 
-    parts = (Part(name="weights", device="gpu0", num_bytes=400), Part(name="overhead", device="cpu", num_bytes=5))
-    need = Need(n_ctx=1, kv_cells=1, n_sequences=1, type_k="f16", type_v="f16", n_gpu_layers=-1, parts=parts)
+    weights = [TensorInfo(f"blk.{i}.ffn_up.weight", (100,), GgmlType.Q8_0, 0, 100) for i in range(7)]
+    weights.append(TensorInfo("output.weight", (100,), GgmlType.Q8_0, 0, 100))
+    sizes = {"embedding": 1, "heads": 1, "attention": 1, "feed_forward": 1, "vocabulary": 1, "context_train": 1}
+    none = {"sliding_window": 0, "experts": 0, "experts_used": 0}
+    shape = ModelShape(
+        architecture="llama", layers=(Layer(),) * 7, file_bytes=800, tensors=tuple(weights), **sizes, **none
+    )
+    parts = (
+        Part(name="weights", device="gpu0", num_bytes=800),
+        Part(name="compute", device="gpu0", num_bytes=9),
+        Part(name="overhead", device="cpu", num_bytes=5),
+    )
+    kv = (0,) * 7
+    need = Need(
+        n_ctx=1, kv_cells=1, n_sequences=1, type_k="f16", type_v="f16", n_gpu_layers=-1, parts=parts,
+        kv_layer_bytes=kv,
+    )  # fmt: skip
     here = SimpleNamespace(devices=(gpu(0), gpu(1)))
     args = EngineArgs(devices=("CUDA0", "CUDA1"), tensor_split=(3.0, 1.0))
     at = LoadSettings(path="x", devices=args.devices, n_gpu_layers=-1, engine_args=args)
-    found = shared_out(need, at, here, "gpu0")
-    assert [(p.device, p.num_bytes) for p in found.parts] == [("gpu0", 300), ("gpu1", 100), ("cpu", 5)]
+    found = shared_out(need, shape, at, here, "gpu0")
+    assert [(p.device, p.num_bytes) for p in found.parts] == [
+        ("gpu0", 600), ("gpu1", 200), ("gpu0", 9), ("gpu1", 9), ("cpu", 5),
+    ]  # fmt: skip
     alone = msgspec.structs.replace(at, engine_args=EngineArgs(devices=args.devices, split_mode="none"))
-    assert shared_out(need, alone, here, "gpu0") == need
+    assert shared_out(need, shape, alone, here, "gpu0") == need

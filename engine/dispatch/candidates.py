@@ -1,0 +1,248 @@
+"""Where one model could run: on the processor, on one GPU or several, through OpenVINO; with need and speed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from devices.backends.openvino import BACKEND
+from devices.memory import Ledger
+from devices.types import Device, Machine, Runtime
+from engine.dispatch import openvino
+from engine.dispatch.attention import plain_attention
+from engine.dispatch.history import PlacementHistory
+from engine.dispatch.priors import BACKENDS
+from engine.dispatch.speed import Speed, expected
+from engine.dispatch.split import layer_bytes, layer_counts, shared_out
+from engine.dispatch.types import Wish
+from engine.fit.context import need_at
+from engine.fit.need import gpu_layer_start, kv_layer_bytes
+from engine.fit.report import machine_isa, overdraft
+from engine.fit.shape import ModelShape
+from engine.fit.types import DryRun, Need
+from engine.runner.engine_args import overrides
+from engine.runner.protocol import LoadSettings
+
+DryRunner = Callable[[LoadSettings], DryRun | None]
+QUIET_SHARE: Final = 2
+# What a card's driver and its libraries take of memory that is told as free, when layers are shared out by it.
+SPLIT_RESERVE_BYTES: Final = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked: a model, the settings it would be loaded with, a wish, and the machine with its memory."""
+
+    shape: ModelShape
+    settings: LoadSettings
+    wish: Wish
+    machine: Machine
+    ledger: Ledger
+    memory: PlacementHistory
+    owner: str
+
+    def fits(self, need: Need) -> bool:
+        """Whether the ledger would grant it now."""
+        return overdraft(self.ledger, need, self.owner) is None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A place to run, whether it fits and how fast it is expected to be. `others`: GPUs beside `device`."""
+
+    device: Device
+    runtime: Runtime | None
+    settings: LoadSettings
+    need: Need
+    fits: bool
+    speed: Speed
+    others: tuple[Device, ...] = ()
+
+    @property
+    def backend(self) -> str:
+        """Its backend's name; the processor's own kernels are `cpu`."""
+        return self.runtime.backend if self.runtime else "cpu"
+
+
+def threads(machine: Machine, wish: Wish, base: LoadSettings) -> int:
+    """One thread a performance core within affinity and quota; half of them when quiet. A smaller `base` stays."""
+    if wish.n_threads is not None:
+        return wish.n_threads
+    cpu = machine.device("cpu")
+    count = cpu.cores.threads if cpu and cpu.cores else 1
+    if wish.mode == "quiet" or wish.on_battery:
+        count = max(1, count // QUIET_SHARE)
+    return min(count, base.n_threads) if base.n_threads else count
+
+
+def audit_key(shape: ModelShape, backend: str) -> str:
+    """Loads whose predictions err alike."""
+    return f"{shape.architecture}|{backend}"
+
+
+def on_processor(asked: Question, dry_run: DryRunner) -> Candidate:
+    """llama.cpp's own kernels on the CPU: plain attention where that suits, spare cells where they fit."""
+    count = threads(asked.machine, asked.wish, asked.settings)
+    settings = msgspec.structs.replace(
+        asked.settings, n_gpu_layers=0, devices=(), n_threads=count, n_threads_batch=count
+    )
+    cpu, shape = asked.machine.devices[0], asked.shape
+    isa = machine_isa(asked.machine)
+    correction = asked.ledger.audits.correction(audit_key(shape, "cpu"))
+
+    def at(tried: LoadSettings) -> Candidate:
+        run = dry_run(tried)
+        need = need_at(shape, tried, isa, None, (tried, run) if run else None, correction)
+        speed = expected(shape, tried, ((cpu, "cpu", 1.0),), None, asked.memory, asked.owner)
+        return Candidate(cpu, None, tried, need, asked.fits(need), speed)
+
+    plain = plain_attention(settings, shape, isa, asked.memory.use(asked.owner))
+    if plain is not None and (candidate := at(plain)).fits:
+        return candidate
+    usual = at(settings)
+    if usual.fits or settings.kv_cells <= settings.n_ctx:
+        return usual
+    tight = at(msgspec.structs.replace(settings, kv_cells=0))
+    return tight if tight.fits else usual
+
+
+def on_gpus(asked: Question) -> list[Candidate]:
+    """Every usable GPU through each of its backends, and all cards of their own of one backend together."""
+    usable = [
+        (device, runtime)
+        for device in asked.machine.devices
+        for runtime in device.runtimes
+        if device.kind in {"igpu", "dgpu"}
+        and runtime.state == "usable"
+        and runtime.backend in BACKENDS
+        and runtime.backend != BACKEND
+    ]
+    found = [_Offload(asked, (place,)).best() for place in usable]
+    for backend in dict.fromkeys(runtime.backend for _, runtime in usable):
+        cards = [place for place in usable if place[0].kind == "dgpu" and place[1].backend == backend]
+        if len({device.id for device, _ in cards}) > 1:
+            cards.sort(key=lambda card: -asked.ledger.available(card[0].id, asked.machine, asked.owner))
+            found.append(_Offload(asked, tuple(cards)).best())
+    return found
+
+
+class _Offload:
+    """One model on one GPU, or its layers shared out over several of one backend."""
+
+    def __init__(self, asked: Question, places: tuple[tuple[Device, Runtime], ...]) -> None:
+        self._asked, self._places = asked, places
+        self._gpu, self._runtime = places[0]
+        self._total = len(asked.shape.layers) + 1
+        free = (asked.ledger.available(device.id, asked.machine, asked.owner) for device, _ in places)
+        self._free = [max(0, num_bytes - SPLIT_RESERVE_BYTES) for num_bytes in free]
+        base, count = asked.settings, threads(asked.machine, asked.wish, asked.settings)
+        self._base = msgspec.structs.replace(
+            base,
+            devices=tuple(runtime.device_name for _, runtime in places),
+            n_threads=count,
+            n_threads_batch=count,
+            n_ubatch=min(BACKENDS[self._runtime.backend].n_ubatch, base.n_batch),
+            use_mmap=base.use_mmap and self._gpu.kind != "igpu",
+            flash_attn="on" if base.flash_attn != "off" else "off",
+        )
+
+    def best(self) -> Candidate:
+        """All layers if they fit; else as many as fit, or all without the experts of some, whichever is faster."""
+        spare = self._base.kv_cells > self._base.n_ctx
+        cells = self._base.kv_cells
+        layers, fits = self._most_layers(cells)
+        if spare and (layers, fits) != (self._total, True):
+            more = self._most_layers(0)  # layers on the GPU are worth more than spare cells
+            if more > (layers, fits):
+                cells, (layers, fits) = 0, more
+        found = self._candidate(self._at(layers, cells), fits=fits)
+        if layers == self._total:
+            return found
+        for size in (cells, 0) if spare and cells else (cells,):
+            kept = self._fewest_experts(size)
+            if kept is not None:
+                split = self._candidate(self._at(self._total, size, kept), fits=True)
+                return split if not fits or split.speed.turn_s < found.speed.turn_s else found
+        return found
+
+    def _at(self, layers: int, cells: int, kept: int = 0) -> LoadSettings:
+        """The settings with so many layers, cells, and layers whose experts stay on the processor."""
+        settings = msgspec.structs.replace(self._base, n_gpu_layers=layers, kv_cells=cells, cpu_expert_layers=kept)
+        if len(self._places) == 1:
+            return settings
+        shape = self._asked.shape
+        sizes = layer_bytes(shape, settings, kv_layer_bytes(shape, settings))
+        shares = layer_counts(sizes[gpu_layer_start(shape, layers) :], self._free)
+        return msgspec.structs.replace(settings, tensor_split=shares)
+
+    def _need(self, settings: LoadSettings) -> Need:
+        asked = self._asked
+        correction = asked.ledger.audits.correction(audit_key(asked.shape, self._runtime.backend))
+        need = need_at(asked.shape, settings, machine_isa(asked.machine), self._gpu.id, None, correction)
+        return shared_out(need, asked.shape, settings, asked.machine, self._gpu.id)
+
+    def _fits(self, settings: LoadSettings) -> bool:
+        return self._asked.fits(self._need(settings))
+
+    def _most_layers(self, cells: int) -> tuple[int, bool]:
+        """The most layers, and whether even they fit."""
+        low, high, wished = 0, self._total, self._asked.wish.n_gpu_layers
+        if wished is not None:
+            low = high = min(high, wished) if wished >= 0 else high
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._fits(self._at(middle, cells)):
+                low = middle
+            else:
+                high = middle - 1
+        return low, self._fits(self._at(low, cells))
+
+    def _fewest_experts(self, cells: int) -> int | None:
+        """How many layers must leave their experts to the processor for all to fit; None where that is no help."""
+        asked = self._asked
+        if not asked.shape.experts or asked.wish.n_gpu_layers is not None or overrides(self._base.engine_args):
+            return None
+        low, high = 1, len(asked.shape.layers)
+        while low < high:
+            middle = (low + high) // 2
+            if self._fits(self._at(self._total, cells, middle)):
+                high = middle
+            else:
+                low = middle + 1
+        return low if self._fits(self._at(self._total, cells, low)) else None
+
+    def _candidate(self, settings: LoadSettings, *, fits: bool) -> Candidate:
+        need, asked = self._need(settings), self._asked
+        held = [need.device_bytes(device.id) for device, _ in self._places]
+        whole = sum(held) or 1
+        places = tuple(
+            (device, runtime.backend, size / whole)
+            for (device, runtime), size in zip(self._places, held, strict=True)
+        )
+        speed = Speed(0.0, 0.0, measured=False)
+        if settings.n_gpu_layers:
+            speed = expected(asked.shape, settings, places, asked.machine.device("cpu"), asked.memory, asked.owner)
+        others = tuple(device for device, _ in self._places[1:])
+        return Candidate(self._gpu, self._runtime, settings, need, fits, speed, others)
+
+
+def through_openvino(asked: Question) -> list[Candidate]:
+    """OpenVINO's devices that take this model: by a pin, or an NPU by its rule; all layers or none."""
+    shape, machine = asked.shape, asked.machine
+    count = threads(machine, asked.wish, asked.settings)
+    found = []
+    for device in machine.devices:
+        for runtime in device.runtimes:
+            if runtime.backend != BACKEND or runtime.state != "usable":
+                continue
+            if openvino.refusal(shape, asked.settings, runtime):
+                continue
+            settings = openvino.settings_for(asked.settings, runtime, device)
+            settings = msgspec.structs.replace(settings, n_threads=count, n_threads_batch=count)
+            gpu = device.id if device.kind in {"igpu", "dgpu"} else None
+            correction = asked.ledger.audits.correction(audit_key(shape, runtime.backend))
+            need = openvino.need(need_at(shape, settings, machine_isa(machine), gpu, None, correction))
+            speed = expected(shape, settings, ((device, BACKEND, 1.0),), None, asked.memory, asked.owner)
+            found.append(Candidate(device, runtime, settings, need, asked.fits(need), speed))
+    return found
