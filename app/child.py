@@ -19,6 +19,7 @@ CHILDREN: Final = frozenset(
         "engine.chat.render_child",
         "engine.documents.reader_child",
         "engine.runner.llama.memory_probe",
+        "engine.runner.llama.operations_child",
         "engine.runner.llama.reference_child",
         "engine.runner.llama.rpc_worker",
         "engine.runner.llama.version_check",

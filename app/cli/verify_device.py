@@ -67,5 +67,6 @@ def _paths(catalogue: "Catalogue", models: tuple[str, ...]) -> dict[str, str]:
 
 
 def _tell(row: "Row") -> None:
-    numbers = f"KL divergence {row.check.kld_mean:.1e}" if row.check else row.reason
+    right = row.check is not None and row.state == "right"
+    numbers = f"KL divergence {row.check.kld_mean:.1e}" if right and row.check else row.reason
     say(f"  {row.device} ({row.backend}), {row.what}: {row.state}. {numbers}")

@@ -25,6 +25,8 @@ from engine.types import DeviceCheck
 
 log = logging.getLogger(__name__)
 KEPT: Final = 200
+# Reads weights back from the device, some dozen times: seconds for what fits a laptop.
+OPERATIONS_TIMEOUT_S: Final = 30.0
 # A processor reads some 150 tokens twice: seconds for models that fit a laptop, minutes for the largest.
 REFERENCE_TIMEOUT_S: Final = 180.0
 SUSPENDS: Final = Path("/sys/power/suspend_stats/success")
@@ -33,13 +35,15 @@ SUSPENDS: Final = Path("/sys/power/suspend_stats/success")
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """How a device compared with the CPU for models of one kind; `checked_at` is in seconds since the epoch.
 
-    `what` names device and features; `reason` says why it is wrong, and is empty where it is not.
+    `what` names device and features; `reason` says why it is wrong, and is empty where it is not. `operations` are
+    those that differ by themselves, in words.
     """
 
     what: str
     wrong: bool
     checked_at: float
     reason: str = ""
+    operations: str = ""
     check: DeviceCheck | None = None
 
 
@@ -79,6 +83,18 @@ class DeviceChecks:
             _keep_newest(self._references)
         return msgspec.structs.replace(settings, reference_path=str(target))
 
+    def wrong_operations(self, settings: LoadSettings) -> tuple[str, frozenset[str]]:
+        """Which operations of the device differ from the CPU's: in words, and by ggml's names.
+
+        Both are empty where none differs by itself, or the device ended or stopped the child that compared them.
+        """
+        argv = child_command("engine.runner.llama.operations_child", msgspec.json.encode(settings).decode())
+        outcome = run_child(argv, OPERATIONS_TIMEOUT_S)
+        if outcome.answer is None:
+            log.warning("operations of %s were not compared: %s", describe(settings), outcome.reason)
+            return "", frozenset()
+        return str(outcome.answer.get("wrong", "")), frozenset(map(str, outcome.answer.get("kinds", ())))
+
     def record(
         self,
         settings: LoadSettings,
@@ -86,6 +102,7 @@ class DeviceChecks:
         machine: Machine,
         check: DeviceCheck | None,
         wrong_because: str = "",
+        operations: str = "",
     ) -> None:
         """Keep how a comparison came out."""
         key = check_key(settings, shape, machine)
@@ -95,6 +112,7 @@ class DeviceChecks:
             what=describe(settings),
             wrong=bool(wrong_because),
             reason=wrong_because,
+            operations=operations,
             check=check,
             checked_at=time.time(),
         )

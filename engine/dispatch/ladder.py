@@ -11,6 +11,8 @@ from engine.runner.protocol import LoadSettings
 SMALLEST_UBATCH = 128
 # What settings have where nothing was restricted.
 MAX_DRAFT = 16
+# ggml's name of the operation.
+FLASH_ATTENTION = "FLASH_ATTN_EXT"
 # Cache types of V that attention reads without flash attention.
 UNQUANTIZED = ("f16", "bf16", "f32")
 
@@ -59,14 +61,19 @@ def sound_rungs(settings: LoadSettings, machine: Machine) -> list[Rung]:
     if is_openvino(settings):
         return [_processor(settings)]
     if settings.flash_attn != "off":
-        cache = "f16" if settings.type_v not in UNQUANTIZED else settings.type_v
-        plain = replace(settings, flash_attn="off", type_v=cache)
+        plain = without_flash_attention(settings)
         rungs.append(Rung(settings=plain, change=f"run on {name} without flash attention"))
     if settings.devices:
         for other, backend in other_backends(settings.devices[0], machine):
             one = replace(settings, devices=(other,), tensor_split=())
             rungs.append(Rung(settings=one, change=f"use {backend} instead ({other})"))
     return [*rungs, _processor(settings)]
+
+
+def without_flash_attention(settings: LoadSettings) -> LoadSettings:
+    """The same with attention in single steps, which reads no quantized V."""
+    cache = settings.type_v if settings.type_v in UNQUANTIZED else "f16"
+    return msgspec.structs.replace(settings, flash_attn="off", type_v=cache)
 
 
 def _processor(settings: LoadSettings) -> Rung:

@@ -13,7 +13,7 @@ from engine.dispatch import onnx
 from engine.dispatch.candidates import audit_key
 from engine.dispatch.external import is_external
 from engine.dispatch.history import LADDER_FIELDS
-from engine.dispatch.ladder import next_rung
+from engine.dispatch.ladder import FLASH_ATTENTION, next_rung, without_flash_attention
 from engine.dispatch.placer import Placer, offload_target, read_shape
 from engine.dispatch.speed import weights_read
 from engine.dispatch.types import Rung
@@ -222,15 +222,28 @@ class MemoryAdmission:
         if check is not None:
             await asyncio.to_thread(self._record, settings, check)
 
-    def _record(self, settings: LoadSettings, check: DeviceCheck | None, wrong_because: str = "") -> None:
-        self._checks.record(settings, read_shape(settings.path), self._placer.machine_now(), check, wrong_because)
+    def _record(
+        self, settings: LoadSettings, check: DeviceCheck | None, wrong_because: str = "", operations: str = ""
+    ) -> None:
+        shape, machine = read_shape(settings.path), self._placer.machine_now()
+        self._checks.record(settings, shape, machine, check, wrong_because, operations)
 
     def _sound(self, settings: LoadSettings, error: SelfCheckFailed) -> Rung | None:
         """Keep that these settings compute wrongly; returns the next that are not known to."""
         numbers = error.numbers if isinstance(error, DeviceCheckFailed) else None
         found = msgspec.convert(numbers, DeviceCheck) if numbers else None
-        self._record(settings, found, error.reason)
-        return self._placer.sound(settings, read_shape(settings.path))
+        words, kinds = self._checks.wrong_operations(settings)
+        self._record(settings, found, error.reason, words)
+        if kinds and FLASH_ATTENTION not in kinds and settings.flash_attn != "off":
+            # It is something else, so the same device without flash attention would be as wrong.
+            plain = without_flash_attention(settings)
+            self._record(plain, found, error.reason, words)
+        rung = self._placer.sound(settings, read_shape(settings.path))
+        if rung is not None and words:
+            where = ", ".join(settings.devices)
+            told = f"{words} on {where} is wrong with this driver: {rung.change}"
+            return msgspec.structs.replace(rung, change=told)
+        return rung
 
     async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Rung | None:
         """What to try after a failed load or first token; None when the file is at fault or nothing is left.

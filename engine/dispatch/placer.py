@@ -204,6 +204,7 @@ class Placer:
             return placement
         gpu, backend = offload_target(rung.settings, machine)
         device = machine.device(gpu or "cpu")
+        which = f" ({verdict.operations} is wrong with this driver)" if verdict.operations else ""
         return msgspec.structs.replace(
             placement,
             device=gpu or "cpu",
@@ -211,7 +212,7 @@ class Placer:
             backend=backend,
             settings=rung.settings,
             need=self.need(shape, rung.settings, machine, gpu, backend),
-            reasons=(*placement.reasons, f"wrong results with {verdict.what}: {rung.change}"),
+            reasons=(*placement.reasons, f"wrong results with {verdict.what}{which}: {rung.change}"),
         )
 
     def _with_prefixes(self, model_id: str, placement: Placement, wanted_bytes: int, machine: Machine) -> Placement:

@@ -93,8 +93,10 @@ async def _row(
     except SelfCheckFailed as error:
         numbers = error.numbers if isinstance(error, DeviceCheckFailed) else None
         found = msgspec.convert(numbers, DeviceCheck) if numbers else None
-        checks.record(settings, shape, machine, found, error.reason)
-        return msgspec.structs.replace(row, state="wrong", reason=error.reason, check=found)
+        words, _ = await asyncio.to_thread(checks.wrong_operations, settings)
+        checks.record(settings, shape, machine, found, error.reason, words)
+        reason = f"{error.reason}: {words}" if words else error.reason
+        return msgspec.structs.replace(row, state="wrong", reason=reason, check=found)
     except (RunnerDied, BadModelFile) as error:
         return msgspec.structs.replace(row, state="failed", reason=str(error))
     finally:

@@ -82,15 +82,20 @@ def test_a_sound_device_is_used_and_compared_once(home, right_answer):
 
 
 @pytest.mark.parametrize(
-    ("fault", "device", "flash"),
+    ("fault", "device", "flash", "operation"),
     [
-        ("mode=lane;amount=3;op=FLASH_ATTN_EXT", "vulkan:fault0", "off"),
-        ("mode=scale;amount=1.1;op=MUL_MAT;rows=one", "cpu", None),
-        ("mode=nan;op=RMS_NORM;after=40", "cpu", None),
-        ("mode=rotate;op=GLU;rows=many", "cpu", None),
+        ("mode=lane;amount=3;op=FLASH_ATTN_EXT", "vulkan:fault0", "off", "flash attention"),
+        (
+            "mode=scale;amount=1.1;op=MUL_MAT;rows=one",
+            "cpu",
+            None,
+            "matrix multiplication (f16, one token)",
+        ),
+        ("mode=nan;op=RMS_NORM;after=40", "cpu", None, "normalization (f32, one token)"),
+        ("mode=rotate;op=GLU;rows=many", "cpu", None, "gated activation (f32, several tokens)"),
     ],
 )
-def test_a_wrong_device_is_routed_away_and_told(home, right_answer, fault, device, flash):
+def test_a_wrong_device_is_routed_away_and_told(home, right_answer, fault, device, flash, operation):
     answer, placed, verdicts = ask(home, fault)
     assert answer["choices"][0]["message"]["content"] == right_answer
     assert placed["device"] == device
@@ -98,8 +103,9 @@ def test_a_wrong_device_is_routed_away_and_told(home, right_answer, fault, devic
         assert placed["settings"]["flash_attn"] == flash
     assert any(v["wrong"] for v in verdicts.values())
     assert any("wrong results with Fault0" in reason for reason in placed["reasons"])
+    assert any(f"({operation}" in reason for reason in placed["reasons"])
     notes = " ".join(answer["tessera"]["notes"])
-    assert "Fault0" in notes
+    assert f"{operation} on Fault0 is wrong with this driver" in notes
     known = ask(home, fault)[0]  # the next start knows: nothing is tried in vain
     assert known["choices"][0]["message"]["content"] == right_answer
     assert "notes" not in known.get("tessera", {})

@@ -181,11 +181,13 @@ def load(
     *,
     dry_run: bool = False,
     spare_outputs: int = 2 * MAX_DRAFT,
+    on_node: Any = None,
 ) -> LoadedModel:
     """Load the file and make its context. `on_progress` gets 0 to 1 and may return False to stop.
 
     `dry_run` reads the header only and allocates neither weights nor caches: sizes are logged, nothing can run.
-    `spare_outputs` are rows of logits beyond one a sequence, for drafts.
+    `spare_outputs` are rows of logits beyond one a sequence, for drafts. `on_node` is called by the scheduler for
+    every node of a graph, which then are computed one by one.
 
     Raises: LoadFailed: refused settings, an unreadable file, or no memory for the context.
     """
@@ -215,6 +217,8 @@ def load(
     context_params.n_outputs_max = max(max_outputs, 1)
     context_params.n_rs_seq = rollback(settings) if keeps_state and not n_swa else 0
     context_params.n_outputs_max_per_seq = 1 + MAX_DRAFT
+    if on_node is not None:
+        context_params.cb_eval = on_node
     context = api.llama_init_from_model(model, context_params)
     phases.done("context")
     if not context:

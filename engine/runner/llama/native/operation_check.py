@@ -1,0 +1,270 @@
+"""Which operation of a device is wrong: each node of a graph, computed by the device and again by the CPU.
+
+llama.cpp's scheduler computes node by node where a callback asks for it. Before each node its sources are read
+back, so what one wrong node computed is what both sides take for the next, and only wrong operations differ.
+"""
+
+import ctypes
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from engine.runner.llama.native.binding import KernelsMissing
+
+# Source: ggml.h of 0.3.36: ggml_op. Names are asked of the library; these compute nothing.
+EMPTY: Final = frozenset({"NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"})
+F32, F16, BF16 = 0, 1, 30
+# Mean square of the difference over that of the values. Source: ggml's test-backend-ops, which allows 5e-4 where
+# products are summed in half precision or of 8-bit activations, and 1e-7 elsewhere; half-precision math of some
+# drivers is allowed ten times that.
+PRODUCTS: Final = frozenset({"MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT", "OUT_PROD", "SSM_SCAN", "GATED_DELTA_NET"})
+MOST_OF_PRODUCTS: Final = 5e-4
+MOST: Final = 1e-6
+# Source: ggml.h and ggml.c: ggml_object, and the arrays of ggml_tensor.
+OBJECT_BYTES: Final = 32
+MAX_DIMS, MAX_SRC, MAX_NAME, OP_PARAMS = 4, 10, 64, 16
+WORDS: Final = {
+    "FLASH_ATTN_EXT": "flash attention",
+    "MUL_MAT": "matrix multiplication",
+    "MUL_MAT_ID": "matrix multiplication of experts",
+    "RMS_NORM": "normalization",
+    "NORM": "normalization",
+    "SOFT_MAX": "softmax",
+    "ROPE": "rotary positions",
+    "GET_ROWS": "reading rows",
+    "SET_ROWS": "writing rows of the cache",
+    "CPY": "copying",
+    "CONT": "copying",
+    "GLU": "gated activation",
+    "UNARY": "activation",
+    "ADD": "addition",
+    "MUL": "multiplication by elements",
+    "SSM_SCAN": "state scan",
+    "SSM_CONV": "state convolution",
+}
+
+
+class Tensor(ctypes.Structure):
+    """ggml_tensor. Source: ggml.h; `check_layout` compares it with the library's before anything is read."""
+
+
+Tensor._fields_ = (
+    ("type", ctypes.c_int),
+    ("buffer", ctypes.c_void_p),
+    ("ne", ctypes.c_int64 * MAX_DIMS),
+    ("nb", ctypes.c_size_t * MAX_DIMS),
+    ("op", ctypes.c_int),
+    ("op_params", ctypes.c_int32 * OP_PARAMS),
+    ("flags", ctypes.c_int32),
+    ("src", ctypes.POINTER(Tensor) * MAX_SRC),
+    ("view_src", ctypes.POINTER(Tensor)),
+    ("view_offs", ctypes.c_size_t),
+    ("data", ctypes.c_void_p),
+    ("name", ctypes.c_char * MAX_NAME),
+    ("extra", ctypes.c_void_p),
+    ("padding", ctypes.c_char * 8),
+)
+
+
+class _InitParams(ctypes.Structure):
+    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device computed with one kind of operation: `error` is the worst relative mean square, NaN included.
+
+    `kind` is ggml's name, `weights` the type of its first source, `rows` "one" or "many" columns.
+    """
+
+    kind: str
+    weights: str
+    rows: str
+    count: int
+    error: float
+    wrong: bool
+
+    @property
+    def words(self) -> str:
+        """For people, such as `matrix multiplication (q4_K, one token)`."""
+        name = WORDS.get(self.kind, self.kind.lower().replace("_", " "))
+        if self.kind == "FLASH_ATTN_EXT":
+            return name
+        return f"{name} ({self.weights}, {'one token' if self.rows == 'one' else 'several tokens'})"
+
+
+class OperationCheck:
+    """Compares every node of the graphs that run while it is the context's callback."""
+
+    def __init__(self, api: Any) -> None:
+        """Raises: KernelsMissing: ggml's structs are not those described here, or it has no CPU backend."""
+        self._lib = api._lib  # noqa: SLF001 - ggml is not wrapped by the package
+        self._declare()
+        self.check_layout()
+        self._cpu = self._lib.ggml_backend_init_by_type(0, None)
+        if not self._cpu:
+            raise KernelsMissing("no CPU backend to compare with")
+        self._found: dict[tuple[str, str, str], tuple[int, float]] = {}
+        self._expected: Any = None
+        self.failure: BaseException | None = None
+        self.callback = api.ggml_backend_sched_eval_callback(self._guarded)
+
+    def _declare(self) -> None:
+        lib, pointer = self._lib, ctypes.POINTER(Tensor)
+        for name, result, arguments in (
+            ("ggml_init", ctypes.c_void_p, [_InitParams]),
+            ("ggml_free", None, [ctypes.c_void_p]),
+            ("ggml_tensor_overhead", ctypes.c_size_t, []),
+            ("ggml_graph_overhead", ctypes.c_size_t, []),
+            ("ggml_new_tensor_4d", pointer, [ctypes.c_void_p, ctypes.c_int] + [ctypes.c_int64] * 4),
+            ("ggml_set_name", pointer, [pointer, ctypes.c_char_p]),
+            ("ggml_nbytes", ctypes.c_size_t, [pointer]),
+            ("ggml_op_name", ctypes.c_char_p, [ctypes.c_int]),
+            ("ggml_type_name", ctypes.c_char_p, [ctypes.c_int]),
+            ("ggml_new_graph", ctypes.c_void_p, [ctypes.c_void_p]),
+            ("ggml_graph_add_node", None, [ctypes.c_void_p, pointer]),
+            ("ggml_backend_graph_compute", ctypes.c_int, [ctypes.c_void_p, ctypes.c_void_p]),
+            ("ggml_backend_init_by_type", ctypes.c_void_p, [ctypes.c_int, ctypes.c_char_p]),
+            ("ggml_backend_free", None, [ctypes.c_void_p]),
+            (
+                "ggml_backend_tensor_get",
+                None,
+                [pointer, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t],
+            ),
+        ):
+            function = getattr(lib, name)
+            function.restype, function.argtypes = result, arguments
+
+    def check_layout(self) -> None:
+        """Raises: KernelsMissing: a tensor of the library does not read back as it was made."""
+        lib = self._lib
+        size = lib.ggml_tensor_overhead()
+        made = lib.ggml_init(_InitParams(1 << 16, None, True))
+        try:
+            tensor = lib.ggml_new_tensor_4d(made, F16, 3, 5, 7, 2).contents
+            lib.ggml_set_name(ctypes.byref(tensor), b"probe")
+            seen = (tensor.type, tuple(tensor.ne), tensor.nb[1], tensor.op, tensor.name, tensor.data)
+        finally:
+            lib.ggml_free(made)
+        right = (F16, (3, 5, 7, 2), 6, 0, b"probe", None)
+        if size != OBJECT_BYTES + ctypes.sizeof(Tensor) or seen != right:
+            raise KernelsMissing("ggml's tensors are laid out otherwise than this check knows")
+
+    def close(self) -> None:
+        """Give the CPU's stream back."""
+        self._lib.ggml_backend_free(self._cpu)
+
+    def operations(self) -> list[Operation]:
+        """Everything that was compared, the worst first."""
+        found = [
+            Operation(
+                kind=kind, weights=weights, rows=rows, count=count, error=error, wrong=not error <= _most(kind)
+            )
+            for (kind, weights, rows), (count, error) in self._found.items()
+        ]
+        return sorted(found, key=lambda o: (not o.wrong, -np.nan_to_num(o.error, nan=np.inf)))
+
+    def _guarded(self, address: int, ask: bool, _data: Any) -> bool:
+        """An exception must not cross into C: the first is kept, and nothing more is compared."""
+        if self.failure is not None:
+            return not ask
+        try:
+            node = ctypes.cast(address, ctypes.POINTER(Tensor)).contents
+            return self._ask(node) if ask else self._compare(node)
+        except BaseException as error:  # noqa: BLE001 - told by the caller
+            self.failure = error
+            return not ask
+
+    def _kind(self, node: Tensor) -> str:
+        return str(self._lib.ggml_op_name(node.op).decode())
+
+    def _ask(self, node: Tensor) -> bool:
+        """Whether this node is compared; its expected result is computed here, from what its sources hold now."""
+        self._expected = None
+        if self._kind(node) in EMPTY or node.type not in (F32, F16, BF16) or not all(node.ne):
+            return False
+        self._expected = self._by_cpu(node)
+        return True
+
+    def _compare(self, node: Tensor) -> bool:
+        if self._expected is None:
+            return True
+        right, wrong = self._values(node, self._expected), self._values(node, self._read(node))
+        first = node.src[0].contents if node.src[0] else node
+        key = self._kind(node), self._lib.ggml_type_name(first.type).decode(), "one" if node.ne[1] == 1 else "many"
+        count, worst = self._found.get(key, (0, 0.0))
+        error = relative_error(right, wrong)
+        self._found[key] = count + 1, worst if np.isnan(worst) or error <= worst else error
+        return True
+
+    def _read(self, tensor: Tensor) -> Any:
+        """Its bytes, from wherever they lie."""
+        data = np.empty(self._lib.ggml_nbytes(ctypes.byref(tensor)), np.uint8)
+        self._lib.ggml_backend_tensor_get(ctypes.byref(tensor), data.ctypes.data, 0, data.size)
+        return data
+
+    def _by_cpu(self, node: Tensor) -> Any:
+        """The bytes of the node's result as the CPU computes it."""
+        lib = self._lib
+        room = (MAX_SRC + 2) * lib.ggml_tensor_overhead() + lib.ggml_graph_overhead()
+        made = lib.ggml_init(_InitParams(room, None, True))
+        try:
+            keep: list[Any] = []
+
+            def copy(tensor: Tensor) -> Any:
+                pointer = lib.ggml_new_tensor_4d(made, tensor.type, *tensor.ne)
+                twin, data = pointer.contents, self._read(tensor)
+                for i in range(MAX_DIMS):
+                    twin.nb[i] = tensor.nb[i]
+                twin.flags, twin.data = tensor.flags, data.ctypes.data
+                keep.append(data)
+                return pointer
+
+            sources = [copy(node.src[i].contents) if node.src[i] else None for i in range(MAX_SRC)]
+            result = copy(node)  # of a view what is not written stays
+            twin, data = result.contents, keep[-1]
+            twin.op = node.op
+            for i in range(OP_PARAMS):
+                twin.op_params[i] = node.op_params[i]
+            for i, source in enumerate(sources):
+                if source is not None:
+                    twin.src[i] = source
+            graph = lib.ggml_new_graph(made)
+            lib.ggml_graph_add_node(graph, result)
+            if lib.ggml_backend_graph_compute(self._cpu, graph) != 0:
+                raise ValueError(f"the CPU does not compute {self._kind(node)}")
+            return data
+        finally:
+            lib.ggml_free(made)
+
+    @staticmethod
+    def _values(node: Tensor, data: Any) -> Any:
+        """The values that bytes of this node's shape hold, as float64."""
+        strides = tuple(reversed(node.nb))
+        shape = tuple(reversed(node.ne))
+        kind: type[Any] = {F32: np.float32, F16: np.float16, BF16: np.uint16}[node.type]
+        view = np.ndarray(shape, kind, data, strides=strides)
+        if node.type == BF16:
+            return (view.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return view.astype(np.float64)
+
+
+def relative_error(right: Any, found: Any) -> float:
+    """Mean square of the difference over that of the right values; NaN where only one of them is a number."""
+    known = np.isfinite(right)
+    if not np.array_equal(known, np.isfinite(found)):
+        return float("nan")
+    square = float(np.square(right[known]).sum())
+    lost = float(np.square(right[known] - found[known]).sum())
+    return lost / square if square else float(lost > 0)
+
+
+def _most(kind: str) -> float:
+    return MOST_OF_PRODUCTS if kind in PRODUCTS else MOST
+
+
+def named(operations: list[Operation], most: int = 3) -> str:
+    """The wrong ones in words, the worst first; empty where none is."""
+    wrong = list(dict.fromkeys(o.words for o in operations if o.wrong))
+    more = f" and {len(wrong) - most} more" if len(wrong) > most else ""
+    return ", ".join(wrong[:most]) + more

@@ -1,0 +1,72 @@
+"""Child process: which operations of a device differ from the CPU's, for a model with which the whole differs.
+
+Usage: python -m engine.runner.llama.operations_child SETTINGS_JSON. Prints one JSON line. A device that is wrong
+may also end or hang it: the parent waits for so long and no longer.
+"""
+
+import json
+import sys
+from typing import Any
+
+import msgspec
+
+from engine.runner.llama.native import model as llama_model
+from engine.runner.llama.native.batch import Batch
+from engine.runner.llama.native.binding import KernelsMissing, start_backends
+from engine.runner.llama.native.device_check import prompts
+from engine.runner.llama.native.operation_check import Operation, OperationCheck, named
+from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.protocol import LoadSettings
+
+CONTEXT = 256
+PROMPT_TOKENS = 40
+SINGLE_TOKENS = 3
+
+
+def compare(api: Any, settings: LoadSettings) -> list[Operation]:
+    """A prompt and single tokens, node by node. Raises: LoadFailed, KernelsMissing, ValueError."""
+    at = msgspec.structs.replace(
+        settings, n_ctx=min(settings.n_ctx, CONTEXT), kv_cells=0, n_parallel=1, lora=(), mtp=False, max_rollback=0,
+        draft_path=None, mmproj_path=None, reference_path=None,
+    )  # fmt: skip
+    check = OperationCheck(api)
+    loaded = llama_model.load(api, at, lambda _fraction: True, on_node=check.callback)
+    try:
+        tokens = prompts(loaded, Vocabulary(api, loaded.vocab))[0]
+        first = max(1, min(PROMPT_TOKENS, len(tokens) - SINGLE_TOKENS))
+        batch = Batch(loaded)
+        batch.add_prompt(tokens[:first], 0, 0, last=True)
+        for at_token in range(first, min(first + SINGLE_TOKENS, len(tokens)) + 1):
+            if batch.decode() != 0 or check.failure is not None:
+                break
+            batch.clear()
+            if at_token < len(tokens):
+                batch.add(tokens[at_token], at_token, 0)
+        if check.failure is not None and not check.operations():
+            raise ValueError(f"no operation could be compared: {check.failure}")
+        return check.operations()
+    finally:
+        loaded.close()
+        check.close()
+
+
+def main() -> int:
+    """Print what was found."""
+    try:
+        settings = msgspec.json.decode(sys.argv[1].encode(), type=LoadSettings)
+        found = compare(start_backends(settings.devices), settings)
+        wrong = [o for o in found if o.wrong]
+        answer = {
+            "wrong": named(found),
+            "kinds": sorted({o.kind for o in wrong}),
+            "compared": sum(o.count for o in found),
+            "operations": [{**msgspec.to_builtins(o), "error": repr(o.error)} for o in found],
+        }
+    except (KernelsMissing, llama_model.LoadFailed, msgspec.DecodeError, ValueError, AttributeError) as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer), flush=True)  # noqa: T201 - the parent reads it
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""Operations one by one: the CPU beside itself is right, and a value that is changed on the way is named."""
+
+import json
+import math
+import subprocess
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+
+from devices.child_command import child_command
+from engine.runner.llama.native.operation_check import Operation, named, relative_error
+from engine.runner.protocol import LoadSettings
+
+# Loads a model on the CPU with the check as its callback; argument 2 says whether one kind of result is spoilt
+# between the device's computation and the comparison, as a wrong kernel would.
+SCRIPT = """
+import ctypes, json, sys
+from engine.runner.llama.native import operation_check
+from engine.runner.llama.native.binding import start_backends
+from engine.runner.llama.operations_child import compare
+from engine.runner.protocol import LoadSettings
+api, spoilt = start_backends(), sys.argv[2]
+if spoilt:
+    read = operation_check.OperationCheck._compare
+    def wrong(self, node):
+        if self._kind(node) == spoilt and node.ne[1] == 1:
+            value = ctypes.cast(node.data, ctypes.POINTER(ctypes.c_float))
+            value[0] = float("nan") if spoilt == "RMS_NORM" else value[0] + 100
+        return read(self, node)
+    operation_check.OperationCheck._compare = wrong
+found = compare(api, LoadSettings(path=sys.argv[1], n_ctx=256, n_parallel=1, n_threads=1, flash_attn="on"))
+print(json.dumps({"wrong": operation_check.named(found), "kinds": [[o.kind, o.rows, o.wrong] for o in found]}))
+"""
+
+
+def run(model, spoilt):
+    argv = [sys.executable, "-c", SCRIPT, str(model), spoilt]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=300)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_processor_beside_itself_is_right_and_every_kind_is_seen(bundled_model):
+    found = run(bundled_model, "")
+    assert found["wrong"] == ""
+    seen = {(kind, rows) for kind, rows, _ in found["kinds"]}
+    for kind in ("MUL_MAT", "FLASH_ATTN_EXT", "RMS_NORM", "ROPE"):
+        assert {(kind, "many")} & seen, kind
+    assert ("MUL_MAT", "one") in seen
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "words"),
+    [("GLU", "gated activation (f32, one token)"), ("RMS_NORM", "normalization (f32, one token)")],
+)
+def test_what_is_wrong_is_named_and_nothing_else(bundled_model, spoilt, words):
+    found = run(bundled_model, spoilt)
+    assert found["wrong"] == words
+    assert {kind for kind, _, wrong in found["kinds"] if wrong} == {spoilt}
+
+
+def test_the_child_answers_a_file_it_cannot_load(tmp_path):
+    settings = LoadSettings(path=str(tmp_path / "none.gguf"))
+    argv = child_command("engine.runner.llama.operations_child", msgspec.json.encode(settings).decode())
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+    assert "error" in json.loads(done.stdout.splitlines()[-1])
+
+
+def test_errors_are_relative_and_what_is_no_number_is_wrong():
+    right = np.array([3.0, -4.0, -np.inf])
+    assert relative_error(right, right.copy()) == 0
+    assert relative_error(right, np.array([3.0, -4.5, -np.inf])) == pytest.approx(0.01)
+    assert math.isnan(relative_error(right, np.array([3.0, np.nan, -np.inf])))
+    assert math.isnan(relative_error(right, np.array([3.0, -4.0, 0.0])))
+    zero = np.zeros(3)
+    assert (relative_error(zero, zero), relative_error(zero, np.ones(3))) == (0, 1)
+
+
+def test_the_worst_come_first_and_the_rest_is_counted():
+    def made(kind, rows="many"):
+        return Operation(kind=kind, weights="q4_K", rows=rows, count=1, error=1.0, wrong=True)
+
+    found = [
+        made("MUL_MAT", "one"),
+        made("FLASH_ATTN_EXT"),
+        made("FLASH_ATTN_EXT", "one"),
+        made("ROPE"),
+        made("GLU"),
+    ]
+    assert named(found) == (
+        "matrix multiplication (q4_K, one token), flash attention, rotary positions (q4_K, several tokens) "
+        "and 1 more"
+    )
+    assert named([]) == ""
