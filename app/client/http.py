@@ -1,17 +1,16 @@
 """One connection to one server. Synchronous; one client per thread that streams."""
 
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any, Final, Self, TypeVar
 
-import httpx2
 import msgspec
-from httpx2 import codes
 
 from app.client.errors import ApiError, ServerUnreachable, UnexpectedAnswer
 from app.client.routes import Body, Routes
-from engine.open_sockets import OpenSockets
+from app.client.wire import Closed, Failed, Reply, Wire
 from engine.paths import Paths, user_paths
 from engine.version import __version__
 
@@ -21,7 +20,7 @@ CONNECT_S: Final = 2.0
 FIRST_S: Final = 10.0
 # Loading a large model from a slow disk takes minutes; the server pings in between.
 READ_S: Final = 600.0
-_JSON: Final = {"content-type": "application/json"}
+NO_QUERY: Final[Mapping[str, Any]] = {}
 
 
 class Client(Routes):
@@ -33,11 +32,7 @@ class Client(Routes):
         self.pid = pid
         headers = {"user-agent": f"Tessera/{__version__}"}
         headers |= {"authorization": f"Bearer {token}"} if token else {}
-        timeout = httpx2.Timeout(READ_S, connect=CONNECT_S)
-        self._sockets = OpenSockets()
-        # Reading the system's certificates takes 50 ms of processor, which a server without TLS has no use for.
-        tls = not url.startswith("http://")
-        self._http = httpx2.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False, verify=tls)
+        self._wire = Wire(url, headers)
 
     def __enter__(self) -> Self:
         return self
@@ -47,36 +42,35 @@ class Client(Routes):
 
     def close(self) -> None:
         """Close the connections; a stream that another thread waits for ends at once."""
-        self._sockets.hang_up()
-        self._http.close()
+        self._wire.close()
 
     def healthy(self) -> bool:
         """The server takes requests."""
-        try:
-            return self._http.get("/health", timeout=CONNECT_S).status_code == codes.OK
-        except httpx2.HTTPError:
-            return False
+        return self._status("/health", CONNECT_S) == HTTPStatus.OK
 
     def trusted(self) -> bool:
         """The server takes requests, and this client's token: another server may have taken over the address."""
+        status = self._status("/tessera/v1/aliases", FIRST_S)
+        return status not in {0, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS}
+
+    def _status(self, path: str, patience_s: float) -> int:
+        """What a GET is answered with; 0: not at all."""
         try:
-            patience = httpx2.Timeout(FIRST_S, connect=CONNECT_S)
-            status = self._http.get("/tessera/v1/aliases", timeout=patience).status_code
-        except (httpx2.HTTPError, RuntimeError):
-            return False
-        return status not in {codes.UNAUTHORIZED, codes.FORBIDDEN, codes.TOO_MANY_REQUESTS}
+            return self._wire.ask("GET", path, None, {}, CONNECT_S, patience_s).status
+        except (*Failed, Closed):
+            return 0
 
     def get(self, path: str, answer: type[T], **query: Any) -> T:
         """The answer of a GET. `query` is added to a path without a query; without any the path keeps its own."""
-        return self._ask("GET", path, answer, params=query or None)
+        return self._ask("GET", path, answer, None, query)
 
     def post(self, path: str, answer: type[T], body: Body = None) -> T:
         """The answer of a POST."""
-        return self._ask("POST", path, answer, content=_encoded(body), headers=_JSON)
+        return self._ask("POST", path, answer, _encoded(body))
 
     def put(self, path: str, answer: type[T], body: Body = None) -> T:
         """The answer of a PUT."""
-        return self._ask("PUT", path, answer, content=_encoded(body), headers=_JSON)
+        return self._ask("PUT", path, answer, _encoded(body))
 
     def delete(self, path: str, answer: type[T]) -> T:
         """The answer of a DELETE."""
@@ -92,16 +86,11 @@ class Client(Routes):
         """
         method = "GET" if body is None else "POST"
         content = None if body is None else _encoded(body)
-        watch = {"trace": self._sockets.trace}
         name = ""
-        with (
-            self._errors(),
-            self._http.stream(method, path, content=content, headers=_JSON, extensions=watch) as response,
-        ):
-            if response.status_code >= codes.BAD_REQUEST:
-                response.read()
-                raise _api_error(response)
-            for line in response.iter_lines():
+        with self._errors(), self._wire.open(method, path, content, {}, CONNECT_S, READ_S) as response:
+            if response.status >= HTTPStatus.BAD_REQUEST:
+                raise _api_error(Reply(response.status, response.read()))
+            for line in self._wire.lines(response):
                 if not line:
                     name = ""  # an empty line ends a frame
                 if line.startswith("event:"):
@@ -112,26 +101,30 @@ class Client(Routes):
                 if payload == "[DONE]":
                     return
                 if name in {"", "error"} and '"error"' in payload:
-                    _raise_error(response.status_code, payload)
+                    _raise_error(response.status, payload)
                 yield _decoded(payload.encode(), event, path)
 
-    def _ask(self, method: str, path: str, answer: type[T], **arguments: Any) -> T:
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        answer: type[T],
+        body: bytes | None = None,
+        query: Mapping[str, Any] = NO_QUERY,
+    ) -> T:
         with self._errors():
-            response = self._http.request(method, path, **arguments)
-        if response.status_code >= codes.BAD_REQUEST:
-            raise _api_error(response)
-        return _decoded(response.content or b"null", answer, path)
+            reply = self._wire.ask(method, path, body, query, CONNECT_S, READ_S)
+        if reply.status >= HTTPStatus.BAD_REQUEST:
+            raise _api_error(reply)
+        return _decoded(reply.content or b"null", answer, path)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except httpx2.HTTPError as error:
-            raise ServerUnreachable(self.url, str(error) or type(error).__name__) from error
-        except RuntimeError as error:
-            if not self._http.is_closed:
-                raise
-            raise ServerUnreachable(self.url, "the connection was closed") from error
+        except (*Failed, Closed) as error:
+            reason = "the connection was closed" if self._wire.closed else str(error) or type(error).__name__
+            raise ServerUnreachable(self.url, reason) from error
 
 
 def _encoded(body: Body) -> bytes:
@@ -152,20 +145,21 @@ def _raise_error(status: int, payload: str) -> None:
         raise _from_body(status, data)
 
 
-def _api_error(response: httpx2.Response) -> ApiError:
+def _api_error(reply: Reply) -> ApiError:
     try:
-        return _from_body(response.status_code, response.json())
+        return _from_body(reply.status, json.loads(reply.content))
     except ValueError:
-        return ApiError(response.status_code, "http_error", f"HTTP {response.status_code}: {response.text[:200]}")
+        text = reply.content[:200].decode("utf-8", "replace")
+        return ApiError(reply.status, "http_error", f"HTTP {reply.status}: {text}")
 
 
 def _from_body(status: int, body: dict[str, Any]) -> ApiError:
     error = body.get("error") or {}
     if isinstance(error, str):
         return ApiError(status, "error", error)
-    if status < codes.BAD_REQUEST:  # told in a stream that had begun: the client is at fault all the same
+    if status < HTTPStatus.BAD_REQUEST:  # told in a stream that had begun: the client is at fault all the same
         wrong = error.get("type") == "invalid_request_error"
-        status = codes.BAD_REQUEST if wrong else codes.INTERNAL_SERVER_ERROR
+        status = HTTPStatus.BAD_REQUEST if wrong else HTTPStatus.INTERNAL_SERVER_ERROR
     facts = {k: v for k, v in error.items() if k not in ("message", "type", "param", "code")}
     return ApiError(status, str(error.get("code")), str(error.get("message")), error.get("param"), facts)
 

@@ -12,6 +12,7 @@ import argparse
 import random
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,6 +78,28 @@ def long_prompts(sides: Sides, rounds: int, rng: random.Random) -> None:
         report(f"{count} at once, prompts of several hundred, total", *totals.values(), "tok/s")
 
 
+def counted(sides: Sides, rounds: int, rng: random.Random) -> None:
+    """Eight that share 2,000 tokens nobody has computed: tokens we read of those asked for."""
+    for gap_s in (0.0, 0.005, 0.05, 0.5):
+        shares = []
+        for _ in range(rounds):
+            prefix = fresh(rng, 2000)
+            prompts = [prefix + fresh(rng, 16) for _ in range(8)]
+
+            def later(delay_s: float, prompt: list[int]):
+                time.sleep(delay_s)
+                return sides.ask("ours", prompt, 4)
+
+            replies, _ = together([lambda d=n * gap_s, p=p: later(d, p) for n, p in enumerate(prompts)])
+            cached = sum(r.usage["prompt_tokens_details"]["cached_tokens"] for r in replies)
+            shares.append(1 - cached / sum(map(len, prompts)))
+        print(
+            f"eight share 2,000, {gap_s * 1000:.0f} ms apart: read {min(shares):.3f} to {max(shares):.3f} of all "
+            f"prompt tokens in {rounds} rounds",
+            flush=True,
+        )
+
+
 def curves(sides: Sides, rounds: int, rng: random.Random, depths: list[int]) -> None:
     """Reading a prompt, and decoding 32 tokens behind it, by depth."""
     for depth in depths:
@@ -101,7 +124,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=8192, help="tokens a request may have")
     parser.add_argument("--depths", type=int, nargs="*", default=[2048, 4096, 8000])
     rows: dict[str, Callable[[Sides, int, random.Random], None]] = {
-        f.__name__: f for f in (single, concurrent, long_prompts, arrivals, gaps)
+        f.__name__: f for f in (single, concurrent, long_prompts, arrivals, counted, gaps)
     }
     parser.add_argument("--only", nargs="*", choices=["start", *rows, "curves"])
     options = parser.parse_args()

@@ -126,7 +126,7 @@ def test_typing_keeps_the_prompt_in_the_cache(client: Client):
 
 
 def active_requests(client: Client) -> float:
-    lines = client._http.get("/metrics").text.splitlines()
+    lines = client._wire.ask("GET", "/metrics", None, {}, 2, 60).content.decode().splitlines()
     return next(float(line.split(" ")[1]) for line in lines if line.startswith("tessera_requests_active "))
 
 

@@ -66,6 +66,49 @@ def test_closing_ends_a_stream_that_waits_at_once_on_both_sides(sent):
     assert ended == [{"n": 1}, "end"] if b"data" in sent else ["end"]
 
 
+@pytest.mark.parametrize("ends", [b"", chunk("data: {")])
+def test_a_stream_that_breaks_off_is_no_end(ends):
+    """A server that dies in the middle of an answer must not make it look whole."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        def serve():
+            peer, _ = listener.accept()
+            with peer:
+                while not peer.recv(65536).endswith(b"{}"):
+                    pass
+                peer.sendall(HEAD + chunk('data: {"n": 1}\n\n') + ends)
+
+        server = threading.Thread(target=serve)
+        server.start()
+        with Client(address) as client:
+            events = client.stream("/events", dict, {})
+            assert next(events) == {"n": 1}
+            with pytest.raises(ApiError):
+                next(events)
+        server.join()
+
+
+def test_a_connection_the_server_gave_up_is_made_anew():
+    """One that lay idle for longer than the server keeps it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            for n in range(2):
+                peer, _ = listener.accept()
+                with peer:
+                    peer.recv(65536)
+                    peer.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n" + str(n).encode())
+
+        server = threading.Thread(target=serve)
+        server.start()
+        with Client(f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
+            assert client.get("/n", int) == 0
+            time.sleep(0.2)  # the end of the connection has arrived
+            assert client.get("/n", int) == 1
+        server.join()
+
+
 class Told(BaseHTTPRequestHandler):
     """Answers with the request's own line; `/jobs` is a stream of jobs, `/answer` one of an answer that broke."""
 

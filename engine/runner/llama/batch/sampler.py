@@ -20,6 +20,10 @@ from engine.types import SamplingParams, TokenLogprob
 _CANDIDATE: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 
+# Blocks for each of the tokens that are kept: more leave fewer tokens, and take longer to sort.
+BLOCKS: Final = 8
+
+
 class NotFinite(ArithmeticError):
     """The model produced NaN or infinite logits."""
 
@@ -56,7 +60,10 @@ class Sampler:
             and params.typical_p >= 1
             and params.top_n_sigma <= 0
         )
-        self._plain = not (self._cut_min_p or self._cut_top_p)
+        # What llama.cpp would keep of all tokens in its first stage; only DRY and top-n-sigma come before that.
+        self._cut_top_k = in_default_order and params.top_k > 0 and params.dry_multiplier <= 0
+        self._cut_top_k = self._cut_top_k and params.top_n_sigma <= 0
+        self._plain = not (self._cut_min_p or self._cut_top_p or self._cut_top_k)
 
     def accept(self, token: int) -> None:
         """Note a token that is now part of the sequence."""
@@ -112,8 +119,10 @@ class Sampler:
         ids: Any
         if self._cut_min_p:
             ids = np.flatnonzero(row >= top + math.log(self._params.min_p))
-        else:
+        elif self._cut_top_p:
             ids = _nucleus(row, top, self._params.top_p)
+        else:
+            ids = _highest(row, self._params.top_k)
         return self._run_chain(ids, row[ids])
 
     def _run_chain(self, ids: Any, logits: Any) -> int:
@@ -152,6 +161,15 @@ class Sampler:
             self._api.llama_sampler_free(stages)
         self._chains = []
         self._before = self._chain = None
+
+
+def _highest(row: Any, k: int) -> Any:
+    """Ids of a superset of the `k` highest: everything not below the k-th highest maximum of blocks of the row."""
+    width = len(row) // (BLOCKS * k)
+    if width < 2:  # noqa: PLR2004 - blocks of one token are the row itself
+        return np.arange(len(row))
+    blocks = row[: len(row) // width * width].reshape(-1, width).max(axis=1)
+    return np.flatnonzero(row >= np.partition(blocks, len(blocks) - k)[len(blocks) - k])
 
 
 def _nucleus(row: Any, top: float, p: float) -> Any:

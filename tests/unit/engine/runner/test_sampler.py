@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from engine.runner.llama.batch.sampler import NotFinite, Sampler, _nucleus, token_logprob
+from engine.runner.llama.batch.sampler import NotFinite, Sampler, _highest, _nucleus, token_logprob
 from engine.runner.llama.native.binding import start_backends
 from engine.types import SamplingParams
 
@@ -238,3 +238,22 @@ def frequencies_of(vocab, logits, draws=200, prompt=(), **params):
     counts = Counter(draw() for _ in range(draws))
     sampler.close()
     return counts
+
+
+@pytest.mark.parametrize("size", [90, 8192, 49152])
+@pytest.mark.parametrize("params", [{"top_k": 40, "top_p": 0.95, "min_p": 0.05}, {"top_k": 1}, {"top_k": 20}])
+def test_only_the_highest_are_looked_at_and_the_same_is_drawn(vocab, size, params):
+    """Without a cut ahead llama.cpp sorts all of them to the same end, masked ones among them."""
+    rng = np.random.default_rng(size)
+    cut, whole = (make(vocab, seed=5, temperature=0.8, **params) for _ in range(2))
+    whole._plain = True
+    for n in range(60):
+        logits = (rng.standard_normal(size) * 3).astype(np.float32)
+        if n % 3 == 1:
+            logits[rng.permutation(size)[: size - 5]] = -np.inf
+        kept = _highest(logits, params["top_k"])
+        assert set(np.argsort(-logits)[: min(params["top_k"], 5)]) <= set(kept)
+        assert cut.draw(logits.copy()) == whole.draw(logits.copy())
+    assert size < 8192 or len(_highest(logits, params["top_k"])) < size / 10
+    cut.close()
+    whole.close()

@@ -1,0 +1,140 @@
+"""HTTP/1.1 to one server over connections that are kept. A terminal's first token waits for what this imports."""
+
+import http.client
+import select
+import socket
+import ssl
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+# What a path and its query may hold as they are; everything else is spelled out.
+_PLAIN = "/?&=%:+,;@~!$'()*-._[]"
+_AT_ONCE = 1 << 16
+Failed = (OSError, http.client.HTTPException)
+
+
+class Closed(RuntimeError):
+    """This end was closed."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A whole answer."""
+
+    status: int
+    content: bytes
+
+
+class Wire:
+    """Use from any thread; every request under way has a connection of its own."""
+
+    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "", parts.port
+        self._tls = parts.scheme == "https"
+        self._prefix = parts.path.rstrip("/")
+        self._headers = dict(headers)
+        self._idle: list[http.client.HTTPConnection] = []
+        self._lock = threading.Lock()
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self.closed = False
+
+    def close(self) -> None:
+        """End all connections, now and to come, on both sides: a thread that waits for its next byte goes on."""
+        self.closed = True
+        with self._lock:
+            sockets, idle = list(self._sockets), self._idle
+            self._idle = []
+        for opened in sockets:
+            _hang_up(opened)
+        for connection in idle:
+            connection.close()
+
+    def ask(
+        self, method: str, path: str, body: bytes | None, query: Mapping[str, Any], connect_s: float, read_s: float
+    ) -> Reply:
+        """Send a request and read its whole answer. Raises: Failed, Closed."""
+        with self.open(method, path, body, query, connect_s, read_s) as response:
+            return Reply(response.status, response.read())
+
+    @contextmanager
+    def open(
+        self, method: str, path: str, body: bytes | None, query: Mapping[str, Any], connect_s: float, read_s: float
+    ) -> Iterator[http.client.HTTPResponse]:
+        """An answer as it comes; its connection is kept if all of it was read. Raises: Failed, Closed."""
+        connection = self._connection(connect_s)
+        try:
+            assert connection.sock is not None
+            connection.sock.settimeout(read_s)
+            headers = {**self._headers, **({"content-type": "application/json"} if body is not None else {})}
+            connection.request(method, self._target(path, query), body, headers)
+            with connection.getresponse() as response:
+                yield response
+                whole = response.isclosed() or response.length == 0
+        except BaseException:
+            self._drop(connection)
+            raise
+        with self._lock:
+            kept = whole and connection.sock is not None and not self.closed
+            if kept:
+                self._idle.append(connection)
+        if not kept:
+            self._drop(connection)
+
+    def lines(self, response: http.client.HTTPResponse) -> Iterator[str]:
+        """The lines of an answer as they come, without their ends. Raises: Failed, Closed."""
+        rest = b""
+        while data := response.read1(_AT_ONCE):  # unlike `readline` it tells an answer that breaks off from its end
+            *whole, rest = (rest + data).split(b"\n")
+            yield from (line.decode("utf-8", "replace").rstrip("\r") for line in whole)
+        if self.closed:
+            raise Closed("the connection was closed")
+        if response.length:
+            raise http.client.IncompleteRead(rest)
+        if rest:
+            yield rest.decode("utf-8", "replace")
+
+    def _target(self, path: str, query: Mapping[str, Any]) -> str:
+        told = {k: str(v).lower() if isinstance(v, bool) else "" if v is None else v for k, v in query.items()}
+        asked = f"{path}{'&' if '?' in path else '?'}{urlencode(told, doseq=True)}" if told else path
+        return quote(f"{self._prefix}{asked}", safe=_PLAIN)
+
+    def _connection(self, connect_s: float) -> http.client.HTTPConnection:
+        while True:
+            with self._lock:
+                kept = self._idle.pop() if self._idle and not self.closed else None
+            if kept is None:
+                break
+            # A server that ended or grew tired of the connection has said so by now.
+            if kept.sock is not None and not select.select([kept.sock], [], [], 0)[0]:
+                return kept
+            self._drop(kept)
+        if self._tls:
+            context = ssl.create_default_context()
+            made: http.client.HTTPConnection = http.client.HTTPSConnection(
+                self._host, self._port, timeout=connect_s, context=context
+            )
+        else:
+            made = http.client.HTTPConnection(self._host, self._port, timeout=connect_s)
+        made.connect()
+        with self._lock:
+            self._sockets.add(made.sock)
+        if self.closed:
+            self._drop(made)
+            raise Closed("the connection was closed")
+        return made
+
+    def _drop(self, connection: http.client.HTTPConnection) -> None:
+        if connection.sock is not None:
+            _hang_up(connection.sock)
+        connection.close()
+
+
+def _hang_up(opened: socket.socket) -> None:
+    with suppress(OSError):
+        opened.shutdown(socket.SHUT_RDWR)
