@@ -1,6 +1,8 @@
 """The engine's error tree: facts as fields; words are made where a person or a client reads them."""
 
+import errno
 from collections.abc import Mapping
+from typing import Final
 
 
 class EngineError(Exception):
@@ -128,3 +130,37 @@ class RunnerDied(EnvironmentFault):
 
 class ConstraintRefused(ValueError):
     """A grammar cannot be compiled; the text says why."""
+
+
+# What the system says when it has no more of something, in words. Source: errno(3).
+_EXHAUSTED: Final = {
+    errno.EMFILE: "file descriptors",
+    errno.ENFILE: "file descriptors",
+    errno.ENOMEM: "memory",
+    errno.EAGAIN: "processes",
+    errno.ENOSPC: "disk space",
+    getattr(errno, "EDQUOT", errno.ENOSPC): "disk space",
+}
+_DATABASE_EXHAUSTED: Final = {"FullError": "disk space", "NoMemError": "memory"}
+
+
+class OutOfResources(EnvironmentFault):
+    """The system has no more of `what` at the moment: nothing is wrong with the request or with the program."""
+
+    code = "out_of_resources"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"The system has no more {what} at the moment; try again later.")
+        self.what = what
+
+
+def exhausted(error: BaseException) -> OutOfResources | None:
+    """The fault of a system that ran out of something, where that is what `error` or its cause says."""
+    kind = type(error)
+    if isinstance(error, MemoryError):
+        return OutOfResources("memory")
+    if isinstance(error, OSError) and error.errno in _EXHAUSTED and not isinstance(error, ConnectionError):
+        return OutOfResources(_EXHAUSTED[error.errno])
+    if kind.__module__.partition(".")[0] == "apsw" and kind.__name__ in _DATABASE_EXHAUSTED:
+        return OutOfResources(_DATABASE_EXHAUSTED[kind.__name__])
+    return None

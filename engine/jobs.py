@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 import quantize.errors
-from engine.errors import Cancelled, EngineError, InputFault
+from engine.errors import Cancelled, EngineError, InputFault, exhausted
 from engine.job_types import Fault, Job, JobKind, JobState, Progress
 from engine.json_store import JsonStore
 
@@ -342,8 +342,7 @@ class JobRegistry:
             _log.warning("job failed id=%s code=%s", job_id, error.code)
             self._update(job_id, state="failed", error=fault)
         except Exception as error:  # noqa: BLE001 a bug in one job must neither hide nor end the others
-            _log.exception("job crashed id=%s", job_id)
-            self._update(job_id, state="failed", error=Fault(code="bug", message=type(error).__name__))
+            self._update(job_id, state="failed", error=_unforeseen(job_id, error))
         else:
             self._update(job_id, state="done", result=result)
         finally:
@@ -376,3 +375,13 @@ class JobRegistry:
         for job in self._kept.get():
             interrupted = job.state in {"queued", "running"}
             self._jobs[job.id] = msgspec.structs.replace(job, state="paused") if interrupted else job
+
+
+def _unforeseen(job_id: str, error: Exception) -> Fault:
+    """The fault of a job that ended by what it does not know: a system without resources, or a bug."""
+    lack = exhausted(error)
+    if lack is not None:
+        _log.warning("job failed id=%s, the system has no more %s: %s", job_id, lack.what, error)
+        return Fault(code=lack.code, message=str(lack), facts=msgspec.to_builtins(lack.facts()))
+    _log.error("job crashed id=%s", job_id, exc_info=error)
+    return Fault(code="bug", message=type(error).__name__)

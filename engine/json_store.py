@@ -55,6 +55,7 @@ class JsonStore(Generic[T]):
         self._stamp: tuple[int, int] | None = None
         self._value: T | None = None
         self._damage: Damaged | None = None
+        self._missed: OSError | None = None  # the file was not read, whatever callers got in its place
 
     def read(self) -> T:
         """The value; the empty one where there is no file. Raises: Damaged."""
@@ -64,6 +65,7 @@ class JsonStore(Generic[T]):
                 self._stamp, self._value, self._damage = stamp, None, None
                 if stamp is not None:
                     self._load(self.path)
+            self._missed = None
             if self._damage is not None:
                 raise self._damage
             if self._value is None:
@@ -77,16 +79,26 @@ class JsonStore(Generic[T]):
             try:
                 return self.read()
             except Damaged as error:
-                if error is not known:
+                if self._missed is not None:
+                    log.warning("%s It is left as it is and read again next time.", error)
+                elif error is not known:
                     log.warning("%s It is taken as empty, and kept aside when it is written next.", error)
                 return self._empty()
 
     def put(self, value: T) -> None:
-        """Replace the value. Raises: OSError: it could not be written; the file is as it was."""
+        """Replace the value.
+
+        Raises: OSError: it could not be written, or not be read a moment ago, so that `value` would be made from
+        nothing; the file is as it was.
+        """
         with self._lock:
             if self.path is not None:
+                missed, self._missed = self._missed, None
                 with contextlib.suppress(Damaged):
                     self.read()
+                missed, self._missed = missed or self._missed, None
+                if missed is not None:
+                    raise OSError(missed.errno, missed.strerror, str(self.path)) from missed
                 if self._damage is not None:
                     self.path.replace(self.path.with_name(f"{self.path.name}.corrupt-{int(time.time())}"))
                 raw = msgspec.json.encode(_Envelope(self._version, value))
@@ -103,8 +115,11 @@ class JsonStore(Generic[T]):
     def _load(self, path: Path) -> None:
         try:
             self._value = self._decode(path.read_bytes())
-        except OSError as error:
+        except (IsADirectoryError, PermissionError) as error:
             self._damage = Damaged(path, error.strerror or str(error))
+        except OSError as error:  # of this moment: no descriptors, no memory. The file may be as good as ever.
+            self._stamp, self._missed = None, error
+            raise Damaged(path, error.strerror or str(error)) from error
         except (ValueError, RecursionError) as error:
             self._damage = Damaged(path, str(error).rstrip("."))
 

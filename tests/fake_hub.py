@@ -68,6 +68,7 @@ class FakeHub:
         self.body_bytes = Counter()  # sent, by path
         self.token = "hf_good"
         self.page = 100
+        self.next_page_at = None  # another address that the list's second page is said to be at
         self._lock = threading.Lock()
         self._link_free_at = 0.0
         self._servers = []
@@ -253,7 +254,7 @@ class _HubHandler(_Handler):
         headers = {}
         if start + self.hub.page < len(found):
             query["cursor"] = [str(start + self.hub.page)]
-            link = f"{self.hub.endpoint}/api/models?{urlencode(query, doseq=True)}"
+            link = f"{self.hub.next_page_at or self.hub.endpoint}/api/models?{urlencode(query, doseq=True)}"
             headers["Link"] = f'<{link}>; rel="next"'
         return self.json(page, headers)
 

@@ -1,7 +1,9 @@
 """Read an export from a file: JSON, a zip with conversations.json in it, or a thread of Jan."""
 
+import errno
 import json
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,7 +42,11 @@ def _bytes(path: Path) -> bytes:
                 raise ImportFailed(f"it inflates to more than {MAX_BYTES >> 30} GiB")
             with archive.open(name) as file:
                 return _bounded(file.read(MAX_BYTES + 1))
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
+        raise ImportFailed(f"the archive is damaged or encrypted ({error})") from error
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a place in the file that its damaged directory names
+            raise
         raise ImportFailed(f"the archive is damaged or encrypted ({error})") from error
 
 

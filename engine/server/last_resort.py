@@ -1,11 +1,16 @@
-"""Bugs as answers: a 500 in the protocol's own shape, inside the request log, on a connection that stays usable."""
+"""What no route handles, in the protocol's own shape, inside the request log, on a connection that stays usable.
+
+Bugs are a 500; a system without descriptors, memory or disk space is a 503.
+"""
 
 import json
 import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.errors import exhausted
 from engine.server.error_shape import error_body
+from engine.server.errors import lookup, retry_header
 
 log = logging.getLogger(__name__)
 
@@ -24,20 +29,25 @@ class LastResort:
 
         async def watched(message: Message) -> None:
             nonlocal started
-            started = started or message["type"] == "http.response.start"
             await send(message)
+            started = started or message["type"] == "http.response.start"
 
         try:
             await self._app(scope, receive, watched)
         except Exception as error:
             if started:
                 raise
-            log.exception("unexpected error")
-            body = json.dumps(error_body(scope["path"], error)).encode()
+            fault = exhausted(error)
+            if fault is None:
+                log.exception("unexpected error")
+            else:
+                log.warning("request refused, the system has no more %s: %s", fault.what, error)
+            told = fault or error
+            body = json.dumps(error_body(scope["path"], told)).encode()
             headers = [
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
-                (b"x-should-retry", b"false"),
+                *((name.encode(), value.encode()) for name, value in retry_header(told).items()),
             ]
-            await send({"type": "http.response.start", "status": 500, "headers": headers})
+            await send({"type": "http.response.start", "status": lookup(told)[0], "headers": headers})
             await send({"type": "http.response.body", "body": body})

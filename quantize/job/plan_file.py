@@ -31,7 +31,7 @@ def read_plan(path: Path) -> PlanFile:
         raise Unreadable(str(path), error.strerror or str(error)) from error
     try:
         head = msgspec.json.decode(raw)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise BadWish("--plan", f"{path} is no plan: {error}") from error
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise BadWish("--plan", f"{path} is no plan: it does not say format {FORMAT!r}")
@@ -44,7 +44,7 @@ def read_plan(path: Path) -> PlanFile:
             )
     try:
         return msgspec.json.decode(raw, type=PlanFile)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise BadWish("--plan", f"{path} is damaged: {error}") from error
 
 

@@ -1,266 +1,300 @@
-"""Hostile input for as long as you like.
+"""Everything at once for hours: a real server, the window, clients of all protocols, jobs, and faults on the way.
 
-`python -m tests.optin.marathon mutations [COUNT] [SEED] [MINUTES]`: COUNT mutated inputs for every reader of
-foreign bytes, MINUTES each at most. Anything but a value or the refusals a reader documents is a failure, and so is
-an input that takes a second of processor time. The input of a failure is written to the present folder.
+    python tests/optin/marathon.py [--hours 1] [--seed 1] [--clients 4] [--only NAME,NAME]
 
-`python -m tests.optin.marathon loads [COUNT] [SEED] [MINUTES]`: COUNT damaged models, asked through a real server.
-Every one must be answered or refused by name; the server must stay as it is, and no process may be left.
-
-Both print what was tried, by class, and how it ended.
+Faults are drawn from the table of marathon_faults.py. All the time: no request without an end, no acknowledged
+message lost, no answer with `deterministic` changed, no process left behind, and memory, descriptors, threads,
+processes and files on no rising line over the last half. In that half no fault ends the server, so that there
+is a line. Prints what was tried, by class, and what was found; ends with 1 when anything was. On Linux all of
+its files lie on a small disk of their own in memory, which can be filled; a C compiler (for the clock), strace
+and Xvfb are used where they are installed, and what could not be tried is said.
 """
 
-import itertools
+import argparse
+import asyncio
+import contextlib
 import json
+import os
 import random
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import httpx2
-import msgspec
+import numpy as np
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from optin.fuzz_headers import Memory, gguf_seeds, mutate, safetensors_seeds
-from servers import RunningServer
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "optin")]
 
-SLOWEST_S = 1.0
-BATCH = 20
-SPARK = Path("assets/models/spark-f16.gguf")
-FOLDER = Path("tests/data/spark-hf")
+from fake_hub import FakeFile, FakeHub  # noqa: E402 - after sys.path
+from marathon_faults import TABLE, Skipped  # noqa: E402
+from marathon_traffic import STUCK_TICKS, Traffic  # noqa: E402
+from marathon_world import World, alive  # noqa: E402
+from soak_traffic import POISON  # noqa: E402
+from variants import write_poisoned  # noqa: E402
 
-
-class Scratch:
-    """Bytes as a file, for readers of paths; in memory where there is such a folder."""
-
-    def __init__(self, name):
-        shared = Path("/dev/shm")
-        self.folder = Path(tempfile.mkdtemp(dir=shared if shared.is_dir() else None))
-        self.path = self.folder / name
-
-    def __call__(self, raw):
-        self.path.write_bytes(raw)
-        return self.path
+BUNDLED = ROOT / "assets" / "models" / "spark-f16.gguf"
+POISONED = "poisoned-spark.gguf"
+DISK_BYTES = 1200 << 20
+# What may be added over the last half beyond three times the scatter: caches fill up to their bounds.
+SLACK = {"MB": 24.0, "descriptors": 12, "threads": 8, "processes": 3, "files": 60}
+LOG_BYTES_PER_S = 4000
+MEASURED_EVERY_S = 5
 
 
-def onnx_graph():
-    from onnx import TensorProto, helper
+class Marathon:
+    """One run."""
 
-    weight = helper.make_tensor("w", TensorProto.FLOAT, [2, 2], [1.0, 2.0, 3.0, 4.0])
-    outside = TensorProto(name="far", data_type=TensorProto.FLOAT, dims=[4])
-    outside.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", "far.bin"), ("offset", "0"), ("length", "16")):
-        outside.external_data.add(key=key, value=value)
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Add", ["y", "far"], ["z"])]
-    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2])
-    last = helper.make_tensor_value_info("z", TensorProto.FLOAT, [1, 2])
-    return helper.make_model(helper.make_graph(nodes, "g", [value], [last], [weight, outside])).SerializeToString()
+    def __init__(self, options, folder, hub):
+        self.options, self.rng = options, random.Random(options.seed)
+        self.world = World(folder, random.Random(options.seed + 1), hub.endpoint)
+        self.world.hub = hub
+        models = ["spark"]
+        write_poisoned(BUNDLED, self.world.home / "models" / POISONED, POISON)
+        if options.model is not None and options.model.exists():
+            shutil.copy(options.model, self.world.home / "models" / "real.gguf")
+            models.append("real.gguf")
+        self.traffic = Traffic(self.world, models, POISONED)
+        self.samples = defaultdict(list)  # (who, process, what) -> [(seconds, value)]
+        self.tried, self.skipped = Counter(), Counter()
+        self.slowest_to_be_well = Counter()
+        self.begun, self.seconds = time.monotonic(), options.hours * 3600
 
-
-def table():
-    from engine.api.receipts import Receipt
-    from engine.errors import EngineError
-    from engine.json_store import Damaged, JsonStore
-    from engine.onnx.safety import check_graph
-    from engine.runner.protocol import Cancel as RunnerCancel
-    from engine.runner.protocol import Fault, FrameReader, decode_from_runner, decode_to_runner, frame
-    from engine.server.json_bounds import check_counts
-    from quantize.convert.folder import prepare
-    from quantize.errors import BadFile, QuantizeError
-    from quantize.files.gguf_file import read_gguf_source
-    from quantize.files.imatrix import read_imatrix
-    from quantize.files.safetensors_file import read_safetensors_source
-
-    graph, state, matrix = Scratch("model.onnx"), Scratch("state.json"), Scratch("imatrix.gguf")
-    (graph.folder / "far.bin").write_bytes(b"\0" * 16)
-    copy = Scratch("config.json")
-    shutil.copytree(FOLDER, copy.folder, dirs_exist_ok=True)
-    files = {
-        name: (FOLDER / name).read_bytes() for name in ("config.json", "tokenizer.json", "tokenizer_config.json")
-    }
-
-    def folder(name):
-        def read(raw):
-            (copy.folder / name).write_bytes(raw)
-            try:
-                prepare(_convert_request(copy.folder), lambda *_: None)
-            finally:
-                (copy.folder / name).write_bytes(files[name])
-
-        return read
-
-    def store(raw):
-        return JsonStore(state(raw), dict[str, int], dict).read()
-
-    def frames(raw):
-        for body in FrameReader().feed(raw):
-            decode_from_runner(body)
-        decode_to_runner(raw)
-
-    wire = frame(Fault(code="x", message="y", id=3, facts={"a": 1})) + frame(RunnerCancel(id=9))
-    some = {"version": 1, "data": {"a": 1, "b": 2}}
-    found = {
-        "gguf header": (lambda raw: read_gguf_source(Memory(raw)), gguf_seeds(), BadFile),
-        "safetensors header": (lambda raw: read_safetensors_source(Memory(raw)), safetensors_seeds(), BadFile),
-        "onnx graph": (lambda raw: check_graph(graph(raw), graph.folder), [onnx_graph()], QuantizeError),
-        "importance matrix": (lambda raw: read_imatrix(matrix(raw)), [imatrix_seed()], QuantizeError),
-        "state file": (store, [json.dumps(some).encode(), b'{"a": 1}'], Damaged),
-        "runner frames": (frames, [wire], (msgspec.MsgspecError, ValueError)),
-        "receipt": (
-            lambda raw: msgspec.json.decode(raw, type=Receipt),
-            [json.dumps(receipt_seed()).encode()],
-            (msgspec.DecodeError, UnicodeDecodeError),
-        ),
-        "request body": (check_counts, [json.dumps({"messages": [{"role": "user", "content": "a"}] * 50}).encode()],
-                         EngineError),
-    }  # fmt: skip
-    for name, seed in files.items():
-        found[f"folder's {name}"] = (folder(name), [seed], (QuantizeError, OSError))
-    return found
-
-
-def _convert_request(folder):
-    from quantize.convert.folder import ConvertRequest
-
-    return ConvertRequest(folder=folder, root=folder, out=folder / "out.gguf")
-
-
-def receipt_seed():
-    parts = dict.fromkeys(
-        ("file", "template", "plan", "adapters", "engine", "kernels", "driver", "device"), "0" * 64
-    )
-    told = {"num_chars": 3, "sha256": "0" * 64}
-    return {"version": 1, "model": "m", "parts": parts, "plan": {"n_ctx": 1}, "asked": {"prompt": [1, 2]},
-            "route": "chat", "body": {"messages": []}, "answer": told}  # fmt: skip
-
-
-def imatrix_seed():
-    import numpy as np
-
-    from quantize.files.imatrix import Importance, write_imatrix
-
-    path = Scratch("seed.gguf").path
-    write_imatrix(path, {"blk.0.w": Importance(np.ones((1, 8), np.float32), np.ones(1, np.float32))}, "x", 512)
-    return path.read_bytes()
-
-
-def mutations(count, seed, minutes):
-    failures = 0
-    print(f"{'reader':24}{'inputs':>9}{'taken':>9}{'refused':>9}{'slowest ms':>12}", flush=True)
-    for name, (read, seeds, refusals) in table().items():
-        rng, ended, slowest, made = random.Random(f"{seed} {name}"), Counter(), 0.0, 0
-        until = time.monotonic() + minutes * 60
-        while made < count and (made % 100 or time.monotonic() < until):
-            raw = mutate(rng.choice(seeds), rng)
-            made += 1
-            started = time.process_time()
-            try:
-                read(raw)
-                ended["taken"] += 1
-            except refusals:
-                ended["refused"] += 1
-            except Exception as error:
-                failures += 1
-                kept = Path(f"marathon-{name.replace(' ', '-').replace(chr(39), '')}-{seed}-{made}.bin")
-                kept.write_bytes(raw)
-                print(f"FAILURE {name} input {made}: {type(error).__name__}: {error} ({kept})", flush=True)
-                if failures > 20:
-                    return failures
-            spent = time.process_time() - started
-            slowest = max(slowest, spent)
-            if spent > SLOWEST_S:
-                failures += 1
-                print(f"SLOW {name} input {made}: {spent:.2f} s", flush=True)
-        print(f"{name:24}{made:9}{ended['taken']:9}{ended['refused']:9}{slowest * 1000:12.1f}", flush=True)
-    return failures
-
-
-def damaged(data, rng):
-    """A model that is damaged in one of five ways, and which."""
-    header = 400_000
-    kind = rng.choice(("header", "header", "number", "weights", "cut", "noise"))
-    raw = bytearray(data)
-    if kind == "header":
-        raw[:header] = mutate(bytes(raw[:header]), rng)
-    elif kind == "number":  # lengths stay, so more of these reach llama.cpp
-        for _ in range(rng.choice((1, 2, 4))):
-            at = rng.randrange(8, 4000)
-            raw[at : at + 4] = rng.choice((0, 1, 2, 7, 255, 2**31 - 1, 2**32 - 1)).to_bytes(4, "little")
-    elif kind == "weights":
-        for _ in range(40):
-            at = rng.randrange(header, len(raw) - 64)
-            raw[at : at + 64] = rng.randbytes(64)
-    elif kind == "cut":
-        del raw[rng.randrange(1, len(raw)) :]
-    else:
-        raw = bytearray(rng.randbytes(rng.choice((0, 7, 100, 100_000))))
-    return bytes(raw), kind
-
-
-def loads(count, seed, minutes):
-    data, rng = SPARK.read_bytes(), random.Random(seed)
-    ended, slowest, failures = Counter(), 0.0, 0
-    until = time.monotonic() + minutes * 60
-    made = 0
-    while made < count and time.monotonic() < until:
-        home = Path(tempfile.mkdtemp(prefix="marathon-"))
-        (home / "models").mkdir()
-        kinds = []
-        for index in range(min(BATCH, count - made)):
-            raw, kind = damaged(data, rng)
-            (home / "models" / f"hostile{index}.gguf").write_bytes(raw)
-            kinds.append(kind)
-        server = RunningServer(home)
-        pid = server.process.pid
+    async def run(self):
+        world, traffic = self.world, self.traffic
+        await world.start_server()
+        await traffic.learn()
+        print(f"the known answers are learnt: {len(traffic.known)}", flush=True)
+        world.start_writer()
+        world.start_window()
+        self.begun = time.monotonic()
+        tasks = [self._watch(), traffic.users(self.options.clients, 1.5), traffic.jobs()]
+        running = [asyncio.create_task(task) for task in tasks]
         try:
-            for index, kind in enumerate(kinds):
-                made += 1
-                body = {"model": f"hostile{index}.gguf", "prompt": "Hi", "max_tokens": 2}
-                body["deterministic"] = index % 4 == 0
-                started = time.monotonic()
-                answer = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=180)
-                slowest = max(slowest, time.monotonic() - started)
-                code = "answered" if answer.status_code == 200 else answer.json()["error"]["code"]
-                ended[kind, code] += 1
-                if answer.status_code == 500 or server.process.poll() is not None:
-                    failures += 1
-                    shutil.copy(home / "models" / f"hostile{index}.gguf", f"marathon-load-{seed}-{made}.gguf")
-                    print(f"FAILURE load {made} ({kind}): {answer.status_code} {answer.text[:300]}", flush=True)
-            body = {"model": "spark", "prompt": "Hi", "max_tokens": 2}
-            fine = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=180)
-            if fine.status_code != 200 or "Traceback" in server.log:
-                failures += 1
-                print(f"FAILURE after {made}: {fine.status_code} {server.log[-800:]}", flush=True)
-            children = psutil.Process(pid).children(recursive=True)
+            await self._faults(running)
         finally:
-            server.stop()
-        left = [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+            traffic.running = False
+            for _ in range(STUCK_TICKS):
+                if not traffic.open:
+                    break
+                await asyncio.sleep(1)
+            for task in running:
+                task.cancel()
+            for result in await asyncio.gather(*running, return_exceptions=True):
+                if isinstance(result, Exception) and not isinstance(result, asyncio.CancelledError):
+                    world.blame(f"a part of the marathon itself broke: {result!r}")
+        await self._end()
+        self._lines()
+
+    async def _faults(self, running):
+        """One after another until the time is over; after each the server must answer again."""
+        traffic, world = self.traffic, self.world
+        only = set(filter(None, self.options.only.split(",")))
+        bag = []
+        while time.monotonic() - self.begun < self.seconds:
+            if any(task.done() for task in running):
+                return
+            await asyncio.sleep(self.rng.uniform(1, 6))
+            last_half = time.monotonic() - self.begun > self.seconds / 2
+            if not bag:
+                bag = self.rng.sample(TABLE, len(TABLE))
+            fault = bag.pop()
+            if (only and fault.name not in only) or (last_half and fault.mortal):
+                continue
+            print(f"{time.monotonic() - self.begun:6.0f} s  {fault.kind}: {fault.name}", flush=True)
+            record = [fault.name, time.monotonic(), None, fault.breaks]
+            traffic.faults.append(record)
+            try:
+                await asyncio.wait_for(fault.make(world, traffic), 600)
+                self.tried[fault.kind, fault.name] += 1
+            except Skipped:
+                self.skipped[fault.kind, fault.name] += 1
+            except Exception as error:
+                self.tried[fault.kind, fault.name] += 1
+                world.blame(f"{fault.kind}: {fault.name}: {type(error).__name__}: {error}")
+            finally:
+                record[2] = time.monotonic()
+            await self._recovered(fault, record)
+
+    async def _recovered(self, fault, record):
+        world, traffic = self.world, self.traffic
+        if world.server.process.poll() is not None:
+            world.blame(f"the server ended by itself ({world.server.process.returncode}) after {fault.name}")
+            world.read_log()
+            world.up.clear()
+            await world.start_server()
+        for what, process, start in (
+            ("window", world.window, world.start_window),
+            ("writer of chats", world.writer, world.start_writer),
+        ):
+            if process is not None and process.poll() is not None:
+                world.blame(f"the {what} ended by itself ({process.returncode}) after {fault.name}")
+                start()
+        took, why = await traffic.well()
+        record[2] = time.monotonic()
+        if took is None:
+            world.blame(f"not well again within 180 s of {fault.name}: {why}")
+            await world.end_server(signal.SIGKILL)
+            await world.start_server()
+        else:
+            self.slowest_to_be_well[fault.kind] = max(self.slowest_to_be_well[fault.kind], took)
+
+    # ------------------------------------------------------------------ watching
+
+    async def _watch(self):
+        traffic, world = self.traffic, self.world
+        while True:
+            await asyncio.sleep(1)
+            traffic.tick += 1
+            for number, (shot, at) in list(traffic.open.items()):
+                if traffic.tick - at == STUCK_TICKS:
+                    world.blame(f"request {number} has no end: {str(shot)[:500]}")
+            if world.window is not None and time.monotonic() - world.beats[-1] > 90 and not traffic.disturbed(0):
+                world.blame("the window has not moved for 90 s")
+                world.beats.append(time.monotonic())
+            if traffic.tick % MEASURED_EVERY_S == 0:
+                with contextlib.suppress(psutil.Error, OSError, httpx2.HTTPError, ValueError, IndexError):
+                    told = await asyncio.wait_for(traffic.manage("GET", "/stats", params={"once": "true"}), 5)
+                    models = json.loads(told.text.split("data: ", 1)[1])["models"]
+                    kept = {m.get("pid"): m.get("cache_ram_bytes", 0) for m in models}
+                    await asyncio.to_thread(self._measure, kept)
+            if traffic.tick % 60 == 0:
+                print(
+                    f"{time.monotonic() - self.begun:6.0f} s  {traffic.sent} sent, {len(traffic.open)} open, "
+                    f"{world.acknowledged} messages, {len(world.found)} found",
+                    flush=True,
+                )
+
+    def _measure(self, kept_in_caches):
+        world, now = self.world, time.monotonic() - self.begun
+        watched = [("server", world.server.process.pid), ("window", world.window.pid if world.window else None)]
+        watched += [("writer", world.writer.pid), *(("runner", r.pid) for r in world.server.runners())]
+        for who, pid in watched:
+            if pid is None:
+                continue
+            process = psutil.Process(pid)
+            with process.oneshot():
+                own = process.memory_info().rss - kept_in_caches.get(pid, 0)
+                facts = {"MB": own / 1e6, "descriptors": process.num_fds()}
+                facts |= {"threads": process.num_threads()}
+            for what, value in facts.items():
+                self.samples[who, pid, what].append((now, value))
+        server = psutil.Process(world.server.process.pid)
+        count = sum(1 for child in server.children(recursive=True) if alive(child))
+        self.samples["server", server.pid, "processes"].append((now, count))
+        kept = sum(len(files) for _, _, files in os.walk(world.home))
+        kept += sum(len(files) for _, _, files in os.walk(world.scratch))
+        self.samples["all", 0, "files"].append((now, kept))
+
+    def _lines(self):
+        """What grew over the last half, by a line through it."""
+        for (who, pid, what), points in self.samples.items():
+            late = [(t, v) for t, v in points if t > self.seconds / 2]
+            if len(late) < 20 or late[-1][0] - late[0][0] < 0.35 * self.seconds:
+                continue
+            x, y = np.array(late).T
+            slope, height = np.polyfit(x, y, 1)
+            scatter = float(np.std(y - slope * x - height))
+            grown = slope * (x[-1] - x[0])
+            print(
+                f"line: {who} {pid or ''} {what}: {y[0]:.1f} to {y[-1]:.1f}, {60 * slope:+.3f} a minute, "
+                f"scatter {scatter:.2f}"
+            )
+            if grown > max(3 * scatter, SLACK[what]):
+                self.world.blame(f"{what} of {who} grow: {60 * slope:+.3f} a minute over the last half")
+
+    # ------------------------------------------------------------------ the end
+
+    async def _end(self):
+        world = self.world
+        server = psutil.Process(world.server.process.pid)
+        everyone = [server, *server.children(recursive=True)]
+        await asyncio.to_thread(world.end_writer)
+        await world.end_server(signal.SIGTERM)
+        if world.window is not None:
+            await asyncio.to_thread(world.end_window, signal.SIGTERM)
+        left = [(p.pid, p.cmdline()[1:5]) for p in everyone if alive(p)]
+        left += [(p.pid, p.cmdline()[1:5]) for p in psutil.process_iter() if self._ours(p)]
         if left:
-            time.sleep(3)
-            left = [child for child in left if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
-        if left:
-            failures += 1
-            print(f"FAILURE after {made}: left behind {left}", flush=True)
-        shutil.rmtree(home)
-        print(f"{made} loads, slowest {slowest:.1f} s, {failures} failures", flush=True)
-    for (kind, code), number in sorted(ended.items()):
-        print(f"{kind:10}{code:28}{number:6}", flush=True)
-    return failures
+            world.blame(f"processes are left at the end: {left}")
+        scraps = [p.name for p in world.scratch.rglob("*") if p.is_file()]
+        if len(scraps) > 5:
+            world.blame(f"{len(scraps)} scratch files are left: {scraps[:10]}")
+        own = sum(p.stat().st_size for p in (world.home / "logs").rglob("*") if p.is_file())
+        if world.log_bytes + own > LOG_BYTES_PER_S * self.seconds + 1_000_000:
+            world.blame(f"the logs have {world.log_bytes + own} bytes")
+        print(f"logs: {world.log_bytes + own} bytes in {self.seconds:.0f} s")
+        places = Counter(str(p.parent.relative_to(world.folder)) for p in world.folder.rglob("*") if p.is_file())
+        print("files: " + ", ".join(f"{place} {number}" for place, number in places.most_common(8)))
+
+    def _ours(self, process):
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid == os.getpid() or process.name() == "Xvfb":
+                return False
+            return alive(process) and process.environ().get("TESSERA_HOME") == str(self.world.home)
+        return False
+
+    def report(self):
+        world, traffic = self.world, self.traffic
+        minutes = (time.monotonic() - self.begun) / 60
+        print(f"\n{minutes:.1f} minutes, seed {self.options.seed}, {world.server_starts} starts of the server")
+        print(f"{traffic.sent} requests: " + ", ".join(f"{k} {n}" for k, n in sorted(traffic.counts.items())))
+        print(f"messages acknowledged {world.acknowledged}, refused {world.refused_writes}")
+        print(f"latest beat of the window: {getattr(world, 'window_late', 0.0):.1f} s")
+        by_kind = defaultdict(list)
+        for (kind, name), number in sorted(self.tried.items()):
+            by_kind[kind].append(f"{name} {number}")
+        for kind, names in by_kind.items():
+            print(f"  {kind} (well after at most {self.slowest_to_be_well[kind]} s): {', '.join(names)}")
+        if self.skipped:
+            print("  could not be tried: " + ", ".join(f"{k}: {n} {c}" for (k, n), c in self.skipped.items()))
+        print("nothing found" if not world.found else f"{len(world.found)} found")
+        for what in world.found:
+            print("FOUND", what[:600].replace("\n", " | "))
+
+
+def on_a_disk_of_its_own(folder):
+    """Go on in a mount namespace where `folder` is a small disk in memory; returns where that is not possible."""
+    probe = ["unshare", "-rm", "true"]
+    if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True, check=False).returncode:
+        return
+    script = f'mount -t tmpfs -o size={DISK_BYTES} none "{folder}" && exec "$0" "$@"'
+    command = [sys.executable, __file__, *sys.argv[1:], "--folder", str(folder)]
+    os.execvp("unshare", ["unshare", "-rm", "sh", "-c", script, *command])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hours", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--only", default="", help="names of faults")
+    smollm = next((Path.home() / ".cache" / "tessera" / "models").glob("smollm2-*.gguf"), None)
+    parser.add_argument("--model", type=Path, default=smollm, help="the real model beside the bundled one")
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="marathon-"))
+    if options.folder is None:
+        on_a_disk_of_its_own(folder)
+    with FakeHub() as hub:
+        hub.add("org/Spark-GGUF", {"spark-F16.gguf": BUNDLED.read_bytes()})
+        lie = FakeFile(BUNDLED.read_bytes()[:200_000] + b"1" * 3_000_000)
+        hub.add("org/Lie-GGUF", {"lie-F16.gguf": lie})
+        marathon = Marathon(options, folder, hub)
+        try:
+            asyncio.run(marathon.run())
+        finally:
+            marathon.report()
+            marathon.world.close()
+    print(json.dumps({"seed": options.seed, "found": len(marathon.world.found)}))
+    return bool(marathon.world.found)
 
 
 if __name__ == "__main__":
-    what = sys.argv[1] if len(sys.argv) > 1 else ""
-    given = dict(itertools.zip_longest(("count", "seed", "minutes"), map(int, sys.argv[2:5]), fillvalue=None))
-    usual = {"mutations": (200_000, 1, 60), "loads": (500, 1, 60)}.get(what)
-    if usual is None:
-        raise SystemExit(__doc__)
-    numbers = [
-        given.get(name) or default for name, default in zip(("count", "seed", "minutes"), usual, strict=True)
-    ]
-    bad = {"mutations": mutations, "loads": loads}[what](*numbers)
-    print(f"{bad} failures")
-    raise SystemExit(bool(bad))
+    raise SystemExit(main())

@@ -1,6 +1,7 @@
 """Archives of untrusted origin: what they unpack to is bounded before it is read."""
 
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +29,7 @@ def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
             raise Unreadable("it is encrypted")
         try:
             yield archive
-        except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
             raise Unreadable("it is damaged") from error
 
 

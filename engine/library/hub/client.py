@@ -106,6 +106,8 @@ class HubClient:
                 hf_raise_for_status(response)
                 found += [_hit(_model_info(**item)) for item in response.json()]
                 url, params = response.links.get("next", {}).get("url"), None
+                if url and not url.startswith(f"{self.endpoint}/"):
+                    break  # another host, which the token is not for
         return tuple(found[:limit])
 
     def repository(self, repo: str, revision: str | None = None) -> Repository:

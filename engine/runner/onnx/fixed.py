@@ -24,7 +24,7 @@ def read_facts(folder: Path) -> FixedFacts:
     try:
         with (folder / FACTS).open("rb") as file:
             found = msgspec.json.decode(file.read(_MAX_FACTS_BYTES), type=FixedFacts)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LoadFailed(f"{FACTS} cannot be read: {error}") from error
     sizes = (found.piece, found.past, found.layers, found.embd, found.vocab, found.kv_heads, found.head_dim)
     if min(sizes) < 1 or max(sizes) > 1 << 24 or not 0 <= found.begin < found.vocab:

@@ -126,3 +126,11 @@ def test_bytes_that_differ_are_told(given, tmp_path):
     report = follow(given, tmp_path, other)
     assert any("not byte for byte" in w for w in report.warnings)
     assert (tmp_path / "again.gguf").exists()
+
+
+def test_a_plan_that_is_not_utf8_is_refused(tmp_path):
+    path = tmp_path / "a.plan.json"
+    for raw in (b'{"format": "\xff"}', b'{"\xfe": 1}', b"[" * 100_000):
+        path.write_bytes(raw)
+        with pytest.raises(BadWish, match="is no plan"):
+            read_plan(path)

@@ -13,6 +13,7 @@ from app.db.connection import open_in_memory
 from app.gui.chat.transfer import import_chats, read_export, to_json
 from app.gui.chat.tree import MessageTree
 from app.imports.formats import chats_of
+from app.imports.read import read_chats
 from app.imports.types import ImportFailed
 
 CHATGPT = [
@@ -201,3 +202,19 @@ def test_no_document_breaks_the_reader(document):
     db = open_in_memory().connection
     assert import_chats(db, chats) == len(chats)
     db.close()
+
+
+def test_an_archive_that_is_damaged_anywhere_is_refused(tmp_path):
+    path = tmp_path / "export.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("conversations.json", json.dumps(CHATGPT * 20))
+    whole = path.read_bytes()
+    refused = 0
+    for at in range(0, len(whole), 7):
+        for change in (0xFF, 0x10):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ change]) + whole[at + 1 :])
+            try:
+                read_chats(path)
+            except ImportFailed:
+                refused += 1
+    assert refused > len(whole) / 14

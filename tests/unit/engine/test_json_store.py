@@ -1,10 +1,12 @@
 """State files: whole, versioned, read again when they change, never lost."""
 
+import errno
 import json
 import os
 import stat
 import sys
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -123,3 +125,27 @@ def test_readers_never_see_half_a_file(file):
     stop.set()
     reader.join()
     assert set(seen) == {500}
+
+
+def test_a_moment_without_descriptors_is_no_damage(file, monkeypatch, caplog):
+    """The list of collections once became empty because the server had no descriptor left when it looked."""
+    store(file).put([Row("kept")])
+    before = file.read_bytes()
+    late = store(file)
+
+    def none_left(path):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", none_left)
+        with pytest.raises(Damaged, match="Too many open files"):
+            late.read()
+        assert late.get() == []
+    assert "left as it is" in caplog.text
+    with pytest.raises(OSError, match="Too many open files"):
+        late.put([Row("made from nothing")])
+    assert file.read_bytes() == before
+    assert late.get() == [Row("kept")]
+    late.put([Row("kept"), Row("more")])
+    assert store(file).read() == [Row("kept"), Row("more")]
+    assert not list(file.parent.glob("*corrupt*"))

@@ -25,6 +25,19 @@ def test_search_finds_and_follows_pages(hub, client):
     assert client.search("nothing like it") == ()
 
 
+def test_a_list_that_goes_on_at_another_host_is_not_followed(hub, client):
+    """The next page is asked for with the user's token, which is the hub's alone."""
+    for index in range(4):
+        hub.add(f"org/Model-{index}-GGUF", {})
+    hub.page, hub.next_page_at = 2, hub.storage
+    found = client.search("model", limit=4)
+    assert [hit.repo for hit in found] == [
+        "org/Model-0-GGUF",
+        "org/Model-1-GGUF",
+    ]
+    assert len([path for _, path, _ in hub.requests if path.startswith("/api/models")]) == 1
+
+
 def test_a_listing_has_sizes_hashes_and_choices(hub, client, spark):
     spark.files["split-Q4_K_M-00001-of-00002.gguf"] = FakeFile(b"a")
     spark.files["split-Q4_K_M-00002-of-00002.gguf"] = FakeFile(b"bb")

@@ -1,0 +1,58 @@
+"""A system that runs out of something is told as such, by requests and jobs alike: no bug, no traceback."""
+
+import asyncio
+import errno
+import json
+
+import apsw
+import pytest
+
+from engine.errors import exhausted
+from engine.jobs import JobKind, JobRegistry
+from engine.server.last_resort import LastResort
+
+CAUSES = [
+    (OSError(errno.EMFILE, "Too many open files"), "file descriptors"),
+    (OSError(errno.ENOSPC, "No space left on device"), "disk space"),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory"),
+    (apsw.FullError("database or disk is full"), "disk space"),
+    (MemoryError(), "memory"),
+]
+
+
+@pytest.mark.parametrize(("error", "what"), CAUSES)
+def test_a_request_is_refused_with_503_and_one_line(error, what, caplog):
+    async def app(scope, receive, send):
+        raise error
+
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(LastResort(app)({"type": "http", "path": "/v1/models"}, None, send))
+    told = json.loads(sent[1]["body"])["error"]
+    assert (sent[0]["status"], told["code"]) == (503, "out_of_resources")
+    assert what in told["message"]
+    assert "Traceback" not in caplog.text
+    assert what in caplog.text
+
+
+def test_what_is_no_lack_of_anything_is_a_bug():
+    assert exhausted(OSError(errno.ENOENT, "No such file")) is None
+    assert exhausted(apsw.ConstraintError("UNIQUE")) is None
+    assert exhausted(ValueError("x")) is None
+
+
+def test_a_job_says_what_there_was_none_of(tmp_path, caplog):
+    def work(params, control):
+        raise apsw.FullError("database or disk is full")
+
+    jobs = JobRegistry(tmp_path / "jobs.json")
+    jobs.register(JobKind.VERIFY, work)
+    job = jobs.start(JobKind.VERIFY, "x", {})
+    jobs._threads[job.id].join(30)
+    ended = jobs.get(job.id)
+    assert (ended.state, ended.error.code) == ("failed", "out_of_resources")
+    assert "disk space" in ended.error.message
+    assert "Traceback" not in caplog.text
