@@ -32,9 +32,9 @@ def with_entity(path, secret):
             if name.endswith((".xml", ".xhtml", ".opf")):
                 root = re.search(rb"<[A-Za-z]", raw).start()
                 said, count = re.subn(rb">([^<>&]*[a-z]{3}[^<>&]*)</", rb">&far;</", raw[root:], count=1)
-                raw = raw[:root] + entity + said
+                parts[name] = raw[:root] + entity + said
                 changed += count
-            archive.writestr(name, raw)
+            archive.writestr(name, parts[name])
     assert changed
     return path
 
