@@ -1,18 +1,28 @@
 """What no route handles, in the protocol's own shape, inside the request log, on a connection that stays usable.
 
-Bugs are a 500; a system without descriptors, memory or disk space is a 503.
+Bugs are a 500; a system without descriptors, memory or disk space, and a server that is being stopped, a 503.
 """
 
+import asyncio
 import json
 import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.errors import exhausted
+from engine.errors import EnvironmentFault, exhausted
 from engine.server.error_shape import error_body
 from engine.server.errors import lookup, retry_header
 
 log = logging.getLogger(__name__)
+
+
+class Stopping(EnvironmentFault):
+    """The server ends before this answer does."""
+
+    code = "stopping"
+
+    def __init__(self) -> None:
+        super().__init__("The server is being stopped; ask again when it is back.")
 
 
 class LastResort:
@@ -34,6 +44,9 @@ class LastResort:
 
         try:
             await self._app(scope, receive, watched)
+        except asyncio.CancelledError:  # the server ends and has waited long enough for its answers
+            if not started:
+                await _tell(scope["path"], Stopping(), send)
         except Exception as error:
             if started:
                 raise
@@ -42,12 +55,15 @@ class LastResort:
                 log.exception("unexpected error")
             else:
                 log.warning("request refused, the system has no more %s: %s", fault.what, error)
-            told = fault or error
-            body = json.dumps(error_body(scope["path"], told)).encode()
-            headers = [
-                (b"content-type", b"application/json"),
-                (b"content-length", str(len(body)).encode()),
-                *((name.encode(), value.encode()) for name, value in retry_header(told).items()),
-            ]
-            await send({"type": "http.response.start", "status": lookup(told)[0], "headers": headers})
-            await send({"type": "http.response.body", "body": body})
+            await _tell(scope["path"], fault or error, send)
+
+
+async def _tell(path: str, error: Exception, send: Send) -> None:
+    body = json.dumps(error_body(path, error)).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *((name.encode(), value.encode()) for name, value in retry_header(error).items()),
+    ]
+    await send({"type": "http.response.start", "status": lookup(error)[0], "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -38,6 +38,26 @@ def test_a_request_is_refused_with_503_and_one_line(error, what, caplog):
     assert what in caplog.text
 
 
+def test_who_still_waits_when_the_server_is_stopped_is_told_so():
+    """What uvicorn cancels at its end was answered with a text that no client reads, and a traceback each."""
+    sent = []
+
+    async def app(scope, receive, send):
+        await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+
+    async def stopped():
+        task = asyncio.create_task(LastResort(app)({"type": "http", "path": "/v1/models"}, None, send))
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    asyncio.run(stopped())
+    assert (sent[0]["status"], json.loads(sent[1]["body"])["error"]["code"]) == (503, "stopping")
+
+
 def test_what_is_no_lack_of_anything_is_a_bug():
     assert exhausted(OSError(errno.ENOENT, "No such file")) is None
     assert exhausted(apsw.ConstraintError("UNIQUE")) is None
