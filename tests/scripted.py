@@ -82,6 +82,7 @@ class ScriptedServer:
             pool=Pool(models, starter(self.folder), admission),
             access=access or Access(TOKEN),
             placer=placer,
+            paths=paths,
         )
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -85,6 +85,7 @@ def create_app(
             await rest
         if state.utilization is not None:
             await state.utilization.stop()
+        await state.streams.close()
         await state.close_desk()
         await asyncio.to_thread(state.jobs.close)
         await state.pool.close()

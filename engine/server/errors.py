@@ -8,6 +8,7 @@ from engine.documents import errors as documents
 from engine.library import errors as library
 from engine.runner.process import RequestFailed
 from engine.server.responses.store import PreviousResponseNotFound, ResponseNotFound
+from engine.server.streams import NoStream
 from engine.upstreams import errors as upstreams
 
 # class: (HTTP status, OpenAI error type, may a retry help)
@@ -17,6 +18,7 @@ STATUS: dict[type[Exception], tuple[int, str, bool]] = {
     library.NotEnoughDisk: (507, "server_error", False),
     PreviousResponseNotFound: (400, "invalid_request_error", False),
     ResponseNotFound: (404, "invalid_request_error", False),
+    NoStream: (404, "invalid_request_error", False),
     documents.NoCollection: (404, "invalid_request_error", False),
     documents.FileNotFound: (404, "invalid_request_error", False),
     documents.NoDocument: (404, "invalid_request_error", False),

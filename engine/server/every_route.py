@@ -39,6 +39,7 @@ from engine.server.openai import (
     embeddings,
     files,
     fim,
+    kept_streams,
     lmstudio,
     models,
     native,
@@ -65,7 +66,7 @@ def every_route(state: ServerState) -> FastAPI:
     app.add_middleware(LastResort)
     for early in (models, chat, completions):
         app.include_router(early.router.documented())
-    for module in (native, audio, fim, embeddings, tokens, lmstudio, absent):
+    for module in (native, kept_streams, audio, fim, embeddings, tokens, lmstudio, absent):
         app.include_router(module.router)
     for module in (responses, compaction, conversations, anthropic_messages, ollama_run, ollama_models):
         app.include_router(module.router)

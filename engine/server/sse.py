@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from engine.errors import Cancelled, EngineError
 from engine.loaded_model import Place
 from engine.server.errors import lookup, openai_body, retry_header
+from engine.server.streams import Making, conversation_of, owner_of
 
 log = logging.getLogger(__name__)
 
@@ -46,17 +47,21 @@ class EventStream(Response):
         self._chunks = chunks
         self._error_event = error_event
         self._error_body = error_body
-        self._ping = ping
+        self._sign: Callable[[], bytes] = (lambda: ping) if isinstance(ping, bytes) else ping
         self._stream_headers = [
             (b"content-type", media_type),
             (b"cache-control", b"no-cache"),
             *((k.encode(), v.encode()) for k, v in (headers or {}).items()),
         ]
+        self._media_type = media_type
         self._begun = False
         self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del scope
+        if self._media_type.startswith(b"text/event-stream") and (name := conversation_of(scope)):
+            making = Making(self._chunks, self._error_event, self._sign)
+            self._chunks = scope["app"].state.server.streams.made(owner_of(scope), name, making)
+            self._sign = bytes  # one that only this reader saw would shift the places that clients count
         pump = asyncio.create_task(self._pump(send))
         heart = asyncio.create_task(self._beat(send))
         gone = asyncio.create_task(_disconnected(receive))
@@ -105,10 +110,9 @@ class EventStream(Response):
         waits = not self._begun
         await self._begin(send)
         while True:
-            if waits or time.monotonic() - self._last_sent >= PING_S:
-                ping = self._ping if isinstance(self._ping, bytes) else self._ping()
-                if ping:
-                    await send({"type": "http.response.body", "body": ping, "more_body": True})
+            due = waits or time.monotonic() - self._last_sent >= PING_S
+            if due and (ping := self._sign()):
+                await send({"type": "http.response.body", "body": ping, "more_body": True})
             waits = False
             await asyncio.sleep(PING_S)
 

@@ -22,6 +22,7 @@ from engine.server.responses.background import BackgroundJobs
 from engine.server.responses.conversation_store import ConversationStore
 from engine.server.responses.store import ResponseStore
 from engine.server.speech import Speech
+from engine.server.streams import StreamBook
 from engine.server.utilization import Utilization
 from engine.server.work_history import WorkHistory
 from engine.time_spent import TimeLog
@@ -55,6 +56,7 @@ class ServerState:
     recent: RecentRequests = field(default_factory=RecentRequests)
     responses: ResponseStore = field(default_factory=ResponseStore)
     talks: ConversationStore = field(default_factory=ConversationStore)
+    streams: StreamBook = field(default_factory=StreamBook)
     background: BackgroundJobs = field(default_factory=BackgroundJobs)
     conversations: Conversations = field(init=False)
     _desk: "Desk | None" = None

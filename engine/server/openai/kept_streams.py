@@ -1,0 +1,51 @@
+"""llama-server's routes for streams that outlive their connection: read again, looked up, stopped."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+from starlette.responses import Response
+
+from engine.server.body import Body, openapi_body, parse
+from engine.server.errors import sse_error
+from engine.server.openai.shapes import ignored_header
+from engine.server.sse import EventStream
+from engine.server.state import server_state
+from engine.server.streams import owner_of
+
+router = APIRouter(tags=["llama-server"])
+
+Named = Annotated[str, Query(min_length=1)]
+Offset = Annotated[int, Query(alias="from", ge=0, lt=1 << 62)]
+
+
+class LookupRequest(Body):
+    """POST /v1/streams/lookup. A name also finds the streams named `name::model`."""
+
+    conversation_ids: Annotated[list[str], Field(max_length=1024)]
+
+
+@router.get("/v1/stream")
+async def read_stream(request: Request, conv_id: Named, start: Offset = 0) -> Response:
+    """The stream of this `X-Conversation-Id`: what has been, from a byte on, and what comes."""
+    stream = server_state(request).streams.find(owner_of(request.scope), conv_id)
+    stream.check(start)
+    return EventStream(stream.read(start), sse_error, ping=b"")
+
+
+@router.delete("/v1/stream", status_code=204, response_class=Response)
+async def stop_stream(request: Request, conv_id: Named) -> None:
+    """Stop a conversation's stream and forget it."""
+    await server_state(request).streams.stop(owner_of(request.scope), conv_id)
+
+
+@router.post("/v1/streams/lookup", openapi_extra=openapi_body(LookupRequest))
+async def look_up(request: Request) -> Response:
+    """Which of these conversations have a stream, and how far it is. Nobody learns of others."""
+    body = await parse(request, LookupRequest)
+    state, owner = server_state(request), owner_of(request.scope)
+    told: list[dict[str, Any]] = []
+    for name in dict.fromkeys(body.conversation_ids):
+        told += state.streams.look(owner, name) if name else []
+    return JSONResponse(told, headers=ignored_header(body.ignored()))
