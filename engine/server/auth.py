@@ -22,7 +22,7 @@ MANAGEMENT_PATHS: Final = frozenset({"/api/pull", "/api/push", "/api/create", "/
 
 
 # Routes that tell nothing and are open to all.
-OPEN_PATHS: Final = frozenset({"/health", "/", "/docs", "/chat"})
+OPEN_PATHS: Final = frozenset({"/health", "/v1/health", "/", "/docs", "/chat"})
 
 # Wrong keys from one address before it has to wait, and for how long. Source: what people mistype, many times over.
 MAX_FAILURES: Final = 10

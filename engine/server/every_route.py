@@ -81,6 +81,7 @@ def every_route(state: ServerState) -> FastAPI:
         app.add_exception_handler(raised, handler)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_api_route("/health", health, methods=["GET"])
+    app.add_api_route("/v1/health", health, methods=["GET"], include_in_schema=False)
     app.add_api_route("/metrics", _metrics, methods=["GET"], response_class=PlainTextResponse)
     app.add_api_route("/", root, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route("/docs", _docs, methods=["GET", "HEAD"], include_in_schema=False)

@@ -10,13 +10,14 @@ The parameter that is a struct is read from the request's body; one whose fields
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 from fastapi import Request
 from fastapi.routing import APIRoute
+from msgspec import inspect as inspection
 from starlette.responses import Response
 
 from engine.errors import InputFault
@@ -61,19 +62,46 @@ def take_contract(operation: dict[str, Any]) -> Contract | None:
     return _contracts.get(operation.pop(_MARK, ""))
 
 
+def every_contract() -> tuple[Contract, ...]:
+    """Of every route that was made so far."""
+    return tuple(_contracts.values())
+
+
 def decode(raw: bytes, kind: type[T]) -> T:
     """A body as a struct.
 
-    Raises: InputFault: not JSON, nested too deeply, or a field that is wrong; `param` names it.
+    Raises: InputFault: not JSON, nested too deeply, or a field that is wrong or unknown; `param` names it.
     """
     try:
-        return msgspec.json.decode(raw, type=kind)
+        body = msgspec.json.decode(raw, type=kind)
+        unknown = next(_unknown(inspection.type_info(kind), msgspec.json.decode(raw)), None)
     except msgspec.ValidationError as error:
         raise _fault(str(error)) from None
     except ValueError as error:
         raise InputFault(f"The body is not valid JSON: {error}.") from None
     except RecursionError:
         raise InputFault("The JSON is nested too deeply.") from None
+    if unknown is not None:
+        raise InputFault(f"{unknown}: there is no such field here.", unknown)
+    return body
+
+
+def _unknown(kind: inspection.Type, value: Any, path: str = "") -> Iterator[str]:
+    """Paths of keys that no struct has; free JSON and mappings may have any."""
+    if isinstance(kind, inspection.UnionType):
+        structs = [inner for inner in kind.types if isinstance(inner, inspection.StructType | inspection.ListType)]
+        kind = structs[0] if len(structs) == 1 else inspection.AnyType()
+    if isinstance(kind, inspection.StructType) and isinstance(value, dict):
+        known = {field.encode_name: field.type for field in kind.fields}
+        for name, inner in value.items():
+            where = f"{path}.{name}" if path else name
+            if name in known:
+                yield from _unknown(known[name], inner, where)
+            elif name != kind.tag_field:
+                yield where
+    elif isinstance(kind, inspection.ListType | inspection.VarTupleType) and isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _unknown(kind.item_type, inner, f"{path}[{index}]")
 
 
 def components(kinds: Iterable[type[msgspec.Struct]]) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:

@@ -116,6 +116,10 @@ def test_ollamas_small_manners(server, http):
     assert pushed.status_code == 400
     assert "not published from here" in pushed.json()["error"]
     info = http.post("/api/show", json={"model": "spark"}).json()["model_info"]
+    answer = http.post("/api/show", json={"model": "spark", "verbose": True, "license": "x"})
+    assert answer.headers["x-tessera-ignored"] == "license"
+    assert info["tokenizer.ggml.tokens"] is None
+    assert len(answer.json()["model_info"]["tokenizer.ggml.tokens"]) > 1000
     assert info["llama.embedding_length"] > 0
     assert info["tokenizer.ggml.tokens"] is None
     assert len(info) > 15
@@ -132,3 +136,33 @@ def test_anthropics_client_reads_the_models(server):
         with pytest.raises(anthropic.NotFoundError) as caught:
             client.models.retrieve("nobody")
         assert caught.value.body["error"]["type"] == "not_found_error"
+
+
+def test_prompts_and_biases_in_llama_servers_other_forms(http):
+    one = complete(http, prompt="Once upon a time", n_predict=6)
+    assert complete(http, prompt={"prompt_string": "Once upon a time"}, n_predict=6)["content"] == one["content"]
+    both = complete(http, prompt=[{"prompt_string": "Once upon a time"}, "Hi"], n_predict=6)
+    assert (both[0]["content"], both[0]["prompt"]) == (one["content"], "Once upon a time")
+    seen = {"prompt_string": "<__media__>", "multimodal_data": ["iVBORw0KGgo="]}
+    refused = http.post("/completion", json={"model": "spark", "prompt": seen})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt.multimodal_data")
+    first = http.post("/tokenize", json={"model": "spark", "content": one["content"]}).json()["tokens"][0]
+    word = " " + one["content"].split(" ")[1]
+    for bias in ([[first, False]], [[first, -100]], {str(first): -100}, [[word, -100]]):
+        other = complete(http, prompt="Once upon a time", n_predict=6, logit_bias=bias, return_tokens=True)
+        assert other["content"] != one["content"], bias
+    assert http.post("/completion", json={"prompt": "Hi", "logit_bias": [[1, 2, 3]]}).status_code == 400
+
+
+def test_embeddings_in_llama_servers_form_and_routes_without_their_prefix(http):
+    [one] = http.post("/embedding", json={"content": "Hello"}).json()
+    assert (one["index"], len(one["embedding"])) == (0, 1)
+    openai = http.post("/v1/embeddings", json={"model": "spark", "input": "Hello"}).json()["data"][0]
+    assert one["embedding"][0] == pytest.approx(openai["embedding"], abs=1e-5)
+    assert len(http.post("/embeddings", json={"model": "spark", "input": ["a", "b"]}).json()) == 2
+    missing = http.post("/embedding", json={"model": "spark"})
+    assert (missing.status_code, missing.json()["error"]["param"]) == (400, "content")
+    assert http.get("/v1/health").json()["status"] == "ok"
+    asked = {"model": "spark", "input": "Hi", "max_output_tokens": 16}
+    assert http.post("/responses", json=asked).json()["object"] == "response"
+    assert http.post("/responses/input_tokens", json=asked).json()["input_tokens"] > 0

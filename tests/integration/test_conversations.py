@@ -1,5 +1,6 @@
 """/v1/conversations with the official client."""
 
+import httpx2
 import openai
 import pytest
 
@@ -55,3 +56,17 @@ def test_items_may_hold_numbers_of_any_size(qwen, client):
     assert texts(client, made.id) == ["x"]
     qwen.say("Yes.")
     client.responses.create(model="spark", input=[said])  # stored too
+
+
+def test_items_are_listed_in_the_form_of_openais_document(qwen):
+    qwen.say("Hello.")
+    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
+    with httpx2.Client(base_url=f"{qwen.url}/v1", timeout=60) as http:
+        talk = http.post("/conversations", json={"items": said}).json()["id"]
+        answer = http.post("/responses", json={"model": "spark", "input": said, "max_output_tokens": 9}).json()
+        asked = http.get(f"/responses/{answer['id']}/input_items").json()["data"]
+        kept = http.get(f"/conversations/{talk}/items").json()["data"]
+    for listed in (kept, asked):
+        for item, kind in zip(listed, ("output_text", "input_text"), strict=True):
+            assert (item["type"], item["status"], item["content"][0]["type"]) == ("message", "completed", kind)
+            assert item["id"]

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Query, Request
+from pydantic import Field
 
 from engine.api.collections import (
     Collection,
@@ -27,6 +28,9 @@ from engine.documents.store import DocumentRow
 from engine.errors import InputFault
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
+
+# What SQLite can count and JSON numbers can say.
+Number = Annotated[int, Field(ge=0, lt=1 << 53)]
 
 router = APIRouter(prefix="/tessera/v1/collections", tags=["collections"], route_class=TypedRoute)
 
@@ -118,7 +122,7 @@ async def list_documents(
 
 
 @router.get("/{collection}/documents/{document}")
-async def show_document(request: Request, collection: str, document: int) -> DocumentPages:
+async def show_document(request: Request, collection: str, document: Number) -> DocumentPages:
     """A document and each of its pages, with what keeps one from being read."""
     desk = await server_state(request).desk()
     live = await asyncio.to_thread(desk.collections.live, collection)
@@ -134,7 +138,7 @@ async def show_document(request: Request, collection: str, document: int) -> Doc
 
 @router.get("/{collection}/documents/{document}/pages/{page}")
 async def show_page(
-    request: Request, collection: str, document: int, page: int, passage: int | None = None
+    request: Request, collection: str, document: Number, page: Number, passage: Number | None = None
 ) -> PageText:
     """The text of a page, with the place of a passage in it."""
     desk = await server_state(request).desk()

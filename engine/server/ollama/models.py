@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import math
+import sys
 import time
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
@@ -21,13 +22,14 @@ from engine.runner.protocol import Embedded
 from engine.server.body import openapi_body, parse
 from engine.server.error_shape import ollama_body
 from engine.server.ollama.names import FOREVER_S, NANO, acquire, keep, plain, tagged
-from engine.server.ollama.schemas import CopyBody, CreateBody, EmbedBody, Named, OldEmbedBody
+from engine.server.ollama.schemas import CopyBody, CreateBody, EmbedBody, Named, OldEmbedBody, PullBody, ShowBody
 from engine.server.ollama.stream import NDJSON, error_line
 from engine.server.openai.embeddings import embed as embed_inputs
 from engine.server.openai.shapes import ignored_header
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from quantize.errors import QuantizeError
+from quantize.files.gguf_file import LazyArray, ValueType
 from quantize.files.gguf_split import read_gguf_model
 
 router = APIRouter(prefix="/api", tags=["ollama"])
@@ -104,11 +106,11 @@ async def loaded(request: Request) -> dict[str, Any]:
     return {"models": found}
 
 
-@router.post("/show", openapi_extra=openapi_body(Named))
-async def show(request: Request) -> dict[str, Any]:
+@router.post("/show", openapi_extra=openapi_body(ShowBody))
+async def show(request: Request) -> Response:
     """What is known about a model. `context_length` is what it really gets here."""
     state = server_state(request)
-    body = await parse(request, Named)
+    body = await parse(request, ShowBody)
     entry = await state.models.entry(body.wanted)
     running = state.pool.get(entry.id)
     n_ctx = running.facts.n_ctx if running and running.facts else state.models.settings(entry).n_ctx
@@ -116,21 +118,22 @@ async def show(request: Request) -> dict[str, Any]:
     template = entry.chat_template or ""
     if "fim" in entry.capabilities:  # clients look for this before they send a suffix
         template += "{{- /* .Suffix */ -}}"
-    return {
+    told = {
         "license": entry.details.license or "",
         "modelfile": f"FROM {entry.id}\n",
         "parameters": f"num_ctx {n_ctx}",
         "template": template,
         "details": _details(entry),
-        "model_info": await asyncio.to_thread(_model_info, entry),
+        "model_info": await asyncio.to_thread(_model_info, entry, bool(body.verbose)),
         "capabilities": list(capabilities),
         "modified_at": datetime.fromtimestamp(entry.added_at, UTC).isoformat(),
         "context_length": n_ctx,
     }
+    return JSONResponse(told, headers=ignored_header(body.ignored()))
 
 
-def _model_info(entry: ModelEntry) -> dict[str, Any]:
-    """All keys of the file's header but long lists, which are null as in Ollama's short form."""
+def _model_info(entry: ModelEntry, verbose: bool) -> dict[str, Any]:
+    """All keys of the file's header; long lists are null as in Ollama's short form."""
     told: dict[str, Any] = {
         "general.architecture": entry.architecture,
         "general.basename": entry.name,
@@ -140,17 +143,25 @@ def _model_info(entry: ModelEntry) -> dict[str, Any]:
     if entry.format != "gguf":
         return told
     try:
-        metadata = read_gguf_model(entry.path).metadata
+        metadata = dict(read_gguf_model(entry.path).metadata)
+        most = sys.maxsize if verbose else _FEW
+        metadata.pop("tokenizer.chat_template", None)
+        return told | {key: _as_json(value, most) for key, value in metadata.items()}
     except (QuantizeError, OSError):
         return told
-    return told | {key: _short(value) for key, value in metadata.items() if key != "tokenizer.chat_template"}
 
 
-def _short(value: Any) -> Any:
-    """A value as JSON; what has many parts is left out."""
+def _as_json(value: Any, most: int) -> Any:
+    """A value as JSON; None for what has more than `most` parts."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
     if isinstance(value, str | bool | int | float):
         return value if not isinstance(value, float) or math.isfinite(value) else str(value)
-    return list(value) if isinstance(value, list | tuple) and len(value) <= _FEW else None
+    if len(value) > most:
+        return None
+    if isinstance(value, LazyArray):
+        value = value.strings() if value.element_type is ValueType.STRING else value.numbers().tolist()
+    return [_as_json(part, most) for part in value]
 
 
 @router.post("/embed", openapi_extra=openapi_body(EmbedBody))
@@ -210,7 +221,7 @@ async def copy(request: Request) -> Response:
     state = server_state(request)
     body = await parse(request, CopyBody)
     await _name(state, body.source, plain(body.destination))
-    return Response()
+    return Response(headers=ignored_header(body.ignored()))
 
 
 @router.post("/create", openapi_extra=openapi_body(CreateBody))
@@ -248,24 +259,26 @@ async def delete(request: Request) -> Response:
     """Forget a second name, or put a model into the trash, from which it can be restored."""
     state = server_state(request)
     body = await parse(request, Named)
+    headers = ignored_header(body.ignored())
     name = plain(body.wanted)
     if state.models.aliases.remove(name):
         state.pool.forget_names()
-        return Response()
+        return Response(headers=headers)
     catalogue = await state.models.catalogue()
     entry = await asyncio.to_thread(catalogue.get, name)
     if entry is None:
         raise ModelNotFound(name)
     await state.pool.unload(entry.id)
     await asyncio.to_thread(Trash(catalogue).remove, entry)
-    return Response()
+    return Response(headers=headers)
 
 
-@router.post("/pull", openapi_extra=openapi_body(Named))
+@router.post("/pull", openapi_extra=openapi_body(PullBody))
 async def pull(request: Request) -> Response:
     """Download a model; the lines tell its progress. The job goes on when the client leaves."""
     state = server_state(request)
-    body = await parse(request, Named)
+    body = await parse(request, PullBody)
+    headers = ignored_header(body.ignored())
     name = plain(body.wanted)
     params = {"model": name, "quant": None, "revision": None, "vision": True}
     job = state.jobs.start(JobKind.PULL, name, params)
@@ -273,8 +286,10 @@ async def pull(request: Request) -> Response:
         last = await while_connected(request, asyncio.to_thread(state.jobs.wait, job.id))
         if last.state != "done":
             raise InputFault(f"{name} was not fetched: {_why(last)}", "model")
-        return JSONResponse({"status": "success"})
-    return EventStream(_progress(state, job.id), error_line, ollama_body, ping=b"", media_type=NDJSON)
+        return JSONResponse({"status": "success"}, headers=headers)
+    return EventStream(
+        _progress(state, job.id), error_line, ollama_body, ping=b"", media_type=NDJSON, headers=headers
+    )
 
 
 def _why(job: Job) -> str:

@@ -167,8 +167,6 @@ class Named(Body):
 
     model: str | None = None
     name: str | None = None
-    verbose: bool | None = None
-    stream: bool | None = None
 
     @property
     def wanted(self) -> str:
@@ -177,6 +175,18 @@ class Named(Body):
         if not found:
             raise InputFault("model is required.", "model")
         return found
+
+
+class ShowBody(Named):
+    """POST /api/show. `verbose`: also the long lists of the file's header."""
+
+    verbose: bool | None = None
+
+
+class PullBody(Named):
+    """POST /api/pull."""
+
+    stream: bool | None = None
 
 
 class CopyBody(Body):
@@ -191,3 +201,4 @@ class CreateBody(Named):
 
     from_: Annotated[str | None, Field(alias="from")] = None
     quantize: str | None = None
+    stream: bool | None = None

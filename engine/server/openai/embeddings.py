@@ -16,6 +16,7 @@ from engine.runner.protocol import Embedded
 from engine.server.body import Body, openapi_body, parse
 from engine.server.openai.schemas import TokenId
 from engine.server.openai.shapes import ignored_header, new_id
+from engine.server.openai.tokens import chosen_model
 from engine.server.shape import ANY
 from engine.server.sse import while_connected
 from engine.server.state import ServerState, server_state
@@ -26,26 +27,49 @@ router = APIRouter()
 MAX_INPUTS = 2048
 
 
+Inputs = (
+    str
+    | Annotated[list[TokenId], Field(min_length=1)]
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
+    | Annotated[list[list[TokenId]], Field(min_length=1, max_length=MAX_INPUTS)]
+)
+
+
+def _listed(given: Inputs) -> list[str | list[int]]:
+    """The inputs as a list."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given[0], int):
+        return [[t for t in given if isinstance(t, int)]]
+    return [item for item in given if isinstance(item, str | list)]
+
+
 class EmbeddingRequest(Body):
     """POST /v1/embeddings."""
 
     model: str
-    input: (
-        str
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
-        | Annotated[list[list[TokenId]], Field(min_length=1, max_length=MAX_INPUTS)]
-    )
+    input: Inputs
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
 
     def inputs(self) -> list[str | list[int]]:
         """The inputs as a list."""
-        if isinstance(self.input, str):
-            return [self.input]
-        if isinstance(self.input[0], int):
-            return [[t for t in self.input if isinstance(t, int)]]
-        return [item for item in self.input if isinstance(item, str | list)]
+        return _listed(self.input)
+
+
+class NativeEmbeddingRequest(Body):
+    """POST /embedding, llama-server's own. Without `model`: the one used last."""
+
+    model: str | None = None
+    content: Inputs | None = None
+    input: Inputs | None = None
+
+    def inputs(self) -> list[str | list[int]]:
+        """The inputs as a list. Raises: InputFault: there are none."""
+        given = self.content if self.content is not None else self.input
+        if given is None:
+            raise InputFault("content: the text to embed is missing.", "content")
+        return _listed(given)
 
 
 class RerankRequest(Body):
@@ -121,10 +145,24 @@ async def embeddings(request: Request) -> Response:
     )
 
 
+@router.post("/embedding", openapi_extra=openapi_body(NativeEmbeddingRequest))
+@router.post("/embeddings", openapi_extra=openapi_body(NativeEmbeddingRequest), include_in_schema=False)
+async def native_embeddings(request: Request) -> Response:
+    """Embed one or several texts, in llama-server's form: a list, of each text its one vector in a list."""
+    state = server_state(request)
+    body = await parse(request, NativeEmbeddingRequest)
+    inputs = body.inputs()
+    name = body.model or (await chosen_model(state, None)).id
+    _, vectors, _ = await while_connected(request, embed(state, name, inputs))
+    told = [{"index": index, "embedding": [vector.tolist()]} for index, vector in enumerate(vectors)]
+    return JSONResponse(told, headers=ignored_header(body.ignored()))
+
+
 @router.post("/v1/rerank", openapi_extra=openapi_body(RerankRequest))
 @router.post("/rerank", openapi_extra=openapi_body(RerankRequest), include_in_schema=False)
 @router.post("/reranking", openapi_extra=openapi_body(RerankRequest), include_in_schema=False)
 @router.post("/v1/reranking", openapi_extra=openapi_body(RerankRequest), include_in_schema=False)
+@router.post("/v1/reranker", openapi_extra=openapi_body(RerankRequest), include_in_schema=False)
 @router.post("/v2/rerank", openapi_extra=openapi_body(RerankRequest), include_in_schema=False)
 async def rerank(request: Request) -> Response:
     """Order documents by their relevance to a query, with a reranking model."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from engine.errors import EnvironmentFault, InputFault
 from engine.loaded_model import LoadedModel
 from engine.sampling import Chosen, choose, only_said
-from engine.server.body import openapi_body, parse
+from engine.server.body import Body, openapi_body, parse
 from engine.server.errors import sse_error
 from engine.server.fanout import merge
 from engine.server.models import DEFAULT_NAME
@@ -24,6 +24,7 @@ from engine.server.openai.query import output_of, to_query
 from engine.server.openai.schemas import ChatRequest, OutputFields, SamplingBody, TokenLimit, limit_of
 from engine.server.openai.shapes import ignored_header
 from engine.server.openai.tokens import chosen_model
+from engine.server.responses import routes as responses
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.turn import prepare_turn
@@ -34,6 +35,21 @@ router = APIRouter(tags=["llama-server"])
 
 MAX_PROMPTS = 64
 Piece = str | Annotated[int, Field(ge=0, lt=1 << 31)]
+# `false` is llama-server's word for: never.
+Bias = Annotated[float, Field(ge=-100, le=100)] | Literal[False]
+NEVER = -100.0
+MAX_DIGITS = 10
+
+
+class TextPrompt(Body):
+    """A prompt as an object. Pictures are taken in conversations only."""
+
+    prompt_string: str
+    multimodal_data: list[str] | None = None
+
+
+Prompts = Annotated[list[Piece | list[Piece] | TextPrompt], Field(min_length=1, max_length=1 << 20)]
+Biases = Annotated[list[tuple[Piece, Bias]], Field(max_length=1 << 16)]
 
 
 class NativeRequest(SamplingBody, OutputFields):
@@ -42,7 +58,8 @@ class NativeRequest(SamplingBody, OutputFields):
     no_effect: ClassVar[frozenset[str]] = frozenset({"stream_options"})
 
     model: str | None = None
-    prompt: str | Annotated[list[Piece | list[Piece]], Field(min_length=1, max_length=1 << 20)]
+    prompt: str | TextPrompt | Prompts
+    logit_bias: dict[str, Bias] | Biases | None = None  # type: ignore[assignment]
     n_predict: TokenLimit | None = None
     max_tokens: TokenLimit | None = None
     n_probs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -53,13 +70,37 @@ class NativeRequest(SamplingBody, OutputFields):
 
     def prompts(self) -> list[str | list[Piece]]:
         """The prompts: a list with a number in it is one of them, other lists hold several."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
+        if not isinstance(self.prompt, list):
+            return [_text(self.prompt)]
         if any(isinstance(piece, int) for piece in self.prompt):
-            if any(isinstance(piece, list) for piece in self.prompt):
+            if any(isinstance(piece, list | TextPrompt) for piece in self.prompt):
                 raise InputFault("prompt: tokens and whole prompts cannot be mixed in one list.", "prompt")
-            return [[piece for piece in self.prompt if not isinstance(piece, list)]]
-        return [piece for piece in self.prompt if not isinstance(piece, int)]
+            return [[piece for piece in self.prompt if isinstance(piece, int | str)]]
+        return [p if isinstance(p, list) else _text(p) for p in self.prompt if not isinstance(p, int)]
+
+    def bias(self) -> dict[int, float]:
+        """Nothing yet: words become tokens with a model's vocabulary, see `_bias`."""
+        return {}
+
+    def biases(self) -> list[tuple[Piece, float]]:
+        """Tokens, or texts of which every token is meant, with their bias."""
+        given = self.logit_bias or {}
+        pairs = given.items() if isinstance(given, dict) else given
+        return [(_token(key), NEVER if value is False else value) for key, value in pairs]
+
+
+def _text(prompt: str | TextPrompt) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    if prompt.multimodal_data:
+        where = "prompt.multimodal_data"
+        raise InputFault(f"{where}: pictures are taken in conversations only, at /v1/chat/completions.", where)
+    return prompt.prompt_string
+
+
+def _token(key: Piece) -> Piece:
+    """The keys of a JSON object are text, also where they mean a token's id."""
+    return int(key) if isinstance(key, str) and key.isdecimal() and len(key) < MAX_DIGITS else key
 
 
 class TemplateRequest(ChatRequest):
@@ -90,7 +131,7 @@ async def _start(state: ServerState, body: NativeRequest) -> tuple[LoadedModel, 
     output, param = output_of(body)
     constraint = None if output is None else await state.checker.check(output, param)
     limit = limit_of(body.n_predict, body.max_tokens)
-    sampling = choose(body.sampling(), state.models.recommended(model.id).plain)
+    sampling = choose(await _sampling(model, body), state.models.recommended(model.id).plain)
     if model.facts is not None and model.facts.forwards:
         sampling = only_said(sampling)
     generations: list[AsyncIterator[Event]] = []
@@ -107,6 +148,17 @@ async def _start(state: ServerState, body: NativeRequest) -> tuple[LoadedModel, 
         )
         generations.append(timed(state.pool.generate(model, request), body.t_max_predict_ms))
     return model, generations, sampling
+
+
+async def _sampling(model: LoadedModel, body: NativeRequest) -> dict[str, Any]:
+    """What the request says about sampling, its words as this model's tokens."""
+    assert model.runner is not None
+    given = body.sampling()
+    bias: dict[int, float] = {}
+    for key, value in body.biases():
+        ids = [key] if isinstance(key, int) else await model.runner.tokenize(key, add_special=False)
+        bias |= dict.fromkeys(ids, value)
+    return {**given, "logit_bias": bias} if bias else given
 
 
 async def _tokens(model: LoadedModel, pieces: list[Piece]) -> list[int]:
@@ -126,6 +178,8 @@ class _Answer:
         self._body = body
         self._sampling = sampling
         self._index = index
+        asked = body.prompts()[index]
+        self._prompt = asked if isinstance(asked, str) else ""
         self._started = Started(prompt_tokens=0, cached_tokens=0)
         self._done: Done | None = None
         self._text: list[str] = []
@@ -159,6 +213,7 @@ class _Answer:
         told = {
             "index": self._index,
             "content": "".join(self._text) if content is None else content,
+            "prompt": self._prompt,
             "tokens": [] if streamed or not self._body.return_tokens else self._tokens,
             "id_slot": -1,
             **ended(self._model, self._started, self._done, truncated=False),
@@ -216,6 +271,18 @@ async def _stream(state: ServerState, body: NativeRequest) -> AsyncGenerator[byt
 async def chat_completions(request: Request) -> Response:
     """OpenAI's route without its prefix, as llama-server has it."""
     return await chat.chat_completions(request)
+
+
+@router.post("/responses", include_in_schema=False)
+async def create_response(request: Request) -> Response:
+    """OpenAI's route without its prefix, as llama-server has it."""
+    return await responses.create_response(request)
+
+
+@router.post("/responses/input_tokens", include_in_schema=False)
+async def response_input_tokens(request: Request) -> Response:
+    """OpenAI's route without its prefix, as llama-server has it."""
+    return await responses.count_input(request)
 
 
 @router.get("/models", include_in_schema=False)

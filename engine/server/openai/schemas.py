@@ -124,12 +124,16 @@ class SamplerFields(Body):
         if seed is not None:
             given["seed"] = (seed + choice) % (1 << 32)
         if self.logit_bias is not None:
-            given["logit_bias"] = {_token_id(k): v for k, v in self.logit_bias.items()}
+            given["logit_bias"] = self.bias()
         if self.dry_sequence_breakers is not None:
             given["dry_sequence_breakers"] = tuple(self.dry_sequence_breakers)
         if self.samplers is not None:
             given["order"] = tuple("typical_p" if name == "typ_p" else name for name in self.samplers)
         return given
+
+    def bias(self) -> dict[int, float]:
+        """The bias of tokens by their ids. Raises: InputFault."""
+        return {_token_id(key): value for key, value in (self.logit_bias or {}).items()}
 
     def adapters(self) -> tuple[tuple[str, float], ...]:
         """LoRA adapters as the engine takes them."""

@@ -333,7 +333,6 @@ def _store(live: Live) -> dict[str, Any]:
         "usage_bytes": live.store.size_bytes(),
         "file_counts": counts,
         "status": "in_progress" if counts["in_progress"] else "completed",
-        "expires_after": None,
         "expires_at": None,
         "last_active_at": int(definition.created_at),
         "metadata": {k: v for k, v in definition.facts.items() if not k.startswith(_ATTRIBUTES)},

@@ -8,6 +8,7 @@ import msgspec
 
 from engine.errors import InputFault
 from engine.server.openai.shapes import new_id
+from engine.server.responses.items import stored_item
 from engine.server.responses.store import ResponseNotFound
 
 MAX_CONVERSATIONS: Final = 512
@@ -66,7 +67,7 @@ class ConversationStore:
 
     def add(self, conversation: Conversation, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Add items behind the others, each with an id; nothing happens to a conversation that was deleted."""
-        named = [item if isinstance(item.get("id"), str) else {**item, "id": new_id("item", "_")} for item in items]
+        named = [stored_item(item) for item in items]
         conversation.items += named
         conversation.size_bytes += len(msgspec.json.encode(named))
         if conversation.id in self._kept:

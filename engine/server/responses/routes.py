@@ -24,7 +24,7 @@ from engine.server.openai.schemas import Reasoning, limit_of
 from engine.server.openai.shapes import ignored_header, new_id
 from engine.server.paging import Order, PageSize, page
 from engine.server.responses.conversation_store import Conversation
-from engine.server.responses.items import to_messages
+from engine.server.responses.items import stored_item, to_messages
 from engine.server.responses.schemas import ResponsesRequest
 from engine.server.responses.stream import ItemStream
 from engine.server.responses.tools import Toolbox, tool_choice, toolbox
@@ -249,7 +249,7 @@ def _keep(state: ServerState, asked: _Asked, items: ItemStream) -> None:
     """Add the turn to its conversation, and store the answer unless the client said not to."""
     given = asked.body.input
     listed = given if isinstance(given, list) else [_user_item(given or "")]
-    listed = [item if "id" in item else {**item, "id": new_id("item", "_")} for item in listed]
+    listed = [stored_item(item) for item in listed]
     if asked.talk is not None:
         state.talks.add(asked.talk, [*listed, *items.output])
     if asked.body.store is not False:

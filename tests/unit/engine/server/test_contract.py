@@ -1,11 +1,16 @@
 """The structs of engine.api are what routes take and return, what the OpenAPI page shows, and light to import."""
 
+import ast
 import subprocess
 import sys
+import typing
+from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec import json as msgspec_json
 
+import engine
 from engine.api import keys, library, machine, measuring, quantizing
 from engine.api.jobs import Job, JobKind
 from engine.dispatch.placer import Placer
@@ -14,10 +19,12 @@ from engine.errors import InputFault
 from engine.paths import user_paths
 from engine.pool import Pool
 from engine.server.auth import Access
+from engine.server.body import Body
 from engine.server.every_route import every_route
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
-from engine.server.typed import decode
+from engine.server.typed import decode, every_contract
+from engine.types import SamplingParams
 
 HEAVY = ("numpy", "llama_cpp", "onnxruntime", "fastapi", "starlette", "pydantic", "PySide6", "psutil", "httpx2")
 
@@ -98,6 +105,12 @@ def test_bodies_are_described_with_their_limits(page):
         (measuring.TuneRequest, b'{"shape": "x", "limit_s": 1e999}', "limit_s"),
         (quantizing.QuantizeRequest, b'{"model": "x", "locks": [{"pattern": "a"}]}', "locks[0].type"),
         (quantizing.QuantizeRequest, b'{"model": "x", "tier": "best"}', "tier"),
+        (keys.KeyRequest, b'{"name": "x", "scope": "chat"}', "scope"),
+        (
+            quantizing.QuantizeRequest,
+            b'{"model": "x", "locks": [{"pattern": "a", "type": "q8_0", "x": 1}]}',
+            "locks[0].x",
+        ),
         (library.LinkRequest, b"[]", None),
         (library.LinkRequest, b"{", None),
         (library.LinkRequest, b"", None),
@@ -111,6 +124,48 @@ def test_a_wrong_body_is_refused_with_the_field_that_is_wrong(kind, raw, param):
     assert caught.value.param == param
     if param:
         assert str(caught.value).startswith(f"{param}: ")
+
+
+def read_names():
+    """Every name by which the engine reads something: attributes, parameters, keywords, names in text."""
+    found = set(SamplingParams.__struct_fields__)  # read by these names
+    for file in Path(engine.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                found.add(node.attr)
+            elif isinstance(node, ast.arg | ast.keyword):
+                found.add(node.arg)
+            elif isinstance(node, ast.Constant):
+                found.add(node.value)
+    return found
+
+
+def kinds_within(kind):
+    """A struct and the structs that its fields hold."""
+    yield kind
+    for field in msgspec.structs.fields(kind):
+        for inner in (field.type, *typing.get_args(field.type)):
+            if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+                yield from kinds_within(inner)
+
+
+def bodies(kind=Body):
+    for inner in kind.__subclasses__():
+        yield inner
+        yield from bodies(inner)
+
+
+def test_a_field_that_is_declared_and_never_read_fails(page):
+    """What a route takes is read somewhere, of every protocol; what it means is proven in test_request_contract."""
+    read = read_names()
+    taken = [contract.takes for contract in every_contract() if contract.takes is not None]
+    declared = {(k.__name__, name) for kind in taken for k in kinds_within(kind) for name in k.__struct_fields__}
+    declared |= {(k.__name__, n) for k in bodies() for n in k.model_fields if n not in k.no_effect}
+    assert len(declared) > 600
+    unread = {
+        f"{k}.{n}" for k, n in declared if n.removeprefix("guided_") not in read
+    }  # vLLM's: one loop reads them
+    assert unread == set()
 
 
 def test_a_job_travels_unchanged():

@@ -1,0 +1,157 @@
+"""Other servers' own tests against a running Tessera, with a table of what may differ and why.
+
+    python tests/optin/conformance/run.py SUITE FOLDER URL MODEL [--python PYTHON] [--only basic,tokenize]
+
+SUITE and its FOLDER: `llama_server`, tools/server/tests of a llama.cpp checkout; `lemonade`, test of a Lemonade
+checkout; `vllm`, tests of a vLLM checkout or source package. Nothing is fetched. PYTHON needs pytest,
+pytest-timeout, pytest-asyncio, requests, numpy, openai, anthropic, ollama, httpx, fastapi, jsonschema, regex, wget
+and filelock.
+Prints each failure that has no reason in expected.toml, counts the others, and ends with 1 where there is one.
+OpenAI's published document is compared by openai_schema.py beside this file.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree as ET  # our own report, written by pytest
+
+HERE = Path(__file__).parent
+# They need a server of their own with other flags, a download, or what llama.cpp keeps for itself.
+LLAMA_LEFT_OUT = (
+    "router", "sleep", "mcp_servers", "tools_builtin", "kv_keep_only_active", "lora", "speculative", "vision_api",
+    "slot_save", "proxy", "compat_gcp",
+)  # fmt: skip
+# The files whose tests talk to a server. Lemonade's others manage its own models, backends and clouds.
+LEMONADE = ("server_llm", "test_ollama", "server_streaming_errors")
+VLLM = {
+    "completion": "openai/completion/test_completion.py",
+    "chat": "openai/chat_completion/test_chat.py",
+    "chat_completion": "openai/chat_completion/test_chat_completion.py",
+    "function_calling": "openai/chat_completion/test_completion_with_function_calling.py",
+    "logit_bias": "openai/chat_completion/test_chat_logit_bias_validation.py",
+    "include_reasoning": "openai/chat_completion/test_include_reasoning.py",
+    "non_object_body": "openai/chat_completion/test_non_object_body_validation.py",
+    "empty_prompt": "openai/completion/test_empty_prompt_list.py",
+    "text_offset": "openai/completion/test_completion_text_offset.py",
+    "responses": "openai/responses/test_simple.py",
+    "messages": "anthropic/test_messages.py",
+    "tokenization": "serve/tokenize/test_tokenization.py",
+    "basic": "serve/instrumentator/test_basic.py",
+}
+MODEL_OF = re.compile(r"^(MODEL_NAME|MODEL) = \"[^\"]*\"", re.MULTILINE)
+
+
+def llama_server(folder: Path, work: Path, only: list[str], _: str) -> list[str]:
+    """Copy the tests; what to run."""
+    shutil.copytree(folder, work, dirs_exist_ok=True)
+    for name in LLAMA_LEFT_OUT:
+        (work / "unit" / f"test_{name}.py").unlink(missing_ok=True)
+    return [f"unit/test_{name}.py" for name in only] or ["unit"]
+
+
+def lemonade(folder: Path, work: Path, only: list[str], _: str) -> list[str]:
+    """Copy the tests; what to run."""
+    shutil.copytree(folder / "utils", work / "utils")
+    for name in LEMONADE:
+        shutil.copy(folder / f"{name}.py", work)
+    return [f"{name}.py" for name in only or LEMONADE]
+
+
+def vllm(folder: Path, work: Path, only: list[str], model: str) -> list[str]:
+    """Copy the tests with our model's name in them; what to run. `tests.utils` is the plugin's."""
+    chosen = [VLLM[name] for name in only or VLLM if (folder / "entrypoints" / VLLM[name]).exists()]
+    for name in chosen:
+        place = work / "tests" / "entrypoints" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        text = (folder / "entrypoints" / name).read_text("utf-8")
+        place.write_text(MODEL_OF.sub(rf'\1 = "{model}"', text), "utf-8")
+        beside = folder / "entrypoints" / Path(name).parent / "conftest.py"
+        if beside.exists():
+            shutil.copy(beside, place.parent)
+    for place in [work / "tests", *(work / "tests").rglob("*/")]:
+        (place / "__init__.py").touch()
+    return [f"tests/entrypoints/{name}" for name in chosen]
+
+
+SUITES: dict[str, Callable[[Path, Path, list[str], str], list[str]]] = {
+    "llama_server": llama_server,
+    "lemonade": lemonade,
+    "vllm": vllm,
+}
+
+
+def run(suite: str, python: str, folder: Path, server: str, only: list[str]) -> Path:
+    """Run a copy of the tests; returns pytest's report."""
+    work = Path(tempfile.mkdtemp())
+    what = SUITES[suite](folder, work, only, server.split(" ")[1])
+    report = work / "report.xml"
+    options = [
+        "-q",
+        "-p",
+        f"pointed_{suite}",
+        "-o",
+        "addopts=",
+        "-m",
+        "not slow",
+        "--timeout",
+        "180",
+        f"--junit-xml={report}",
+    ]
+    subprocess.run(
+        [python, "-m", "pytest", *options, f"--junit-xml={report}", *what],
+        cwd=work,
+        env={**os.environ, "CONFORMANCE_SERVER": server, "PYTHONPATH": f"{work}{os.pathsep}{HERE}"},
+        check=False,
+        timeout=7200,
+    )
+    return report
+
+
+def differences(suite: str, report: Path) -> Counter[str]:
+    """Prints the failures that nothing explains; how many there are of each kind."""
+    expected = tomllib.loads((HERE / "expected.toml").read_text("utf-8"))[suite]
+    counts: Counter[str] = Counter()
+    for case in ET.parse(report).getroot().iter("testcase"):
+        name = f"{(case.get('classname') or '').rpartition('test_')[2]}::{case.get('name')}"
+        problem = next((case.find(kind) for kind in ("failure", "error") if case.find(kind) is not None), None)
+        if case.find("skipped") is not None:
+            counts["skipped"] += 1
+        elif problem is None:
+            counts["passed"] += 1
+        else:
+            reason = next((why for pattern, why in expected.items() if re.search(pattern, name)), "")
+            counts[reason or "UNEXPECTED"] += 1
+            if not reason:
+                print(f"UNEXPECTED {name}: {' '.join((problem.get('message') or '').split())[:220]}")
+    return counts
+
+
+def main() -> int:
+    """Run, compare, print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("url")
+    parser.add_argument("model")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--python", default=sys.executable)
+    given = parser.parse_args()
+    only = [name for name in given.only.split(",") if name]
+    report = run(given.suite, given.python, given.folder, f"{given.url.rstrip('/')} {given.model}", only)
+    print(report)
+    counts = differences(given.suite, report)
+    for reason, count in counts.most_common():
+        print(f"{count:4}  {reason}")
+    return 1 if counts["UNEXPECTED"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
