@@ -250,7 +250,7 @@ EXAMPLES = {
     ],
     "/embedding": [{"model": "spark", "content": "Hello"}, {"input": ["Hello", "Sea"]}],
     "/v1/streams/lookup": [{"conversation_ids": ["kept"]}],
-    "/api/show": [{"model": "spark", "verbose": True}],
+    "/api/show": [{"model": "spark", "verbose": True}, {"name": "spark"}],
     "/tokenize": [
         PIECES,
         {"model": "spark", "prompt": "Hi", "add_special_tokens": False},
