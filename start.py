@@ -2,6 +2,7 @@
 
     python3 start.py [--no-system] [--no-gui] [--no-model] [--wheels FOLDER] [ARGS for tessera]
     python3 start.py test [ARGS for pytest]
+    python3 start.py test --quick [ARGS for pytest]   unit tests only: no process, no Qt, no native library
     python3 start.py model           fetch the chat model if it is not here
     python3 start.py speech          fetch the speech model (80 MB), for /v1/audio/transcriptions
 
@@ -22,6 +23,8 @@ MARKER = os.path.join(VENV, "tessera-ready")
 OPTIONS = ("--no-system", "--no-gui", "--no-model", "--wheels")
 # The tests of a file share its servers; most wait for processes, so two files at a time pay on one core too.
 WHOLE_RUN = ["-n", str(max(2, min(4, os.cpu_count() or 2))), "--dist", "loadfile"]
+# The plugin of the window's tests loads Qt, so the quick run goes without it (see tests/quick.py).
+QUICK_RUN = ["-p", "no:pytest-qt", "-n", "2", "--dist", "worksteal", "tests/unit"]
 LOCKS = {"desktop": "desktop.txt", "server": "base.txt", "test": "dev.txt"}
 
 
@@ -141,7 +144,8 @@ def main() -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (ROOT, os.environ.get("PYTHONPATH")) if p)
     if testing:
         os.chdir(ROOT)
-        return run([venv_python(), "-m", "pytest", *(rest[1:] or WHOLE_RUN)])
+        quick = QUICK_RUN if "--quick" in rest else []
+        return run([venv_python(), "-m", "pytest", *(rest[1:] or WHOLE_RUN), *quick])
     return run([venv_python(), "-m", "app", *rest])
 
 

@@ -56,11 +56,12 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a job failed or paused by itself: the error's code, its words and its facts."""
+    """Why a job failed or paused by itself: the error's code, its words, its facts, and what is to blame for it."""
 
     code: str
     message: str
     facts: dict[str, Any] = {}
+    blame: Literal["request", "machine", "program"] = "machine"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -338,7 +338,8 @@ class JobRegistry:
             self._update(job_id, state="cancelled")
         except (EngineError, quantize.errors.QuantizeError) as error:
             facts = msgspec.to_builtins(error.facts(), enc_hook=str)
-            fault = Fault(code=error.code, message=str(error), facts=facts)
+            asked = isinstance(error, InputFault | quantize.errors.InputFault)
+            fault = Fault(code=error.code, message=str(error), facts=facts, blame="request" if asked else "machine")
             _log.warning("job failed id=%s code=%s", job_id, error.code)
             self._update(job_id, state="failed", error=fault)
         except Exception as error:  # noqa: BLE001 a bug in one job must neither hide nor end the others
@@ -384,4 +385,4 @@ def _unforeseen(job_id: str, error: Exception) -> Fault:
         _log.warning("job failed id=%s, the system has no more %s: %s", job_id, lack.what, error)
         return Fault(code=lack.code, message=str(lack), facts=msgspec.to_builtins(lack.facts()))
     _log.error("job crashed id=%s", job_id, exc_info=error)
-    return Fault(code="bug", message=type(error).__name__)
+    return Fault(code="bug", message=type(error).__name__, blame="program")

@@ -17,6 +17,8 @@ os.environ["TESSERA_INSTALLED_MODELS"] = "/nonexistent/models"
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+pytest_plugins = ("quick",)
+
 _real_connect = socket.socket.connect
 _real_connect_ex = socket.socket.connect_ex
 

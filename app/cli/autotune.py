@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.measuring import open_workshop, tell_progress
+from app.cli.measuring import measure, place_of
 from app.cli.numbers import Numbers
 from app.cli.say import say
 
 if TYPE_CHECKING:
-    from engine.measurements.tuning import TuneReport
+    from engine.api.jobs import TuneReport
 
 
 @click.command(
@@ -31,14 +31,12 @@ def command(
     """Search, store and explain."""
     import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
 
-    from engine.measure_jobs.subject import Subject  # noqa: PLC0415
-    from engine.measure_jobs.work import TuneWish  # noqa: PLC0415
+    from engine.api.measuring import TuneRequest  # noqa: PLC0415
 
     if (model is None) == (shape is None):
         raise click.UsageError("Give a MODEL or --shape.")
-    wish = TuneWish(subject=Subject(model=model, shape=shape, mix=mix), lengths=lengths, limit_s=60 * minutes)
-    reports = open_workshop().tune(wish, lambda text, count: tell_progress(f"{count}: {text}" if count else text))
-    tell_progress("")
+    request = TuneRequest(model=place_of(model), shape=shape, type=mix, lengths=lengths, limit_s=60 * minutes)
+    reports = measure(lambda client: client.autotune(request), on_interrupt="pause").reports
     if as_json:
         click.echo(msgspec.json.encode(reports).decode())
         return

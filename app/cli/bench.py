@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.measuring import open_workshop, tell_progress
+from app.cli.measuring import measure, place_of
 from app.cli.numbers import Numbers
 from app.cli.say import say
 
 if TYPE_CHECKING:
-    from engine.measurements.reports import Report
+    from engine.api.jobs import Report
 
 
 @click.command(
@@ -58,9 +58,9 @@ def command(
 ) -> None:
     """Measure, store and print."""
     if shape == "list":
-        from engine.bench.shapes import SHAPES  # noqa: PLC0415 - the command's own imports wait until it runs
+        from engine.services import Services  # noqa: PLC0415 - the command's own imports wait until it runs
 
-        say("\n".join(SHAPES))
+        say("\n".join(Services().shapes()))
         return
     if history:
         _history(model, as_json=as_json)
@@ -68,48 +68,53 @@ def command(
     if prices:
         _price_types(as_json=as_json)
         return
-    from engine.measure_jobs.subject import Subject  # noqa: PLC0415
-    from engine.measure_jobs.work import BenchWish  # noqa: PLC0415
-    from engine.measurements.results import to_csv  # noqa: PLC0415
+    from engine.api.measuring import BenchRequest  # noqa: PLC0415
+    from engine.services import Services  # noqa: PLC0415
 
     if sum(x is not None for x in (model, shape, like, hub)) != 1:
         raise click.UsageError("Give a MODEL, or --shape, --like or --hub.")
-    subject = Subject(model=model, shape=shape, like=str(like) if like else None, hub=hub, mix=mix)
-    workshop = open_workshop()
-    wish = BenchWish(
-        subject=subject, lengths=lengths, parallel=parallel, repeats=repeats, tokens=tokens, threads=threads
+    request = BenchRequest(
+        model=place_of(model),
+        shape=shape,
+        like=str(like.absolute()) if like else None,
+        hub=hub,
+        type=mix,
+        lengths=lengths,
+        parallel=parallel,
+        repeats=repeats,
+        tokens=tokens,
+        threads=threads,
     )
-    report = workshop.bench(wish, tell_progress)
-    tell_progress("")
+    report = measure(lambda client: client.bench(request)).report
+    assert report is not None
+    services = Services()
     if picture is not None:
-        from engine.bench.picture import draw  # noqa: PLC0415
-
-        picture.write_text(draw([report]), encoding="utf-8")
+        picture.write_text(services.picture(report), encoding="utf-8")
     if as_json:
         import msgspec  # noqa: PLC0415
 
         click.echo(msgspec.json.encode(report).decode())
     elif as_csv:
-        click.echo(to_csv(report), nl=False)
+        click.echo(services.as_csv(report), nl=False)
     else:
-        _show(report, workshop.results.before(report))
+        _show(report, services.measured_before(report))
 
 
 def _price_types(*, as_json: bool) -> None:
     """Measure and print what types cost."""
     import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
 
-    from engine.bench.type_prices import UNIT  # noqa: PLC0415
+    from quantize.ggml_types import TIME_UNIT  # noqa: PLC0415
 
-    found = open_workshop().price_types(lambda name, done, total: tell_progress(f"{name}, {done + 1} of {total}"))
-    tell_progress("")
+    found = measure(lambda client: client.price_types()).prices
+    assert found is not None
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
         return
-    unit = found.ns_per_weight[UNIT]
+    unit = found.ns_per_weight[TIME_UNIT.name]
     say(f"decoding one weight, {found.threads} threads (the planner uses these from now on):")
     for name, ns in sorted(found.ns_per_weight.items(), key=lambda item: item[1]):
-        say(f"  {name:8} {ns * 1000:6.1f} ps, {ns / unit:.2f} of {UNIT}")
+        say(f"  {name:8} {ns * 1000:6.1f} ps, {ns / unit:.2f} of {TIME_UNIT.name}")
 
 
 def _history(model: str | None, *, as_json: bool) -> None:
@@ -118,10 +123,9 @@ def _history(model: str | None, *, as_json: bool) -> None:
 
     import msgspec  # noqa: PLC0415
 
-    from engine.measurements.results import Results  # noqa: PLC0415
-    from engine.paths import user_paths  # noqa: PLC0415
+    from engine.services import Services  # noqa: PLC0415
 
-    found = Results(user_paths().state / "bench.jsonl").all(model)
+    found = Services().measured(model)
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
         return

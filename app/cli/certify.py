@@ -39,7 +39,7 @@ def command(
     from app.code.connect.endpoint import endpoint_of  # noqa: PLC0415
     from app.evals import bfcl  # noqa: PLC0415
     from app.evals.datasets import BFCL, NoDataset, wheel  # noqa: PLC0415
-    from engine.paths import user_paths  # noqa: PLC0415
+    from engine.services import user_paths  # noqa: PLC0415
 
     def show(result: "CaseResult") -> None:
         if not quiet and not as_json:

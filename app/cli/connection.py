@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from app.remote_server import RemoteServer
 from app.server_process import ServerProcess
-from engine.paths import user_paths
+from engine.services import user_paths
 
 if TYPE_CHECKING:
     from app.client import Client

@@ -128,7 +128,7 @@ def _store() -> VersionStore:
 def _paths(models: tuple[str, ...]) -> list[Path]:
     """The bundled model's file, and those of these installed models."""
     from engine.library.catalogue import Catalogue  # noqa: PLC0415 - keeps `tessera --help` fast
-    from engine.paths import BUNDLED_MODELS  # noqa: PLC0415 - see above
+    from engine.services import BUNDLED_MODELS  # noqa: PLC0415 - see above
 
     found = sorted(BUNDLED_MODELS.glob("*.gguf"))[:1]
     catalogue = Catalogue() if models else None

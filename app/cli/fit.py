@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from engine.dispatch.types import Placement
     from engine.fit.shape import ModelShape
     from engine.fit.types import FitReport
-    from engine.paths import Paths
     from engine.runner.protocol import LoadSettings
+    from engine.services import Paths
 
 
 @click.command("fit")
@@ -73,7 +73,7 @@ def _placer(replay: Path | None) -> "Placer":
     from engine.dispatch.machine_state import MachineState  # noqa: PLC0415 - see command
     from engine.dispatch.placer import Placer  # noqa: PLC0415 - see command
     from engine.dispatch.resources import open_resources  # noqa: PLC0415 - see command
-    from engine.paths import user_paths  # noqa: PLC0415 - see command
+    from engine.services import user_paths  # noqa: PLC0415 - see command
 
     return Placer(open_resources(user_paths(), MachineState(load_recording(replay)) if replay else None))
 
@@ -85,10 +85,10 @@ def find(model: str, placer: "Placer") -> tuple["ModelShape", "LoadSettings"]:
     from engine.dispatch.placer import read_shape  # noqa: PLC0415 - see command
     from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see command
     from engine.library.lookup import require  # noqa: PLC0415 - see command
-    from engine.paths import user_paths  # noqa: PLC0415 - see command
     from engine.runner.engine_args import NO_ARGS  # noqa: PLC0415 - see command
     from engine.runner.protocol import LoadSettings  # noqa: PLC0415 - see command
     from engine.server.engine_args import EngineArgsStore  # noqa: PLC0415 - see command
+    from engine.services import user_paths  # noqa: PLC0415 - see command
 
     if Path(model).is_file():
         shape = read_shape(model)

@@ -40,7 +40,7 @@ def remove(name: str) -> None:
 
 
 def _store() -> "KeyStore":
-    from engine.paths import user_paths  # noqa: PLC0415 - the command's own imports wait until it runs
     from engine.server.keys import KeyStore  # noqa: PLC0415 - see above
+    from engine.services import user_paths  # noqa: PLC0415 - the command's own imports wait until it runs
 
     return KeyStore(user_paths().config / "api-keys.json")

@@ -37,7 +37,7 @@ def command(
     from app.code.connect.registry import INTEGRATIONS  # noqa: PLC0415
     from app.code.connect.store import ConnectStore  # noqa: PLC0415
     from app.code.errors import CodeError  # noqa: PLC0415
-    from engine.paths import user_paths  # noqa: PLC0415
+    from engine.services import user_paths  # noqa: PLC0415
 
     store = ConnectStore(user_paths().state)
     if name is None:

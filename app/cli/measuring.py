@@ -1,34 +1,40 @@
-"""What `tessera bench` and `tessera autotune` share: the workshop here, and a line that changes in place."""
+"""What `tessera bench` and `tessera autotune` share: a job of the server here, and a line that changes in place."""
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from app.cli.from_settings import obey_offline
-
 if TYPE_CHECKING:
-    from engine.measure_jobs.work import Workshop
+    from app.client import Client
+    from engine.api.jobs import Job, Measured, Progress
 
 
-def open_workshop() -> "Workshop":
-    """The workshop of this user. A server that runs is asked nothing: measuring needs a quiet machine anyway."""
-    from functools import partial  # noqa: PLC0415 - the commands' own imports wait until they run
+def measure(start: "Callable[[Client], Job]", on_interrupt: Literal["pause", "cancel"] = "cancel") -> "Measured":
+    """Start a job and show it until it ends; its result. Raises: as `finish`."""
+    from app.cli.job_line import finish, this_computers_server  # noqa: PLC0415 - keeps `tessera --help` fast
+    from engine.api.jobs import Measured  # noqa: PLC0415 - as above
 
-    from engine.dispatch.memory_admission import MemoryAdmission  # noqa: PLC0415
-    from engine.dispatch.placer import Placer  # noqa: PLC0415
-    from engine.dispatch.resources import open_resources  # noqa: PLC0415
-    from engine.library.catalogue import Catalogue  # noqa: PLC0415
-    from engine.measure_jobs.work import Workshop  # noqa: PLC0415
-    from engine.paths import user_paths  # noqa: PLC0415
-
-    obey_offline()
-    paths = user_paths()
-    placer = Placer(open_resources(paths))
-    return Workshop(paths, placer, MemoryAdmission(placer), partial(Catalogue, paths))
+    try:
+        with this_computers_server() as client:
+            return finish(client, start(client), Measured, _tell, on_interrupt=on_interrupt)
+    finally:
+        _line("")
 
 
-def tell_progress(text: str) -> None:
+def place_of(model: str | None) -> str | None:
+    """A file by its whole path, for a server that runs elsewhere; a model's name as it is."""
+    return str(Path(model).absolute()) if model is not None and Path(model).is_file() else model
+
+
+def _tell(progress: "Progress") -> None:
+    count = f"{progress.done}" + (f" of {progress.total}" if progress.total else "")
+    _line(f"{progress.note} ({count} {progress.unit})" if progress.done else progress.note)
+
+
+def _line(text: str) -> None:
     """Where the work is, for people only."""
     if sys.stderr.isatty():
         from app.tools.shown import shown_text  # noqa: PLC0415 - keeps --help fast

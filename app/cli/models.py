@@ -13,7 +13,7 @@ from app.cli.models_sampling import sampling_command
 from app.cli.say import say
 
 if TYPE_CHECKING:
-    from engine.library.types import ModelEntry
+    from engine.services import ModelEntry
 
 
 @click.group("models")
@@ -25,9 +25,12 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def list_command(as_json: bool) -> None:
     """Show every model on this computer."""
-    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - keeps `tessera --help` fast
+    from contextlib import closing  # noqa: PLC0415 - keeps `tessera --help` fast
 
-    entries = Catalogue().entries()
+    from engine.services import Services  # noqa: PLC0415 - as above
+
+    with closing(Services()) as services:
+        entries = services.models()
     if as_json:
         click.echo(json.dumps({"models": [as_dict(entry) for entry in entries]}, ensure_ascii=False))
         return
@@ -39,10 +42,12 @@ def list_command(as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show_command(model: str, as_json: bool) -> None:
     """Show what is known about MODEL."""
-    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see list
-    from engine.library.lookup import require  # noqa: PLC0415 - see list
+    from contextlib import closing  # noqa: PLC0415 - see list
 
-    entry = require(Catalogue(), model)
+    from engine.services import Services  # noqa: PLC0415 - see list
+
+    with closing(Services()) as services:
+        entry = services.model(model)
     if as_json:
         click.echo(json.dumps(as_dict(entry), ensure_ascii=False))
         return

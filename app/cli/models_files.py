@@ -1,6 +1,8 @@
 """`tessera models import`, `link`, `verify` and `remove`."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,8 @@ from app.cli.progress import ProgressBar
 from app.cli.say import say
 
 if TYPE_CHECKING:
+    from app.client import Client
+    from engine.api.library import Model, Removed
     from quantize.convert.folder import FloatType
 
 _BROKEN_EXIT = 3
@@ -20,11 +24,12 @@ _BROKEN_EXIT = 3
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def import_command(path: Path, as_json: bool) -> None:
     """Copy the model at PATH (a file or a folder) into the library."""
-    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - keeps `tessera --help` fast
-    from engine.library.importing import import_copy  # noqa: PLC0415 - see above
+    from app.cli.job_line import finish, this_computers_server  # noqa: PLC0415 - keeps `tessera --help` fast
+    from engine.api.jobs import ModelMade  # noqa: PLC0415 - see above
 
-    entry = _with_bar(lambda control: import_copy(Catalogue(), path, control))
-    click.echo(json.dumps({"model": entry.id, "path": str(entry.path)}) if as_json else f"{entry.id} is ready.")
+    with this_computers_server() as client, _bar() as bar:
+        made = finish(client, client.import_model(str(path.expanduser().absolute())), ModelMade, bar)
+    click.echo(json.dumps({"model": made.model, "path": made.path}) if as_json else f"{made.model} is ready.")
 
 
 @click.command("convert")
@@ -62,12 +67,11 @@ def link_command(where: str | None, as_json: bool) -> None:
 
     WHERE is a file, a folder, or lmstudio, ollama, llama.cpp, jan, huggingface. Without it: what could be linked.
     """
-    from engine.library import foreign  # noqa: PLC0415 - see import
-    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see import
-    from engine.library.importing import link  # noqa: PLC0415 - see import
+    from app.cli.job_line import this_computers_server  # noqa: PLC0415 - see import
+    from engine.services import Services  # noqa: PLC0415 - see import
 
     if where is None:
-        found = foreign.present()
+        found = Services().foreign_folders()
         if as_json:
             click.echo(json.dumps({"folders": [{"app": f.app, "path": str(f.path)} for f in found]}))
             return
@@ -76,8 +80,9 @@ def link_command(where: str | None, as_json: bool) -> None:
         if not found:
             say("No other application's models were found. Give a folder: tessera models link PATH")
         return
-    changes, entry = link(Catalogue(), where)
-    added = [entry.id] if entry else list(changes.added)
+    place = Path(where).expanduser()
+    with this_computers_server() as client:
+        added = list(client.link(str(place.absolute()) if place.exists() else where).added)
     if as_json:
         click.echo(json.dumps({"added": added}))
     elif added:
@@ -93,13 +98,12 @@ def verify_command(model: str, as_json: bool) -> None:
     """Hash MODEL's files and compare with what was promised."""
     import msgspec  # noqa: PLC0415 - see import
 
-    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see import
-    from engine.library.lookup import require  # noqa: PLC0415 - see import
-    from engine.library.verify import verify  # noqa: PLC0415 - see import
+    from app.cli.job_line import finish, this_computers_server  # noqa: PLC0415 - see import
+    from engine.api.library import Verification  # noqa: PLC0415 - see import
 
-    catalogue = Catalogue()
-    entry = require(catalogue, model)
-    found = _with_bar(lambda control: verify(catalogue, entry, control))
+    with this_computers_server() as client, _bar() as bar:
+        client.library(refresh=True)  # files that were just put there count
+        found = finish(client, client.verify(model), Verification, bar)
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
     else:
@@ -122,44 +126,60 @@ def remove_command(
     model: str | None, yes: bool, undo: str | None, show_trash: bool, empty_trash: bool, as_json: bool
 ) -> None:
     """Remove MODEL. Linked files are only forgotten; all others can be brought back."""
-    from app.format import size  # noqa: PLC0415 - see import
-    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see import
-    from engine.library.lookup import require  # noqa: PLC0415 - see import
-    from engine.library.trash import Trash  # noqa: PLC0415 - see import
+    from app.cli.job_line import this_computers_server  # noqa: PLC0415 - see import
 
-    catalogue = Catalogue()
-    trash = Trash(catalogue)
-    if undo is not None:
-        entry = trash.restore(undo)
-        _say(as_json, {"model": entry.id}, f"{entry.id} is back.")
-    elif show_trash:
-        found = trash.contents()
-        _say(
-            as_json,
-            {"trash": [{"ticket": r.ticket, "model": r.entry.id, "bytes": r.freed_bytes} for r in found]},
-            "\n".join(f"{r.ticket:<40}{size(r.freed_bytes)}" for r in found) or "The trash is empty.",
-        )
-    elif empty_trash:
-        total = sum(r.freed_bytes for r in trash.contents())
-        if not yes:
-            click.confirm(f"Delete {size(total)} for good?", abort=True, err=True)
-        freed = trash.empty()
-        _say(as_json, {"freed_bytes": freed}, f"{size(freed)} freed.")
-    elif model is None:
+    if undo is None and not show_trash and not empty_trash and model is None:
         raise click.UsageError("Which model? See: tessera models list")
-    else:
-        entry = require(catalogue, model)
-        kept = entry.origin.kind in {"linked", "bundled", "installed"}
-        what = "Forget" if kept else f"Remove ({size(entry.size_bytes)})"
-        if not yes:
-            click.confirm(f"{what} {entry.id}?", abort=True, err=True)
-        removed = trash.remove(entry)
-        done = "forgotten; its files stay where they are" if kept else "in the trash"
-        _say(
-            as_json,
-            {"model": entry.id, "ticket": removed.ticket, "files_kept": kept},
-            f"{entry.id} is {done}. Undo with: tessera models remove --undo {removed.ticket}",
-        )
+    with this_computers_server() as client:
+        if undo is not None:
+            back = client.restore(undo)
+            _say(as_json, {"model": back.id}, f"{back.id} is back.")
+        elif show_trash:
+            _show_trash(client.trash(), as_json=as_json)
+        elif empty_trash:
+            total = sum(r.freed_bytes for r in client.trash())
+            if not yes:
+                click.confirm(f"Delete {_size(total)} for good?", abort=True, err=True)
+            freed = client.empty_trash()
+            _say(as_json, {"freed_bytes": freed}, f"{_size(freed)} freed.")
+        elif model is not None:
+            client.library(refresh=True)
+            _remove(client, client.model(model), as_json=as_json, ask=not yes)
+
+
+def _remove(client: "Client", entry: "Model", *, as_json: bool, ask: bool) -> None:
+    kept = entry.origin.kind in {"linked", "bundled", "installed"}
+    if ask:
+        what = "Forget" if kept else f"Remove ({_size(entry.size_bytes)})"
+        click.confirm(f"{what} {entry.id}?", abort=True, err=True)
+    removed = client.remove(entry.id)
+    done = "forgotten; its files stay where they are" if kept else "in the trash"
+    _say(
+        as_json,
+        {"model": entry.id, "ticket": removed.ticket, "files_kept": kept},
+        f"{entry.id} is {done}. Undo with: tessera models remove --undo {removed.ticket}",
+    )
+
+
+def _show_trash(found: "tuple[Removed, ...]", *, as_json: bool) -> None:
+    rows = [{"ticket": r.ticket, "model": r.model, "bytes": r.freed_bytes} for r in found]
+    lines = "\n".join(f"{r.ticket:<40}{_size(r.freed_bytes)}" for r in found)
+    _say(as_json, {"trash": rows}, lines or "The trash is empty.")
+
+
+def _size(count: int) -> str:
+    from app.format import size  # noqa: PLC0415 - see import
+
+    return size(count)
+
+
+@contextmanager
+def _bar() -> Iterator[ProgressBar]:
+    bar = ProgressBar()
+    try:
+        yield bar
+    finally:
+        bar.close()
 
 
 def _say(as_json: bool, facts: dict[str, Any], words: str) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,11 +11,10 @@ from app.cli.progress import ProgressBar
 from app.cli.say import say
 
 if TYPE_CHECKING:
-    from engine.jobs import Progress
-    from engine.library.hub.own_build import OwnBuild
-    from engine.library.hub.plan import Option, RepoPlan
-    from engine.library.hub.repository import RepoHit
-    from engine.library.types import ModelEntry
+    from app.client import Client
+    from engine.api.jobs import Job, Progress
+    from engine.api.library import PullRequest
+    from engine.services import Option, OwnBuild, RepoHit, RepoPlan
 
 
 @click.command("search")
@@ -42,20 +41,17 @@ def search_command(
     """Search the hub for TEXT."""
     import msgspec  # noqa: PLC0415 - keeps `tessera --help` fast
 
-    obey_offline()
-    from engine.library.hub.client import HubClient  # noqa: PLC0415 - see above
-    from engine.library.machine import largest_parameters  # noqa: PLC0415 - see above
+    from engine.services import Services  # noqa: PLC0415 - see above
 
-    if fits and parameters is None:
-        parameters = f"max:{largest_parameters() / 1e9:.1f}B"
-    order: Any = sort
-    hits = HubClient().search(
+    obey_offline()
+    hits = Services().search(
         text,
         task=task,
         architecture=architecture,
         parameters=parameters,
+        fits=fits,
         gguf_only=not all_formats,
-        sort=order,
+        sort=sort,
         limit=limit,
     )
     if as_json:
@@ -71,10 +67,9 @@ def starters_command(as_json: bool) -> None:
     import msgspec  # noqa: PLC0415 - see search
 
     from app.format import size  # noqa: PLC0415 - see search
-    from engine.library.machine import memory_bytes  # noqa: PLC0415 - see search
-    from engine.library.starters import propose  # noqa: PLC0415 - see search
+    from engine.services import Services  # noqa: PLC0415 - see search
 
-    proposals = propose(memory_bytes())
+    proposals = Services().starters()
     if as_json:
         click.echo(json.dumps({"proposals": msgspec.to_builtins(proposals)}))
         return
@@ -97,81 +92,59 @@ def pull_command(
     model: str, label: str | None, plan_only: bool, revision: str | None, no_vision: bool, yes: bool, as_json: bool
 ) -> None:
     """Fetch MODEL: owner/name, owner/name:Q4_K_M, owner/name/file.gguf, or its address."""
-    from dataclasses import replace  # noqa: PLC0415 - see search
+    from contextlib import closing  # noqa: PLC0415 - see search
+
+    from app.cli.job_line import Interrupted, finish, this_computers_server  # noqa: PLC0415 - see search
+    from engine.api.jobs import ModelMade  # noqa: PLC0415 - see search
+    from engine.api.library import PullRequest  # noqa: PLC0415 - see search
+    from engine.services import Services  # noqa: PLC0415 - see search
 
     obey_offline()
-    from engine.dispatch.placer import Placer  # noqa: PLC0415 - see search
-    from engine.dispatch.resources import open_resources  # noqa: PLC0415 - see search
-    from engine.dispatch.verdict import judge_for  # noqa: PLC0415 - see search
-    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see search
-    from engine.library.hub.choose import choose, files_of  # noqa: PLC0415 - see search
-    from engine.library.hub.client import HubClient  # noqa: PLC0415 - see search
-    from engine.library.hub.download import Download, Request  # noqa: PLC0415 - see search
-    from engine.library.hub.names import parse_hub_name  # noqa: PLC0415 - see search
-    from engine.library.hub.plan import plan_repository  # noqa: PLC0415 - see search
-    from engine.library.starters import starter_repo  # noqa: PLC0415 - see search
-
-    name = parse_hub_name(starter_repo(model) or model)
-    name = replace(name, label=label or name.label, revision=revision or name.revision)
-    client, catalogue = HubClient(), Catalogue()
-    judge = judge_for(Placer(open_resources(catalogue.paths)))
-    plan = plan_repository(client, catalogue.paths, name.repo, revision=name.revision, judge=judge)
-    if plan_only:
-        _print_plan(plan, as_json=as_json)
-        return
-    option = choose(plan, name)
-    files = files_of(plan.repository, option.choice, vision=not no_vision)
-    if not as_json:
-        _print_option(plan, option)
-        if not yes and sys.stdin.isatty():
-            click.confirm("Fetch it?", default=True, abort=True, err=True)
-    download = Download(client, catalogue, Request(plan.repository, files))
-    entry = _with_progress(download, as_json=as_json)
-    if as_json:
-        click.echo(json.dumps({"model": entry.id, "path": str(entry.path), "size_bytes": entry.size_bytes}))
-    else:
-        say(f"{entry.id} is ready. Try: tessera chat {entry.id}")
-
-
-def _with_progress(download: Any, *, as_json: bool) -> "ModelEntry":
-    """Run a download; Ctrl-C pauses it, and the same command goes on later."""
-    import threading  # noqa: PLC0415 - see search
-
-    from engine.jobs import Control, Paused  # noqa: PLC0415 - see search
-
+    with closing(Services()) as services:
+        if plan_only:
+            _print_plan(services.planned_repository(model, label, revision)[0], as_json=as_json)
+            return
+        if not as_json:
+            plan, option = services.planned(model, label, revision)
+            _print_option(plan, option)
+            if not yes and sys.stdin.isatty():
+                click.confirm("Fetch it?", default=True, abort=True, err=True)
+    request = PullRequest(model=model, quant=label, revision=revision, vision=not no_vision)
     show = _json_line if as_json else ProgressBar()
-    control = Control(show)
-    outcome: list[Any] = []
-
-    def work() -> None:
-        try:
-            outcome.append(download.run(control))
-        except BaseException as error:  # noqa: BLE001 raised again below, in the thread that can show it
-            outcome.append(error)
-
-    thread = threading.Thread(target=work, name="pull")
-    thread.start()
     try:
-        while thread.is_alive():
-            thread.join(0.2)
-    except KeyboardInterrupt:
-        control.ask("paused")
-        thread.join()
-    if isinstance(show, ProgressBar):
-        show.close()
-    result = outcome[0]
-    if isinstance(result, Paused):
-        raise click.ClickException("Paused. The same command goes on where it stopped.")
-    if isinstance(result, BaseException):
-        raise result
-    found: ModelEntry = result
-    return found
+        with this_computers_server() as client:
+            made = finish(client, _begun(client, request), ModelMade, show, on_interrupt="pause")
+    except Interrupted as stopped:
+        if stopped.state == "paused":
+            raise click.ClickException("Paused. The same command goes on where it stopped.") from None
+        raise
+    finally:
+        if isinstance(show, ProgressBar):
+            show.close()
+    if as_json:
+        click.echo(json.dumps({"model": made.model, "path": made.path, "size_bytes": made.size_bytes}))
+    else:
+        say(f"{made.model} is ready. Try: tessera chat {made.model}")
+
+
+def _begun(client: "Client", request: "PullRequest") -> "Job":
+    """The download: the one of before where it was paused, else a new one."""
+    import msgspec  # noqa: PLC0415 - see search
+
+    from engine.api.jobs import JobKind  # noqa: PLC0415 - see search
+
+    wanted = msgspec.to_builtins(request)
+    for job in client.jobs():
+        if job.kind is JobKind.PULL and job.state == "paused" and job.params == wanted:
+            return client.job_action(job.id, "resume")
+    return client.pull(request)
 
 
 def _json_line(progress: "Progress") -> None:
     import msgspec  # noqa: PLC0415 - see search
 
-    click.echo(msgspec.json.encode({"progress": progress}).decode())
+    if progress.total:  # what is to come is known
+        click.echo(msgspec.json.encode({"progress": progress}).decode())
 
 
 def _print_hits(hits: tuple["RepoHit", ...]) -> None:

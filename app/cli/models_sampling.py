@@ -28,10 +28,10 @@ def sampling_command(model: str, changes: tuple[str, ...], reset: bool, as_json:
     """Show or set what MODEL samples with where a request leaves it open."""
     from engine.library.catalogue import Catalogue  # noqa: PLC0415 - keeps `tessera --help` fast
     from engine.library.lookup import require  # noqa: PLC0415 - see above
-    from engine.paths import user_paths  # noqa: PLC0415 - see above
     from engine.sampling import choose  # noqa: PLC0415 - see above
     from engine.server.models import ServedModels  # noqa: PLC0415 - see above
     from engine.server.sampling_wishes import SamplingWishes  # noqa: PLC0415 - see above
+    from engine.services import user_paths  # noqa: PLC0415 - see above
 
     if reset and changes:
         raise click.UsageError("--set and --reset exclude each other.")

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.jobs import Progress
+    from engine.api.jobs import Progress
 
 
 class ProgressBar:

@@ -11,11 +11,11 @@ import click
 
 from app.cli.quantize_options import Duration, LockOption, Size, check_plan
 from app.cli.say import say
-from engine.paths import DEFAULT_CONTEXT
+from engine.services import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
-    from engine.paths import Paths
     from engine.quantize_jobs.options import QuantizeOptions
+    from engine.services import Paths
     from quantize.evidence import Progress
     from quantize.job.request import QuantizeReport
 
@@ -110,7 +110,7 @@ def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
     import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
 
     from app.cli.quantize_text import calibration_of  # noqa: PLC0415
-    from engine.paths import user_paths  # noqa: PLC0415
+    from engine.services import user_paths  # noqa: PLC0415
 
     paths = user_paths()
     if given["plan_keys"]:

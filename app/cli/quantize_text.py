@@ -9,8 +9,8 @@ import click
 
 from app.cli.say import say
 from app.db.reading import chat_texts
-from engine.paths import Paths
 from engine.quantize_jobs.own_text import gather
+from engine.services import Paths
 
 _CHATS = "chats"
 

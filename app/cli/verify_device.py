@@ -30,7 +30,7 @@ def command(ctx: click.Context, models: tuple[str, ...], *, as_json: bool) -> No
     from engine.dispatch.resources import open_resources  # noqa: PLC0415 - see above
     from engine.dispatch.verify import comparable, verify  # noqa: PLC0415 - see above
     from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see above
-    from engine.paths import user_paths  # noqa: PLC0415 - see above
+    from engine.services import user_paths  # noqa: PLC0415 - see above
 
     resources = open_resources(user_paths())
     machine = resources.machine.full()

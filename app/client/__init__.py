@@ -1,8 +1,8 @@
 """The local server as the terminal and the window use it."""
 
 from app.client.answers import Answer, AnswerStream, ToolCall, ToolCalls, WholeAnswer, answers, chat_body
-from app.client.errors import ApiError, ServerNotStarted, ServerUnreachable, UnexpectedAnswer
-from app.client.http import Client, running_server
+from app.client.errors import ApiError, JobFailed, ServerNotStarted, ServerUnreachable, UnexpectedAnswer
+from app.client.http import Client, local_server, running_server
 from app.client.routes import Routes
 from app.client.stream import Stream
 
@@ -11,6 +11,7 @@ __all__ = [
     "AnswerStream",
     "ApiError",
     "Client",
+    "JobFailed",
     "Routes",
     "ServerNotStarted",
     "ServerUnreachable",
@@ -21,5 +22,6 @@ __all__ = [
     "WholeAnswer",
     "answers",
     "chat_body",
+    "local_server",
     "running_server",
 ]

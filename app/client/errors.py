@@ -1,7 +1,10 @@
 """What can go wrong between a client and the server; the status 0 means that there was no answer."""
 
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
+
+from engine.job_types import Fault
 
 
 @dataclass
@@ -16,6 +19,14 @@ class ApiError(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+
+class JobFailed(ApiError):
+    """A job ended without its result."""
+
+    def __init__(self, fault: Fault) -> None:
+        wrong = HTTPStatus.BAD_REQUEST if fault.blame == "request" else HTTPStatus.INTERNAL_SERVER_ERROR
+        super().__init__(wrong, fault.code, fault.message, None, fault.facts)
 
 
 class ServerUnreachable(ApiError):

@@ -8,8 +8,9 @@ from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
+from app.client.asking import Body
 from app.client.errors import ApiError, ServerUnreachable, UnexpectedAnswer
-from app.client.routes import Body, Routes
+from app.client.routes import Routes
 from app.client.wire import Closed, Failed, Reply, Wire
 from engine.paths import Paths, user_paths
 from engine.version import __version__
@@ -180,6 +181,11 @@ def running_server(paths: Paths | None = None) -> Client | None:
             chosen.close()
             raise
         return chosen
+    return local_server(paths)
+
+
+def local_server(paths: Paths | None = None) -> Client | None:
+    """A client for the server that runs on this computer, whatever `tessera connect` chose; None without one."""
     try:
         found = json.loads((paths or user_paths()).server_file.read_text())
         client = Client(str(found["url"]), str(found["token"]), int(found["pid"]))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from app.client import ApiError, Client, Routes, ServerNotStarted, ServerUnreachable, running_server
-from app.client.routes import Body
+from app.client.asking import Body
 from app.gui.child_server import ChildServer, adopted, started
 from app.server_process import start_shared
 from engine.paths import user_paths

@@ -6,10 +6,11 @@ import msgspec
 from msgspec import Meta
 
 from engine.api.models import Decided
-from engine.library.types import Details, Format, ModelFile, Origin, State
+from engine.library.types import Details, FileCheck, Format, ModelFile, Origin, State, Verification
 
 __all__ = [
     "Details",
+    "FileCheck",
     "Format",
     "Freed",
     "ImportRequest",
@@ -26,6 +27,7 @@ __all__ = [
     "Tensor",
     "Tensors",
     "Trash",
+    "Verification",
 ]
 
 

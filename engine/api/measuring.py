@@ -24,10 +24,14 @@ Parallel = Annotated[int, Meta(ge=1, le=64)]
 
 
 class SubjectRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One of: a model of the library, a named shape, or a file on the hub as owner/name:label (a stand-in)."""
+    """One of: a model of the library, or a stand-in of a named shape, a model here, or a file on the hub.
 
-    model: Annotated[str, Meta(max_length=500)] | None = None
+    A file here may stand for its model. Files on the hub are owner/name:label.
+    """
+
+    model: Annotated[str, Meta(max_length=4096)] | None = None
     shape: Annotated[str, Meta(max_length=100)] | None = None
+    like: Annotated[str, Meta(max_length=4096)] | None = None
     hub: Annotated[str, Meta(max_length=500)] | None = None
     type: Annotated[str, Meta(max_length=40)] = "Q4_K_M"
 

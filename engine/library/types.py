@@ -120,3 +120,22 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
         """Bits a parameter takes on average; 0 if unknown."""
         total = sum(self.details.type_bytes.values())
         return total * 8 / self.details.n_params if self.details.n_params else 0.0
+
+
+class FileCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """One file: `expected` is what its source promised, or what was found at the last check; None if neither."""
+
+    path: str
+    sha256: str | None
+    expected: str | None
+    ok: bool
+    problem: str | None = None
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """The result for a model. `basis`: whose promise it was held against (hub, owner, earlier, none)."""
+
+    model: str
+    ok: bool
+    basis: str
+    files: tuple[FileCheck, ...]

@@ -7,28 +7,9 @@ import msgspec
 from engine.jobs import Control
 from engine.library.catalogue import Catalogue
 from engine.library.hashing import git_sha1_of, sha256_of
-from engine.library.types import ModelEntry
+from engine.library.types import FileCheck, ModelEntry, Verification
 
 _SHA256_HEX = 64
-
-
-class FileCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """One file: `expected` is what its source promised, or what was found at the last check; None if neither."""
-
-    path: str
-    sha256: str | None
-    expected: str | None
-    ok: bool
-    problem: str | None = None
-
-
-class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """The result for a model. `basis`: whose promise it was held against (hub, owner, earlier, none)."""
-
-    model: str
-    ok: bool
-    basis: str
-    files: tuple[FileCheck, ...]
 
 
 def verify(catalogue: Catalogue, entry: ModelEntry, control: Control) -> Verification:

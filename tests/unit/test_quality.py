@@ -23,20 +23,24 @@ def sources():
     return [p for package in PACKAGES for p in (ROOT / package).rglob("*.py")]
 
 
+@pytest.mark.process
 def test_ruff_finds_nothing():
     tool("ruff", "check", "--no-cache", ".")
 
 
+@pytest.mark.process
 def test_the_format_is_the_formatters():
     tool("ruff", "format", "--no-cache", "--check", ".")
 
 
+@pytest.mark.process
 def test_imports_point_one_way():
     tool("lint-imports", "--no-cache")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.process
 def test_types_hold():
     tool("mypy")
 

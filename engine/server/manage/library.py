@@ -1,6 +1,7 @@
 """/tessera/v1/models, /hub and /trash: the library over HTTP. Long work answers with a job (see manage/jobs)."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -39,15 +40,15 @@ from engine.api.library import (
 )
 from engine.dispatch.placer import Placer
 from engine.errors import BadModelFile, InputFault
-from engine.library import foreign, importing, starters, trash
+from engine.library import importing, starters, trash
 from engine.library.catalogue import Catalogue
 from engine.library.lookup import require
-from engine.library.machine import memory_bytes
 from engine.library.types import ModelEntry
 from engine.sampling import choose
 from engine.server.manage.sampling import decided
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
+from engine.services import Services
 from quantize.errors import QuantizeError
 from quantize.files.gguf_split import read_gguf_model
 
@@ -148,7 +149,7 @@ async def list_trash(request: Request) -> Trash:
     return Trash(trash=tuple(map(_removed, found)))
 
 
-@router.post("/trash/{ticket}/restore")
+@router.post("/trash/{ticket:path}/restore")
 async def restore(request: Request, ticket: str) -> Model:
     """Undo a removal."""
     entry = await asyncio.to_thread(trash.Trash(await _catalogue(request)).restore, ticket)
@@ -173,10 +174,8 @@ async def search(
     all_formats: bool = False,
 ) -> SearchResults:
     """Repositories on the hub; `parameters` as the hub writes it (`min:3B,max:9B`)."""
-    from engine.library.hub.client import HubClient  # noqa: PLC0415 a quarter of a second, needed only online
-
     hits = await asyncio.to_thread(
-        HubClient().search,
+        Services().search,
         text,
         task=task,
         architecture=architecture,
@@ -191,15 +190,8 @@ async def search(
 @router.get("/hub/plan")
 async def plan(request: Request, repo: str, revision: str | None = None, *, refresh: bool = False) -> RepoPlan:
     """What each quantization of a repository needs here, and which is best; only headers are read."""
-    from engine.dispatch.verdict import judge_for  # noqa: PLC0415 see search
-    from engine.library.hub.client import HubClient  # noqa: PLC0415 see search
-    from engine.library.hub.plan import plan_repository  # noqa: PLC0415 see search
-
-    catalogue = await _catalogue(request)
-    judge = judge_for(server_state(request).placer)
-    found = await asyncio.to_thread(
-        lambda: plan_repository(HubClient(), catalogue.paths, repo, revision=revision, judge=judge, refresh=refresh)
-    )
+    services = await _services(request)
+    found = await asyncio.to_thread(partial(services.plan, repo, revision, refresh=refresh))
     return RepoPlan(
         repository=msgspec.convert(found.repository, Repository, from_attributes=True),
         options=tuple(map(_option, found.options)),
@@ -213,18 +205,21 @@ async def plan(request: Request, repo: str, revision: str | None = None, *, refr
 @router.get("/hub/starters")
 async def show_starters(request: Request) -> Starters:
     """Three models to begin with that fit this machine, with the speed to expect (null: not known)."""
-    placer = server_state(request).placer
-    found = await asyncio.to_thread(
-        lambda: tuple(_proposal(proposal, placer) for proposal in starters.propose(memory_bytes()))
-    )
-    return Starters(proposals=found)
+    services = await _services(request)
+    found = await asyncio.to_thread(services.starters)
+    return Starters(proposals=tuple(_proposal(proposal, services.placer) for proposal in found))
 
 
 @router.get("/hub/folders")
 async def folders() -> Folders:
     """Folders of other applications whose models could be linked."""
-    found = await asyncio.to_thread(foreign.present)
+    found = await asyncio.to_thread(Services().foreign_folders)
     return Folders(folders=tuple(Folder(app=folder.app, path=str(folder.path)) for folder in found))
+
+
+async def _services(request: Request) -> Services:
+    catalogue = await _catalogue(request)
+    return Services(catalogue.paths, catalogue, server_state(request).placer)
 
 
 async def _catalogue(request: Request) -> Catalogue:

@@ -63,7 +63,7 @@ async def autotune(request: Request, body: TuneRequest) -> Job:
 
 def _subject(body: SubjectRequest) -> Subject:
     """The engine's own record. Raises: InputFault: none or several are given."""
-    found = Subject(model=body.model, shape=body.shape, hub=body.hub, mix=body.type)
+    found = Subject(model=body.model, shape=body.shape, like=body.like, hub=body.hub, mix=body.type)
     found.check()
     if body.shape is not None and body.shape not in SHAPES:
         raise InputFault(f"There is no shape {body.shape!r}. Known: {', '.join(SHAPES)}.", "shape")

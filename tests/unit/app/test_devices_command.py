@@ -47,6 +47,7 @@ def test_json_for_programs(recording):
     assert gpu["arch"] == "sm_89"
 
 
+@pytest.mark.process
 def test_record_and_replay(tmp_path, monkeypatch):
     monkeypatch.setenv("TESSERA_HOME", str(tmp_path / "home"))
     file = str(tmp_path / "here.json")

@@ -6,6 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -30,6 +31,7 @@ def test_what_the_project_asks_for_is_listed():
     assert {"llama.cpp and ggml", "Inter (font)", "JetBrains Mono (font)"} <= found
 
 
+@pytest.mark.process
 def test_the_command_prints_them():
     command = [sys.executable, "-m", "app", "licences"]
     listed = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, check=True)

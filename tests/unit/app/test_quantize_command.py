@@ -59,6 +59,7 @@ def test_a_plan_must_be_signed_by_a_key_that_was_given(tmp_path):
         check_plan(plan, [signer.public])
 
 
+@pytest.mark.process
 def test_one_file_is_taken_as_it_is_and_a_folder_becomes_a_text_that_goes_away(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("words " * 20_000)

@@ -63,7 +63,7 @@ def test_tables_escape_through_one_door():
 
 def test_lines_are_printed_through_one_door():
     """`say` spells out; what is left escapes by itself (JSON), is spelled out beside it, or steers the line."""
-    harmless = re.compile(r"json|shown|to_csv|describe|format_message|033\[K\"")
+    harmless = re.compile(r"json|shown|as_csv|describe|format_message|033\[K\"")
     rough = [
         f"{path.name}: {call}"
         for path in CLI.glob("*.py")

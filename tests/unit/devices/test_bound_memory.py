@@ -10,6 +10,8 @@ import pytest
 from devices.process_memory import bound_memory
 from engine.runner.process import RunnerProcess
 
+pytestmark = pytest.mark.process
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
 
 

@@ -70,6 +70,7 @@ def test_the_build_is_named():
     assert "CPU only" in build_summary(recorded_report(RecordedHost(RECORDINGS["vm-firecracker"])))
 
 
+@pytest.mark.process
 def test_the_command(tmp_path, monkeypatch):
     monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
     file = tmp_path / "machine.json"

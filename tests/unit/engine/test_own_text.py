@@ -8,6 +8,8 @@ import pytest
 from engine.errors import InputFault
 from engine.quantize_jobs.own_text import gather
 
+pytestmark = pytest.mark.process
+
 LINE = "def answer(question): return model(question)  # our own code\n"
 
 

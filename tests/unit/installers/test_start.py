@@ -78,6 +78,7 @@ def test_no_system_forbids_installing_even_as_root(monkeypatch, capsys):
     assert "apt-get install" in capsys.readouterr().out
 
 
+@pytest.mark.process
 def test_this_machine_has_what_it_needs():
     assert system.missing(gui=True, compiler=True) == {}
 
@@ -94,6 +95,7 @@ def test_the_wheel_cache_depends_on_the_processor(monkeypatch):
     assert kernels._key(lock) != here
 
 
+@pytest.mark.process
 def test_the_server_runs_without_qt(tmp_path):
     code = (
         "import sys; sys.modules['PySide6'] = None\n"
@@ -103,6 +105,7 @@ def test_the_server_runs_without_qt(tmp_path):
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
+@pytest.mark.process
 def test_help_imports_little():
     code = (
         "import sys\nfrom app.cli.main import cli\n"
@@ -113,6 +116,7 @@ def test_help_imports_little():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.process
 def test_the_test_command_asks_for_a_screen_and_a_hand(monkeypatch):
     monkeypatch.setattr(
         system.shutil, "which", lambda name: None if name in {"Xvfb", "xdotool"} else f"/usr/bin/{name}"

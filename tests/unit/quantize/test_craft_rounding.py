@@ -13,6 +13,8 @@ from quantize.gptq.rows import craft_rows
 from quantize.gptq.scales import fit_scales
 from quantize.native.blocks import dequantize_rows, quantize_rows
 
+pytestmark = pytest.mark.native
+
 WIDTH = 512
 
 

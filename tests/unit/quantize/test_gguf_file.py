@@ -185,6 +185,7 @@ def test_refuses_hostile_headers_quickly_and_in_little_memory(raw, write):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has another unit elsewhere")
+@pytest.mark.process
 def test_the_most_a_header_may_ask_for_stays_within_a_second_and_100_mb(write):
     limits = Limits()
     strings = [array("tok", 8, limits.strings, struct.pack("<Q", 0) * limits.strings)]

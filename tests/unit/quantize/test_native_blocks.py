@@ -7,6 +7,8 @@ import pytest
 from quantize.ggml_types import BLOCK_SIZES
 from quantize.native.blocks import dequantize_rows, quantize_rows, row_bytes, type_traits
 
+pytestmark = pytest.mark.native
+
 PYTHON_QUANTIZERS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16", "F16", "TQ1_0", "TQ2_0")
 EVERY_QUANTIZED = (
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),

@@ -157,6 +157,7 @@ def test_slow_types_are_priced(spark):
     assert "IQ3_S" in make_plan(question(spark, speeds=measured), tight).types.values()
 
 
+@pytest.mark.native
 def test_prices_measured_here_decide_about_iq3(spark, tmp_path):
     """From the store of this machine's prices to the plan: IQ3 where it is fast here, not where it is slow."""
     paths = Paths(*(tmp_path / name for name in ("config", "models", "state", "cache", "logs")))

@@ -17,6 +17,7 @@ def test_products_are_those_of_numpy(width, threads):
     np.testing.assert_allclose(cross(rows, other, threads), rows.T @ other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.native
 def test_rows_shared_out_among_threads_come_back_in_order():
     rng = np.random.default_rng(3)
     weights = rng.standard_normal((2048, 256), np.float32)

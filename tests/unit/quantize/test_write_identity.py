@@ -23,6 +23,8 @@ import llama_cpp
 import numpy as np
 from llama_cpp import llama_cpp as lib
 from quantize.files.imatrix import read_imatrix
+
+pytestmark = pytest.mark.process
 load = lib._lib.ggml_backend_load_all_from_path
 load.argtypes, load.restype = [ctypes.c_char_p], None
 load(str(Path(llama_cpp.__file__).parent / "lib").encode())

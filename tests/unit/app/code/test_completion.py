@@ -62,6 +62,7 @@ def test_what_follows_the_cursor_is_a_small_part_of_the_prompt():
     assert long[30_000:].startswith(asked.gap.suffix)
 
 
+@pytest.mark.process
 def test_neighbours_are_the_definitions_of_names_near_the_cursor(index, project):
     (project / "use.py").write_text("from src.shapes import Circle, unit\n\nc = Circle()\n\n")
     index.refresh()

@@ -1,10 +1,13 @@
 import zlib
 
 import numpy as np
+import pytest
 
 from app.code.context.assemble import assemble
 from app.code.index.database import ChunkHit
 from app.code.index.vectors import VectorIndex, fused
+
+pytestmark = pytest.mark.process
 
 SYNONYMS = {"rocket": "spaceship", "launching": "deploying", "round": "circle", "thing": "circle"}
 

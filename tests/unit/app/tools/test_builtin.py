@@ -47,6 +47,7 @@ def test_nothing_else_is_there(code):
         evaluate(code)
 
 
+@pytest.mark.process
 def test_the_child_is_bounded_in_time_and_memory_and_always_answers():
     calculator = Calculator()
     assert calculator.call("calculate", {"expression": "6*7"}).text == "42"

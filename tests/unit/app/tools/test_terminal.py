@@ -44,6 +44,7 @@ def home(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("decision", "result"), [("once", "42"), ("no", "The person declined this call.")])
+@pytest.mark.process
 def test_a_call_is_carried_out_with_consent_and_the_model_goes_on(monkeypatch, capsys, decision, result):
     asked = []
     monkeypatch.setattr(chat_tools, "ask_person", lambda request: asked.append(request) or decision)

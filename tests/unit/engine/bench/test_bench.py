@@ -72,6 +72,7 @@ def test_unknown_shapes_and_mixes_say_what_is_known():
         standin.spec_of_shape("qwen3-8b", "Q99")
 
 
+@pytest.mark.process
 def test_a_stand_in_of_a_file_has_its_tensors_and_loads(bundled_model, tmp_path):
     out = tmp_path / "standin.gguf"
     seen = []
@@ -102,6 +103,7 @@ def test_a_stand_in_of_a_file_has_its_tensors_and_loads(bundled_model, tmp_path)
     assert any("32 tokens" in s for s in steps)
 
 
+@pytest.mark.process
 def test_a_stopped_stand_in_leaves_no_file(bundled_model, tmp_path):
     out = tmp_path / "standin.gguf"
 
@@ -113,6 +115,7 @@ def test_a_stopped_stand_in_leaves_no_file(bundled_model, tmp_path):
     assert not out.exists()
 
 
+@pytest.mark.process
 def test_a_full_disk_is_told(tmp_path, bundled_model):
     with pytest.raises(standin.StandInFailed):
         standin.write_in_child(tmp_path / "no" / "folder.gguf", like=bundled_model, on_progress=lambda d, t: None)
@@ -174,6 +177,7 @@ def test_results_of_an_earlier_version_are_still_read(tmp_path):
     assert Results(tmp_path / "bench.jsonl").all()[0].tokens == 32
 
 
+@pytest.mark.process
 def test_a_stand_in_of_a_file_that_is_not_here(bundled_model, tmp_path):
     """Only the kept header is known: the tensors are the file's, the vocabulary is made up, as large."""
     real = read_gguf(bundled_model)
@@ -217,6 +221,7 @@ def tessera(*arguments):
     return subprocess.run([sys.executable, "-m", "app", "bench", *arguments], capture_output=True, text=True)
 
 
+@pytest.mark.process
 def test_the_command_prints_one_json_object():
     done = tessera("spark", "--lengths", "16", "--repeats", "1", "--parallel", "1", "--json", "--threads", "1")
     assert json.loads(done.stdout)["points"][0]["length"] == 16
@@ -233,6 +238,7 @@ def test_the_command_prints_one_json_object():
         (("spark", "--lengths", "a"), "list of numbers"),
     ],
 )
+@pytest.mark.process
 def test_bad_wishes_are_explained(arguments, says):
     done = tessera(*arguments)
     assert done.returncode in (2, 3, 4)

@@ -159,6 +159,7 @@ def test_compiled_models_have_a_limit_and_the_oldest_go(tmp_path):
     trim(tmp_path / "not there")
 
 
+@pytest.mark.process
 def test_a_runner_without_the_pack_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("TESSERA_KERNELS", str(tmp_path))
     with pytest.raises(KernelsMissing, match="kernel pack is not installed"):

@@ -13,6 +13,8 @@ from engine.measurements.tuning import Choice, Knobs
 from engine.paths import Paths
 from engine.runner.protocol import LoadSettings
 
+pytestmark = pytest.mark.native
+
 KNOBS = Knobs(n_threads=1, n_ubatch=96, n_batch=512, flash_attn="on", kv_type="q8_0", repack=False, max_draft=4)
 
 

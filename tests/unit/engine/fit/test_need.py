@@ -93,6 +93,7 @@ def test_hybrids_mix_both(files):
 
 
 @pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.process
 def test_formulas_agree_with_llama_cpp(files, name):
     """Caches and output to the rounding of its log; the scratch prior never below what it takes."""
     at = settings(files[name], n_ctx=3000, flash_attn="on", type_k="q8_0", type_v="q8_0", n_parallel=3)
@@ -105,6 +106,7 @@ def test_formulas_agree_with_llama_cpp(files, name):
     assert sum(told.compute_bytes.values()) <= compute_prior(shape, at) * 1.05
 
 
+@pytest.mark.process
 def test_a_dry_run_is_rescaled_to_another_context(files):
     shape = read_shape(files["gemma3"])
     before = settings(files["gemma3"], n_ctx=2048, flash_attn="on")
@@ -114,6 +116,7 @@ def test_a_dry_run_is_rescaled_to_another_context(files):
     assert sum(guess.compute_bytes.values()) == pytest.approx(sum(told.compute_bytes.values()), rel=0.12)
 
 
+@pytest.mark.process
 def test_dry_runs_are_kept_by_file_and_settings(files, tmp_path):
     cache = tmp_path / "cache" / "dry_runs.json"
     first = dry_run(settings(files["llama"]), cache)
@@ -123,6 +126,7 @@ def test_dry_runs_are_kept_by_file_and_settings(files, tmp_path):
     assert dry_run(settings(files["llama"]), cache).kv_bytes == first.kv_bytes
 
 
+@pytest.mark.process
 def test_a_file_llama_cpp_refuses_is_an_answer(tmp_path):
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + b"\0" * 100)
@@ -130,6 +134,7 @@ def test_a_file_llama_cpp_refuses_is_an_answer(tmp_path):
         dry_run(settings(str(broken)))
 
 
+@pytest.mark.process
 def test_a_dry_run_that_hangs_is_ended(files):
     with pytest.raises(DryRunFailed, match="no answer"):
         dry_run(settings(files["llama"]), timeout_s=0.01)
@@ -273,6 +278,7 @@ def test_a_cache_can_stay_with_the_processor(files):
     assert not on_gpu(shape, with_args(files["llama"], kv_offload=False), "kv")
 
 
+@pytest.mark.process
 def test_sliding_layers_can_keep_everything(files):
     shape = read_shape(files["gemma3"])
     at = settings(files["gemma3"], n_ctx=32768, engine_args=EngineArgs(swa_full=True))

@@ -225,6 +225,7 @@ def test_a_state_folder_that_cannot_be_made_leaves_a_working_list(paths):
     assert ids(Catalogue(paths)) == ["spark"]
 
 
+@pytest.mark.process
 def test_two_processes_and_many_threads_agree(paths, put, gguf):
     for index in range(20):
         put(f"m{index:02}.gguf", gguf())

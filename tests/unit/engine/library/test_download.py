@@ -241,6 +241,7 @@ def pull_process(hub):
     )
 
 
+@pytest.mark.process
 def test_t9_two_processes_share_one_download(hub, client, catalogue, spark):
     hub.faults.bytes_per_s = MB  # until the second has met the first
     notes = set()
@@ -262,6 +263,7 @@ def test_t9_two_processes_share_one_download(hub, client, catalogue, spark):
     assert not list(catalogue.paths.models.glob(".partial/*/*.part"))
 
 
+@pytest.mark.process
 def test_t10_kill_9_and_restart_resumes_and_is_never_shown_as_installed(hub, client, catalogue, spark):
     hub.faults.bytes_per_s = MB
     with pull_process(hub) as other:

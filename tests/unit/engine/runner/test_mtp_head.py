@@ -13,6 +13,8 @@ from engine.runner.llama.native.binding import start_backends
 from engine.runner.llama.speculate.mtp import MtpHead
 from engine.runner.protocol import LoadSettings
 
+pytestmark = pytest.mark.native
+
 
 class Target:
     """Decodes one sequence and lets the head follow, which says the newest token again so long as rows match."""

@@ -9,6 +9,8 @@ from engine.runner.llama.batch.sampler import NotFinite, Sampler, _highest, _nuc
 from engine.runner.llama.native.binding import start_backends
 from engine.types import SamplingParams
 
+pytestmark = pytest.mark.native
+
 
 @pytest.fixture(scope="module")
 def vocab(bundled_model):

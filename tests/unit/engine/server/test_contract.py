@@ -176,6 +176,7 @@ def test_a_job_travels_unchanged():
     assert {kind for kind in JobKind if kind.loses_work} == {JobKind.IMPORT, JobKind.QUANTIZE, JobKind.MEASURE}
 
 
+@pytest.mark.process
 def test_the_contract_is_light():
     code = (
         "import importlib, pkgutil, sys, engine.api\n"

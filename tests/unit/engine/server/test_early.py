@@ -15,6 +15,8 @@ from engine.server.auth import Access
 from engine.server.late import LateRoutes
 from engine.server.state import ServerState
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[4]
 # Each takes a tenth of a second or more to import, with what it brings along.
 HEAVY = ("fastapi", "numpy", "httpx2", "huggingface_hub", "onnx", "gguf", "jinja2", "llguidance")

@@ -57,6 +57,7 @@ def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(blobs))
 
 
+@pytest.mark.native
 def test_the_bundled_model_comes_out_as_its_own_gguf(tmp_path):
     out = tmp_path / "spark.gguf"
     done = run(SPARK_HF, out)
@@ -86,6 +87,7 @@ def test_the_bundled_model_comes_out_as_its_own_gguf(tmp_path):
     assert ours.metadata[tokens].strings() == theirs.metadata[tokens].strings()
 
 
+@pytest.mark.native
 def test_bf16_is_rounded_to_nearest(tmp_path, folder):
     def to_f32(tensors):
         for name in tensors:
@@ -102,6 +104,7 @@ def test_bf16_is_rounded_to_nearest(tmp_path, folder):
     assert np.abs(got - want).max() <= np.abs(want).max() * 2**-8
 
 
+@pytest.mark.native
 def test_values_beyond_f16_make_the_file_bf16(tmp_path, folder):
     def huge(tensors):
         tensors["model.layers.2.mlp.up_proj.weight"] = np.full((768, 256), 1e6, np.float32)
@@ -114,6 +117,7 @@ def test_values_beyond_f16_make_the_file_bf16(tmp_path, folder):
         run(folder, tmp_path / "f16.gguf", float_type="F16")
 
 
+@pytest.mark.native
 def test_shards_are_read_as_one(tmp_path, folder):
     parts: list[dict] = [{}, {}]
 
@@ -181,6 +185,7 @@ def narrow(tensors):
         (narrow, BadWeights, "rows of 255, expected 256"),
     ],
 )
+@pytest.mark.native
 def test_damaged_weights_are_named(tmp_path, folder, change, error, words):
     rewrite(folder, change)
     with pytest.raises(error, match=words):
@@ -230,6 +235,7 @@ def test_missing_and_broken_json(tmp_path, folder, name):
         run(folder, tmp_path / "out2.gguf")
 
 
+@pytest.mark.native
 def test_a_tokenizer_that_llama_cpp_cannot_follow_is_refused(tmp_path, folder):
     path = folder / "tokenizer.json"
     data = json.loads(path.read_text())

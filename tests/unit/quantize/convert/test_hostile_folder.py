@@ -34,6 +34,7 @@ def put(value, path, what):
     return value
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("name", FILES)
 def test_anything_anywhere(tmp_path, name):
     folder = tmp_path / "model"

@@ -15,6 +15,8 @@ from quantize.onnx.folder import convert_gguf
 from quantize.onnx.request import EXACT
 from quantize.onnx.weights import blocks, dequantized
 
+pytestmark = pytest.mark.native
+
 TOKENS = [3059, 228, 412, 77, 1000, 5, 6, 7, 300, 301]
 
 

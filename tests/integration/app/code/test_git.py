@@ -5,7 +5,7 @@ import pytest
 
 from app.code.errors import GitFailed
 from app.code.git import Git
-from tests.unit.app.code.conftest import git
+from tests.code_project import git
 
 
 @pytest.fixture

@@ -8,31 +8,49 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli import main as cli_main
+from app.cli import models_hub
+from app.client import local_server
 from app.format import duration
 from engine.errors import InputFault
 from engine.library.hub.names import HubName, parse_hub_name
 from engine.library.starters import propose, starter_repo, starters
 from tests.fake_hub import FakeHub
+from tests.servers import RunningServer
 
 SPARK = Path("assets/models/spark-f16.gguf")
 GIB = 1 << 30
 
 
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("TESSERA_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_TOKEN", "")
-    monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    return tmp_path / "home"
+@pytest.fixture(scope="module")
+def _shop(tmp_path_factory):
+    """A hub, and the server of a user, which the commands find: one for all tests."""
+    folder = tmp_path_factory.mktemp("shop")
+    with pytest.MonkeyPatch.context() as patch, FakeHub() as hub:
+        patch.delenv("HF_HUB_OFFLINE", raising=False)
+        patch.setenv("HF_ENDPOINT", hub.endpoint)
+        patch.setenv("HF_TOKEN", "")
+        patch.setenv("HOME", str(folder))
+        hub.add("org/Spark-GGUF", {"spark-Q4_K_M.gguf": SPARK.read_bytes()}, gguf={"total": 8_400_000})
+        (folder / "home").mkdir()
+        server = RunningServer(folder / "home")
+        yield hub, folder / "home"
+        server.stop()
 
 
 @pytest.fixture
-def hub(home, monkeypatch):
+def home(_shop, monkeypatch):
+    hub, found = _shop
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    with FakeHub() as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.endpoint)
-        running.add("org/Spark-GGUF", {"spark-Q4_K_M.gguf": SPARK.read_bytes()}, gguf={"total": 8_400_000})
-        yield running
+    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+    monkeypatch.setenv("HF_TOKEN", "")
+    monkeypatch.setenv("TESSERA_HOME", str(found))
+    monkeypatch.setattr(Path, "home", lambda: found.parent)
+    return found
+
+
+@pytest.fixture
+def hub(_shop, home):
+    return _shop[0]
 
 
 @pytest.fixture
@@ -87,8 +105,37 @@ def test_import_and_link(tessera, home, tmp_path):
     assert (tmp_path / "elsewhere/mine.gguf").exists()
 
 
+def test_without_a_server_a_private_one_copies_the_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path / "alone"))
+    result = CliRunner().invoke(cli_main.cli, ["models", "import", str(SPARK), "--json"])
+    assert Path(json.loads(result.stdout)["path"]).read_bytes() == SPARK.read_bytes()
+    assert not (tmp_path / "alone" / "state" / "server.json").exists()
+
+
+def test_ctrl_c_pauses_a_download_and_the_same_command_goes_on(tessera, hub, monkeypatch):
+    hub.add("org/Slow-GGUF", {"slow-Q8_0.gguf": SPARK.read_bytes()}, gguf={"total": 8_400_000})
+    shown, before = [], hub.sent_bytes
+
+    def press(progress):
+        shown.append(progress)
+        if progress.done and len(shown) == 2:
+            raise KeyboardInterrupt
+
+    hub.faults.bytes_per_s = SPARK.stat().st_size // 8
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(models_hub, "_json_line", press)
+            tessera("pull", "org/Slow-GGUF", "--json", code=1)
+    finally:
+        hub.faults.bytes_per_s = 0.0
+    assert 0 < hub.sent_bytes - before < SPARK.stat().st_size
+    assert json.loads(tessera("pull", "org/Slow-GGUF", "--json").splitlines()[-1])["model"] == "slow-q8_0"
+    with local_server() as client:
+        assert [j.state for j in client.jobs() if j.params.get("model") == "org/Slow-GGUF"] == ["done"]
+
+
 def test_a_broken_model_is_shown_with_the_reason_and_fails_verification(tessera, home):
-    (home / "models").mkdir(parents=True)
+    (home / "models").mkdir(parents=True, exist_ok=True)
     (home / "models/bad.gguf").write_bytes(b"noise" * 9)
     assert "not a GGUF file" in tessera("list")
     tessera("list")

@@ -5,7 +5,7 @@ from app.code.context.mentions import Mention, mentions_in
 from app.code.context.pieces import Piece
 from app.code.git import Git
 from app.code.tokens import TokenEstimate
-from tests.unit.app.code.conftest import git
+from tests.code_project import git
 
 
 def by_words(text):

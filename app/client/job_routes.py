@@ -1,0 +1,60 @@
+"""Long work: what starts a job, and what follows and steers it."""
+
+from app.client.asking import OURS, Asking, path_part
+from app.client.stream import Stream
+from engine.api.jobs import Job, Jobs
+from engine.api.library import ImportRequest, PullRequest
+from engine.api.measuring import BenchRequest, TuneRequest
+from engine.api.quantizing import QuantizeRequest, QuantizeSketch
+
+
+class JobRoutes(Asking):
+    """Jobs of a server."""
+
+    def jobs(self) -> tuple[Job, ...]:
+        """Every job, newest first."""
+        return self.get(f"{OURS}/jobs", Jobs).jobs
+
+    def events_of(self, job: str) -> Stream[Job]:
+        """One job's state now, then every change, to its end."""
+        return self.stream(f"{OURS}/jobs/{path_part(job)}/events", Job)
+
+    def job_events(self) -> Stream[Job]:
+        """Each job's state now, then every change."""
+        return self.stream(f"{OURS}/jobs/events", Job)
+
+    def job_action(self, job: str, action: str) -> Job:
+        """`pause`, `resume` or `cancel` a job."""
+        return self.post(f"{OURS}/jobs/{path_part(job)}/{action}", Job)
+
+    def pull(self, request: PullRequest) -> Job:
+        """Start a download."""
+        return self.post(f"{OURS}/models/pull", Job, request)
+
+    def import_model(self, path: str) -> Job:
+        """Start copying a file or folder into the library."""
+        return self.post(f"{OURS}/models/import", Job, ImportRequest(path=path))
+
+    def verify(self, model: str) -> Job:
+        """Start hashing a model's files."""
+        return self.post(f"{OURS}/models/{path_part(model)}/verify", Job)
+
+    def bench(self, request: BenchRequest) -> Job:
+        """Start measuring."""
+        return self.post(f"{OURS}/bench", Job, request)
+
+    def price_types(self) -> Job:
+        """Start measuring what each quantization type costs."""
+        return self.post(f"{OURS}/bench/types", Job)
+
+    def autotune(self, request: TuneRequest) -> Job:
+        """Start looking for the fastest settings."""
+        return self.post(f"{OURS}/autotune", Job, request)
+
+    def quantize_plan(self, request: QuantizeRequest) -> QuantizeSketch:
+        """The likely plan of a quantization; nothing is written."""
+        return self.post(f"{OURS}/quantize/plan", QuantizeSketch, request)
+
+    def quantize(self, request: QuantizeRequest) -> Job:
+        """Start making a model fit."""
+        return self.post(f"{OURS}/quantize", Job, request)

@@ -1,0 +1,69 @@
+"""The quick run, `--quick`: unit tests alone, and nothing of them may start a process, open Qt or load native code.
+
+Unit tests may start no process in any run, but for single ones that are marked `process`. Qt and native libraries
+are only closed to them in the quick one, since in a whole run other tests of the same worker have loaded them.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+UNIT = Path(__file__).resolve().parent / "unit"
+STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec", "os.system"})
+NATIVE = ("PySide6", "ggml", "llama_cpp", "onnxruntime", "onnxruntime_genai", "openvino")
+STARTING, LOADING = "process", "native"
+
+
+class _Gate:
+    """What the running test may not do. Asking whether a library is installed is no import."""
+
+    def __init__(self) -> None:
+        self.starts = False
+        self.imports = False
+
+    def audit(self, event: str, arguments: tuple[object, ...]) -> None:
+        if self.starts and event in STARTS:
+            pytest.fail(f"a unit test starts no process ({event}): tests/integration, or @pytest.mark.{STARTING}")
+        if self.imports and event == "import" and str(arguments[0]).partition(".")[0] in NATIVE:
+            pytest.fail(f"the quick run does without {arguments[0]}: @pytest.mark.{LOADING}")
+
+
+_gate = _Gate()
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    parser.addoption("--quick", action="store_true", help="unit tests without processes, Qt and native libraries")
+    if pluginmanager.is_blocked("pytest-qt"):  # its settings stay in pyproject.toml
+        parser.addini("qt_api", "of pytest-qt")
+        parser.addini("qt_log_level_fail", "of pytest-qt")
+        parser.addini("qt_log_ignore", "of pytest-qt", type="linelist")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    sys.addaudithook(_gate.audit)
+    _gate.imports = config.getoption("--quick")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not config.getoption("--quick") or collection_path in UNIT.parents or collection_path.is_relative_to(UNIT):
+        return None
+    return True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--quick"):
+        return
+    left_out = [item for item in items if any(map(item.get_closest_marker, (STARTING, LOADING)))]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    _gate.starts = item.path.is_relative_to(UNIT) and item.get_closest_marker(STARTING) is None
+    try:
+        return (yield)
+    finally:
+        _gate.starts = False
