@@ -102,7 +102,6 @@ def verify_command(model: str, as_json: bool) -> None:
     from engine.api.library import Verification  # noqa: PLC0415 - see import
 
     with this_computers_server() as client, _bar() as bar:
-        client.library(refresh=True)  # files that were just put there count
         found = finish(client, client.verify(model), Verification, bar)
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
@@ -143,7 +142,6 @@ def remove_command(
             freed = client.empty_trash()
             _say(as_json, {"freed_bytes": freed}, f"{_size(freed)} freed.")
         elif model is not None:
-            client.library(refresh=True)
             _remove(client, client.model(model), as_json=as_json, ask=not yes)
 
 

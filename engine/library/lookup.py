@@ -8,8 +8,11 @@ from engine.library.types import ModelEntry
 
 
 def require(catalogue: Catalogue, name: str) -> ModelEntry:
-    """The model of that name. Raises: ModelNotFound with the ids that are most alike."""
+    """The model of that name; files that were just put there count. Raises: ModelNotFound with ids most alike."""
     entry = catalogue.get(name)
+    if entry is None:
+        catalogue.refresh()
+        entry = catalogue.get(name)
     if entry is not None:
         return entry
     ids = [known.id for known in catalogue.entries()]

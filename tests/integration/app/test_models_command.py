@@ -114,14 +114,14 @@ def test_without_a_server_a_private_one_copies_the_file(tmp_path, monkeypatch):
 
 def test_ctrl_c_pauses_a_download_and_the_same_command_goes_on(tessera, hub, monkeypatch):
     hub.add("org/Slow-GGUF", {"slow-Q8_0.gguf": SPARK.read_bytes()}, gguf={"total": 8_400_000})
-    shown, before = [], hub.sent_bytes
+    pressed, before = [], hub.sent_bytes
 
     def press(progress):
-        shown.append(progress)
-        if progress.done and len(shown) == 2:
+        if progress.done and not pressed:
+            pressed.append(progress)
             raise KeyboardInterrupt
 
-    hub.faults.bytes_per_s = SPARK.stat().st_size // 8
+    hub.faults.bytes_per_s = SPARK.stat().st_size / 60
     try:
         with monkeypatch.context() as patch:
             patch.setattr(models_hub, "_json_line", press)
