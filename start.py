@@ -21,7 +21,7 @@ ROOT = os.path.dirname(os.path.abspath(__file__))
 VENV = os.path.join(ROOT, ".venv")
 MARKER = os.path.join(VENV, "tessera-ready")
 OPTIONS = ("--no-system", "--no-gui", "--no-model", "--wheels")
-# The tests of a file share its servers. Most wait for processes, so one file more at a time than there are cores pays.
+# The tests of a file share its servers; most wait for processes, so one file more at a time than cores pays.
 WHOLE_RUN = ["-n", str(max(2, min(4, 1 + (os.cpu_count() or 2)))), "--dist", "loadfile"]
 # The plugin of the window's tests loads Qt, so the quick run goes without it (see tests/quick.py).
 QUICK_RUN = ["-p", "no:pytest-qt", "-n", "2", "--dist", "worksteal", "tests/unit"]
