@@ -8,8 +8,10 @@ import ctypes
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from devices.backends.libraries import best_variant, ggml_library
+from devices.backends.symbols import ggml_functions
 
 DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
 TRIAL_BYTES = 1 << 20
@@ -38,7 +40,7 @@ class Feature(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("value", ctypes.c_char_p))
 
 
-def features(ggml: ctypes.CDLL, registry: ctypes.c_void_p) -> list[str]:
+def features(ggml: Any, registry: ctypes.c_void_p) -> list[str]:
     """Instruction sets and options the loaded library was built with and uses."""
     ggml.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
     address = ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_get_features")
@@ -54,7 +56,7 @@ def features(ggml: ctypes.CDLL, registry: ctypes.c_void_p) -> list[str]:
     return found
 
 
-def open_device(ggml: ctypes.CDLL, device: ctypes.c_void_p) -> None:
+def open_device(ggml: Any, device: ctypes.c_void_p) -> None:
     """Start the device and take and give back a small buffer: listing alone proves nothing."""
     for name in ("ggml_backend_dev_init", "ggml_backend_dev_buffer_type", "ggml_backend_buft_alloc_buffer"):
         getattr(ggml, name).restype = ctypes.c_void_p
@@ -71,7 +73,7 @@ def open_device(ggml: ctypes.CDLL, device: ctypes.c_void_p) -> None:
 
 def report(folder: Path, libraries: list[str]) -> dict[str, object]:
     """Load the backend and describe it."""
-    ggml = ctypes.CDLL(str(ggml_library(folder)))
+    ggml = ggml_functions(ctypes.CDLL(str(ggml_library(folder))), folder)
     ggml.ggml_backend_load.restype = ctypes.c_void_p
     ggml.ggml_backend_reg_dev_get.restype = ctypes.c_void_p
     ggml.ggml_backend_reg_dev_count.restype = ctypes.c_size_t

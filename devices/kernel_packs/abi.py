@@ -12,6 +12,7 @@ import msgspec
 
 from devices.backends.child import run_child
 from devices.backends.libraries import ggml_library
+from devices.backends.symbols import ggml_functions
 from devices.child_command import child_command
 from devices.errors import PackRefused
 from devices.kernel_packs.manifest import Manifest, this_platform
@@ -82,7 +83,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 def main() -> int:
     """Print the version of the ggml in a folder."""
     try:
-        ggml = ctypes.CDLL(str(ggml_library(Path(sys.argv[1]))))
+        folder = Path(sys.argv[1])
+        ggml = ggml_functions(ctypes.CDLL(str(ggml_library(folder))), folder)
         ggml.ggml_version.restype = ctypes.c_char_p
         answer = {"ggml_version": (ggml.ggml_version() or b"").decode()}
     except (OSError, AttributeError) as error:

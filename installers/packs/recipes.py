@@ -44,6 +44,11 @@ RECIPES: Final[dict[str, Recipe]] = {
             (), {}, "built; the variant of the build machine was run",
         ),
         Recipe(
+            "cpu-variants-windows-x86_64", "cpu", "windows-x86_64", "ggml-cpu-variants",
+            ("GGML_CPU_ALL_VARIANTS=ON",), ("x86_64-w64-mingw32-g++",), {}, "its plain variant was run under wine",
+            toolchain="mingw",
+        ),
+        Recipe(
             "cuda-linux-x86_64", "cuda", "linux-x86_64", "ggml-cuda", ("GGML_CUDA=ON",), ("nvcc",),
             {"libcuda.so.1": "NVIDIA's driver"}, "not built, not run",
         ),

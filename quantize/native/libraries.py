@@ -7,6 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
+from devices.backends.symbols import ggml_functions
+
 
 @cache
 def library_dir() -> Path:
@@ -42,7 +44,8 @@ def llama() -> ModuleType:
     from llama_cpp import llama_cpp  # noqa: PLC0415  importing it loads 60 MB of libraries
 
     llama_cpp.llama_log_set(_LOG, None)
-    load = llama_cpp._lib.ggml_backend_load_all_from_path  # noqa: SLF001  the bindings offer no public name
+    lib = ggml_functions(llama_cpp._lib, library_dir())  # noqa: SLF001  the bindings offer no public name
+    load = lib.ggml_backend_load_all_from_path
     load.argtypes = [ctypes.c_char_p]
     load.restype = None
     load(str(library_dir()).encode())

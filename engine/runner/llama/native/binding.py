@@ -12,6 +12,7 @@ from typing import Any
 
 from devices.backends import openvino
 from devices.backends.libraries import best_variant, built_libraries
+from devices.backends.symbols import ggml_functions
 from devices.engine_versions.folder import package_folder
 from devices.errors import EngineVersionRefused
 from devices.kernel_packs.folder import active_libraries
@@ -52,6 +53,11 @@ def library_folder() -> Path:
     return Path(api.__file__).parent / "lib"
 
 
+def ggml(api: Any) -> Any:
+    """Ggml's own functions, which the package wraps only in part."""
+    return ggml_functions(api._lib, library_folder())  # noqa: SLF001 - the one shared handle
+
+
 def start_backends(devices: Sequence[str] = (), cache: Path | None = None) -> Any:
     """Load every backend plugin beside libllama and those of kernel packs, then start llama.cpp.
 
@@ -68,7 +74,7 @@ def start_backends(devices: Sequence[str] = (), cache: Path | None = None) -> An
         _prepare_openvino(packs, target, cache)
     else:
         packs.pop(openvino.BACKEND, None)
-    lib = api._lib  # noqa: SLF001 - the one shared handle
+    lib = ggml(api)
     if packs and hasattr(lib, "ggml_backend_load"):
         lib.ggml_backend_load.restype = ctypes.c_void_p
         for path in load_order(built_libraries(library_folder()) | packs):

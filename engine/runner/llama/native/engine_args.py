@@ -4,6 +4,7 @@ import ctypes
 from typing import Any, Final
 
 from engine.runner.engine_args import Metadata, metadata, overrides
+from engine.runner.llama.native.binding import ggml
 from engine.runner.protocol import LoadSettings
 
 # llama.h: llama_rope_scaling_type, llama_split_mode, llama_model_kv_override_type.
@@ -75,7 +76,7 @@ def _fill(row: Any, value: Metadata) -> None:
 
 def _buffer_types(api: Any) -> dict[str, int]:
     """Name to buffer type of every device here. Source: ggml-backend.h; the package wraps none of it."""
-    lib = api._lib  # noqa: SLF001 - the one shared handle
+    lib = ggml(api)
     lib.ggml_backend_dev_count.restype = ctypes.c_size_t
     for name in ("ggml_backend_dev_get", "ggml_backend_dev_buffer_type"):
         getattr(lib, name).restype = ctypes.c_void_p

@@ -10,6 +10,7 @@ from devices.backends import openvino
 from engine.phases import Phases
 from engine.runner.engine_args import BadEngineArg
 from engine.runner.limits import KV_TYPES, MAX_SEQUENCES, exact_settings, mtp_settings, rollback, sequences
+from engine.runner.llama.native.binding import ggml
 from engine.runner.llama.native.engine_args import UnknownBuffer, apply_to_context, apply_to_model
 from engine.runner.protocol import LoadSettings
 from engine.types import ModelFacts
@@ -81,7 +82,7 @@ def _model_params(api: Any, settings: LoadSettings, on_progress: Callable[[float
         raise LoadFailed(str(error)) from error
     if settings.devices or not settings.n_gpu_layers:
         # No device at all, where no layer goes to one: llama.cpp would still send large batches to a GPU.
-        lib = api._lib  # noqa: SLF001 - ggml's device registry is not wrapped by the package
+        lib = ggml(api)
         lib.ggml_backend_dev_by_name.restype = ctypes.c_void_p
         devices = (ctypes.c_void_p * (len(settings.devices) + 1))()
         for i, name in enumerate(settings.devices):

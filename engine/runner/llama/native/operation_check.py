@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from engine.runner.llama.native.binding import KernelsMissing
+from engine.runner.llama.native.binding import KernelsMissing, ggml
 
 # Source: ggml.h of 0.3.36: ggml_op. Names are asked of the library; these compute nothing.
 EMPTY: Final = frozenset({"NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"})
@@ -98,7 +98,7 @@ class OperationCheck:
 
     def __init__(self, api: Any) -> None:
         """Raises: KernelsMissing: ggml's structs are not those described here, or it has no CPU backend."""
-        self._lib = api._lib  # noqa: SLF001 - ggml is not wrapped by the package
+        self._lib = ggml(api)
         self._declare()
         self.check_layout()
         self._cpu = self._lib.ggml_backend_init_by_type(0, None)

@@ -10,6 +10,8 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Final
 
+from engine.runner.llama.native.binding import ggml
+
 BACKEND: Final = b"RPC"
 LOOPBACK: Final = "127.0.0.1"
 # A worker behind a tunnel answers within this, or is told as absent.
@@ -29,7 +31,7 @@ def add_workers(api: Any, endpoints: Sequence[str]) -> None:
     """Make the devices of workers usable, as RPC0, RPC1, … in their order. Raises: NoWorker."""
     for endpoint in endpoints:
         _check(endpoint)
-    lib = api._lib  # noqa: SLF001 - the one shared handle
+    lib = ggml(api)
     add = _function(lib, b"ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
     lib.ggml_backend_register.argtypes = [ctypes.c_void_p]
     for endpoint in endpoints:
@@ -41,7 +43,7 @@ def add_workers(api: Any, endpoints: Sequence[str]) -> None:
 
 def serve(api: Any, port: int, threads: int) -> None:
     """Serve this machine's GPUs, or else its processor, until the process ends. Raises: NoWorker: it could not."""
-    lib = api._lib  # noqa: SLF001 - see above
+    lib = ggml(api)
     lib.ggml_backend_dev_count.restype = ctypes.c_size_t
     lib.ggml_backend_dev_get.restype = ctypes.c_void_p
     lib.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]

@@ -1,0 +1,38 @@
+"""Functions of ggml by one handle, whichever of llama.cpp's libraries exports them."""
+
+import ctypes
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+# Those that export ggml's functions beside llama.dll.
+WINDOWS_LIBRARIES: Final = ("ggml.dll", "ggml-base.dll")
+
+
+class Exports:
+    """Looks a function up in each of several libraries, as Linux and macOS do by themselves."""
+
+    def __init__(self, *libraries: Any) -> None:
+        self._libraries = libraries
+
+    def __getattr__(self, name: str) -> Any:
+        for library in self._libraries:
+            try:
+                return getattr(library, name)
+            except AttributeError:
+                continue
+        raise AttributeError(name)
+
+
+@cache
+def ggml_functions(handle: Any, folder: Path) -> Any:
+    """Ggml's functions for a process that has opened libllama as `handle`; its libraries lie in `folder`.
+
+    dlsym searches what a library was linked with, GetProcAddress its own exports only. So on Windows the copies
+    that llama.dll has loaded are asked too.
+    """
+    if sys.platform != "win32":
+        return handle
+    found = [folder / name for name in WINDOWS_LIBRARIES]
+    return Exports(handle, *[ctypes.CDLL(str(path)) for path in found if path.exists()])
