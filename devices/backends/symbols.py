@@ -25,6 +25,10 @@ class Exports:
         raise AttributeError(name)
 
 
+def _is_windows() -> bool:
+    return sys.platform == "win32"
+
+
 @cache
 def ggml_functions(handle: Any, folder: Path) -> Any:
     """Ggml's functions for a process that has opened libllama as `handle`; its libraries lie in `folder`.
@@ -32,7 +36,7 @@ def ggml_functions(handle: Any, folder: Path) -> Any:
     dlsym searches what a library was linked with, GetProcAddress its own exports only. So on Windows the copies
     that llama.dll has loaded are asked too.
     """
-    if sys.platform != "win32":
+    if not _is_windows():
         return handle
     found = [folder / name for name in WINDOWS_LIBRARIES]
     return Exports(handle, *[ctypes.CDLL(str(path)) for path in found if path.exists()])

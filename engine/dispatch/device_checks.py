@@ -26,7 +26,7 @@ from engine.types import DeviceCheck
 log = logging.getLogger(__name__)
 KEPT: Final = 200
 # Reads weights back from the device, some dozen times: seconds for what fits a laptop.
-OPERATIONS_TIMEOUT_S: Final = 30.0
+OPERATIONS_TIMEOUT_S: Final = 90.0
 # A processor reads some 150 tokens twice: seconds for models that fit a laptop, minutes for the largest.
 REFERENCE_TIMEOUT_S: Final = 180.0
 SUSPENDS: Final = Path("/sys/power/suspend_stats/success")

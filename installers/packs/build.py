@@ -46,6 +46,13 @@ set(CMAKE_CXX_COMPILER x86_64-w64-mingw32-g++-posix)
 set(CMAKE_RC_COMPILER x86_64-w64-mingw32-windres)
 set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
 """
+# Windows' headers of mingw-w64 10 (Debian 12) lack what ggml-cpu.c keeps threads from being parked with.
+MINGW_ADDITIONS = """#if defined(__MINGW32__) && !defined(THREAD_POWER_THROTTLING_CURRENT_VERSION)
+typedef struct { unsigned long Version, ControlMask, StateMask; } THREAD_POWER_THROTTLING_STATE;
+#define THREAD_POWER_THROTTLING_CURRENT_VERSION 1
+#define THREAD_POWER_THROTTLING_EXECUTION_SPEED 1
+#endif
+"""
 VULKAN_IMPORTS = "LIBRARY vulkan-1.dll\nEXPORTS\nvkGetInstanceProcAddr\n"
 
 
@@ -67,6 +74,10 @@ def compile_plugin(recipe: Recipe, work: Path, extra: list[str], env: dict[str, 
     if recipe.toolchain != "msvc":
         # Paths of the build machine would make every build differ.
         remap = f"-ffile-prefix-map={tree}=llama.cpp -ffile-prefix-map={made}=build"
+        if recipe.toolchain == "mingw" and not _mingw_knows_throttling():
+            additions = work / "mingw-additions.h"
+            additions.write_text(MINGW_ADDITIONS, encoding="ascii")
+            remap += f" -include {additions}"
         flags += [f"-DCMAKE_C_FLAGS={remap}", f"-DCMAKE_CXX_FLAGS={remap}"]
     flags.append("-DCMAKE_SKIP_RPATH=ON")
     subprocess.run(["cmake", "-S", str(tree), "-B", str(made), "-G", "Ninja", *flags], env=env, check=True)
@@ -84,6 +95,12 @@ def _variants(made: Path, env: dict[str, str]) -> list[str]:
         ["ninja", "-C", str(made), "-t", "targets", "all"], env=env, check=True, capture_output=True, text=True
     )
     return sorted(set(re.findall(r"^(ggml-cpu-[a-z0-9_.]+): phony", listed.stdout, re.MULTILINE)))
+
+
+def _mingw_knows_throttling() -> bool:
+    asked = "#include <windows.h>\nTHREAD_POWER_THROTTLING_STATE state;\n"
+    command = ["x86_64-w64-mingw32-gcc", "-D_WIN32_WINNT=0x0A00", "-fsyntax-only", "-x", "c", "-"]
+    return subprocess.run(command, input=asked, capture_output=True, text=True, check=False).returncode == 0
 
 
 def _mingw(work: Path, env: dict[str, str]) -> list[str]:

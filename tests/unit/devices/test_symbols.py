@@ -28,7 +28,7 @@ def test_only_windows_needs_more_than_one_handle(monkeypatch, tmp_path):
     opened = []
     for name in symbols.WINDOWS_LIBRARIES:
         (tmp_path / name).write_bytes(b"")
-    monkeypatch.setattr(symbols.sys, "platform", "win32")
-    monkeypatch.setattr(symbols.ctypes, "CDLL", lambda path: opened.append(Path(path).name))
+    monkeypatch.setattr(symbols, "_is_windows", lambda: True)
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: opened.append(Path(path).name))
     assert isinstance(ggml_functions(object(), tmp_path), Exports)
     assert opened == ["ggml.dll", "ggml-base.dll"]
