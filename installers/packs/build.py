@@ -113,6 +113,7 @@ def _mingw(work: Path, env: dict[str, str]) -> list[str]:
     static = "-static-libgcc -static-libstdc++ -Wl,-Bstatic,--whole-archive -lwinpthread -Wl,--no-whole-archive"
     return [
         f"-DCMAKE_TOOLCHAIN_FILE={chain}",
+        "-DGGML_OPENMP=OFF",  # libgomp-1.dll is on no Windows; ggml has threads of its own
         f"-DVulkan_LIBRARY={library}",
         f"-DCMAKE_SHARED_LINKER_FLAGS={static}",
         f"-DCMAKE_MODULE_LINKER_FLAGS={static}",

@@ -45,7 +45,7 @@ RECIPES: Final[dict[str, Recipe]] = {
         ),
         Recipe(
             "cpu-variants-windows-x86_64", "cpu", "windows-x86_64", "ggml-cpu-variants",
-            ("GGML_CPU_ALL_VARIANTS=ON",), ("x86_64-w64-mingw32-g++",), {}, "its plain variant was run under wine",
+            ("GGML_CPU_ALL_VARIANTS=ON",), ("x86_64-w64-mingw32-g++",), {}, "not built, not run",
             toolchain="mingw",
         ),
         Recipe(
