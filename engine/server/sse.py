@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from engine.errors import Cancelled, EngineError
+from engine.errors import Cancelled, EngineError, exhausted
 from engine.loaded_model import Place
 from engine.server.errors import lookup, openai_body, retry_header
 from engine.server.streams import Making, conversation_of, owner_of
@@ -87,9 +87,12 @@ class EventStream(Response):
                 self._last_sent = time.monotonic()
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except Exception as error:
-            if not isinstance(error, EngineError):
+            lack = exhausted(error)
+            if lack is not None:
+                log.warning("stream failed, the system has no more %s: %s", lack.what, error)
+            elif not isinstance(error, EngineError):
                 log.exception("stream failed")
-            await self._fail(error, send)
+            await self._fail(lack or error, send)
             return
         await self._begin(send)
         await send({"type": "http.response.body", "body": b"", "more_body": False})

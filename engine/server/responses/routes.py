@@ -15,7 +15,7 @@ from engine.chat import structured
 from engine.chat.conversation import ChatQuery
 from engine.chat.tools.checks import check_tools
 from engine.chat.types import Message
-from engine.errors import EngineError, InputFault
+from engine.errors import EngineError, InputFault, exhausted
 from engine.sampling import Chosen
 from engine.server.body import openapi_body, parse
 from engine.server.errors import sse_error
@@ -223,8 +223,10 @@ async def _stream(state: ServerState, asked: _Asked, items: ItemStream) -> Async
         yield items.fail(error)
         return
     except Exception as error:
-        log.exception("stream failed")
-        yield items.fail(error)
+        lack = exhausted(error)
+        if lack is None:
+            log.exception("stream failed")
+        yield items.fail(lack or error)
         return
     _keep(state, asked, items)
 

@@ -9,7 +9,9 @@ import pytest
 
 from engine.errors import exhausted
 from engine.jobs import JobKind, JobRegistry
+from engine.server.errors import sse_error
 from engine.server.last_resort import LastResort
+from engine.server.sse import EventStream
 
 CAUSES = [
     (OSError(errno.EMFILE, "Too many open files"), "file descriptors"),
@@ -36,6 +38,24 @@ def test_a_request_is_refused_with_503_and_one_line(error, what, caplog):
     assert what in told["message"]
     assert "Traceback" not in caplog.text
     assert what in caplog.text
+
+
+def test_a_stream_that_cannot_begin_is_refused_alike(caplog):
+    async def chunks():
+        raise OSError(errno.EMFILE, "Too many open files")
+        yield b""
+
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    async def never():
+        await asyncio.Event().wait()
+
+    asyncio.run(EventStream(chunks(), sse_error)({"type": "http", "path": "/v1/chat/completions"}, never, send))
+    assert (sent[0]["status"], json.loads(sent[1]["body"])["error"]["code"]) == (503, "out_of_resources")
+    assert "Traceback" not in caplog.text
 
 
 def test_who_still_waits_when_the_server_is_stopped_is_told_so():
