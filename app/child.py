@@ -17,6 +17,7 @@ CHILDREN: Final = frozenset(
         "engine.bench.standin",
         "engine.chat.constraint_child",
         "engine.chat.render_child",
+        "engine.remotes.tunnel_child",
         "engine.documents.reader_child",
         "engine.runner.llama.memory_probe",
         "engine.runner.llama.operations_child",

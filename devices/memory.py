@@ -222,7 +222,7 @@ class Ledger:
 
 def _drawn_pools(device: Device) -> tuple[str, ...]:
     """Pools a device draws on, first choice first."""
-    if device.kind == "dgpu":
+    if device.kind in {"dgpu", "remote"}:
         return (pool_of(device),)
     return (pool_of(device), RAM) if device.kind == "igpu" else (RAM,)
 

@@ -7,7 +7,7 @@ from devices.probes.gpu_linux import reserve_bytes
 from devices.types import Device, Machine
 
 RAM = "ram"
-PoolKind = Literal["ram", "carve_out", "vram"]
+PoolKind = Literal["ram", "carve_out", "vram", "remote"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,18 @@ def pools(machine: Machine) -> tuple[Pool, ...]:
             size = memory.budget_bytes
             open_bytes = size if memory.available_bytes is None else min(size, memory.available_bytes)
             found.append(Pool(pool_of(device), "vram", size, open_bytes, vram_reserve_bytes(size)))
+        elif device.kind == "remote" and memory.physical_bytes:
+            free_there = (
+                memory.available_bytes or 0
+            )  # what its own ledger leaves: reserves are taken off over there
+            found.append(Pool(pool_of(device), "remote", memory.physical_bytes, free_there, 0))
     return tuple(found)
 
 
 def pool_of(device: Device) -> str:
     """The pool that belongs to one device alone; the CPU and NPUs have none."""
+    if device.kind == "remote":
+        return device.id
     prefix = "vram" if device.kind == "dgpu" else "carve_out"
     return f"{prefix}:{device.id}"
 

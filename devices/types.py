@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 System = Literal["linux", "windows", "macos", "unknown"]
-Kind = Literal["cpu", "igpu", "dgpu", "npu"]
+# "remote": a device of another computer, which holds layers through a tunnel.
+Kind = Literal["cpu", "igpu", "dgpu", "npu", "remote"]
 State = Literal["usable", "present", "driver_missing", "no_permission", "failed", "unknown"]
 BackendState = Literal["usable", "no_device", "not_built", "failed"]
 Severity = Literal["error", "warning", "advice"]

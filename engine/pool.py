@@ -11,7 +11,7 @@ import msgspec
 
 from engine.admission import Admission, Unlimited
 from engine.errors import BadModelFile, EngineError, EnvironmentFault, NotEnoughMemory, RunnerDied
-from engine.loaded_model import MAX_CRASHES, REMOTE, LoadedModel, Place, Runner
+from engine.loaded_model import MAX_CRASHES, REMOTE, SPREAD, LoadedModel, Place, Runner
 from engine.phases import Phases
 from engine.resolving import Elsewhere, Here, ModelSource, Resolved
 from engine.runner.process import RunnerProcess
@@ -227,7 +227,9 @@ class Pool:
             await self._admit(model)
             model.phases.done("memory")
             try:
-                runner = model.runner = await self._start(model.engine, model.settings.path)
+                runner = model.runner = await self._start(
+                    SPREAD if model.settings.remotes else model.engine, model.settings.path
+                )
                 model.phases.done("runner")
                 try:
                     model.facts = await runner.load(await self._admission.to_load(model.settings), progress)

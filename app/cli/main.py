@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "upstreams": ("app.cli.upstreams", "Use models of other servers (vLLM, SGLang, another Tessera) by rules."),
     "service": ("app.cli.service", "Keep the server running as a service of this user."),
     "worker": ("app.cli.worker", "Serve this computer's devices to a model on another one, through a tunnel."),
+    "remote": ("app.cli.remote", "Spread one model over this computer and others, through SSH tunnels."),
     "connect": ("app.cli.connect", "Use a Tessera server on another machine, from terminal and window."),
     "phone": ("app.cli.phone", "Show a QR code that opens this server's chat page on a phone."),
     "keys": ("app.cli.keys", "Make, list and revoke API keys."),

@@ -1,14 +1,16 @@
 """`tessera worker`: this computer's memory and processors for a model that another computer runs."""
 
+import asyncio
+import contextlib
+import getpass
 import os
 import socket
-import subprocess
 import sys
 
 import click
 
+from app.cli.quantize_options import Size
 from app.cli.say import say
-from devices.child_command import child_command
 
 PORT = 50052
 
@@ -16,21 +18,27 @@ PORT = 50052
 @click.command(help="Serve this computer's GPU, or processor, to a model on another one (through an SSH tunnel).")
 @click.option("--port", default=PORT, show_default=True, type=click.IntRange(1, 65535))
 @click.option("--threads", default=os.cpu_count() or 1, show_default="all", type=click.IntRange(1, 512))
-def command(port: int, threads: int) -> None:
-    """Listens on loopback only: llama.cpp's RPC has neither keys nor encryption."""
+@click.option("--memory", type=Size(), help="The most that the processor's memory gives, such as 8G.")
+def command(port: int, threads: int, memory: int | None) -> None:
+    """Listens on loopback only: who reaches it has an SSH account here."""
+    from app.worker.facts import FactsOf  # noqa: PLC0415 - starts kernels; help does not need them
+    from app.worker.serve import LOOPBACK, Worker  # noqa: PLC0415
+
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.platform != "win32":
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((LOOPBACK, port))
         except OSError as error:
             why = f"Port {port} cannot be used ({error.strerror}); choose another: --port"
             raise click.ClickException(why) from error
-    say(f"A worker on 127.0.0.1:{port}: nobody but this computer reaches it. It ends with Ctrl+C.")
+    facts = FactsOf(socket.gethostname(), memory)
+    for device in facts.now().devices:
+        say(f"{device.name}: {device.description}, {device.free_bytes / 1e9:.1f} GB free")
+    say(f"A worker on {LOOPBACK}:{port}: nobody but this computer reaches it. It ends with Ctrl+C.")
+    there = f"--port {port}" if port != PORT else ""
     say("On the computer that has the model, with the same version of Tessera:")
-    say(f"  ssh -N -L {port}:127.0.0.1:{port} YOU@{socket.gethostname()}")
-    say(f"  tessera models engine-args MODEL rpc=127.0.0.1:{port}")
+    say(f"  tessera remote add NAME {getpass.getuser()}@{socket.gethostname()} {there}".rstrip())
     sys.stdout.flush()
-    argv = child_command("engine.runner.llama.rpc_worker", str(port), str(threads))
-    if os.name == "posix":
-        os.execv(argv[0], argv)  # noqa: S606 - becomes the worker, so that it ends with this command
-    sys.exit(subprocess.call(argv))
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(Worker(facts, threads).serve(port))

@@ -51,6 +51,7 @@ from engine.api.models import (
     Unloaded,
 )
 from engine.api.receipts import Replayed, ReplayRequest
+from engine.api.remotes import RemoteRequest, RemoteRow, Remotes
 from engine.api.requests import RecentActivity
 from engine.api.stats import Stats, UsageSamples, Work, WorkSamples
 from engine.api.upstreams import UpstreamKeyRequest, UpstreamRequest, UpstreamRow, UpstreamRule, Upstreams
@@ -278,6 +279,24 @@ class Routes(JobRoutes):
     def remove_upstream_rule(self, model: str) -> None:
         """Take that back."""
         self.delete(f"{OURS}/upstream-rules?model={path_part(model)}", NoneType)
+
+    # ------------------------------------------------------------------ layers on other computers
+
+    def remotes(self) -> Remotes:
+        """Computers that hold layers, as they were last seen."""
+        return self.get(f"{OURS}/remotes", Remotes)
+
+    def put_remote(self, name: str, request: RemoteRequest) -> RemoteRow:
+        """Add one, or change it, and look at it."""
+        return self.put(f"{OURS}/remotes/{path_part(name)}", RemoteRow, request)
+
+    def check_remote(self, name: str) -> RemoteRow:
+        """Look at it now, and measure the way there."""
+        return self.post(f"{OURS}/remotes/{path_part(name)}/check", RemoteRow)
+
+    def remove_remote(self, name: str) -> None:
+        """Forget it."""
+        self.delete(f"{OURS}/remotes/{path_part(name)}", NoneType)
 
     # ------------------------------------------------------------------ what was measured
 

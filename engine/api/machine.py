@@ -152,7 +152,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """One physical pool of memory. `free_bytes` is free now, before the reserve."""
 
     id: str
-    kind: Literal["ram", "carve_out", "vram"]
+    kind: Literal["ram", "carve_out", "vram", "remote"]
     capacity_bytes: int
     free_bytes: int
     reserve_bytes: int = 0

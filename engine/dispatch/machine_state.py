@@ -1,6 +1,7 @@
 """The machine as the server sees it: backends tried once, free memory read again at every question."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,14 +16,23 @@ from devices.live import LiveReader, Reading
 from devices.merge import merged
 from devices.recording import RecordedHost
 from devices.report import live_report, recorded_report
-from devices.types import Machine
+from devices.types import Device, Machine
 
 
 class MachineState:
-    """Reads one host. The first full look takes under a second, later ones a few milliseconds. Thread-safe."""
+    """Reads one host. The first full look takes under a second, later ones a few milliseconds. Thread-safe.
 
-    def __init__(self, host: Host | None = None, backend_cache: Path | None = None) -> None:
+    `elsewhere` tells of devices of other computers.
+    """
+
+    def __init__(
+        self,
+        host: Host | None = None,
+        backend_cache: Path | None = None,
+        elsewhere: Callable[[], tuple[Device, ...]] = tuple,
+    ) -> None:
         self._host = host or RealHost()
+        self._elsewhere = elsewhere
         self._cache = backend_cache
         self._known: Machine | None = None
         self._lock = threading.Lock()
@@ -60,6 +70,10 @@ class MachineState:
 
         A GPU that only its vendor's command can measure keeps the figure of the last full look.
         """
+        machine, far = self._here(), self._elsewhere()
+        return replace(machine, devices=(*machine.devices, *far)) if far else machine
+
+    def _here(self) -> Machine:
         known = self._known
         if known is None:
             return inventory(self._host)

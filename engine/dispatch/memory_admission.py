@@ -14,7 +14,7 @@ from engine.dispatch.candidates import audit_key
 from engine.dispatch.external import is_external
 from engine.dispatch.history import LADDER_FIELDS
 from engine.dispatch.ladder import FLASH_ATTENTION, next_rung, without_flash_attention
-from engine.dispatch.placer import Placer, offload_target, read_shape
+from engine.dispatch.placer import ENOUGH_TOKENS, LARGE_READ_BYTES, Placer, offload_target, read_shape
 from engine.dispatch.speed import weights_read
 from engine.dispatch.types import Rung
 from engine.errors import (
@@ -33,15 +33,11 @@ from engine.runner.protocol import LoadSettings
 from engine.types import DeviceCheck
 
 log = logging.getLogger(__name__)
-# Answers with fewer tokens say little about the speed.
-ENOUGH_TOKENS = 64
 # llama.cpp is asked what a load really takes when the first answer has ended, or after this time without one: the
 # child that asks would take a core from the first token.
 ASKED_AFTER_S = 10.0
 # Below this share of the free memory a load is admitted by formulas: they are within a tenth.
 PLENTY_FRAC = 0.5
-# Smaller models stay in caches: their speed says nothing about the memory.
-LARGE_READ_BYTES = 256 << 20
 
 
 class _Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +87,7 @@ class MemoryAdmission:
         gpu, backend = offload_target(settings, machine)
         need, run = self._placer.need(shape, settings, machine, gpu, backend), None
         free = self._ledger.available("cpu", machine, exclude=model_id)
-        if gpu is None and need.total_bytes > PLENTY_FRAC * free:
+        if settings.remotes or (gpu is None and need.total_bytes > PLENTY_FRAC * free):
             run = self._placer.dry_run(settings)
             need = self._placer.need(shape, settings, machine, gpu, backend, run)
         try:
@@ -99,11 +95,13 @@ class MemoryAdmission:
                 model_id, ledger_amounts(need), audit_key(shape, backend), need.resident_bytes, need.by_purpose()
             )
         except Overdrawn as error:
+            if settings.remotes:
+                raise NotEnoughMemory(error.needed_bytes, error.available_bytes, error.pool) from error
             names = {d.id: d.name for d in machine.devices}
             measured = (settings, run) if run else None
             report = fit_report(model_id, shape, settings, machine, self._ledger, gpu=gpu, measured=measured)
             raise refusal(report, names) from error
-        whole = gpu is None or settings.n_gpu_layers > len(shape.layers)
+        whole = not settings.remotes and (gpu is None or settings.n_gpu_layers > len(shape.layers))
         self._loads[model_id] = _Load(
             settings=settings,
             device=(gpu or "cpu") if whole else None,
@@ -170,7 +168,7 @@ class MemoryAdmission:
             return
         machine = self._placer.machine_now()
         gpu, backend = offload_target(settings, machine)
-        run = self._placer.dry_run(settings) if gpu is None else None
+        run = self._placer.dry_run(settings) if gpu is None or settings.remotes else None
         if run is not None:
             need = self._placer.need(read_shape(settings.path), settings, machine, gpu, backend, run)
             self._ledger.refine(model_id, ledger_amounts(need), need.resident_bytes, need.by_purpose())
@@ -185,6 +183,9 @@ class MemoryAdmission:
         Only where one device holds the whole model, and the model is large enough that memory speed decides.
         """
         load = self._loads.get(model_id)
+        if load is not None and load.settings.remotes:
+            self._placer.learn_spread(load.settings, tokens, decode_s)
+            return
         if load is None or load.device is None or tokens < ENOUGH_TOKENS or load.read_bytes < LARGE_READ_BYTES:
             return
         self._history.record_speed(load.device, load.backend, load.read_bytes, (tokens - 1) / decode_s)
@@ -209,7 +210,7 @@ class MemoryAdmission:
 
     async def to_load(self, settings: LoadSettings) -> LoadSettings:
         """With the CPU's answers to compare with, where this device was not compared yet: computed once a file."""
-        if not settings.devices:
+        if not settings.devices or settings.remotes:  # what lies elsewhere was chosen because it does not fit here
             return settings
         return await asyncio.to_thread(self._to_compare, settings)
 
@@ -252,6 +253,8 @@ class MemoryAdmission:
         the load fails on the processor, only its kernels for rewritten weights may be at fault. A device that
         computes something else than the CPU is tried without what is wrong, as long as there is a way.
         """
+        if settings.remotes:
+            return None
         if isinstance(error, SelfCheckFailed) and settings.devices:
             return await asyncio.to_thread(self._sound, settings, error)
         if isinstance(error, SelfCheckFailed) and not settings.devices and settings.repack:

@@ -7,7 +7,7 @@ import msgspec
 
 from devices.backends.openvino import BACKEND
 from devices.types import Machine
-from engine.dispatch import onnx, openvino
+from engine.dispatch import onnx, openvino, spread
 from engine.dispatch.candidates import audit_key
 from engine.dispatch.choose import place
 from engine.dispatch.engine_args import decided, refused
@@ -16,6 +16,7 @@ from engine.dispatch.history import LADDER_FIELDS
 from engine.dispatch.ladder import sound_rungs
 from engine.dispatch.priors import effective_gbs
 from engine.dispatch.resources import Resources
+from engine.dispatch.speed import weights_read
 from engine.dispatch.split import shared_out
 from engine.dispatch.tuned import Tuned, pinned_elsewhere, tuned_settings
 from engine.dispatch.types import NO_WISH, Placement, Rung, Wish
@@ -34,6 +35,10 @@ from quantize.files.gguf_split import read_gguf_model
 log = logging.getLogger(__name__)
 # Kept prefixes get at most this part of the memory that a load leaves free.
 PREFIX_SHARE = 4
+# Answers with fewer tokens say little about the speed.
+ENOUGH_TOKENS = 64
+# Smaller models stay in caches: their speed says nothing about the memory.
+LARGE_READ_BYTES = 256 << 20
 
 
 class Placer:
@@ -56,6 +61,8 @@ class Placer:
         Raises: BadModelFile.
         """
         placed = self.placement(model_id, settings, wish, exact=exact)
+        if placed.settings.remotes:
+            return placed
         remembered = self.history.remembered(model_id)
         changes = {k: tuple(v) if isinstance(v, list) else v for k, v in remembered.items() if k in LADDER_FIELDS}
         return msgspec.structs.replace(placed, settings=msgspec.structs.replace(placed.settings, **changes))
@@ -100,13 +107,21 @@ class Placer:
             return self.dry_run(at) if exact else None
 
         without = msgspec.structs.replace(settings, cache_ram_bytes=0)
-        return place(shape, without, wish, machine, self.ledger, self.history, ask, owner=model_id)
+        pinned = spread.pinned_to(self.resources.remotes, wish.device)
+        here = msgspec.structs.replace(wish, device=None) if pinned else wish
+        placement = place(shape, without, here, machine, self.ledger, self.history, ask, owner=model_id)
+        if not self.resources.remotes.remotes:
+            return placement
+        far = spread.Spreading(self.resources, machine, model_id, self.dry_run if exact else None)
+        return far.instead_of(placement, shape, pinned)
 
     def _measured(
         self, model_id: str, shape: ModelShape, placement: Placement, wish: Wish, machine: Machine
     ) -> Placement:
         """The placement with what was tuned or measured here for a model of this shape."""
         where, which = machine_key(machine), shape_key(shape)
+        if placement.settings.remotes:
+            return placement
         tuned = self.tuned.get(where, which, placement.settings.n_ctx)
         if tuned is not None and not pinned_elsewhere(tuned, placement, wish):
             return self._with_tuned(model_id, shape, placement, wish, machine, tuned)
@@ -187,6 +202,13 @@ class Placer:
         except DryRunFailed as error:
             raise refused(error) from error
 
+    def learn_spread(self, settings: LoadSettings, tokens: int, decode_s: float) -> None:
+        """An answer of a model whose layers lie on workers too: what its speed says of them."""
+        shape = read_shape(settings.path)
+        if tokens >= ENOUGH_TOKENS and weights_read(shape) >= LARGE_READ_BYTES:
+            far = spread.Spreading(self.resources, self.machine_now(), "", None)
+            far.learn(shape, settings, (tokens - 1) / decode_s)
+
     def sound(self, settings: LoadSettings, shape: ModelShape) -> Rung | None:
         """What to try instead of settings with which a device computes wrongly; None where they are the CPU's."""
         machine, checks = self.machine_now(), self.resources.checks
@@ -217,6 +239,8 @@ class Placer:
 
     def _with_prefixes(self, model_id: str, placement: Placement, wanted_bytes: int, machine: Machine) -> Placement:
         """Computed prefixes may be kept in what is left over, never in what a model needs."""
+        if placement.settings.remotes:
+            return placement  # a prefix kept here would cross the link
         spare = self.ledger.available("cpu", machine, exclude=model_id) - placement.need.device_bytes("cpu")
         granted = min(wanted_bytes, max(0, spare) // PREFIX_SHARE)
         if not granted:
@@ -230,9 +254,12 @@ class Placer:
         """Whether that placement fits now, the largest context, and what to give up if not."""
         if is_external(placement.settings.path):
             return FitReport(model=model_id, fits=True, need=placement.need, available_bytes={}, largest_context=0)
-        if placement.device == WORKERS:
-            fits = placement.fits
-            return FitReport(model=model_id, fits=fits, need=placement.need, available_bytes={}, largest_context=0)
+        if placement.device == WORKERS or placement.settings.remotes:
+            fits, machine = placement.fits, self.machine.now()
+            free = {d: self.ledger.available(d, machine) for d in placement.need.devices if d != WORKERS}
+            return FitReport(
+                model=model_id, fits=fits, need=placement.need, available_bytes=free, largest_context=0
+            )
         if onnx.is_folder(placement.settings.path):
             return onnx.folder_report(model_id, placement, self.machine.now(), self.ledger)
         shape = shape or read_shape(placement.settings.path)
@@ -286,6 +313,8 @@ class Placer:
         run: DryRun | None = None,
     ) -> Need:
         """What a load of `shape` takes on `gpu` (None: the processor); measured by `run` where there is one."""
+        if settings.remotes:
+            return spread.need(shape, settings, machine, self.resources.remotes, run)
         measured = (settings, run) if run else None
         correction = self.ledger.audits.correction(audit_key(shape, backend))
         need = need_at(shape, settings, machine_isa(machine), gpu, measured, correction)
@@ -312,6 +341,8 @@ def offload_target(settings: LoadSettings, machine: Machine) -> tuple[str | None
     """Device id and backend that layers go to with these settings; None and `cpu` when nothing is offloaded."""
     if not settings.devices or settings.n_gpu_layers == 0:
         return None, "cpu"
+    if settings.remotes:
+        return spread.devices_of(settings, machine)[0], "rpc"
     if settings.engine_args.rpc and not settings.engine_args.devices:
         return WORKERS, "rpc"
     for device in machine.devices:

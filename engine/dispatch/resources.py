@@ -1,6 +1,6 @@
 """What everybody who judges loads shares: the machine, the ledger of its memory, and what was learnt here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from devices.audit import AuditLog
@@ -11,6 +11,7 @@ from engine.dispatch.machine_state import MachineState
 from engine.dispatch.tuned import TunedStore
 from engine.measurements.results import Results
 from engine.paths import Paths
+from engine.remotes.book import RemoteBook
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,13 @@ class Resources:
     results: Results
     checks: DeviceChecks
     dry_runs: Path
+    remotes: RemoteBook = field(default_factory=RemoteBook)
 
 
 def open_resources(paths: Paths, machine: MachineState | None = None) -> Resources:
     """This machine, or the recorded one given, with the stores of this user. Reads files, probes nothing."""
-    machine = machine or MachineState(backend_cache=paths.cache / "backends.json")
+    remotes = RemoteBook(paths.config / "remotes.json")
+    machine = machine or MachineState(backend_cache=paths.cache / "backends.json", elsewhere=remotes.devices)
     return Resources(
         machine=machine,
         ledger=Ledger(machine.now, AuditLog(paths.state / "memory_audits.jsonl")),
@@ -40,4 +43,5 @@ def open_resources(paths: Paths, machine: MachineState | None = None) -> Resourc
         results=Results(paths.state / "bench.jsonl"),
         checks=DeviceChecks(paths.state / "device_checks.json", paths.cache / "references"),
         dry_runs=paths.cache / "dry_runs.json",
+        remotes=remotes,
     )

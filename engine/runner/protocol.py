@@ -22,6 +22,22 @@ HEARTBEAT_S: Final = 2.0
 _LENGTH = struct.Struct(">I")
 
 
+class RemoteLayers(msgspec.Struct, frozen=True, kw_only=True):
+    """How many layers lie on the device `index` of a worker; the output counts as one."""
+
+    remote: str
+    layers: int
+    index: int = 0
+
+
+def layer_shares(remotes: tuple[RemoteLayers, ...]) -> tuple[float, ...]:
+    """Shares that llama.cpp divides layers by: it compares fractions, so borders lie between two of them."""
+    if len(remotes) < 2:  # noqa: PLR2004 - one device has all
+        return ()
+    counts = [float(r.layers) for r in remotes]
+    return (counts[0] - 0.5, *counts[1:-1], counts[-1] + 0.5)
+
+
 class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a runner needs to load one model. Sizes are in tokens unless named otherwise.
 
@@ -33,7 +49,8 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     (empty: the folder's own wish, else the CPU); `allow_fallback` lets operators it does not take run on the CPU.
     `max_draft` is the longest guess that one step checks (0: none). `mtp` loads the file's own head for guesses.
     `max_rollback` tokens can be taken back from a recurrent state, by so many copies of it for each sequence.
-    `engine_args` is what llama.cpp is told beside these.
+    `engine_args` is what llama.cpp is told beside these. `remotes` are workers that hold the last layers, one entry
+    for each of `devices`.
     `reference_path` holds the CPU's answers that the device is compared with after the load (None: with nothing).
     """
 
@@ -69,6 +86,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     cache_disk_bytes: int = 0
     reference_path: str | None = None
     engine_args: EngineArgs = NO_ARGS
+    remotes: tuple[RemoteLayers, ...] = ()
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):

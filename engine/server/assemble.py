@@ -101,6 +101,7 @@ def assemble(
         paths=options.paths,
         start=start,
         links=side.links,
+        remotes=side.remotes,
     )
     state.metrics.registry.register(utilization)
 

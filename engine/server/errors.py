@@ -6,6 +6,7 @@ from typing import Any, Final
 from engine import errors
 from engine.documents import errors as documents
 from engine.library import errors as library
+from engine.remotes import errors as remotes
 from engine.runner.process import RequestFailed
 from engine.server.responses.store import PreviousResponseNotFound, ResponseNotFound
 from engine.server.streams import NoStream
@@ -22,6 +23,8 @@ STATUS: dict[type[Exception], tuple[int, str, bool]] = {
     documents.NoCollection: (404, "invalid_request_error", False),
     documents.FileNotFound: (404, "invalid_request_error", False),
     documents.NoDocument: (404, "invalid_request_error", False),
+    remotes.UnknownHostKey: (409, "invalid_request_error", False),
+    remotes.RemoteFault: (503, "server_error", True),
     upstreams.NoRule: (403, "invalid_request_error", False),
     upstreams.UpstreamBusy: (429, "rate_limit_error", True),
     upstreams.UpstreamFault: (502, "server_error", True),

@@ -25,6 +25,7 @@ from engine.server.manage import measuring as manage_measuring
 from engine.server.manage import models as manage_models
 from engine.server.manage import quantizing as manage_quantizing
 from engine.server.manage import recent as manage_recent
+from engine.server.manage import remotes as manage_remotes
 from engine.server.manage import replay as manage_replay
 from engine.server.manage import sampling as manage_sampling
 from engine.server.manage import stats as manage_stats
@@ -77,6 +78,7 @@ def every_route(state: ServerState) -> FastAPI:
     for also in (manage_sampling, manage_engine_args, manage_quantizing, manage_measuring, manage_recent):
         app.include_router(also.router)
     app.include_router(manage_upstreams.router)
+    app.include_router(manage_remotes.router)
     for raised, handler in HANDLERS.items():
         app.add_exception_handler(raised, handler)
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -7,9 +7,10 @@ from engine.dispatch.memory_admission import MemoryAdmission
 from engine.dispatch.placer import Placer
 from engine.dispatch.resources import open_resources
 from engine.library.catalogue import Catalogue
-from engine.loaded_model import REMOTE, Runner
+from engine.loaded_model import REMOTE, SPREAD, Runner
 from engine.pool import Pool
-from engine.runner.spare import SpareRunner
+from engine.remotes.desk import Remotes
+from engine.runner.spare import ENGINE, SpareRunner
 from engine.server.aliases import Aliases
 from engine.server.drafts import Drafts
 from engine.server.engine_args import EngineArgsStore
@@ -30,12 +31,15 @@ class ModelSide:
     placer: Placer
     admission: MemoryAdmission
     links: UpstreamLinks
+    remotes: Remotes
 
 
 def open_model_side(options: ServeOptions, spare: SpareRunner) -> ModelSide:
     """The models that `options` ask for; the first of them is loaded by `spare`."""
     config = options.paths.config
-    placer = Placer(open_resources(options.paths))
+    resources = open_resources(options.paths)
+    placer = Placer(resources)
+    remotes = Remotes(resources.remotes)
     admission = MemoryAdmission(placer)
     links = UpstreamLinks(UpstreamBook(config))
     models = ServedModels(
@@ -54,7 +58,13 @@ def open_model_side(options: ServeOptions, spare: SpareRunner) -> ModelSide:
     )
 
     async def start(engine: str, path: str) -> Runner:
-        return links.runner(path) if engine == REMOTE else await spare.take(engine, path)
+        if engine == REMOTE:
+            return links.runner(path)
+        if engine == SPREAD:
+            from engine.remotes.runner import RemoteRunner  # noqa: PLC0415 - only where layers lie on workers
+
+            return RemoteRunner(await spare.take(ENGINE, path), remotes)
+        return await spare.take(engine, path)
 
     pool = Pool(models, start, admission, options.ttl_s, options.max_models, models)
-    return ModelSide(models, pool, placer, admission, links)
+    return ModelSide(models, pool, placer, admission, links, remotes)

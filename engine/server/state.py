@@ -14,6 +14,8 @@ from engine.jobs import JobRegistry
 from engine.paths import Paths, user_paths
 from engine.phases import Phases
 from engine.pool import Pool
+from engine.remotes.book import RemoteBook
+from engine.remotes.desk import Remotes
 from engine.server.auth import Access
 from engine.server.metrics import Metrics
 from engine.server.models import ServedModels
@@ -53,6 +55,7 @@ class ServerState:
     history: WorkHistory = field(init=False)
     workshop: "Workshop | None" = None
     links: UpstreamLinks = field(default_factory=lambda: UpstreamLinks(UpstreamBook()))
+    remotes: Remotes = field(default_factory=lambda: Remotes(RemoteBook()))
     recent: RecentRequests = field(default_factory=RecentRequests)
     responses: ResponseStore = field(default_factory=ResponseStore)
     talks: ConversationStore = field(default_factory=ConversationStore)

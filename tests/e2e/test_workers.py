@@ -1,4 +1,4 @@
-"""One model over two workers: real processes on loopback, llama.cpp's own RPC, the bundled model."""
+"""engine_args.rpc: llama.cpp's own RPC servers on loopback, real processes, the bundled model."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ class Worker:
     def __init__(self, home):
         self.port = free_port()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "app", "worker", "--port", str(self.port), "--threads", "1"],
+            [sys.executable, "-m", "engine.runner.llama.rpc_worker", str(self.port), "1"],
             cwd=ROOT, env={**os.environ, "TESSERA_HOME": str(home)}, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip

@@ -8,7 +8,9 @@ from PySide6.QtWidgets import QPlainTextEdit
 
 from app.gui.api import in_words
 from app.gui.server import requests
+from app.gui.server.elsewhere_card import ElsewhereCard
 from app.gui.server.keys_card import KeysCard
+from app.gui.server.remotes_card import RemotesCard
 from app.gui.server.snippets import SNIPPETS
 from app.gui.server.upstreams_card import UpstreamsCard
 from app.gui.server_link import ServerLink, server_log
@@ -57,6 +59,11 @@ class ServerPage(Page):
         self.add_section(self.tr("Keys"), self.keys)
         self.upstreams = UpstreamsCard(services, self.banner)
         self.add_section(self.tr("Other servers"), self.upstreams)
+        self.remotes = RemotesCard(services, self.banner)
+        self.add_section(self.tr("Layers on other computers"), self.remotes)
+        self.elsewhere = ElsewhereCard(services, link, self.banner)
+        self.elsewhere.moved.connect(services.models.refresh)
+        self.add_section(self.tr("A Tessera on another computer"), self.elsewhere)
         self.log = QPlainTextEdit()
         self.log.setReadOnly(True)
         self.log.setFont(look.font("small", mono=True))
@@ -120,7 +127,7 @@ class ServerPage(Page):
         if not running:
             words = self.tr("Start it to chat here and to let other programs in.")
         elif self._link.remote:
-            words = self.tr("On another machine, chosen with tessera connect; tessera connect --off leaves it.")
+            words = self.tr("On another computer; below you can go back to this one.")
         elif owned:
             words = self.tr("Started by this window; it stops when the window closes.")
         else:
@@ -137,6 +144,8 @@ class ServerPage(Page):
         super().showEvent(event)
         self.keys.refresh()
         self.upstreams.refresh()
+        self.remotes.refresh()
+        self.elsewhere.refresh()
         self._follow()
         self._timer.start()
 

@@ -3,17 +3,21 @@
 Usage: python -m engine.runner.llama.memory_probe SETTINGS_JSON
 """
 
+import atexit
 import contextlib
 import ctypes
 import json
 import os
 import re
+import socket
+import subprocess
 import sys
 import time
 from typing import Any
 
 import msgspec
 
+from devices.child_command import child_command
 from devices.process_memory import process_memory
 from engine.errors import ConstraintRefused
 from engine.runner.llama import service
@@ -26,8 +30,10 @@ from engine.runner.protocol import LoadSettings
 from engine.types import Constraint
 
 MIB = 1 << 20
+STAND_IN_S = 10.0
 CACHE = re.compile(r"(llama_kv_cache\w*|llama_memory_recurrent): size = +([0-9.]+) MiB")
-BUFFER = re.compile(r"([A-Za-z0-9_]+) +(compute|output) buffer size = +([0-9.]+) MiB")
+# A worker's buffers carry its address in brackets.
+BUFFER = re.compile(r"([A-Za-z0-9_]+)(?:\[[^\]]*\])? +(compute|output) buffer size = +([0-9.]+) MiB")
 
 
 def sizes(log: str) -> dict[str, Any]:
@@ -48,6 +54,28 @@ def sizes(log: str) -> dict[str, Any]:
     return found
 
 
+def stand_ins(settings: LoadSettings) -> list[str]:
+    """Addresses of workers on this machine that stand for those far away, for as long as this process lives.
+
+    Nothing is allocated, so they hold nothing, and no link is needed to learn what would lie on them.
+    """
+    endpoints = []
+    for _ in range(1 + max(int(name.removeprefix("RPC")) for name in settings.devices)):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        argv = child_command("engine.runner.llama.rpc_worker", str(port), "1", "attached")
+        child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        atexit.register(child.kill)
+        endpoints.append(f"127.0.0.1:{port}")
+        deadline = time.monotonic() + STAND_IN_S
+        while child.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            time.sleep(0.02)
+    return endpoints
+
+
 def dry_run(settings: LoadSettings) -> dict[str, Any]:
     """Load without allocating, and report what llama.cpp would have taken.
 
@@ -57,6 +85,8 @@ def dry_run(settings: LoadSettings) -> dict[str, Any]:
     api = start_backends()
     if settings.engine_args.rpc:
         add_workers(api, settings.engine_args.rpc)
+    elif settings.remotes:
+        add_workers(api, stand_ins(settings))
     lines: list[str] = []
     callback = api.llama_log_callback(lambda _level, text, _data: lines.append(text.decode("utf-8", "replace")))
     api.llama_log_set(callback, ctypes.c_void_p(None))

@@ -1,22 +1,40 @@
 """Child process: this machine's devices for models of another machine, on loopback.
 
-Usage: python -m engine.runner.llama.rpc_worker PORT THREADS
+Usage: python -m engine.runner.llama.rpc_worker PORT THREADS [attached], or describe, which prints one JSON line.
+An attached one ends when its input is closed, so that it does not outlive who started it.
 """
 
+import json
+import os
 import sys
+import threading
 
+from devices.process_memory import process_memory
 from engine.runner.llama.native.binding import KernelsMissing, start_backends
-from engine.runner.llama.native.rpc import NoWorker, serve
+from engine.runner.llama.native.rpc import NoWorker, describe, serve
 
 
-def main(port: str, threads: str) -> int:
+def main(*arguments: str) -> int:
     """Serve until killed."""
     try:
+        if arguments == ("describe",):
+            found = describe(start_backends())
+            held = process_memory(os.getpid())
+            print(json.dumps({"devices": found, "held_bytes": held.rss_bytes if held else 0}), flush=True)  # noqa: T201
+            return 0
+        port, threads, *rest = arguments
+        if rest:
+            threading.Thread(target=_end_with_input, daemon=True).start()
         serve(start_backends(), int(port), int(threads))
     except (KernelsMissing, NoWorker) as error:
         sys.stderr.write(f"tessera worker: {error}\n")
     return 3
 
 
+def _end_with_input() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:3]))
+    sys.exit(main(*sys.argv[1:]))

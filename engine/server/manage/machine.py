@@ -15,6 +15,7 @@ from engine.api import machine as api
 from engine.dispatch.placer import Placer
 from engine.dispatch.types import Placement
 from engine.errors import InputFault
+from engine.remotes.book import remote_of
 from engine.runner.limits import KV_TYPES
 from engine.server.load_wishes import with_choices
 from engine.server.state import server_state
@@ -109,6 +110,9 @@ def _check_pin(machine: Machine, wanted: str) -> None:
     """Raises: InputFault: no device of this machine goes by that name."""
     names: set[str] = set()
     for device in machine.devices:
+        if device.kind == "remote":
+            names |= {device.id, remote_of(device.id)}
+            continue
         backends = {r.backend for r in device.runtimes if r.state == "usable"} | ({"cpu"} & {device.kind})
         names |= {r.device_name for r in device.runtimes if r.state == "usable" and r.backend == openvino.BACKEND}
         names |= {device.id, device.kind, *backends, *(f"{device.id}/{backend}" for backend in backends)}

@@ -44,13 +44,7 @@ def add_workers(api: Any, endpoints: Sequence[str]) -> None:
 def serve(api: Any, port: int, threads: int) -> None:
     """Serve this machine's GPUs, or else its processor, until the process ends. Raises: NoWorker: it could not."""
     lib = ggml(api)
-    lib.ggml_backend_dev_count.restype = ctypes.c_size_t
-    lib.ggml_backend_dev_get.restype = ctypes.c_void_p
-    lib.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
-    lib.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
-    found = [lib.ggml_backend_dev_get(i) for i in range(lib.ggml_backend_dev_count())]
-    kinds = [(device, lib.ggml_backend_dev_type(device)) for device in found]
-    chosen = [device for device, kind in kinds if kind in _GPUS] or [d for d, kind in kinds if kind == _CPU]
+    chosen = _served(lib)
     devices = (ctypes.c_void_p * len(chosen))(*chosen)
     counts = (ctypes.c_size_t, ctypes.c_size_t)
     start = _function(
@@ -58,6 +52,40 @@ def serve(api: Any, port: int, threads: int) -> None:
     )
     start(f"{LOOPBACK}:{port}".encode(), None, threads, len(chosen), devices)
     raise NoWorker(f"llama.cpp could not listen on port {port}; another program may have it")
+
+
+def describe(api: Any) -> list[dict[str, Any]]:
+    """The devices that a worker here serves: name, words for it, kind, and bytes as the backend tells them."""
+    lib = ggml(api)
+    for name in ("ggml_backend_dev_name", "ggml_backend_dev_description"):
+        getattr(lib, name).restype = ctypes.c_char_p
+        getattr(lib, name).argtypes = [ctypes.c_void_p]
+    lib.ggml_backend_dev_memory.argtypes = [ctypes.c_void_p, *([ctypes.POINTER(ctypes.c_size_t)] * 2)]
+    lib.ggml_backend_dev_memory.restype = None
+    told = []
+    for device in _served(lib):
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        lib.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+        told.append(
+            {
+                "name": lib.ggml_backend_dev_name(device).decode("utf-8", "replace"),
+                "description": lib.ggml_backend_dev_description(device).decode("utf-8", "replace"),
+                "kind": "gpu" if lib.ggml_backend_dev_type(device) in _GPUS else "cpu",
+                "free_bytes": free.value,
+                "total_bytes": total.value,
+            }
+        )
+    return told
+
+
+def _served(lib: Any) -> list[int]:
+    lib.ggml_backend_dev_count.restype = ctypes.c_size_t
+    lib.ggml_backend_dev_get.restype = ctypes.c_void_p
+    lib.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    lib.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
+    found = [lib.ggml_backend_dev_get(i) for i in range(lib.ggml_backend_dev_count())]
+    kinds = [(device, lib.ggml_backend_dev_type(device)) for device in found]
+    return [device for device, kind in kinds if kind in _GPUS] or [d for d, kind in kinds if kind == _CPU]
 
 
 def _check(endpoint: str) -> None:
@@ -70,7 +98,7 @@ def _check(endpoint: str) -> None:
             pass
     except OSError as error:
         why = error.strerror or "no answer"
-        hint = "is `tessera worker` running there, and the tunnel up?"
+        hint = "is the RPC server running there, and the tunnel up?"
         raise NoWorker(f"no worker answers at {endpoint} ({why}): {hint}") from error
 
 

@@ -1,0 +1,119 @@
+"""`tessera remote`: computers whose workers hold layers of a model, through SSH tunnels."""
+
+import getpass
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from app.cli.connection import connected
+from app.cli.say import say
+from app.client import ApiError
+from engine.api.remotes import RemoteRequest, RemoteRow
+
+
+@click.group(help="Spread one model over this computer and others (each runs `tessera worker`).")
+def command() -> None:
+    """The way there is SSH, with the user's own keys."""
+
+
+@command.command("add")
+@click.argument("name")
+@click.argument("where", metavar="[USER@]HOST")
+@click.option("--ssh-port", default=22, show_default=True, type=click.IntRange(1, 65535))
+@click.option("--port", default=50052, show_default=True, type=click.IntRange(1, 65535), help="The worker's.")
+@click.option("--identity", default="", help="A private key's file; else the agent and your usual keys.")
+@click.option("--host-key", default="", help="The fingerprint the host is known to have (SHA256:…).")
+@click.option(
+    "--use",
+    type=click.Choice(["unfit", "faster", "pinned"]),
+    default="unfit",
+    show_default=True,
+    help="For models that do not fit here; also where it is faster; or only for models pinned to it.",
+)
+def add(name: str, where: str, ssh_port: int, port: int, identity: str, host_key: str, use: str) -> None:
+    """Add a computer, such as: tessera remote add desk you@desk-pc."""
+    user, _, host = where.rpartition("@")
+    request = RemoteRequest(
+        host=host, user=user or getpass.getuser(), port=ssh_port, worker_port=port, identity=identity,
+        host_key=host_key, use=use,  # type: ignore[arg-type]  # click checks the choice
+    )  # fmt: skip
+    with connected() as client:
+        try:
+            row = client.put_remote(name, request)
+        except ApiError as error:
+            if error.code != "unknown_host_key":
+                raise
+            say(str(error))
+            fingerprint = click.prompt(
+                "Its fingerprint, to accept it (nothing: not)", default="", show_default=False
+            )
+            if not fingerprint.strip():
+                raise click.ClickException("Nothing was added.") from None
+            row = client.put_remote(name, _with_key(request, fingerprint.strip()))
+    _tell(row)
+    words = {
+        "unfit": f"Layers of a model go to {name} when it does not fit here.",
+        "faster": f"Layers of a model go to {name} when it does not fit here, or would be faster.",
+        "pinned": f"Layers go to {name} only for models you pin to it: tessera models pin MODEL {name}",
+    }
+    say(words[row.use])
+
+
+def _with_key(request: RemoteRequest, fingerprint: str) -> RemoteRequest:
+    import msgspec  # noqa: PLC0415 - only where a key has to be accepted
+
+    return msgspec.structs.replace(request, host_key=fingerprint)
+
+
+@command.command("list")
+def list_remotes() -> None:
+    """The computers, as they were last seen."""
+    with connected() as client:
+        found = client.remotes()
+    if not found.remotes:
+        say("There are none. Over there: tessera worker. Here: tessera remote add NAME USER@HOST")
+        return
+    table = Table("name", "address", "state", "devices", "the way there", "used", "models")
+    for row in found.remotes:
+        devices = ", ".join(f"{d.description} ({d.free_bytes / 1e9:.1f} GB free)" for d in row.devices)
+        table.add_row(
+            row.name, f"{row.user}@{row.host}:{row.port}", row.state, devices, _way(row), row.use,
+            ", ".join(row.models),
+        )  # fmt: skip
+    Console().print(table)
+    for row in found.remotes:
+        if row.reason:
+            say(f"{row.name}: {row.reason}")
+
+
+@command.command("check")
+@click.argument("name")
+def check(name: str) -> None:
+    """Look whether a worker is there with the same kernels, and measure the way to it."""
+    with connected() as client:
+        row = client.check_remote(name)
+    _tell(row)
+    if row.state != "ok":
+        raise click.ClickException(f"{name} cannot be used: {row.reason}")
+
+
+@command.command("remove")
+@click.argument("name")
+def remove(name: str) -> None:
+    """Forget a computer and its host key."""
+    with connected() as client:
+        client.remove_remote(name)
+    say(f"{name} is forgotten.")
+
+
+def _tell(row: RemoteRow) -> None:
+    say(f"{row.name}: {row.state}" + (f", {row.reason}" if row.reason else f", {_way(row)}"))
+    for device in row.devices:
+        say(f"  {device.description}: {device.free_bytes / 1e9:.1f} of {device.total_bytes / 1e9:.1f} GB free")
+
+
+def _way(row: RemoteRow) -> str:
+    if not row.rtt_ms:
+        return "not measured"
+    return f"{row.rtt_ms:.1f} ms, {row.up_bytes_s / 1e6:.0f} MB/s there, {row.down_bytes_s / 1e6:.0f} MB/s back"

@@ -1,0 +1,177 @@
+"""Other computers that hold layers of a model: add one over SSH, accept its host key, check it, forget it."""
+
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QVBoxLayout
+
+from app.client import ApiError
+from app.gui.api import in_words
+from app.gui.services import Services
+from app.gui.widgets.basics import Banner, LabelKind, button, clear, label, row, stack
+from app.gui.widgets.popups import Choice
+from engine.api.remotes import RemoteRequest, RemoteRow, Remotes, Use
+
+_MOST_NAME = 40
+_MOST_ADDRESS = 300
+
+
+class RemotesCard(QFrame):
+    """A host key that nobody knows yet is shown, and nothing is kept until it is accepted."""
+
+    def __init__(self, services: Services, banner: Banner) -> None:
+        super().__init__()
+        self._services, self._banner = services, banner
+        self.setProperty("kind", "card")
+        self._found: Remotes | None = None
+        self._asked: tuple[str, RemoteRequest] | None = None
+        self._note = label("", "small", wrap=True)
+        self._rows = QVBoxLayout()
+        self._rows.setSpacing(12)
+        self.add = button(self.tr("Add"), self._add)
+        self.name = self._field(self.tr("Name"), self.tr("Name of the other computer"), _MOST_NAME)
+        self.where = self._field("you@desk-pc", self.tr("User and address for SSH"), _MOST_ADDRESS)
+        self.use = Choice()
+        self.use.setAccessibleName(self.tr("When layers go there"))
+        self.use.addItem(self.tr("when a model does not fit here"), "unfit")
+        self.use.addItem(self.tr("also when it is faster"), "faster")
+        self.use.addItem(self.tr("only for models pinned to it"), "pinned")
+        entry = row(self.name, self.where, self.use, self.add)
+        entry.setStretch(1, 1)
+        self._question = QFrame()
+        self._question.setProperty("kind", "banner-warn")
+        self._shown = label("", "", wrap=True, selectable=True)
+        self.accept = button(self.tr("It is the right computer"), self._accept, "primary")
+        self.refuse = button(self.tr("Do not add it"), self._refuse)
+        buttons = row(1, self.refuse, self.accept)
+        self._question.setLayout(stack(self._shown, buttons, spacing=8, margins=(16, 8, 8, 8)))
+        self._question.hide()
+        self.setLayout(stack(self._note, self._rows, self._question, entry, spacing=12, margins=(16, 16, 16, 16)))
+        self._refresh_button()
+        self._show(Remotes())
+
+    def _field(self, hint: str, name: str, most: int) -> QLineEdit:
+        field = QLineEdit()
+        field.setMaxLength(most)
+        field.setPlaceholderText(hint)
+        field.setAccessibleName(name)
+        field.textChanged.connect(lambda _: self._refresh_button())
+        field.returnPressed.connect(self._add)
+        return field
+
+    def refresh(self) -> None:
+        """Ask which there are; none of them is asked anything."""
+        self._services.background.run(self._services.api.remotes, self._show, lambda _: None, self)
+
+    def _show(self, found: Remotes) -> None:
+        if found == self._found:
+            return
+        self._found = found
+        clear(self._rows)
+        for remote in found.remotes:
+            self._rows.addLayout(self._remote(remote))
+        self._note.setText(
+            self.tr("Layers go there through an SSH tunnel, with your keys; the card of each model says how many.")
+            if found.remotes
+            else self.tr(
+                "A model that is too large for this computer can lie on several. "
+                "On the other one, run: tessera worker"
+            )
+        )
+
+    def _remote(self, remote: RemoteRow) -> QVBoxLayout:
+        words, kind = self._state(remote)
+        chips = [label(words, kind), *(label(model, "chip-ok") for model in remote.models)]
+        name = remote.name
+        look = button(self.tr("Check"), partial(self._ask, lambda: self._services.api.check_remote(name)))
+        look.setAccessibleName(self.tr("Check {name}").format(name=name))
+        forget = button(
+            self.tr("Forget"), partial(self._ask, lambda: self._services.api.remove_remote(name)), "danger"
+        )
+        forget.setAccessibleName(self.tr("Forget {name}").format(name=name))
+        line: QHBoxLayout = row(label(name, "strong"), *chips, 1, look, forget)
+        facts = [f"{remote.user}@{remote.host}", remote.fingerprint]
+        facts += [
+            self.tr("{device}: {free} of {total} GB free").format(
+                device=device.description,
+                free=f"{device.free_bytes / 1e9:.1f}",
+                total=f"{device.total_bytes / 1e9:.1f}",
+            )
+            for device in remote.devices
+        ]
+        if remote.reason:
+            facts.append(remote.reason)
+        return stack(line, label("\n".join(facts), "small", wrap=True, selectable=True), spacing=4)
+
+    def _state(self, remote: RemoteRow) -> tuple[str, LabelKind]:
+        if remote.state == "ok":
+            return (
+                self.tr("{ms} ms, {speed} MB/s").format(
+                    ms=f"{remote.rtt_ms:.1f}", speed=f"{remote.down_bytes_s / 1e6:.0f}"
+                ),
+                "chip-ok",
+            )
+        words = {
+            "unknown": self.tr("Not checked yet"),
+            "refused": self.tr("Refuses the key"),
+            "unreachable": self.tr("Cannot be reached"),
+            "changed_key": self.tr("Shows another host key"),
+            "no_worker": self.tr("Runs no worker"),
+            "other_kernel": self.tr("Has another version"),
+            "slow": self.tr("Slow now"),
+            "lost": self.tr("Lost"),
+        }
+        return words[remote.state], "chip" if remote.state == "unknown" else "chip-warn"
+
+    def _add(self) -> None:
+        name, where = self.name.text().strip(), self.where.text().strip()
+        user, at, host = where.rpartition("@")
+        if not name or not at or not host:
+            return
+        use: Use = self.use.currentData()
+        self._put(name, RemoteRequest(host=host, user=user, use=use))
+
+    def _put(self, name: str, request: RemoteRequest) -> None:
+        self.add.setEnabled(False)
+
+        def done(_: object) -> None:
+            self.name.clear()
+            self.where.clear()
+            self._refuse()
+            self.refresh()
+
+        def failed(error: Exception) -> None:
+            self._refresh_button()
+            if isinstance(error, ApiError) and error.code == "unknown_host_key":
+                self._ask_whether(name, request, str(error))
+            else:
+                self._banner.tell(in_words(error), "bad")
+
+        self._services.background.run(lambda: self._services.api.put_remote(name, request), done, failed, self)
+
+    def _ask_whether(self, name: str, request: RemoteRequest, said: str) -> None:
+        fingerprint = next((word.rstrip(",") for word in said.split() if word.startswith("SHA256:")), "")
+        self._asked = (name, msgspec.structs.replace(request, host_key=fingerprint))
+        self._shown.setText(
+            self.tr("{host} shows the host key {fingerprint}. Compare it over there: ssh-keygen -lf {file}").format(
+                host=request.host, fingerprint=fingerprint, file="/etc/ssh/ssh_host_ed25519_key.pub"
+            )
+        )
+        self._question.show()
+        self.refuse.setFocus()
+
+    def _accept(self) -> None:
+        if self._asked is not None:
+            self._put(*self._asked)
+
+    def _refuse(self) -> None:
+        self._asked = None
+        self._question.hide()
+
+    def _ask(self, call: Callable[[], object]) -> None:
+        self._services.ask(self._banner, call, lambda _: self.refresh())
+
+    def _refresh_button(self) -> None:
+        where = self.where.text().strip()
+        self.add.setEnabled(bool(self.name.text().strip() and "@" in where.strip("@")))

@@ -1,0 +1,66 @@
+"""/tessera/v1/remotes: computers that hold layers of a model, and how they are."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+State = Literal[
+    "unknown", "ok", "unreachable", "refused", "changed_key", "no_worker", "other_kernel", "slow", "lost"
+]
+Use = Literal["unfit", "faster", "pinned"]
+Port = Annotated[int, Meta(ge=1, le=65535)]
+
+
+class RemoteRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """PUT /tessera/v1/remotes/{name}. `host_key` is the fingerprint that the host is known to have.
+
+    `identity` is a private key's file on the server's computer; empty: the agent and the user's usual keys.
+    """
+
+    host: Annotated[str, Meta(min_length=1, max_length=253)]
+    user: Annotated[str, Meta(min_length=1, max_length=64)]
+    port: Port = 22
+    worker_port: Port = 50052
+    identity: Annotated[str, Meta(max_length=1000)] = ""
+    use: Use = "unfit"
+    host_key: Annotated[str, Meta(max_length=100)] = ""
+
+
+class RemoteDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """One device over there; `gbs`: GB/s it reads while decoding, measured or expected."""
+
+    name: str
+    description: str
+    kind: Literal["cpu", "gpu"]
+    total_bytes: int
+    free_bytes: int
+    gbs: float
+
+
+class RemoteRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker. `state` is what the last look found, `at` when (0: never); rates in bytes a second."""
+
+    name: str
+    host: str
+    user: str
+    port: int
+    worker_port: int
+    use: Use
+    fingerprint: str
+    state: State
+    reason: str = ""
+    at: float = 0.0
+    kernel: str = ""
+    rtt_ms: float = 0.0
+    up_bytes_s: float = 0.0
+    down_bytes_s: float = 0.0
+    devices: tuple[RemoteDevice, ...] = ()
+    models: tuple[str, ...] = ()
+
+
+class Remotes(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/remotes. `kernel` is this computer's, which theirs must be."""
+
+    remotes: tuple[RemoteRow, ...] = ()
+    kernel: str = ""

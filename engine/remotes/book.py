@@ -1,0 +1,133 @@
+"""The workers of this installation and what was last seen of them."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from devices.types import Device, Evidence, Memory, Runtime
+from engine.errors import InputFault
+from engine.json_store import JsonStore
+from engine.remotes.types import PREFIX, Kept, Remote, RemoteDevice, Seen
+
+MOST: Final = 16
+BACKEND: Final = "rpc"
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
+_HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]{0,252}")
+_USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._\\@-]{0,63}")
+
+
+class RemoteBook:
+    """Kept in a file that terminal and server share."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._store = JsonStore(path, Kept, Kept)
+
+    @property
+    def remotes(self) -> tuple[Remote, ...]:
+        """All workers, in the order they were added."""
+        return self._store.get().remotes
+
+    def get(self, name: str) -> Remote:
+        """One of them. Raises: InputFault."""
+        found = next((r for r in self.remotes if r.name == name), None)
+        if found is None:
+            known = ", ".join(r.name for r in self.remotes) or "none"
+            raise InputFault(f"There is no remote named {name!r}; there are: {known}.", "name")
+        return found
+
+    def seen(self, name: str) -> Seen:
+        """What the last look found."""
+        return self._store.get().seen.get(name, Seen())
+
+    def put(self, remote: Remote) -> None:
+        """Add a worker, or change it. Raises: InputFault."""
+        check_names(remote.name, remote.user, remote.host)
+        kept = self._store.get()
+        others = tuple(r for r in kept.remotes if r.name != remote.name)
+        if len(others) >= MOST:
+            raise InputFault(f"There are already {MOST} remotes.", "name")
+        seen = {n: s for n, s in kept.seen.items() if n != remote.name}
+        self._store.put(Kept(remotes=(*others, remote), seen=seen))
+
+    def remove(self, name: str) -> None:
+        """Forget a worker and its key. Raises: InputFault."""
+        self.get(name)
+        kept = self._store.get()
+        self._store.put(
+            Kept(
+                remotes=tuple(r for r in kept.remotes if r.name != name),
+                seen={n: s for n, s in kept.seen.items() if n != name},
+            )
+        )
+
+    def saw(self, name: str, seen: Seen) -> None:
+        """Keep what a look found; facts and link of before stay where it found none."""
+        kept = self._store.get()
+        if not any(r.name == name for r in kept.remotes):
+            return
+        before = kept.seen.get(name, Seen())
+        seen = msgspec.structs.replace(seen, facts=seen.facts or before.facts, link=seen.link or before.link)
+        self._store.put(msgspec.structs.replace(kept, seen={**kept.seen, name: seen}))
+
+    def devices(self) -> tuple[Device, ...]:
+        """Their devices, as those of a machine. What was never seen has none."""
+        return tuple(
+            _device(remote, seen, index, told)
+            for remote in self.remotes
+            if (seen := self.seen(remote.name)).facts is not None
+            for index, told in enumerate(seen.facts.devices)
+        )
+
+
+def check_names(name: str, user: str, host: str) -> None:
+    """Raises: InputFault: one of them is no name."""
+    if not _NAME.fullmatch(name):
+        raise InputFault(
+            f"{name!r} cannot name a remote: lower-case letters, digits, dots, dashes, up to 40.", "name"
+        )
+    if not _USER.fullmatch(user):
+        raise InputFault(f"{user!r} is no user's name.", "user")
+    if not _HOST.fullmatch(host):
+        raise InputFault(f"{host!r} is no host's name or address.", "host")
+
+
+def device_id(remote: str, told: RemoteDevice) -> str:
+    """A device of a worker in the machine's list."""
+    return f"{PREFIX}{remote}/{told.name}"
+
+
+def remote_of(device: str) -> str:
+    """The worker that a device's id names; empty where it is one of this machine."""
+    return device.removeprefix(PREFIX).partition("/")[0] if device.startswith(PREFIX) else ""
+
+
+def _device(remote: Remote, seen: Seen, index: int, told: RemoteDevice) -> Device:
+    usable = seen.state in {"ok", "slow", "unknown"}
+    runtime = Runtime(
+        backend=BACKEND,
+        device_name=f"{remote.name}:{index}",
+        index=index,
+        total_bytes=told.total_bytes,
+        free_bytes=told.free_bytes,
+        state="usable" if usable else "failed",
+        reason="" if usable else seen.reason,
+    )
+    return Device(
+        id=device_id(remote.name, told),
+        kind="remote",
+        vendor="",
+        name=f"{told.description} on {remote.name}",
+        state="usable" if usable else "failed",
+        memory=Memory(
+            physical_bytes=told.total_bytes,
+            dedicated_bytes=told.total_bytes,
+            available_bytes=told.free_bytes,
+            bandwidth_gbs=told.gbs,
+            bandwidth_source=f"tessera worker on {remote.name}",
+        ),
+        reason="" if usable else seen.reason,
+        runtimes=(runtime,),
+        evidence=(Evidence("tessera remote check", remote.name, f"{remote.user}@{remote.host}"),),
+    )

@@ -1,0 +1,139 @@
+"""The one door to workers: add, check, open sessions, and watch those that were lost."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+import msgspec
+
+from engine.errors import InputFault
+from engine.remotes import wire
+from engine.remotes.book import RemoteBook, check_names
+from engine.remotes.errors import RemoteFault, UnknownHostKey
+from engine.remotes.kernel import kernel_name
+from engine.remotes.session import Session
+from engine.remotes.tunnel import Tunnel
+from engine.remotes.types import Remote, Seen
+
+log = logging.getLogger(__name__)
+# A worker that was lost is looked for again after these seconds, the last of them again and again.
+LOOK_AGAIN_S: Final = (5.0, 10.0, 20.0, 40.0, 60.0)
+
+
+class Remotes:
+    """Use from one event loop."""
+
+    def __init__(self, book: RemoteBook, kernel: str | None = None) -> None:
+        self.book = book
+        self._kernel = kernel
+        self._looking: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def kernel(self) -> str:
+        """The commit that a worker must have."""
+        return kernel_name() if self._kernel is None else self._kernel
+
+    async def add(self, remote: Remote, expected: str = "") -> Seen:
+        """Accept the host's key and keep the worker; what a first look at it finds.
+
+        `expected` is the fingerprint the user says it has; without one only a key in known_hosts is accepted.
+        Raises: UnknownHostKey; InputFault: the key is another one; RemoteFault: the host cannot be reached.
+        """
+        check_names(remote.name, remote.user, remote.host)
+        shown = await self._host_key(remote)
+        if expected and shown.fingerprint != expected:
+            raise InputFault(
+                f"{remote.host} shows the host key {shown.fingerprint}, not {expected}; nothing was kept.",
+                "host_key",
+            )
+        if not expected and shown.known == "other":
+            raise RemoteFault(
+                remote.name, "changed_key", f"{remote.host} shows another host key than known_hosts has"
+            )
+        if not expected and shown.known == "no":
+            raise UnknownHostKey(remote.host, shown.fingerprint)
+        self.book.put(msgspec.structs.replace(remote, host_key=shown.line))
+        return await self.check(remote.name)
+
+    async def _host_key(self, remote: Remote) -> wire.HostKey:
+        async with _tunnel(wire.Order(do="key", remote=remote)) as tunnel:
+            async for said in tunnel.said():
+                if isinstance(said, wire.HostKey):
+                    return said
+        raise RemoteFault(remote.name, "unreachable", f"{remote.host} showed no host key")
+
+    async def check(self, name: str) -> Seen:
+        """Look at a worker now, and measure the way to it. What is wrong is kept. Raises: InputFault."""
+        remote = self.book.get(name)
+        try:
+            async with _tunnel(wire.Order(do="check", remote=remote, kernel=self.kernel)) as tunnel:
+                async for said in tunnel.said():
+                    if isinstance(said, wire.Checked):
+                        self.book.saw(name, Seen(state="ok", at=time.time(), facts=said.facts, link=said.link))
+        except RemoteFault as fault:
+            self.saw(fault, look_again=False)
+        return self.book.seen(name)
+
+    def saw(self, fault: RemoteFault, *, look_again: bool = True) -> None:
+        """Something is wrong with a worker: it is not planned with until it answers again."""
+        self.book.saw(fault.remote, Seen(state=fault.state, reason=fault.reason, at=time.time()))
+        log.warning("remote=%s %s: %s", fault.remote, fault.state, fault.reason)
+        busy = self._looking.get(fault.remote)
+        if look_again and fault.state in {"lost", "unreachable", "no_worker"} and (busy is None or busy.done()):
+            self._looking[fault.remote] = asyncio.create_task(self._look_again(fault.remote))
+
+    async def _look_again(self, name: str) -> None:
+        waits = iter(LOOK_AGAIN_S)
+        with contextlib.suppress(InputFault):  # it was removed meanwhile
+            while self.book.seen(name).state not in {"ok", "slow"}:
+                await asyncio.sleep(next(waits, LOOK_AGAIN_S[-1]))
+                self.book.get(name)
+                await self.check(name)
+
+    async def open(self, names: Sequence[str]) -> list[Session]:
+        """A session with each worker, all at once. Raises: RemoteFault: one could not; then none is open."""
+        starting = [asyncio.create_task(self._open(self.book.get(name))) for name in names]
+        done = await asyncio.gather(*starting, return_exceptions=True)
+        sessions = [s for s in done if isinstance(s, Session)]
+        fault = next((e for e in done if isinstance(e, BaseException)), None)
+        if fault is None:
+            return sessions
+        await asyncio.gather(*(s.close() for s in sessions))
+        raise fault
+
+    async def _open(self, remote: Remote) -> Session:
+        link = self.book.seen(remote.name).link
+        tunnel = await Tunnel.start(wire.Order(do="open", remote=remote, kernel=self.kernel))
+        session = Session(tunnel, link.rtt_s if link is not None else 0.0, self._noticed)
+        try:
+            facts = await session.opened()
+        except RemoteFault as fault:
+            await session.close()
+            self.saw(fault)
+            raise
+        except BaseException:
+            await session.close()
+            raise
+        self.book.saw(remote.name, Seen(state="ok", at=time.time(), facts=facts))
+        return session
+
+    def _noticed(self, fault: RemoteFault) -> None:
+        self.saw(fault)
+
+    async def close(self) -> None:
+        """Look for nobody any more."""
+        for task in self._looking.values():
+            task.cancel()
+        await asyncio.gather(*self._looking.values(), return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def _tunnel(order: wire.Order) -> AsyncIterator[Tunnel]:
+    tunnel = await Tunnel.start(order)
+    try:
+        yield tunnel
+    finally:
+        await tunnel.close()

@@ -1,0 +1,27 @@
+"""Which llama.cpp the installed libraries are: two machines compute one model only with the same one."""
+
+import ctypes
+from functools import cache
+
+from devices.backends.libraries import ggml_library, library_folder
+
+
+@cache
+def kernel_name() -> str:
+    """Version and commit of the ggml that is installed; empty where it does not tell.
+
+    Only its smallest library is opened, which starts no backend.
+    """
+    folder = library_folder()
+    if folder is None:
+        return ""
+    try:
+        library = ctypes.CDLL(str(ggml_library(folder)))
+        found = []
+        for name in ("ggml_version", "ggml_commit"):
+            function = getattr(library, name)
+            function.restype = ctypes.c_char_p
+            found.append((function() or b"").decode("ascii", "replace"))
+    except (OSError, AttributeError):
+        return ""
+    return " ".join(found)

@@ -1,0 +1,94 @@
+"""One open session with a worker: the near end's port, its heartbeat, and the moment it is lost."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from engine.remotes import wire
+from engine.remotes.errors import RemoteFault
+from engine.remotes.tunnel import Tunnel
+from engine.remotes.types import RemoteFacts
+
+# A link is slow when this many answers in a row take so much longer than when it was measured.
+SLOW_BEATS: Final = 3
+SLOW_FACTOR: Final = 5.0
+SLOW_LEAST_S: Final = 0.1
+
+
+class Session:
+    """`lost` is set when it ends by itself; `notice` is then told why, and also when the link becomes slow."""
+
+    def __init__(self, tunnel: Tunnel, measured_rtt_s: float, notice: Callable[[RemoteFault], None]) -> None:
+        self.name = tunnel.name
+        self.port = 0
+        self.rtt_s = 0.0
+        self.held_bytes = 0
+        self.fault: RemoteFault | None = None
+        self.lost = asyncio.Event()
+        self.slow = False
+        self._tunnel = tunnel
+        self._limit_s = max(SLOW_LEAST_S, SLOW_FACTOR * measured_rtt_s)
+        self._late = 0
+        self._notice = notice
+        self._facts: asyncio.Future[RemoteFacts] = asyncio.get_running_loop().create_future()
+        self._ready = asyncio.Event()
+        self._closing = False
+        self._told: RemoteFacts | None = None
+        self._listening = asyncio.create_task(self._listen())
+
+    @property
+    def pid(self) -> int:
+        """The tunnel's process."""
+        return self._tunnel.pid
+
+    async def opened(self) -> RemoteFacts:
+        """What the worker told, once its session listens. Raises: RemoteFault."""
+        ready, ended = asyncio.create_task(self._ready.wait()), asyncio.create_task(self.lost.wait())
+        try:
+            await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ready.cancel()
+            ended.cancel()
+        if self.fault is not None:
+            raise self.fault
+        assert self._told is not None
+        return self._told
+
+    async def _listen(self) -> None:
+        try:
+            async for said in self._tunnel.said():
+                if isinstance(said, wire.Checked):
+                    self._told = said.facts
+                elif isinstance(said, wire.Opened):
+                    self.port = said.port
+                    self._ready.set()
+                elif isinstance(said, wire.Beat):
+                    self._beat(said)
+            fault = RemoteFault(self.name, "lost", "its tunnel ended")
+        except RemoteFault as error:
+            fault = error
+        if not self._closing:
+            self.fault = fault
+            self.lost.set()
+            if self._ready.is_set():
+                self._notice(fault)
+
+    def _beat(self, beat: wire.Beat) -> None:
+        self.rtt_s, self.held_bytes = beat.rtt_s, beat.held_bytes
+        self._late = self._late + 1 if beat.rtt_s > self._limit_s else 0
+        if self._late == SLOW_BEATS and not self.slow:
+            self.slow = True
+            usual, now = self._limit_s / SLOW_FACTOR, beat.rtt_s
+            said = f"the way there has become slow: an answer takes {now:.2f} s, {usual:.3f} s when it was measured"
+            self._notice(RemoteFault(self.name, "slow", said))
+
+    async def close(self) -> None:
+        """End it: the tunnel, its port here, and the worker's process over there."""
+        self._closing = True
+        await self._tunnel.close()
+        await self._listening
+
+    def kill(self) -> None:
+        """The same without waiting."""
+        self._closing = True
+        self._tunnel.kill()

@@ -1,0 +1,249 @@
+"""Child process: the SSH connection to one worker. It lives as long as its input is kept open.
+
+Usage: python -m engine.remotes.tunnel_child, with an `Order` as the first line of its input. Tells `Said` lines.
+"""
+
+import asyncio
+import contextlib
+import statistics
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import asyncssh
+import msgspec
+
+from engine.remotes import wire
+from engine.remotes.types import Link, Remote, RemoteFacts, State
+
+CONNECT_S: Final = 10.0
+LOGIN_S: Final = 20.0
+# A worker starts a session's process and its kernels.
+OPEN_S: Final = 40.0
+PINGS: Final = 9
+FIRST_BYTES: Final = 1 << 18
+# Measuring a link takes about this long in each direction.
+MEASURE_S: Final = 0.4
+# Hardware helps with these, so they cost a third of the others. Source: docs/log.md, links.
+_CIPHERS: Final = (
+    "aes128-gcm@openssh.com",
+    "aes256-gcm@openssh.com",
+    "chacha20-poly1305@openssh.com",
+    "aes256-ctr",
+)
+
+
+class _Fault(Exception):
+    def __init__(self, state: State, reason: str) -> None:
+        super().__init__(reason)
+        self.state: State = state
+
+
+def _say(message: wire.Said) -> None:
+    sys.stdout.buffer.write(wire.line(message))
+    sys.stdout.buffer.flush()
+
+
+async def _run(order: wire.Order) -> None:
+    if order.do == "key":
+        await _show_key(order.remote)
+        return
+    async with _connected(order.remote) as connection:
+        worker = await _Worker.reach(connection, order.remote)
+        facts = await worker.facts()
+        if facts.kernel != order.kernel:
+            said = f"its llama.cpp is {facts.kernel or 'unknown'}, this computer's is {order.kernel or 'unknown'}"
+            raise _Fault("other_kernel", said)
+        if order.do == "check":
+            _say(wire.Checked(facts=facts, link=await worker.measure()))
+            return
+        _say(wire.Checked(facts=facts))
+        port = await worker.open()
+        listener = await connection.forward_local_port("127.0.0.1", 0, "127.0.0.1", port)
+        _say(wire.Opened(port=listener.get_port()))
+        while True:
+            await asyncio.sleep(wire.BEAT_S)
+            rtt_s, held = await worker.beat()
+            _say(wire.Beat(rtt_s=rtt_s, held_bytes=held))
+
+
+async def _show_key(remote: Remote) -> None:
+    with _told_plainly(remote):
+        key = await asyncio.wait_for(asyncssh.get_server_host_key(remote.host, remote.port), CONNECT_S + LOGIN_S)
+    if key is None:
+        raise _Fault("unreachable", f"{remote.host} shows no host key")
+    line = key.export_public_key("openssh").decode().strip()
+    _say(wire.HostKey(line=line, fingerprint=key.get_fingerprint("sha256"), known=_known(remote, key)))
+
+
+def _known(remote: Remote, key: Any) -> Any:
+    """Whether the user's known_hosts has this key for this host."""
+    path = Path("~/.ssh/known_hosts").expanduser()
+    try:
+        hosts = asyncssh.read_known_hosts(str(path))
+        trusted = asyncssh.match_known_hosts(hosts, remote.host, remote.host, remote.port)[0]
+    except (OSError, ValueError):
+        return "no"
+    if key in trusted:
+        return "yes"
+    return "other" if any(k.get_algorithm() == key.get_algorithm() for k in trusted) else "no"
+
+
+@contextlib.contextmanager
+def _told_plainly(remote: Remote) -> Any:
+    """SSH's many ways of failing as the few that a user can act on."""
+    where = f"{remote.host} port {remote.port}"
+    try:
+        yield
+    except asyncssh.HostKeyNotVerifiable:
+        said = f"{where} shows another host key than the one that was accepted, so nothing was sent to it"
+        raise _Fault("changed_key", said) from None
+    except asyncssh.PermissionDenied:
+        raise _Fault("refused", f"{where} takes none of your SSH keys for the user {remote.user}") from None
+    except TimeoutError:
+        raise _Fault("unreachable", f"{where} did not answer in time") from None
+    except (OSError, asyncssh.Error) as error:
+        why = getattr(error, "strerror", None) or getattr(error, "reason", None) or str(error)
+        raise _Fault("unreachable", f"{where} cannot be reached by SSH ({why})") from None
+
+
+def _own_key(remote: Remote) -> Any:
+    try:
+        return asyncssh.read_private_key(str(Path(remote.identity).expanduser()))
+    except (OSError, asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise _Fault("refused", f"your key file {remote.identity} cannot be used ({why})") from None
+
+
+@contextlib.asynccontextmanager
+async def _connected(remote: Remote) -> AsyncIterator[Any]:
+    keys = {"client_keys": [_own_key(remote)], "agent_path": None} if remote.identity else {}
+    with _told_plainly(remote):
+        trusted = asyncssh.import_public_key(remote.host_key)
+        connection = await asyncssh.connect(
+            remote.host,
+            remote.port,
+            username=remote.user,
+            known_hosts=([trusted], [], []),
+            compression_algs=None,
+            encryption_algs=_CIPHERS,
+            preferred_auth="publickey",
+            connect_timeout=CONNECT_S,
+            login_timeout=LOGIN_S,
+            **keys,
+        )
+    try:
+        yield connection
+    finally:
+        connection.abort()
+
+
+class _Worker:
+    """The conversation with `tessera worker`, over one channel."""
+
+    def __init__(self, reader: Any, writer: Any, name: str) -> None:
+        self._reader, self._writer, self._name = reader, writer, name
+
+    @classmethod
+    async def reach(cls, connection: Any, remote: Remote) -> "_Worker":
+        where = f"port {remote.worker_port} of {remote.host}"
+        try:
+            opening = connection.open_connection("127.0.0.1", remote.worker_port, encoding=None)
+            reader, writer = await asyncio.wait_for(opening, LOGIN_S)
+        except asyncssh.ChannelOpenError as error:
+            raise _Fault("no_worker", f"no worker answers at {where} ({error.reason})") from None
+        return cls(reader, writer, where)
+
+    async def ask(self, question: wire.Ask, within_s: float = wire.SILENT_S, payload: bytes = b"") -> wire.Told:
+        try:
+            async with asyncio.timeout(within_s):
+                self._writer.write(wire.line(question) + payload)
+                await self._writer.drain()
+                told = await wire.read_told(self._reader.readline)
+        except TimeoutError:
+            raise _Fault("lost", f"nothing was heard from it for {within_s:.0f} s") from None
+        except (wire.Unreadable, asyncssh.Error, OSError, EOFError, ValueError) as error:
+            if isinstance(error, wire.Unreadable):
+                raise _Fault("no_worker", f"what answers at {self._name} is no Tessera worker") from None
+            raise _Fault("lost", "the connection to it ended") from None
+        if told.error:
+            raise _Fault("lost", told.error)
+        return told
+
+    async def facts(self) -> RemoteFacts:
+        """Raises: _Fault: whatever listens there is none of ours."""
+        try:
+            told = await self.ask(wire.Ask(do="facts"), LOGIN_S)
+        except _Fault as fault:
+            raise _Fault("no_worker", f"at {self._name} no Tessera worker answers ({fault})") from None
+        if told.facts is None:
+            raise _Fault("no_worker", f"what answers at {self._name} is no Tessera worker")
+        return told.facts
+
+    async def open(self) -> int:
+        told = await self.ask(wire.Ask(do="open"), OPEN_S)
+        if not told.port:
+            raise _Fault("no_worker", "the worker opened no session")
+        return told.port
+
+    async def beat(self) -> tuple[float, int]:
+        began = time.perf_counter()
+        told = await self.ask(wire.Ask(do="ping"))
+        return time.perf_counter() - began, told.held_bytes
+
+    async def measure(self) -> Link:
+        """Seconds there and back, and bytes a second, as a session would have them."""
+        rtt = statistics.median([(await self.beat())[0] for _ in range(PINGS)])
+        return Link(
+            rtt_s=rtt, up_bytes_s=await self._speed("sink", rtt), down_bytes_s=await self._speed("source", rtt)
+        )
+
+    async def _speed(self, do: Any, rtt_s: float) -> float:
+        size, speed = FIRST_BYTES, 0.0
+        while True:
+            began = time.perf_counter()
+            if do == "sink":
+                await self.ask(wire.Ask(do="sink", num_bytes=size), OPEN_S, bytes(size))
+            else:
+                await self.ask(wire.Ask(do="source", num_bytes=size), OPEN_S)
+                await self._reader.readexactly(size)
+            spent = time.perf_counter() - began
+            speed = size / max(1e-6, spent - rtt_s)
+            if spent > MEASURE_S / 4 or size >= wire.MOST_MEASURED_BYTES:
+                return speed
+            size = min(wire.MOST_MEASURED_BYTES, size * 8)
+
+
+async def _main() -> int:
+    try:
+        order = msgspec.json.decode(sys.stdin.buffer.readline(), type=wire.Order)
+    except msgspec.MsgspecError as error:
+        sys.stderr.write(f"tunnel: {error}\n")
+        return 2
+    task = asyncio.create_task(_run(order))
+    loop = asyncio.get_running_loop()
+
+    def wait_for_end() -> None:
+        sys.stdin.buffer.read()
+        with contextlib.suppress(RuntimeError):  # it ended by itself
+            loop.call_soon_threadsafe(task.cancel)
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
+    try:
+        await task
+    except asyncio.CancelledError:
+        return 0
+    except _Fault as fault:
+        _say(wire.Failed(state=fault.state, reason=str(fault)))
+        return 1
+    except (asyncssh.Error, OSError, asyncio.IncompleteReadError) as error:
+        _say(wire.Failed(state="lost", reason=f"the connection to it ended ({error})"))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(_main()))

@@ -1,0 +1,81 @@
+"""A worker on another computer, what it told, and how fast the way there is."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+# What stands before the ids of devices on other computers.
+PREFIX = "remote:"
+Use = Literal["unfit", "faster", "pinned"]
+State = Literal[
+    "unknown", "ok", "unreachable", "refused", "changed_key", "no_worker", "other_kernel", "slow", "lost"
+]
+Port = Annotated[int, Meta(ge=1, le=65535)]
+
+
+class Remote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A computer reached by SSH that runs `tessera worker` on its loopback port `worker_port`.
+
+    `host_key` is the one line of its public key that is accepted. `identity` is a private key's file (empty: the
+    user's agent and usual keys). `use`: for models that do not fit here, also where that is faster, or only where
+    a model is pinned to it.
+    """
+
+    name: str
+    host: str
+    user: str
+    host_key: str
+    port: Port = 22
+    worker_port: Port = 50052
+    identity: str = ""
+    use: Use = "unfit"
+
+
+class RemoteDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """One device of a worker, by llama.cpp's name for it. `gbs`: GB/s read while decoding, measured or expected."""
+
+    name: str
+    description: str
+    kind: Literal["cpu", "gpu"]
+    total_bytes: int
+    free_bytes: int
+    gbs: float
+
+
+class RemoteFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker tells of itself.
+
+    `kernel` names the commit of its llama.cpp; a session's process holds `session_bytes` before any tensor.
+    """
+
+    host: str
+    version: str
+    kernel: str
+    devices: tuple[RemoteDevice, ...]
+    session_bytes: int = 0
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """The way to a worker, encryption included: seconds there and back, bytes a second in both directions."""
+
+    rtt_s: float
+    up_bytes_s: float
+    down_bytes_s: float
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the last look at a worker found, at `at` (0: never)."""
+
+    state: State = "unknown"
+    reason: str = ""
+    at: float = 0.0
+    facts: RemoteFacts | None = None
+    link: Link | None = None
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """The file of a `RemoteBook`."""
+
+    remotes: tuple[Remote, ...] = ()
+    seen: dict[str, Seen] = {}

@@ -1,0 +1,206 @@
+"""Other computers for tests: a real SSH server, real workers on loopback, and a relay that shapes the way."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import asyncssh
+import psutil
+from servers import ROOT, wait_for
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Worker:
+    """`tessera worker` in a process of its own. `memory` caps what it offers."""
+
+    def __init__(self, home, port=None, memory=None, threads=1, env=None):
+        self.port = port or free_port()
+        self.home = home
+        command = [sys.executable, "-m", "app", "worker", "--port", str(self.port), "--threads", str(threads)]
+        self.process = subprocess.Popen(
+            [*command, *(["--memory", memory] if memory else [])],
+            cwd=ROOT, env={**os.environ, "TESSERA_HOME": str(home), **(env or {})}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        wait_for(lambda: self.listens() or self.process.poll() is not None, 90, "the worker's port")
+        assert self.process.poll() is None, self.process.stdout.read()
+
+    def listens(self):
+        return any(c.status == "LISTEN" for c in psutil.Process(self.process.pid).net_connections("inet"))
+
+    def sessions(self):
+        """Its processes of llama.cpp's RPC server."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.process.pid).children()
+        return []
+
+    def stop(self):
+        for child in self.sessions():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+class _Login(asyncssh.SSHServer):
+    def __init__(self, host):
+        self._host = host
+
+    def connection_made(self, conn):
+        self._host.connections.append(conn)
+
+    def begin_auth(self, _username):
+        return True
+
+    def public_key_auth_supported(self):
+        return True
+
+    def validate_public_key(self, _username, key):
+        return key == self._host.user_key.convert_to_public()
+
+    def connection_requested(self, dest_host, _dest_port, _orig_host, _orig_port):
+        return dest_host == "127.0.0.1"  # forwarded as sshd does it
+
+
+class SshHost:
+    """An SSH server with keys and forwarding, in a thread of its own; `identity` is the user's key."""
+
+    def __init__(self, folder, address="127.0.0.1", port=0):
+        self.connections = []
+        self.user_key = asyncssh.generate_private_key("ssh-ed25519")
+        self.host_key = asyncssh.generate_private_key("ssh-ed25519")
+        self.identity = folder / f"id_{id(self)}"
+        self.user_key.write_private_key(str(self.identity))
+        self.identity.chmod(0o600)
+        self._loop = asyncio.new_event_loop()
+        self._address, self.port = address, port
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._run(self._listen())
+
+    @property
+    def fingerprint(self):
+        return self.host_key.get_fingerprint("sha256")
+
+    async def _listen(self):
+        self._server = await asyncssh.create_server(
+            lambda: _Login(self), self._address, self.port, server_host_keys=[self.host_key]
+        )
+        self.port = self._server.get_port()
+
+    def _run(self, work):
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    def with_another_key(self):
+        """The computer was set up anew, or somebody stands between."""
+
+        async def again():
+            self._server.close()
+            await self._server.wait_closed()
+            self.host_key = asyncssh.generate_private_key("ssh-ed25519")
+            await self._listen()
+
+        self._run(again())
+
+    def live(self):
+        """Connections that are open now."""
+        return [c for c in self.connections if not c.is_closed()]
+
+    def stop(self):
+        async def end():
+            self._server.close()
+            for connection in self.connections:
+                connection.abort()
+            await asyncio.sleep(0.05)
+
+        self._run(end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+class Relay:
+    """A link to `target` that passes `bytes_s` in each direction and delays by `delay_s`; it can be cut or stalled.
+
+    Bytes are counted in `up` and `down`.
+    """
+
+    def __init__(self, target, bytes_s=1e9, delay_s=0.0, listen=("127.0.0.1", 0)):
+        self.target, self.bytes_s, self.delay_s = target, bytes_s, delay_s
+        self.up = self.down = 0
+        self.stalled = False
+        self._writers = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        starting = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._join, *listen), self._loop)
+        self._server = starting.result(10)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _join(self, reader, writer):
+        try:
+            far_reader, far_writer = await asyncio.open_connection(*self.target)
+        except OSError:
+            writer.close()
+            return
+        self._writers |= {writer, far_writer}
+        await asyncio.gather(self._pass(reader, far_writer, "up"), self._pass(far_reader, writer, "down"))
+        self._writers -= {writer, far_writer}
+
+    async def _pass(self, reader, writer, way):
+        queue = asyncio.Queue()
+        sender = asyncio.create_task(self._send(queue, writer))
+        free_at = 0.0
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                setattr(self, way, getattr(self, way) + len(data))
+                now = self._loop.time()
+                free_at = max(free_at, now) + len(data) / self.bytes_s
+                queue.put_nowait((free_at + self.delay_s, data))
+                if free_at - now > 0.02:
+                    await asyncio.sleep(free_at - now - 0.02)
+        queue.put_nowait((0.0, None))
+        await sender
+
+    async def _send(self, queue, writer):
+        with contextlib.suppress(OSError):
+            while (item := await queue.get())[1] is not None:
+                wait_s = item[0] - self._loop.time()
+                if wait_s > 0:
+                    await asyncio.sleep(wait_s)
+                while self.stalled:  # noqa: ASYNC110 - set from another thread
+                    await asyncio.sleep(0.02)
+                writer.write(item[1])
+                await writer.drain()
+        writer.close()
+
+    def cut(self):
+        """Every connection ends at once, and no new one is taken."""
+
+        def now():
+            self._server.close()
+            for writer in self._writers:
+                writer.transport.abort()
+
+        self._loop.call_soon_threadsafe(now)
+        time.sleep(0.05)
+
+    def stop(self):
+        self.stalled = False
+        self.cut()
+        time.sleep(0.1)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
