@@ -45,7 +45,8 @@ def _bytes(path: Path) -> bytes:
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
         raise ImportFailed(f"the archive is damaged or encrypted ({error})") from error
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a place in the file that its damaged directory names
+        # A place in the file that its damaged directory names; without a number, a stream that does not inflate.
+        if error.errno not in {None, errno.EINVAL}:
             raise
         raise ImportFailed(f"the archive is damaged or encrypted ({error})") from error
 
