@@ -30,6 +30,15 @@ DEPENDS: Final = (
 RECOMMENDS: Final = (
     "mesa-vulkan-drivers", "libvulkan1", "ca-certificates", "fonts-noto-color-emoji", "xdg-utils", "bubblewrap",
 )  # fmt: skip
+MAINTAINER: Final = "The Tessera authors <tessera@localhost>"
+COPYRIGHT: Final = """Copyright 2026 The Tessera authors
+
+Tessera is under the Apache License, Version 2.0; on Debian systems its text is in
+/usr/share/common-licenses/Apache-2.0.
+
+It holds Python and libraries of others under licences of their own: `tessera licences`
+and About Tessera show each with its text.
+"""
 AFTER: Final = """#!/bin/sh
 set -e
 if [ "$1" = configure ]; then
@@ -44,6 +53,9 @@ fi
 def tree(program: Path, target: Path, version: str) -> None:
     """The files of the package below `target`, as they lie on a system."""
     shutil.copytree(program, target / "usr/lib/tessera", symlinks=True)
+    for path in (target / "usr/lib/tessera").rglob("*"):
+        if path.is_file() and not path.is_symlink():  # wheels mark libraries and even texts as programs
+            path.chmod(0o755 if _is_program(path) else 0o644)
     share = target / "usr/share"
     (target / "usr/bin").mkdir(parents=True)
     (target / "usr/bin/tessera").symlink_to("../lib/tessera/tessera")
@@ -63,9 +75,8 @@ def tree(program: Path, target: Path, version: str) -> None:
         ("fish", "fish/vendor_completions.d/tessera.fish"),
     ):
         _write(share / place, completion(shell).encode())
-    licence = f"Tessera is under the Apache License 2.0.\n\n{(ROOT / 'LICENSE').read_text('utf-8')}"
-    _write(share / "doc/tessera/copyright", licence.encode())
-    _write(share / "doc/tessera/changelog.gz", gzip.compress((ROOT / "CHANGELOG.md").read_bytes(), mtime=0))
+    _write(share / "doc/tessera/copyright", COPYRIGHT.encode())
+    _write(share / "doc/tessera/CHANGELOG.md.gz", gzip.compress((ROOT / "CHANGELOG.md").read_bytes(), mtime=0))
 
 
 def deb(program: Path, out: Path, version: str, work: Path) -> Path:
@@ -73,16 +84,19 @@ def deb(program: Path, out: Path, version: str, work: Path) -> Path:
     root = work / "deb"
     shutil.rmtree(root, ignore_errors=True)
     tree(program, root, version)
+    share = root / "usr/share"
+    _write(share / "doc/tessera/changelog.gz", gzip.compress(_debian_changelog(version).encode(), mtime=0))
+    _write(share / "lintian/overrides/tessera", (HERE / "lintian-overrides").read_bytes())
     installed = sum(p.lstat().st_size for p in root.rglob("*") if p.is_file() and not p.is_symlink())
     arch = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
     control = (
         f"Package: tessera\nVersion: {version}\nArchitecture: {arch}\nSection: science\nPriority: optional\n"
-        f"Maintainer: The Tessera authors <tessera@localhost>\nInstalled-Size: {installed >> 10}\n"
+        f"Maintainer: {MAINTAINER}\nInstalled-Size: {installed >> 10}\n"
         f"Depends: {', '.join(DEPENDS)}\nRecommends: {', '.join(RECOMMENDS)}\n"
         "Description: run open AI models on your own computer\n"
-        " Tessera finds out what this computer can do, makes an open model fit by choosing\n"
-        " the precision of every tensor, and runs it: in a window, in the terminal, and\n"
-        " behind an OpenAI-style server for editors and agents.\n"
+        " Tessera finds out what this computer can do, makes an open model fit by\n"
+        " choosing the precision of every tensor, and runs it: in a window, in the\n"
+        " terminal, and behind an OpenAI-style server for editors and agents.\n"
     )
     _write(root / "DEBIAN/control", control.encode())
     for name in ("postinst", "postrm"):
@@ -157,6 +171,19 @@ def _sorted(root: Path) -> Iterator[Path]:
         yield Path(folder)
         links = [name for name in folders if (Path(folder) / name).is_symlink()]
         yield from (Path(folder) / name for name in sorted([*files, *links]))
+
+
+def _is_program(path: Path) -> bool:
+    with path.open("rb") as file:
+        head = file.read(4)
+    return head[:2] == b"#!" or (head == b"\x7fELF" and ".so" not in path.name)
+
+
+def _debian_changelog(version: str) -> str:
+    when = time.strftime(
+        "%a, %d %b %Y %H:%M:%S +0000", time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH", EPOCH)))
+    )
+    return f"tessera ({version}) stable; urgency=medium\n\n  * See CHANGELOG.md.gz.\n\n -- {MAINTAINER}  {when}\n"
 
 
 def _write(path: Path, data: bytes, mode: int = 0o644) -> None:

@@ -50,8 +50,12 @@ def advisories():
         if not answer.exists():
             print(f"{lock}: not looked up: {done.stderr.strip().splitlines()[-1:]}")
             continue
-        found = [d for d in json.loads(answer.read_text())["dependencies"] if d.get("vulns")]
-        bad += len(found)
+        asked = json.loads(answer.read_text())["dependencies"]
+        skipped = [d["name"] for d in asked if "skip_reason" in d]  # the index has no advisories
+        if skipped:
+            print(f"{lock}: {len(skipped)} of {len(asked)} could not be looked up")
+        found = [d for d in asked if d.get("vulns")]
+        bad += len(found) + len(skipped)
         print(
             f"{lock}:",
             "; ".join(f"{d['name']} {d['version']}: {[v['id'] for v in d['vulns']]}" for d in found) or "none",

@@ -1,6 +1,6 @@
-"""Opt-in: the .deb in a clean Debian root without compiler and network: install, ask, upgrade, window, remove.
+"""Opt-in: a .deb or .run in a clean Debian root without compiler and network: from install to removal.
 
-    sudo python tests/optin/installers/clean_root.py DEB [--suite bookworm|trixie] [--work FOLDER] [--pack FILE]
+    sudo python tests/optin/installers/clean_root.py FILE [--suite NAME] [--work FOLDER] [--pack FILE]
 
 Needs root, mmdebstrap, dpkg-deb, unshare and Debian's packages. Prints one line a step and ends with 1 at the first
 that fails. `--pack` installs a Vulkan kernel pack, and Mesa's software driver in the root to run it on.
@@ -15,6 +15,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT))
+
+from installers.linux.packages import DEPENDS  # noqa: E402
 
 # What a desktop has anyway; the package's own needs are added from its control file. No compiler is among it.
 DESKTOP = ("xvfb", "openbox", "xdotool", "x11-utils", "procps")
@@ -101,11 +106,9 @@ def older(deb: Path, work: Path) -> Path:
     return target
 
 
-def steps(root: Root, deb: Path, pack: Path | None, work: Path) -> None:
-    """Every step, each with what must be seen. Raises: RuntimeError, AssertionError."""
-    needs = subprocess.run(["dpkg-deb", "-f", str(deb), "Depends"], capture_output=True, text=True, check=True)
-    names = [part.split("(")[0].strip() for part in needs.stdout.split(",")]
-    driver = DRIVER if pack else ()
+def dependencies(root: Root, driver: tuple[str, ...] = ()) -> None:
+    """What the package names as its needs, and a bare desktop; the only step with a network."""
+    names = [part.split("(")[0].strip() for part in DEPENDS]
     alternatives = " ".join(f"$(first {name.replace('|', ' ')})" for name in names)
     first = 'first() { for n in "$@"; do apt-cache show "$n" >/dev/null 2>&1 && { echo "$n"; return; }; done; }; '
     wanted = f"{alternatives} {' '.join((*DESKTOP, *driver))}"
@@ -114,7 +117,51 @@ def steps(root: Root, deb: Path, pack: Path | None, work: Path) -> None:
         online=True,
         limit_s=1800,
     )
-    tell("dependencies", "installed; compilers: " + root.run("which gcc cc g++ clang python3 || echo none").strip())
+    found = root.run("which gcc cc g++ clang || echo none").strip()
+    tell("dependencies", f"installed; compilers: {found}; {root.run('ldd --version | head -1').strip()}")
+
+
+def steps_of_run(root: Root, file: Path) -> None:
+    """The self-extracting file as an ordinary user installs it. Raises: RuntimeError, AssertionError."""
+    dependencies(root)
+    root.run("useradd -m person")
+    shutil.copy(file, root.folder / "tessera.run")
+
+    def person(script: str, limit_s: float = 600) -> str:
+        script = f"export HOME=/home/person PATH=/home/person/.local/bin:$PATH; {script}"
+        return root.run(f"su person -s /bin/bash -c {_quoted(script)}", limit_s=limit_s)
+
+    said = person("sh /tessera.run")
+    assert "Done:" in said, said
+    tell("install by a user, without network", person("tessera --version").strip())
+    answer = person(f'tessera chat spark --prompt "{QUESTION}"')
+    assert ANSWER in answer, answer
+    tell("answer", answer.strip().splitlines()[0])
+    tell("doctor", kernels_of(person("tessera doctor")))
+    told = person(f"tessera serve & sleep 10; {HEALTH}; kill %1; wait")
+    assert "200 OK" in told, told
+    tell("server", "200 on /health")
+    person("mkdir -p ~/.local/share/tessera/models; echo keep > ~/.local/share/tessera/models/mine.txt")
+    person("sh /tessera.run")
+    tell("installed again over itself", person("tessera --version").strip())
+    tell("window", window(root, "/home/person/.local/bin/tessera"))
+    person("sh /tessera.run --remove")
+    left = person("find ~/.local -path '*tessera*' -not -path '*/share/tessera/*' -not -path '*/state/*'").strip()
+    assert not left, left
+    assert person("cat ~/.local/share/tessera/models/mine.txt").strip() == "keep"
+    tell("removal", "nothing left of the program; models kept")
+
+
+def kernels_of(doctor: str) -> str:
+    """The line that names the variant of the CPU's library."""
+    line = next((line for line in doctor.splitlines() if line.startswith("Kernels:")), "")
+    assert "cpu" in line, doctor
+    return line
+
+
+def steps(root: Root, deb: Path, pack: Path | None, work: Path) -> None:
+    """Every step, each with what must be seen. Raises: RuntimeError, AssertionError."""
+    dependencies(root, DRIVER if pack else ())
     shutil.copy(older(deb, work), root.folder / "older.deb")
     shutil.copy(deb, root.folder / "tessera.deb")
     root.run("dpkg -i /older.deb")
@@ -135,9 +182,7 @@ def steps(root: Root, deb: Path, pack: Path | None, work: Path) -> None:
     assert chats_with(root, ANSWER) == kept
     version = root.run("tessera --version").strip()
     tell("upgrade", f"{version}; models and the chat of the earlier version are there")
-    kernels = next((line for line in root.run("tessera doctor").splitlines() if line.startswith("Kernels:")), "")
-    assert "variant" in kernels or "built for" in kernels, kernels
-    tell("doctor", kernels)
+    tell("doctor", kernels_of(root.run("tessera doctor")))
     tell("window", window(root))
     if pack is not None:
         on_vulkan(root, pack)
@@ -175,14 +220,15 @@ def chat_in_window(root: Root) -> int:
         sleep 1
         tessera window >/tmp/window.log 2>&1 & p=$!
         xdotool search --sync --onlyvisible --name Tessera >/dev/null
-        for i in $(seq 30); do
+        for i in $(seq 60); do
           sleep 5; grep -aq {_double_quoted(ANSWER)} {CHATS}* && break
-          [ $((i % 6)) = 1 ] && xdotool type --delay 20 {_double_quoted(QUESTION)} && xdotool key Return
+          [ $((i % 6)) = 3 ] || continue
+          xdotool key ctrl+a; xdotool type --delay 20 {_double_quoted(QUESTION)}; xdotool key Return
         done
-        kill $p; wait $p || true; kill %1 %2 || true"""
-    root.run(script, limit_s=300)
+        kill $p; wait $p || true; kill %1 %2 || true; cat /tmp/window.log"""
+    said = root.run(script, limit_s=600)
     found = chats_with(root, ANSWER)
-    assert found, "no answer was kept"
+    assert found, f"no answer was kept; the window said: {said}"
     return found
 
 
@@ -195,7 +241,7 @@ def chats_with(root: Root, words: str) -> int:
         )
 
 
-def window(root: Root) -> str:
+def window(root: Root, command: str = "tessera") -> str:
     """Start the window twice under Xvfb with a window manager; seconds to a mapped window, cold and warm."""
     script = """
         Xvfb :7 -screen 0 1280x800x24 >/dev/null 2>&1 &
@@ -203,12 +249,16 @@ def window(root: Root) -> str:
         openbox >/dev/null 2>&1 &
         sleep 1
         for i in 1 2; do
-          s=$(date +%s%N); tessera window >/tmp/window.log 2>&1 & p=$!
+          s=$(date +%s%N); COMMAND window >/tmp/window.log 2>&1 & p=$!
           xdotool search --sync --onlyvisible --name Tessera >/dev/null; e=$(date +%s%N)
           echo $(( (e - s) / 1000000 )); sleep 3; kill $p; wait $p || true
         done
         cat /tmp/window.log >&2; kill %1 %2 || true"""
-    found = [line for line in root.run(script, limit_s=180).splitlines() if line.strip().isdigit()]
+    found = [
+        line
+        for line in root.run(script.replace("COMMAND", command), limit_s=180).splitlines()
+        if line.strip().isdigit()
+    ]
     assert len(found) == 2, found
     return f"cold {found[0]} ms, warm {found[1]} ms"
 
@@ -220,7 +270,7 @@ def tell(step: str, seen: str) -> None:
 def main() -> int:
     """Run every step in a fresh root."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("deb", type=Path)
+    parser.add_argument("file", type=Path)
     parser.add_argument("--suite", default="bookworm")
     parser.add_argument("--work", type=Path, default=Path("build/clean_root"))
     parser.add_argument("--pack", type=Path)
@@ -236,7 +286,10 @@ def main() -> int:
         )
         root.folder.chmod(0o755)
         root.mounted()
-        steps(root, options.deb, options.pack, options.work)
+        if options.file.suffix == ".run":
+            steps_of_run(root, options.file)
+        else:
+            steps(root, options.file, options.pack, options.work)
     except (RuntimeError, AssertionError, subprocess.SubprocessError) as error:
         tell("FAILED", str(error))
         return 1

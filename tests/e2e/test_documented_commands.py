@@ -1,0 +1,141 @@
+"""Every command in a block of the documentation can be typed, and runs or stands here with the reason why not."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from app.cli.main import cli
+from tests.servers import RunningServer
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(?:bash|console)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# What explains a line stands behind it: after a # or, in a table of commands, after several spaces.
+BEHIND = re.compile(r"\s+#\s.*|\s{3,}\S.*")
+# The names that a reader puts in the place of, and what stands there when a line is run here.
+PLACES = {"MODEL": "spark", "~/Documents/papers": "papers-folder"}
+
+# These are typed in the order of the pages with one server running; the words must be in what they say.
+RUN = {
+    "tessera collections add papers ~/Documents/papers": "papers",
+    'tessera collections search papers "when is the rent due"': "fifth",
+    'tessera collections ask papers "when is the rent due"': "",
+    "tessera collections unread papers": "",
+    "tessera collections list": "papers",
+    "tessera collections show papers": "papers",
+    "tessera collections refresh papers": "",
+    "tessera collections remove papers": "",
+    "tessera models engine-args MODEL": "",
+    "tessera models engine-args MODEL --reset": "",
+    "tessera kernels list": "",
+    "tessera engine list": "",
+    "tessera devices": "cpu",
+    "tessera upstreams add desk http://10.0.0.2:8000": "desk",
+    "tessera upstreams route 'desk/*' desk": "desk",
+    "tessera upstreams list": "desk",
+    "tessera upstreams unroute 'desk/*'": "desk",
+    "tessera upstreams remove desk": "desk",
+    "tessera keys add desk": "tsr_",
+    "tessera connect": "",
+    "tessera connect --off": "",
+    "tessera tools add --from servers.json": "clock",
+    "tessera tools list": "clock",
+}
+# Typed but not run: only their words and options are checked. A pattern, and what keeps it from running.
+NOT_RUN = {
+    r"python3 start\.py.*": "the test run itself begins with it; unit/installers/test_start.py has its options",
+    r"python -m tests\.bench\.queueing .*": "a measurement",
+    r"ssh .*": "another computer",
+    r"tessera worker": "serves until it is stopped: e2e/test_workers.py",
+    r"tessera serve .*": "an address of the reader's; every test here uses a server",
+    r"tessera phone": "makes a key for a server that others reach: e2e/test_connect.py",
+    r"tessera connect http.*": "another computer: e2e/test_connect.py",
+    r"tessera fit owner/name": "the hub: unit/app/test_fit_command.py",
+    r"tessera quantize SOURCE .*": "minutes: e2e/test_quantize.py",
+    r"tessera kernels (install|verify|rollback|remove).*": "a pack: integration/test_kernel_packs.py",
+    r"tessera engine (install|use|verify|rollback|remove).*": "a build: integration/test_engine_versions.py",
+    r"tessera chat MODEL --device openvino:NPU": "an NPU",
+    r"tessera models engine-args MODEL \S+=.*": "loads the model anew each time: e2e/test_machine_routes.py",
+    r"tessera upstreams (check|key) desk": "another server: integration/test_upstreams.py; a key is asked for",
+    r"tessera tools add (time|notes) .*": "other programs: unit/app/tools",
+    r"tessera chat --tools .*": "other programs: unit/app/tools",
+}
+
+
+def documented() -> list[str]:
+    """The command lines of all blocks, in the order of the pages."""
+    lines: list[str] = []
+    for page in PAGES:
+        if page.name == "log.md":  # what was done once
+            continue
+        for block in BLOCK.findall(page.read_text(encoding="utf-8")):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.split(" ", 1)[0] in {"tessera", "python3", "python", "ssh"}:
+                    lines += alternatives(BEHIND.sub("", re.sub(r"(?<=\S) {2,}(?=--)", " ", line)).rstrip())
+    return list(dict.fromkeys(lines))
+
+
+def alternatives(line: str) -> list[str]:
+    """`tessera collections list | show` names two commands; those that want a name get the page's."""
+    first, *others = line.split(" | ")
+    stem = first.rsplit(" ", 1)[0]
+    return [first, *(f"{stem} {other} papers" for other in others)]
+
+
+def parsed(line: str) -> None:
+    """Let click read the line as it would, down to the command's own options. Raises: click.ClickException."""
+    words = shlex.split(line)[1:]
+    command: click.Command = cli
+    context = click.Context(cli, info_name="tessera")
+    while isinstance(command, click.Group) and words:
+        name, *words = words
+        found = command.get_command(context, name)
+        assert found is not None, f"{line}: there is no command {name}"
+        context = click.Context(found, info_name=name, parent=context)
+        command = found
+    # Files that a line names need not be here: only what the words mean is read.
+    command.make_context(context.info_name, words, parent=context.parent, resilient_parsing=True)
+    known = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+    unknown = [word for word in words if word.startswith("--") and word.split("=")[0] not in known | {"--help"}]
+    free = any(each.nargs == -1 for each in command.params)
+    assert free or unknown == [], f"{line}: there is no option {unknown}"
+
+
+def test_every_line_is_run_or_has_a_reason_and_no_entry_is_left_over():
+    found = documented()
+    assert len(found) > 40
+    neither = [line for line in found if line not in RUN and not any(re.fullmatch(p, line) for p in NOT_RUN)]
+    assert neither == []
+    assert [line for line in RUN if line not in found] == []
+    assert [p for p in NOT_RUN if not any(re.fullmatch(p, line) for line in found)] == []
+
+
+@pytest.mark.parametrize("line", [line for line in documented() if line.startswith("tessera ")])
+def test_it_can_be_typed(line):
+    parsed(line)
+
+
+def test_those_that_end_soon_do_what_they_say(tmp_path, monkeypatch):
+    (tmp_path / "papers-folder").mkdir()
+    (tmp_path / "papers-folder" / "lease.txt").write_text("The rent is due on the fifth day of each month.\n" * 3)
+    (tmp_path / "servers.json").write_text('{"mcpServers": {"clock": {"command": "clock-server"}}}')
+    home = tmp_path / "home"
+    home.mkdir()
+    server = RunningServer(home)
+    try:
+        monkeypatch.setenv("TESSERA_HOME", str(home))
+        monkeypatch.chdir(tmp_path)
+        failed = []
+        for line, seen in RUN.items():
+            words = shlex.split(line)[1:]
+            words = [PLACES.get(word, word) for word in words]
+            result = CliRunner().invoke(cli, words, input="y\n")
+            if result.exit_code != 0 or seen not in result.output:
+                failed.append(f"{line}: {result.exit_code} {result.output[-500:]} {result.exception!r}")
+        assert failed == []
+    finally:
+        server.stop()
