@@ -24,7 +24,8 @@ from engine.api.collections import (
     SearchRequest,
 )
 from engine.api.collections import Removed as CollectionRemoved
-from engine.api.hub import RepoPlan, SearchResults, Starters
+from engine.api.hub import RepoPlan, SearchResults, Starters, Updates
+from engine.api.jobs import Job
 from engine.api.keys import KeyRequest, Keys, NewKey
 from engine.api.library import (
     Freed,
@@ -136,6 +137,14 @@ class Routes(JobRoutes):
     def plan_repository(self, repo: str) -> RepoPlan:
         """What each quantization of a repository needs here."""
         return self.get(f"{OURS}/hub/plan", RepoPlan, repo=repo)
+
+    def updates(self) -> Updates:
+        """Which models have a newer version on the hub."""
+        return self.get(f"{OURS}/hub/updates", Updates)
+
+    def update(self, model: str) -> Job:
+        """Start fetching the newer version of a model."""
+        return self.post(f"{OURS}/models/{path_part(model)}/update", Job)
 
     # ------------------------------------------------------------------ collections of documents
 

@@ -21,6 +21,7 @@ from app.gui.leaving import would_be_lost
 from app.gui.look import ASSETS, Look
 from app.gui.main_window import MainWindow
 from app.gui.markdown.document import warm_up
+from app.gui.motion import asks_for_stillness
 from app.gui.pages import Pages
 from app.gui.server_link import ServerLink
 from app.gui.services import LiveSettings, Models, Services
@@ -73,12 +74,13 @@ class Desktop:
     def start(self) -> None:
         """Show the window, then find or start the server and back up."""
         self.window.show()
-        self.background.run(warm_up)
         now = self.services.settings.now
         if now.flag("server.start_with_window"):
             self.supervisor.start()
         else:
             self.services.models.start()
+        self.background.run(warm_up)
+        self.background.run(asks_for_stillness, self._on_stillness, parent=self.window)
         QTimer.singleShot(_BACKUP_AFTER_MS, self.window, self._back_up)
         self.updates.start()
 
@@ -122,6 +124,9 @@ class Desktop:
         self.link.stop()
         self.services.store.close()
         self.services.look.close()
+
+    def _on_stillness(self, still: bool) -> None:
+        self.services.look.still = still
 
     def _on_setting(self, name: str) -> None:
         now = self.services.settings.now

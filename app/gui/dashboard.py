@@ -5,12 +5,12 @@ from itertools import pairwise
 
 from PySide6.QtCore import QTimer
 from PySide6.QtGui import QHideEvent, QShowEvent
-from PySide6.QtWidgets import QGridLayout
+from PySide6.QtWidgets import QGridLayout, QLabel
 
 from app.gui import words
 from app.gui.server import requests
 from app.gui.services import Services
-from app.gui.widgets.basics import Page, card
+from app.gui.widgets.basics import Page, card, label
 from app.gui.widgets.plain_table import PlainTable
 from app.gui.widgets.time_plot import KEPT_S, TimePlot
 from engine.api.requests import RecentActivity
@@ -27,6 +27,7 @@ class DashboardPage(Page):
     def __init__(self, services: Services) -> None:
         super().__init__(self.tr("Dashboard"))
         self._services = services
+        self._notes: list[QLabel] = []
         self.plots = {
             "speed": TimePlot(services.look, self.tr("Generated"), self.tr("tokens/s"), 0),
             "prompt": TimePlot(services.look, self.tr("Read"), self.tr("tokens/s"), 1),
@@ -42,15 +43,23 @@ class DashboardPage(Page):
         self.content.addLayout(grid)
         columns = [self.tr("Model"), self.tr("Requests"), self.tr("Tokens read"), self.tr("Tokens generated")]
         self.table = PlainTable(services.look, self.tr("Use by model"), columns, numbers=3, rows=6)
-        self.add_section(self.tr("By model since the server started"), card(self.table))
+        self.add_section(self.tr("By model since the server started"), card(self.table, self._nothing()))
         name = self.tr("History of requests, newest first")
         self.history = PlainTable(services.look, name, requests.request_columns(), numbers=6, rows=10, wide=2)
-        self.add_section(self.tr("History of requests"), card(self.history))
+        self.add_section(self.tr("History of requests"), card(self.history, self._nothing()))
         self.content.addStretch(1)
+        for table in (self.table, self.history):
+            table.hide()
         self._asking = False
         self._timer = QTimer(self)
         self._timer.setInterval(_EVERY_MS)
         self._timer.timeout.connect(self.refresh)
+
+    def _nothing(self) -> QLabel:
+        """What stands where there are no rows yet."""
+        made = label(self.tr("Requests appear here, without what was said in them."), "muted", wrap=True)
+        self._notes.append(made)
+        return made
 
     def showEvent(self, event: QShowEvent) -> None:
         """Look while seen."""
@@ -82,6 +91,10 @@ class DashboardPage(Page):
     def _show(self, answers: tuple[Stats, RecentActivity, tuple[Work, ...]]) -> None:
         self._asking = False
         stats, recent, history = answers
+        self.table.setVisible(bool(stats.use))
+        self.history.setVisible(bool(recent.requests))
+        for note, there in zip(self._notes, (stats.use, recent.requests), strict=True):
+            note.setVisible(not there)
         self._fill(history)
         self.history.show_rows([requests.request_row(row) for row in recent.requests[:_SHOWN_REQUESTS]])
         self.table.show_rows(

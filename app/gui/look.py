@@ -112,6 +112,7 @@ class Look(QObject):
         return self._formulas
 
     _formulas: Formulas | None = None
+    still = True  # no motion: until the system was asked, and where it asks for less of it
 
     def close(self) -> None:
         """Follow the system no more."""

@@ -143,6 +143,7 @@ QLabel[kind="muted"] {{ color: {c["muted"]}; }}
 QLabel[kind="small"] {{ color: {c["muted"]}; font-size: {small}px; }}
 QLabel[kind="title"] {{ font-size: {title}px; font-weight: 600; }}
 QLabel[kind="strong"] {{ font-weight: 600; }}
+QLabel[kind="glyph"] {{ background: {c["hover"]}; border-radius: 8px; }}
 QLabel[kind="chip"] {{ background: {c["hover"]}; color: {c["text"]}; border-radius: {half + 4}px;
   padding: 2px {unit}px; font-size: {small}px; }}
 QLabel[kind="chip-ok"] {{ background: {c["ok_soft"]}; color: {c["ok"]}; border-radius: {half + 4}px;

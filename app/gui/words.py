@@ -65,5 +65,20 @@ def day(iso: str) -> str:
     return QLocale().toString(QDate.fromString(iso[:10], Qt.DateFormat.ISODate), QLocale.FormatType.ShortFormat)
 
 
+JOBS = {
+    "tiny": "small and quick",
+    "chat": "chat",
+    "coding": "coding",
+    "fim": "code completion",
+    "embedding": "embeddings",
+    "vision": "vision",
+}
+
+
+def job(name: str) -> str:
+    """What a starter is for."""
+    return _tr(JOBS.get(name, name))
+
+
 def _tr(text: str) -> str:
     return QCoreApplication.translate("words", text)

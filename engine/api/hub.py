@@ -21,6 +21,8 @@ __all__ = [
     "SearchResults",
     "Starter",
     "Starters",
+    "Update",
+    "Updates",
     "Verdict",
 ]
 
@@ -174,3 +176,18 @@ class Folders(msgspec.Struct, frozen=True, kw_only=True):
     """GET /tessera/v1/hub/folders."""
 
     folders: tuple[Folder, ...]
+
+
+class Update(msgspec.Struct, frozen=True, kw_only=True):
+    """A model on this computer with a newer version on the hub: its commit, and the bytes to fetch."""
+
+    model: str
+    revision: str
+    size_bytes: int = 0
+
+
+class Updates(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/hub/updates; `problems`: repositories that could not be asked, with the reason."""
+
+    updates: tuple[Update, ...]
+    problems: dict[str, str] = {}

@@ -135,6 +135,17 @@ class HashMismatch(EnvironmentFault):
         self.quarantine = quarantine
 
 
+class BadUpdate(EnvironmentFault):
+    """The newer version of a model cannot be read; the one before it is back in its place."""
+
+    code = "bad_update"
+
+    def __init__(self, repo: str, reason: str) -> None:
+        super().__init__(f"the newer version of {repo} cannot be used ({reason}); the one before it was kept")
+        self.repo = repo
+        self.reason = reason
+
+
 class FileChanged(EnvironmentFault):
     """The hub's file is another one than a moment ago; what was fetched of the old one was dropped."""
 

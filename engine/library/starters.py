@@ -61,7 +61,7 @@ def starter_repo(name: str) -> str | None:
     return next((s.repo for s in starters() if s.id == name.lower()), None)
 
 
-def propose(memory_bytes: int, jobs: tuple[JobName, ...] = ("chat", "coding", "fim")) -> tuple[Proposal, ...]:
+def propose(memory_bytes: int, jobs: tuple[JobName, ...] = ("tiny", "chat", "coding")) -> tuple[Proposal, ...]:
     """Up to three that fit into `memory_bytes`: the largest for each job, then the next best things."""
     picked: list[Proposal] = []
     for job in jobs:
@@ -82,7 +82,7 @@ def _reason(starter: Starter, memory_bytes: int) -> str:
         "fim": "Completes code while you type",
         "embedding": "Finds documents by meaning",
         "vision": "Reads pictures",
-        "tiny": "Answers at once on any machine",
+        "tiny": "Small and quick, for everyday questions on any machine",
     }
     share = starter.expected_bytes / memory_bytes
     sparse = (

@@ -39,6 +39,8 @@ def register(
         return run
 
     def fetch(catalogue: Catalogue, params: dict[str, Any], control: Control) -> dict[str, Any]:
+        if params.get("update"):
+            return _named(update(catalogue, str(params["model"]), control))
         return _named(pull(catalogue, params, control, judge() if judge is not None else None))
 
     registry.register(
@@ -78,6 +80,26 @@ def pull(
     option = choose(plan, name)
     files = files_of(plan.repository, option.choice, vision=params.get("vision", True))
     return Download(client, catalogue, Request(plan.repository, files)).run(control)
+
+
+def update(catalogue: Catalogue, model: str, control: Control) -> ModelEntry:
+    """Fetch the newer version of a model into its place.
+
+    Raises: BadUpdate: it cannot be read, the older one is back; the errors of `pull`.
+    """
+    from engine.library.hub.client import HubClient  # noqa: PLC0415 - see pull
+    from engine.library.hub.download import Download, discard_parts  # noqa: PLC0415 - see pull
+    from engine.library.hub.newer import newest  # noqa: PLC0415 - see pull
+
+    entry = require(catalogue, model)
+    try:
+        control.check()
+    except Cancelled:
+        discard_parts(catalogue.paths, entry.origin.repo or "")
+        raise
+    client = HubClient()
+    control.report("planning", 0, 0)
+    return Download(client, catalogue, newest(catalogue, client, entry)).run(control)
 
 
 def _verify(catalogue: Catalogue, params: dict[str, Any], control: Control) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 from app.gui.chat.sampling_fields import KNOBS, source_words
-from app.gui.devices.facts import KINDS, PARTS
+from app.gui.devices.facts import BACKENDS, KINDS, PARTS
 from app.gui.devices.page import _STATES
 from app.gui.fit.aim import _CACHES
 from app.gui.fit.page import _LOSS_WORDS, _TIERS
@@ -14,6 +14,7 @@ from app.gui.library.hub_tab import _SIZES, _SORTS, _TASKS
 from app.gui.library.model_card import _CAN
 from app.gui.server.snippets import SNIPPETS
 from app.gui.shortcuts import SHORTCUTS
+from app.gui.words import JOBS
 from app.settings import SETTINGS
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
 from engine.api.jobs import JobKind
@@ -52,6 +53,7 @@ def tables():
     found |= {words for words, _ in _MEASURES} | {step[0] for step in _STEPS}
     found |= {words for table in (_SIZES, _SORTS, _TASKS) for _, words in table}
     found |= {shortcut.words for shortcut in SHORTCUTS} | {item.question for item in (*FOR_A_MODEL, *FOR_THE_TOY)}
+    found |= {*BACKENDS.values(), *JOBS.values()}
     found |= {kind.title for kind in JobKind} | {name for _, name in _CACHES} | {item.hint for item in SNIPPETS}
     found |= {source_words(name) for name in ("", "user", "file", "generation_config", "model_card", "llama.cpp")}
     found |= {"unknown", "{n} s", "{n} min", "{h} h {m} min"}  # app.format's

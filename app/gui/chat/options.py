@@ -13,6 +13,7 @@ from app.gui.chat.sampling_fields import SamplingFields
 from app.gui.services import Services
 from app.gui.widgets.basics import IconButton, button, label, row, stack
 from app.gui.widgets.popups import Choice
+from app.prompt_variables import asked_for, filled
 from app.settings import BY_NAME, Settings
 from engine.api.collections import Collection
 
@@ -178,8 +179,24 @@ class ChatOptions(QFrame):
 
     def _on_preset(self, position: int) -> None:
         if position > 0:
-            chosen = self._presets[position - 1]
-            self.changed.emit({"system_prompt": chosen.system_prompt, "sampling": chosen.sampling})
+            self._use(self._presets[position - 1])
+
+    def _use(self, chosen: Preset) -> None:
+        """Take over a preset; its {{places}} are asked for first."""
+
+        def take(values: dict[str, str]) -> None:
+            prompt = filled(chosen.system_prompt, values, self._model)
+            self.changed.emit({"system_prompt": prompt, "sampling": chosen.sampling})
+
+        names = asked_for(chosen.system_prompt)
+        if not names:
+            take({})
+            return
+        from app.gui.chat.places import Places  # noqa: PLC0415 - not before it is wanted
+
+        dialog = Places(chosen.name, names, self.tr("Use"), self.window())
+        dialog.accepted.connect(lambda: take(dialog.values))
+        dialog.open()
 
     def _save_preset(self) -> None:
         dialog = QInputDialog(self)

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 from PySide6.QtCore import QObject, Qt
-from PySide6.QtWidgets import QDialog, QFormLayout, QInputDialog, QLineEdit, QWidget
+from PySide6.QtWidgets import QInputDialog, QWidget
 
 from app.db import prompts
 from app.db.records import Prompt
 from app.gui.chat.composer import Composer
+from app.gui.chat.places import Places
 from app.gui.services import Services
-from app.gui.widgets.basics import button, label, row, stack
 from app.gui.widgets.palette import Entry, Palette
 from app.prompt_variables import asked_for, filled
 
@@ -57,7 +57,7 @@ class PromptLibrary(QObject):
         if not names:
             self._insert(chosen.text, {})
             return
-        dialog = _Places(chosen.name, names, self._composer.window())
+        dialog = Places(chosen.name, names, self.tr("Insert"), self._composer.window())
         dialog.accepted.connect(lambda: self._insert(chosen.text, dialog.values))
         dialog.open()
 
@@ -104,27 +104,3 @@ class PromptLibrary(QObject):
 
     def _watch(self, future: Any) -> None:
         self._services.background.watch(future, None, None, self)
-
-
-class _Places(QDialog):
-    """One field for each place of a prompt."""
-
-    def __init__(self, title: str, names: list[str], parent: QWidget) -> None:
-        super().__init__(parent)
-        self.setWindowTitle(title)
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self._fields = {name: QLineEdit() for name in names}
-        form = QFormLayout()
-        for name, field in self._fields.items():
-            field.setAccessibleName(name)
-            field.setMinimumWidth(320)
-            form.addRow(label(name), field)
-        insert = button(self.tr("Insert"), self.accept, "primary")
-        insert.setDefault(True)
-        buttons = row(1, button(self.tr("Cancel"), self.reject), insert)
-        self.setLayout(stack(label(title, "strong"), form, buttons, spacing=12, margins=(24, 24, 24, 24)))
-
-    @property
-    def values(self) -> dict[str, str]:
-        """What was filled in."""
-        return {name: field.text() for name, field in self._fields.items()}

@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QBoxLayout
 from app.db.records import Conversation
 from app.gui.chat.controller import ChatController
 from app.gui.chat.tool_consent import ToolConsentCard
+from app.gui.motion import appear
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner
 
@@ -45,7 +46,10 @@ class ToolsSide(QObject):
 
     def toggle(self) -> None:
         """Show or hide the panel."""
-        self.panel.setVisible(not self.panel.isVisible())
+        if self.panel.isVisible():
+            self.panel.hide()
+        else:
+            appear(self._services.look, self.panel)
         self.panel.show_conversation(self._controller.conversation)
 
     def _on_conversation(self, conversation: Conversation) -> None:

@@ -134,7 +134,7 @@ class Welcome(QScrollArea):
         for proposal in proposals:
             starter = proposal.starter
             facts = self.tr("{job} · {n} parameters · about {size}").format(
-                job=starter.job,
+                job=words.job(starter.job),
                 n=words.count(starter.parameters),
                 size=words.size(proposal.expected_bytes),
             )

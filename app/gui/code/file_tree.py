@@ -3,11 +3,16 @@
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QTreeWidget, QTreeWidgetItem
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtWidgets import QTreeWidget, QTreeWidgetItem, QTreeWidgetItemIterator
+
+from app.gui.look import Look
 
 _PATH = Qt.ItemDataRole.UserRole
 _FILLED = Qt.ItemDataRole.UserRole + 1
+_ICON, _INDENT = 16, 14  # pixels
+_TEXTS = frozenset({".md", ".rst", ".txt", ".toml", ".yaml", ".yml", ".json", ".ini", ".cfg", ".csv"})
+_OTHERS = frozenset({".png", ".jpg", ".jpeg", ".svg", ".gif", ".webp", ".pdf", ".zip", ".gguf", ".woff2", ".ttf"})
 
 
 class FileTree(QTreeWidget):
@@ -15,11 +20,15 @@ class FileTree(QTreeWidget):
 
     chosen = Signal(str)
 
-    def __init__(self) -> None:
+    def __init__(self, look: Look) -> None:
         super().__init__()
+        self._look = look
         self._folders: dict[str, tuple[set[str], list[str]]] = {}
         self.setHeaderHidden(True)
         self.setUniformRowHeights(True)
+        self.setIconSize(QSize(_ICON, _ICON))
+        self.setIndentation(_INDENT)
+        look.changed.connect(self._paint_icons)
         self.setAccessibleName(self.tr("Files of the project"))
         self.itemExpanded.connect(self._fill)
         self.currentItemChanged.connect(lambda item, _: self._choose(item))
@@ -45,8 +54,24 @@ class FileTree(QTreeWidget):
             name = PurePosixPath(path).name
             item = QTreeWidgetItem(parent, ["".join(char if char.isprintable() else "�" for char in name)])
             item.setData(0, _PATH, path)
+            item.setIcon(0, self._look.icon(self._icon_of(path), "muted"))
             if path in folders:
                 item.setChildIndicatorPolicy(QTreeWidgetItem.ChildIndicatorPolicy.ShowIndicator)
+
+    def _icon_of(self, path: str) -> str:
+        if path in self._folders:
+            return "folder"
+        suffix = PurePosixPath(path).suffix.lower()
+        if suffix in _TEXTS:
+            return "file-text"
+        return "file" if not suffix or suffix in _OTHERS else "file-code"
+
+    def _paint_icons(self) -> None:
+        """Every icon in the colours that now hold."""
+        at = QTreeWidgetItemIterator(self)
+        while (item := at.value()) is not None:
+            item.setIcon(0, self._look.icon(self._icon_of(item.data(0, _PATH)), "muted"))
+            at += 1
 
     def _fill(self, item: QTreeWidgetItem) -> None:
         if not item.data(0, _FILLED):

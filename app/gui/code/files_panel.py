@@ -11,6 +11,8 @@ from app.gui.code.source_view import Selected, SourceText, SourceView
 from app.gui.services import Services
 from app.gui.widgets.basics import label, stack
 
+_TREE, _SOURCE = 200, 330  # pixels, until they are pulled
+
 
 class FilesPanel(QWidget):
     """`read` gives a file's text; it is called in the background and may raise."""
@@ -19,7 +21,7 @@ class FilesPanel(QWidget):
         super().__init__()
         self._services, self._read = services, read
         self._wanted: str | None = None
-        self.tree = FileTree()
+        self.tree = FileTree(services.look)
         self.tree.chosen.connect(self.open)
         self.source = SourceView(services.look)
         self.heading = label(self.tr("Choose a file"), "strong")
@@ -32,8 +34,9 @@ class FilesPanel(QWidget):
         split.setHandleWidth(1)
         split.addWidget(self.tree)
         split.addWidget(shown)
-        split.setStretchFactor(0, 1)
-        split.setStretchFactor(1, 3)
+        split.setStretchFactor(0, 0)
+        split.setStretchFactor(1, 1)
+        split.setSizes([_TREE, _SOURCE])
         layout = stack(spacing=0, margins=(8, 8, 8, 8))
         layout.addWidget(split, 1)
         self.setLayout(layout)

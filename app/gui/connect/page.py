@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QFrame, QLabel, QPlainTextEdit, QPushButton
 
@@ -17,6 +18,8 @@ from app.gui.widgets.basics import Banner, Page, button, card, label, row, set_k
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice
 from engine.paths import user_paths
+
+_GLYPH = 20  # pixels; what it stands on is twice as large
 
 
 class ConnectPage(Page):
@@ -82,9 +85,22 @@ class ConnectPage(Page):
         text = stack(
             label(integration.title, "strong", wrap=True), chips, label(hint, "small", wrap=True), spacing=4
         )
-        line = row(text, remove, connect, spacing=12)
-        line.setStretch(0, 1)
+        line = row(self._glyph(name), text, remove, connect, spacing=12)
+        line.setStretch(1, 1)
         return card(line, margin=12)
+
+    def _glyph(self, name: str) -> QLabel:
+        """A drawing of ours by which a program is found again; not its maker's mark."""
+        look, made = self._services.look, label("", "glyph")
+
+        def paint() -> None:
+            made.setPixmap(look.icon(f"client-{name.replace('.', '-')}", "muted").pixmap(_GLYPH, _GLYPH))
+
+        paint()
+        look.changed.connect(paint)
+        made.setFixedSize(2 * _GLYPH, 2 * _GLYPH)
+        made.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        return made
 
     def showEvent(self, event: QShowEvent) -> None:
         """See what is connected."""

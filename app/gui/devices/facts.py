@@ -9,6 +9,18 @@ from app.gui.widgets.memory_bar import Share
 from engine.api.machine import Device, LiveDevice, Machine, Pool, Reservation
 
 KINDS = {"cpu": "Processor", "igpu": "Integrated GPU", "dgpu": "Graphics card", "npu": "NPU", "remote": "Remote"}
+# What runs models, in words; other names are those of products.
+BACKENDS = {"cpu": "GGUF models", "onnx": "ONNX models", "rpc": "Other computers (RPC)"}
+_PRODUCTS = {
+    "cuda": "CUDA",
+    "vulkan": "Vulkan",
+    "metal": "Metal",
+    "sycl": "SYCL",
+    "openvino": "OpenVINO",
+    "hexagon": "Hexagon",
+    "hip": "ROCm",
+    "flm": "FastFlowLM",
+}
 _PARAMETERS_AT_4_BITS = 8 / 4.5  # parameters a byte holds at the usual 4.5 bits
 _KEPT_FREE = 0.8  # room for the cache and the system
 
@@ -29,6 +41,11 @@ def summary(machine: Machine) -> str:
 def rank(device: Device) -> int:
     """GPUs before the processor, the usable before the others."""
     return {"dgpu": 2, "igpu": 2, "cpu": 1}.get(device.kind, 0) if device.state == "usable" else -1
+
+
+def backend_words(name: str) -> str:
+    """What a backend is for, or the name of its product."""
+    return tr(BACKENDS[name]) if name in BACKENDS else _PRODUCTS.get(name, name)
 
 
 def budget(device: Device) -> int:
@@ -52,7 +69,9 @@ def device_facts(device: Device) -> str:
         parts.append(f"{device.driver} {device.driver_version or ''}".strip())
     if device.memory.bandwidth_gbs:
         parts.append(tr("{n} GB/s").format(n=words.whole(device.memory.bandwidth_gbs)))
-    parts.extend(f"{runtime.backend}: {runtime.state}" for runtime in device.runtimes)
+    usable = [backend_words(run.backend) for run in device.runtimes if run.state == "usable"]
+    if usable:
+        parts.append(tr("runs {backends}").format(backends=", ".join(usable)))
     return " · ".join(parts)
 
 

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QVBoxLa
 
 from app.client import ApiError
 from app.gui.api import in_words
-from app.gui.devices.facts import KINDS, device_facts, live_facts, pool_shares, summary
+from app.gui.devices.facts import KINDS, backend_words, device_facts, live_facts, pool_shares, summary
 from app.gui.devices.placement import placement_card
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, LabelKind, Page, button, card, clear, label, row, stack
@@ -38,7 +38,7 @@ _STATES: dict[str, tuple[str, LabelKind]] = {
     "no_permission": ("No permission", "chip-bad"),
     "failed": ("Does not work", "chip-bad"),
     "unknown": ("Not known", "chip"),
-    "no_device": ("No device for it", "chip"),
+    "no_device": ("No device found", "chip"),
     "not_built": ("Not installed", "chip"),
 }
 
@@ -122,8 +122,8 @@ class DevicesPage(Page):
             self._devices.addWidget(self._device_card(device))
         clear(self._backends)
         if machine.backends:
-            self._backends.addWidget(label(self.tr("Backends"), "strong"))
-            rows = [self._state_rows(backend.backend, backend) for backend in machine.backends]
+            self._backends.addWidget(label(self.tr("What can run models"), "strong"))
+            rows = [self._state_rows(backend_words(backend.backend), backend) for backend in machine.backends]
             self._backends.addWidget(card(*rows, spacing=12))
         if machine.findings:
             self._backends.addWidget(label(self.tr("What would make it better"), "strong"))
@@ -161,7 +161,7 @@ class DevicesPage(Page):
         line = row(label(name), label(self.tr(words), kind), 1)
         column = stack(line, spacing=4)
         if item.reason:
-            column.addWidget(label(item.reason, "small", wrap=True))
+            column.addWidget(label(item.reason[:1].upper() + item.reason[1:], "small", wrap=True))
         if item.fix_hint:
             column.addLayout(self._fix(item.fix_hint))
         return column

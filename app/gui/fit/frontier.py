@@ -15,6 +15,7 @@ from quantize.plan.stock_rules import WELL_KNOWN
 
 _MIB = 1 << 20
 _DOT = 10  # pixels of a point
+_HEIGHT = 320  # pixels: below the choices, and above the fold of a window of 780
 
 
 class FrontierPlot(Chart):
@@ -22,7 +23,7 @@ class FrontierPlot(Chart):
 
     def __init__(self, look: Look) -> None:
         super().__init__(look, QCoreApplication.translate("FrontierPlot", "Loss of quality by size"))
-        self.setMinimumHeight(240)
+        self.setFixedHeight(_HEIGHT)
         self.setLogMode(y=True)
         self._ours = self.plot([], [], symbol="o", symbolSize=7, antialias=True)
         self._stock = pyqtgraph.ScatterPlotItem(size=9, symbol="s")

@@ -58,7 +58,7 @@ class FitPage(Page):
         self.banner = Banner(look)
         self.model = Choice()
         self.model.setAccessibleName(self.tr("Model"))
-        self.model.setMinimumWidth(280)
+        self.model.setMinimumWidth(220)
         self.model.activated.connect(lambda _: self._on_model())
         self.tier = Choice()
         self.tier.setAccessibleName(self.tr("How thorough"))
@@ -96,7 +96,7 @@ class FitPage(Page):
 
     def _build(self) -> None:
         look = self._services.look
-        choose = row(self.model, 1, label(self.tr("How thorough"), "small"), self.tier)
+        choose = row(self.model, self.aim, 1, self.tier)
         ends = row(self._smallest, 1, self._largest)
         go = row(self.size_words, 1, self.start)
         self.content.addWidget(self.banner)
@@ -107,13 +107,13 @@ class FitPage(Page):
             self.tr("Download a model in its original precision (F16, BF16 or safetensors) in the library."),
         )
         self._none.hide()
-        self._wishes = card(choose, self.aim, go, self.slider, ends, self.chips, spacing=12)
+        self._wishes = card(choose, go, self.slider, ends, self.chips, spacing=12)
         sides = row(
             stack(self._ours_name, self.mosaic, spacing=4),
             stack(self._rival_name, self.rival, spacing=4),
             spacing=24,
         )
-        self._picture = card(sides, PrecisionLegend(look), self.plot, spacing=12)
+        self._picture = card(self.plot, sides, PrecisionLegend(look), spacing=12)
         for widget in (self._none, self._wishes, self._picture):
             self.content.addWidget(widget)
         self._picture.hide()  # until there is something to draw

@@ -96,7 +96,7 @@ class HubTab(QWidget):
             facts = " · ".join(
                 part
                 for part in (
-                    starter.job,
+                    words.job(starter.job),
                     self.tr("{n} parameters").format(n=words.count(starter.parameters)),
                     self.tr("about {n}").format(n=words.size(proposal.expected_bytes)),
                     self.tr("about {n} tokens/s").format(n=words.speed(proposal.expected_tok_s))

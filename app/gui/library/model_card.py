@@ -37,8 +37,12 @@ class ModelCard(QFrame):
     folder_pressed = Signal(str)
     settings_pressed = Signal(str, str)
     rename_pressed = Signal(str, str)
+    update_pressed = Signal(str)
 
-    def __init__(self, look: Look, model: Model, tool_calls_frac: float | None = None) -> None:
+    def __init__(
+        self, look: Look, model: Model, tool_calls_frac: float | None = None, newer_bytes: int = 0
+    ) -> None:
+        """`newer_bytes`: what a newer version on the hub would fetch; 0: none is known."""
         super().__init__()
         self.setProperty("kind", "card")
         self.model = model
@@ -59,7 +63,19 @@ class ModelCard(QFrame):
         chat.setEnabled(bool(usable and can_chat))
         fit.setEnabled(not unfit(model))
         fit.setToolTip(unfit(model))
-        for made, verb in ((chat, self.tr("Chat with {name}")), (fit, self.tr("Make {name} fit"))):
+        update = button(self.tr("Update"), lambda: self.update_pressed.emit(identity))
+        update.setToolTip(
+            self.tr("Fetches {size}. This version stays until the newer one works.").format(
+                size=words.size(newer_bytes)
+            )
+        )
+        if newer_bytes:
+            chips.add(label(self.tr("Newer version on the hub"), "chip-ok"))
+        for made, verb in (
+            (update, self.tr("Update {name}")),
+            (chat, self.tr("Chat with {name}")),
+            (fit, self.tr("Make {name} fit")),
+        ):
             made.setAccessibleName(verb.format(name=name))
         more = IconButton(look, "more", self.tr("More about {name}").format(name=name), lambda: self._menu(more))
         text = stack(title, facts, chips, spacing=4)
@@ -76,7 +92,9 @@ class ModelCard(QFrame):
             remove = button(self.tr("Remove"), lambda: self.remove_pressed.emit(identity, name))
             buttons.addLayout(row(locate, remove, more, spacing=8))
         else:
-            buttons.addLayout(row(chat, fit, more, 1 if buttons is whole else 0, spacing=8))
+            buttons.addLayout(
+                row(*((update,) if newer_bytes else ()), chat, fit, more, 1 if buttons is whole else 0, spacing=8)
+            )
         self.setLayout(whole)
 
     def _menu(self, at: IconButton) -> None:

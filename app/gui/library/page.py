@@ -20,6 +20,7 @@ from app.gui.services import Services
 from app.gui.show_in_folder import show_in_folder
 from app.gui.widgets.basics import Banner, Empty, Page, button, clear, stack
 from app.gui.widgets.popups import Menu
+from engine.api.hub import Updates
 from engine.api.jobs import Job, JobKind, ModelMade, result_of
 from engine.api.library import Model, PullRequest, Removed, Tensor
 from engine.paths import user_paths
@@ -39,8 +40,12 @@ class LibraryPage(Page):
         self._services, self._jobs = services, jobs
         self.cards: list[ModelCard] = []
         self._shown: list[tuple[Model, float | None]] = []
+        self._newer: dict[str, int] = {}  # models with a newer version on the hub, bytes to fetch
         self.banner = Banner(services.look)
         self._add = button(self.tr("Add a file or folder…"), self._show_add_menu)
+        self._check = button(self.tr("Check for updates"), self.look_for_newer)
+        self._check.hide()
+        self.header.addWidget(self._check, 0, Qt.AlignmentFlag.AlignTop)
         self.header.addWidget(self._add, 0, Qt.AlignmentFlag.AlignTop)
         self.tabs = QTabWidget()
         self.tabs.setDocumentMode(True)
@@ -112,8 +117,7 @@ class LibraryPage(Page):
 
     def pull(self, model: str, quantization: str = "") -> None:
         """Start a download."""
-        if self._services.settings.now.flag("network.offline"):
-            self.banner.tell(self.tr("Tessera is set to offline. Change it in Settings to download."), "info")
+        if self._is_offline():
             return
         request = PullRequest(model=model, quant=quantization or None)
         self._services.ask(self.banner, lambda: self._services.api.pull(request), self._jobs.started)
@@ -133,6 +137,42 @@ class LibraryPage(Page):
             (self.tr("Use it where it is"), lambda: self.add(path, link=True)),
             (self.tr("Copy it"), lambda: self.add(path, link=False)),
         )
+
+    def look_for_newer(self) -> None:
+        """Ask the hub whether what was downloaded has changed there."""
+        if self._is_offline():
+            return
+
+        def show(found: Updates) -> None:
+            self._newer = {update.model: update.size_bytes for update in found.updates}
+            self._rebuild()
+            told = [
+                self.tr("{n} models have a newer version.").format(n=len(self._newer))
+                if self._newer
+                else self.tr("Every downloaded model is the newest version."),
+                *(f"{repo}: {reason}" for repo, reason in found.problems.items()),
+            ]
+            self.banner.tell("\n".join(told), "warn" if found.problems else "info")
+
+        self._services.ask(self.banner, self._services.api.updates, show)
+
+    def update_model(self, model: str) -> None:
+        """Fetch the newer version of a model."""
+        if self._is_offline():
+            return
+
+        def begun(job: Job) -> None:
+            self._newer.pop(model, None)
+            self._rebuild()
+            self._jobs.started(job)
+
+        self._services.ask(self.banner, lambda: self._services.api.update(model), begun)
+
+    def _is_offline(self) -> bool:
+        offline = self._services.settings.now.flag("network.offline")
+        if offline:
+            self.banner.tell(self.tr("Tessera is set to offline. Change it in Settings to download."), "info")
+        return offline
 
     def verify(self, model: str) -> None:
         """Hash the files of a model."""
@@ -167,7 +207,7 @@ class LibraryPage(Page):
         clear(self._column)
         self.cards = []
         for model, tool_calls_frac in models:
-            card = ModelCard(self._services.look, model, tool_calls_frac)
+            card = ModelCard(self._services.look, model, tool_calls_frac, self._newer.get(model.id, 0))
             card.chat_pressed.connect(self.chat_wanted)
             card.fit_pressed.connect(self.fit_wanted)
             card.verify_pressed.connect(self.verify)
@@ -177,9 +217,11 @@ class LibraryPage(Page):
             card.folder_pressed.connect(show_in_folder)
             card.settings_pressed.connect(self._open_settings)
             card.rename_pressed.connect(self._ask_name)
+            card.update_pressed.connect(self.update_model)
             self._column.addWidget(card)
             self.cards.append(card)
         self._empty.setVisible(not models)
+        self._check.setVisible(any(model.origin.kind == "hub" for model, _ in models))
 
     def _ask_remove(self, model: str, name: str) -> None:
         self.banner.tell(

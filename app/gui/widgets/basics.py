@@ -21,11 +21,12 @@ from PySide6.QtWidgets import (
 from shiboken6 import isValid
 
 from app.gui.look import Look
+from app.gui.motion import appear
 
 # The grid of all pages: the widest column, the distance from its edges, and the room kept for a scroll bar.
 PAGE_WIDTH, PAGE_MARGIN, SCROLL_BAR = 960, 32, 12
 
-LabelKind = Literal["", "muted", "small", "title", "strong", "chip", "chip-ok", "chip-warn", "chip-bad"]
+LabelKind = Literal["", "muted", "small", "title", "strong", "chip", "chip-ok", "chip-warn", "chip-bad", "glyph"]
 Tone = Literal["info", "ok", "warn", "bad"]
 
 
@@ -262,6 +263,7 @@ class Banner(QFrame):
         super().__init__(parent)
         self._text = label("", wrap=True, selectable=True)
         self._actions = QHBoxLayout()
+        self._look = look
         self._before: QWidget | None = None  # had the focus when the banner came
         self._close = IconButton(look, "close", self.tr("Close"), self.hide)
         layout = row(self._text, self._actions, self._close, spacing=8, margins=(16, 8, 8, 8))
@@ -284,12 +286,14 @@ class Banner(QFrame):
                 run()
 
             self._actions.addWidget(button(words, act))
-        if not self.isVisible():
+        is_new = not self.isVisible()
+        if is_new:
             self._before = QApplication.focusWidget()
         self._text.setText(text)
         set_kind(self, f"banner-{tone}")
         self.setAccessibleName(text)
-        self.show()
+        if is_new:
+            appear(self._look, self)
 
     def hideEvent(self, event: QHideEvent) -> None:
         """The focus goes back to where it was, not to whatever comes next."""

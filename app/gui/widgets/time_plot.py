@@ -15,7 +15,8 @@ from app.gui.widgets.basics import label, row, stack
 from app.gui.widgets.chart import Chart, value_words
 
 KEPT_S = 180
-_HEIGHT = 96
+_HEIGHT = 112
+_MINUTES = 2  # ago, where the axis has a word
 _ROOM = 1.1  # above the highest point
 _TICKS = 2
 _PERCENT = 100.0
@@ -32,10 +33,15 @@ class TimePlot(QFrame):
         self._points: deque[tuple[float, float]] = deque()
         self.plot = Chart(look, title)
         self.plot.setFixedHeight(_HEIGHT)
-        self.plot.getPlotItem().hideAxis("bottom")
         self._curve = self.plot.plot([], [], fillLevel=0, antialias=True)
         self.plot.setXRange(-KEPT_S, 0, padding=0)
         self._axis = self.plot.getPlotItem().getAxis("left")
+        self._clock = self.plot.getPlotItem().getAxis("bottom")
+        ago = QCoreApplication.translate("TimePlot", "{n} min ago")
+        now = QCoreApplication.translate("TimePlot", "now")
+        self._clock.setTicks([[(-60.0 * _MINUTES, ago.format(n=_MINUTES)), (0.0, now)]])
+        self._clock.setStyle(hideOverlappingLabels=False)  # or the word at the edge is left out
+        self.plot.getPlotItem().setContentsMargins(0, 8, 16, 4)
         self._scale(1.0)
         self.setLayout(
             stack(

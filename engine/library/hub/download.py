@@ -16,11 +16,11 @@ from pathlib import Path
 import filelock
 import msgspec
 
-from engine.errors import Cancelled
+from engine.errors import BadModelFile, Cancelled
 from engine.jobs import Control
 from engine.library import origins
 from engine.library.catalogue import Catalogue
-from engine.library.errors import CannotWrite, FileChanged, HashMismatch, NotEnoughDisk, UnsafeName
+from engine.library.errors import BadUpdate, CannotWrite, FileChanged, HashMismatch, NotEnoughDisk, UnsafeName
 from engine.library.hashing import git_sha1_of, sha256_of
 from engine.library.hub.client import HubClient
 from engine.library.hub.part import Part
@@ -76,7 +76,7 @@ class Places:
 
     def part(self, file: RepoFile) -> Path:
         """Where its bytes are gathered; the same for every process that wants this content."""
-        key = hashlib.sha256(f"{file.name}\0{_identity(file)}".encode()).hexdigest()[:24]
+        key = hashlib.sha256(f"{file.name}\0{identity(file)}".encode()).hexdigest()[:24]
         return self.parts / f"{key}.part"
 
 
@@ -112,7 +112,7 @@ class Download:
                 for file in self._request.files:
                     self._place(file)
                 self._clear_parts()
-            return self._list()
+            return self._kept_until_it_works()
         except Cancelled:
             self._tidy()
             raise
@@ -123,7 +123,7 @@ class Download:
     def _installed(self, file: RepoFile) -> bool:
         note = origins.read_note(self._places.folder)
         path = self._places.final(file)
-        noted = note is not None and note.sha256.get(file.name) == _identity(file)
+        noted = note is not None and note.sha256.get(file.name) == identity(file)
         return noted and path.is_file() and path.stat().st_size == file.size_bytes
 
     def _check_room(self) -> None:
@@ -178,13 +178,13 @@ class Download:
         if not final.is_file() or final.stat().st_size != file.size_bytes or self._places.part(file).exists():
             return False
         actual = sha256_of(final, control) if file.sha256 else git_sha1_of(final)
-        if actual != _identity(file):
+        if actual != identity(file):
             return False
         self._note(file)
         return True
 
     def _fetch_and_verify(self, file: RepoFile, path: Path, control: Control) -> None:
-        part = Part(path, _identity(file), file.size_bytes, self._patience.segment_bytes)
+        part = Part(path, identity(file), file.size_bytes, self._patience.segment_bytes)
         try:
             if not part.complete:
                 self._fetch(file, part, control)
@@ -238,11 +238,13 @@ class Download:
                 return  # another process has placed it
             final = self._places.final(file)
             final.parent.mkdir(parents=True, exist_ok=True)
+            _keep(final)
             part.replace(final)
             part.with_suffix(".json").unlink(missing_ok=True)
             self._note(file)
 
-    def _note(self, file: RepoFile) -> None:
+    def _note(self, file: RepoFile, found: str = "") -> None:
+        """Write down what lies in its place: the promised content, or what was `found`."""
         repository, folder = self._request.repository, self._places.folder
         with filelock.FileLock(self._places.parts / "note.lock"):
             old = origins.read_note(folder)
@@ -251,7 +253,7 @@ class Download:
                 revision=repository.revision,
                 endpoint=repository.endpoint,
                 license=repository.license,
-                sha256={**(old.sha256 if old else {}), file.name: _identity(file)},
+                sha256={**(old.sha256 if old else {}), file.name: found or identity(file)},
             )
             fresh = folder / f"{origins.NOTE_NAME}.new"
             fresh.write_bytes(msgspec.json.encode(note))
@@ -262,6 +264,25 @@ class Download:
         if not any(self._places.parts.glob("*.part")):
             shutil.rmtree(self._places.parts, ignore_errors=True)
 
+    def _kept_until_it_works(self) -> ModelEntry:
+        """List what was placed; where it can not be read, what it took the place of comes back."""
+        finals = [self._places.final(file) for file in self._request.files]
+        kept = [final for final in finals if _previous(final).exists()]
+        try:
+            entry = self._list()
+        except BadModelFile as error:
+            if not kept:
+                raise
+            for file, final in zip(self._request.files, finals, strict=True):
+                if final in kept:
+                    _previous(final).replace(final)
+                    self._note(file, sha256_of(final, Control()) if file.sha256 else git_sha1_of(final))
+            self._clear_parts()
+            raise BadUpdate(self._request.repository.repo, str(error)) from error
+        for final in kept:
+            _previous(final).unlink()
+        return entry
+
     def _list(self) -> ModelEntry:
         first = self._places.final(self._request.files[0])
         is_folder = first.suffix != ".gguf"
@@ -270,7 +291,7 @@ class Download:
             kind="hub",
             repo=repository.repo,
             revision=repository.revision,
-            expected={Path(f.name).name: _identity(f) for f in self._request.files},
+            expected={Path(f.name).name: identity(f) for f in self._request.files},
         )
         entry = self._catalogue.add(first.parent if is_folder else first, origin)
         sums = {str(self._places.final(f)): f.sha256 for f in self._request.files}
@@ -298,7 +319,23 @@ def _discard(part: Path) -> None:
         part.with_suffix(".json").unlink(missing_ok=True)
 
 
-def _identity(file: RepoFile) -> str:
+def _previous(final: Path) -> Path:
+    """Where the older version of a file is until the newer one is known to work."""
+    return final.with_name(f"{final.name}.previous")
+
+
+def _keep(final: Path) -> None:
+    """A second name for what lies there, so that no moment is without it; a copy where a disk has no such names."""
+    if not final.exists() or _previous(final).exists():
+        return
+    try:
+        os.link(final, _previous(final))
+    except OSError:
+        final.replace(_previous(final))
+
+
+def identity(file: RepoFile) -> str:
+    """What tells this content from another: the promised hash, else the size."""
     return file.sha256 or file.git_sha1 or f"size-{file.size_bytes}"
 
 

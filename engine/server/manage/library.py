@@ -21,6 +21,8 @@ from engine.api.hub import (
     SearchResults,
     Starter,
     Starters,
+    Update,
+    Updates,
     Verdict,
 )
 from engine.api.jobs import Job, JobKind
@@ -133,6 +135,15 @@ async def verify_model(request: Request, model: str) -> Job:
     return server_state(request).jobs.start(JobKind.VERIFY, entry.id, {"model": entry.id})
 
 
+@router.post("/models/{model}/update", status_code=202)
+async def update_model(request: Request, model: str) -> Job:
+    """Start fetching the newer version of a model; the older one stays until that is verified and can be read."""
+    entry = await asyncio.to_thread(require, await _catalogue(request), model)
+    if entry.origin.kind != "hub":
+        raise InputFault(f"{entry.id} was not downloaded from a hub: there is nothing to update it from.", "model")
+    return server_state(request).jobs.start(JobKind.PULL, entry.name, {"model": entry.id, "update": True})
+
+
 @router.delete("/models/{model}")
 async def remove_model(request: Request, model: str) -> Removed:
     """Unload and remove a model; `ticket` brings it back until the trash is emptied."""
@@ -208,6 +219,17 @@ async def show_starters(request: Request) -> Starters:
     services = await _services(request)
     found = await asyncio.to_thread(services.starters)
     return Starters(proposals=tuple(_proposal(proposal, services.placer) for proposal in found))
+
+
+@router.get("/hub/updates")
+async def updates(request: Request) -> Updates:
+    """Which models have a newer version on the hub; each repository is asked once."""
+    from engine.library.hub.client import HubClient  # noqa: PLC0415 see search
+    from engine.library.hub.newer import look_for_newer  # noqa: PLC0415 see search
+
+    catalogue = await _catalogue(request)
+    found, problems = await asyncio.to_thread(lambda: look_for_newer(catalogue, HubClient()))
+    return Updates(updates=msgspec.convert(found, tuple[Update, ...], from_attributes=True), problems=problems)
 
 
 @router.get("/hub/folders")

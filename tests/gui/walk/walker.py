@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = ("Xvfb", "openbox", "xdotool")
-WAIT_S = 30.0
+WAIT_S = 90.0
 # Pages inside a destination.
 PAGES = {
     "Library": ("Models", "Library"),

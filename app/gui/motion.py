@@ -1,0 +1,74 @@
+"""Quiet motion: what appears fades in, unless the system asks for less of it."""
+
+import ctypes
+import sys
+
+from PySide6.QtCore import QAbstractAnimation, QPropertyAnimation
+from PySide6.QtWidgets import QGraphicsOpacityEffect, QWidget
+
+from app.gui.look import Look
+
+_SPI_GETCLIENTAREAANIMATION = 0x1042  # winuser.h
+_PORTAL_MS = 500
+
+
+def appear(look: Look, widget: QWidget) -> None:
+    """Show a small widget, faded in over the time of the token file where motion is wanted."""
+    widget.show()
+    if look.still:
+        return
+    effect = QGraphicsOpacityEffect(widget)
+    widget.setGraphicsEffect(effect)
+    fade = QPropertyAnimation(effect, b"opacity", effect)
+    fade.setDuration(look.tokens.fast_ms)
+    fade.setStartValue(0.0)
+    fade.setEndValue(1.0)
+    # The effect, and with it the fade, goes: what is still costs nothing to paint.
+    fade.finished.connect(lambda: widget.setGraphicsEffect(None))  # type: ignore[arg-type]  # None takes it away
+    fade.start(QAbstractAnimation.DeletionPolicy.KeepWhenStopped)
+
+
+def asks_for_stillness() -> bool:
+    """Whether the system is set to less motion. May take half a second: not on the main thread.
+
+    Windows and macOS: untested. Elsewhere the desktop's own settings, asked over D-Bus; False where nobody answers.
+    """
+    if sys.platform == "win32":
+        moves = ctypes.c_int(1)
+        ctypes.windll.user32.SystemParametersInfoW(_SPI_GETCLIENTAREAANIMATION, 0, ctypes.byref(moves), 0)
+        return not moves.value
+    if sys.platform == "darwin":
+        return _mac_setting()
+    return _portal("org.gnome.desktop.interface", "enable-animations") is False or (
+        str(_portal("org.kde.kdeglobals.KDE", "AnimationDurationFactor")) in {"0", "0.0"}
+    )
+
+
+def _mac_setting() -> bool:
+    core = ctypes.CDLL("/System/Library/Frameworks/CoreFoundation.framework/CoreFoundation")
+    make = core.CFStringCreateWithCString
+    make.restype = ctypes.c_void_p
+    make.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint32]
+    utf8 = 0x08000100  # kCFStringEncodingUTF8
+    read = core.CFPreferencesGetAppBooleanValue
+    read.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    return bool(read(make(None, b"reduceMotion", utf8), make(None, b"com.apple.universalaccess", utf8), None))
+
+
+def _portal(space: str, key: str) -> object:
+    """A setting of the desktop, or None."""
+    try:
+        from PySide6.QtDBus import QDBusConnection, QDBusMessage  # noqa: PLC0415 - not before the window is shown
+    except ImportError:
+        return None
+    bus = QDBusConnection.sessionBus()
+    if not bus.isConnected():
+        return None
+    place = ("org.freedesktop.portal.Desktop", "/org/freedesktop/portal/desktop", "org.freedesktop.portal.Settings")
+    asked = QDBusMessage.createMethodCall(*place, "ReadOne")
+    asked.setArguments([space, key])
+    told = bus.call(asked, timeout=_PORTAL_MS).arguments()
+    if len(told) != 1:  # an error has a name and its words
+        return None
+    value = told[0]
+    return value.variant() if hasattr(value, "variant") else value

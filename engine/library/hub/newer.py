@@ -1,0 +1,75 @@
+"""Models whose repository has other bytes now than when they were fetched."""
+
+from pathlib import Path
+
+import msgspec
+
+from engine.errors import InputFault
+from engine.library import origins
+from engine.library.catalogue import Catalogue
+from engine.library.errors import GatedRepository, RepositoryNotFound
+from engine.library.hub.client import HubClient
+from engine.library.hub.download import Places, Request, identity
+from engine.library.hub.repository import RepoFile
+from engine.library.types import ModelEntry
+
+
+class Newer(msgspec.Struct, frozen=True, kw_only=True):
+    """A model with a newer version: its commit on the hub, and the bytes to fetch."""
+
+    model: str
+    revision: str
+    size_bytes: int
+
+
+def look_for_newer(catalogue: Catalogue, client: HubClient) -> tuple[tuple[Newer, ...], dict[str, str]]:
+    """Models with a newer version, and repositories that could not be asked, with the reason.
+
+    Each repository is asked once. One that is gone, or gated by now, does not hide the news of the others.
+    Raises: HubUnreachable, Offline, RateLimited.
+    """
+    by_repo: dict[str, list[ModelEntry]] = {}
+    for entry in catalogue.entries():
+        if entry.origin.kind == "hub" and entry.origin.repo and entry.state == "online":
+            by_repo.setdefault(entry.origin.repo, []).append(entry)
+    found: list[Newer] = []
+    problems: dict[str, str] = {}
+    for repo, entries in by_repo.items():
+        try:
+            repository = client.repository(repo)
+        except (RepositoryNotFound, GatedRepository) as error:
+            problems[repo] = str(error)
+            continue
+        for entry in entries:
+            request, changed = _compare(catalogue, entry, Request(repository, ()))
+            if changed:
+                size = sum(file.size_bytes for file in changed)
+                found.append(Newer(model=entry.id, revision=request.repository.revision, size_bytes=size))
+    return tuple(found), problems
+
+
+def newest(catalogue: Catalogue, client: HubClient, entry: ModelEntry) -> Request:
+    """The files of a model as the hub has them now. Raises: InputFault: it did not come from a hub; hub errors."""
+    if entry.origin.kind != "hub" or not entry.origin.repo:
+        raise InputFault(f"{entry.id} was not downloaded from a hub: there is nothing to update it from.", "model")
+    request, _ = _compare(catalogue, entry, Request(client.repository(entry.origin.repo), ()))
+    if not request.files:
+        raise InputFault(f"{entry.origin.repo} has no files of these names any more; {entry.id} stays.", "model")
+    return request
+
+
+def _compare(catalogue: Catalogue, entry: ModelEntry, now: Request) -> tuple[Request, list[RepoFile]]:
+    """The model's files in the repository, first the one it is opened by; and those that changed.
+
+    Nothing when one of them is not there any more: half a model is no newer version.
+    """
+    places = Places(catalogue.paths, now.repository)
+    note = origins.read_note(places.folder)
+    noted = note.sha256 if note is not None else {}
+    mine = [name for name in noted if Path(name).name in entry.origin.expected]
+    files = {file.name: file for file in now.repository.files if file.name in mine}
+    if not mine or len(files) != len(mine):
+        return now, []
+    ordered = sorted(files.values(), key=lambda file: (str(places.final(file)) != str(entry.path), file.name))
+    changed = [file for file in ordered if identity(file) != noted[file.name]]
+    return Request(now.repository, tuple(ordered)), changed
