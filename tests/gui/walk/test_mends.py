@@ -163,32 +163,3 @@ def test_what_is_connected_ends_with_the_server(walk):
     walk.until("window.page('server').programs.rowCount() == 0 or not window.page('server').programs.isVisible()")
     walk.click("Start", "window.page('server')")
     walk.until("desktop.services.models.reachable")
-
-
-def test_a_model_has_one_name_before_and_after_a_restart(open_window):
-    first = open_window()
-    name = first.ask("desktop.services.models.choices[0].title")
-    assert first.ask("chat.bar.models.currentText()") == name == "Spark (demo)"
-    first.say("What is Tessera?")
-    assert name in first.ask("says(chat.transcript)")
-    first.close()
-    again = open_window(home=first.home)
-    again.until("len(chat.controller.tree) == 2 and chat.transcript.items()")
-    assert again.ask("chat.bar.models.currentText()") == name
-    again.until(f"{name!r} in says(chat.transcript)")
-    again.close()
-
-
-def test_no_word_of_the_bar_is_cut_where_the_window_is_low(walk):
-    named = "b.toolButtonStyle() == Qt.ToolButtonStyle.ToolButtonTextUnderIcon"
-    low = "b.height() < b.iconSize().height() + b.fontMetrics().height()"
-    fits = f"[b.text() for b in window._rail.buttons.values() if {named} and {low}]"
-    seen = set()
-    for height in (900, 600, 480, 400):
-        walk.ask(f"window.resize(1000, {height})")
-        walk.settle()
-        assert walk.ask(fits) == [], height
-        assert walk.ask("all(window._rail.rect().contains(b.geometry()) for b in window._rail.buttons.values())")
-        seen.add(walk.ask("window._rail.buttons['chat'].toolButtonStyle().name"))
-    assert len(seen) == 2, "words where they fit, icons alone where they do not"
-    walk.ask("window.resize(1180, 760)")
