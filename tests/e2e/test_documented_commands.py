@@ -39,6 +39,7 @@ RUN = {
     "tessera upstreams list": "desk",
     "tessera upstreams unroute 'desk/*'": "desk",
     "tessera upstreams remove desk": "desk",
+    "tessera remote list": "",
     "tessera keys add desk": "tsr_",
     "tessera connect": "",
     "tessera connect --off": "",
@@ -49,7 +50,7 @@ RUN = {
 NOT_RUN = {
     r"python3 start\.py.*": "the test run itself begins with it; unit/installers/test_start.py has its options",
     r"python -m tests\.bench\.queueing .*": "a measurement",
-    r"ssh .*": "another computer",
+    r"tessera remote (add|check|remove) .*": "another computer, over SSH",
     r"tessera worker": "serves until it is stopped: e2e/test_workers.py",
     r"tessera serve .*": "an address of the reader's; every test here uses a server",
     r"tessera phone": "makes a key for a server that others reach: e2e/test_connect.py",
