@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from PySide6.QtGui import QImage
 
 from engine.paths import DEFAULT_PORT
 from installers.bundle import icons
@@ -50,7 +49,10 @@ def test_the_container_asks_the_port_that_is_served():
     assert set(map(int, re.findall(r"(?:EXPOSE |127\.0\.0\.1[:/])(\d+)", text))) == {DEFAULT_PORT}
 
 
+@pytest.mark.native
 def test_icons_hold_every_size(tmp_path):
+    from PySide6.QtGui import QImage
+
     icons.write(tmp_path)
     found = (tmp_path / "tessera.ico").read_bytes()
     _, kind, count = struct.unpack_from("<HHH", found)
@@ -66,6 +68,7 @@ def test_icons_hold_every_size(tmp_path):
     assert QImage.fromData((tmp_path / "tessera.png").read_bytes()).width() == 512
 
 
+@pytest.mark.process
 def test_scripts_and_lists_of_macos_can_be_read():
     for name in ("macos/dmg.sh", "linux/appimage.sh"):
         done = subprocess.run(

@@ -16,6 +16,8 @@ from quantize.plan.stock_rules import MIXES
 from quantize.tensor_rules import allows_quantization
 from quantize.types import TensorSpec
 
+pytestmark = pytest.mark.process
+
 THEIRS = """
 import ctypes, sys
 from pathlib import Path
@@ -24,7 +26,6 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 from quantize.files.imatrix import read_imatrix
 
-pytestmark = pytest.mark.process
 load = lib._lib.ggml_backend_load_all_from_path
 load.argtypes, load.restype = [ctypes.c_char_p], None
 load(str(Path(llama_cpp.__file__).parent / "lib").encode())
