@@ -102,7 +102,7 @@ class RemotesCard(QFrame):
         ]
         if remote.reason:
             facts.append(remote.reason)
-        return stack(line, label("\n".join(facts), "small", wrap=True, selectable=True), spacing=4)
+        return stack(line, *(label(fact, "small", wrap=True, selectable=True) for fact in facts), spacing=4)
 
     def _state(self, remote: RemoteRow) -> tuple[str, LabelKind]:
         if remote.state == "ok":
