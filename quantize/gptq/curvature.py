@@ -11,7 +11,7 @@ Floats = npt.NDArray[np.float32]
 
 # Share of the mean diagonal added to it, so that unseen directions still count a little.
 # Source: GPTQ (arXiv 2210.17323), section 3.3, whose 1 % held in our trial too.
-DAMPING = 0.01
+DAMPING = 0.05
 # What is added to that for each column a token: the fewer tokens, the less the smaller directions can be believed.
 # Measured: docs/log.md, "Quantization in minutes" ("Tokens").
 _DOUBT = 0.2
