@@ -69,7 +69,7 @@ class Guard:
             return
         origin = headers.get("origin")
         if scope["method"] == "OPTIONS" and origin is not None and "access-control-request-method" in headers:
-            await _preflight(send, origin)
+            await _preflight(send, origin, headers.get("access-control-request-headers", ""))
             return
         if scope["method"] == "HEAD" and not manages(scope["path"]):  # the server leaves the body out by itself
             scope = {**scope, "method": "GET"}
@@ -185,17 +185,15 @@ def _from_browser(headers: dict[str, str]) -> bool:
     return any(name in headers for name in ("origin", "sec-fetch-site", "referer"))
 
 
-async def _preflight(send: Send, origin: str) -> None:
+async def _preflight(send: Send, origin: str, asked: str) -> None:
     """The answer to a listed page that asks whether it may send a request."""
     headers = [
         (b"access-control-allow-origin", origin.encode("latin-1")),
         (b"access-control-allow-methods", b"GET, POST, PUT, DELETE"),
-        (
-            b"access-control-allow-headers",
-            b"authorization, content-type, x-api-key, anthropic-version, anthropic-beta",
-        ),
+        # Clients of a listed page send headers of their own (x-stainless-* of OpenAI's); what counts is the origin.
+        (b"access-control-allow-headers", asked.encode("latin-1") or b"authorization, content-type, x-api-key"),
         (b"access-control-max-age", b"600"),
-        (b"vary", b"Origin"),
+        (b"vary", b"Origin, Access-Control-Request-Headers"),
     ]
     await send({"type": "http.response.start", "status": 204, "headers": headers})
     await send({"type": "http.response.body", "body": b""})
