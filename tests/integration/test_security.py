@@ -276,7 +276,10 @@ def test_curl_without_a_content_type_still_works(qwen):
 
 
 def test_cors_is_for_listed_pages_only(locked, http):
-    asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,x-stainless-lang"}
+    asks = {
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,x-stainless-lang",
+    }
     listed = http.options("/v1/chat/completions", headers={"origin": "http://app.example", **asks})
     assert listed.status_code == 204
     assert listed.headers["access-control-allow-origin"] == "http://app.example"
