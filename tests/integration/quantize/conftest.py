@@ -1,6 +1,9 @@
 """One measurement of the bundled model, shared by all tests of measuring."""
 
+from pathlib import Path
+
 import pytest
+from hollow_model import HollowModel
 from measured_model import CALIBRATION, SOURCE, TYPES, ignore, never
 
 from quantize.evidence import MeasureRequest
@@ -24,3 +27,9 @@ def request_for(tmp_path_factory):
 @pytest.fixture(scope="session")
 def measured(request_for):
     return measure(request_for, ignore, never)
+
+
+@pytest.fixture
+def shape(tmp_path: Path) -> HollowModel:
+    """A model file without data."""
+    return HollowModel(tmp_path / "shape.gguf")
