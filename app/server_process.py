@@ -4,17 +4,18 @@ import contextlib
 import json
 import os
 import subprocess
+import sys
 import threading
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from devices.child_command import own_command
 
 if TYPE_CHECKING:
     from app.client import Client
 
-START_S: Final = 20.0
+START_S: Final = 60.0  # imports on a crowded machine; a server that ended is told at once
 
 
 def start_shared(host: str, port: int, log_file: Path, *, offline: bool) -> "subprocess.Popen[bytes]":
@@ -44,8 +45,17 @@ class ServerProcess:
 
     def __init__(self, *arguments: str) -> None:
         command = own_command("serve", "--port", "0", "--private", str(os.getpid()), *arguments)
+        # A group of its own: Ctrl-C is for the command, which says to the server what it means (pause, cancel).
+        apart: dict[str, Any] = {"process_group": 0}
+        if sys.platform == "win32":
+            apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **apart,
         )
         self._stderr: deque[str] = deque(maxlen=50)
         self._drain = threading.Thread(target=self._read_stderr, daemon=True)

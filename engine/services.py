@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from engine.library.hub.plan import Option, RepoPlan  # noqa: TC004 - for annotations elsewhere
     from engine.library.hub.repository import RepoHit  # noqa: TC004 - for annotations elsewhere
     from engine.library.starters import Proposal
+    from engine.library.trash import Removed
     from engine.library.types import ModelEntry  # noqa: TC004 - for annotations elsewhere
     from engine.measurements.reports import Report
 
@@ -70,6 +71,12 @@ class Services:
         from engine.library.lookup import require  # noqa: PLC0415 - see the top
 
         return require(self.catalogue, name)
+
+    def trash(self) -> "tuple[Removed, ...]":
+        """Removed models that can be brought back."""
+        from engine.library.trash import Trash  # noqa: PLC0415 - see the top
+
+        return Trash(self.catalogue).contents()
 
     def foreign_folders(self) -> "tuple[ForeignFolder, ...]":
         """Folders of other applications whose models could be linked."""

@@ -13,7 +13,7 @@ from app.cli.say import say
 
 if TYPE_CHECKING:
     from app.client import Client
-    from engine.api.library import Model, Removed
+    from engine.api.library import Model
     from quantize.convert.folder import FloatType
 
 _BROKEN_EXIT = 3
@@ -129,12 +129,13 @@ def remove_command(
 
     if undo is None and not show_trash and not empty_trash and model is None:
         raise click.UsageError("Which model? See: tessera models list")
+    if show_trash and undo is None:
+        _show_trash(as_json=as_json)
+        return
     with this_computers_server() as client:
         if undo is not None:
             back = client.restore(undo)
             _say(as_json, {"model": back.id}, f"{back.id} is back.")
-        elif show_trash:
-            _show_trash(client.trash(), as_json=as_json)
         elif empty_trash:
             total = sum(r.freed_bytes for r in client.trash())
             if not yes:
@@ -159,8 +160,13 @@ def _remove(client: "Client", entry: "Model", *, as_json: bool, ask: bool) -> No
     )
 
 
-def _show_trash(found: "tuple[Removed, ...]", *, as_json: bool) -> None:
-    rows = [{"ticket": r.ticket, "model": r.model, "bytes": r.freed_bytes} for r in found]
+def _show_trash(*, as_json: bool) -> None:
+    from engine.services import Services  # noqa: PLC0415 - see import
+
+    services = Services()
+    found = services.trash()
+    services.close()
+    rows = [{"ticket": r.ticket, "model": r.entry.id, "bytes": r.freed_bytes} for r in found]
     lines = "\n".join(f"{r.ticket:<40}{_size(r.freed_bytes)}" for r in found)
     _say(as_json, {"trash": rows}, lines or "The trash is empty.")
 

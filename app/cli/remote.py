@@ -55,7 +55,7 @@ def add(name: str, where: str, ssh_port: int, port: int, identity: str, host_key
     words = {
         "unfit": f"Layers of a model go to {name} when it does not fit here.",
         "faster": f"Layers of a model go to {name} when it does not fit here, or would be faster.",
-        "pinned": f"Layers go to {name} only for models you pin to it: tessera models pin MODEL {name}",
+        "pinned": f"Layers go to {name} only for models pinned to it on their card in the window.",
     }
     say(words[row.use])
 

@@ -160,8 +160,9 @@ async def _serve(
     options: ServeOptions, listener: socket.socket, tls: dict[str, Any], keys: KeyStore, start: Phases
 ) -> None:
     spare = SpareRunner()
-    spare.prepare()
-    await asyncio.sleep(0)  # the child is there now and imports beside this process
+    if options.model is not None or not options.private:  # a private server without a model is there for a job
+        spare.prepare()
+        await asyncio.sleep(0)  # the child is there now and imports beside this process
     first = None
     try:
         from engine.server.model_side import open_model_side  # noqa: PLC0415 - a runner starts beside it
