@@ -17,9 +17,10 @@ def library_dir() -> Path:
     Raises: ModuleNotFoundError: llama-cpp-python is not installed.
     """
     spec = find_spec("llama_cpp")
-    if spec is None or spec.origin is None:
+    # A process that runs models holds the package without its `__init__`, hence without an origin.
+    if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("llama_cpp")
-    return Path(spec.origin).parent / "lib"
+    return Path(spec.submodule_search_locations[0]) / "lib"
 
 
 @cache
