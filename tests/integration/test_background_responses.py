@@ -87,9 +87,9 @@ def test_input_tokens_and_pages_of_items(qwen, client):
     )
     assert counted.input_tokens > 5
     listed = client.responses.input_items.list(made.id, limit=2)
-    assert [i.content for i in listed.data] == ["c", "b"]
+    assert [i.content[0].text for i in listed.data] == ["c", "b"]
     assert listed.has_more
-    assert [i.content for i in listed] == ["c", "b", "a"]
+    assert [i.content[0].text for i in listed] == ["c", "b", "a"]
     for wrong in ({"limit": 0}, {"limit": 101}, {"after": "nobody"}):
         answer = httpx2.get(f"{qwen.url}/v1/responses/{made.id}/input_items", params=wrong)
         assert answer.status_code == 400, json.dumps(wrong)

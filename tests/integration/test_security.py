@@ -19,7 +19,7 @@ from engine.server.strangers import Callers
 
 KEY = "sk-the-key"
 CALLERS = Callers(hosts=("my.box",), origins=("http://app.example",))
-OPEN = {"/", "/health", "/docs", "/chat"}
+OPEN = {"/", "/health", "/v1/health", "/docs", "/chat"}
 MANAGEMENT = ("/tessera/", "/api/pull", "/api/create", "/api/copy", "/api/delete")
 WRONG = {
     "nothing": {},

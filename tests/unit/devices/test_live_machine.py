@@ -38,6 +38,7 @@ def test_cores_and_memory_agree_with_psutil():
 
 
 @pytest.mark.native
+@pytest.mark.process
 def test_the_whole_report_is_quick_once_warm(tmp_path):
     cache = tmp_path / "backends.json"
     first = live_report(RealHost(), cache)
@@ -51,6 +52,7 @@ def test_the_whole_report_is_quick_once_warm(tmp_path):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ggml's names for Linux")
 @pytest.mark.native
+@pytest.mark.process
 def test_the_kernels_report_the_instruction_sets_the_inventory_found():
     machine = live_report(RealHost(), None)
     inventory_isa = inventory(RealHost()).devices[0].isa
@@ -72,6 +74,7 @@ def test_a_recording_replays_as_the_same_machine(tmp_path):
 
 
 @pytest.mark.native
+@pytest.mark.process
 def test_recorded_backends_are_replayed(tmp_path):
     host = RecordingHost(RealHost())
     live = live_report(host, None)

@@ -12,6 +12,7 @@ from devices.backends.symbols import Exports, ggml_functions
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names two libraries of glibc")
+@pytest.mark.process
 def test_a_function_is_found_in_the_library_that_has_it():
     c, m = (ctypes.CDLL(ctypes.util.find_library(name)) for name in ("c", "m"))
     assert not hasattr(c, "cos")

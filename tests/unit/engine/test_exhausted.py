@@ -53,7 +53,8 @@ def test_a_stream_that_cannot_begin_is_refused_alike(caplog):
     async def never():
         await asyncio.Event().wait()
 
-    asyncio.run(EventStream(chunks(), sse_error)({"type": "http", "path": "/v1/chat/completions"}, never, send))
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+    asyncio.run(EventStream(chunks(), sse_error)(scope, never, send))
     assert (sent[0]["status"], json.loads(sent[1]["body"])["error"]["code"]) == (503, "out_of_resources")
     assert "Traceback" not in caplog.text
 

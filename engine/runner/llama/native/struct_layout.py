@@ -17,7 +17,7 @@ MODEL_FIELDS: Final = (
 CONTEXT_FIELDS: Final = (
     "n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads", "n_threads_batch", "type_k", "type_v",
     "flash_attn_type", "kv_unified", "swa_full", "no_perf", "ctx_type", "ctx_other", "n_outputs_max", "n_rs_seq",
-    "n_outputs_max_per_seq", "rope_scaling_type", "rope_freq_scale", "offload_kqv",
+    "n_outputs_max_per_seq", "rope_scaling_type", "rope_freq_scale", "offload_kqv", "cb_eval",
 )  # fmt: skip
 # Source: llama_model_default_params and llama_context_default_params, llama.cpp/src. Those a release changes
 # (threads, layers on the GPU) are left out; the others spread over the whole of each struct.
