@@ -145,7 +145,7 @@ class Welcome(QScrollArea):
             get = button(self.tr("Download"), self._puller(starter.id))
             get.setAccessibleName(self.tr("Download {name}").format(name=name))
             line = row(spacing=16)
-            line.addLayout(stack(label(name, "strong"), label(facts, "small"), spacing=2), 1)
+            line.addLayout(stack(label(name, "strong"), label(facts, "small", wrap=True), spacing=2), 1)
             line.addWidget(get)
             self._proposals.addWidget(card(line, margin=12))
 

@@ -6,6 +6,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.gui import words
 from app.gui.widgets.basics import label, row
+from app.gui.widgets.flow import FlowLayout
 from app.gui.widgets.popups import Choice
 from engine.api.quantizing import DEFAULT_CONTEXT, QuantizeRequest
 
@@ -44,7 +45,9 @@ class Aim(QWidget):
         stored = label(self.tr("stored in"), "small")
         self._more.setLayout(row(self.context, stored, self.cache))
         self._more.hide()
-        self.setLayout(row(self.kind, self._more, 1))
+        parts = FlowLayout(self)
+        parts.addWidget(self.kind)
+        parts.addWidget(self._more)
         self.kind.currentIndexChanged.connect(self._on_kind)
         for box in (self.context, self.cache):
             box.currentIndexChanged.connect(lambda _: self.changed.emit())

@@ -96,7 +96,9 @@ class FitPage(Page):
 
     def _build(self) -> None:
         look = self._services.look
-        choose = row(self.model, self.aim, 1, self.tier)
+        choose = Flow()
+        for wish in (self.model, self.aim, self.tier):
+            choose.add(wish)
         ends = row(self._smallest, 1, self._largest)
         go = row(self.size_words, 1, self.start)
         self.content.addWidget(self.banner)

@@ -6,6 +6,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QVBoxLayout
 
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, clear, label, row, stack
+from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice
 from engine.api.keys import Key, KeyRequest, Keys, NewKey
 
@@ -45,8 +46,10 @@ class KeysCard(QFrame):
         shown_once = label(self.tr("Copy it now: it is not shown again."), "small")
         self._new.setLayout(stack(shown_once, line, spacing=4, margins=(16, 8, 8, 8)))
         self._new.hide()
-        entry = row(self.name, self.scope, self.make)
-        entry.setStretch(0, 1)
+        allowed = Flow()
+        allowed.add(self.scope)
+        allowed.add(self.make)
+        entry = stack(self.name, allowed)
         self.setLayout(stack(self._note, self._rows, self._new, entry, spacing=12, margins=(16, 16, 16, 16)))
         self._refresh_button()
 

@@ -10,6 +10,7 @@ from app.client import ApiError
 from app.gui.api import in_words
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, LabelKind, button, clear, label, row, stack
+from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice
 from engine.api.remotes import RemoteRequest, RemoteRow, Remotes, Use
 
@@ -37,8 +38,12 @@ class RemotesCard(QFrame):
         self.use.addItem(self.tr("when a model does not fit here"), "unfit")
         self.use.addItem(self.tr("also when it is faster"), "faster")
         self.use.addItem(self.tr("only for models pinned to it"), "pinned")
-        entry = row(self.name, self.where, self.use, self.add)
-        entry.setStretch(1, 1)
+        who = row(self.name, self.where)
+        who.setStretch(1, 1)
+        how = Flow()
+        how.add(self.use)
+        how.add(self.add)
+        entry = stack(who, how)
         self._question = QFrame()
         self._question.setProperty("kind", "banner-warn")
         self._shown = label("", "", wrap=True, selectable=True)
