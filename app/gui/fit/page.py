@@ -59,6 +59,7 @@ class FitPage(Page):
         self.model = Choice()
         self.model.setAccessibleName(self.tr("Model"))
         self.model.setMinimumWidth(220)
+        self.model.setSizeAdjustPolicy(Choice.SizeAdjustPolicy.AdjustToContents)  # the models come later
         self.model.activated.connect(lambda _: self._on_model())
         self.tier = Choice()
         self.tier.setAccessibleName(self.tr("How thorough"))

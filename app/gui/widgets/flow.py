@@ -64,8 +64,9 @@ class FlowLayout(QLayout):
             if item.isEmpty():
                 continue
             size = item.sizeHint()
-            if size.width() > rect.width() and item.hasHeightForWidth():  # it wraps in itself
-                size = QSize(rect.width(), item.heightForWidth(rect.width()))
+            if size.width() > rect.width():
+                wraps = item.hasHeightForWidth()
+                size = QSize(rect.width(), item.heightForWidth(rect.width()) if wraps else size.height())
             if x + size.width() > rect.right() + 1 and line:
                 x, y, line = rect.x(), y + line + self._gap, 0
             if move:
