@@ -13,13 +13,17 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def connected(model: str | None = None) -> "Iterator[Client]":
-    """The running server, or a private one that ends with the block and begins to load `model` at once."""
-    # Where none has said that it runs, ours starts while this process still imports what speaks to it.
-    own = None if user_paths().server_file.exists() or RemoteServer().url else _own(model)
-    from app.client import running_server  # noqa: PLC0415 - as just said
+def connected(model: str | None = None, *, here: bool = False) -> "Iterator[Client]":
+    """The running server, or a private one that ends with the block and begins to load `model` at once.
 
-    client = running_server() if own is None else None
+    `here`: one on this computer, never the one that `tessera connect` chose.
+    """
+    # Where none has said that it runs, ours starts while this process still imports what speaks to it.
+    own = None if user_paths().server_file.exists() or (not here and RemoteServer().url) else _own(model)
+    from app.client import local_server, running_server  # noqa: PLC0415 - as just said
+
+    find = local_server if here else running_server
+    client = find() if own is None else None
     if client is None:
         own = own or _own(model)
         client = own.connect()

@@ -1,10 +1,10 @@
 """Long work in the terminal: a job of this computer's server, shown until it ends."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from app.server_process import ServerProcess
+from app.cli.connection import connected
 
 if TYPE_CHECKING:
     from app.client import Client
@@ -13,28 +13,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@contextmanager
-def this_computers_server() -> "Iterator[Client]":
-    """The server that runs here, or a private one for this block; never the one that `tessera connect` chose.
-
-    What these commands name, files and models alike, is on this computer.
-    """
-    from engine.services import user_paths  # noqa: PLC0415 - keeps `tessera --help` fast
-
-    # Where none has said that it runs, ours starts while this process still imports what speaks to it.
-    own = None if user_paths().server_file.exists() else ServerProcess()
-    from app.client import local_server  # noqa: PLC0415 - as just said
-
-    client = local_server() if own is None else None
-    if client is None:
-        own = own or ServerProcess()
-        client = own.connect()
-    try:
-        yield client
-    finally:
-        client.close()
-        if own is not None:
-            own.stop()
+def this_computers_server() -> "AbstractContextManager[Client]":
+    """A server on this computer: what these commands name, files and models alike, lies here."""
+    return connected(here=True)
 
 
 def finish(

@@ -1,15 +1,13 @@
 """/tessera/v1/remotes: computers that hold layers of a model, and how they are."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-State = Literal[
-    "unknown", "ok", "unreachable", "refused", "changed_key", "no_worker", "other_kernel", "slow", "lost"
-]
-Use = Literal["unfit", "faster", "pinned"]
-Port = Annotated[int, Meta(ge=1, le=65535)]
+from engine.remotes.types import Port, RemoteDevice, State, Use
+
+__all__ = ["RemoteDevice", "RemoteRequest", "RemoteRow", "Remotes", "State", "Use"]
 
 
 class RemoteRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -25,17 +23,6 @@ class RemoteRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     identity: Annotated[str, Meta(max_length=1000)] = ""
     use: Use = "unfit"
     host_key: Annotated[str, Meta(max_length=100)] = ""
-
-
-class RemoteDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """One device over there; `gbs`: GB/s it reads while decoding, measured or expected."""
-
-    name: str
-    description: str
-    kind: Literal["cpu", "gpu"]
-    total_bytes: int
-    free_bytes: int
-    gbs: float
 
 
 class RemoteRow(msgspec.Struct, frozen=True, kw_only=True):

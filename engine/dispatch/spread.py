@@ -9,7 +9,7 @@ import msgspec
 from devices.types import Machine
 from engine.dispatch.priors import CPU_EFFICIENCY, bandwidth_gbs
 from engine.dispatch.resources import Resources
-from engine.dispatch.speed import weights_read
+from engine.dispatch.speed import USUAL_DEPTH, weights_read
 from engine.dispatch.types import Alternative, Placement
 from engine.fit.report import machine_isa, overdraft
 from engine.fit.shape import ModelShape
@@ -28,8 +28,6 @@ UNMEASURED: Final = Link(rtt_s=0.005, up_bytes_s=10e6, down_bytes_s=10e6)
 # mask: places, and the calls themselves. Measured: docs/log.md, layers on other machines.
 ROUNDS: Final = 1
 STEP_BYTES: Final = 4096
-# The speed is told for a text of this many tokens.
-TYPICAL_DEPTH: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +311,7 @@ def _shares(shape: ModelShape, settings: LoadSettings) -> list[float]:
 def crossing_bytes(shape: ModelShape, settings: LoadSettings) -> list[tuple[float, float]]:
     """Bytes that one token sends to and gets from each of the workers' devices."""
     row = 4 * shape.embedding
-    mask = 2 * min(TYPICAL_DEPTH, max(settings.kv_cells, settings.n_ctx))
+    mask = 2 * min(USUAL_DEPTH, max(settings.kv_cells, settings.n_ctx))
     last = len(settings.remotes) - 1
     return [
         (row + mask + STEP_BYTES, 4 * shape.vocabulary if i == last else row) for i in range(len(settings.remotes))

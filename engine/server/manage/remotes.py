@@ -74,7 +74,7 @@ def _row(state: ServerState, remote: Remote) -> api.RemoteRow:
         rtt_ms=round(link.rtt_s * 1000, 2) if link is not None else 0.0,
         up_bytes_s=link.up_bytes_s if link is not None else 0.0,
         down_bytes_s=link.down_bytes_s if link is not None else 0.0,
-        devices=msgspec.convert(facts.devices, tuple[api.RemoteDevice, ...], from_attributes=True) if facts else (),
+        devices=facts.devices if facts is not None else (),
         models=_models(state, remote.name),
     )
 
