@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QVBoxLayout
 
 from app.client import ApiError
 from app.gui.api import in_words
+from app.gui.server.entry_field import entry_field
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, LabelKind, button, clear, label, row, stack
 from app.gui.widgets.flow import Flow
@@ -57,13 +58,7 @@ class RemotesCard(QFrame):
         self._show(Remotes())
 
     def _field(self, hint: str, name: str, most: int) -> QLineEdit:
-        field = QLineEdit()
-        field.setMaxLength(most)
-        field.setPlaceholderText(hint)
-        field.setAccessibleName(name)
-        field.textChanged.connect(lambda _: self._refresh_button())
-        field.returnPressed.connect(self._add)
-        return field
+        return entry_field(hint, name, most, self._refresh_button, self._add)
 
     def refresh(self) -> None:
         """Ask which there are; none of them is asked anything."""
