@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from devices.findings import machine_findings
 from devices.host import Host, text
+from devices.power import meters
 from devices.probes.apple import apple_devices
 from devices.probes.cpu import Processor, processor
 from devices.probes.gpu_linux import linux_gpus
@@ -49,9 +50,10 @@ def inventory(host: Host) -> Machine:
 
 
 def detailed(host: Host, machine: Machine | None = None) -> Machine:
-    """The inventory plus what vendors' own commands add; each has a time limit of seconds."""
+    """The inventory plus what vendors' own commands add, and the power meters; each has a time limit of seconds."""
     machine = machine or inventory(host)
-    return replace(machine, devices=with_nvidia_smi(host, machine.devices, machine.memory))
+    devices = with_nvidia_smi(host, machine.devices, machine.memory)
+    return replace(machine, devices=devices, meters=meters(host, devices))
 
 
 def _kernel(host: Host) -> str:

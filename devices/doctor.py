@@ -4,6 +4,7 @@ from devices import remedies
 from devices.backends.libraries import BACKENDS
 from devices.backends.openvino import BACKEND
 from devices.isa import ggml_cpu_variant
+from devices.power import READ_RAPL
 from devices.types import BackendReport, Device, Finding, Machine, Severity
 
 ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "advice": 2}
@@ -24,7 +25,7 @@ def diagnose(machine: Machine) -> tuple[Finding, ...]:
     found += [
         _backend(report) for report in machine.backends if report.state == "failed" and report.backend != "cpu"
     ]
-    found += [*_not_built(machine), *_openvino(machine)]
+    found += [*_not_built(machine), *_openvino(machine), *_meters(machine)]
     return tuple(sorted(found, key=lambda finding: ORDER[finding.severity]))
 
 
@@ -34,7 +35,26 @@ def build_summary(machine: Machine) -> str:
     libraries = {r.backend: r.library for r in machine.backends if r.state == "usable"}
     cpu = libraries.get("cpu", "no CPU library")
     gpu = [name for name in built if name in {b.name for b in BACKENDS} - {"cpu", "rpc"}]
-    return f"Kernels: {cpu}; GPU backends built: {', '.join(gpu) if gpu else 'none (CPU only)'}."
+    told = f"Kernels: {cpu}; GPU backends built: {', '.join(gpu) if gpu else 'none (CPU only)'}."
+    used = [f"{d.name} ({r.device_name})" for d in machine.devices for r in d.runtimes if r.backend in gpu]
+    return f"{told} They see {', '.join(used)}." if used else told
+
+
+def meter_summary(machine: Machine) -> str:
+    """One line on what energy is measured with."""
+    readable = [f"{m.name} ({m.part}; {m.note})" for m in machine.meters if m.readable]
+    if not readable:
+        return "Power meters: none that can be read; energy is not measured."
+    return f"Power meters: {', '.join(readable)}."
+
+
+def _meters(machine: Machine) -> list[Finding]:
+    locked = [m for m in machine.meters if not m.readable and m.name.startswith("rapl")]
+    if not locked:
+        return []
+    title = "The processor counts its energy, but this user may not read it"
+    detail = "Without it no joules are told and no cap in watts can be held. It is locked against side channels."
+    return [Finding("meter_locked", "advice", title, detail, f"{READ_RAPL}  (until the next start)", "cpu")]
 
 
 def _kernels(machine: Machine) -> list[Finding]:

@@ -23,7 +23,8 @@ class Host(Protocol):
 
     `api` answers by name what has no file: `machine` (x86_64, arm64), `affinity` (CPU numbers),
     `address_space_limit`, `memlock_limit` (bytes), `now` (seconds), `kernel`, `pci_name:VVVV:DDDD`,
-    `memory_modules` (data_width_bits, speed_mts, size_bytes each); on Windows
+    `memory_modules` (data_width_bits, speed_mts, size_bytes each), `nvml` (pci, power_mw,
+    energy_mj each); on Windows `battery_state` (present, discharging, full_mwh, remaining_mwh, rate_mw),
     `memory_status`, `processor_features`, `logical_processors`, `present_pnp_ids`, `dxgi_adapters`,
     `windows_version`.
     """
@@ -140,3 +141,8 @@ def integers(value: Json) -> tuple[int, ...]:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(item for item in value if isinstance(item, int) and not isinstance(item, bool))
     return ()
+
+
+def suspended(host: Host, address: str | None) -> bool:
+    """Whether a PCI device sleeps; asking does not wake it. Linux only."""
+    return text(host, f"/sys/bus/pci/devices/{address}/power/runtime_status") == "suspended"

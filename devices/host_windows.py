@@ -179,6 +179,39 @@ def _dxgi_adapters() -> Json:
     return found
 
 
+class _BatteryState(ctypes.Structure):
+    """SYSTEM_BATTERY_STATE of winnt.h; amounts in milliwatt hours, `rate` in milliwatts."""
+
+    _fields_ = [
+        ("on_mains", wintypes.BOOLEAN),
+        ("present", wintypes.BOOLEAN),
+        ("charging", wintypes.BOOLEAN),
+        ("discharging", wintypes.BOOLEAN),
+        ("spare", wintypes.BOOLEAN * 3),
+        ("tag", ctypes.c_ubyte),
+        ("full", wintypes.DWORD),
+        ("remaining", wintypes.DWORD),
+        ("rate", ctypes.c_int32),
+        ("estimated_s", wintypes.DWORD),
+        ("alert_low", wintypes.DWORD),
+        ("alert_empty", wintypes.DWORD),
+    ]
+
+
+def _battery_state() -> Json:
+    state = _BatteryState()
+    # Level 5 is SystemBatteryState; it takes nothing and asks the driver's last report.
+    if ctypes.windll.powrprof.CallNtPowerInformation(5, None, 0, ctypes.byref(state), ctypes.sizeof(state)):
+        return None
+    return {
+        "present": bool(state.present),
+        "discharging": bool(state.discharging),
+        "full_mwh": state.full,
+        "remaining_mwh": state.remaining,
+        "rate_mw": state.rate,
+    }
+
+
 def _windows_version() -> Json:
     version = sys.getwindowsversion()
     return f"{version.major}.{version.minor}.{version.build}"
@@ -196,6 +229,7 @@ def _memory_modules() -> Json:
 
 
 GETTERS: dict[str, Callable[[], Json]] = {
+    "battery_state": _battery_state,
     "memory_status": _memory_status,
     "processor_features": _processor_features,
     "logical_processors": _logical_processors,

@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from devices.host import Host, number, read_number, text
+from devices.host import Host, number, read_number, suspended, text
+from devices.power import Counter, PowerMeters, parts_w, short_address
 from devices.types import Device
 
 NVIDIA_QUERY = "pci.bus_id,utilization.gpu,temperature.gpu,power.draw"
@@ -12,7 +13,6 @@ NVIDIA_COMMAND = ("nvidia-smi", f"--query-gpu={NVIDIA_QUERY}", "--format=csv,noh
 NVIDIA_TIMEOUT_S = 3.0
 # hwmon drivers whose first temperature is that of the processor. Source: kernel Documentation/hwmon.
 CPU_SENSORS = frozenset({"k10temp", "zenpower", "coretemp", "cpu_thermal", "scpi_sensors"})
-RAPL = "/sys/class/powercap/intel-rapl:0/energy_uj"  # the package; AMD's driver uses the same name
 _IDLE_FIELDS = (3, 4)  # of /proc/stat: idle, iowait
 _GUEST_FIELD = 8  # from here on counted in user time already
 
@@ -43,26 +43,32 @@ class LiveReader:
         self._host = host
         self._cpu_percent = cpu_percent
         self._clock = clock
-        self._counters: dict[str, tuple[float, float]] = {}
+        self._ticks: tuple[float, float] | None = None
+        self._counters: dict[str, Counter] = {}
+        self._meters: PowerMeters | None = None
+        self._metered: tuple[Device, ...] = ()
 
     def read(self, devices: Iterable[Device]) -> tuple[Reading, ...]:
         """One reading for each device; takes milliseconds, with NVIDIA's command about a tenth of a second."""
         wanted = tuple(devices)
+        if self._meters is None or wanted != self._metered:
+            self._meters, self._metered = PowerMeters(self._host, wanted, self._clock), wanted
+        draws = self._meters.read()
+        watts = {draw.part: draw.watts for draw in draws} | parts_w(draws)
         awake = [d for d in wanted if d.vendor == "NVIDIA" and d.kind != "cpu" and not self._asleep(d)]
         listed = self._nvidia() if awake else {}
-        return tuple(self._one(device, listed) for device in wanted)
+        return tuple(self._one(device, listed, watts.get(device.id)) for device in wanted)
 
-    def _one(self, device: Device, nvidia: dict[str, list[str]]) -> Reading:
+    def _one(self, device: Device, nvidia: dict[str, list[str]], watts: float | None) -> Reading:
         if device.kind == "cpu":
-            return Reading(device.id, self._cpu_busy(), self._cpu_temperature(), self._watts(RAPL))
+            return Reading(device.id, self._cpu_busy(), self._cpu_temperature(), watts)
         if self._asleep(device):
             return Reading(device.id, asleep=True)
-        row = nvidia.get(_short(device.pci or ""))
+        row = nvidia.get(short_address(device.pci or ""))
         if row is not None:
             busy = _decimal(row[1])
-            return Reading(
-                device.id, None if busy is None else _share(busy / 100), _decimal(row[2]), _decimal(row[3])
-            )
+            told = watts if watts is not None else _decimal(row[3])
+            return Reading(device.id, None if busy is None else _share(busy / 100), _decimal(row[2]), told)
         if device.pci is None or self._host.system != "linux":
             return Reading(device.id)
         folder = f"/sys/bus/pci/devices/{device.pci}"
@@ -71,13 +77,13 @@ class LiveReader:
             device.id,
             self._pci_busy(folder),
             _scaled(read_number(self._host, f"{sensor}/temp1_input"), 1e3) if sensor else None,
-            self._pci_power(sensor) if sensor else None,
+            watts,
         )
 
     def _asleep(self, device: Device) -> bool:
         if device.pci is None or self._host.system != "linux":
             return device.asleep
-        return text(self._host, f"/sys/bus/pci/devices/{device.pci}/power/runtime_status") == "suspended"
+        return suspended(self._host, device.pci)
 
     def _cpu_busy(self) -> float | None:
         first = text(self._host, "/proc/stat").partition("\n")[0].split()
@@ -86,8 +92,7 @@ class LiveReader:
         ticks = [number(cell) or 0 for cell in first[1:]]
         total = float(sum(ticks[:_GUEST_FIELD]))
         idle = float(sum(ticks[field] for field in _IDLE_FIELDS))
-        before = self._counters.get("cpu")
-        self._counters["cpu"] = (total, idle)
+        before, self._ticks = self._ticks, (total, idle)
         if before is None or total <= before[0]:
             return None
         return _share(1 - (idle - before[1]) / (total - before[0]))
@@ -108,42 +113,15 @@ class LiveReader:
         if percent is not None:
             return _share(percent / 100)
         micros = read_number(self._host, f"{folder}/npu_busy_time_us")  # Intel's NPU
-        rate = self._rate(f"{folder}/npu_busy_time_us", micros)
+        rate = self._counters.setdefault(folder, Counter()).rate(micros, self._clock())
         return None if rate is None else _share(rate / 1e6)
-
-    def _pci_power(self, sensor: str) -> float | None:
-        for name in ("power1_average", "power1_input"):  # AMD, microwatts
-            found = _scaled(read_number(self._host, f"{sensor}/{name}"), 1e6)
-            if found is not None:
-                return found
-        return self._watts(f"{sensor}/energy1_input")  # Intel, microjoules
-
-    def _watts(self, path: str) -> float | None:
-        rate = self._rate(path, read_number(self._host, path))
-        return None if rate is None else rate / 1e6
-
-    def _rate(self, name: str, value: int | None) -> float | None:
-        """Growth of a counter a second; None at the first look and when the counter began anew."""
-        if value is None:
-            return None
-        now = self._clock()
-        before = self._counters.get(name)
-        self._counters[name] = (now, float(value))
-        if before is None or now <= before[0] or value < before[1]:
-            return None
-        return (value - before[1]) / (now - before[0])
 
     def _nvidia(self) -> dict[str, list[str]]:
         done = self._host.run(NVIDIA_COMMAND, NVIDIA_TIMEOUT_S)
         if done.returncode != 0:
             return {}
         rows = ([cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines())
-        return {_short(row[0]): row for row in rows if len(row) == NVIDIA_QUERY.count(",") + 1}
-
-
-def _short(address: str) -> str:
-    """An address without its domain, whose width differs between sysfs and nvidia-smi."""
-    return address.lower().partition(":")[2]
+        return {short_address(row[0]): row for row in rows if len(row) == NVIDIA_QUERY.count(",") + 1}
 
 
 def _share(value: float) -> float:

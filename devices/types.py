@@ -174,6 +174,17 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Meter:
+    """A power meter: the part it covers (`cpu`, `system`, a device's id), where it is read, what to know of it."""
+
+    name: str
+    part: str
+    source: str
+    readable: bool
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """Everything known about one machine. `environment` is "", "wsl2", "container" or "vm"."""
 
@@ -186,6 +197,7 @@ class Machine:
     devices: tuple[Device, ...]
     backends: tuple[BackendReport, ...] = ()
     findings: tuple[Finding, ...] = ()
+    meters: tuple[Meter, ...] = ()
 
     def device(self, device_id: str) -> Device | None:
         """The device of that id, or the first of that kind; None when there is none."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import psutil
 
 from devices.host import Host, read_number, text
+from devices.power import CPU, Counter, PowerMeters, parts_w, short_address, whole_w
 from devices.types import Device
 
 # nvidia-smi takes up to half a second, so it is asked seldom.
@@ -17,8 +18,6 @@ NVIDIA = (
     "--query-gpu=pci.bus_id,utilization.gpu,memory.used,power.draw",
     "--format=csv,noheader,nounits",
 )
-RAPL = "/sys/class/powercap/intel-rapl:0"
-SUPPLIES = "/sys/class/power_supply"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,9 @@ class DeviceUsage:
 class Usage:
     """One sample; `at` is seconds since the epoch.
 
-    `cpu_frac` is the share of all processors' time since the last sample. `cpu_power_w` is the processor package,
-    `battery_w` what is drawn from a battery that discharges; None where not readable.
+    `cpu_frac` is the share of all processors' time since the last sample. `cpu_power_w` is the processor packages,
+    `battery_w` what is drawn from a battery that discharges; None where not readable. `parts` are the watts by part
+    (`cpu`, `system` for the whole computer, a device's id), nothing twice.
     """
 
     at: float
@@ -47,34 +47,12 @@ class Usage:
     cpu_power_w: float | None = None
     battery_w: float | None = None
     devices: tuple[DeviceUsage, ...] = ()
+    parts: tuple[tuple[str, float], ...] = ()
 
     @property
     def power_w(self) -> float | None:
-        """Everything that can be read: from the battery, or the sum of the parts."""
-        if self.battery_w is not None:
-            return self.battery_w
-        parts = [w for w in (self.cpu_power_w, *(d.power_w for d in self.devices)) if w is not None]
-        return sum(parts) if parts else None
-
-
-class _Counter:
-    """Turns a growing counter into a rate a second; it may wrap around at `span`."""
-
-    def __init__(self) -> None:
-        self._last: tuple[float, int] | None = None
-
-    def rate(self, value: int | None, now: float, span: int | None = None) -> float | None:
-        if value is None:
-            return None
-        before, self._last = self._last, (now, value)
-        if before is None or now <= before[0]:
-            return None
-        grown = value - before[1]
-        if grown < 0:
-            if not span:
-                return None
-            grown += span
-        return grown / (now - before[0])
+        """Everything that can be read: that of the whole computer, or the sum of the parts."""
+        return whole_w(dict(self.parts))
 
 
 class UsageSampler:
@@ -84,7 +62,9 @@ class UsageSampler:
         self._host = host
         self._devices = [d for d in devices if d.kind != "cpu" and d.pci]
         self._clock = clock
-        self._counters: dict[str, _Counter] = {}
+        self._counters: dict[str, Counter] = {}
+        self._all = tuple(devices)
+        self._meters = PowerMeters(host, self._devices, clock)
         self._cpu: tuple[float, float] | None = None
         self._nvidia: dict[str, tuple[float | None, int | None, float | None]] = {}
         self._nvidia_at = float("-inf")
@@ -93,14 +73,22 @@ class UsageSampler:
         """The machine now."""
         now = self._clock()
         memory = psutil.virtual_memory()
+        draws = self._meters.read()
+        told = {draw.part: draw.watts for draw in draws}
+        devices = tuple(self._device(d, now, told.get(d.id)) for d in self._devices)
+        parts = parts_w(draws, self._all)
+        for used in devices:  # NVIDIA's command knows what its library did not tell
+            if used.power_w is not None and used.device not in told:
+                parts[used.device] = used.power_w
         return Usage(
             at=time.time(),
             cpu_frac=self._cpu_frac(),
             memory_used_bytes=memory.total - memory.available,
             memory_total_bytes=memory.total,
-            cpu_power_w=self._package_w(now),
-            battery_w=self._battery_w(),
-            devices=tuple(self._device(d, now) for d in self._devices),
+            cpu_power_w=parts.get(CPU),
+            battery_w=next((draw.watts for draw in draws if draw.meter == "battery"), None),
+            devices=devices,
+            parts=tuple(parts.items()),
         )
 
     def _cpu_frac(self) -> float:
@@ -114,35 +102,15 @@ class UsageSampler:
         return min(1.0, max(0.0, (busy - before[0]) / (total - before[1])))
 
     def _rate(self, name: str, value: int | None, now: float, span: int | None = None) -> float | None:
-        return self._counters.setdefault(name, _Counter()).rate(value, now, span)
+        return self._counters.setdefault(name, Counter()).rate(value, now, span)
 
-    def _package_w(self, now: float) -> float | None:
-        span = read_number(self._host, f"{RAPL}/max_energy_range_uj")
-        rate = self._rate("rapl", read_number(self._host, f"{RAPL}/energy_uj"), now, span)
-        return None if rate is None else rate / 1e6
-
-    def _battery_w(self) -> float | None:
-        total = None
-        for name in self._host.listdir(SUPPLIES):
-            base = f"{SUPPLIES}/{name}"
-            if text(self._host, f"{base}/type") != "Battery" or text(self._host, f"{base}/status") != "Discharging":
-                continue
-            microwatts = read_number(self._host, f"{base}/power_now")
-            if microwatts is None:
-                volts = read_number(self._host, f"{base}/voltage_now")
-                amperes = read_number(self._host, f"{base}/current_now")
-                microwatts = volts * amperes // 10**6 if volts is not None and amperes is not None else None
-            if microwatts is not None:
-                total = (total or 0.0) + microwatts / 1e6
-        return total
-
-    def _device(self, device: Device, now: float) -> DeviceUsage:
+    def _device(self, device: Device, now: float, watts: float | None) -> DeviceUsage:
         base = f"/sys/bus/pci/devices/{device.pci}"
         if text(self._host, f"{base}/power/runtime_status") == "suspended":
             return DeviceUsage(device=device.id, kind=device.kind, busy_frac=0.0)
         if device.vendor == "NVIDIA" and device.kind != "npu":
-            busy, used, watts = self._nvidia_row(device, now)
-            return DeviceUsage(device.id, device.kind, busy, used, watts)
+            busy, used, told = self._nvidia_row(device, now)
+            return DeviceUsage(device.id, device.kind, busy, used, watts if watts is not None else told)
         if device.kind == "npu":
             rate = self._rate(f"{base}/npu", read_number(self._host, f"{base}/npu_busy_time_us"), now)
             busy = None if rate is None else min(1.0, rate / 1e6)
@@ -156,27 +124,14 @@ class UsageSampler:
             device.kind,
             None if percent is None else min(1.0, percent / 100),
             sum(known) if known else None,
-            self._monitor_w(base, now),
+            watts,
         )
-
-    def _monitor_w(self, base: str, now: float) -> float | None:
-        """Watts from the device's monitor: a reading, or a counter of microjoules."""
-        for name in self._host.listdir(f"{base}/hwmon"):
-            monitor = f"{base}/hwmon/{name}"
-            for reading in ("power1_average", "power1_input"):
-                microwatts = read_number(self._host, f"{monitor}/{reading}")
-                if microwatts is not None:
-                    return microwatts / 1e6
-            rate = self._rate(monitor, read_number(self._host, f"{monitor}/energy1_input"), now)
-            if rate is not None:
-                return rate / 1e6
-        return None
 
     def _nvidia_row(self, device: Device, now: float) -> tuple[float | None, int | None, float | None]:
         if now - self._nvidia_at >= NVIDIA_EVERY_S:
             self._nvidia_at = now
             self._nvidia = _nvidia_rows(self._host)
-        return self._nvidia.get(_short(device.pci or ""), (None, None, None))
+        return self._nvidia.get(short_address(device.pci or ""), (None, None, None))
 
 
 def _nvidia_rows(host: Host) -> dict[str, tuple[float | None, int | None, float | None]]:
@@ -186,7 +141,7 @@ def _nvidia_rows(host: Host) -> dict[str, tuple[float | None, int | None, float 
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 4:  # noqa: PLR2004 - as many as NVIDIA asks for
             busy, used, watts = (_decimal(cell) for cell in cells[1:])
-            found[_short(cells[0])] = (
+            found[short_address(cells[0])] = (
                 None if busy is None else busy / 100,
                 None if used is None else int(used) << 20,
                 watts,
@@ -201,8 +156,3 @@ def _decimal(cell: str) -> float | None:
     except ValueError:
         return None
     return value if 0 <= value < 1e12 else None  # noqa: PLR2004 - nan and nonsense
-
-
-def _short(address: str) -> str:
-    """An address without its domain, whose width differs between sysfs and nvidia-smi."""
-    return address.lower().partition(":")[2]

@@ -1,6 +1,6 @@
 """The server's device and ledger answers as what the page shows. No widgets here."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import QCoreApplication
 
@@ -103,8 +103,8 @@ PARTS = {
 }
 
 
-def pool_shares(pool: Pool, reservations: Sequence[Reservation]) -> list[Share]:
-    """Who holds what of a pool: each of our models with its parts, then everybody else."""
+def pool_shares(pool: Pool, reservations: Sequence[Reservation], title: Callable[[str], str] = str) -> list[Share]:
+    """Who holds what of a pool: each of our models with its parts, then everybody else. `title` names an owner."""
     shares: list[Share] = []
     ours = 0
     for number, item in enumerate(reservations):
@@ -115,7 +115,7 @@ def pool_shares(pool: Pool, reservations: Sequence[Reservation]) -> list[Share]:
         parts = tuple(
             (tr(PARTS.get(part, part)), round(drawn * value / known)) for part, value in item.parts.items() if value
         )
-        shares.append(Share(f"model {number}", item.owner, drawn, parts if known else ()))
+        shares.append(Share(f"model {number}", title(item.owner), drawn, parts if known else ()))
         ours += drawn
     others = max(0, pool.capacity_bytes - pool.free_bytes - ours)
     shares.append(Share("other", tr("Other programs and the system"), others))

@@ -6,12 +6,13 @@ from typing import TypeVar
 
 from PySide6.QtCore import QTimer
 from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QVBoxLayout
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
 
 from app.client import ApiError
 from app.gui.api import in_words
 from app.gui.devices.facts import KINDS, backend_words, device_facts, live_facts, pool_shares, summary
 from app.gui.devices.placement import placement_card
+from app.gui.devices.power_card import PowerCard
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, LabelKind, Page, button, card, clear, label, row, stack
 from app.gui.widgets.memory_bar import MemoryUse
@@ -27,6 +28,7 @@ from engine.api.machine import (
     Pool,
 )
 from engine.api.models import LoadedModel
+from engine.api.power import PowerState
 
 T = TypeVar("T")
 
@@ -66,6 +68,11 @@ class DevicesPage(Page):
         self.content.addLayout(stack(self._memory_title, self._memory, spacing=8))
         for layout in (self._loaded, self._devices, self._backends):
             self.content.addLayout(layout)
+        self.power = PowerCard(services, self.banner)
+        self._power = QWidget()
+        self._power.setLayout(stack(label(self.tr("Power"), "strong"), self.power, spacing=8))
+        self._power.hide()
+        self.content.addWidget(self._power)
         self._timer = QTimer(self)
         self._timer.setInterval(_REFRESH_MS)
         self._timer.timeout.connect(self._refresh_ledger)
@@ -95,6 +102,7 @@ class DevicesPage(Page):
         self._ask("ledger", api.ledger, self._show_ledger)
         self._ask("loaded", api.loaded, self._show_loaded)
         self._ask("live", api.live_devices, self._show_live)
+        self._ask("power", api.power, self._show_power)
 
     def _ask(self, what: str, ask: Callable[[], T], on_done: Callable[[T], object]) -> None:
         """Ask in the background, unless the same is being asked already."""
@@ -156,6 +164,10 @@ class DevicesPage(Page):
             bar.setVisible(reading.busy_frac is not None)
             bar.setValue(round(100 * (reading.busy_frac or 0)))
 
+    def _show_power(self, state: PowerState) -> None:
+        self.power.show_state(state)
+        self._power.show()
+
     def _state_rows(self, name: str, item: Device | BackendReport) -> QVBoxLayout:
         words, kind = _STATES[item.state]
         line = row(label(name), label(self.tr(words), kind), 1)
@@ -176,7 +188,7 @@ class DevicesPage(Page):
 
     def _fix(self, text: str) -> QHBoxLayout:
         words = label(text, "", wrap=True, selectable=True)
-        words.setFont(self._services.look.font("small", mono=True))
+        self._services.look.dress(words, "small", mono=True)
         copy = button(self.tr("Copy"), lambda: QGuiApplication.clipboard().setText(text), "link")
         line = row(words, copy)
         line.setStretch(0, 1)
@@ -191,7 +203,8 @@ class DevicesPage(Page):
                 self._uses[pool.id] = MemoryUse(self._services.look, self._pool_name(pool))
                 assert column is not None
                 column.addWidget(self._uses[pool.id])
-            self._uses[pool.id].show_shares(pool_shares(pool, ledger.reservations), pool.capacity_bytes)
+            shares = pool_shares(pool, ledger.reservations, self._services.models.title)
+            self._uses[pool.id].show_shares(shares, pool.capacity_bytes)
 
     def _pool_name(self, pool: Pool) -> str:
         names = {"ram": self.tr("Memory of the computer"), "vram": self.tr("Memory of the graphics card")}
@@ -211,7 +224,7 @@ class DevicesPage(Page):
 
             def show(answer: PlacementAnswer, place: QVBoxLayout = place, model: str = model) -> None:
                 clear(place)
-                place.addWidget(placement_card(model, answer, self._pin))
+                place.addWidget(placement_card(model, self._services.models.title(model), answer, self._pin))
 
             self._ask(f"placement of {model}", partial(self._services.api.placement, model), show)
 
@@ -219,7 +232,9 @@ class DevicesPage(Page):
         def pinned(answer: Pinned) -> None:
             self._placements = ()
             where = device or self.tr("the best place")
-            words = self.tr("{name} will run on {where} when it is next loaded.").format(name=model, where=where)
+            words = self.tr("{name} will run on {where} when it is next loaded.").format(
+                name=self._services.models.title(model), where=where
+            )
             self.banner.tell(words, "ok")
             if answer.unloaded:  # it was idle: bring it back where it was wanted
                 self._services.ask(

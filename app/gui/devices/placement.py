@@ -13,13 +13,13 @@ from engine.api.machine import Alternative, ModelPlacement, PlacementAnswer
 Pin = Callable[[str, str | None], object]
 
 
-def placement_card(model: str, answer: PlacementAnswer, pin: Pin) -> QFrame:
-    """A card of one placement.
+def placement_card(model: str, title: str, answer: PlacementAnswer, pin: Pin) -> QFrame:
+    """A card of one placement of the model of that id and name.
 
     `pin` is called with the model and the device it shall stay on; None lets Tessera choose again.
     """
     placement = answer.placement
-    head = row(label(model, "strong"), label(_where(placement), "chip"))
+    head = row(label(title, "strong"), label(_where(placement), "chip"))
     if answer.pinned:
         head.addWidget(label(_tr("Pinned"), "chip-ok"))
     head.addStretch(1)
@@ -69,7 +69,9 @@ def _sentence(text: str) -> str:
 
 def _where(placement: ModelPlacement | Alternative) -> str:
     backend, device = placement.backend, placement.device
-    return backend if backend == device or not device else f"{backend} · {device}"
+    if backend == device or not device:
+        return _tr("Processor") if backend == "cpu" else backend
+    return f"{backend} · {device}"
 
 
 def _facts(placement: ModelPlacement) -> str:
@@ -82,9 +84,18 @@ def _facts(placement: ModelPlacement) -> str:
     if threads:
         parts.append(_tr("1 thread") if threads == 1 else _tr("{n} threads").format(n=threads))
     if placement.type_k:
-        parts.append(_tr("cache {k}/{v}").format(k=placement.type_k, v=placement.type_v))
+        parts.append(
+            _tr("KV cache {k}/{v}").format(
+                k=placement.type_k.upper(), v=(placement.type_v or placement.type_k).upper()
+            )
+        )
     if placement.decode_tok_s:
         parts.append(_tr("about {n} tokens/s expected").format(n=words.whole(placement.decode_tok_s)))
+    if placement.tokens_per_joule:
+        parts.append(_tr("{n} tokens per joule").format(n=words.decimal(placement.tokens_per_joule)))
+    elif placement.energy:
+        unknown = _tr("energy not measured: no meter here")
+        parts.append(_tr("energy not measured yet") if "yet" in placement.energy else unknown)
     return " · ".join(parts)
 
 

@@ -42,3 +42,33 @@ def test_a_child_that_has_ended_is_no_fault():
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     bound_memory(child.pid)
+
+
+ALLOCATING = """
+import ctypes, sys, threading
+from devices.process_memory import few_heaps
+if sys.argv[2] == "few":
+    assert few_heaps()
+all_there = threading.Barrier(12)
+def work():
+    kept = [bytes(2000) for _ in range(50)]
+    all_there.wait(30)
+threads = [threading.Thread(target=work) for _ in range(12)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+told = ctypes.c_void_p(libc.fopen(sys.argv[1].encode(), b"w"))
+libc.malloc_info(0, told)
+libc.fclose(told)
+"""
+
+
+@linux
+@pytest.mark.parametrize(("heaps", "most"), [("few", 2), ("many", 200)])
+def test_threads_share_two_heaps_where_that_is_asked(tmp_path, heaps, most):
+    report = tmp_path / "heaps.xml"
+    subprocess.run([sys.executable, "-c", ALLOCATING, report, heaps], check=True, timeout=60)
+    number = report.read_text().count("<heap ")
+    assert number <= most
+    assert heaps == "few" or number > 2, "the test shows nothing where the library makes few by itself"

@@ -66,7 +66,7 @@ def test_a_gpu_without_any_backend_is_told_what_to_build():
 
 def test_the_build_is_named():
     machine = recorded_report(RecordedHost(RECORDINGS["sh-linux-amdvlk-vs-rocm"]))
-    assert "vulkan, rocm" in build_summary(machine)
+    assert "vulkan, rocm. They see AMD Radeon 8060S (Vulkan0), AMD Radeon 8060S (ROCm0)." in build_summary(machine)
     assert "CPU only" in build_summary(recorded_report(RecordedHost(RECORDINGS["vm-firecracker"])))
 
 

@@ -21,6 +21,10 @@ def device(kind, pci=None, vendor="AMD", identity=None):
     return Device(identity or pci or "cpu", kind, vendor, "a name", "usable", Memory(), pci=pci)
 
 
+def change(reader, path, text):
+    reader._host._parts["files"][path] = f"{text}\n"
+
+
 def host(files, commands=None, system="linux"):
     recording = {"format": FORMAT, "system": system, "files": {path: f"{text}\n" for path, text in files.items()}}
     recording["commands"] = commands or {}
@@ -51,10 +55,10 @@ def test_power_is_the_growth_of_the_energy_counter():
     reader = LiveReader(host({counter: "1000000"}), clock=clock)
     assert reader.read([device("cpu")])[0].power_w is None
     clock.now = 2.0
-    reader._host = host({counter: "31000000"})
+    change(reader, counter, "31000000")
     assert reader.read([device("cpu")])[0].power_w == pytest.approx(15.0)
     clock.now = 3.0
-    reader._host = host({counter: "5"})
+    change(reader, counter, "5")
     assert reader.read([device("cpu")])[0].power_w is None, "the counter began anew"
 
 
@@ -91,10 +95,11 @@ def test_intel_tells_energy_of_the_gpu_and_time_of_the_npu():
     reader = LiveReader(host({gpu: "0", npu: "0"}), clock=clock)
     reader.read(both)
     clock.now = 1.0
-    reader._host = host({gpu: "8000000", npu: "250000"})
+    change(reader, gpu, "8000000")
+    change(reader, npu, "250000")
     assert [r.power_w for r in reader.read(both)] == [8.0, None]
     clock.now = 2.0
-    reader._host = host({gpu: "8000000", npu: "750000"})
+    change(reader, npu, "750000")
     assert reader.read(both)[1].busy_frac == pytest.approx(0.5)
 
 

@@ -2,11 +2,14 @@
 
 import pytest
 
+from devices.battery import SUPPLIES
 from devices.host import CommandResult
+from devices.power import POWERCAP
 from devices.types import Device, Memory
-from devices.usage import RAPL, SUPPLIES, UsageSampler
+from devices.usage import UsageSampler
 
 AMD = "/sys/bus/pci/devices/0000:03:00.0"
+RAPL = f"{POWERCAP}/intel-rapl:0"
 NPU = "/sys/bus/pci/devices/0000:00:0b.0"
 
 
@@ -27,6 +30,9 @@ class FilesHost:
 
     def listdir(self, path):
         return tuple(sorted({p[len(path) + 1 :].split("/")[0] for p in self.files if p.startswith(path + "/")}))
+
+    def api(self, name):
+        return None
 
     def run(self, argv, timeout_s):
         self.commands += 1

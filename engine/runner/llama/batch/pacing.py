@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from engine.runner.llama.batch.effort import ANSWER_ROWS
 from engine.runner.llama.batch.sequence import Sequence
 from engine.runner.llama.batch.threads import BatchThreads
 from engine.runner.llama.native.model import LoadedModel
@@ -15,9 +16,6 @@ from engine.types import Event
 # grows with the number of requests that wait for their first token for each that generates: wide steps read faster.
 PROMPT_STEP_S: Final = 0.1
 MOST_STRETCH: Final = 5
-# A row of an answer takes as long as this many of a prompt, until measured: it is also multiplied by the output
-# matrix, and looks at more text. Measured: docs/log.md, engine.
-ANSWER_ROWS: Final = 3
 # A processor is as efficient with this many rows as with hundreds. Measured: docs/log.md, engine.
 MIN_CHUNK: Final = 16
 # On processors llama.cpp's fused attention takes a step's rows in tiles of this many, and one by one below
@@ -40,6 +38,7 @@ class Pace:
         self._fixed = fixed
         self._threads_set = int(loaded.api.llama_n_threads_batch(loaded.context))
         self._threads = BatchThreads(self._threads_set)
+        self._most = 0
         self._prompt_row_s = 0.0
         self.cost = StepCost()
 
@@ -62,9 +61,15 @@ class Pace:
         step_s = self.cost.seconds(1)
         return usual if step_s is None or not self._prompt_row_s else round(step_s / self._prompt_row_s)
 
+    def bound_threads(self, most: int) -> None:
+        """No step uses more threads from now on; 0: as many as pay."""
+        self._most = most
+
     def set_threads(self, rows: int) -> None:
         """Use as many threads as pay for a step of `rows` at this moment, while other programs come and go."""
         wanted = self._threads_set if self._fixed else self._threads.threads(rows)
+        if self._most and not self._fixed:
+            wanted = min(wanted, self._most)
         if wanted != self._threads_set:
             self._threads_set = wanted
             self._loaded.api.llama_set_n_threads(self._loaded.context, wanted, wanted)

@@ -1,0 +1,44 @@
+"""`tessera power`."""
+
+import click
+
+from app.cli.say import say
+
+
+@click.command(help="Show or set what power models may draw: a mode, a cap in watts, a part of the battery.")
+@click.option("--mode", type=click.Choice(["quiet", "balanced", "fast"]), help="Quiet leaves half the cores free.")
+@click.option("--cap", "cap_w", type=click.FloatRange(1, 10_000), help="Watts that the computer may draw.")
+@click.option(
+    "--battery", "battery_percent", type=click.FloatRange(0, 100, min_open=True), help="Finish within N percent."
+)
+@click.option("--free", is_flag=True, help="Take back every bound.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    mode: str | None, cap_w: float | None, battery_percent: float | None, free: bool, as_json: bool
+) -> None:
+    """What is not given stays as it is."""
+    import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
+
+    from app.cli.connection import connected  # noqa: PLC0415
+    from engine.api.power import PowerWish  # noqa: PLC0415
+
+    given = {"mode": mode, "cap_w": cap_w, "battery_percent": battery_percent}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    with connected() as client:
+        now = client.power()
+        if free or chosen:
+            before = PowerWish() if free else now.wish
+            now = client.set_power(msgspec.convert({**msgspec.to_builtins(before), **chosen}, PowerWish))
+    if as_json:
+        click.echo(msgspec.json.encode(now).decode())
+        return
+    drawn = f"{now.power_w:.1f} W now" if now.power_w is not None else "not measured: no meter here"
+    say(f"mode {now.mode}; power {drawn}")
+    if now.wish.cap_w is not None:
+        held = f"{now.threads or 'all'} threads, steps run {now.duty_frac:.0%} of the time"
+        say(f"cap {now.wish.cap_w:g} W: {held if now.measured else 'not held'}")
+    if now.wish.battery_percent is not None:
+        spent = f"{now.spent_percent:.1f} % spent" if now.spent_percent is not None else "not counted"
+        say(f"at most {now.wish.battery_percent:g} % of the battery: {spent}")
+    for note in now.notes:
+        say(note)

@@ -1,0 +1,119 @@
+"""How much power the work here may draw: a mode, a cap in watts, a part of the battery."""
+
+from typing import get_args
+
+from PySide6.QtCore import QCoreApplication
+from PySide6.QtGui import QDoubleValidator
+from PySide6.QtWidgets import QFrame, QLineEdit, QWidget
+
+from app.gui import words
+from app.gui.services import Services
+from app.gui.widgets.basics import Banner, button, label, row, stack
+from app.gui.widgets.flow import Flow
+from app.gui.widgets.popups import Choice
+from engine.api.power import Mode, PowerState, PowerWish
+
+_FIELD_WIDTH = 96
+
+
+class PowerCard(QFrame):
+    """Shows what is asked for now; changes are sent with the button, which lights up when there are some."""
+
+    def __init__(self, services: Services, banner: Banner) -> None:
+        super().__init__()
+        self._services, self._banner = services, banner
+        self._shown: PowerWish | None = None
+        self.setProperty("kind", "card")
+        self._now = label("", "small", wrap=True)
+        self._notes = label("", "small", wrap=True)
+        self.mode = Choice()
+        self.mode.setAccessibleName(self.tr("Mode"))
+        self.mode.addItem(self.tr("As the server was started"), None)
+        for mode in get_args(Mode):
+            self.mode.addItem(_mode_words(mode), mode)
+        self.mode.currentIndexChanged.connect(lambda _: self._refresh_button())
+        self.cap = self._number(self.tr("Cap"), 1, 10_000)
+        self.battery = self._number(self.tr("Battery share"), 0.1, 100)
+        self.use = button(self.tr("Apply"), self._apply, "primary")
+        fields = Flow(spacing=24)
+        for made in (
+            row(label(self.tr("Mode")), self.mode, spacing=8),
+            row(label(self.tr("At most")), self.cap, label(self.tr("watts")), spacing=8),
+            row(label(self.tr("Spend at most")), self.battery, label(self.tr("% of the battery")), spacing=8),
+        ):
+            holder = QWidget()
+            made.setContentsMargins(0, 0, 0, 0)
+            holder.setLayout(made)
+            fields.add(holder)
+        self.setLayout(
+            stack(fields, self._now, self._notes, row(self.use, 1), spacing=12, margins=(16, 16, 16, 16))
+        )
+        self._refresh_button()
+
+    def show_state(self, state: PowerState) -> None:
+        """What holds now. Fields a person is changing stay as they are."""
+        if state.wish != self._shown:
+            self._shown = state.wish
+            self.mode.setCurrentIndex(max(self.mode.findData(state.wish.mode), 0))
+            for field, value in ((self.cap, state.wish.cap_w), (self.battery, state.wish.battery_percent)):
+                field.setText("" if value is None else field.locale().toString(value, "g", 6))
+        self._now.setText(_now(state))
+        self._notes.setText("\n".join(state.notes))
+        self._notes.setVisible(bool(state.notes))
+        self._refresh_button()
+
+    def _number(self, name: str, low: float, high: float) -> QLineEdit:
+        field = QLineEdit()
+        field.setFixedWidth(_FIELD_WIDTH)
+        field.setAccessibleName(name)
+        field.setPlaceholderText(self.tr("no bound"))
+        check = QDoubleValidator(low, high, 1, field)
+        check.setNotation(QDoubleValidator.Notation.StandardNotation)
+        field.setValidator(check)
+        field.textChanged.connect(lambda _: self._refresh_button())
+        field.returnPressed.connect(self._apply)
+        return field
+
+    def _wish(self) -> PowerWish | None:
+        """What the fields say; None while one of them is unfinished."""
+        if any(field.text() and not field.hasAcceptableInput() for field in (self.cap, self.battery)):
+            return None
+        return PowerWish(
+            mode=self.mode.currentData(), cap_w=_number(self.cap), battery_percent=_number(self.battery)
+        )
+
+    def _refresh_button(self) -> None:
+        wish = self._wish()
+        self.use.setEnabled(self._shown is not None and wish not in (None, self._shown))
+
+    def _apply(self) -> None:
+        wish = self._wish()
+        if wish is not None and self.use.isEnabled():
+            api = self._services.api
+            self._services.ask(self._banner, lambda: api.set_power(wish), self.show_state)
+
+
+def _number(field: QLineEdit) -> float | None:
+    return field.locale().toDouble(field.text())[0] if field.text() else None
+
+
+def _now(state: PowerState) -> str:
+    """One line: what is drawn, and what is held back for it."""
+    drawn = _tr("Drawing {watts} W now.").format(watts=f"{state.power_w:.0f}") if state.power_w is not None else ""
+    if not state.measured:
+        drawn = _tr("This computer has no power meter that can be read.")
+    held = ""
+    if state.duty_frac < 1:
+        held = _tr("Models rest {percent} % of the time.").format(percent=words.whole(100 * (1 - state.duty_frac)))
+    battery = ""
+    if state.battery_percent is not None:
+        battery = _tr("Battery at {percent} %.").format(percent=words.whole(state.battery_percent))
+    return " ".join(part for part in (drawn, held, battery) if part)
+
+
+def _mode_words(mode: Mode) -> str:
+    return {"quiet": _tr("Quiet"), "balanced": _tr("Balanced"), "fast": _tr("Fast")}[mode]
+
+
+def _tr(text: str) -> str:
+    return QCoreApplication.translate("power", text)

@@ -1,0 +1,227 @@
+"""The power meters of a computer: which there are, and what they say. The one place that reads power.
+
+A meter covers a part: `cpu` (processor packages with their memory controllers), a device by its id, or `system`,
+the whole computer. An integrated GPU draws through the package; where that has a meter, it counts there.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from devices.battery import read_battery
+from devices.host import Host, read_number, records, suspended, text
+from devices.types import Device, Meter
+
+POWERCAP: Final = "/sys/class/powercap"
+HWMON: Final = "/sys/class/hwmon"
+CPU: Final = "cpu"
+SYSTEM: Final = "system"
+# Top zones of RAPL and what they cover; `core` and `uncore` are parts of a package, -mmio zones the same packages
+# again. Source: kernel Documentation/power/powercap.
+_ZONES: Final = {"package": CPU, "psys": SYSTEM}
+# hwmon drivers that tell a processor's or a computer's power, by label. Source: the drivers' own documentation.
+_MONITORS: Final = {
+    "zenpower": {"SVI2_P_Core": CPU, "SVI2_P_SoC": CPU},
+    "amd_energy": {"Esocket0": CPU, "Esocket1": CPU},
+    "macsmc_hwmon": {"Total System Power": SYSTEM},
+}
+_MOST_INPUTS: Final = 40
+# NVIDIA's library is opened and closed for each look, so that a GPU may go to sleep between two.
+NVML_EVERY_S: Final = 2.0
+_TRIED: Final = "read in tests from recorded files; no such meter was at hand"
+READ_RAPL: Final = "sudo chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj"
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What one meter told: mean watts since the look before where it counts joules, else watts at this moment."""
+
+    meter: str
+    part: str
+    watts: float
+    counted: bool
+
+
+class Counter:
+    """Turns a growing counter into a rate a second; it may wrap around at `span`."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, int] | None = None
+
+    def rate(self, value: int | None, now: float, span: int | None = None) -> float | None:
+        """Growth a second since the call before; None at the first, and where the counter began anew."""
+        if value is None:
+            return None
+        before, self._last = self._last, (now, value)
+        if before is None or now <= before[0]:
+            return None
+        grown = value - before[1]
+        if grown < 0:
+            if not span:
+                return None
+            grown += span
+        return grown / (now - before[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A file of a meter: a counter of microjoules, or microwatts."""
+
+    meter: str
+    part: str
+    path: str
+    span: str = ""
+
+    @property
+    def counts(self) -> bool:
+        return "energy" in self.path.rpartition("/")[2]
+
+
+class PowerMeters:
+    """Reads one host's meters again and again, from one thread at a time. The first look has no counted watts."""
+
+    def __init__(self, host: Host, devices: Sequence[Device], clock: Callable[[], float] = time.monotonic) -> None:
+        self._host = host
+        self._devices = [d for d in devices if d.pci and d.kind not in {"cpu", "remote"}]
+        self._clock = clock
+        self._counters: dict[str, Counter] = {}
+        self._nvidia: tuple[Draw, ...] = ()
+        self._nvidia_at = float("-inf")
+        # What lies in sysfs stays while the system runs; devices' monitors come and go with their drivers.
+        self._fixed = tuple(_fixed_sources(host)) if host.system == "linux" else ()
+
+    def read(self) -> tuple[Draw, ...]:
+        """What every meter says now; nothing asleep is woken."""
+        now = self._clock()
+        found = [draw for source in self._fixed if (draw := self._drawn(source, now)) is not None]
+        battery = read_battery(self._host)
+        if battery is not None and battery.power_w is not None:
+            found.append(Draw("battery", SYSTEM, battery.power_w, counted=False))
+        nvidia = []
+        for device in self._devices:
+            if self._host.system == "linux" and suspended(self._host, device.pci):
+                continue
+            if device.vendor == "NVIDIA" and device.kind != "npu":
+                nvidia.append(device)
+            elif self._host.system == "linux":
+                found += [d for s in _device_sources(self._host, device) if (d := self._drawn(s, now))][:1]
+        return (*found, *(self._nvml(nvidia, now) if nvidia else ()))
+
+    def _drawn(self, source: _Source, now: float) -> Draw | None:
+        value = read_number(self._host, source.path)
+        if not source.counts:
+            return None if value is None else Draw(source.meter, source.part, value / 1e6, counted=False)
+        span = read_number(self._host, source.span) if source.span else None
+        rate = self._counters.setdefault(source.path, Counter()).rate(value, now, span)
+        return None if rate is None else Draw(source.meter, source.part, rate / 1e6, counted=True)
+
+    def _nvml(self, devices: list[Device], now: float) -> tuple[Draw, ...]:
+        if now - self._nvidia_at < NVML_EVERY_S:
+            return self._nvidia
+        self._nvidia_at = now
+        by_address = {short_address(d.pci or ""): d.id for d in devices}
+        found = []
+        for record in records(self._host.api("nvml")):
+            part = by_address.get(short_address(str(record.get("pci") or "")))
+            if part is None:
+                continue
+            joules, milliwatts = record.get("energy_mj"), record.get("power_mw")
+            counted = joules if isinstance(joules, int) else None
+            rate = self._counters.setdefault(f"nvml {part}", Counter()).rate(counted, now)
+            if rate is not None:
+                found.append(Draw("nvml", part, rate / 1e3, counted=True))
+            elif isinstance(milliwatts, int) and milliwatts >= 0:
+                found.append(Draw("nvml", part, milliwatts / 1e3, counted=False))
+        self._nvidia = tuple(found)
+        return self._nvidia
+
+
+def parts_w(draws: Iterable[Draw], devices: Iterable[Device] = ()) -> dict[str, float]:
+    """Watts by part, nothing twice: sockets are added up, several meters of one whole are not."""
+    within = {d.id for d in devices if d.kind in {"igpu", "npu"}}
+    found: dict[str, float] = {}
+    for draw in draws:
+        if draw.part == SYSTEM:  # psys and the battery measure the same: the greater misses less
+            found[SYSTEM] = max(found.get(SYSTEM, 0.0), draw.watts)
+        else:
+            found[draw.part] = found.get(draw.part, 0.0) + draw.watts
+    if CPU in found:
+        found = {part: watts for part, watts in found.items() if part not in within}
+    return found
+
+
+def whole_w(parts: dict[str, float]) -> float | None:
+    """The computer's power as far as it can be read: that of the whole, or the sum of the parts; None: no meter."""
+    if SYSTEM in parts:
+        return parts[SYSTEM]
+    return sum(parts.values()) if parts else None
+
+
+def meters(host: Host, devices: Sequence[Device]) -> tuple[Meter, ...]:
+    """The meters that this computer has, and whether this user may read them. Reads once; wakes nothing."""
+    found = []
+    if host.system == "linux":
+        here = [s for d in devices if d.pci and not suspended(host, d.pci) for s in _device_sources(host, d)]
+        for source in (*_fixed_sources(host), *here):
+            if read_number(host, source.path) is not None:
+                found.append(Meter(source.meter, source.part, source.path, readable=True, note=_TRIED))
+            elif host.access(source.path) != "absent":
+                found.append(Meter(source.meter, source.part, source.path, readable=False, note="not readable"))
+    if read_battery(host) is not None:
+        note = "only while it discharges; " + (_TRIED if host.system == "linux" else "not tried on this system")
+        found.append(Meter("battery", SYSTEM, host.system, readable=True, note=note))
+    found += [
+        Meter("nvml", d.id, "NVIDIA's library, or its command", readable=True, note="not tried on this hardware")
+        for d in devices
+        if d.vendor == "NVIDIA" and d.kind in {"dgpu", "igpu"} and d.state == "usable"
+    ]
+    return tuple(found)
+
+
+def short_address(address: str) -> str:
+    """An address without its domain, whose width differs between sysfs and NVIDIA's tools."""
+    return address.lower().partition(":")[2]
+
+
+def _fixed_sources(host: Host) -> list[_Source]:
+    """Meters of processor and computer. RAPL comes first; a monitor that covers the same is left out."""
+    found = []
+    for zone in host.listdir(POWERCAP):
+        base = f"{POWERCAP}/{zone}"
+        if "mmio" in zone or "rapl:" not in zone:
+            continue
+        name = text(host, f"{base}/name") or "package"
+        part = CPU if name == "dram" else _ZONES.get(name.partition("-")[0]) if zone.count(":") == 1 else None
+        if part is not None:
+            span = f"{base}/max_energy_range_uj"
+            found.append(_Source(f"rapl {name}", part, f"{base}/energy_uj", span))
+    covered = {s.part for s in found if read_number(host, s.path) is not None}
+    return [*found, *(s for s in _monitors(host) if s.part not in covered)]
+
+
+def _monitors(host: Host) -> list[_Source]:
+    found = []
+    for folder in host.listdir(HWMON):
+        base = f"{HWMON}/{folder}"
+        driver = text(host, f"{base}/name")
+        wanted = _MONITORS.get(driver)
+        for n in range(1, _MOST_INPUTS) if wanted else ():
+            for kind in ("power", "energy"):
+                part = (wanted or {}).get(text(host, f"{base}/{kind}{n}_label"))
+                if part is not None:
+                    found.append(_Source(f"hwmon {driver}", part, f"{base}/{kind}{n}_input"))
+    return found
+
+
+def _device_sources(host: Host, device: Device) -> list[_Source]:
+    """A GPU's own monitor: AMD's microwatts, Intel's microjoules."""
+    found = []
+    base = f"/sys/bus/pci/devices/{device.pci}/hwmon"
+    for name in host.listdir(base):
+        for reading in ("power1_average", "power1_input", "energy1_input"):
+            path = f"{base}/{name}/{reading}"
+            if host.read(path) is not None:
+                found.append(_Source("hwmon", device.id, path))
+                break
+    return found

@@ -1,0 +1,156 @@
+"""The joule ledger: what meters count, less what the idle computer draws, shared out to the requests at work.
+
+A second's energy goes to runners by their part of the processors' busy time, on a device by their part of its busy
+time, and from a runner to its requests by the seconds of its steps that were theirs. Pure bookkeeping: the caller
+measures. Energy that nobody of ours used is nobody's.
+"""
+
+import statistics
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from devices.power import CPU, SYSTEM
+
+# Seconds of rest that the idle power is the median of.
+IDLE_SAMPLES: Final = 60
+# Above this share of the processors' time somebody else works: that is no idle power.
+IDLE_BUSY: Final = 0.1
+_MOST_MODELS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Active:
+    """What one runner used in an interval: seconds of processor time, and the devices beside the processor."""
+
+    model: str
+    cpu_s: float
+    devices: frozenset[str] = frozenset()
+    works: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Joules above idle of one model's requests, and the tokens they generated."""
+
+    joules: float = 0.0
+    tokens: int = 0
+    requests: int = 0
+
+    @property
+    def tokens_per_joule(self) -> float | None:
+        """None before anything was measured."""
+        return self.tokens / self.joules if self.joules > 0 and self.tokens else None
+
+
+@dataclass
+class _Runner:
+    """`pending_j` is nobody's yet; `all_s` and `own_s` are the runner's counts from when that was last nothing."""
+
+    pending_j: float = 0.0
+    watts: float = 0.0
+    all_s: float = 0.0
+    own_s: dict[int, float] = field(default_factory=dict)
+    settled_j: dict[int, float] = field(default_factory=dict)
+
+
+class JouleLedger:
+    """Feed it intervals, what runners told, and requests that ended. A runner's `key` is its process id."""
+
+    def __init__(self) -> None:
+        self._idle: dict[str, deque[float]] = {}
+        self._runners: dict[int, _Runner] = {}
+        self._tallies: OrderedDict[str, Tally] = OrderedDict()
+        self._at = 0.0
+        self.measured = False
+        self.total_j = 0.0
+
+    def idle_w(self, part: str) -> float | None:
+        """What a part draws at rest; None before it was seen at rest."""
+        seen = self._idle.get(part)
+        return statistics.median(seen) if seen else None
+
+    def interval(
+        self,
+        at: float,
+        seconds: float,
+        parts: Mapping[str, float],
+        busy_s: float,
+        cores: int,
+        active: Mapping[int, Active],
+    ) -> None:
+        """`parts` drew so many watts for `seconds` up to `at`; all programs used `busy_s` of processor time."""
+        self._at = at
+        if not parts or seconds <= 0:
+            return
+        self.measured = True
+        at_work = any(a.works for a in active.values())
+        if not at_work and busy_s < IDLE_BUSY * seconds * cores:
+            for part, watts in parts.items():
+                self._idle.setdefault(part, deque(maxlen=IDLE_SAMPLES)).append(watts)
+        for key in [k for k in self._runners if k not in active]:
+            del self._runners[key]
+        for key, used in active.items():
+            runner = self._runners.setdefault(key, _Runner())
+            joules = self._used_j(seconds, parts, busy_s, used, active) if used.works else 0.0
+            runner.watts = joules / seconds
+            runner.pending_j += joules
+            self.total_j += joules
+
+    def _used_j(
+        self, seconds: float, parts: Mapping[str, float], busy_s: float, used: Active, active: Mapping[int, Active]
+    ) -> float:
+        """Joules above idle of one runner. The whole computer's meter counts only where parts have none."""
+        of_parts = {p: w for p, w in parts.items() if p != SYSTEM} or dict(parts)
+        joules = 0.0
+        for part, watts in of_parts.items():
+            above = (watts - (self.idle_w(part) or 0.0)) * seconds
+            if part == CPU or (part == SYSTEM and not used.devices):
+                joules += above * min(1.0, used.cpu_s / max(busy_s, used.cpu_s, 1e-9))
+            elif part in used.devices or part == SYSTEM:
+                sharing = sum(1 for a in active.values() if a.works and (part in a.devices or part == SYSTEM))
+                joules += above / max(1, sharing)
+        return joules
+
+    def told(self, key: int, all_s: float, own_s: Mapping[int, float]) -> None:
+        """A runner's counts: seconds of all its steps, and each present request's share of them, since its load."""
+        runner = self._runners.setdefault(key, _Runner())
+        grown = {n: max(0.0, s - runner.own_s.get(n, 0.0)) for n, s in own_s.items()}
+        whole = sum(grown.values())
+        if whole > 0:
+            for number, seconds in grown.items():
+                share = runner.pending_j * seconds / whole
+                runner.settled_j[number] = runner.settled_j.get(number, 0.0) + share
+            runner.pending_j = 0.0
+        runner.all_s, runner.own_s = all_s, dict(own_s)
+        runner.settled_j = {n: j for n, j in runner.settled_j.items() if n in own_s}
+
+    def finished(self, key: int, number: int, own_s: float, all_s: float, now: float) -> float | None:
+        """Joules above idle of a request that just ended; None where nothing is measured."""
+        runner = self._runners.get(key)
+        if runner is None or not self.measured:
+            return None
+        grown = max(0.0, own_s - runner.own_s.pop(number, 0.0))
+        whole = max(all_s - runner.all_s, grown)
+        # What was drawn since the last interval is not metered yet: as much as before.
+        open_j = runner.pending_j + runner.watts * max(0.0, now - self._at)
+        share = open_j * grown / whole if whole > 0 else 0.0
+        runner.pending_j -= share
+        runner.all_s += grown
+        return max(0.0, runner.settled_j.pop(number, 0.0) + share)
+
+    def count(self, model: str, joules: float, tokens: int) -> None:
+        """A request of a model ended that took so many joules and generated so many tokens."""
+        before = self._tallies.pop(model, Tally())
+        self._tallies[model] = Tally(before.joules + joules, before.tokens + tokens, before.requests + 1)
+        while len(self._tallies) > _MOST_MODELS:
+            self._tallies.popitem(last=False)
+
+    def tallies(self) -> tuple[tuple[str, Tally], ...]:
+        """Every model's, the one used last at the end."""
+        return tuple(self._tallies.items())
+
+    def tally(self, model: str) -> Tally:
+        """What one model's requests took so far."""
+        return self._tallies.get(model, Tally())

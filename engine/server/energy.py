@@ -1,0 +1,119 @@
+"""The joule ledger of a running server: it is fed by the samples of each second and tells what answers drew."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import psutil
+
+from devices.power import whole_w
+from devices.usage import Usage
+from engine.api import stats as api
+from engine.dispatch.placer import Placer
+from engine.energy.ledger import Active, JouleLedger
+from engine.energy.words import NO_METER
+from engine.loaded_model import LoadedModel
+from engine.pool import Pool
+from engine.runner.protocol import Stats
+from engine.server.utilization import Utilization
+from engine.types import Done
+
+# An answer's end is a reason to look at the meters, unless they were just read.
+FRESH_S: Final = 0.25
+# Shorter answers say little about tokens per joule.
+ENOUGH_TOKENS: Final = 32
+
+
+class EnergyDesk:
+    """Knows which runners work where, and what their meters say."""
+
+    def __init__(self, pool: Pool, utilization: Utilization | None, placer: Placer | None) -> None:
+        self._pool = pool
+        self._utilization = utilization
+        self._placer = placer
+        self.ledger = JouleLedger()
+        self._cpu_s: dict[int, float] = {}
+        self._worked: set[int] = set()
+        self._newest: Usage | None = None
+        self._cores = psutil.cpu_count() or 1
+        self.also: Callable[[Usage, float], None] = lambda _usage, _seconds: None
+        if utilization is not None:
+            utilization.on_sample = self.sampled
+            pool.metered = self.metered
+
+    def sampled(self, usage: Usage, seconds: float) -> None:
+        """A look at the machine, so long after the one before."""
+        self._newest = usage
+        self.also(usage, seconds)
+        if not usage.parts:
+            return  # no meter: nothing is asked of anybody
+        active = {}
+        for model in self._pool.known:
+            pid = model.runner.pid if model.runner is not None and model.ready else None
+            if pid is not None and (used := self._active(model, pid)) is not None:
+                active[pid] = used
+        self._cpu_s = {pid: s for pid, s in self._cpu_s.items() if pid in active}
+        busy_s = usage.cpu_frac * self._cores * seconds
+        now = asyncio.get_running_loop().time()
+        self.ledger.interval(now, seconds, dict(usage.parts), busy_s, self._cores, active)
+        self._worked.clear()
+
+    def _active(self, model: LoadedModel, pid: int) -> Active | None:
+        try:
+            times = psutil.Process(pid).cpu_times()
+        except psutil.Error:
+            return None
+        cpu_s = times.user + times.system
+        before, self._cpu_s[pid] = self._cpu_s.get(pid, cpu_s), cpu_s
+        held = model.placement.need.devices if model.placement is not None else ()
+        assert model.runner is not None
+        works = model.runner.active_requests > 0 or pid in self._worked
+        return Active(model.id, cpu_s - before, frozenset(held) - {"cpu"}, works)
+
+    def heard(self, pid: int, stats: Stats) -> None:
+        """A runner's counts, asked once a second while it works."""
+        self.ledger.told(pid, stats.all_s, stats.own_s)
+
+    async def metered(self, model: LoadedModel, done: Done) -> Done:
+        """The end of a request with its joules, where they are measured."""
+        effort, runner = done.timings.effort, model.runner
+        if effort is None or runner is None or runner.pid is None:
+            return done
+        self._worked.add(runner.pid)
+        if not self.ledger.measured or self._utilization is None:
+            return done
+        await self._utilization.fresh(FRESH_S)
+        now = asyncio.get_running_loop().time()
+        joules = self.ledger.finished(runner.pid, effort.number, effort.own_s, effort.all_s, now)
+        if not joules:
+            return done
+        tokens = done.usage.completion_tokens
+        self.ledger.count(model.id, joules, tokens)
+        placed = model.placement
+        if placed is not None and self._placer is not None and tokens >= ENOUGH_TOKENS:
+            self._placer.history.record_energy(model.id, placed.device, placed.backend, tokens / joules)
+        return msgspec.structs.replace(done, timings=msgspec.structs.replace(done.timings, joules=joules))
+
+    def told(self) -> api.Energy:
+        """As statistics show it."""
+        if not self.ledger.measured:
+            return api.Energy(note=NO_METER)
+        parts = dict(self._newest.parts) if self._newest is not None else {}
+        idle = {part: watts for part in parts if (watts := self.ledger.idle_w(part)) is not None}
+        return api.Energy(
+            measured=True,
+            power_w=whole_w(parts),
+            idle_w=idle,
+            joules=round(self.ledger.total_j, 3),
+            models=tuple(
+                api.ModelEnergy(
+                    model=name,
+                    joules=round(tally.joules, 3),
+                    tokens=tally.tokens,
+                    requests=tally.requests,
+                    tokens_per_joule=tally.tokens_per_joule,
+                )
+                for name, tally in self.ledger.tallies()
+            ),
+        )

@@ -1,0 +1,23 @@
+"""/tessera/v1/power: a mode, a cap in watts, a part of the battery."""
+
+from fastapi import APIRouter, Request
+
+from engine.api.power import PowerState, PowerWish
+from engine.server.state import server_state
+from engine.server.typed import TypedRoute
+
+router = APIRouter(prefix="/tessera/v1/power", tags=["machine"], route_class=TypedRoute)
+
+
+@router.get("")
+async def power(request: Request) -> PowerState:
+    """What work here may draw, and what it does draw where a meter tells."""
+    return server_state(request).power.state()
+
+
+@router.put("")
+async def set_power(request: Request, body: PowerWish) -> PowerState:
+    """Replace the wish; fields left out are not bounded. It is kept for the next start."""
+    desk = server_state(request).power
+    desk.set(body)
+    return desk.state()

@@ -1,0 +1,145 @@
+"""Keeps what the user wishes of power: a mode for loads, a cap in watts, a part of the battery."""
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from devices.battery import Battery, read_battery
+from devices.host import Host
+from devices.host_real import RealHost
+from devices.power import whole_w
+from devices.usage import Usage
+from engine.api.power import Mode, PowerState, PowerWish
+from engine.energy.budget import BatteryBudget
+from engine.energy.cap import CapKeeper, Pace
+from engine.energy.ledger import JouleLedger
+from engine.energy.words import NO_METER
+from engine.errors import BatterySpent
+from engine.json_store import JsonStore
+from engine.loaded_model import LoadedModel
+from engine.pool import Pool
+from engine.runner import protocol
+from engine.runner.process import RunnerProcess
+from engine.server.models import ServedModels
+from engine.types import GenerationRequest
+
+# The driver of a battery looks every few seconds itself.
+BATTERY_S: Final = 5.0
+# Tokens of an answer that says no bound, for what it may draw.
+USUAL_TOKENS: Final = 512
+
+
+class PowerDesk:
+    """Takes the wish, hears the meters and paces the runners. `sampled` is called after the ledger's."""
+
+    def __init__(
+        self,
+        pool: Pool | None,
+        models: ServedModels | None,
+        ledger: JouleLedger,
+        path: Path | None,
+        host: Host | None = None,
+    ) -> None:
+        self._pool, self._models, self._ledger = pool, models, ledger
+        self._host = host or RealHost()
+        self._store = JsonStore(path, PowerWish, PowerWish)
+        self._started_mode: Mode = models.wish.mode if models is not None else "balanced"
+        self._keeper: CapKeeper | None = None
+        self._budget: BatteryBudget | None = None
+        self._battery: Battery | None = None
+        self._battery_age_s = BATTERY_S
+        self._power_w: float | None = None
+        self._paced: dict[int, Pace] = {}
+        self._worked = False
+        if pool is not None:
+            pool.admits = self.admits
+        self._take(self._store.get())
+
+    @property
+    def _loaded(self) -> list[LoadedModel]:
+        return self._pool.loaded if self._pool is not None else []
+
+    def set(self, wish: PowerWish) -> None:
+        """From now on, also after the next start."""
+        self._store.put(wish)
+        self._take(wish)
+
+    def _take(self, wish: PowerWish) -> None:
+        mode = wish.mode or self._started_mode
+        if self._models is not None:
+            self._models.wish = msgspec.structs.replace(self._models.wish, mode=mode)
+        self._keeper = None
+        self._budget = BatteryBudget(wish.battery_percent) if wish.battery_percent is not None else None
+        self._battery_age_s = BATTERY_S
+        if wish.cap_w is None:
+            self._tell(Pace())
+
+    def sampled(self, usage: Usage, seconds: float) -> None:
+        """A look at the machine."""
+        self._power_w = whole_w(dict(usage.parts))
+        self._look_at_battery(seconds)
+        cap_w = self._store.get().cap_w
+        if cap_w is None or self._power_w is None:
+            return
+        works = any(m.runner is not None and m.runner.active_requests for m in self._loaded)
+        if self._keeper is None or self._keeper.cap_w != cap_w:
+            most = max((m.settings.n_threads for m in self._loaded), default=0)
+            if not most:
+                return
+            self._keeper = CapKeeper(cap_w, most)
+        worked, self._worked = self._worked, works
+        if works == worked:  # a look at work that began or ended meanwhile says little of either
+            duty = self._keeper.pace.duty if works else 0.0
+            self._keeper.look(seconds, self._power_w, duty)
+        self._tell(self._keeper.pace)
+
+    def _look_at_battery(self, seconds: float) -> None:
+        self._battery_age_s += seconds
+        if self._budget is not None and self._battery_age_s >= BATTERY_S:
+            self._battery_age_s = 0.0
+            self._battery = read_battery(self._host)
+            if self._battery is not None:
+                self._budget.look(self._battery)
+
+    def _tell(self, pace: Pace) -> None:
+        for model in self._loaded:
+            runner = model.runner
+            if isinstance(runner, RunnerProcess) and self._paced.get(runner.pid, Pace()) != pace:
+                runner.pace(protocol.Pace(threads=pace.threads, duty=pace.duty))
+                self._paced[runner.pid] = pace
+        alive = {m.runner.pid for m in self._loaded if m.runner is not None}
+        self._paced = {pid: paced for pid, paced in self._paced.items() if pid in alive}
+
+    def admits(self, model: LoadedModel, request: GenerationRequest) -> None:
+        """Raises: BatterySpent: the wish leaves no room for this request."""
+        budget = self._budget
+        if budget is None:
+            return
+        per_token = self._ledger.tally(model.id)
+        tokens = request.max_tokens or USUAL_TOKENS
+        expected_j = per_token.joules / per_token.tokens * tokens if per_token.tokens else 0.0
+        if budget.refuses(expected_j):
+            raise BatterySpent(budget.percent, budget.spent_percent or 0.0)
+
+    def state(self) -> PowerState:
+        """The wish and what comes of it."""
+        wish, keeper = self._store.get(), self._keeper
+        notes = []
+        if wish.cap_w is not None and self._power_w is None:
+            notes.append(f"The cap cannot be held: {NO_METER}. Quiet mode leaves half the cores free instead.")
+        if wish.battery_percent is not None and self._battery is None:
+            notes.append("This computer tells of no battery, so nothing bounds what is spent of it.")
+        budget, battery = self._budget, self._battery
+        charge = battery.charge_frac if battery is not None else None
+        return PowerState(
+            wish=wish,
+            mode=wish.mode or self._started_mode,
+            measured=self._power_w is not None,
+            power_w=self._power_w,
+            threads=keeper.pace.threads if keeper is not None else None,
+            duty_frac=keeper.pace.duty if keeper is not None else 1.0,
+            battery_percent=round(100 * charge, 1) if charge is not None else None,
+            spent_percent=budget.spent_percent if budget is not None else None,
+            notes=tuple(notes),
+        )
