@@ -33,6 +33,7 @@ class JobKind(Enum):
     IMPORT = "import", "Importing {name}", "loses work"
     VERIFY = "verify", "Checking {name}"
     QUANTIZE = "quantize", "Making {name} fit", "loses work", "can pause"
+    CONVERT = "convert", "Converting {name}", "loses work"
     # A search for settings keeps its record when it is paused; a measurement begins anew.
     MEASURE = "measure", "{name}", "loses work", "can pause"
 

@@ -78,8 +78,9 @@ class Control:
         unit: str = "bytes",
         note: str = "",
         partial: dict[str, Any] | None = None,
+        left_s: float | None = None,
     ) -> None:
-        """Tell how far the work is; speed and time left are worked out from the last five seconds."""
+        """Tell how far the work is; speed, and `left_s` where it is not given, come from the last five seconds."""
         now = time.monotonic()
         if not self._samples or done < self._samples[-1][1]:
             self._samples.clear()
@@ -94,6 +95,8 @@ class Control:
         stalled = now - self._moved_at >= _STALLED_S
         speed = 0.0 if stalled or span <= 0 else (done - before) / span
         eta = (total - done) / speed if speed > 0 and total >= done else None
+        if left_s is not None:
+            eta = left_s
         progress = Progress(
             phase=phase,
             done=done,

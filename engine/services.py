@@ -1,16 +1,28 @@
-"""What terminal and routes may ask without starting work: reads of the library, the hub and the machine.
+"""What terminal and routes may ask without a job: the library, the hub, the machine, and small files of settings.
 
-Imports wait for the call: `tessera --help` and a server that starts import this file.
+What checks devices and versions of the engine loads models in children of its own. Imports wait for the call:
+`tessera --help` and a server that starts import this file.
 """
 
+import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from engine.addresses import is_plain_text
 from engine.paths import BUNDLED_MODELS, DEFAULT_CONTEXT, Paths, user_paths
 from engine.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from devices.engine_versions.store import VersionStore
+    from devices.host import Host
+    from engine.dispatch.engine_versions import Compared  # noqa: TC004 - for annotations elsewhere
     from engine.dispatch.placer import Placer
+    from engine.dispatch.types import Placement  # noqa: TC004 - for annotations elsewhere
+    from engine.dispatch.verify import Row  # noqa: TC004 - for annotations elsewhere
+    from engine.fit.types import FitReport  # noqa: TC004 - for annotations elsewhere
     from engine.library.catalogue import Catalogue
     from engine.library.foreign import ForeignFolder
     from engine.library.hub.names import HubName
@@ -21,18 +33,31 @@ if TYPE_CHECKING:
     from engine.library.trash import Removed
     from engine.library.types import ModelEntry  # noqa: TC004 - for annotations elsewhere
     from engine.measurements.reports import Report
+    from engine.onnx.discovery import ProviderReport
+    from engine.quantize_jobs.options import QuantizeOptions
+    from engine.quantize_jobs.own_text import OwnText
+    from engine.sampling import Chosen  # noqa: TC004 - for annotations elsewhere
+    from engine.settings.keys import KeyStore
+    from engine.settings.sampling import SamplingWishes
+    from quantize.job.request import QuantizeReport
 
 __all__ = [
     "BUNDLED_MODELS",
     "DEFAULT_CONTEXT",
+    "Chosen",
+    "Compared",
+    "FitReport",
     "ModelEntry",
     "Option",
     "OwnBuild",
     "Paths",
+    "Placement",
     "RepoHit",
     "RepoPlan",
+    "Row",
     "Services",
     "__version__",
+    "is_plain_text",
     "user_paths",
 ]
 
@@ -135,6 +160,78 @@ class Services:
 
         return propose(memory_bytes())
 
+    def quantize_target(self, options: "QuantizeOptions") -> "Path":
+        """Where `tessera quantize` puts the file of these options if nobody says. Raises: ModelNotFound."""
+        from engine.quantize_jobs.job import source_of  # noqa: PLC0415 - see the top
+        from engine.quantize_jobs.request import beside_source  # noqa: PLC0415 - see the top
+
+        return beside_source(source_of(self.catalogue, options.source).path, options, self.paths)
+
+    def quantize_plan(self, options: "QuantizeOptions") -> "QuantizeReport":
+        """The likely plan and what the job would take. Raises: InputFault, EnvironmentFault."""
+        from engine.quantize_jobs.job import predict  # noqa: PLC0415 - see the top
+
+        return predict(self.catalogue, options, self.placer.resources)
+
+    def own_text(self, sources: "Iterable[Path]", scratch: "Path", chats: "Iterable[str]") -> "OwnText":
+        """The user's own text as files to calibrate on and to judge by, in `scratch`. Raises: InputFault."""
+        from engine.quantize_jobs.own_text import gather  # noqa: PLC0415 - see the top
+
+        return gather(sources, scratch, chats)
+
+    def onnx_providers(self) -> "tuple[ProviderReport, ...]":
+        """Every execution provider of ONNX Runtime, and whether it works here."""
+        from engine.onnx.discovery import discover  # noqa: PLC0415 - see the top
+
+        return discover()
+
+    def why_no_default_model(self) -> str | None:
+        """Why the installation left its chat model out; None where it did not."""
+        from engine.library.default_model import why_missing  # noqa: PLC0415 - see the top
+
+        return why_missing()
+
+    @cached_property
+    def keys(self) -> "KeyStore":
+        """Who else may use the server; one that runs sees what is changed here."""
+        from engine.settings.keys import KeyStore  # noqa: PLC0415 - see the top
+
+        return KeyStore(self.paths.config / "api-keys.json")
+
+    @cached_property
+    def sampling_wishes(self) -> "SamplingWishes":
+        """What the user wants models to sample with; a server that runs sees what is changed here."""
+        from engine.settings.sampling import SamplingWishes  # noqa: PLC0415 - see the top
+
+        return SamplingWishes(self.paths.config / "sampling.json")
+
+    def sampling(self, model: "ModelEntry") -> "tuple[Chosen, Chosen]":
+        """What a model samples with where a request leaves it open; the second without reasoning."""
+        from engine.sampling import choose  # noqa: PLC0415 - see the top
+        from engine.settings.sampling import recommended_for  # noqa: PLC0415 - see the top
+
+        found = recommended_for(model, self.sampling_wishes)
+        return choose({}, found.layers(None)), choose({}, found.plain)
+
+    def fit(
+        self, model: str, machine: "Host | None" = None, projector: str | None = None, **wish: Any
+    ) -> "tuple[FitReport, Placement]":
+        """What a model, a file or a repository needs on this machine or a recorded one, and where it runs.
+
+        `wish` as in engine.dispatch.types. Raises: ModelNotFound, the errors of HubClient and of reading the file.
+        """
+        from engine.dispatch.machine_state import MachineState  # noqa: PLC0415 - see the top
+        from engine.dispatch.placer import Placer  # noqa: PLC0415 - see the top
+        from engine.dispatch.resources import open_resources  # noqa: PLC0415 - see the top
+        from engine.dispatch.subject import find  # noqa: PLC0415 - see the top
+        from engine.dispatch.types import Wish  # noqa: PLC0415 - see the top
+
+        placer = Placer(open_resources(self.paths, MachineState(machine) if machine else None))
+        shape, settings = find(model, self.catalogue, placer, projector)
+        exact = os.path.isfile(settings.path) and machine is None  # noqa: PTH113 - pathlib is not imported here
+        placement = placer.judge_shape(model, shape, settings, Wish(**wish), exact=exact)
+        return placer.report(model, placement, shape), placement
+
     def measured(self, model: str | None = None) -> "list[Report]":
         """What was measured on this machine, oldest first."""
         from engine.measurements.results import Results  # noqa: PLC0415 - see the top
@@ -164,6 +261,72 @@ class Services:
         from engine.bench.shapes import SHAPES  # noqa: PLC0415 - see the top
 
         return tuple(SHAPES)
+
+    def gguf_files(self, models: "Iterable[str]" = ()) -> "dict[str, Path]":
+        """Files by model: of those named, or of every GGUF model that is here. Raises: InputFault: it is none."""
+        from engine.errors import InputFault  # noqa: PLC0415 - see the top
+
+        named = tuple(models)
+        if not named:
+            here = (e for e in self.models() if e.format == "gguf" and e.state == "online" and not e.problem)
+            return {entry.id: entry.path for entry in here}
+        found = {name: self.catalogue.get(name) for name in named}
+        for name, entry in found.items():
+            if entry is None or entry.format != "gguf":
+                raise InputFault(
+                    f"There is no GGUF model named {name!r} here; `tessera models list` shows all.", "model"
+                )
+        return {name: entry.path for name, entry in found.items() if entry is not None}
+
+    def verify_devices(self, path: "Path", tell: "Callable[[Row], None]") -> "list[Row]":
+        """Every usable GPU and NPU beside the CPU's own kernels, on one model; what is wrong is not used any more.
+
+        tell: called with each row as it is found. Raises: BadModelFile; EnvironmentFault: there is no such device.
+        """
+        import asyncio  # noqa: PLC0415 - see the top
+
+        from engine.dispatch.verify import comparable, verify  # noqa: PLC0415 - see the top
+        from engine.errors import EnvironmentFault  # noqa: PLC0415 - see the top
+
+        resources = self.placer.resources
+        machine = resources.machine.full()
+        if not any(comparable(d, r) for d in machine.devices for r in d.runtimes):
+            raise EnvironmentFault("No GPU is usable here, and no other device; `tessera doctor` says why.")
+        return asyncio.run(verify(str(path), machine, resources.checks, tell))
+
+    def shipped_engine(self) -> str:
+        """The version of llama-cpp-python that came with the program."""
+        from engine.measurements.keys import shipped_version  # noqa: PLC0415 - see the top
+
+        return shipped_version()
+
+    def install_engine(
+        self, store: "VersionStore", wheel: "Path", models: "Iterable[str]", tell: "Callable[[Compared], None]"
+    ) -> str:
+        """Add a wheel's version once its numbers are right; its name. Raises: EngineVersionRefused, OSError."""
+        from engine.dispatch.engine_versions import install  # noqa: PLC0415 - see the top
+
+        return install(store, wheel, self._golden(models), tell).version
+
+    def use_engine(
+        self, store: "VersionStore", version: str, model: str | None, tell: "Callable[[Compared], None]"
+    ) -> None:
+        """Check a version again and use it, for all models or for one. Raises: EngineVersionRefused, InputFault."""
+        from engine.dispatch.engine_versions import use  # noqa: PLC0415 - see the top
+
+        path = self.gguf_files((model,))[model] if model else None
+        use(store, version, self._golden(), tell, for_model=path)
+
+    def verify_engine(self, store: "VersionStore", tell: "Callable[[Compared], None]") -> None:
+        """Check the version in use again. Raises: EngineVersionRefused: it was rolled back."""
+        from engine.dispatch.engine_versions import verify  # noqa: PLC0415 - see the top
+
+        verify(store, self._golden(), tell)
+
+    def _golden(self, models: "Iterable[str]" = ()) -> "list[Path]":
+        """The bundled model's file, and those of these installed models. Raises: InputFault."""
+        named = tuple(models)
+        return [*sorted(BUNDLED_MODELS.glob("*.gguf"))[:1], *(self.gguf_files(named).values() if named else ())]
 
     def close(self) -> None:
         """Close the library where it was opened here."""

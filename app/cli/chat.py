@@ -129,13 +129,13 @@ def _keep_on(client: "Client", model: str, device: str | None) -> None:
 
 def default_model(client: "Client") -> str:
     """The model the server names as its default; a toy is named as one."""
-    from engine.library.default_model import why_missing  # noqa: PLC0415 - see command
+    from engine.services import Services  # noqa: PLC0415 - see command
 
     chosen = next((entry for entry in client.chat_models() if entry.default), None)
     if chosen is None:
         raise click.ClickException("There is no model yet. Get one with: tessera models pull NAME")
     if chosen.demo:
-        reason = why_missing() or "There is no other chat model here."
+        reason = Services().why_no_default_model() or "There is no other chat model here."
         say(
             f"{chosen.name} answers: a toy for demonstrations, often wrong. {reason}\n"
             "Get SmolLM2 135M with `python3 start.py model`, or any other with `tessera models pull NAME`.",
@@ -296,5 +296,7 @@ class Conversation:
             say("stopped", dim=True, err=True)
         elif usage and timings:
             speed = f"{timings.tok_s:.1f} tok/s, first token after {timings.ttft_s * 1000:.0f} ms"
+            if timings.joules:
+                speed += f", {timings.joules:.1f} J ({timings.tokens_per_joule:.3g} tokens per joule)"
             cut = ", cut at the limit" if finish == "length" and not (last and last.runaway) else ""
             say(f"{usage.completion_tokens} tokens, {speed}{cut}", dim=True, err=True)

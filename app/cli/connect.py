@@ -5,7 +5,7 @@ import click
 from app.cli.say import say
 from app.client import Client
 from app.remote_server import RemoteServer, parts_of
-from engine.upstreams.book import is_plain_text
+from engine.services import is_plain_text
 
 
 @click.command(help="Use a Tessera server on another machine, from terminal and window.")

@@ -18,7 +18,7 @@ MARKS = {"error": "[red]error[/red]", "warning": "[yellow]warning[/yellow]", "ad
 def command(as_json: bool, replay: Path | None) -> None:
     """Find what keeps models from running well here, worst first. Exits with 1 if something is broken."""
     from devices.as_json import to_json  # noqa: PLC0415 - keeps `tessera --help` fast
-    from devices.doctor import build_summary, diagnose  # noqa: PLC0415 - see above
+    from devices.doctor import build_summary, diagnose, meter_summary  # noqa: PLC0415 - see above
     from devices.errors import BadRecording  # noqa: PLC0415 - see above
     from devices.host_real import RealHost  # noqa: PLC0415 - see above
     from devices.recording import load_recording  # noqa: PLC0415 - see above
@@ -32,18 +32,22 @@ def command(as_json: bool, replay: Path | None) -> None:
         raise click.ClickException(f"{error}. Make one with `tessera devices --record FILE`.") from error
     findings = diagnose(machine) if replay else (*diagnose(machine), *_accelerators(machine))
     if as_json:
-        click.echo(json.dumps({"findings": to_json(list(findings)), "build": build_summary(machine)}, indent=2))
+        told = {"build": build_summary(machine), "meters": to_json(list(machine.meters))}
+        click.echo(json.dumps({"findings": to_json(list(findings)), **told}, indent=2))
     else:
-        _print(findings, build_summary(machine))
+        _print(findings, f"{build_summary(machine)}\n{meter_summary(machine)}")
     raise SystemExit(1 if any(finding.severity == "error" for finding in findings) else 0)
 
 
 def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
-    """What ONNX Runtime's providers, FastFlowLM and the agent's sandbox lack here."""
+    """What ONNX Runtime's providers, FastFlowLM, the agent's sandbox and workers lack."""
     from app.code.agent import sandbox  # noqa: PLC0415 - see command
     from devices.types import Finding  # noqa: PLC0415 - see command
     from engine.flm import detect  # noqa: PLC0415 - see command
     from engine.onnx import discovery  # noqa: PLC0415 - see command
+    from engine.paths import user_paths  # noqa: PLC0415 - see command
+    from engine.remotes import findings as remotes  # noqa: PLC0415 - see command
+    from engine.remotes.book import RemoteBook  # noqa: PLC0415 - see command
 
     lacking = sandbox.missing()
     title = "Commands of the coding agent run without a sandbox"
@@ -51,7 +55,8 @@ def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
     unboxed = (
         (Finding("no_sandbox", "advice", title, f"{lacking[:1].upper()}{lacking[1:]}.", fix),) if lacking else ()
     )
-    return (*unboxed, *discovery.findings(discovery.discover(), machine), *detect.findings(machine))
+    workers = remotes.findings(RemoteBook(user_paths().config / "remotes.json"))
+    return (*unboxed, *discovery.findings(discovery.discover(), machine), *detect.findings(machine), *workers)
 
 
 def _print(findings: tuple[object, ...], summary: str) -> None:

@@ -18,7 +18,7 @@ from devices.engine_versions.store import SHIPPED, VersionStore
 from devices.errors import EngineVersionRefused
 
 if TYPE_CHECKING:
-    from engine.dispatch.engine_versions import Compared
+    from engine.services import Compared, Services
 
 
 @click.group(help="Versions of llama-cpp-python beside the shipped one, for models that it does not know yet.")
@@ -30,10 +30,8 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def list_versions(*, as_json: bool) -> None:
     """Installed versions; which is used, for all or for single models."""
-    from engine.measurements.keys import shipped_version  # noqa: PLC0415 - keeps `tessera --help` fast
-
     store = _store()
-    versions, chosen = store.versions(), store.chosen()
+    versions, chosen, shipped_version = store.versions(), store.chosen(), _services().shipped_engine()
     if as_json:
         rows = [
             {
@@ -42,10 +40,10 @@ def list_versions(*, as_json: bool) -> None:
             }
             for each in versions
         ]  # fmt: skip
-        shipped = {"version": shipped_version(), "in_use": chosen is None}
+        shipped = {"version": shipped_version, "in_use": chosen is None}
         click.echo(json.dumps({"shipped": shipped, "versions": rows}, indent=2))
         return
-    say(f"{shipped_version()} ({SHIPPED}){': in use' if chosen is None else ''}")
+    say(f"{shipped_version} ({SHIPPED}){': in use' if chosen is None else ''}")
     for each in versions:
         states = ["in use"] * each.in_use + ["kept to go back to"] * each.previous
         states += [f"used for {shown_text(path)}" for path in each.models]
@@ -62,19 +60,17 @@ def install_version(version: str, models: tuple[str, ...], *, use_now: bool) -> 
     In processes of their own: its structs are compared with what it is called with, then its numbers with those of
     the shipped version, on the bundled model and on --model. One that fails is removed again.
     """
-    from engine.dispatch import engine_versions  # noqa: PLC0415 - keeps `tessera --help` fast
-
     with _refusals(version), tempfile.TemporaryDirectory(prefix="tessera-wheel-") as work:
         wheel = Path(version) if version.endswith(".whl") else _built(version, Path(work))
         if not wheel.is_file():
             raise EngineVersionRefused(f"there is no file {wheel}")
-        found = engine_versions.install(_store(), wheel, _paths(models), _tell)
+        found = _services().install_engine(_store(), wheel, models, _tell)
         if use_now:
-            _store().use(found.version)
+            _store().use(found)
     say(
-        f"{found.version} is in use from the next load of a model on."
+        f"{found} is in use from the next load of a model on."
         if use_now
-        else f"{found.version} is installed. `tessera engine use {found.version}` uses it."
+        else f"{found} is installed. `tessera engine use {found}` uses it."
     )
 
 
@@ -83,25 +79,20 @@ def install_version(version: str, models: tuple[str, ...], *, use_now: bool) -> 
 @click.option("--model", help="For this installed model only.")
 def use_version(version: str, model: str | None) -> None:
     """Use an installed VERSION, or `shipped`, from the next load of a model on. It is checked again before."""
-    from engine.dispatch import engine_versions  # noqa: PLC0415 - keeps `tessera --help` fast
-
     with _refusals(version):
-        path = _paths((model,))[-1] if model else None
-        engine_versions.use(_store(), version, _paths(()), _tell, for_model=path)
+        _services().use_engine(_store(), version, model, _tell)
     say(f"{shown_text(model) if model else 'Every model'} uses {version} from its next load on.")
 
 
 @command.command("verify")
 def verify_version() -> None:
     """Check the version in use again; one that fails is rolled back."""
-    from engine.dispatch import engine_versions  # noqa: PLC0415 - keeps `tessera --help` fast
-
     chosen = _store().chosen()
     if chosen is None:
         say("The shipped version is in use.")
         return
     with _refusals(chosen):
-        engine_versions.verify(_store(), _paths(()), _tell)
+        _services().verify_engine(_store(), _tell)
     say(f"{chosen}: sound.")
 
 
@@ -125,21 +116,10 @@ def _store() -> VersionStore:
     return VersionStore(engines_folder())
 
 
-def _paths(models: tuple[str, ...]) -> list[Path]:
-    """The bundled model's file, and those of these installed models."""
-    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - keeps `tessera --help` fast
-    from engine.services import BUNDLED_MODELS  # noqa: PLC0415 - see above
+def _services() -> "Services":
+    from engine.services import Services  # noqa: PLC0415 - keeps `tessera --help` fast
 
-    found = sorted(BUNDLED_MODELS.glob("*.gguf"))[:1]
-    catalogue = Catalogue() if models else None
-    for name in models:
-        entry = catalogue.get(name) if catalogue else None
-        if entry is None or entry.format != "gguf":
-            raise EngineVersionRefused(
-                f"there is no GGUF model named {shown_text(name)} here; `tessera models list` shows all"
-            )
-        found.append(Path(entry.path))
-    return found
+    return Services()
 
 
 def _built(version: str, work: Path) -> Path:

@@ -1,6 +1,7 @@
 """`tessera fit`: what a model needs on this machine, before it is loaded or even fetched."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,7 @@ from app.cli.from_settings import obey_offline
 from app.cli.kv_choices import KV_CHOICES
 
 if TYPE_CHECKING:
-    from engine.dispatch.placer import Placer
-    from engine.dispatch.types import Placement
-    from engine.fit.shape import ModelShape
-    from engine.fit.types import FitReport
-    from engine.runner.protocol import LoadSettings
-    from engine.services import Paths
+    from engine.services import FitReport, Placement
 
 
 @click.command("fit")
@@ -44,75 +40,32 @@ def command(
     as_json: bool,
 ) -> None:
     """Show the memory MODEL needs (a name, a file, or owner/name[:quant] on the hub) and where it would run."""
-    import msgspec  # noqa: PLC0415 - keeps `tessera --help` fast
-
     from devices.errors import BadRecording  # noqa: PLC0415 - keeps `tessera --help` fast
-    from engine.dispatch.types import Wish  # noqa: PLC0415 - see above
+    from devices.recording import load_recording  # noqa: PLC0415 - see above
+    from engine.services import Services  # noqa: PLC0415 - see above
 
-    wish = Wish(n_ctx=ctx, n_parallel=parallel, kv_type=kv, device=device, n_gpu_layers=layers)
+    if "/" in model and not Path(model).is_file():
+        obey_offline()
     try:
-        placer = _placer(replay)
+        machine = load_recording(replay) if replay else None
     except BadRecording as error:
         raise click.ClickException(f"{error}. Make one with `tessera devices --record FILE`.") from error
-    shape, settings = find(model, placer)
-    if projector is not None:
-        settings = msgspec.structs.replace(settings, mmproj_path=projector)
-    placement = placer.judge_shape(
-        model, shape, settings, wish, exact=Path(settings.path).is_file() and replay is None
-    )
-    report = placer.report(model, placement, shape)
+    with closing(Services()) as services:
+        report, placement = services.fit(
+            model,
+            machine,
+            projector,
+            n_ctx=ctx,
+            n_parallel=parallel,
+            kv_type=kv,
+            device=device,
+            n_gpu_layers=layers,
+        )
     if as_json:
         click.echo(json.dumps(_as_json(report, placement), indent=2))
     else:
         _print(report, placement)
     raise SystemExit(0 if report.fits else 1)
-
-
-def _placer(replay: Path | None) -> "Placer":
-    from devices.recording import load_recording  # noqa: PLC0415 - see command
-    from engine.dispatch.machine_state import MachineState  # noqa: PLC0415 - see command
-    from engine.dispatch.placer import Placer  # noqa: PLC0415 - see command
-    from engine.dispatch.resources import open_resources  # noqa: PLC0415 - see command
-    from engine.services import user_paths  # noqa: PLC0415 - see command
-
-    return Placer(open_resources(user_paths(), MachineState(load_recording(replay)) if replay else None))
-
-
-def find(model: str, placer: "Placer") -> tuple["ModelShape", "LoadSettings"]:
-    """Shape and settings of a file, a model of the catalogue, or one on the hub (its headers only)."""
-    from engine.dispatch.engine_args import with_engine_args  # noqa: PLC0415 - see command
-    from engine.dispatch.load_settings import default_context, load_settings  # noqa: PLC0415 - see command
-    from engine.dispatch.placer import read_shape  # noqa: PLC0415 - see command
-    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see command
-    from engine.library.lookup import require  # noqa: PLC0415 - see command
-    from engine.runner.engine_args import NO_ARGS  # noqa: PLC0415 - see command
-    from engine.runner.protocol import LoadSettings  # noqa: PLC0415 - see command
-    from engine.server.engine_args import EngineArgsStore  # noqa: PLC0415 - see command
-    from engine.services import user_paths  # noqa: PLC0415 - see command
-
-    if Path(model).is_file():
-        shape = read_shape(model)
-        return shape, LoadSettings(path=model, n_ctx=default_context(shape.context_train))
-    catalogue = Catalogue()
-    entry = catalogue.get(model)
-    if entry is None and "/" in model:
-        return _on_hub(model, catalogue.paths, placer)
-    entry = entry or require(catalogue, model)
-    args = EngineArgsStore(user_paths().config / "engine_args.json").get(entry.id)
-    settings = with_engine_args(load_settings(entry), args) if args != NO_ARGS else load_settings(entry)
-    return read_shape(settings.path), settings
-
-
-def _on_hub(model: str, paths: "Paths", placer: "Placer") -> tuple["ModelShape", "LoadSettings"]:
-    from engine.dispatch.load_settings import default_context  # noqa: PLC0415 - see command
-    from engine.dispatch.verdict import judge_for  # noqa: PLC0415 - see command
-
-    obey_offline()
-    from engine.fit.remote import hub_shape  # noqa: PLC0415 - see command
-    from engine.runner.protocol import LoadSettings  # noqa: PLC0415 - see command
-
-    shape = hub_shape(model, paths, judge_for(placer))
-    return shape, LoadSettings(path=model, n_ctx=default_context(shape.context_train))
 
 
 def _as_json(report: "FitReport", placement: "Placement") -> dict[str, object]:
@@ -148,7 +101,7 @@ def _print(report: "FitReport", placement: "Placement") -> None:
         free = size(report.available_bytes.get(device))
         console.print(f"\n{device}: {size(need.device_bytes(device))} needed, {free} available")
     console.print(f"Largest context that fits: {report.largest_context} tokens" if report.largest_context else "")
-    for reason in placement.reasons:
+    for reason in (*placement.reasons, *([placement.energy] if placement.energy else [])):
         console.print(f"- {escape(reason)}")
     for way in report.give_ups[:3]:
         console.print(f"To make it fit: {escape(way.text)}: {size(way.needed_bytes)} ({escape(way.flags)})")

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+import click
+
 from app.cli.connection import connected
 
 if TYPE_CHECKING:
@@ -64,8 +66,10 @@ def _follow(client: "Client", job: "Job", show: "Callable[[Progress], None]") ->
     return job
 
 
-class Interrupted(Exception):
+class Interrupted(click.ClickException):
     """A job stopped because somebody wanted it: `state` is paused or cancelled."""
+
+    exit_code = 130  # as a shell reports Ctrl-C
 
     def __init__(self, state: str) -> None:
         super().__init__("Cancelled." if state == "cancelled" else "Paused.")

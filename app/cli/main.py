@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import click
 
 from devices.child_command import CHILD_OPTION
-from engine.version import __version__
+from engine.services import __version__
 
 # name: (module, one line of help). The line is repeated here so that --help imports nothing.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -22,10 +22,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "service": ("app.cli.service", "Keep the server running as a service of this user."),
     "worker": ("app.cli.worker", "Serve this computer's devices to a model on another one, through a tunnel."),
     "remote": ("app.cli.remote", "Spread one model over this computer and others, through SSH tunnels."),
+    "cluster": ("app.cli.cluster", "Serve models from several machines through Ray Serve."),
     "connect": ("app.cli.connect", "Use a Tessera server on another machine, from terminal and window."),
     "phone": ("app.cli.phone", "Show a QR code that opens this server's chat page on a phone."),
     "keys": ("app.cli.keys", "Make, list and revoke API keys."),
     "quantize": ("app.cli.quantize", "Make the best file of an open model for this machine."),
+    "power": ("app.cli.power", "Show or set what power models may draw."),
     "settings": ("app.cli.settings", "Show and change settings."),
     "models": ("app.cli.models", "Find, fetch and keep models."),
     "collections": ("app.cli.collections", "Collect documents, search them, and ask a model about them."),

@@ -8,7 +8,7 @@ import click
 from app.cli.say import say
 
 if TYPE_CHECKING:
-    from engine.runner.engine_args import EngineArgs
+    from engine.api.engine_args import EngineArgs
 
 
 @click.command("engine-args")
@@ -25,7 +25,7 @@ def engine_args_command(model: str, changes: tuple[str, ...], reset: bool, as_js
 
     from app.cli.connection import connected  # noqa: PLC0415 - see above
     from app.format import size  # noqa: PLC0415 - see above
-    from engine.runner.engine_args import NO_ARGS, given  # noqa: PLC0415 - see above
+    from engine.api.engine_args import NO_ARGS, given  # noqa: PLC0415 - see above
 
     if reset and changes:
         raise click.UsageError("NAME=VALUE and --reset exclude each other.")
@@ -49,7 +49,7 @@ def _changed(before: "EngineArgs", changes: tuple[str, ...]) -> "EngineArgs":
     """The arguments with those of the command line."""
     import msgspec  # noqa: PLC0415 - see engine_args_command
 
-    from engine.runner.engine_args import BadEngineArg, EngineArgs, from_text, given  # noqa: PLC0415 - as above
+    from engine.api.engine_args import BadEngineArg, EngineArgs, from_text, given  # noqa: PLC0415 - as above
 
     pairs = dict(change.partition("=")[::2] for change in changes)
     missing = next((name for name, value in pairs.items() if not value and f"{name}=" not in changes), None)

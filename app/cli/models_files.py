@@ -1,14 +1,12 @@
 """`tessera models import`, `link`, `verify` and `remove`."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.progress import ProgressBar
+from app.cli.progress import bar
 from app.cli.say import say
 
 if TYPE_CHECKING:
@@ -27,8 +25,8 @@ def import_command(path: Path, as_json: bool) -> None:
     from app.cli.job_line import finish, this_computers_server  # noqa: PLC0415 - keeps `tessera --help` fast
     from engine.api.jobs import ModelMade  # noqa: PLC0415 - see above
 
-    with this_computers_server() as client, _bar() as bar:
-        made = finish(client, client.import_model(str(path.expanduser().absolute())), ModelMade, bar)
+    with this_computers_server() as client, bar() as show:
+        made = finish(client, client.import_model(str(path.expanduser().absolute())), ModelMade, show)
     click.echo(json.dumps({"model": made.model, "path": made.path}) if as_json else f"{made.model} is ready.")
 
 
@@ -48,15 +46,18 @@ def convert_command(folder: Path, out: Path | None, float_type: "FloatType", as_
 
     Language models of the families that tessera quantize knows, and BERT for embeddings and ranking.
     """
-    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - see import
-    from engine.library.converting import convert_folder  # noqa: PLC0415 - see import
+    from app.cli.job_line import finish, this_computers_server  # noqa: PLC0415 - see import
+    from engine.api.converting import ConvertedFile, ConvertRequest  # noqa: PLC0415 - see import
 
-    entry, done = _with_bar(lambda control: convert_folder(Catalogue(), folder, out, float_type, control))
+    target = str(out.absolute()) if out else None
+    request = ConvertRequest(source=str(folder.absolute()), out=target, float_type=float_type)
+    with this_computers_server() as client, bar() as show:
+        made = finish(client, client.convert(request), ConvertedFile, show)
     if not as_json:
-        for note in done.notes:
+        for note in made.notes:
             say(note, err=True)
-    facts = {"model": entry.id, "path": str(entry.path), "type": done.float_type, "notes": done.notes}
-    _say(as_json, facts, f"{entry.id} is ready: {entry.path}")
+    facts = {"model": made.model, "path": made.path, "type": made.type, "notes": made.notes}
+    _say(as_json, facts, f"{made.model} is ready: {made.path}")
 
 
 @click.command("link")
@@ -101,8 +102,8 @@ def verify_command(model: str, as_json: bool) -> None:
     from app.cli.job_line import finish, this_computers_server  # noqa: PLC0415 - see import
     from engine.api.library import Verification  # noqa: PLC0415 - see import
 
-    with this_computers_server() as client, _bar() as bar:
-        found = finish(client, client.verify(model), Verification, bar)
+    with this_computers_server() as client, bar() as show:
+        found = finish(client, client.verify(model), Verification, show)
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
     else:
@@ -177,25 +178,5 @@ def _size(count: int) -> str:
     return size(count)
 
 
-@contextmanager
-def _bar() -> Iterator[ProgressBar]:
-    bar = ProgressBar()
-    try:
-        yield bar
-    finally:
-        bar.close()
-
-
 def _say(as_json: bool, facts: dict[str, Any], words: str) -> None:
     click.echo(json.dumps(facts) if as_json else words)
-
-
-def _with_bar(work: Any) -> Any:
-    """Run work that reports progress; Ctrl-C cancels it."""
-    from engine.jobs import Control  # noqa: PLC0415 - see import
-
-    bar = ProgressBar()
-    try:
-        return work(Control(bar))
-    finally:
-        bar.close()

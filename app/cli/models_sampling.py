@@ -1,6 +1,7 @@
 """`tessera models sampling`: what a model samples with, who decided it, and the user's own values."""
 
 import json
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import click
@@ -8,7 +9,7 @@ import click
 from app.cli.say import say
 
 if TYPE_CHECKING:
-    from engine.sampling import Chosen
+    from engine.services import Chosen
 
 _WORDS = {
     "user": "your setting for this model",
@@ -26,24 +27,18 @@ _WORDS = {
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def sampling_command(model: str, changes: tuple[str, ...], reset: bool, as_json: bool) -> None:
     """Show or set what MODEL samples with where a request leaves it open."""
-    from engine.library.catalogue import Catalogue  # noqa: PLC0415 - keeps `tessera --help` fast
-    from engine.library.lookup import require  # noqa: PLC0415 - see above
-    from engine.sampling import choose  # noqa: PLC0415 - see above
-    from engine.server.models import ServedModels  # noqa: PLC0415 - see above
-    from engine.server.sampling_wishes import SamplingWishes  # noqa: PLC0415 - see above
-    from engine.services import user_paths  # noqa: PLC0415 - see above
+    from engine.services import Services  # noqa: PLC0415 - keeps `tessera --help` fast
 
     if reset and changes:
         raise click.UsageError("--set and --reset exclude each other.")
-    catalogue = Catalogue()
-    entry = require(catalogue, model)
-    wishes = SamplingWishes(user_paths().config / "sampling.json")
-    if reset:
-        wishes.set(entry.id, {})
-    elif changes:
-        wishes.set(entry.id, {**wishes.get(entry.id), **dict(map(_change, changes))})
-    found = ServedModels(lambda: catalogue, wishes=wishes).recommended_for(entry)
-    usual, plain = choose({}, found.layers(None)), choose({}, found.plain)
+    with closing(Services()) as services:
+        entry = services.model(model)
+        wishes = services.sampling_wishes
+        if reset:
+            wishes.set(entry.id, {})
+        elif changes:
+            wishes.set(entry.id, {**wishes.get(entry.id), **dict(map(_change, changes))})
+        usual, plain = services.sampling(entry)
     if as_json:
         told = {"id": entry.id, "sampling": usual.facts()}
         click.echo(json.dumps(told if plain == usual else {**told, "without_reasoning": plain.facts()}))

@@ -39,28 +39,38 @@ def convert_command(
     Llama, Qwen2 and Qwen3. Q4_0, Q8_0 and 16-bit weights are kept exactly, Q6_K too; others become 8 bits, and that
     is said. Without OUT the folder joins the library. Converting a file again takes the folder that is there.
     """
-    from engine.quantize_jobs.onnx import convert  # noqa: PLC0415 - keeps `tessera --help` fast
-    from quantize.onnx.request import EXACT, FAST, FixedWish  # noqa: PLC0415 - see above
+    import msgspec  # noqa: PLC0415 - keeps `tessera --help` fast
 
-    wish = FixedWish(context=context, bits=int(bits)) if fixed else None
-    model_id, done = convert(
-        source, out, accuracy_level=EXACT if exact else FAST, all_logits=all_logits, fixed=wish
+    from app.cli.job_line import finish, this_computers_server  # noqa: PLC0415 - see above
+    from app.cli.measuring import place_of  # noqa: PLC0415 - see above
+    from app.cli.progress import bar  # noqa: PLC0415 - see above
+    from engine.api.converting import ConvertedFolder, FixedShapes, OnnxConvertRequest  # noqa: PLC0415 - see above
+
+    shapes = FixedShapes(context=context, bits=8 if bits == "8" else 4) if fixed else None
+    request = OnnxConvertRequest(
+        source=place_of(source) or source,
+        out=str(out.absolute()) if out else None,
+        exact=exact,
+        all_logits=all_logits,
+        fixed=shapes,
     )
+    with this_computers_server() as client, bar() as show:
+        done = finish(client, client.convert_onnx(request), ConvertedFolder, show)
     if as_json:
-        click.echo(json.dumps({"model": model_id, **done}))
+        click.echo(msgspec.json.encode(done).decode())
         return
-    for notice in done["notices"]:
+    for notice in done.notices:
         say(notice, err=True)
-    say(f"{model_id} {'was converted before' if done['cached'] else 'is ready'}: {done['folder']}")
+    say(f"{done.model} {'was converted before' if done.cached else 'is ready'}: {done.folder}")
 
 
 @command.command("providers")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def providers_command(as_json: bool) -> None:
     """Show every execution provider, whether it works here, and what is missing if not."""
-    from engine.onnx.discovery import discover  # noqa: PLC0415 - see convert_command
+    from engine.services import Services  # noqa: PLC0415 - see convert_command
 
-    found = discover()
+    found = Services().onnx_providers()
     if as_json:
         click.echo(json.dumps({"providers": [report.as_json() for report in found]}))
         return

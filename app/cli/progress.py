@@ -1,5 +1,7 @@
 """Long work as the terminal shows it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,3 +42,13 @@ class ProgressBar:
     def close(self) -> None:
         """Take the bar away."""
         self._bar.stop()
+
+
+@contextmanager
+def bar() -> Iterator[ProgressBar]:
+    """A progress bar for the time of a block."""
+    shown = ProgressBar()
+    try:
+        yield shown
+    finally:
+        shown.close()

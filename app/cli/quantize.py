@@ -1,9 +1,8 @@
 """`tessera quantize`: the best file of an open model for a number of bytes."""
 
 import json
-import signal
 import sys
-import threading
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +13,13 @@ from app.cli.say import say
 from engine.services import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
-    from engine.quantize_jobs.options import QuantizeOptions
-    from engine.services import Paths
-    from quantize.evidence import Progress
+    from engine.api.jobs import Progress
+    from engine.api.quantizing import QuantizeRequest
     from quantize.job.request import QuantizeReport
 
 # Options that have the same name here and there.
 _SAME_NAME = (
-    "fit", "bpw", "mix", "tier", "rounding", "locks", "device", "threads", "verify", "time_s", "plan_only",
-    "overwrite", "force",
+    "fit", "bpw", "mix", "tier", "rounding", "device", "threads", "verify", "time_s", "overwrite", "force",
 )  # fmt: skip
 
 
@@ -106,42 +103,42 @@ _SAME_NAME = (
 @click.option("--force", is_flag=True, help="Also from a source already quantized below Q8_0.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
-    """Build the request, run the job, tell what came out."""
+    """Build the request, have it done, tell what came out."""
     import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
 
     from app.cli.quantize_text import calibration_of  # noqa: PLC0415
-    from engine.services import user_paths  # noqa: PLC0415
+    from engine.services import Services  # noqa: PLC0415
 
-    paths = user_paths()
     if given["plan_keys"]:
         check_plan(given["plan_file"], list(given["plan_keys"]))
-    options = _options(source, given)
-    options.check()
-    with calibration_of(given["calibration"], paths, ask=not given["yes"]) as found:
-        _run(msgspec.structs.replace(options, **found), out, paths, as_json=as_json)
-
-
-def _run(options: "QuantizeOptions", out: Path | None, paths: "Paths", *, as_json: bool) -> None:
-    from engine.dispatch.resources import open_resources  # noqa: PLC0415 - as above
-    from engine.quantize_jobs.request import beside_source, build_request  # noqa: PLC0415
-    from quantize.job.execute import quantize  # noqa: PLC0415
-
-    path = _source(options.source, paths)
-    target = out.expanduser() if out else beside_source(path, options, paths)
-    request = build_request(options, path, target, paths, open_resources(paths))
-    stop = threading.Event()
-    before = signal.signal(signal.SIGINT, lambda *_: stop.set())
-    shown = _Line(enabled=not as_json and sys.stderr.isatty())
-    try:
-        report = quantize(request, shown.update, stop.is_set)
-    finally:
-        signal.signal(signal.SIGINT, before)
-        shown.clear()
+    request = _request(source, given)
+    request.options().check()
+    with (
+        closing(Services()) as services,
+        calibration_of(given["calibration"], services, ask=not given["yes"]) as texts,
+    ):
+        target = _whole(out) or str(services.quantize_target(request.options()))
+        request = msgspec.structs.replace(request, out=target, **texts)
+        plan_only = given["plan_only"]
+        report = services.quantize_plan(request.options()) if plan_only else _made(request, quiet=as_json)
     _print(report, as_json=as_json)
 
 
-def _options(source: str, given: dict[str, Any]) -> "QuantizeOptions":
-    from engine.quantize_jobs.options import QuantizeOptions  # noqa: PLC0415
+def _made(request: "QuantizeRequest", *, quiet: bool) -> "QuantizeReport":
+    """The report of the file once the server here has made it."""
+    from app.cli.job_line import finish, this_computers_server  # noqa: PLC0415 - as above
+    from engine.api.jobs import Quantized  # noqa: PLC0415
+
+    line = _Line(enabled=not quiet and sys.stderr.isatty())
+    try:
+        with this_computers_server() as client:
+            return finish(client, client.quantize(request), Quantized, line.update).report
+    finally:
+        line.clear()
+
+
+def _request(source: str, given: dict[str, Any]) -> "QuantizeRequest":
+    from engine.api.quantizing import LockRequest, QuantizeRequest  # noqa: PLC0415
 
     if sum(bool(given[k]) for k in ("budget", "fit", "bpw", "mix", "plan_file")) != 1:
         raise click.UsageError("Say what is wanted: one of --budget, --fit, --bpw, --type or --plan.")
@@ -149,35 +146,24 @@ def _options(source: str, given: dict[str, Any]) -> "QuantizeOptions":
         raise click.UsageError("--plan says how: leave out --tier, --rounding, --time and --lock.")
     if given["time_s"] and (given["tier"] or given["rounding"] or given["mix"]):
         raise click.UsageError("--time decides how thorough to be: leave out --tier, --rounding and --type.")
-    return QuantizeOptions(
-        source=source,
+    path = Path(source).expanduser()
+    return QuantizeRequest(
+        model=str(path.absolute()) if path.exists() else source,
         budget_bytes=given["budget"],
         memory_bytes=given["memory"],
         n_ctx=given["ctx"],
         n_seq=given["parallel"],
-        imatrix=_text(given["imatrix"]),
-        plan_file=_text(given["plan_file"]),
-        export_plan=_text(given["export_plan"]),
+        locks=tuple(LockRequest(pattern=p, type=t, at_least=least) for p, t, least in given["locks"]),
+        imatrix=_whole(given["imatrix"]),
+        plan_file=_whole(given["plan_file"]),
+        export_plan=_whole(given["export_plan"]),
         **{k: given[k] for k in _SAME_NAME},
     )
 
 
-def _source(text: str, paths: "Paths") -> Path:
-    """A path, or that of a model of the library."""
-    from contextlib import closing  # noqa: PLC0415
-
-    from engine.library.catalogue import Catalogue  # noqa: PLC0415
-    from engine.library.lookup import require  # noqa: PLC0415
-
-    path = Path(text).expanduser()
-    if path.exists():
-        return path
-    with closing(Catalogue(paths)) as catalogue:
-        return require(catalogue, text).path
-
-
-def _text(path: Path | None) -> str | None:
-    return str(path) if path else None
+def _whole(path: Path | None) -> str | None:
+    """A whole path, for a server that was started elsewhere."""
+    return str(path.expanduser().absolute()) if path else None
 
 
 def _print(report: "QuantizeReport", *, as_json: bool) -> None:
@@ -206,9 +192,9 @@ class _Line:
         """Phase, how much of the whole is done, tensor, time left of the whole."""
         if not self._enabled:
             return
-        share = progress.share or 0.0
-        left = "" if progress.left_s is None else f", {progress.left_s:.0f} s left"
-        text = f"{progress.phase} {share:4.0%} {progress.detail}{left}"
+        share = progress.done / progress.total if progress.total else 0.0
+        left = "" if progress.eta_s is None else f", {progress.eta_s:.0f} s left"
+        text = f"{progress.phase} {share:4.0%} {progress.note}{left}"
         sys.stderr.write(f"\r\x1b[2K{text[:100]}")
         sys.stderr.flush()
 

@@ -9,14 +9,13 @@ import click
 
 from app.cli.say import say
 from app.db.reading import chat_texts
-from engine.quantize_jobs.own_text import gather
-from engine.services import Paths
+from engine.services import Services
 
 _CHATS = "chats"
 
 
 @contextmanager
-def calibration_of(names: tuple[str, ...], paths: Paths, *, ask: bool) -> Iterator[dict[str, str]]:
+def calibration_of(names: tuple[str, ...], services: Services, *, ask: bool) -> Iterator[dict[str, str]]:
     """The options that say which text to use; a text made here is removed in the end.
 
     Raises: click.Abort: chats are not to be read. click.UsageError: there is no such file. InputFault: no text.
@@ -28,11 +27,11 @@ def calibration_of(names: tuple[str, ...], paths: Paths, *, ask: bool) -> Iterat
         yield {}
         return
     if len(places) == len(names) == 1 and places[0].is_file():
-        yield {"calibration": str(places[0])}
+        yield {"calibration": str(places[0].absolute())}
         return
     chats: list[str] = []
     if _CHATS in names:
-        chats = chat_texts(paths.state / "chats.db")
+        chats = chat_texts(services.paths.state / "chats.db")
         if ask:
             click.confirm(
                 f"Calibrate on your {len(chats)} chats? They are read on this machine only; the text made of them "
@@ -41,7 +40,7 @@ def calibration_of(names: tuple[str, ...], paths: Paths, *, ask: bool) -> Iterat
                 err=True,
             )
     with TemporaryDirectory(prefix="calibration-") as scratch:
-        found = gather(places, Path(scratch), chats)
+        found = services.own_text(places, Path(scratch), chats)
         say(f"{found.characters:,} characters of {found.files} files and {len(chats)} chats", err=True)
         if found.held_out is None:
             say("too little text to hold some out: what is gained on it cannot be told", err=True)

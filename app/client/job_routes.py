@@ -2,6 +2,7 @@
 
 from app.client.asking import OURS, Asking, path_part
 from app.client.stream import Stream
+from engine.api.converting import ConvertRequest, OnnxConvertRequest
 from engine.api.jobs import Job, Jobs
 from engine.api.library import ImportRequest, PullRequest
 from engine.api.measuring import BenchRequest, TuneRequest
@@ -34,6 +35,14 @@ class JobRoutes(Asking):
     def import_model(self, path: str) -> Job:
         """Start copying a file or folder into the library."""
         return self.post(f"{OURS}/models/import", Job, ImportRequest(path=path))
+
+    def convert(self, request: ConvertRequest) -> Job:
+        """Start making a GGUF file of a Hugging Face folder."""
+        return self.post(f"{OURS}/models/convert", Job, request)
+
+    def convert_onnx(self, request: OnnxConvertRequest) -> Job:
+        """Start making an ONNX folder of a GGUF model."""
+        return self.post(f"{OURS}/onnx/convert", Job, request)
 
     def verify(self, model: str) -> Job:
         """Start hashing a model's files."""

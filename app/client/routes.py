@@ -51,6 +51,7 @@ from engine.api.models import (
     ModelSampling,
     Unloaded,
 )
+from engine.api.power import PowerState, PowerWish
 from engine.api.receipts import Replayed, ReplayRequest
 from engine.api.remotes import RemoteRequest, RemoteRow, Remotes
 from engine.api.requests import RecentActivity
@@ -343,6 +344,14 @@ class Routes(JobRoutes):
     def make_key(self, request: KeyRequest) -> NewKey:
         """Make a key; it is shown this once."""
         return self.post(f"{OURS}/keys", NewKey, request)
+
+    def power(self) -> PowerState:
+        """What work may draw, and what it draws."""
+        return self.get(f"{OURS}/power", PowerState)
+
+    def set_power(self, wish: PowerWish) -> PowerState:
+        """Bound what work may draw; what is left out is not bounded."""
+        return self.put(f"{OURS}/power", PowerState, wish)
 
     def revoke_key(self, name: str) -> None:
         """Revoke a key."""

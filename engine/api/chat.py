@@ -109,7 +109,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where the time of a request went, in seconds, its speed in tokens/s, and its guesses."""
+    """Where the time of a request went, in seconds, its speed in tokens/s, its guesses, and its energy.
+
+    `joules` is what was drawn for it beyond the computer's rest; left out where no meter tells.
+    """
 
     queue_s: float = 0.0
     prefill_s: float = 0.0
@@ -118,6 +121,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tok_s: float = 0.0
     draft_n: int = 0
     draft_n_accepted: int = 0
+    joules: float | None = None
+    tokens_per_joule: float | None = None
 
 
 class Runaway(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

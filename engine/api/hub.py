@@ -151,12 +151,17 @@ class Starter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
-    """A starter that fits, why this one, and what to expect of it here (`expected_tok_s` None: not known)."""
+    """A starter that fits, why this one, and what to expect of it here (`expected_tok_s` None: not known).
+
+    At most one is `recommended`: the largest to chat with that writes as fast as people read, else the quickest,
+    or, where no speed is known, the smallest.
+    """
 
     starter: Starter
     reason: str = ""
     expected_bytes: int = 0
     expected_tok_s: float | None = None
+    recommended: Literal["", "reading_speed", "quickest", "smallest"] = ""
 
 
 class Starters(msgspec.Struct, frozen=True, kw_only=True):

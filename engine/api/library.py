@@ -31,6 +31,10 @@ __all__ = [
 ]
 
 
+# A path on the computer of the server, or what stands for one.
+Place = Annotated[str, Meta(min_length=1, max_length=4096)]
+
+
 class PullRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """POST /tessera/v1/models/pull: owner/name, owner/name:Q4_K_M, an address, or a starter's id."""
 
@@ -43,7 +47,7 @@ class PullRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class ImportRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """POST /tessera/v1/models/import: a file or folder on this computer."""
 
-    path: Annotated[str, Meta(min_length=1, max_length=4096)]
+    path: Place
 
 
 class LinkRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,7 +56,7 @@ class LinkRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     Applications are lmstudio, ollama, llama.cpp, jan and huggingface.
     """
 
-    where: Annotated[str, Meta(min_length=1, max_length=4096)]
+    where: Place
 
 
 class RenameRequest(msgspec.Struct, frozen=True, kw_only=True):

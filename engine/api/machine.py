@@ -10,6 +10,7 @@ from devices.types import (
     Evidence,
     Finding,
     Kind,
+    Meter,
     Runtime,
     State,
     System,
@@ -34,6 +35,7 @@ __all__ = [
     "LiveDevice",
     "LiveDevices",
     "Machine",
+    "Meter",
     "ModelPlacement",
     "Need",
     "PinRequest",
@@ -115,6 +117,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[Device, ...] = ()
     backends: tuple[BackendReport, ...] = ()
     findings: tuple[Finding, ...] = ()
+    meters: tuple[Meter, ...] = ()
     build: str = ""
 
 
@@ -219,6 +222,8 @@ class ModelPlacement(msgspec.Struct, frozen=True, kw_only=True):
     decode_tok_s: float | None = None
     basis: Literal["measured", "prior", "unknown"] = "unknown"
     measured_on: Literal["stand-in", "model"] | None = None
+    tokens_per_joule: float | None = None
+    energy: str = ""
     reasons: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     n_ctx: int = 0

@@ -5,9 +5,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from engine.api.library import Place
 from engine.paths import DEFAULT_CONTEXT
+from engine.quantize_jobs.options import QuantizeOptions
 from quantize.job.request import Forecast, QuantizeReport
-from quantize.types import FileReport, QuantPlan, Rounding, StockPlan, TensorPlan, Tier
+from quantize.types import DeviceKind, FileReport, QuantPlan, Rounding, StockPlan, TensorPlan, Tier
 
 __all__ = [
     "DEFAULT_CONTEXT",
@@ -36,13 +38,18 @@ class LockRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """POST /tessera/v1/quantize and /plan: a model of the library and one goal. `tier` as in `tessera quantize`.
+    """POST /tessera/v1/quantize and /plan: a model of the library, or the whole path of one here, and one goal.
 
-    `fit`: so that `n_seq` contexts of `n_ctx` fit beside the weights, their cache in `kv_type` (null: the best).
+    `tier` as in `tessera quantize` (null: instant for a mix by name, else balanced). `fit`: so that `n_seq`
+    contexts of `n_ctx` fit beside the weights, their cache in `kv_type` (null: the best). `time_s`: a time to
+    spend, which decides the tier. `out`, `calibration`, `own_text` (to judge by too), `imatrix`, `plan_file` (a
+    goal by itself) and `export_plan` are whole paths on this computer; without `out` the file joins the library.
     """
 
-    model: Annotated[str, Meta(min_length=1, max_length=500)]
-    tier: Tier = "balanced"
+    model: Place
+    out: Place | None = None
+    overwrite: bool = False
+    tier: Tier | None = "balanced"
     budget_bytes: Bytes | None = None
     bpw: Annotated[float, Meta(ge=0.5, le=32)] | None = None
     mix: Annotated[str, Meta(min_length=1, max_length=20)] | None = None
@@ -54,6 +61,21 @@ class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     kv_type: Literal["f16", "q8_0", "q5_1", "q4_0"] | None = None
     locks: Annotated[tuple[LockRequest, ...], Meta(max_length=100)] = ()
     rounding: Rounding | None = None
+    time_s: Annotated[float, Meta(gt=0, le=1e7)] | None = None
+    device: DeviceKind = "cpu"
+    threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    verify: bool | None = None
+    calibration: Place | None = None
+    own_text: Place | None = None
+    imatrix: Place | None = None
+    plan_file: Place | None = None
+    export_plan: Place | None = None
+
+    def options(self) -> QuantizeOptions:
+        """The engine's own record."""
+        given = msgspec.structs.asdict(self)
+        given["locks"] = tuple((lock.pattern, lock.type, lock.at_least) for lock in self.locks)
+        return QuantizeOptions(source=given.pop("model"), **given)
 
 
 class PlanForecast(Forecast, frozen=True, kw_only=True):

@@ -8,6 +8,8 @@ from engine.time_spent import TimeSpent
 
 __all__ = [
     "DeviceUsage",
+    "Energy",
+    "ModelEnergy",
     "ModelStats",
     "RequestTimes",
     "Stats",
@@ -81,6 +83,30 @@ class ModelUse(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens: int = 0
 
 
+class ModelEnergy(msgspec.Struct, frozen=True, kw_only=True):
+    """What the requests of one model drew since the server started, beyond what the computer draws at rest."""
+
+    model: str
+    joules: float
+    tokens: int
+    requests: int
+    tokens_per_joule: float | None = None
+
+
+class Energy(msgspec.Struct, frozen=True, kw_only=True):
+    """Joules of the work here. `measured` is false where no meter can be read, and `note` says so.
+
+    `power_w` is what is drawn now by the parts that have a meter, `idle_w` what each draws at rest.
+    """
+
+    measured: bool = False
+    note: str = ""
+    power_w: float | None = None
+    idle_w: dict[str, float] = {}
+    joules: float = 0.0
+    models: tuple[ModelEnergy, ...] = ()
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """An event of GET /tessera/v1/stats. `rss_bytes` is the server with all its runners.
 
@@ -96,6 +122,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     rss_bytes: int = 0
     memory_available_bytes: int = 0
     utilization: Usage | None = None
+    energy: Energy = Energy()
     start: tuple[Phase, ...] = ()
 
 

@@ -51,7 +51,7 @@ class TuneWish(msgspec.Struct, frozen=True, kw_only=True):
     limit_s: float = 600.0
 
 
-class Workshop:
+class BenchService:
     """Measures on this machine. One at a time: two would measure each other."""
 
     def __init__(
@@ -185,21 +185,21 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     tune: TuneWish | None = None
 
 
-def register(registry: JobRegistry, workshop: Workshop) -> None:
+def register(registry: JobRegistry, bench_service: BenchService) -> None:
     """Teach a registry the kind `measure`: one at a time."""
     registry.register(
         JobKind.MEASURE,
-        lambda params, control: run(workshop, msgspec.convert(params, Task), control),
+        lambda params, control: run(bench_service, msgspec.convert(params, Task), control),
         parallel=1,
     )
 
 
-def run(workshop: Workshop, task: Task, control: Control) -> dict[str, Any]:
+def run(bench_service: BenchService, task: Task, control: Control) -> dict[str, Any]:
     """Do what a job asks for. A search that is paused goes on where it was. Raises: Paused, Cancelled."""
     try:
         control.check()
     except Cancelled:
-        workshop.forget_searches()
+        bench_service.forget_searches()
         raise
     if task.what == "bench" and task.bench is not None:
         wish = task.bench
@@ -214,17 +214,17 @@ def run(workshop: Workshop, task: Task, control: Control) -> dict[str, Any]:
             known = {"model": wish.subject.name, "points": msgspec.to_builtins(points)}
             control.report("measuring", min(done, total), total, "runs", text, known)
 
-        return {"report": msgspec.to_builtins(workshop.bench(wish, step, points.append))}
+        return {"report": msgspec.to_builtins(bench_service.bench(wish, step, points.append))}
     if task.what == "tune" and task.tune is not None:
 
         def tried(text: str, count: int) -> None:
             control.check()
             control.report("tuning", count, 0, "settings", text)
 
-        return {"reports": msgspec.to_builtins(workshop.tune(task.tune, tried))}
+        return {"reports": msgspec.to_builtins(bench_service.tune(task.tune, tried))}
 
     def priced(name: str, done: int, total: int) -> None:
         control.check()
         control.report("pricing types", done, total, "types", name)
 
-    return {"prices": msgspec.to_builtins(workshop.price_types(priced))}
+    return {"prices": msgspec.to_builtins(bench_service.price_types(priced))}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +13,8 @@ from engine.errors import EnvironmentFault, InputFault
 from engine.jobs import Control, JobKind, JobRegistry
 from engine.library.catalogue import Catalogue
 from engine.library.lookup import require
-from engine.library.types import ModelEntry, Origin
+from engine.library.types import Origin
+from engine.paths import Paths
 from engine.quantize_jobs.options import QuantizeOptions
 from quantize.evidence import Progress
 from quantize.job.request import QuantizeReport
@@ -37,16 +39,16 @@ def predict(catalogue: Catalogue, options: QuantizeOptions, resources: Resources
 
     Raises: InputFault, EnvironmentFault: the model or the options.
     """
-    from engine.quantize_jobs.request import build_request, in_library  # noqa: PLC0415 - not while the server starts
+    from engine.quantize_jobs.request import build_request  # noqa: PLC0415 - not while the server starts
     from quantize.job.execute import quantize as run_quantize  # noqa: PLC0415 - as above
 
-    entry = _source(catalogue, options.source)
+    source = source_of(catalogue, options.source)
     if not options.goals:
-        options = msgspec.structs.replace(options, budget_bytes=max(entry.size_bytes, 1))
+        options = msgspec.structs.replace(options, budget_bytes=max(source.num_bytes, 1))
     try:
-        out = in_library(entry, options, catalogue.paths)
+        out = target_of(source, options, catalogue.paths)
         preview = build_request(
-            msgspec.structs.replace(options, plan_only=True), entry.path, out, catalogue.paths, resources
+            msgspec.structs.replace(options, plan_only=True), source.path, out, catalogue.paths, resources
         )
         return run_quantize(preview, lambda _: None, lambda: False)
     except quantize.errors.QuantizeError as error:
@@ -54,24 +56,27 @@ def predict(catalogue: Catalogue, options: QuantizeOptions, resources: Resources
 
 
 def make(catalogue: Catalogue, options: QuantizeOptions, control: Control, resources: Resources) -> dict[str, Any]:
-    """Make the file and list it. Raises: the quantizer's errors; Cancelled and Paused from `control`."""
-    from engine.quantize_jobs.request import build_request, in_library  # noqa: PLC0415 - not while the server starts
+    """Make the file, and list it where it is the library's; its `model` is empty where it is not.
+
+    Raises: InputFault, EnvironmentFault, the quantizer's errors; Cancelled and Paused from `control`.
+    """
+    from engine.quantize_jobs.request import build_request  # noqa: PLC0415 - not while the server starts
     from quantize.job.execute import quantize as run_quantize  # noqa: PLC0415 - as above
 
-    entry = _source(catalogue, options.source)
-    out = in_library(entry, options, catalogue.paths)
-    request = build_request(options, entry.path, out, catalogue.paths, resources)
+    source = source_of(catalogue, options.source)
+    out = target_of(source, options, catalogue.paths)
+    request = build_request(options, source.path, out, catalogue.paths, resources)
 
     def progress(at: Progress) -> None:
-        control.report(at.phase, round(_BAR * (at.share or 0.0)), _BAR, "", at.detail)
+        control.report(at.phase, round(_BAR * (at.share or 0.0)), _BAR, "", at.detail, left_s=at.left_s)
 
     try:
         report = run_quantize(request, progress, lambda: control.stopping)
     except quantize.errors.Cancelled:
         control.check()  # a pause, not a cancellation
         raise
-    made = catalogue.add(out, Origin(kind="built"))
-    return {"model": made.id, "path": str(made.path), "report": as_json(report)}
+    made = catalogue.add(out, Origin(kind="built")).id if options.out is None else ""
+    return {"model": made, "path": str(out), "report": as_json(report)}
 
 
 def as_json(report: QuantizeReport) -> dict[str, Any]:
@@ -80,11 +85,40 @@ def as_json(report: QuantizeReport) -> dict[str, Any]:
     return told
 
 
-def _source(catalogue: Catalogue, model: str) -> ModelEntry:
-    entry = require(catalogue, model)
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file is made of: where it lies, how people call it, and what files made of it are named after."""
+
+    path: Path
+    title: str
+    stem: str
+    num_bytes: int
+
+
+def source_of(catalogue: Catalogue, named: str) -> Source:
+    """The model of that name, or the file or folder at a whole path.
+
+    Raises: ModelNotFound; EnvironmentFault: it is not there now.
+    """
+    path = Path(named)
+    if path.is_absolute() and path.exists():
+        if path.is_dir():
+            return Source(path=path, title=path.name, stem=path.name, num_bytes=0)
+        return Source(path=path, title=path.name, stem=path.stem, num_bytes=path.stat().st_size)
+    entry = require(catalogue, named)
     if entry.state != "online":
         raise EnvironmentFault(f"{entry.id} is {entry.state}: {entry.problem or 'its drive is not connected'}")
-    return entry
+    return Source(path=entry.path, title=entry.name, stem=entry.id, num_bytes=entry.size_bytes)
+
+
+def target_of(source: Source, options: QuantizeOptions, paths: Paths) -> Path:
+    """Where the file is to lie. Raises: InputFault: that is not a whole path; CannotWrite."""
+    from engine.quantize_jobs.request import in_library  # noqa: PLC0415 - not while the server starts
+
+    if options.out is None:
+        return in_library(source.stem, options, paths)
+    if not Path(options.out).is_absolute():
+        raise InputFault(f"{options.out!r} is not a whole path.", "out")
+    return Path(options.out)
 
 
 def _engine_error(error: quantize.errors.QuantizeError) -> Exception:

@@ -18,11 +18,12 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
     in `memory_bytes` (None: what is free), their cache stored in `kv_type` (None: the solver chooses). `locks` are
     (pattern, type, whether it is a minimum). `tier` None: instant for a mix by name, else balanced. `calibration`
     and `imatrix` are files. `own_text` is text to judge
-    by too. `time_s` is a time to spend, which decides the tier. `plan_file` is a plan
-    to follow, which is a goal by itself, `export_plan` where to write one.
+    by too. `time_s` is a time to spend, which decides the tier. `plan_file` is a plan to follow, which is a goal by
+    itself, `export_plan` where to write one. `out` None: a name of its own among the library's models.
     """
 
     source: str
+    out: str | None = None
     budget_bytes: int | None = None
     bpw: float | None = None
     mix: str | None = None

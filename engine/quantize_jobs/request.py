@@ -14,7 +14,6 @@ from engine.dispatch.resources import Resources
 from engine.fit.report import machine_isa
 from engine.fit.shape import model_shape
 from engine.library.errors import CannotWrite
-from engine.library.types import ModelEntry
 from engine.measurements.keys import machine_key
 from engine.paths import Paths, is_installed
 from engine.quantize_jobs.fit import FitGoal, fit_goal, promised, source_dry_run
@@ -77,10 +76,10 @@ def beside_source(source: Path, options: QuantizeOptions, paths: Paths) -> Path:
     return folder / f"{name}-{options.words()}.gguf"
 
 
-def in_library(entry: ModelEntry, options: QuantizeOptions, paths: Paths) -> Path:
-    """A name in the library's own folder that says what it is and is not in use. Raises: CannotWrite."""
+def in_library(name: str, options: QuantizeOptions, paths: Paths) -> Path:
+    """A file in the library's own folder that says what it is and is not in use. Raises: CannotWrite."""
     folder = _made(paths.models / "local")
-    stem = f"{entry.id.replace('/', '-')}-{options.words()}"
+    stem = f"{name.replace('/', '-')}-{options.words()}"
     number = 1
     while (path := folder / f"{stem}{f'-{number}' if number > 1 else ''}.gguf").exists():
         number += 1

@@ -1,4 +1,4 @@
-"""The kinds of jobs a server runs: downloads, quantizing, measuring."""
+"""The kinds of jobs a server runs: downloads, quantizing, converting, measuring."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -9,22 +9,24 @@ from engine.jobs import JobRegistry
 from engine.library import work
 from engine.library.catalogue import Catalogue
 from engine.measure_jobs import work as measuring
-from engine.measure_jobs.work import Workshop
+from engine.measure_jobs.work import BenchService
 from engine.paths import Paths
+from engine.quantize_jobs import convert as converting
 from engine.quantize_jobs import job as quantizing
 
 if TYPE_CHECKING:
     from engine.library.hub.plan import Judge
 
 
-def register(jobs: JobRegistry, paths: Paths, placer: Placer, admission: MemoryAdmission) -> Workshop:
+def register(jobs: JobRegistry, paths: Paths, placer: Placer, admission: MemoryAdmission) -> BenchService:
     """Teach a registry every kind; what measures is returned."""
     catalogue = partial(Catalogue, paths, scan=False)
     work.register(jobs, catalogue, partial(_judge, placer))
     quantizing.register(jobs, catalogue, placer.resources)
-    workshop = Workshop(paths, placer, admission, catalogue)
-    measuring.register(jobs, workshop)
-    return workshop
+    converting.register(jobs, catalogue)
+    bench_service = BenchService(paths, placer, admission, catalogue)
+    measuring.register(jobs, bench_service)
+    return bench_service
 
 
 def _judge(placer: Placer) -> "Judge":

@@ -1,11 +1,12 @@
 """The output's way into the world: a temporary name, room on the disk, a check, and only then its own name."""
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -48,15 +49,7 @@ class Output:
             probe.unlink()
         except OSError as error:
             raise NotWritable(str(folder), error.strerror or str(error)) from error
-        self._guard = subprocess.Popen(
-            child_command("quantize.files.guard"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-        )
+        self._guard = _new_guard()
         return self
 
     def __exit__(
@@ -78,9 +71,11 @@ class Output:
         path = self.path.with_name(f".{self.path.name}.{os.getpid()}.{kind}.partial")
         if path not in self._partials:
             self._partials.append(path)
-            if self._guard is not None and self._guard.stdin is not None:
-                self._guard.stdin.write(f"{path}\n")
-                self._guard.stdin.flush()
+            if self._guard is not None and not _tell(self._guard, [path]):
+                # Somebody ended it: another one takes its place and learns of all files.
+                self._guard.wait()
+                self._guard = _new_guard()
+                _tell(self._guard, self._partials)
         return path
 
     def require_room(self, needed_bytes: int) -> None:
@@ -129,3 +124,28 @@ def sweep(folder: Path, keep: Iterable[int] = ()) -> None:
         match = _PARTIAL.fullmatch(path.name)
         if match and int(match["pid"]) not in alive and not psutil.pid_exists(int(match["pid"])):
             path.unlink(missing_ok=True)
+
+
+def _new_guard() -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        child_command("quantize.files.guard"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        encoding="utf-8",
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
+
+
+def _tell(guard: "subprocess.Popen[str]", paths: Sequence[Path]) -> bool:
+    """Name files to the guard; False: it is gone."""
+    assert guard.stdin is not None
+    try:
+        guard.stdin.write("".join(f"{path}\n" for path in paths))
+        guard.stdin.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            guard.stdin.close()  # what it did not take is given up
+        return False
+    return True

@@ -9,10 +9,10 @@ from engine.api.models import EngineArgsRequest, ModelEngineArgs
 from engine.dispatch.engine_args import with_engine_args
 from engine.library.types import ModelEntry
 from engine.runner.engine_args import NO_ARGS, EngineArgs
-from engine.server.engine_args import require_sound
 from engine.server.load_wishes import with_choices
 from engine.server.state import ServerState, server_state
 from engine.server.typed import TypedRoute
+from engine.settings.engine_args import require_sound
 
 router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedRoute)
 

@@ -40,7 +40,6 @@ from engine.api.library import (
     Tensors,
     Trash,
 )
-from engine.dispatch.placer import Placer
 from engine.errors import BadModelFile, InputFault
 from engine.library import importing, starters, trash
 from engine.library.catalogue import Catalogue
@@ -218,7 +217,13 @@ async def show_starters(request: Request) -> Starters:
     """Three models to begin with that fit this machine, with the speed to expect (null: not known)."""
     services = await _services(request)
     found = await asyncio.to_thread(services.starters)
-    return Starters(proposals=tuple(_proposal(proposal, services.placer) for proposal in found))
+    speeds = [round(services.placer.expected_tok_s(proposal.starter.bytes_per_token), 1) for proposal in found]
+    first, why = starters.recommend([(p.starter, speed) for p, speed in zip(found, speeds, strict=True)])
+    told = [
+        _proposal(proposal, speed, why if proposal.starter.id == first else "")
+        for proposal, speed in zip(found, speeds, strict=True)
+    ]
+    return Starters(proposals=tuple(sorted(told, key=lambda proposal: not proposal.recommended)))
 
 
 @router.get("/hub/updates")
@@ -304,12 +309,12 @@ def _option(option: "Option") -> HubOption:
     )
 
 
-def _proposal(proposal: starters.Proposal, placer: Placer) -> Proposal:
+def _proposal(proposal: starters.Proposal, speed: float, recommended: starters.Recommended) -> Proposal:
     starter = proposal.starter
-    speed = placer.expected_tok_s(starter.bytes_per_token)
     return Proposal(
         starter=msgspec.convert(starter, Starter, from_attributes=True),
         reason=proposal.reason,
         expected_bytes=starter.expected_bytes,
-        expected_tok_s=round(speed, 1) or None,
+        expected_tok_s=speed or None,
+        recommended=recommended,
     )

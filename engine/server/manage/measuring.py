@@ -11,7 +11,7 @@ from engine.api.measuring import BenchRequest, BenchResult, BenchResults, Shapes
 from engine.bench.shapes import SHAPES
 from engine.errors import InputFault
 from engine.measure_jobs.subject import Subject
-from engine.measure_jobs.work import BenchWish, Task, TuneWish, Workshop
+from engine.measure_jobs.work import BenchService, BenchWish, Task, TuneWish
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
 
@@ -23,7 +23,7 @@ async def results(
     request: Request, model: str | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 200
 ) -> BenchResults:
     """What was measured on this machine, newest first; of one model if it is named."""
-    found = await asyncio.to_thread(_workshop(request).results.all, model)
+    found = await asyncio.to_thread(_bench_service(request).results.all, model)
     listed = [BenchResult(**msgspec.structs.asdict(report), id=i) for i, report in enumerate(found)]
     return BenchResults(results=tuple(listed[::-1][:limit]))
 
@@ -71,12 +71,12 @@ def _subject(body: SubjectRequest) -> Subject:
 
 
 def _start(request: Request, title: str, task: Task) -> Job:
-    _workshop(request)
+    _bench_service(request)
     return server_state(request).jobs.start(JobKind.MEASURE, title, msgspec.to_builtins(task))
 
 
-def _workshop(request: Request) -> Workshop:
-    workshop = server_state(request).workshop
-    if workshop is None:
+def _bench_service(request: Request) -> BenchService:
+    bench_service = server_state(request).bench_service
+    if bench_service is None:
         raise InputFault("This server does not measure.", "server")
-    return workshop
+    return bench_service

@@ -7,9 +7,7 @@ from fastapi import APIRouter, Request
 
 from engine.api.jobs import Job, JobKind
 from engine.api.quantizing import PlanForecast, QuantizeRequest, QuantizeSketch
-from engine.library.lookup import require
-from engine.quantize_jobs.job import predict
-from engine.quantize_jobs.options import QuantizeOptions
+from engine.quantize_jobs.job import predict, source_of, target_of
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
 
@@ -21,10 +19,10 @@ async def plan(request: Request, body: QuantizeRequest) -> QuantizeSketch:
     """The likely plan and what the job would take; nothing is measured or written."""
     state = server_state(request)
     catalogue = await state.models.catalogue()
-    report = await asyncio.to_thread(predict, catalogue, _options(body), state.placer.resources)
-    entry = await asyncio.to_thread(require, catalogue, body.model)
+    report = await asyncio.to_thread(predict, catalogue, body.options(), state.placer.resources)
+    entry = await asyncio.to_thread(catalogue.get, body.model)
     context = None
-    if entry.format == "gguf":
+    if entry is not None and entry.format == "gguf":
         settings = state.models.settings(entry)
         context = await asyncio.to_thread(state.placer.context_beside, settings, report.plan.file_bytes)
     forecast = PlanForecast(**msgspec.structs.asdict(report.forecast), largest_context=context)
@@ -35,14 +33,9 @@ async def plan(request: Request, body: QuantizeRequest) -> QuantizeSketch:
 async def start(request: Request, body: QuantizeRequest) -> Job:
     """Start the job (see /tessera/v1/jobs); its result names the new model and carries the report."""
     state = server_state(request)
-    options = _options(body)
+    options = body.options()
     options.check()
-    entry = await asyncio.to_thread(require, await state.models.catalogue(), body.model)
-    return state.jobs.start(JobKind.QUANTIZE, entry.name, msgspec.to_builtins(options))
-
-
-def _options(body: QuantizeRequest) -> QuantizeOptions:
-    """The engine's own record."""
-    given = msgspec.structs.asdict(body)
-    given["locks"] = tuple((lock.pattern, lock.type, lock.at_least) for lock in body.locks)
-    return QuantizeOptions(source=given.pop("model"), **given)
+    catalogue = await state.models.catalogue()
+    source = await asyncio.to_thread(source_of, catalogue, options.source)
+    await asyncio.to_thread(target_of, source, options, catalogue.paths)
+    return state.jobs.start(JobKind.QUANTIZE, source.title, msgspec.to_builtins(options))

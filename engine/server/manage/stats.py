@@ -71,6 +71,7 @@ async def snapshot(state: ServerState, earlier: dict[str, tuple[float, RunnerSta
         rss_bytes=psutil.Process().memory_info().rss + sum(m.rss_bytes for m in models),
         memory_available_bytes=psutil.virtual_memory().available,
         utilization=state.utilization.newest() if state.utilization else None,
+        energy=state.energy.told(),
         start=state.start.all(),
     )
 

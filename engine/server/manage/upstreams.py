@@ -6,11 +6,11 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from engine.addresses import is_plain_text
 from engine.api import upstreams as api
 from engine.errors import InputFault
 from engine.server.state import ServerState, server_state
 from engine.server.typed import TypedRoute
-from engine.upstreams.book import is_plain_text
 from engine.upstreams.types import Rule, Upstream
 
 router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedRoute)

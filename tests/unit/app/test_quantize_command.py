@@ -10,7 +10,7 @@ from minisign_signer import Signer
 from app.cli.quantize import command
 from app.cli.quantize_options import Duration, check_plan
 from app.cli.quantize_text import calibration_of
-from engine.paths import user_paths
+from engine.services import Services
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_one_file_is_taken_as_it_is_and_a_folder_becomes_a_text_that_goes_away(t
     text = tmp_path / "text.txt"
     text.write_text("words " * 20_000)
     (tmp_path / "more.txt").write_text("more words " * 20_000)
-    with calibration_of((str(text),), user_paths(), ask=False) as found:
+    with calibration_of((str(text),), Services(), ask=False) as found:
         assert found == {"calibration": str(text)}
-    with calibration_of((str(tmp_path),), user_paths(), ask=False) as found:
+    with calibration_of((str(tmp_path),), Services(), ask=False) as found:
         paths = [Path(found[name]) for name in ("calibration", "own_text")]
         assert all("words" in p.read_text() for p in paths)
     assert not any(p.exists() for p in paths)
-    with calibration_of((), user_paths(), ask=False) as found:
+    with calibration_of((), Services(), ask=False) as found:
         assert found == {}

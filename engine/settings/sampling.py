@@ -5,6 +5,9 @@ from pathlib import Path
 
 from engine.errors import InputFault
 from engine.json_store import JsonStore
+from engine.library.types import ModelEntry
+from engine.sampling import Recommended, recommended
+from engine.sampling_families import of_card
 from quantize.files.sampling_keys import BOUNDS, Value, checked
 
 _SAME = {name: name for name in BOUNDS}
@@ -34,3 +37,16 @@ class SamplingWishes:
             raise InputFault(f"{wrong} must be a number from {low:g} to {high:g}, not {values[wrong]}.", wrong)
         others = {model: kept for model, kept in self._store.get().items() if model != model_id}
         self._store.put({**others, model_id: fit} if fit else others)
+
+
+def recommended_for(entry: ModelEntry, wishes: SamplingWishes) -> Recommended:
+    """What the user, the file, the publisher and the card say about sampling from a model."""
+    names = (entry.id, entry.name, entry.details.title, entry.origin.repo or "")
+    chats = "chat" in entry.capabilities
+    return recommended(
+        user=wishes.get(entry.id),
+        file=entry.details.sampling,
+        publisher=entry.details.publisher_sampling,
+        card=of_card(entry.architecture, names) if chats else None,
+        reasons="reasoning" in entry.capabilities,
+    )

@@ -1,0 +1,210 @@
+"""`tessera cluster`: models on several machines through Ray Serve, behind one Tessera server."""
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from app.cli.connection import connected
+from app.cli.quantize_options import Size
+from app.cli.say import say
+from app.cluster.types import DOOR_PORT, RAY_PORT, ClusterFile, Deployed, cluster_file
+from devices.child_command import interpreter
+from engine.api.upstreams import UpstreamRequest, UpstreamRule
+from engine.services import user_paths
+
+UPSTREAM: Final = "cluster"
+# What a replica takes beside its runner: its server and Ray's worker. An estimate; it has not been measured.
+BESIDE_BYTES: Final = 320 << 20
+START_S: Final = 60.0
+
+
+@click.group(help="Serve models from several machines with Ray Serve (pip install 'tessera[cluster]').")
+def command() -> None:
+    """Ray itself is imported by nothing else."""
+    if find_spec("ray") is None:
+        raise click.ClickException('Ray is not installed here. To install it: pip install "tessera[cluster]"')
+
+
+@command.command("up")
+@click.option("--host", default="127.0.0.1", show_default=True, help="This computer's address for the others.")
+@click.option("--port", default=RAY_PORT, show_default=True, type=click.IntRange(1, 65535), help="Ray's port.")
+@click.option("--door", default=DOOR_PORT, show_default=True, type=click.IntRange(1, 65535), help="On loopback.")
+@click.option("--memory", type=Size(), help="For models on this computer; else what is free now.")
+def up(host: str, port: int, door: int, memory: int | None) -> None:
+    """Start a cluster whose head is this computer; stays until Ctrl+C or `tessera cluster down`."""
+    store = cluster_file(user_paths())
+    known = ClusterFile(
+        address=f"{host}:{port}", token=secrets.token_hex(32), door=f"http://127.0.0.1:{door}", pid=os.getpid()
+    )
+    store.put(known)
+    os.environ.update(known.environment())
+    ray = _ray("--head", f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false", memory=memory)
+    try:
+        _wait(ray, known)
+        _tell_server(known)
+        say("On the other computers, with the same version of Tessera and the models fetched:")
+        say(f"  tessera cluster join {known.address}")
+        say(f"They ask for this token once: {known.token}")
+        if host != "127.0.0.1":
+            say("Ray encrypts nothing: keep it to a network of your own, or a VPN.")
+        _serve(known, door)
+    finally:
+        _end(ray)
+        store.put(ClusterFile())
+
+
+@command.command("join")
+@click.argument("address")
+@click.option("--memory", type=Size(), help="For models on this computer; else what is free now.")
+def join(address: str, memory: int | None) -> None:
+    """Give this computer to a cluster; stays until Ctrl+C. ADDRESS is HOST:PORT, as `cluster up` said."""
+    store = cluster_file(user_paths())
+    known = store.get()
+    if known.address != address or not known.token:
+        known = ClusterFile(address=address, token=click.prompt("Token", hide_input=True).strip())
+    os.environ.update(known.environment())
+    ray = _ray(f"--address={address}", memory=memory)
+    store.put(known)
+    try:
+        say("Part of the cluster until Ctrl+C.")
+        with contextlib.suppress(KeyboardInterrupt):
+            ray.wait()
+    finally:
+        _end(ray)
+    if ray.returncode not in {0, -signal.SIGTERM, 128 + signal.SIGTERM}:
+        raise click.ClickException(f"Ray ended ({ray.returncode}): is {address} the head, and the token right?")
+
+
+@command.command("deploy")
+@click.argument("model")
+@click.option("--most", default=1, show_default=True, type=click.IntRange(1, 1000), help="Replicas, one a node.")
+@click.option("--least", default=1, show_default=True, type=click.IntRange(1, 1000))
+@click.option("--parallel", default=4, show_default=True, type=click.IntRange(1, 128))
+@click.option("--ctx", default=None, type=click.IntRange(16, 1 << 24))
+@click.option("--affinity/--no-affinity", default=True, show_default=True, help="Send a talk where its cache is.")
+def deploy(model: str, most: int, least: int, parallel: int, ctx: int | None, *, affinity: bool) -> None:
+    """Deploy a model, or replace its deployment replica by replica; more replicas come when queues are long."""
+    known = _known()
+    with connected() as client:
+        found = client.model(model)
+        need = client.placement(found.id).placement.need
+    predicted = sum(part.num_bytes for part in need.parts) if need is not None else found.size_bytes
+    told = Deployed(
+        model=found.id, num_bytes=found.size_bytes, memory_bytes=predicted + BESIDE_BYTES, parallel=parallel,
+        n_ctx=ctx, least=min(least, most), most=most, affinity=affinity,
+    )  # fmt: skip
+    say(f"{found.id}: {told.memory_bytes / 1e9:.2f} GB a replica, {told.least} to {most} of them.")
+    from app.cluster import deploying  # noqa: PLC0415 - Ray
+
+    deploying.connect(known)
+    deploying.deploy(told)
+    say(f"It answers as {UPSTREAM}/{found.id}.")
+
+
+@command.command("status")
+def status() -> None:
+    """Nodes and deployments."""
+    known = _known()
+    from app.cluster import deploying  # noqa: PLC0415 - Ray
+
+    deploying.connect(known)
+    nodes = Table("node", "memory for models", "free")
+    for node in deploying.nodes():
+        nodes.add_row(node["address"], f"{node['total_bytes'] / 1e9:.1f} GB", f"{node['free_bytes'] / 1e9:.1f} GB")
+    models = Table("model", "state", "replicas", "")
+    for name, row in deploying.deployed().items():
+        replicas = ", ".join(f"{count} {state.lower()}" for state, count in row["replicas"].items())
+        models.add_row(name, row["state"].lower(), replicas, row["reason"])
+    Console().print(nodes, models)
+
+
+@command.command("down")
+@click.argument("model", required=False)
+def down(model: str | None) -> None:
+    """Take one model down, or the whole cluster."""
+    known = _known()
+    from app.cluster import deploying  # noqa: PLC0415 - Ray
+
+    deploying.connect(known)
+    if model is not None:
+        deploying.remove(model)
+        say(f"{model} is no longer in the cluster.")
+        return
+    deploying.shut_down()
+    if known.pid:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(known.pid, signal.SIGTERM)
+    say("The cluster is down; the other computers leave by themselves.")
+
+
+def _known() -> ClusterFile:
+    known = cluster_file(user_paths()).get()
+    if not known.address:
+        raise click.ClickException("This computer belongs to no cluster: tessera cluster up, or join.")
+    os.environ.update(known.environment())
+    return known
+
+
+def _ray(*arguments: str, memory: int | None) -> "subprocess.Popen[bytes]":
+    """Ray's processes of this node; they end with the one that is returned."""
+    room = memory if memory is not None else _free_bytes()
+    command = interpreter("-m", "ray.scripts.scripts", "start", "--block", f"--memory={room}")
+    return subprocess.Popen(
+        [*command, "--disable-usage-stats", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+
+
+def _free_bytes() -> int:
+    with connected(here=True) as client:
+        return client.ledger().available_bytes.get("cpu", 0)
+
+
+def _wait(ray: "subprocess.Popen[bytes]", known: ClusterFile) -> None:
+    from app.cluster import deploying  # noqa: PLC0415 - Ray
+
+    until = time.monotonic() + START_S
+    while True:
+        try:
+            deploying.connect(known)
+        except (ConnectionError, RuntimeError) as error:
+            if ray.poll() is not None or time.monotonic() > until:
+                raise click.ClickException(f"Ray does not start: {error}") from error
+            time.sleep(0.5)
+        else:
+            return
+
+
+def _tell_server(known: ClusterFile) -> None:
+    """The running server sees the cluster as an upstream; whoever starts one wants its models used."""
+    with connected(here=True) as client:
+        client.put_upstream(UPSTREAM, UpstreamRequest(url=known.door, kind="tessera", key=known.token))
+        client.put_upstream_rule(UpstreamRule(model=f"{UPSTREAM}/*", upstream=UPSTREAM))
+
+
+def _serve(known: ClusterFile, port: int) -> None:
+    import uvicorn  # noqa: PLC0415 - only the head's process serves
+
+    from app.cluster.door import Door  # noqa: PLC0415 - Ray
+
+    say(f"Models that are deployed answer on your Tessera server as {UPSTREAM}/MODEL. Ends with Ctrl+C.")
+    sys.stdout.flush()
+    uvicorn.run(Door(known.token).app, host="127.0.0.1", port=port, log_level="warning")
+
+
+def _end(ray: "subprocess.Popen[bytes]") -> None:
+    ray.terminate()
+    try:
+        ray.wait(20)
+    except subprocess.TimeoutExpired:
+        ray.kill()
+        ray.wait()

@@ -1,0 +1,64 @@
+"""/tessera/v1/models/convert and /tessera/v1/onnx/convert: other formats of a model."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from engine.api.library import Place
+
+
+class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """POST /tessera/v1/models/convert: the Hugging Face folder `source` to a GGUF file.
+
+    Paths are whole ones on this computer; without `out` the file lies with the library's own models. `float_type`
+    auto keeps 16 bits as they are and makes F16 of F32.
+    """
+
+    source: Place
+    out: Place | None = None
+    float_type: Literal["auto", "F16", "BF16", "F32"] = "auto"
+
+
+class FixedShapes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Quantized graphs of fixed shapes: `context` tokens in all, weights of 8 or 4 `bits`."""
+
+    context: Annotated[int, Meta(ge=64, le=8192)] = 512
+    bits: Literal[8, 4] = 8
+
+
+class OnnxConvertRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """POST /tessera/v1/onnx/convert: a model of the library, or the GGUF file at a whole path, to an ONNX folder.
+
+    `exact`: activations in 32 bits instead of 8. `all_logits`: logits of every position.
+    """
+
+    source: Place
+    out: Place | None = None
+    exact: bool = False
+    all_logits: bool = False
+    fixed: FixedShapes | None = None
+
+
+class ConvertedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a job of kind `convert` that made a GGUF file; `notes` say what is not as in the folder."""
+
+    model: str
+    path: str
+    type: str
+    notes: tuple[str, ...] = ()
+
+
+class ConvertedFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a job of kind `convert` that made an ONNX folder; `notices` say what is not as in the file.
+
+    `cached`: it had been made of the same file before.
+    """
+
+    model: str
+    path: str
+    folder: str
+    architecture: str
+    data_bytes: int
+    notices: tuple[str, ...] = ()
+    cached: bool = False

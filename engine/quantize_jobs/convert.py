@@ -1,0 +1,64 @@
+"""Converting as jobs: a Hugging Face folder to GGUF, a GGUF file to an ONNX folder."""
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.jobs import Control, JobKind, JobRegistry
+from engine.library.catalogue import Catalogue
+from engine.library.converting import convert_folder
+from engine.quantize_jobs.onnx import convert
+from quantize.convert.folder import FloatType
+from quantize.onnx.request import EXACT, FAST, FixedWish
+
+
+class ToGguf(msgspec.Struct, frozen=True, kw_only=True, tag="gguf", tag_field="to"):
+    """Convert the folder `source`; `out` None: a file of the library."""
+
+    source: str
+    out: str | None = None
+    float_type: FloatType = "auto"
+
+
+class ToOnnx(msgspec.Struct, frozen=True, kw_only=True, tag="onnx", tag_field="to"):
+    """Convert the model or file `source`; `out` None: a folder of the library. `fixed`: of fixed shapes."""
+
+    source: str
+    out: str | None = None
+    exact: bool = False
+    all_logits: bool = False
+    fixed: FixedWish | None = None
+
+
+def register(registry: JobRegistry, open_catalogue: Callable[[], Catalogue]) -> None:
+    """Teach a registry the kind `convert`; one at a time, for it reads and writes whole models."""
+
+    def run(params: dict[str, Any], control: Control) -> dict[str, Any]:
+        task = msgspec.convert(params, ToGguf | ToOnnx)
+        with closing(open_catalogue()) as catalogue:
+            return _gguf(catalogue, task, control) if isinstance(task, ToGguf) else _onnx(catalogue, task, control)
+
+    registry.register(JobKind.CONVERT, run)
+
+
+def _gguf(catalogue: Catalogue, task: ToGguf, control: Control) -> dict[str, Any]:
+    out = Path(task.out) if task.out else None
+    entry, done = convert_folder(catalogue, Path(task.source), out, task.float_type, control)
+    return {"model": entry.id, "path": str(entry.path), "type": done.float_type, "notes": list(done.notes)}
+
+
+def _onnx(catalogue: Catalogue, task: ToOnnx, control: Control) -> dict[str, Any]:
+    out = Path(task.out) if task.out else None
+    model, done = convert(
+        task.source,
+        out,
+        catalogue,
+        control,
+        accuracy_level=EXACT if task.exact else FAST,
+        all_logits=task.all_logits,
+        fixed=task.fixed,
+    )
+    return {"model": model, "path": done["folder"], **done}

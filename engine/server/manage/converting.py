@@ -1,0 +1,50 @@
+"""/tessera/v1/models/convert and /tessera/v1/onnx/convert: other formats of a model, made as jobs."""
+
+from pathlib import Path
+
+import msgspec
+from fastapi import APIRouter, Request
+
+from engine.api.converting import ConvertRequest, OnnxConvertRequest
+from engine.api.jobs import Job, JobKind
+from engine.errors import InputFault
+from engine.quantize_jobs.convert import ToGguf, ToOnnx
+from engine.server.state import server_state
+from engine.server.typed import TypedRoute
+from quantize.onnx.request import FixedWish
+
+router = APIRouter(prefix="/tessera/v1", tags=["library"], route_class=TypedRoute)
+
+
+@router.post("/models/convert", status_code=202)
+async def to_gguf(request: Request, body: ConvertRequest) -> Job:
+    """Start making a GGUF file of a Hugging Face folder; the job's result names the model."""
+    _whole(body.source, "source")
+    task = ToGguf(source=body.source, out=_whole(body.out, "out"), float_type=body.float_type)
+    return _start(request, task)
+
+
+@router.post("/onnx/convert", status_code=202)
+async def to_onnx(request: Request, body: OnnxConvertRequest) -> Job:
+    """Start making an ONNX folder of a GGUF model; the job's result names the model."""
+    fixed = FixedWish(context=body.fixed.context, bits=body.fixed.bits) if body.fixed else None
+    task = ToOnnx(
+        source=body.source,
+        out=_whole(body.out, "out"),
+        exact=body.exact,
+        all_logits=body.all_logits,
+        fixed=fixed,
+    )
+    return _start(request, task)
+
+
+def _start(request: Request, task: ToGguf | ToOnnx) -> Job:
+    title = Path(task.source).name
+    return server_state(request).jobs.start(JobKind.CONVERT, title, msgspec.to_builtins(task))
+
+
+def _whole(path: str | None, field: str) -> str | None:
+    """A path that does not depend on where the server was started."""
+    if path is not None and not Path(path).is_absolute():
+        raise InputFault(f"{path!r} is not a whole path.", field)
+    return path

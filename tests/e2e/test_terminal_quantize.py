@@ -1,0 +1,95 @@
+"""`tessera quantize` and `tessera onnx convert` beside a server: its jobs, watched and ended from the terminal."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import httpx2
+import pytest
+from servers import ROOT, RunningServer
+
+SPARK = ROOT / "assets" / "models" / "spark-f16.gguf"
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory):
+    running = RunningServer(tmp_path_factory.mktemp("beside"))
+    yield running
+    running.stop()
+
+
+def start(server, *arguments, **options):
+    env = {**os.environ, "TESSERA_HOME": str(server.home)}
+    command = [sys.executable, "-m", "app", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env={**env, "PYTHONPATH": str(ROOT)}, **pipes, **options)
+
+
+def jobs(server):
+    headers = {"Authorization": f"Bearer {server.token}"}
+    return httpx2.get(f"{server.url}/tessera/v1/jobs", headers=headers, timeout=30).json()["jobs"]
+
+
+def of_kind(server, kind):
+    return [job for job in jobs(server) if job["kind"] == kind]
+
+
+def test_the_file_lies_where_it_was_wanted_and_the_server_knows_the_job(beside, tmp_path):
+    options = ["--budget", "5000000B", "--tier", "instant", "--threads", "1", "--json"]
+    # A path as it is typed in another folder than the server's.
+    running = start(beside, "quantize", str(SPARK), "small.gguf", *options, cwd=tmp_path)
+    out, errors = running.communicate(timeout=110)
+    assert running.returncode == 0, errors
+    report = json.loads(out)
+    assert report["file_bytes"] == (tmp_path / "small.gguf").stat().st_size
+    job = of_kind(beside, "quantize")[0]
+    assert (job["state"], job["title"]) == ("done", SPARK.name)
+    assert job["result"]["model"] == "", "a file elsewhere does not join the library"
+
+
+def test_an_ended_command_cancels_its_job_and_leaves_no_file(beside, tmp_path):
+    out = tmp_path / "never.gguf"
+    running = start(
+        beside, "quantize", str(SPARK), str(out), "--budget", "5000000B", "--tier", "max", "--threads", "1"
+    )
+    deadline = time.monotonic() + 60
+    while not any(j["state"] == "running" and j["progress"]["phase"] for j in of_kind(beside, "quantize")):
+        assert running.poll() is None, running.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130, errors
+    assert errors.strip().endswith("Cancelled.")
+    assert "Traceback" not in errors
+    assert of_kind(beside, "quantize")[0]["state"] == "cancelled"
+    assert not out.exists()
+
+
+def test_a_relative_path_over_http_is_refused(beside):
+    headers = {"Authorization": f"Bearer {beside.token}"}
+    for path, body in {
+        "quantize": {"model": "spark", "mix": "Q4_K_M", "out": "there.gguf"},
+        "models/convert": {"source": "folder"},
+        "onnx/convert": {"source": "spark", "out": "there"},
+    }.items():
+        answer = httpx2.post(f"{beside.url}/tessera/v1/{path}", json=body, headers=headers, timeout=30)
+        assert answer.status_code == 400, answer.text
+        assert "whole path" in answer.text
+
+
+def test_an_onnx_folder_is_made_by_the_server(beside):
+    running = start(beside, "onnx", "convert", "spark", "--json")
+    out, errors = running.communicate(timeout=110)
+    assert running.returncode == 0, errors
+    made = json.loads(out)
+    job = of_kind(beside, "convert")[0]
+    assert job["state"] == "done"
+    assert job["result"]["model"] == made["model"]
+    headers = {"Authorization": f"Bearer {beside.token}"}
+    listed = httpx2.get(f"{beside.url}/tessera/v1/models", headers=headers, timeout=30).json()["models"]
+    assert made["model"] in {model["id"] for model in listed}

@@ -1,0 +1,20 @@
+"""The second process that removes unfinished files, when somebody ends it."""
+
+from quantize.files.output_file import Output
+
+
+def test_a_guard_that_was_ended_is_replaced_by_one_that_knows_all_files(tmp_path):
+    with Output(tmp_path / "out.gguf") as out:
+        first = out.partial("first")
+        first.write_bytes(b"x")
+        ended = out._guard
+        ended.kill()
+        ended.wait()
+        second = out.partial("second")
+        second.write_bytes(b"x")
+        guard, out._guard = out._guard, None
+        assert guard.poll() is None
+        guard.stdin.close()  # as if this process had died
+        guard.wait(30)
+        assert not first.exists()
+        assert not second.exists()
