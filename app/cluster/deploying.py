@@ -1,0 +1,115 @@
+"""Deployments: made, looked at and taken down through Serve's controller, from any process on a node."""
+
+from typing import Any, Final
+
+import ray
+from ray import serve
+from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router import PrefixCacheAffinityRouter
+from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_tree import PrefixTreeActor
+from ray.serve._private.constants import SERVE_NAMESPACE
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from app.cluster.replica import Replica
+from app.cluster.types import NAMESPACE, ClusterFile, Deployed
+
+# Ray Serve's own router by common prefixes; its public name below ray.serve.llm imports what only vLLM needs. The
+# actor that remembers prefixes is found by this name. Source: ray 2.60, prefix_aware_router.py.
+ROUTER: Final = f"{PrefixCacheAffinityRouter.__module__}:{PrefixCacheAffinityRouter.__name__}"
+TREE: Final = "LlmPrefixTreeActor"
+DEPLOYMENT: Final = "model"
+# A replica more after queues were long for so many seconds, one less after they were short.
+UP_S: Final = 3.0
+DOWN_S: Final = 30.0
+HEALTH_S: Final = 2.0
+# Running answers may end when a replica is replaced or taken away.
+END_S: Final = 120.0
+
+
+def connect(known: ClusterFile) -> None:
+    """Join the cluster as a driver. The caller has `known.environment()`. Raises: ConnectionError."""
+    ray.init(address=known.address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+    serve.start(proxy_location="Disabled")
+
+
+def deploy(told: Deployed, down_s: float = DOWN_S) -> None:
+    """Deploy a model, or replace a deployment of it replica by replica. Blocks until one serves."""
+    router = RequestRouterConfig()
+    if told.affinity:
+        _remember_on_head(told.model)
+        # A node with so many more answers than another is no longer preferred for what it remembers.
+        router = RequestRouterConfig(
+            request_router_class=ROUTER,
+            request_router_kwargs={"imbalanced_threshold": told.parallel, "do_eviction": True},
+        )
+    scaling = AutoscalingConfig(
+        min_replicas=told.least,
+        max_replicas=told.most,
+        target_ongoing_requests=told.parallel,
+        upscale_delay_s=UP_S,
+        downscale_delay_s=down_s,
+        metrics_interval_s=1.0,
+        look_back_period_s=3.0,
+    )
+    made = serve.deployment(Replica).options(
+        name=DEPLOYMENT,
+        autoscaling_config=scaling,
+        request_router_config=router,
+        max_ongoing_requests=2 * told.parallel,
+        max_replicas_per_node=1,
+        ray_actor_options={"num_cpus": 1, "memory": told.memory_bytes},
+        health_check_period_s=HEALTH_S,
+        health_check_timeout_s=5 * HEALTH_S,
+        graceful_shutdown_timeout_s=END_S,
+    )
+    serve.run(made.bind(told), name=told.model, route_prefix=None)
+
+
+def _remember_on_head(model: str) -> None:
+    """Prefixes are kept on the head: elsewhere every request would fail once that node is lost."""
+    head = next(node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"])
+    PrefixTreeActor.options(
+        name=TREE,
+        namespace=f"{SERVE_NAMESPACE}::{model}::{DEPLOYMENT}",
+        get_if_exists=True,
+        lifetime="detached",
+        num_cpus=0,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(head, soft=False),
+    ).remote()
+
+
+def deployed() -> dict[str, dict[str, Any]]:
+    """Every model: its state, what is wrong, and replicas by their state."""
+    found = {}
+    for name, application in serve.status().applications.items():
+        (of,) = application.deployments.values() or (None,)
+        found[name] = {
+            "state": str(application.status.value),
+            "reason": application.message or (of.message if of else ""),
+            "replicas": {str(getattr(s, "value", s)): n for s, n in of.replica_states.items()} if of else {},
+        }
+    return found
+
+
+def nodes() -> list[dict[str, Any]]:
+    """Every node that lives: address, memory for models, and what is free of it."""
+    free = ray._private.state.available_resources_per_node()  # noqa: SLF001 - Ray's own status command reads it too
+    return [
+        {
+            "address": node["NodeManagerAddress"],
+            "total_bytes": int(node["Resources"].get("memory", 0)),
+            "free_bytes": int(free.get(node["NodeID"], {}).get("memory", 0)),
+        }
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def remove(model: str) -> None:
+    """Take one deployment down; its running answers may end first."""
+    serve.delete(model)
+
+
+def shut_down() -> None:
+    """Take all deployments down, and Serve with them."""
+    serve.shutdown()

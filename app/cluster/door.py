@@ -1,0 +1,183 @@
+"""The cluster's one address: OpenAI's routes in front of Serve's handles. On loopback: a Tessera server asks it.
+
+A request whose replica is lost before the first token is asked anew; one that is lost later ends with an error.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import time
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+
+import msgspec
+from ray import serve
+from ray.exceptions import RayError, TaskCancelledError
+from ray.serve.exceptions import RayServeException
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from app.cluster.types import Asked
+from engine.upstreams.stream import ChatReader
+
+log = logging.getLogger(__name__)
+# A request without its first token is asked of other replicas for so long: a new one may have to load the model.
+PATIENCE_S: Final = 120.0
+# Serve learns of a lost node within this; until then it may offer the same replica again.
+AGAIN_S: Final = 0.25
+LIST_S: Final = 1.0
+OK: Final = 200
+
+
+class Door:
+    """The routes. `key` is asked of every request."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._handles: dict[str, Any] = {}
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._listed = asyncio.Event()
+        self.app = Starlette(
+            lifespan=self._life,
+            routes=[
+                Route("/v1/models", self.models),
+                Route("/v1/{path:path}", self.answer, methods=["POST"]),
+                Route("/tokenize", self.answer, methods=["POST"]),
+            ],
+        )
+
+    def _refused(self, request: Request) -> Response | None:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if hmac.compare_digest(given.encode(), self._key.encode()):
+            return None
+        return _fault(401, "invalid_api_key", "The cluster's key is missing or wrong.")
+
+    async def models(self, request: Request) -> Response:
+        """What is deployed, each as a replica of it lists it."""
+        if (refused := self._refused(request)) is not None:
+            return refused
+        await self._listed.wait()
+        return JSONResponse({"object": "list", "data": list(self._rows.values())})
+
+    @contextlib.asynccontextmanager
+    async def _life(self, _app: Starlette) -> AsyncGenerator[None, None]:
+        listing = asyncio.create_task(self._list())
+        try:
+            yield
+        finally:
+            listing.cancel()
+
+    async def _list(self) -> None:
+        """Keep the list: whoever looks whether the cluster is there waits for an answer at once."""
+        while True:
+            try:
+                await self._look()
+                self._listed.set()
+            except (RayError, RayServeException) as error:
+                log.warning("the list of models is that of before: %r", error)
+            await asyncio.sleep(LIST_S)
+
+    async def _look(self) -> None:
+        applications = (await asyncio.to_thread(serve.status)).applications
+        for name in [n for n in self._rows if n not in applications]:
+            del self._rows[name]
+        for name, application in applications.items():
+            if application.status == "RUNNING" and name not in self._rows:
+                handle = await self._handle(name)
+                self._rows[name] = await handle.options(stream=False).about.remote()
+
+    async def _handle(self, model: str) -> Any:
+        if model not in self._handles:
+            handle = await asyncio.to_thread(serve.get_app_handle, model)
+            self._handles[model] = handle.options(stream=True)
+        return self._handles[model]
+
+    async def answer(self, request: Request) -> Response:
+        """Pass a request on to a replica of the model that it names."""
+        if (refused := self._refused(request)) is not None:
+            return refused
+        raw = await request.body()
+        try:
+            body = msgspec.json.decode(raw, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            return _fault(400, "invalid_request_error", f"The body is no JSON object: {error}")
+        model = str(body.get("model", ""))
+        try:
+            handle = await self._handle(model)
+        except RayError as error:
+            return _fault(404, "model_not_found", f"The cluster has no model named {model!r}: {error}")
+        said = body.get("messages") or body.get("prompt") or body.get("input")
+        asked = Asked(request.url.path, raw, said if isinstance(said, str | list) and said else " ")
+        pieces = _Answer(handle, asked, model).pieces(streams=body.get("stream") is True)
+        try:
+            first = await anext(pieces)
+        except RayError as error:
+            return _fault(503, "replica_lost", f"No replica of {model} answers: {error}")
+        assert isinstance(first, tuple)
+        return StreamingResponse(pieces, status_code=first[0], media_type=first[1])  # type: ignore[arg-type]  # bytes follow
+
+
+class _Answer:
+    """One answer, from as many replicas as are lost before its first token."""
+
+    def __init__(self, handle: Any, asked: Asked, model: str) -> None:
+        self._handle, self._asked, self._model = handle, asked, model
+        self._told = False
+
+    async def pieces(self, *, streams: bool) -> AsyncGenerator[tuple[int, str] | bytes, None]:
+        """Status and type, then bytes. Before the first token nothing is told that could not be taken back."""
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                async with contextlib.aclosing(self._once(streams=streams)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+            except TaskCancelledError:
+                raise
+            except RayError as error:
+                log.warning("model=%s lost a replica, first token told: %s: %r", self._model, self._told, error)
+                if self._told:
+                    yield _event(f"The node that answered with {self._model} was lost in the middle; ask again.")
+                    return
+                if time.monotonic() > until:
+                    raise
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return
+
+    async def _once(self, *, streams: bool) -> AsyncGenerator[tuple[int, str] | bytes, None]:
+        """One replica's answer, held back until its first token; what is not streamed is held to its end."""
+        held: list[tuple[int, str] | bytes] = []
+        reader = ChatReader(self._model)
+        response = self._handle.answer.remote(self._asked)
+        try:
+            async for piece in response:
+                held.append(piece)
+                self._told = self._told or (streams and _begins(reader, piece))
+                if self._told:
+                    for each in held:
+                        yield each
+                    held.clear()
+            self._told = True
+            for each in held:
+                yield each
+        finally:
+            response.cancel()
+
+
+def _begins(reader: ChatReader, piece: tuple[int, str] | bytes) -> bool:
+    """Whether this piece has something of the answer, or is the refusal of one."""
+    if isinstance(piece, tuple):
+        return piece[0] != OK
+    return bool(reader.feed(piece)) or reader.fault is not None
+
+
+def _fault(status: int, code: str, message: str) -> Response:
+    return JSONResponse({"error": {"message": message, "type": code, "code": code}}, status_code=status)
+
+
+def _event(message: str) -> bytes:
+    return b"data: " + msgspec.json.encode({"error": {"message": message, "code": "replica_lost"}}) + b"\n\n"

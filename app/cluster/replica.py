@@ -1,0 +1,60 @@
+"""One model on one node: an actor of Ray Serve beside a private server of Tessera, which has the runner."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+
+from app.cluster.types import Asked, Deployed
+from app.server_process import ServerProcess
+from engine.upstreams.http import HttpClient
+
+
+class ModelNotHere(RuntimeError):
+    """The node's library has not the model that was deployed."""
+
+
+class Replica:
+    """Ray makes one where its memory is free; the server ends with this process, however that ends."""
+
+    def __init__(self, told: Deployed) -> None:
+        self._told = told
+        arguments = ["--parallel", str(told.parallel), "--ttl", "0"]
+        arguments += ["--ctx", str(told.n_ctx)] if told.n_ctx else []
+        self._server = ServerProcess(*arguments)
+        self._client = self._server.connect()
+        self._check_file()
+        self._client.load(told.model)
+        self._http = HttpClient(told.model, self._client.url)
+        self._key = {"authorization": f"Bearer {self._client.token}"}
+
+    def _check_file(self) -> None:
+        here = {m.id: m.size_bytes for m in self._client.library()}
+        if here.get(self._told.model) != self._told.num_bytes:
+            found = "another file" if self._told.model in here else "no model"
+            raise ModelNotHere(f"{socket.gethostname()} has {found} under the name {self._told.model}")
+
+    async def check_health(self) -> None:
+        """Ray asks this every few seconds, and replaces a replica that raises."""
+        async with self._http.request("GET", "/health", headers=self._key) as answer:
+            await answer.read()
+
+    async def about(self) -> dict[str, Any]:
+        """The model's row in its server's list."""
+        async with self._http.request("GET", "/v1/models", headers=self._key) as answer:
+            rows = msgspec.json.decode(await answer.read())["data"]
+        found: dict[str, Any] = next(row for row in rows if row["id"] == self._told.model)
+        return found
+
+    async def answer(self, asked: Asked) -> AsyncGenerator[tuple[int, str] | bytes, None]:
+        """Status and type, then the body as it comes; leaving early hangs up."""
+        async with self._http.request("POST", asked.path, asked.body, self._key) as answer:
+            yield answer.status, answer.headers.get("content-type", "application/json")
+            async for piece in answer.pieces():
+                yield piece
+
+    async def __del__(self) -> None:
+        """Ray calls this when the replica is taken down."""
+        await asyncio.to_thread(self._server.stop)

@@ -1,0 +1,42 @@
+"""What the doctor says of workers: which cannot be used, why, and what to do about it."""
+
+from typing import Final
+
+from devices.types import Finding
+from engine.remotes.book import RemoteBook
+from engine.remotes.types import State
+
+_STEPS: Final[dict[State, str]] = {
+    "unknown": "Look at it with: tessera remote check {name}",
+    "unreachable": "Is {host} on, and its SSH server at port {port}? Then: tessera remote check {name}",
+    "refused": "Try the login by hand: ssh -p {port} {user}@{host}",
+    "changed_key": "If {host} was set up anew, compare the fingerprint: tessera remote add {name} {user}@{host}",
+    "no_worker": "Start it over there: tessera worker",
+    "other_kernel": "Install the same version of Tessera on both computers",
+    "slow": "Measure the way again once nothing else uses it: tessera remote check {name}",
+    "lost": "Look again with: tessera remote check {name}",
+}
+
+
+def findings(book: RemoteBook) -> tuple[Finding, ...]:
+    """One for every worker that is not well; nothing is asked of it now."""
+    found = []
+    for remote in book.remotes:
+        seen = book.seen(remote.name)
+        if seen.state == "ok":
+            continue
+        usable = seen.state in {"slow", "unknown"}
+        title = f"{remote.name} was never looked at" if seen.state == "unknown" else f"{remote.name} cannot be used"
+        if seen.state == "slow":
+            title = f"The way to {remote.name} is slow"
+        names = {"name": remote.name, "host": remote.host, "user": remote.user, "port": remote.port}
+        found.append(
+            Finding(
+                f"remote_{seen.state}",
+                "advice" if usable else "warning",
+                title,
+                f"{seen.reason[:1].upper()}{seen.reason[1:]}." if seen.reason else "",
+                _STEPS[seen.state].format(**names),
+            )
+        )
+    return tuple(found)

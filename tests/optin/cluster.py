@@ -1,0 +1,285 @@
+"""A cluster of three nodes on this machine, by Ray's own test cluster, behind a Tessera server.
+
+    python tests/optin/cluster.py [--requests 200] [--talks 30] [--only affinity kill scale quantize]
+
+Needs `tessera[cluster]`. Shows: how many second turns find their cache with prefix affinity and without; what
+becomes of requests while a node is killed; that one replica becomes three and one again; and that tensors rounded
+by tasks on the nodes have the bytes of one machine's. Exits with 1 when something is not as it should be.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import secrets
+import socket
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import httpx2
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from servers import RunningServer, wait_for  # noqa: E402 - after sys.path
+
+from app.cluster.types import ClusterFile, Deployed  # noqa: E402
+
+MODEL = ROOT / "assets" / "models" / "spark-f16.gguf"
+NODE_BYTES = 2 << 30
+REPLICA_BYTES = 1 << 30
+PATIENCE_S = 240
+WORDS = ("river", "stone", "lamp", "winter", "bread", "window", "copper", "field", "thread", "music", "harbour")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def agent_ports():
+    """Given beforehand: a node waits 15 s for its agents to choose some, which a crowded machine does not keep."""
+    names = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+    return {name: free_port() for name in names}
+
+
+class World:
+    """Three nodes with homes of their own, the door in this process, and a Tessera server before it."""
+
+    def __init__(self, folder):
+        gateway = folder / "gateway"
+        gateway.mkdir()
+        self.server = RunningServer(gateway)
+        known = ClusterFile(token=secrets.token_hex(32))
+        os.environ.update(known.environment())
+        os.environ["PYTHONPATH"] = str(ROOT)
+        from ray.cluster_utils import Cluster
+
+        homes = [folder / name for name in ("head", "second", "third")]
+        for home in homes:
+            home.mkdir()
+        self.cluster = Cluster(
+            initialize_head=True,
+            head_node_args={**agent_ports(),
+                "num_cpus": 2, "memory": NODE_BYTES, "env_vars": {"TESSERA_HOME": str(homes[0])},
+                            "include_dashboard": False},
+        )  # fmt: skip
+        self.nodes = [
+            self.cluster.add_node(
+                num_cpus=2, memory=NODE_BYTES, env_vars={"TESSERA_HOME": str(home)}, **agent_ports()
+            )
+            for home in homes[1:]
+        ]
+        import uvicorn
+
+        from app.cluster import deploying
+        from app.cluster.door import Door
+
+        self.deploying = deploying
+        deploying.connect(ClusterFile(address=self.cluster.address, token=known.token))
+        port = free_port()
+        self._door = uvicorn.Server(
+            uvicorn.Config(Door(known.token).app, host="127.0.0.1", port=port, log_level="warning")
+        )
+        threading.Thread(target=self._door.run, daemon=True).start()
+        self.url, self.headers = self.server.url, {"authorization": f"Bearer {self.server.token}"}
+        with httpx2.Client(base_url=self.url, headers=self.headers, timeout=PATIENCE_S) as http:
+            body = {"url": f"http://127.0.0.1:{port}", "key": known.token}
+            http.put("/tessera/v1/upstreams/cluster", json=body).raise_for_status()
+            http.put(
+                "/tessera/v1/upstream-rules", json={"model": "cluster/*", "upstream": "cluster"}
+            ).raise_for_status()
+
+    def deploy(self, **changes):
+        told = {"model": "spark", "num_bytes": MODEL.stat().st_size, "memory_bytes": REPLICA_BYTES, **changes}
+        down_s = told.pop("down_s", 600.0)
+        began = time.monotonic()
+        self.deploying.deploy(Deployed(**told), down_s=down_s)
+        return time.monotonic() - began
+
+    def replicas(self):
+        return self.deploying.deployed().get("spark", {}).get("replicas", {}).get("RUNNING", 0)
+
+    def stop(self):
+        import ray
+
+        self.server.stop()
+        with contextlib.suppress(Exception):
+            self.deploying.shut_down()
+        self._door.should_exit = True
+        ray.shutdown()
+        self.cluster.shutdown()
+
+
+async def say(http, messages, tokens):
+    """One streamed answer: its text, the error it ended with, and what was counted."""
+    body = {"model": "cluster/spark", "messages": messages, "max_tokens": tokens, "stream": True, "temperature": 0,
+            "ignore_eos": True, "stream_options": {"include_usage": True}}  # fmt: skip
+    text, error, usage = "", None, {}
+    try:
+        async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            if answer.status_code != httpx2.codes.OK:
+                return "", (await answer.aread()).decode()[:300], {}
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line[6:])
+                if event.get("error"):
+                    error = event["error"]["message"]
+                usage = event.get("usage") or usage
+                for choice in event.get("choices") or ():
+                    text += choice["delta"].get("content") or ""
+    except httpx2.HTTPError as fault:
+        error = f"{type(fault).__name__}: {fault}"
+    return text, error, usage
+
+
+def clients(world):
+    limits = httpx2.Limits(max_connections=None)
+    return httpx2.AsyncClient(base_url=world.url, headers=world.headers, timeout=PATIENCE_S, limits=limits)
+
+
+def opening(rng, words=60):
+    return {"role": "user", "content": " ".join(rng.choices(WORDS, k=words)) + f" {rng.random():.9f}"}
+
+
+async def talks(world, count):
+    """How many second turns found what their first turn had left, of `count` talks, six at a time."""
+    rng, found, errors = random.Random(7), [], []
+    gate = asyncio.Semaphore(6)
+    async with clients(world) as http:
+
+        async def talk():
+            async with gate:
+                messages = [opening(rng)]
+                text, error, first = await say(http, messages, 8)
+                errors.append(error)
+                await asyncio.sleep(rng.random())
+                messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "And then?"}]
+                _, error, second = await say(http, messages, 8)
+                errors.append(error)
+                cached = (second.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+                found.append(cached >= 0.9 * first.get("prompt_tokens", 1 << 30))
+
+        await asyncio.gather(*(talk() for _ in range(count)))
+    assert not any(errors), next(e for e in errors if e)
+    return sum(found)
+
+
+def affinity(world, options):
+    """Second turns with and without."""
+    shares = {}
+    for wanted in (True, False):
+        took = world.deploy(least=3, most=3, affinity=wanted)
+        wait_for(lambda: world.replicas() == 3, PATIENCE_S, "three replicas")
+        shares[wanted] = asyncio.run(talks(world, options.talks)) / options.talks
+        words = "with" if wanted else "without"
+        print(f"second turns that found their cache, {words} affinity: {shares[wanted]:.0%} of {options.talks} "
+              f"(deployed in {took:.0f} s)", flush=True)  # fmt: skip
+    return shares[True] >= 0.9
+
+
+async def through_a_kill(world, count, tokens):
+    """What became of `count` requests, twelve at a time, while a node is killed when a fifth of them is done."""
+    rng, gate, results = random.Random(3), asyncio.Semaphore(12), []
+    doomed = world.nodes.pop()
+    async with clients(world) as http:
+
+        async def one():
+            async with gate:
+                results.append(await say(http, [opening(rng, 20)], tokens))
+
+        asking = asyncio.gather(*(one() for _ in range(count)))
+        while len(results) < count // 5:  # noqa: ASYNC110 - a gate says nothing of how many passed
+            await asyncio.sleep(0.05)
+        await asyncio.to_thread(world.cluster.remove_node, doomed, allow_graceful=False)
+        at = len(results)
+        await asking
+    return results, at
+
+
+def kill(world, options):
+    """200 requests while a node is killed."""
+    world.deploy(least=3, most=3)
+    wait_for(lambda: world.replicas() == 3, PATIENCE_S, "three replicas")
+    results, at = asyncio.run(through_a_kill(world, options.requests, 60))
+    whole = sum(error is None and bool(text) for text, error, _ in results)
+    told = [error for text, error, _ in results if text and error is not None]
+    lost = [error for text, error, _ in results if not text]
+    print(f"a node was killed after {at} of {options.requests} requests: {whole} whole, {len(told)} told, "
+          f"{len(lost)} lost before their first token", flush=True)  # fmt: skip
+    for error in sorted({*told, *map(str, lost)}):
+        print("    ", error)
+    return not lost and whole + len(told) == options.requests
+
+
+async def busy(world, until_three):
+    rng = random.Random(5)
+    async with clients(world) as http:
+
+        async def one():
+            while not until_three.is_set():
+                _, error, _ = await say(http, [opening(rng, 20)], 200)
+                assert error is None, error
+
+        await asyncio.gather(*(one() for _ in range(16)))
+
+
+def scale(world, _options):
+    """One to three and back, by the length of queues."""
+    if len(world.nodes) < 2:  # one was killed before
+        world.nodes.append(world.cluster.add_node(num_cpus=2, memory=NODE_BYTES, **agent_ports()))
+    world.deploying.remove("spark")
+    world.deploy(least=1, most=3, down_s=8.0)
+    assert world.replicas() == 1
+    enough = threading.Event()
+    failed = []
+
+    def ask():
+        try:
+            asyncio.run(busy(world, enough))
+        except AssertionError as error:
+            failed.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        up_s = wait_for(lambda: world.replicas() == 3, PATIENCE_S, "three replicas")
+    finally:
+        enough.set()
+        asking.join()
+    down_s = wait_for(lambda: world.replicas() == 1, PATIENCE_S, "one replica again")
+    print(f"one replica became three after {up_s:.0f} s of 16 at once, and one again {down_s:.0f} s after the last "
+          f"answer; {len(failed)} errors", flush=True)  # fmt: skip
+    return not failed
+
+
+STEPS = {"affinity": affinity, "kill": kill, "scale": scale}
+
+
+def main():
+    read = argparse.ArgumentParser(description=__doc__)
+    read.add_argument("--requests", type=int, default=200)
+    read.add_argument("--talks", type=int, default=30)
+    read.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS))
+    options = read.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        world = None
+        try:
+            world = World(Path(folder))
+            print("three nodes, the door and a server are up", flush=True)
+            good = [STEPS[name](world, options) for name in options.only]
+        finally:
+            if world is not None:
+                world.stop()
+    return 0 if all(good) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
