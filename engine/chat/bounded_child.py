@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, Final, cast
@@ -14,7 +15,7 @@ from typing import BinaryIO, Final, cast
 import psutil
 
 from devices.child_command import child_command
-from engine.chat.child_frames import READY, read_frame, write_frame
+from engine.chat.child_frames import PATIENCE, READY, read_frame, write_frame
 
 _log = logging.getLogger(__name__)
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -38,11 +39,15 @@ class ChildFailed(Exception):
         self.exit_code = exit_code
 
 
+# What a child that is at work gets to end by itself.
+_CLOSE_S: Final = 0.2
+
+
 class BoundedChild:
     """Runs `module`, which calls `child_frames.serve`. One request at a time; safe from any thread or loop.
 
-    `timeout_s` bounds one answer (the start is not counted), `memory_bytes` the child's address space. A
-    `background` child takes what others leave of the processor.
+    `timeout_s` bounds what one answer computes (the start is not counted), `memory_bytes` the child's address
+    space. A `background` child takes what others leave of the processor.
     """
 
     def __init__(self, module: str, *, timeout_s: float, memory_bytes: int, background: bool = False) -> None:
@@ -97,7 +102,13 @@ class BoundedChild:
         self._pool.submit(self._warm)
 
     def close(self) -> None:
-        """End the child; later calls start a new one."""
+        """End the child, whatever it is at; later calls start a new one."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        process = self._process
+        if self._lock.acquire(timeout=_CLOSE_S):
+            self._lock.release()
+        elif process is not None:
+            process.kill()  # its work has a limit that nobody who closes wants to wait for
         self._pool.shutdown(wait=True)
         with self._lock:
             if self._process is not None:
@@ -138,23 +149,28 @@ class BoundedChild:
         return process
 
     def _watch(self, process: subprocess.Popen[bytes], done: threading.Event, verdict: list[str]) -> None:
-        """Kill the child at its time limit, or, where the system sets no bound, at its memory limit."""
+        """Kill the child at its time limit, or, where the system sets no bound, at its memory limit.
+
+        The limit is of processor time: on a busy machine an innocent child may wait long for its turn.
+        """
+        started, spent_s = time.monotonic(), _processor_s(process.pid)
         pause = self._timeout_s if _SYSTEM_BOUNDS_MEMORY else _WATCH_S
-        for _ in range(round(self._timeout_s / pause)):
-            if done.wait(pause):
-                return
-            if _SYSTEM_BOUNDS_MEMORY:
-                break
+        while not done.wait(pause):
+            pause = _WATCH_S
             try:
-                size = psutil.Process(process.pid).memory_info().rss
+                size = 0 if _SYSTEM_BOUNDS_MEMORY else psutil.Process(process.pid).memory_info().rss
             except psutil.Error:
                 return
             if size > self._memory_bytes:
                 verdict.append("memory")
                 process.kill()
                 return
-        verdict.append("time")
-        process.kill()
+            passed_s = time.monotonic() - started
+            worked = _processor_s(process.pid) - spent_s >= self._timeout_s
+            if passed_s >= self._timeout_s and (worked or passed_s >= self._timeout_s * PATIENCE):
+                verdict.append("time")
+                process.kill()
+                return
 
     def _discard(self, process: subprocess.Popen[bytes]) -> int | None:
         self._process = None
@@ -171,3 +187,12 @@ class BoundedChild:
             process.stdout.close()
         _log.info("child ended module=%s exit_code=%s", self._module, code)
         return code
+
+
+def _processor_s(pid: int) -> float:
+    """What a process has computed; nothing once it is gone."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)

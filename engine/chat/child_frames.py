@@ -9,6 +9,8 @@ from typing import BinaryIO, Final
 
 MAX_FRAME_BYTES: Final = 300 << 20
 READY: Final = b"ready"
+# An answer that computes little, because others hold the processor, may take this many times its limit.
+PATIENCE: Final = 5
 _LENGTH: Final = struct.Struct(">I")
 
 
@@ -48,7 +50,7 @@ def serve(answer: Callable[[bytes], bytes]) -> None:
     os.dup2(2, 1)
     write_frame(sink, READY)
     while (body := read_frame(source)) is not None:
-        faulthandler.dump_traceback_later(seconds * 2, exit=True)
+        faulthandler.dump_traceback_later(seconds * (PATIENCE + 1), exit=True)
         reply = answer(body)
         faulthandler.cancel_dump_traceback_later()
         write_frame(sink, reply)

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from engine.errors import Cancelled, InputFault
 from engine.server.json_bounds import UNCOUNTED_BYTES, check_counts
+from engine.server.long_strings import Cut
 from engine.server.shape import unread
 
 
@@ -45,6 +46,9 @@ def _inside(value: object, path: str) -> list[str]:
     return []
 
 
+# From here on a body is parsed in short steps: smaller ones take a few milliseconds.
+LARGE_BYTES: Final = 1 << 20
+
 _KINDS = frozenset({"str", "int", "float", "bool", "dict", "list"})
 M = TypeVar("M", bound=BaseModel)
 
@@ -54,10 +58,12 @@ async def parse(request: Request, model: type[M]) -> M:
 
     Raises: InputFault: not JSON, too deeply nested, or a field out of range; `param` names it.
     """
-    raw = await _whole(request)
-    if len(raw) > UNCOUNTED_BYTES:
-        await asyncio.to_thread(check_counts, raw)
+    raw = await whole(request)
     try:
+        if len(raw) > LARGE_BYTES:
+            return await _parse_large(raw, model)
+        if len(raw) > UNCOUNTED_BYTES:
+            await asyncio.to_thread(check_counts, raw)
         return model.model_validate_json(raw)
     except ValidationError as error:
         raise fault(error) from None
@@ -65,19 +71,40 @@ async def parse(request: Request, model: type[M]) -> M:
         raise InputFault("The JSON is nested too deeply.") from None
 
 
-async def _whole(request: Request) -> bytes:
+# One at a time, so that several together take no longer from everybody else than one.
+_large = asyncio.Semaphore(1)
+
+
+async def _parse_large(raw: bytes | bytearray, model: type[M]) -> M:
+    async with _large:
+        cut = await asyncio.to_thread(Cut, raw)
+        body = model.model_validate_json(cut.short)
+        return await asyncio.to_thread(cut.put_back, body) if cut.any else body
+
+
+async def whole(request: Request) -> bytes | bytearray:
     """All bytes of the body. Raises: Cancelled: the client left before it had sent them."""
+    kept: bytes | bytearray | None = getattr(request.state, "whole_body", None)
+    if kept is not None:
+        return kept
+    raw = bytearray()
     try:
-        return await request.body()
+        async for piece in request.stream():  # joined at their end they would be copied in one step
+            raw += piece
     except ClientDisconnect:
         raise Cancelled("the client closed the connection") from None
+    request.state.whole_body = raw
+    return raw
 
 
 async def parse_or(request: Request, model: type[M]) -> M:
     """The request's body as `model`, or its defaults when there is none. Raises: as `parse`."""
-    if not await _whole(request):
+    if not await whole(request):
         return model()
     return await parse(request, model)
+
+
+_SHOWN: Final = 60
 
 
 def fault(error: ValidationError) -> InputFault:
@@ -87,7 +114,8 @@ def fault(error: ValidationError) -> InputFault:
         return InputFault(f"The body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.")
     param = _path(first["loc"])
     given: Any = first.get("input")
-    shown = "" if isinstance(given, dict | list) else f" (got {given!r:.60})"
+    given = given[:_SHOWN] if isinstance(given, str) else given
+    shown = "" if isinstance(given, dict | list) else f" (got {given!r:.{_SHOWN}})"
     return InputFault(f"{param or 'body'}: {first['msg']}{shown}.", param or None)
 
 

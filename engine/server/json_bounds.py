@@ -17,33 +17,64 @@ MAX_VALUES: Final = 300_000
 # Smaller bodies cannot hold as many.
 UNCOUNTED_BYTES: Final = 64 << 10
 _PIECE_BYTES: Final = 256 << 10
+# The pair of a character beyond the first plane is one escape: its halves mean nothing alone.
+_ESCAPE: Final = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u....|.)", re.DOTALL)
 _ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
+_LONGEST_ESCAPE: Final = 12
 
 
-def check_counts(raw: bytes) -> None:
-    """Raises: InputFault: more values, or objects, than any request needs. Safe from any thread, yields often."""
-    objects = values = 0
-    inside = False
-    for piece in _pieces(raw):
-        parts = piece.split(b'"')
-        for part in parts[inside::2]:
-            objects += part.count(b"{")
-            values += part.count(b",") + part.count(b"[") + part.count(b"{")
-        inside ^= len(parts) % 2 == 0
-        if objects > MAX_OBJECTS:
+class Counter:
+    """Counts piece by piece. `inside`: what comes next is inside a string."""
+
+    def __init__(self) -> None:
+        self.inside = False
+        self._objects = self._values = 0
+
+    def count(self, piece: bytes | bytearray) -> bool:
+        """Whether a string begins or ends in this piece.
+
+        Raises: InputFault: more values, or objects, than any request needs.
+        """
+        parts = (_ESCAPED.sub(b"", piece) if b"\\" in piece else piece).split(b'"')
+        for part in parts[self.inside :: 2]:
+            self._objects += part.count(b"{")
+            self._values += part.count(b",") + part.count(b"[") + part.count(b"{")
+        self.inside ^= len(parts) % 2 == 0
+        if self._objects > MAX_OBJECTS:
             raise InputFault(f"The JSON has more than {MAX_OBJECTS} objects; no request needs so many.")
-        if values > MAX_VALUES:
+        if self._values > MAX_VALUES:
             raise InputFault(f"The JSON has more than {MAX_VALUES} values; send long prompts as text.")
+        return len(parts) > 1
 
 
-def _pieces(raw: bytes) -> Iterator[bytes]:
-    """The text in pieces without what is escaped, none cut between a backslash and what it escapes."""
+def check_counts(raw: bytes | bytearray) -> None:
+    """Raises: InputFault: more values, or objects, than any request needs. Safe from any thread, yields often."""
+    counter = Counter()
+    for piece in pieces(raw, _PIECE_BYTES):
+        counter.count(piece)
+
+
+def pieces(raw: bytes | bytearray, num_bytes: int) -> Iterator[bytes]:
+    """The text in pieces, none of them cut inside a character or what is escaped."""
     begin = 0
     while begin < len(raw):
-        end = min(begin + _PIECE_BYTES, len(raw))
-        piece = raw[begin:end]
-        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
-            end += 1
-            piece = raw[begin:end]
-        yield _ESCAPED.sub(b"", piece) if b"\\" in piece else piece
+        end = _safe(raw, begin, min(begin + num_bytes, len(raw)))
+        yield bytes(raw[begin:end])
         begin = end
+
+
+def _safe(raw: bytes | bytearray, begin: int, end: int) -> int:
+    """The next place at or behind `end` where the text may be cut; `begin` is such a place."""
+    for place in range(max(begin, end - _LONGEST_ESCAPE), end):
+        if raw[place] != ord("\\"):
+            continue
+        before = raw[begin:place]
+        if (len(before) - len(before.rstrip(b"\\"))) % 2:
+            continue  # it is itself escaped
+        escape = _ESCAPE.match(raw, place)
+        if escape is not None and escape.end() > end:
+            return escape.end()
+    for _ in range(3):  # the longest character has four bytes
+        if end < len(raw) and raw[end] & 0xC0 == 0x80:  # noqa: PLR2004 - a byte that goes on
+            end += 1
+    return end

@@ -162,3 +162,19 @@ def test_many_callers_share_one_child(renderer):
         return await asyncio.gather(*(renderer.render(ChatTemplate(), HELLO) for _ in range(50)))
 
     assert len({rendered.prompt for rendered in asyncio.run(all_at_once())}) == 1
+
+
+def test_a_server_that_ends_does_not_wait_for_a_slow_template():
+    renderer = TemplateRenderer(timeout_s=30.0)
+    slow = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+    async def scenario():
+        asking = asyncio.create_task(renderer.render(ChatTemplate(source=slow), HELLO, brought=True))
+        await asyncio.sleep(1)
+        begun = time.monotonic()
+        await asyncio.to_thread(renderer.close)
+        took = time.monotonic() - begun
+        await asyncio.gather(asking, return_exceptions=True)
+        return took
+
+    assert asyncio.run(scenario()) < 5

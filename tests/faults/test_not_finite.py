@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from variants import write_poisoned
 
-from engine.runner.process import RequestFailed, RunnerProcess
+from engine.runner.faults import RequestFailed
+from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.types import Delta, GenerationRequest, SamplingParams
 

@@ -11,11 +11,13 @@ import httpx2
 import pytest
 from scripted import TOKEN, ScriptedServer
 from servers import ROOT, RunningServer, wait_for
+from starlette.routing import Route
 
 from engine.server import guard
 from engine.server.auth import Access, running_server_url
-from engine.server.keys import KeyStore
+from engine.server.every_route import every_route
 from engine.server.strangers import Callers
+from engine.settings.keys import KeyStore
 
 KEY = "sk-the-key"
 CALLERS = Callers(hosts=("my.box",), origins=("http://app.example",))
@@ -59,10 +61,6 @@ def http(locked):
 
 def routes(server):
     """Every route of the application, with its methods and its parameters filled in."""
-    from starlette.routing import Route
-
-    from engine.server.every_route import every_route
-
     found = []
     for route in all_routes(every_route(server.state).routes):
         if isinstance(route, Route):
@@ -346,3 +344,27 @@ def test_stats_tell_speed_queue_memory_and_cache(scripted):
     for field in ("tok_s", "cache_hit_frac", "queued", "rss_bytes", "kv_cells_total", "memory_available_bytes"):
         assert f'"{field}":' in text
     assert httpx2.get(url, params={"interval": "0"}, headers=token).status_code == 400
+
+
+@pytest.mark.parametrize("name", ["..%2f..%2fkeys.json", "%2e%2e%2fkeys.json", "a%00b", "%2fetc%2fpasswd"])
+def test_names_in_paths_lead_nowhere(locked, http, name):
+    """Ids of files, responses, conversations, stores and collections: what has none is not there."""
+    tried = 0
+    for route in all_routes(every_route(locked.state).routes):
+        if not isinstance(route, Route) or "{" not in route.path:
+            continue
+        path = re.sub(r"\{[^}]*\}", name, route.path)
+        for method in sorted((route.methods or set()) & {"GET", "DELETE"}):
+            token = TOKEN if path.startswith(MANAGEMENT) else KEY
+            answer = http.request(method, path, headers={"authorization": f"Bearer {token}"})
+            tried += 1
+            assert 400 <= answer.status_code < 500, (method, path, answer.status_code, answer.text)
+    assert tried > 10
+
+
+def test_an_uploaded_file_keeps_the_last_part_of_its_name_only(locked, http):
+    key = {"authorization": f"Bearer {KEY}"}
+    given = {"file": ("../../../../tmp/planted.txt", b"text", "text/plain")}
+    answer = http.post("/v1/files", files=given, data={"purpose": "assistants"}, headers=key)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["filename"] == "planted.txt"

@@ -5,11 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import psutil
 
 from app.code.agent.sandbox import Openings, guarded, sandboxed
 from devices.process_memory import bound_memory
@@ -39,8 +42,11 @@ def run_command(
 
     Raises: OSError: it cannot be started. ValueError: a word holds a NUL byte.
     """
-    with contextlib.nullcontext() if openings is None else guarded(folder):
-        return _run(list(argv) if openings is None else sandboxed(argv, folder, openings), folder, timeout_s)
+    if openings is None:
+        return _run(list(argv), folder, timeout_s)
+    with guarded(folder) as said, tempfile.TemporaryDirectory(prefix="tessera-command-") as scratch:
+        done = _run(sandboxed(argv, folder, openings, Path(scratch)), folder, timeout_s)
+    return replace(done, output="\n".join([done.output, *said])) if said else done
 
 
 def _run(argv: list[str], folder: Path, timeout_s: float) -> CommandResult:
@@ -72,6 +78,10 @@ def _run(argv: list[str], folder: Path, timeout_s: float) -> CommandResult:
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
+    with contextlib.suppress(psutil.Error):  # also those that left the group
+        for process in psutil.Process(child.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
     with contextlib.suppress(OSError):
         if sys.platform == "win32":
             child.kill()

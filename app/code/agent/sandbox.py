@@ -1,4 +1,4 @@
-"""The sandbox an agent's commands run in: bubblewrap on Linux. Elsewhere there is none, and that is said.
+"""The sandbox an agent's commands run in: bubblewrap on Linux, else Landlock. Where there is none, that is said.
 
 Inside, the project folder can be written and the system's programs can be read. The home folder, other people's
 files, sockets of the desktop and the network are not there; memory disks stand in for the home and for /tmp.
@@ -6,6 +6,7 @@ files, sockets of the desktop and the network are not there; memory disks stand 
 
 import contextlib
 import functools
+import json
 import os
 import shutil
 import subprocess
@@ -15,6 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from app.code.agent import landlock
+from app.code.agent.nested import ASIDE, put_aside, repositories
+from app.code.agent.steering import keep, put_back
+from devices.child_command import child_command
 from devices.programs import installed_program
 
 # What programs are made of, on any distribution.
@@ -30,6 +35,11 @@ _SYSTEM_FOLDERS: Final = (
     "/opt",
     "/nix",
     "/gnu",
+)
+# Without a space of processes of its own the rest of it would show what other programs were started with: keys.
+_PROC: Final = tuple(
+    f"/proc/{name}"
+    for name in ("self", "cpuinfo", "meminfo", "stat", "loadavg", "uptime", "version", "filesystems", "sys")
 )
 # What belongs to a program that is installed outside of them: PREFIX/bin and these beside it.
 _BESIDE_PROGRAMS: Final = ("lib", "lib64", "libexec", "include", "share", "pyvenv.cfg")
@@ -53,9 +63,22 @@ class Openings:
     home: bool = False
 
 
-@functools.cache
 def missing() -> str | None:
-    """Why there is no sandbox on this computer; None when there is one. Tried once."""
+    """Why there is no sandbox on this computer; None when there is one."""
+    lacking = without_bubblewrap()
+    return None if lacking is None or landlock.version() else lacking
+
+
+def weakness() -> str | None:
+    """What the sandbox of this computer does not hold that bubblewrap would; None where it holds all."""
+    if without_bubblewrap() is None or landlock.version() >= landlock.SCOPED_VERSION:
+        return None
+    return "Landlock of this kernel keeps files and network from it, but it can end other programs of yours."
+
+
+@functools.cache
+def without_bubblewrap() -> str | None:
+    """Why bubblewrap does not work on this computer; None when it does. Tried once."""
     if sys.platform != "linux":
         return "there is none for this system"
     program = installed_program("bwrap")
@@ -63,7 +86,7 @@ def missing() -> str | None:
         return "bubblewrap is not installed (package bubblewrap)"
     try:
         tried = subprocess.run(
-            [*sandboxed(("true",), Path("/usr"), Openings(), program=program)],
+            [*_bubblewrapped(("true",), Path("/usr"), Openings(), program)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_TRY_LIMIT_S,
@@ -75,9 +98,27 @@ def missing() -> str | None:
     return f"bubblewrap does not work here: {said[-1] if said else tried.returncode}" if tried.returncode else None
 
 
-def sandboxed(argv: Sequence[str], folder: Path, openings: Openings, *, program: str | None = None) -> list[str]:
-    """The command that runs `argv` inside; `missing` must have said None."""
-    program = program or installed_program("bwrap") or "bwrap"
+def sandboxed(argv: Sequence[str], folder: Path, openings: Openings, scratch: Path) -> list[str]:
+    """The command that runs `argv` inside; `missing` must have said None. Its temporary files go to `scratch`."""
+    if without_bubblewrap() is None:
+        return _bubblewrapped(argv, folder, openings, installed_program("bwrap") or "bwrap")
+    home = Path.home()
+    variables = {"TMPDIR": str(scratch)}
+    if not openings.home:
+        variables["HOME"] = str(scratch)
+    wanted = {
+        "argv": list(argv),
+        "folder": str(folder),
+        "readable": [*_SYSTEM_FOLDERS, *_PROC, "/run/systemd/resolve", *_program_places(argv[0], home)],
+        "writable": [str(folder), str(scratch), *([str(home)] if openings.home else [])],
+        "network": openings.network,
+        "hidden": sorted(HIDDEN_VARIABLES),
+        "variables": variables,
+    }
+    return list(child_command("app.code.agent.landlock", json.dumps(wanted)))
+
+
+def _bubblewrapped(argv: Sequence[str], folder: Path, openings: Openings, program: str) -> list[str]:
     home = Path.home()
     options = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     if openings.network:
@@ -95,7 +136,10 @@ def sandboxed(argv: Sequence[str], folder: Path, openings: Openings, *, program:
     options += home_mount
     for place in _program_places(argv[0], home):
         options += ["--ro-bind-try", place, place]
-    options += ["--bind", str(folder), str(folder), *_repository(folder), "--chdir", str(folder)]
+    options += ["--bind", str(folder), str(folder)]
+    for repository in sorted({folder / ".git", *repositories(folder).places}):
+        options += _repository(repository)
+    options += ["--chdir", str(folder)]
     for name in sorted(HIDDEN_VARIABLES):
         options += ["--unsetenv", name]
     return [program, *options, "--", *argv]
@@ -116,9 +160,8 @@ def _program_places(name: str, home: Path) -> list[str]:
     return list(dict.fromkeys(places))
 
 
-def _repository(folder: Path) -> list[str]:
+def _repository(repository: Path) -> list[str]:
     """A repository can be written, but not what makes the person's own git run something afterwards."""
-    repository = folder / ".git"
     if repository.is_symlink():
         return []
     # Bound onto itself it cannot be moved away and replaced by one with other settings.
@@ -131,12 +174,32 @@ def _repository(folder: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def guarded(folder: Path) -> Iterator[None]:
+def guarded(folder: Path) -> Iterator[list[str]]:
     """While a command runs: what it must not make in a repository is there, so that it can be bound.
 
-    A `commondir` that names the repository itself says what git assumes without one.
+    Afterwards the list says what the command made that would have made the person's git run something.
     """
-    repository = folder / ".git"
+    before = repositories(folder).places
+    mine = sorted({folder / ".git", *before})
+    said: list[str] = []
+    with contextlib.ExitStack() as stack:
+        kept = {}
+        if without_bubblewrap() is None:
+            for repository in mine:
+                stack.enter_context(_held(repository))
+        else:
+            kept = {repository: keep(repository) for repository in mine}
+        try:
+            yield said
+        finally:
+            for repository, state in kept.items():
+                said += put_back(repository, state, ASIDE)
+            said += put_aside(folder, before)
+
+
+@contextlib.contextmanager
+def _held(repository: Path) -> Iterator[None]:
+    """A `commondir` that names the repository itself says what git assumes without one."""
     if repository.is_symlink() or not repository.is_dir():
         yield
         return

@@ -298,7 +298,8 @@ def _reach(openings: sandbox.Openings | None, lacking: str | None) -> str | None
         reached.append("the network")
     if openings.home:
         reached.append("your home folder, to read and to write")
-    return f"It asks for {' and '.join(reached)}." if reached else None
+    asks = f"It asks for {' and '.join(reached)}." if reached else None
+    return " ".join(filter(None, (asks, sandbox.weakness()))) or None
 
 
 def _warning_for(argv: Sequence[str]) -> str | None:

@@ -1,0 +1,161 @@
+"""The sandbox where bubblewrap does not work: Landlock for files, a filter of system calls for sockets.
+
+Run as a child: it starts the command restricted, waits for it, and ends whatever it left behind. Rules can only
+add, so what the project's repository must keep is checked afterwards (`steering.py`).
+"""
+
+import ctypes
+import errno
+import json
+import os
+import platform
+import signal
+import struct
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+# Source: linux/landlock.h; the numbers of its calls are the same on all processors.
+_CREATE, _ADD, _RESTRICT = 444, 445, 446
+_ASK_VERSION = 1
+_PATH_BENEATH = 1
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE, _IOCTL = 1, 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
+_OF_FILES: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
+_READ: Final = _EXECUTE | _READ_FILE | _READ_DIR
+_SCOPES = 3  # signals and abstract sockets of whoever is outside
+# Truncating is only refused from version 3 on (Linux 6.2), signals to other programs from version 6 on (6.12).
+_LEAST_VERSION: Final = 3
+SCOPED_VERSION: Final = 6
+_HANDLED: Final = {3: (1 << 15) - 1, 5: (1 << 16) - 1}
+# Source: prctl.h, seccomp.h, audit.h, unistd.h of the two.
+_NO_NEW_PRIVS, _SET_SECCOMP, _FILTER, _DEATH_SIGNAL, _SUBREAPER = 38, 22, 2, 1, 36
+_ARCHITECTURES: Final = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
+_IO_URING_SETUP, _X32 = 425, 0x40000000
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
+_INTERNET: Final = (2, 10, 16)  # version 4, version 6, and the list of interfaces that is read before them
+_DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_NOT_STARTED = 127
+
+
+def version() -> int:
+    """Landlock's version here; 0 where it cannot be used."""
+    if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES:
+        return 0
+    found = _libc().syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION))
+    return found if found >= _LEAST_VERSION else 0
+
+
+def _libc() -> Any:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+    return result
+
+
+def restrict(readable: Sequence[str], writable: Sequence[str], *, network: bool) -> None:
+    """From now on this process and its children reach nothing else. Raises: OSError."""
+    libc, abi = _libc(), version()
+    if not abi:
+        raise OSError(errno.ENOSYS, "Landlock is not here")
+    handled = _HANDLED[5 if abi >= 5 else 3]  # noqa: PLR2004 - the version that knows ioctl
+    facts = struct.pack("=QQQ", handled, 0, _SCOPES if abi >= SCOPED_VERSION else 0)
+    size = {3: 8, 4: 16, 5: 16}.get(abi, 24)
+    rules = _check(libc.syscall(_CREATE, facts, ctypes.c_size_t(size), ctypes.c_uint32(0)), "a set of rules")
+    for places, rights in ((readable, _READ), (_DEVICES, _READ_FILE | _WRITE_FILE), (writable, handled)):
+        for place in places:
+            _add(libc, rules, place, rights & handled)
+    _check(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
+    _check(libc.syscall(_RESTRICT, rules, ctypes.c_uint32(0)), "the rules")
+    os.close(rules)
+    _filter_sockets(libc, network=network)
+
+
+def _add(libc: Any, rules: int, place: str, rights: int) -> None:
+    try:
+        opened = os.open(place, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return  # what is not there needs no rule
+    if not Path(place).is_dir():
+        rights &= _OF_FILES
+    rule = struct.pack("=Qi", rights, opened)
+    _check(libc.syscall(_ADD, rules, _PATH_BENEATH, rule, ctypes.c_uint32(0)), place)
+    os.close(opened)
+
+
+def _filter_sockets(libc: Any, *, network: bool) -> None:
+    """No sockets, or with the network none but the internet's: a socket of the desktop is a way out."""
+    architecture, socket = _ARCHITECTURES[platform.machine()]
+    families = _INTERNET if network else ()
+    load, equal, above, give = 0x20, 0x15, 0x35, 0x06
+    refuse = 7 + len(families)
+    allow = refuse + 1
+    # (what, value, the step where it holds, the step where it does not); None is the next one.
+    steps: list[tuple[int, int, int | None, int | None]] = [
+        (load, 4, None, None),
+        (equal, architecture, None, refuse),
+        (load, 0, None, None),
+        (above, _X32, refuse, None),
+        (equal, _IO_URING_SETUP, refuse, None),
+        (equal, socket, None, allow),
+        (load, 16, None, None),
+        *((equal, family, allow, None) for family in families),
+        (give, _REFUSE | errno.EACCES, None, None),
+        (give, _ALLOW, None, None),
+    ]
+
+    def far(at: int, target: int | None) -> int:
+        return 0 if target is None else target - at - 1
+
+    program = [(what, far(at, yes), far(at, no), value) for at, (what, value, yes, no) in enumerate(steps)]
+    code = b"".join(struct.pack("=HBBI", *step) for step in program)
+    buffer = ctypes.create_string_buffer(code)
+    head = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(buffer)))
+    _check(libc.prctl(_SET_SECCOMP, _FILTER, head, 0, 0), "the filter of system calls")
+
+
+def main() -> None:
+    """Start `argv` of the argument's JSON, restricted; end with its code."""
+    wanted = json.loads(sys.argv[1])
+    libc = _libc()
+    libc.prctl(_SUBREAPER, 1, 0, 0, 0)
+    child = os.fork()
+    if not child:
+        _become(wanted)
+    _, status = os.waitpid(child, 0)
+    _end_the_rest()
+    sys.exit(os.waitstatus_to_exitcode(status) % 256)
+
+
+def _become(wanted: dict[str, Any]) -> None:
+    try:
+        _libc().prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        for name in wanted["hidden"]:
+            os.environ.pop(name, None)
+        os.environ |= wanted["variables"]
+        os.chdir(wanted["folder"])
+        restrict(wanted["readable"], wanted["writable"], network=wanted["network"])
+        os.execvp(wanted["argv"][0], wanted["argv"])  # noqa: S606 - it was shown and allowed
+    except OSError as error:
+        sys.stderr.write(f"{wanted['argv'][0]}: {error.strerror}\n")
+    finally:
+        os._exit(_NOT_STARTED)
+
+
+def _end_the_rest() -> None:
+    """Whoever lost its parent has this process for one."""
+    while True:
+        listed = Path("/proc/thread-self/children").read_text(encoding="ascii").split()
+        for pid in map(int, listed):
+            os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+if __name__ == "__main__":
+    main()

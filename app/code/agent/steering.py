@@ -1,0 +1,87 @@
+"""What of a repository names programs, kept and put back where a sandbox cannot make it read-only."""
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+_NAMES: Final = frozenset({"config", "config.worktree", "commondir", "gitdir"})
+# These hold data only, and are large.
+_DATA: Final = frozenset({"objects", "refs", "logs", "lfs"})
+_MOST_FILES: Final = 5_000
+_MOST_BYTES: Final = 1 << 20
+
+
+class TooMuch(OSError):
+    """The repository has more of it than can be kept."""
+
+
+Kept = dict[Path, tuple[int, bytes]]
+
+
+def _kind(state: tuple[int, bytes] | None) -> int | None:
+    return None if state is None else stat.S_IFMT(state[0])
+
+
+def keep(place: Path) -> Kept:
+    """Mode and content of each file that steers git. Raises: TooMuch."""
+    if not place.is_dir() or place.is_symlink():
+        return dict(_one(place))
+    kept: Kept = {place: (stat.S_IFDIR, b"")}
+    waiting = [(place, False)]
+    while waiting:
+        folder, hooks = waiting.pop()
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                path = Path(entry.path)
+                if entry.is_dir(follow_symlinks=False):
+                    if entry.name not in _DATA or hooks:
+                        waiting.append((path, hooks or entry.name == "hooks"))
+                elif hooks or entry.name in _NAMES or entry.is_symlink():
+                    kept |= _one(path)
+                    if len(kept) > _MOST_FILES:
+                        raise TooMuch("the repository has too many files that name programs")
+    return kept
+
+
+def _one(path: Path) -> Iterator[tuple[Path, tuple[int, bytes]]]:
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            yield path, (mode, os.fsencode(path.readlink()))
+        elif stat.S_ISREG(mode):
+            if path.lstat().st_size > _MOST_BYTES:
+                raise TooMuch(f"{path.name} of the repository is too large to be kept")
+            yield path, (mode, path.read_bytes())
+
+
+def put_back(place: Path, before: Kept, aside: str) -> list[str]:
+    """Make it as it was `before`; what is new goes aside. Says what was done, a line for each."""
+    said = []
+    was, now = _kind(before.get(place)), _kind(keep(place).get(place))
+    if was is None:
+        return []  # what was made anew is looked through with all others
+    if now != was:
+        if now is not None:
+            place.rename(place.with_name(place.name + aside))
+        if was == stat.S_IFDIR:
+            return [f"{place.name} was moved away or replaced by the command: look at it before you run git."]
+    now_kept = keep(place)
+    for path in sorted(now_kept.keys() - before.keys()):
+        path.rename(path.with_name(path.name + aside))
+        said.append(f"{path.name} of the repository was made by the command: it is {path.name}{aside} now.")
+    for path, (mode, content) in sorted(before.items()):
+        if now_kept.get(path) == (mode, content):
+            continue
+        if os.path.lexists(path):
+            path.unlink()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if stat.S_ISLNK(mode):
+            path.symlink_to(os.fsdecode(content))
+        else:
+            path.write_bytes(content)
+            path.chmod(stat.S_IMODE(mode))
+        said.append(f"{path.name} of the repository was changed by the command: it is as before.")
+    return said

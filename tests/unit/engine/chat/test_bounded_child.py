@@ -1,0 +1,61 @@
+"""What bounds a child's work: what it computes, not how long the machine let it wait."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from engine.chat.bounded_child import BoundedChild, ChildFailed
+from engine.chat.render_protocol import RenderJob, decode_answer, encode
+from engine.chat.template import MEMORY_LIMIT_BYTES
+from engine.chat.types import ChatTemplate, Message
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(sys.platform == "win32", reason="a process cannot be stopped there"),
+]
+LIMIT_S = 0.5
+ENDLESS = "{% for a in range(100000) %}{% for b in range(100000) %}{{ a }}{% endfor %}{% endfor %}"
+
+
+@pytest.fixture
+def child():
+    made = BoundedChild("engine.chat.render_child", timeout_s=LIMIT_S, memory_bytes=MEMORY_LIMIT_BYTES)
+    made.warm()
+    yield made
+    made.close()
+
+
+def job(source):
+    hello = (Message(role="user", content="Hi"),)
+    return encode(RenderJob(template=ChatTemplate(source=source), messages=hello))
+
+
+def test_a_child_that_gets_no_turn_is_waited_for(child):
+    """Stopped by the system for twice its limit, as beside a dozen other programs."""
+    assert child.ask_blocking(job("{{ 1 }}"))
+    os.kill(child.pid, signal.SIGSTOP)
+    timer = threading.Timer(LIMIT_S * 2, os.kill, (child.pid, signal.SIGCONT))
+    timer.start()
+    assert decode_answer(child.ask_blocking(job("{{ messages[0].content }}!"))).rendered.prompt == "Hi!"
+    timer.join()
+    assert child.restarts == 0
+
+
+def test_patience_ends(child):
+    assert child.ask_blocking(job("{{ 1 }}"))
+    os.kill(child.pid, signal.SIGSTOP)
+    started = time.monotonic()
+    with pytest.raises(ChildFailed) as caught:
+        child.ask_blocking(job("{{ 1 }}"))
+    assert caught.value.timed_out
+    assert time.monotonic() - started >= LIMIT_S * 5
+
+
+def test_a_child_that_computes_without_an_end_is_stopped(child):
+    with pytest.raises(ChildFailed) as caught:
+        child.ask_blocking(job(ENDLESS))
+    assert caught.value.timed_out

@@ -1,0 +1,79 @@
+"""Bodies with long strings are read in pieces, and are what they would be read at once."""
+
+import json
+import random
+
+import pytest
+from pydantic import ValidationError
+
+from engine.errors import InputFault
+from engine.server import long_strings
+from engine.server.long_strings import MAX_SHORT_BYTES, Cut
+from engine.server.openai.schemas import ChatRequest
+
+CHARACTERS = ["a", " ", "\\", '"', "\n", "\u0007", "ä", "€", "𝄞", "{", ",", "<", "0"]
+
+
+def read(raw, kind=ChatRequest):
+    cut = Cut(bytearray(raw))
+    return cut.put_back(kind.model_validate_json(cut.short)), cut
+
+
+def test_whatever_is_cut_out_is_put_back_as_it_was(monkeypatch):
+    picks = random.Random(7)
+    cuts = 0
+    for _ in range(60):
+        monkeypatch.setattr(long_strings, "_PIECE_BYTES", picks.randrange(20, 60))
+
+        def text():
+            letters = picks.choices(CHARACTERS, k=picks.randrange(400))
+            return "".join(letters)
+
+        body = {
+            "model": text(),
+            "messages": [
+                {"role": "user", "content": text()},
+                {"role": "user", "content": [{"type": "text", "text": text()}, {"nobody": {"knows": [text(), 1]}}]},
+                {"role": "assistant", "tool_calls": [{"function": {"name": text(), "arguments": text()}}]},
+            ],
+            "stop": [text(), text()],
+            "unknown": [text(), {"deep": text()}],
+            "metadata": {"a": text()},
+        }
+        raw = json.dumps(body, ensure_ascii=picks.random() < 0.5).encode()
+        got, cut = read(raw)
+        cuts += cut.any
+        assert got.model_dump() == ChatRequest.model_validate_json(raw).model_dump()
+    assert cuts > 40  # otherwise nothing was shown
+
+
+def test_a_long_text_leaves_a_short_json():
+    raw = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a" * 3_000_000}]}).encode()
+    got, cut = read(raw)
+    assert len(cut.short) < 40_000
+    assert got.messages[0].content == "a" * 3_000_000
+
+
+def test_a_long_text_is_held_to_the_length_its_field_may_have():
+    raw = json.dumps(
+        {"model": "m", "messages": [{"role": "user", "content": "a"}], "chat_template": "b" * (2 << 20)}
+    )
+    with pytest.raises(ValidationError, match="chat_template"):
+        read(raw.encode())
+
+
+@pytest.mark.parametrize("wrong", [b"\n", b"\\x", b"\\ud800", b"\xff"])
+def test_what_is_no_string_is_refused_though_it_is_long(wrong):
+    with pytest.raises(InputFault, match="not valid JSON"):
+        Cut(b'{"model": "%b%b%b"}' % (b"a" * 100_000, wrong, b"a" * 100_000))
+
+
+def test_a_long_name_is_refused():
+    with pytest.raises(InputFault, match="name"):
+        read(json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}], "k" * 200_000: 1}).encode())
+
+
+def test_many_strings_of_middle_length_are_refused_before_they_are_parsed():
+    raw = json.dumps({"model": "m", "unknown": ["a" * 10_000] * (MAX_SHORT_BYTES // 10_000 + 1)}).encode()
+    with pytest.raises(InputFault, match="beside its long strings"):
+        Cut(raw)
