@@ -34,6 +34,8 @@ from engine.version import __version__
 
 log = logging.getLogger(__name__)
 _BACKUP_AFTER_MS = 8000
+# Behind the first picture: another thread's imports take the interpreter from it.
+_WARM_UP_AFTER_MS = 250
 
 
 class Desktop:
@@ -79,8 +81,7 @@ class Desktop:
             self.supervisor.start()
         else:
             self.services.models.start()
-        self.background.run(warm_up)
-        self.background.run(asks_for_stillness, self._on_stillness, parent=self.window)
+        QTimer.singleShot(_WARM_UP_AFTER_MS, self.window, self._warm_up)
         QTimer.singleShot(_BACKUP_AFTER_MS, self.window, self._back_up)
         self.updates.start()
 
@@ -124,6 +125,10 @@ class Desktop:
         self.link.stop()
         self.services.store.close()
         self.services.look.close()
+
+    def _warm_up(self) -> None:
+        self.background.run(asks_for_stillness, self._on_stillness, parent=self.window)
+        self.background.run(warm_up)
 
     def _on_stillness(self, still: bool) -> None:
         self.services.look.still = still

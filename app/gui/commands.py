@@ -61,7 +61,7 @@ class Commands(QObject):
             )
         add(self.tr("Saved prompts"), lambda: (window.show_page("chat"), chat.prompts.open()), "/")
         add(self.tr("Export this chat…"), self._export)
-        add(self.tr("Import chats…"), chat.exchange.import_chats)
+        add(self.tr("Import chats…"), chat.import_export.import_chats)
         add(self.tr("Keyboard shortcuts"), window.show_shortcuts, "F1")
         add(self.tr("About Tessera and its licences"), window.show_about)
         for choice in self._services.models.choices:
@@ -76,7 +76,7 @@ class Commands(QObject):
         chat = self._window.chat
         conversation = chat.controller.conversation
         if conversation.id:
-            chat.exchange.export(conversation.id, conversation.title)
+            chat.import_export.export(conversation.id, conversation.title)
 
     def _chat(self, chat: Conversation) -> Entry:
         key = f"chat {chat.id}"

@@ -99,7 +99,10 @@ class DashboardPage(Page):
         self.history.show_rows([requests.request_row(row) for row in recent.requests[:_SHOWN_REQUESTS]])
         self.table.show_rows(
             [
-                [use.model, *map(words.whole, (use.requests, use.prompt_tokens, use.generated_tokens))]
+                [
+                    self._services.models.title(use.model),
+                    *map(words.whole, (use.requests, use.prompt_tokens, use.generated_tokens)),
+                ]
                 for use in stats.use
             ]
         )

@@ -67,8 +67,11 @@ def install_language(app: QApplication, name: str) -> QTranslator | None:
         app.installTranslator(translator)
         return translator
     locale = QLocale.system() if name == "system" else QLocale(name)
+    if locale.language() == QLocale.Language.C:
+        # No language is set: numbers in groups and dates with names of months, as in the English texts around them.
+        locale = QLocale(QLocale.Language.English, QLocale.Country.World)
     texts = texts_of(QLocale.languageToCode(locale.language()))
-    if name != "system":
+    if name != "system" or QLocale().language() == QLocale.Language.C:
         QLocale.setDefault(locale)
     if not texts:
         return None

@@ -9,7 +9,7 @@ from typing import Any
 from PySide6.QtCore import QByteArray, QObject, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontDatabase, QIcon, QPainter, QPalette, QPixmap
 from PySide6.QtSvg import QSvgRenderer
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QWidget
 
 from app.gui.markdown.formulas import Formulas
 from app.gui.stylesheet import stylesheet
@@ -131,6 +131,10 @@ class Look(QObject):
         font.setWeight(QFont.Weight.DemiBold if strong else QFont.Weight.Normal)
         return font
 
+    def dress(self, widget: QWidget, size: str = "body", *, mono: bool = False) -> None:
+        """Give a widget a font of the scale, now and whenever the text size changes."""
+        _Dress(self, widget, size, mono=mono)
+
     def icon(self, name: str, colour: str = "text") -> QIcon:
         """An icon of assets/icons/ui in a named colour; muted when disabled."""
         key = (name, colour)
@@ -226,6 +230,19 @@ class Look(QObject):
                 dark=t.dark,
             )
         )
+
+
+class _Dress(QObject):
+    """Lives as long as its widget."""
+
+    def __init__(self, look: Look, widget: QWidget, size: str, *, mono: bool) -> None:
+        super().__init__(widget)
+        self._look, self._widget, self._size, self._mono = look, widget, size, mono
+        self._follow()
+        look.changed.connect(self._follow)
+
+    def _follow(self) -> None:
+        self._widget.setFont(self._look.font(self._size, mono=self._mono))
 
 
 def _blend(first: QColor, second: QColor, share: float) -> QColor:

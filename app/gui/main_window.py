@@ -174,7 +174,7 @@ class MainWindow(QMainWindow):
             "new": self.new_chat,
             "find": self._find,
             "write": lambda: self.show_page("chat"),
-            "stop": self.chat.stop,
+            "stop": self.stop_answer,
             "settings": lambda: self.show_page("settings"),
             "help": self.show_shortcuts,
             "palette": self.commands.open,
@@ -201,6 +201,10 @@ class MainWindow(QMainWindow):
                 title = titles.get(name, place.title)
                 found.append((name, title if title == place.title else f"{place.title}: {title}"))
         return found
+
+    def stop_answer(self) -> None:
+        """End the answer of the page that is shown; of the chat where that page has none."""
+        getattr(self._stack.currentWidget(), "stop_answer", self.chat.stop)()
 
     def new_chat(self) -> None:
         self.show_page("chat")

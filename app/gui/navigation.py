@@ -12,6 +12,7 @@ from app.gui.widgets.basics import PAGE_MARGIN, PAGE_WIDTH, SCROLL_BAR, clear, r
 
 _ICON = 22
 _NARROWEST = 80
+_SECTION_INSET = 18  # from the edge of a section's button to its word, which stands on the grid of the pages
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Sections(QFrame):
         holder = QFrame()
         holder.setMaximumWidth(PAGE_WIDTH)
         holder.setLayout(self._line)
-        self._line.setContentsMargins(PAGE_MARGIN - 12, 12, PAGE_MARGIN, 0)
+        self._line.setContentsMargins(PAGE_MARGIN - _SECTION_INSET, 12, PAGE_MARGIN, 0)
         outer = row(spacing=0, margins=(0, 0, SCROLL_BAR, 0))
         outer.addStretch(1)
         outer.addWidget(holder, 100)

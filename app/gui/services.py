@@ -94,6 +94,11 @@ class Models(QObject):
         """The model of that id."""
         return next((choice for choice in self.choices if choice.id == model_id), None)
 
+    def title(self, model_id: str) -> str:
+        """Its name; of a model that is not here, its id."""
+        found = self.get(model_id)
+        return found.title if found else model_id
+
     @property
     def partners(self) -> tuple[ModelChoice, ...]:
         """Models to chat with: demos only where there is nothing else."""

@@ -37,6 +37,7 @@ class SettingsPage(Page):
         super().__init__(self.tr("Settings"))
         self._services = services
         self._frames: dict[str, QWidget] = {}
+        self._headings: dict[str, QWidget] = {}  # shown where more than one section is
         self._rows: list[tuple[str, QWidget, str]] = []  # section, row, what it says
         self.search = QLineEdit()
         self.search.setPlaceholderText(self.tr("Search settings"))
@@ -69,8 +70,10 @@ class SettingsPage(Page):
     def _add_frame(self, name: str, title: str, frame: QWidget) -> None:
         """A section with its name in the row above."""
         holder = QWidget()
-        holder.setLayout(stack(label(title, "strong"), frame, spacing=8))
-        self._frames[name] = holder
+        heading = label(title, "strong")
+        heading.hide()
+        holder.setLayout(stack(heading, frame, spacing=8))
+        self._frames[name], self._headings[name] = holder, heading
         self.content.addWidget(holder)
         made = QToolButton()
         made.setProperty("kind", "section")
@@ -97,6 +100,7 @@ class SettingsPage(Page):
         found = {section for section, _, words in self._rows if wanted and wanted in words}
         for number, (name, frame) in enumerate(self._frames.items()):
             frame.setVisible(name in found if wanted else number == chosen)
+            self._headings[name].setVisible(bool(wanted))  # else the row above says it
         for _, row_, words in self._rows:
             row_.setVisible(not wanted or wanted in words)
         for made in self._buttons.buttons():

@@ -9,6 +9,7 @@ from app import format as plain
 _EXACT_BELOW = 10
 UNKNOWN = "—"  # a number nobody has
 _QUANTIZED = re.compile(r"(?i)([-_.](gguf|i?q\d\w*|f16|bf16|f32|mxfp4))+$")
+_WEEKDAY = re.compile(r"^dddd?,?\s+|,?\s*dddd?$")
 _SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
@@ -62,7 +63,13 @@ def duration(seconds: float | None) -> str:
 
 def day(iso: str) -> str:
     """2026-05-01T10:00:00+00:00 as a date of this language; empty where it is none."""
-    return QLocale().toString(QDate.fromString(iso[:10], Qt.DateFormat.ISODate), QLocale.FormatType.ShortFormat)
+    return date(QDate.fromString(iso[:10], Qt.DateFormat.ISODate))
+
+
+def date(day: QDate) -> str:
+    """1 May 2026, 1. Mai 2026: the long form of the language without the day of the week."""
+    form = _WEEKDAY.sub("", QLocale().dateFormat(QLocale.FormatType.LongFormat))
+    return QLocale().toString(day, form)
 
 
 JOBS = {

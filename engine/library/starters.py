@@ -1,6 +1,7 @@
 """A first model: a small curated table, and three proposals that fit this machine."""
 
 import tomllib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -8,11 +9,14 @@ from typing import Literal
 import msgspec
 
 JobName = Literal["tiny", "chat", "coding", "fim", "embedding", "vision"]
+Recommended = Literal["", "reading_speed", "quickest", "smallest"]
 
 # A usual 4-bit mix. Source: assets/models/spark-f16.md and published Q4_K_M files agree on 4.8 bits a weight.
 _USUAL_BITS = 4.8
 _MARGIN = 1.15  # context and buffers beside the weights
 _PROPOSALS = 3
+# 238 words a minute of some 1.3 tokens. Source: Brysbaert 2019, "How many words do we read per minute?"
+_READING_TOK_S = 5.2
 
 
 class Starter(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +77,20 @@ def propose(memory_bytes: int, jobs: tuple[JobName, ...] = ("tiny", "chat", "cod
         if len(picked) < _PROPOSALS and starter.id not in names and starter.expected_bytes <= memory_bytes:
             picked.append(Proposal(starter=starter, reason=_reason(starter, memory_bytes)))
     return tuple(picked[:_PROPOSALS])
+
+
+def recommend(offered: Sequence[tuple[Starter, float]]) -> tuple[str, Recommended]:
+    """The id of the one to begin with, and why; `offered` are starters with tokens a second (0: not known)."""
+    talkers = [pair for pair in offered if pair[0].job in {"chat", "tiny"}] or list(offered)
+    if not talkers:
+        return "", ""
+    fluent = [starter for starter, speed in talkers if speed >= _READING_TOK_S]
+    if fluent:
+        return max(fluent, key=lambda s: s.parameters).id, "reading_speed"
+    known = [pair for pair in talkers if pair[1]]
+    if known:
+        return max(known, key=lambda pair: pair[1])[0].id, "quickest"
+    return min(talkers, key=lambda pair: pair[0].expected_bytes)[0].id, "smallest"
 
 
 def _reason(starter: Starter, memory_bytes: int) -> str:

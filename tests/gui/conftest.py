@@ -6,7 +6,7 @@ import threading
 os.environ["QT_QPA_PLATFORM"] = "offscreen"
 
 import pytest
-from PySide6.QtCore import QCoreApplication, QEvent, QTimer
+from PySide6.QtCore import QCoreApplication, QEvent, QLocale, QTimer
 from PySide6.QtWidgets import QApplication
 
 from app.db.connection import open_store
@@ -23,6 +23,14 @@ from tests.gui.fake_server import EMPTY, FakeServer
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("TESSERA_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
+
+
+@pytest.fixture(autouse=True)
+def locale_stays():
+    """A window sets how numbers and dates are written for the whole process."""
+    before = QLocale()
+    yield
+    QLocale.setDefault(before)
 
 
 @pytest.fixture(autouse=True)

@@ -333,13 +333,13 @@ def test_export_and_import_bring_a_chat_back_with_all_branches(qtbot, tmp_path, 
     page.controller.regenerate(page.controller.tree.leaf_id)
     qtbot.waitUntil(lambda: not page.controller.busy)
     number = page.controller.conversation.id
-    with qtbot.waitSignal(page.exchange.exported):
-        page.exchange.export_to(number, tmp_path / "chat.json")
-    with qtbot.waitSignal(page.exchange.exported):
-        page.exchange.export_to(number, tmp_path / "chat.md")
+    with qtbot.waitSignal(page.import_export.exported):
+        page.import_export.export_to(number, tmp_path / "chat.json")
+    with qtbot.waitSignal(page.import_export.exported):
+        page.import_export.export_to(number, tmp_path / "chat.md")
     assert "Hello **world**" in (tmp_path / "chat.md").read_text()
-    with qtbot.waitSignal(page.exchange.imported):
-        page.exchange.import_from(tmp_path / "chat.json")
+    with qtbot.waitSignal(page.import_export.imported):
+        page.import_export.import_from(tmp_path / "chat.json")
     rows = services.store.submit(conversations.listing).result()
     assert len(rows) == 2
     copy = services.store.submit(messages.of_conversation, rows[0].id).result()

@@ -144,11 +144,14 @@ def test_uncommitted_files_need_a_second_word(page, qtbot, server, project, serv
 
 
 def test_stopping_keeps_the_window_usable(page, qtbot, server):
-    server.pieces = ["word "] * 500
-    server.pause_s = 0.02
+    server.pieces = ["word "] * 3000
+    server.pause_s = 0.004
     page.composer.set_text("talk")
     page.composer.send()
-    qtbot.waitUntil(lambda: "word" in page.transcript.last_answer, timeout=10_000)
+    qtbot.waitUntil(lambda: page.transcript.last_answer.count("word") > 700, timeout=60_000)
+    bar = page.transcript.verticalScrollBar()
+    assert bar.maximum() > 0
+    qtbot.waitUntil(lambda: bar.value() == bar.maximum())  # it scrolls along
     assert page.controller.busy
     page.composer._send.click()
     assert not page.controller.busy
@@ -157,6 +160,35 @@ def test_stopping_keeps_the_window_usable(page, qtbot, server):
     ask(page, qtbot, server, "again", "fine")
     assert page.transcript.last_answer == "fine"
     assert len(server.bodies[-1]["messages"]) == 2
+
+
+def test_a_question_stopped_while_its_context_is_looked_up_is_not_sent(page, qtbot, server):
+    with page.controller._lock:  # the project is busy, as a large one is for seconds
+        page.composer.set_text("talk")
+        page.composer.send()
+        assert page.controller.busy
+        page.composer._send.click()
+        assert not page.controller.busy
+    ask(page, qtbot, server, "again", "fine")
+    assert [body["messages"][-1]["content"].rsplit("\n", 1)[-1] for body in server.bodies] == ["again"]
+
+
+def test_escape_ends_the_answer_of_the_page_that_is_shown(desktop, qtbot, server, project):
+    window = desktop.window
+    window.show_page("code")
+    page = window.page("code")
+    with qtbot.waitSignal(page.controller.opened, timeout=20_000):
+        page.open_folder(project)
+    server.pieces, server.pause_s = ["word "] * 500, 0.02
+    page.composer.set_text("talk")
+    page.composer.send()
+    qtbot.waitUntil(lambda: "word" in page.transcript.last_answer)
+    window.activateWindow()
+    qtbot.waitUntil(window.isActiveWindow)
+    qtbot.keyClick(page.composer.editor, Qt.Key.Key_Escape)
+    assert not page.controller.busy
+    server.pause_s = 0.0
+    page.controller.close_project()
 
 
 def test_a_server_error_is_told_in_words(page, qtbot, server):

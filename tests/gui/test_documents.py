@@ -54,6 +54,19 @@ def test_the_page_tells_how_far_and_what_was_not_read(services, collections, sho
     assert "1 documents, 2 pages" in words
 
 
+def test_an_empty_page_says_what_would_be_there_and_has_one_button(services, server, show, qtbot):
+    server.routes["GET", "/tessera/v1/collections"] = Collections(collections=())
+    page = show(DocumentsPage(services))
+    qtbot.waitUntil(page.empty.isVisible)
+    assert "No folders yet" in words_in(page)
+    assert not page.add.isVisible(), "one button is enough"
+    server.routes["GET", "/tessera/v1/collections"] = msgspec.convert({"collections": [SEA]}, Collections)
+    page.refresh()
+    qtbot.waitUntil(lambda: "Sea" in words_in(page))
+    assert page.add.isVisible()
+    assert not page.empty.isVisible()
+
+
 def test_a_folder_is_added_and_forgotten(services, collections, show, qtbot):
     page = show(DocumentsPage(services))
     qtbot.waitUntil(lambda: "Sea" in words_in(page))

@@ -7,6 +7,7 @@ import pytest
 
 from app.gui.fit.label_places import Box, place
 from app.gui.fit.page import FitPage
+from app.gui.fit.steps import step_words
 from app.gui.jobs import Jobs
 from engine.api.jobs import JobKind, Progress, Quantized
 from engine.api.library import Models
@@ -105,3 +106,12 @@ def test_a_refused_size_says_why_and_cannot_start(qtbot, fit, server):
     fit._forecast()
     qtbot.waitUntil(lambda: fit.banner.text == message)
     assert not fit.start.isEnabled()
+
+
+def test_the_phases_of_a_job_are_six_steps_in_plain_words(qapp):
+    phases = ["hash", "convert", "survey", "moments", "errors", "alpha", "plan", "round", "write", "verify"]
+    told = [step_words(phase) for phase in phases]
+    assert told == sorted(told), "in the order in which they happen"
+    assert told[0] == "Step 1 of 6: reading the model"
+    assert told[4] == told[5] == "Step 3 of 6: measuring damage"
+    assert told[-1] == "Step 6 of 6: checking the result"

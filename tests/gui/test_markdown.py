@@ -186,6 +186,16 @@ def test_code_has_a_copy_button_that_copies_exactly_the_code(qtbot, view):
     qtbot.wait(1600)
 
 
+def test_a_diagram_is_left_as_text_with_a_note(view):
+    view.set_markdown("```mermaid\ngraph TD; A-->B\n```\n\n```python\nx = 1\n```\n\n    plain\n")
+    assert [view.code_title(code) for code in view.code] == [
+        "mermaid · a diagram, shown as its text",
+        "python",
+        "text",
+    ]
+    assert "graph TD; A-->B" in view.toPlainText()
+
+
 def test_the_view_is_as_high_as_its_text(view):
     view.set_markdown("one line")
     small = view.fit_width(600)

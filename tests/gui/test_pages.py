@@ -88,7 +88,7 @@ def test_devices_show_state_reason_fix_and_who_holds_the_memory(qtbot, show, ser
     server.routes["POST", "/tessera/v1/models/spark/pin"] = pinned
     server.routes["POST", "/tessera/v1/models/spark/load"] = LoadedModel(id="spark", state="loaded")
     page = show(DevicesPage(services))
-    qtbot.waitUntil(lambda: "RX 9070" in texts(page) and "spark · " in texts(page))
+    qtbot.waitUntil(lambda: "RX 9070" in texts(page) and "Spark (demo) · " in texts(page))
     qtbot.waitUntil(lambda: "42 % in use · 61 °C" in texts(page))
     qtbot.waitUntil(lambda: "It is the only device." in texts(page))
     shown = texts(page)
@@ -107,7 +107,7 @@ def test_a_pinned_model_says_so_and_can_be_let_go(qtbot):
     wanted = []
     placed = ModelPlacement(device="cpu", backend="cpu", n_threads=1, reasons=("one",))
     answer = PlacementAnswer(placement=placed, pinned="cpu")
-    made = placement_card("spark", answer, lambda model, device: wanted.append((model, device)))
+    made = placement_card("spark", "Spark", answer, lambda model, device: wanted.append((model, device)))
     qtbot.addWidget(made)
     made.show()
     assert "Pinned" in texts(made)
@@ -183,7 +183,7 @@ def test_the_dashboard_reads_the_counters_and_what_was_before_it_was_opened(qtbo
     server.routes["GET", "/tessera/v1/requests"] = RECENT
     page = show(DashboardPage(services))
     qtbot.waitUntil(lambda: page.table.rowCount() == 2)
-    assert page.table.texts() == [["other", "0", "0", "5"], ["spark", "3", "40", "100"]]
+    assert page.table.texts() == [["other", "0", "0", "5"], ["Spark (demo)", "3", "40", "100"]]
     assert {name: page.plots[name].value.text() for name in ("active", "waiting", "memory")} == {
         "active": "2", "waiting": "7", "memory": "1.5",
     }  # fmt: skip
@@ -318,6 +318,26 @@ def test_the_first_run_says_what_fits_and_offers_the_demo(qtbot, show, services,
     server.models.append(ModelRow(id="mine", name="Mine"))
     services.models.refresh()
     qtbot.waitUntil(lambda: "Everything stays on this computer" in texts(page))
+
+
+def test_one_of_the_models_to_begin_with_is_recommended_and_says_why(qtbot, show, services, server):
+    small, large = (
+        Proposal(
+            starter=Starter(id=name, repo=f"org/{name}", job="chat", parameters=8_000_000_000),
+            expected_bytes=5 << 30,
+            recommended=why,
+        )
+        for name, why in (("small", "reading_speed"), ("large", ""))
+    )
+    server.routes["GET", "/tessera/v1/hub/starters"] = Starters(proposals=(small, large))
+    page = show(Welcome(services))
+    qtbot.waitUntil(lambda: "large" in texts(page))
+    assert texts(page).count("Recommended") == 1
+    assert "writes as fast as one reads" in texts(page)
+    kinds = {
+        b.accessibleName(): b.property("kind") for b in page.findChildren(QPushButton) if b.text() == "Download"
+    }
+    assert kinds == {"Download small": "primary", "Download large": ""}
 
 
 def test_the_first_run_with_the_real_model_asks_what_it_knows(qtbot, show, services, server):

@@ -78,16 +78,16 @@ def test_all_chats_go_out_and_come_back(qtbot, page, server, services, tmp_path)
         page.new_chat()
         ask(qtbot, page, title)
     archive = tmp_path / "all.zip"
-    with qtbot.waitSignal(page.exchange.exported):
-        page.exchange.export_all_to(archive)
-    with qtbot.waitSignal(page.exchange.imported) as done:
-        page.exchange.import_from(archive)
+    with qtbot.waitSignal(page.import_export.exported):
+        page.import_export.export_all_to(archive)
+    with qtbot.waitSignal(page.import_export.imported) as done:
+        page.import_export.import_from(archive)
     assert done.args == [2]
     rows = services.store.submit(conversations.listing).result()
     assert sorted(chat.title for chat in rows) == ["One: a/b", "One: a/b", "Two", "Two"]
     texts = [[m.content for m in services.store.submit(messages.of_conversation, c.id).result()] for c in rows]
     assert texts[0] in texts[1:]
     (tmp_path / "bad.zip").write_bytes(b"PK\x03\x04 no")
-    with qtbot.waitSignal(page.exchange.failed) as failed:
-        page.exchange.import_from(tmp_path / "bad.zip")
+    with qtbot.waitSignal(page.import_export.failed) as failed:
+        page.import_export.import_from(tmp_path / "bad.zip")
     assert "cannot be imported" in failed.args[0]

@@ -41,7 +41,7 @@ class SpeedPlot(_Titled):
         self._field = field
         self._shown: Sequence[tuple[str, Sequence[Point]]] = ()
         self.chart.setMinimumHeight(200)
-        self.chart.setLabel("bottom", self.tr("tokens in the prompt"))
+        self.chart.name_axes(bottom=self.tr("tokens in the prompt"))
         self.lines: dict[str, list[tuple[float, float]]] = {}
         self._draw()
 

@@ -39,6 +39,7 @@ def answer_summary(message: Message, n_ctx: int = 0) -> str:
                 if first >= 1
                 else _tr("first after {n} ms").format(n=number(first * 1000))
             )
+    parts += _energy(timings)
     if isinstance(usage, dict) and usage.get("completion_tokens"):
         parts.append(_tr("{n} tokens").format(n=number(usage["completion_tokens"])))
     total = used_tokens(message)
@@ -53,6 +54,14 @@ def answer_summary(message: Message, n_ctx: int = 0) -> str:
     if message.status == "stopped":
         parts.append(_tr("stopped by you"))
     return " · ".join(parts)
+
+
+def _energy(timings: object) -> list[str]:
+    """What the answer drew, where a meter tells."""
+    joules = timings.get("joules") if isinstance(timings, dict) else None
+    if not isinstance(joules, int | float) or joules <= 0:
+        return []
+    return [_tr("{n} J").format(n=number(joules, 1 if joules < _EXACT_BELOW else 0))]
 
 
 def runaway_words(message: Message) -> str:

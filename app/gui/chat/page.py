@@ -11,7 +11,7 @@ from app.db.records import Attachment, Conversation
 from app.gui.chat.composer import Composer
 from app.gui.chat.context_watch import ContextWatch
 from app.gui.chat.controller import ChatController
-from app.gui.chat.exchange import Exchange
+from app.gui.chat.import_export import ChatImportExport
 from app.gui.chat.items import MessageItems
 from app.gui.chat.message_actions import MessageActions
 from app.gui.chat.message_widget import MessageWidget
@@ -51,7 +51,7 @@ class ChatPage(QSplitter):
         self.setChildrenCollapsible(False)
         self.controller = ChatController(services, self)
         self.sidebar = Sidebar(services)
-        self.exchange = Exchange(services, self)
+        self.import_export = ChatImportExport(services, self)
         self.composer = Composer(look, services.background)
         self.prompts = PromptLibrary(services, self.composer, self._model_title)
         self.banner = Banner(look)
@@ -126,17 +126,17 @@ class ChatPage(QSplitter):
         self.sidebar.chosen.connect(self.open)
         self.sidebar.new_pressed.connect(self.new_chat)
         self.sidebar.trashed.connect(self._on_trashed)
-        self.sidebar.export_pressed.connect(self.exchange.export)
-        self.sidebar.import_pressed.connect(self.exchange.import_chats)
-        self.sidebar.export_all_pressed.connect(self.exchange.export_all)
+        self.sidebar.export_pressed.connect(self.import_export.export)
+        self.sidebar.import_pressed.connect(self.import_export.import_chats)
+        self.sidebar.export_all_pressed.connect(self.import_export.export_all)
         self.sidebar.project_pressed.connect(self.projects.edit)
         self.sidebar.begun_in.connect(lambda folder: self.projects.begin(folder, self._empty()))
         self.projects.began.connect(self._begin)
         self.projects.changed.connect(self.sidebar.refresh)
         self.projects.changed.connect(lambda: chat.project.follow(chat.conversation))
-        self.exchange.imported.connect(self.sidebar.refresh)
-        self.exchange.exported.connect(self._on_exported)
-        self.exchange.failed.connect(lambda text: self.banner.tell(text, "bad"))
+        self.import_export.imported.connect(self.sidebar.refresh)
+        self.import_export.exported.connect(self._on_exported)
+        self.import_export.failed.connect(lambda text: self.banner.tell(text, "bad"))
         self.bar.chosen.connect(self._on_model_chosen)
         self.bar.second_chosen.connect(self._on_second_chosen)
         self.bar.picker.more_wanted.connect(self.library_wanted)
@@ -364,9 +364,7 @@ class ChatPage(QSplitter):
     # -- showing
 
     def _model_title(self) -> str:
-        current = self.controller.conversation.model
-        found = self._services.models.get(current)
-        return found.title if found else current
+        return self._services.models.title(self.controller.conversation.model)
 
     def _show_models(self) -> None:
         choices = self._services.models.choices
@@ -378,9 +376,9 @@ class ChatPage(QSplitter):
                 return
         self.bar.show_models(current)
         for item in self.transcript.items():
-            if isinstance(item, MessageWidget):
-                found = self._services.models.get(item.message.model)
-                item.set_title(found.title if found else item.message.model)
+            for pane in item.panes if isinstance(item, PairWidget) else [item]:
+                if isinstance(pane, MessageWidget):
+                    pane.set_title(self._services.models.title(pane.message.model))
         self.composer.set_ready(bool(choices) and self._services.models.get(current) is not None)
         self._context.refresh()
 

@@ -17,7 +17,7 @@ class PairWidget(ColumnItem):
     def __init__(self, look: Look, panes: list[MessageWidget], waiting: str, chosen_id: int, *, busy: bool) -> None:
         super().__init__()
         self._gap = 2 * look.tokens.unit
-        self._panes = panes
+        self.panes = panes
         self._inset = 2 * look.tokens.unit
         self._feet: list[QWidget] = []
         layout = QHBoxLayout(self)
@@ -34,13 +34,13 @@ class PairWidget(ColumnItem):
 
     def pane(self, message_id: int) -> MessageWidget | None:
         """The half that shows this message."""
-        return next((pane for pane in self._panes if pane.message.id == message_id), None)
+        return next((pane for pane in self.panes if pane.message.id == message_id), None)
 
     def fit(self, width: int) -> int:
         """Lay out both halves for their share of this width."""
         half = (width - self._gap) // 2
         tallest = 0
-        for pane in self._panes:
+        for pane in self.panes:
             tallest = max(tallest, pane.fit(half - 2 * self._inset))
         layout = self.layout()
         assert layout is not None
@@ -60,7 +60,7 @@ class PairWidget(ColumnItem):
         column.setSpacing(self._gap // 2)
         column.addWidget(pane)
         column.addStretch(1)
-        if len(self._panes) > 1 and not busy:
+        if len(self.panes) > 1 and not busy:
             if pane.message.id == chosen_id:
                 foot: QWidget = label(self.tr("The chat goes on from here"), "chip-ok")
             else:

@@ -9,8 +9,9 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QScrollArea, QVBoxLayout, QWi
 
 from app.gui import words
 from app.gui.devices.facts import summary
+from app.gui.library.recommended import download_name, name_row, recommendation
 from app.gui.services import Services
-from app.gui.widgets.basics import SCROLL_BAR, button, card, clear, label, row, stack
+from app.gui.widgets.basics import button, card, clear, label, reserve_scroll_bar, row, stack
 from app.gui.widgets.flow import Flow
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
 from engine.api.hub import Starters
@@ -72,17 +73,12 @@ class Welcome(QScrollArea):
         outer.addWidget(holder, 100)
         outer.addStretch(0)
         inner.setLayout(outer)
-        self.verticalScrollBar().rangeChanged.connect(self._reserve)
-        self._reserve(0, 0)
+        reserve_scroll_bar(self)
         self.setWidget(inner)
         self._known = False
         self._show_kind()
         services.models.changed.connect(self._show_kind)
         services.models.reachable_changed.connect(lambda _: self._ask())
-
-    def _reserve(self, _low: int, high: int) -> None:
-        """As the transcript does: what is here stands above the field where one writes."""
-        self.setViewportMargins(0, 0, 0 if high else SCROLL_BAR, 0)
 
     def showEvent(self, event: QShowEvent) -> None:
         """Find out what this computer can do."""
@@ -142,10 +138,14 @@ class Welcome(QScrollArea):
                 speed = self.tr("about {n} tokens/s").format(n=words.speed(proposal.expected_tok_s))
                 facts = f"{facts} · {speed}"
             name = words.model_name(starter.repo)
-            get = button(self.tr("Download"), self._puller(starter.id))
-            get.setAccessibleName(self.tr("Download {name}").format(name=name))
+            get = button(self.tr("Download"), self._puller(starter.id), "primary" if proposal.recommended else "")
+            get.setAccessibleName(download_name(proposal))
             line = row(spacing=16)
-            line.addLayout(stack(label(name, "strong"), label(facts, "small", wrap=True), spacing=2), 1)
+            said = recommendation(proposal)
+            text = stack(name_row(name, proposal), label(facts, "small", wrap=True), spacing=2)
+            if said:
+                text.addWidget(label(said, "small", wrap=True))
+            line.addLayout(text, 1)
             line.addWidget(get)
             self._proposals.addWidget(card(line, margin=12))
 

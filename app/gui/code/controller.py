@@ -14,7 +14,7 @@ from app.code.context.pieces import Context, Piece
 from app.code.edits.session import Proposal
 from app.code.errors import FileMissing, InputFault
 from app.code.project import Project
-from app.gui.background import StreamJob
+from app.gui.background import Job, StreamJob
 from app.gui.code.agent import AgentRun
 from app.gui.services import Services
 from app.tools.consent import Decision
@@ -46,6 +46,7 @@ class CodeController(QObject):
         self._project: Project | None = None
         self._talk: Conversation | None = None
         self._proposal: Proposal | None = None
+        self._assembling: Job | None = None  # the context of a question
         self._stream: StreamJob | None = None
         self._run_of_agent: AgentRun | None = None
         self._answer: list[Answer] = []
@@ -126,9 +127,10 @@ class CodeController(QObject):
             with self._lock:
                 return talk.context_for(self.question, self._given, self._excluded)
 
-        self._run(work, self._send)
+        self._assembling = self._run(work, self._send)
 
     def _send(self, context: Context) -> None:
+        self._assembling = None
         talk = self._talk
         if talk is None:
             return
@@ -244,6 +246,11 @@ class CodeController(QObject):
         """End the answer or the agent under way; what came of an answer is not kept in the conversation."""
         if self._run_of_agent is not None:
             self._run_of_agent.cancel()
+        if self._assembling is not None:
+            self._assembling.cancel()
+            self._assembling = None
+            self._set_busy(False)
+            self.answered.emit()
         if self._stream is not None:
             self._stream.cancel()
             self._stream.deleteLater()
@@ -279,7 +286,7 @@ class CodeController(QObject):
         api = self._services.api
         self._stream = self._services.background.stream(lambda: api.answer(body), values, done, error, self)
 
-    def _run(self, work: Callable[[], Any], on_done: Callable[[Any], None]) -> None:
+    def _run(self, work: Callable[[], Any], on_done: Callable[[Any], None]) -> Job:
         self._set_busy(True)
 
         def done(result: Any) -> None:
@@ -287,10 +294,11 @@ class CodeController(QObject):
             on_done(result)
 
         def error(problem: Exception) -> None:
+            self._assembling = None
             self._set_busy(False)
             self.failed.emit(problem)
 
-        self._services.background.run(work, done, error, self)
+        return self._services.background.run(work, done, error, self)
 
     def _set_busy(self, busy: bool) -> None:
         if busy != self.busy:

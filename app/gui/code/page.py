@@ -158,6 +158,10 @@ class CodePage(QWidget):
         self.folder.setText(self.tr("Reading %1").replace("%1", folder.name))
         self.controller.open_folder(folder)
 
+    def stop_answer(self) -> None:
+        """End the answer that is being written, or looked up."""
+        self.controller.stop()
+
     def _choose_folder(self) -> None:
         chosen = QFileDialog.getExistingDirectory(self, self.tr("Open folder"))
         if chosen:

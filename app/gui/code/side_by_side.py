@@ -98,7 +98,7 @@ class SideBySide(QWidget):
         pane.setReadOnly(True)
         pane.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         pane.setAccessibleName(name)
-        pane.setFont(self._look.font("mono", mono=True))
+        self._look.dress(pane, "mono", mono=True)
         pane.setTextInteractionFlags(
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
         )

@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QTimer
+from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QFileDialog, QFrame, QVBoxLayout
 
 from app.format import size
 from app.gui.api import in_words
 from app.gui.services import Services
-from app.gui.widgets.basics import Banner, Page, button, card, clear, label, row
+from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, label, row
 from engine.api.collections import Collection, CollectionChange, CollectionRequest
 
 _LOOK_MS = 1500
@@ -26,12 +26,25 @@ class DocumentsPage(Page):
             self.tr("Folders that chats can answer from. Everything stays on this computer."),
         )
         self._services = services
-        self._shown: Sequence[Collection] = ()
+        self._shown: Sequence[Collection] | None = None  # None: not asked yet
         self.banner = Banner(services.look)
         self.add = button(self.tr("Add a folder…"), self._choose, "primary")
+        self.add.hide()
+        self.header.addWidget(self.add, 0, Qt.AlignmentFlag.AlignTop)
+        self.empty = Empty(
+            self.tr("No folders yet"),
+            self.tr(
+                "Add one with PDF, Word, text or Markdown files. They stay where they are and are read on this "
+                "computer; then choose the folder in the options of a chat, under Answer from documents."
+            ),
+            self.tr("Add a folder…"),
+        )
+        self.empty.pressed.connect(self._choose)
+        self.empty.hide()
         self._place = QVBoxLayout()
-        self.content.addWidget(self.banner)
-        self.content.addLayout(row(self.add, 1))
+        self._place.setSpacing(8)
+        for widget in (self.banner, self.empty):
+            self.content.addWidget(widget)
         self.content.addLayout(self._place)
         self._timer = QTimer(self)
         self._timer.setInterval(_LOOK_MS)
@@ -82,6 +95,8 @@ class DocumentsPage(Page):
         if found == self._shown:
             return
         self._shown = found
+        self.empty.setVisible(not found)
+        self.add.setVisible(bool(found))
         clear(self._place)
         for each in found:
             self._place.addWidget(self._card(each))

@@ -41,6 +41,7 @@ class FrontierPlot(Chart):
         self.legend = self.addLegend(offset=(-8, 8))
         self.legend.addItem(self._ours, self.tr("Tessera"))
         self.legend.addItem(self._stock, self.tr("Stock mixes"))
+        self.name_axes(bottom=self.tr("Size of the file, MiB"), left=self.tr("Predicted loss (KLD)"))
         self._recolour()
         look.changed.connect(self._recolour)
 
@@ -116,12 +117,9 @@ class FrontierPlot(Chart):
         self._stock.setBrush(tokens.stock)
         self._stock.setPen(None)
         self._here.setPen(pyqtgraph.mkPen(tokens.colour("muted"), width=1, style=Qt.PenStyle.DashLine))
-        for name, words_ in (
-            ("bottom", self.tr("Size of the file, MiB")),
-            ("left", self.tr("Predicted loss (KLD)")),
-        ):
-            self.getPlotItem().getAxis(name).setLabel(words_, color=tokens.colours["muted"])
-        self.legend.setLabelTextColor(tokens.colour("text"))
+        for _, name in self.legend.items:  # the legend keeps showing the old ones
+            name.setText(name.text, color=tokens.colour("text"), size=f"{tokens.small}px")
+        self.legend.updateSize()
         self._show_stock()
 
 

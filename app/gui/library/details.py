@@ -62,7 +62,7 @@ class DetailsDialog(QDialog):
             column.addWidget(label(self.tr("Chat template"), "strong"))
             area = QPlainTextEdit(details.chat_template)
             area.setReadOnly(True)
-            area.setFont(look.font("small", mono=True))
+            look.dress(area, "small", mono=True)
             area.setAccessibleName(self.tr("Chat template"))
             area.setFixedHeight(160)
             column.addWidget(area)

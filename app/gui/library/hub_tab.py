@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QFrame, QLineEdit, QVBoxLayout, QWidget
 
 from app.gui import words
 from app.gui.api import in_words
+from app.gui.library.recommended import download_name, name_row, recommendation
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, card, clear, label, row, stack
 from app.gui.widgets.flow import Flow
@@ -17,7 +18,7 @@ from engine.api.measuring import BenchRequest
 
 _DELAY_MS = 500
 _TASKS = (
-    ("", "Any"),
+    ("", "Any kind"),
     ("text-generation", "Chat"),
     ("feature-extraction", "Embedding"),
     ("image-text-to-text", "Vision"),
@@ -106,12 +107,13 @@ class HubTab(QWidget):
                 )
                 if part
             )
-            get = button(self.tr("Download"), self._puller(starter.id), "primary")
+            get = button(self.tr("Download"), self._puller(starter.id), "primary" if proposal.recommended else "")
+            get.setAccessibleName(download_name(proposal))
             look = button(self.tr("All sizes"), self._opener(starter.repo))
             text = stack(
-                label(words.model_name(starter.repo), "strong"),
-                label(facts, "small"),
-                label(proposal.reason, "small", wrap=True),
+                name_row(words.model_name(starter.repo), proposal),
+                label(facts, "small", wrap=True),
+                label(recommendation(proposal) or proposal.reason, "small", wrap=True),
                 spacing=4,
             )
             line = row(look, get)

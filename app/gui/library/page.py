@@ -321,7 +321,7 @@ class LibraryPage(Page):
         self.refresh()
         if job.kind is JobKind.VERIFY:
             self.banner.tell(self.tr("{name} is as it should be.").format(name=job.title), "ok")
-        elif job.kind in {JobKind.PULL, JobKind.IMPORT}:
+        elif job.kind in {JobKind.PULL, JobKind.IMPORT, JobKind.CONVERT}:
             made = result_of(job, ModelMade)
             actions = [(self.tr("Chat with it"), lambda: self.chat_wanted.emit(made.model))] if made else []
             self.banner.tell(self.tr("{name} is ready.").format(name=job.title), "ok", *actions)

@@ -1,40 +1,54 @@
-"""Colouring code with Pygments, a piece at a time, so that a growing block costs the same at any size."""
+"""Colouring code with Pygments, a piece at a time, so that a growing block costs the same at any size.
+
+The window's first picture has no code and does not wait for Pygments.
+"""
+# ruff: noqa: PLC0415 - see above
 
 import re
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
 
-from pygments.lexer import Lexer
-from pygments.lexers import get_lexer_by_name
-from pygments.lexers.special import TextLexer
-from pygments.token import Comment, Generic, Keyword, Name, Number, Operator, String, _TokenType
-from pygments.util import ClassNotFound
+if TYPE_CHECKING:
+    from pygments.lexer import Lexer
+    from pygments.token import _TokenType
 
 # Longest piece lexed again when a block grows. Measured: 4 KiB of Python lex in about 3 ms.
 _LONGEST_TAIL = 4096
 # A line that begins at the margin after an empty one starts afresh in nearly every language.
 _FRESH_LINE = re.compile(r"\n\n(?=[^\s)}\]])")
-_COLOURS: tuple[tuple[_TokenType, str], ...] = (
-    (Comment, "comment"),
-    (Keyword.Type, "type"),
-    (Keyword, "keyword"),
-    (Operator.Word, "keyword"),
-    (String, "string"),
-    (Number, "number"),
-    (Name.Class, "type"),
-    (Name.Function, "name"),
-    (Name.Decorator, "name"),
-    (Name.Builtin, "name"),
-    (Name.Tag, "keyword"),
-    (Name.Attribute, "name"),
-    (Generic.Deleted, "keyword"),
-    (Generic.Inserted, "string"),
-)
+
+
+@cache
+def _colours() -> tuple[tuple["_TokenType", str], ...]:
+    """Token types and their syntax colours; the first that holds counts."""
+    from pygments.token import Comment, Generic, Keyword, Name, Number, Operator, String
+
+    return (
+        (Comment, "comment"),
+        (Keyword.Type, "type"),
+        (Keyword, "keyword"),
+        (Operator.Word, "keyword"),
+        (String, "string"),
+        (Number, "number"),
+        (Name.Class, "type"),
+        (Name.Function, "name"),
+        (Name.Decorator, "name"),
+        (Name.Builtin, "name"),
+        (Name.Tag, "keyword"),
+        (Name.Attribute, "name"),
+        (Generic.Deleted, "keyword"),
+        (Generic.Inserted, "string"),
+    )
 
 
 @lru_cache(maxsize=32)
-def lexer(language: str) -> Lexer:
+def lexer(language: str) -> "Lexer":
     """The lexer for the word after the fence; plain text for an unknown one."""
+    from pygments.lexers import get_lexer_by_name
+    from pygments.lexers.special import TextLexer
+    from pygments.util import ClassNotFound
+
     try:
         found: Lexer = get_lexer_by_name(language, stripnl=False, ensurenl=False)
     except ClassNotFound:
@@ -43,9 +57,9 @@ def lexer(language: str) -> Lexer:
 
 
 @lru_cache(maxsize=512)
-def colour_name(kind: _TokenType) -> str | None:
+def colour_name(kind: "_TokenType") -> str | None:
     """The syntax colour of a token type, None for plain text."""
-    for parent, name in _COLOURS:
+    for parent, name in _colours():
         if kind is parent or parent in kind.split():
             return name
     return None

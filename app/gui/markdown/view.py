@@ -23,6 +23,7 @@ from app.gui.markdown.formats import CODE_HEADER_UNITS, CODE_PADDING_UNITS, QUOT
 from app.gui.markdown.formula_object import OBJECT_LETTER, SOURCE
 
 _OPENABLE = frozenset({"http", "https", "mailto"})
+_DIAGRAMS = frozenset({"mermaid", "plantuml", "graphviz", "dot"})  # languages whose text draws a picture elsewhere
 _COPIED_MS = 1500
 _FORMULAS_MS = 100  # formulas that arrive together are shown together
 
@@ -74,6 +75,12 @@ class MarkdownView(QTextBrowser):
     def code(self) -> list[CodeRange]:
         """The code blocks shown."""
         return self._content.code
+
+    def code_title(self, code: CodeRange) -> str:
+        """What stands above a block of code: its language; of a diagram, that it is not drawn."""
+        if code.language.lower() in _DIAGRAMS:
+            return self.tr("{name} · a diagram, shown as its text").format(name=code.language)
+        return code.language or self.tr("text")
 
     def set_markdown(self, text: str) -> None:
         """Replace the text."""
@@ -142,7 +149,7 @@ class MarkdownView(QTextBrowser):
             painter.setPen(tokens.colour("muted"))
             painter.setFont(self._look.font("small"))
             header = QRectF(box.left() + 1.5 * tokens.unit, box.top(), box.width(), CODE_HEADER_UNITS * tokens.unit)
-            painter.drawText(header, Qt.AlignmentFlag.AlignVCenter, code.language or self.tr("text"))
+            painter.drawText(header, Qt.AlignmentFlag.AlignVCenter, self.code_title(code))
         self._paint_quotes(painter, event.rect().top(), event.rect().bottom())
         painter.end()
         super().paintEvent(event)

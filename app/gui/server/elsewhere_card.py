@@ -15,7 +15,7 @@ from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, label, row, stack
 from app.remote_server import RemoteServer, parts_of
 from engine.api.keys import KeyRequest
-from engine.upstreams.book import is_plain_text
+from engine.services import is_plain_text
 
 if TYPE_CHECKING:
     from app.gui.server_link import ServerLink

@@ -1,9 +1,10 @@
 """Keys of the server: make one for a program, see what each may do, revoke it."""
 
-from PySide6.QtCore import QDateTime, QLocale, QTimer
+from PySide6.QtCore import QDateTime, QTimer
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QVBoxLayout
 
+from app.gui import words
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, clear, label, row, stack
 from app.gui.widgets.flow import Flow
@@ -39,7 +40,7 @@ class KeysCard(QFrame):
         self._new = QFrame()
         self._new.setProperty("kind", "banner-ok")
         self.key = label("", "", wrap=True, selectable=True)
-        self.key.setFont(services.look.font(mono=True))
+        services.look.dress(self.key, mono=True)
         self._copy = button(self.tr("Copy the key"), self._copy_key, "primary")
         line = row(self.key, self._copy)
         line.setStretch(0, 1)
@@ -75,7 +76,7 @@ class KeysCard(QFrame):
         name = key.name
         scopes = {"chat": self.tr("runs models"), "manage": self.tr("manages models")}
         chips = [label(scopes[scope], "chip") for scope in key.scopes]
-        made = QLocale().toString(QDateTime.fromSecsSinceEpoch(int(key.created_at)).date())
+        made = words.date(QDateTime.fromSecsSinceEpoch(int(key.created_at)).date())
         revoke = button(self.tr("Revoke"), lambda: self._revoke(name), "danger")
         revoke.setAccessibleName(self.tr("Revoke {name}").format(name=name))
         return row(label(name), *chips, label(self.tr("made {date}").format(date=made), "small"), 1, revoke)

@@ -1,16 +1,13 @@
 """Other computers that hold layers of a model: add one over SSH, accept its host key, check it, forget it."""
 
-from collections.abc import Callable
-from functools import partial
-
 import msgspec
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QVBoxLayout
+from PySide6.QtWidgets import QFrame, QLayout, QVBoxLayout
 
 from app.client import ApiError
 from app.gui.api import in_words
-from app.gui.server.entry_field import entry_field
+from app.gui.server.rows_card import RowsCard, kind_of_state
 from app.gui.services import Services
-from app.gui.widgets.basics import Banner, LabelKind, button, clear, label, row, stack
+from app.gui.widgets.basics import Banner, button, label, row, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice
 from engine.api.remotes import RemoteRequest, RemoteRow, Remotes, Use
@@ -19,19 +16,12 @@ _MOST_NAME = 40
 _MOST_ADDRESS = 300
 
 
-class RemotesCard(QFrame):
+class RemotesCard(RowsCard[Remotes]):
     """A host key that nobody knows yet is shown, and nothing is kept until it is accepted."""
 
     def __init__(self, services: Services, banner: Banner) -> None:
-        super().__init__()
-        self._services, self._banner = services, banner
-        self.setProperty("kind", "card")
-        self._found: Remotes | None = None
+        super().__init__(services, banner)
         self._asked: tuple[str, RemoteRequest] | None = None
-        self._note = label("", "small", wrap=True)
-        self._rows = QVBoxLayout()
-        self._rows.setSpacing(12)
-        self.add = button(self.tr("Add"), self._add)
         self.name = self._field(self.tr("Name"), self.tr("Name of the other computer"), _MOST_NAME)
         self.where = self._field("you@desk-pc", self.tr("User and address for SSH"), _MOST_ADDRESS)
         self.use = Choice()
@@ -57,21 +47,11 @@ class RemotesCard(QFrame):
         self._refresh_button()
         self._show(Remotes())
 
-    def _field(self, hint: str, name: str, most: int) -> QLineEdit:
-        return entry_field(hint, name, most, self._refresh_button, self._add)
+    def _fetch(self) -> Remotes:
+        return self._services.api.remotes()
 
-    def refresh(self) -> None:
-        """Ask which there are; none of them is asked anything."""
-        self._services.background.run(self._services.api.remotes, self._show, lambda _: None, self)
-
-    def _show(self, found: Remotes) -> None:
-        if found == self._found:
-            return
-        self._found = found
-        clear(self._rows)
-        for remote in found.remotes:
-            self._rows.addLayout(self._remote(remote))
-        self._note.setText(
+    def _rows_of(self, found: Remotes) -> tuple[list[QLayout], str]:
+        note = (
             self.tr("Layers go there through an SSH tunnel, with your keys; the card of each model says how many.")
             if found.remotes
             else self.tr(
@@ -79,18 +59,15 @@ class RemotesCard(QFrame):
                 "On the other one, run: tessera worker"
             )
         )
+        return [self._remote(remote) for remote in found.remotes], note
 
     def _remote(self, remote: RemoteRow) -> QVBoxLayout:
-        words, kind = self._state(remote)
-        chips = [label(words, kind), *(label(model, "chip-ok") for model in remote.models)]
-        name = remote.name
-        look = button(self.tr("Check"), partial(self._ask, lambda: self._services.api.check_remote(name)))
-        look.setAccessibleName(self.tr("Check {name}").format(name=name))
-        forget = button(
-            self.tr("Forget"), partial(self._ask, lambda: self._services.api.remove_remote(name)), "danger"
-        )
-        forget.setAccessibleName(self.tr("Forget {name}").format(name=name))
-        line: QHBoxLayout = row(label(name, "strong"), *chips, 1, look, forget)
+        api, name = self._services.api, remote.name
+        chips = [
+            label(self._state(remote), kind_of_state(remote.state)),
+            *(label(model, "chip-ok") for model in remote.models),
+        ]
+        line = self._line(name, chips, lambda: api.check_remote(name), lambda: api.remove_remote(name))
         facts = [f"{remote.user}@{remote.host}", remote.fingerprint]
         facts += [
             self.tr("{device}: {free} of {total} GB free").format(
@@ -104,13 +81,10 @@ class RemotesCard(QFrame):
             facts.append(remote.reason)
         return stack(line, *(label(fact, "small", wrap=True, selectable=True) for fact in facts), spacing=4)
 
-    def _state(self, remote: RemoteRow) -> tuple[str, LabelKind]:
+    def _state(self, remote: RemoteRow) -> str:
         if remote.state == "ok":
-            return (
-                self.tr("{ms} ms, {speed} MB/s").format(
-                    ms=f"{remote.rtt_ms:.1f}", speed=f"{remote.down_bytes_s / 1e6:.0f}"
-                ),
-                "chip-ok",
+            return self.tr("{ms} ms, {speed} MB/s").format(
+                ms=f"{remote.rtt_ms:.1f}", speed=f"{remote.down_bytes_s / 1e6:.0f}"
             )
         words = {
             "unknown": self.tr("Not checked yet"),
@@ -122,7 +96,7 @@ class RemotesCard(QFrame):
             "slow": self.tr("Slow now"),
             "lost": self.tr("Lost"),
         }
-        return words[remote.state], "chip" if remote.state == "unknown" else "chip-warn"
+        return words[remote.state]
 
     def _add(self) -> None:
         name, where = self.name.text().strip(), self.where.text().strip()
@@ -168,9 +142,6 @@ class RemotesCard(QFrame):
     def _refuse(self) -> None:
         self._asked = None
         self._question.hide()
-
-    def _ask(self, call: Callable[[], object]) -> None:
-        self._services.ask(self._banner, call, lambda _: self.refresh())
 
     def _refresh_button(self) -> None:
         where = self.where.text().strip()

@@ -1,30 +1,21 @@
 """Other servers whose models stand beside the local ones: add, look, let requests go there, forget."""
 
-from collections.abc import Callable
+from PySide6.QtWidgets import QHBoxLayout, QLayout, QLineEdit, QVBoxLayout
 
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QVBoxLayout
-
-from app.gui.server.entry_field import entry_field
+from app.gui.server.rows_card import RowsCard, kind_of_state
 from app.gui.services import Services
-from app.gui.widgets.basics import Banner, LabelKind, button, clear, label, row, stack
+from app.gui.widgets.basics import Banner, button, label, row, stack
 from engine.api.upstreams import UpstreamRequest, UpstreamRow, UpstreamRule, Upstreams
 
 _MOST_NAME = 40
 _SHOWN_MODELS = 5
 
 
-class UpstreamsCard(QFrame):
+class UpstreamsCard(RowsCard[Upstreams]):
     """Adding a server sends nothing there but the question which models it has; its switch makes the rule."""
 
     def __init__(self, services: Services, banner: Banner) -> None:
-        super().__init__()
-        self._services, self._banner = services, banner
-        self.setProperty("kind", "card")
-        self._found: Upstreams | None = None
-        self._note = label("", "small", wrap=True)
-        self._rows = QVBoxLayout()
-        self._rows.setSpacing(12)
-        self.add = button(self.tr("Add"), self._add)
+        super().__init__(services, banner)
         self.name = self._field(self.tr("Name"), self.tr("Name of the other server"), _MOST_NAME)
         self.url = self._field("http://10.0.0.2:8000", self.tr("Address of the other server"), 2000)
         self.key = self._field(self.tr("Key, if it needs one"), self.tr("Key of the other server"), 4000)
@@ -35,51 +26,34 @@ class UpstreamsCard(QFrame):
         self._refresh_button()
         self._show(Upstreams())
 
-    def _field(self, hint: str, name: str, most: int) -> QLineEdit:
-        return entry_field(hint, name, most, self._refresh_button, self._add)
+    def _fetch(self) -> Upstreams:
+        return self._services.api.upstreams()
 
-    def refresh(self) -> None:
-        """Ask which there are; none of them is asked anything."""
-        self._services.background.run(self._services.api.upstreams, self._show, lambda _: None, self)
-
-    def _show(self, found: Upstreams) -> None:
-        if found == self._found:
-            return
-        self._found = found
-        clear(self._rows)
-        for upstream in found.upstreams:
-            self._rows.addLayout(self._upstream(upstream))
-        for rule in found.rules:
-            if rule.model != f"{rule.upstream}/*":
-                self._rows.addLayout(self._rule(rule))
-        self._note.setText(
+    def _rows_of(self, found: Upstreams) -> tuple[list[QLayout], str]:
+        used = {rule.upstream for rule in found.rules if rule.model == f"{rule.upstream}/*"}
+        rows: list[QLayout] = [self._upstream(row_, used=row_.name in used) for row_ in found.upstreams]
+        rows += [self._rule(rule) for rule in found.rules if rule.model != f"{rule.upstream}/*"]
+        note = (
             self.tr("Nothing is sent to a server that may not be used; every answer says where it was made.")
             if found.upstreams
             else self.tr("Models of vLLM, SGLang, llama-server or another Tessera can stand beside the local ones.")
         )
+        return rows, note
 
-    def _upstream(self, upstream: UpstreamRow) -> QVBoxLayout:
-        name = upstream.name
-        used = any(rule.model == f"{name}/*" for rule in self._found.rules) if self._found else False
-        words, kind = self._state(upstream)
-        chips = [label(words, kind), label(upstream.kind, "chip")]
+    def _upstream(self, upstream: UpstreamRow, *, used: bool) -> QVBoxLayout:
+        api, name = self._services.api, upstream.name
+        chips = [label(self._state(upstream), kind_of_state(upstream.state)), label(upstream.kind, "chip")]
         if used:
             chips.append(label(self.tr("in use"), "chip-ok"))
         if upstream.plain_text:
             chips.append(label(self.tr("not encrypted"), "chip-warn"))
-        look = button(self.tr("Check"), lambda: self._ask(lambda: self._services.api.check_upstream(name)))
-        look.setAccessibleName(self.tr("Check {name}").format(name=name))
         use = button(
             self.tr("Stop using") if used else self.tr("Use its models"),
             lambda: self._use(name, used=used),
             "" if used else "primary",
         )
         use.setAccessibleName((self.tr("Stop using {name}") if used else self.tr("Use {name}")).format(name=name))
-        forget = button(
-            self.tr("Forget"), lambda: self._ask(lambda: self._services.api.remove_upstream(name)), "danger"
-        )
-        forget.setAccessibleName(self.tr("Forget {name}").format(name=name))
-        line: QHBoxLayout = row(label(name, "strong"), *chips, 1, use, look, forget)
+        line = self._line(name, chips, lambda: api.check_upstream(name), lambda: api.remove_upstream(name), use)
         shown = ", ".join(model.name for model in upstream.models[:_SHOWN_MODELS])
         more = len(upstream.models) - _SHOWN_MODELS
         if more > 0:
@@ -107,16 +81,16 @@ class UpstreamsCard(QFrame):
         line.setStretch(0, 1)
         return line
 
-    def _state(self, upstream: UpstreamRow) -> tuple[str, LabelKind]:
+    def _state(self, upstream: UpstreamRow) -> str:
         if upstream.state == "ok":
-            return self.tr("Answers in {ms} ms").format(ms=f"{upstream.latency_ms:.0f}"), "chip-ok"
+            return self.tr("Answers in {ms} ms").format(ms=f"{upstream.latency_ms:.0f}")
         words = {
             "unknown": self.tr("Not checked yet"),
             "refused": self.tr("Refuses the key"),
             "unreachable": self.tr("Cannot be reached"),
             "failed": self.tr("Answers wrongly"),
         }
-        return words[upstream.state], "chip" if upstream.state == "unknown" else "chip-warn"
+        return words[upstream.state]
 
     def _add(self) -> None:
         name, url, key = self.name.text().strip(), self.url.text().strip(), self.key.text()
@@ -138,12 +112,9 @@ class UpstreamsCard(QFrame):
         else:
             self._ask(lambda: api.put_upstream_rule(UpstreamRule(model=model, upstream=name)))
 
-    def _ask(self, call: Callable[[], object]) -> None:
-        def done(_: object) -> None:
-            self.refresh()
-            self._services.models.refresh()
-
-        self._services.ask(self._banner, call, done)
+    def _on_asked(self) -> None:
+        super()._on_asked()
+        self._services.models.refresh()
 
     def _refresh_button(self) -> None:
         self.add.setEnabled(bool(self.name.text().strip() and self.url.text().strip()))

@@ -6,6 +6,7 @@ from typing import Literal
 from PySide6.QtCore import QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QFocusEvent, QHideEvent, QIcon, QResizeEvent
 from PySide6.QtWidgets import (
+    QAbstractScrollArea,
     QApplication,
     QFrame,
     QHBoxLayout,
@@ -194,13 +195,30 @@ def _keep_focus_near(widget: QWidget) -> None:
         around.setFocus()
 
 
+def reserve_scroll_bar(area: QAbstractScrollArea) -> None:
+    """Keep the room of the scroll bar where there is none, so that no line breaks anew when it comes."""
+    room, settling = -1, False
+
+    def reserve(_low: int, high: int) -> None:
+        nonlocal room, settling
+        wanted = 0 if high else SCROLL_BAR
+        # Setting it lays everything out anew, and what just fits with one width may not with the other.
+        if settling or wanted == room:
+            return
+        settling, room = True, wanted
+        area.setViewportMargins(0, 0, wanted, 0)
+        settling = False
+
+    area.verticalScrollBar().rangeChanged.connect(reserve)
+    reserve(0, 0)
+
+
 class Page(QScrollArea):
     """A scrolling page with a title and a column of content."""
 
     def __init__(self, title: str, subtitle: str = "", *, width: int = PAGE_WIDTH) -> None:
         super().__init__()
-        self.verticalScrollBar().rangeChanged.connect(self._reserve)
-        self._reserve(0, 0)
+        reserve_scroll_bar(self)
         self.setWidgetResizable(True)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -238,15 +256,6 @@ class Page(QScrollArea):
         """The subtitle gets the height its lines need, which the layout of the header does not give it."""
         super().resizeEvent(event)
         self._fit_subtitle()
-
-    def _reserve(self, _low: int, high: int) -> None:
-        """The room of the scroll bar is kept where there is none, so that nothing moves when it comes."""
-        room = 0 if high else SCROLL_BAR
-        if room != self._room:  # setting it lays everything out anew
-            self._room = room
-            self.setViewportMargins(0, 0, room, 0)
-
-    _room = -1
 
     def _fit_subtitle(self) -> None:
         self.subtitle.setMinimumHeight(max(0, self.subtitle.heightForWidth(self.subtitle.width())))

@@ -32,6 +32,12 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
         self.restyle()
         look.changed.connect(self.restyle)
 
+    def name_axes(self, **names: str) -> None:
+        """What the axes `bottom` and `left` are."""
+        for side, said in names.items():
+            self.getPlotItem().getAxis(side).setLabel(said)
+        self.restyle()
+
     def restyle(self) -> None:
         """Follow the look."""
         tokens = self._look.tokens
@@ -42,6 +48,9 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
             axis.setTextPen(pyqtgraph.mkPen(tokens.colour("muted")))
             axis.setStyle(tickFont=self._look.font("small"), tickLength=0)
             axis.enableAutoSIPrefix(False)
+            if axis.labelText:  # its letters keep the size they had when it was made
+                axis.label.setFont(self._look.font("small"))
+                axis.setLabel(axis.labelText, color=tokens.colours["muted"])
 
     def line(self, xs: list[float], ys: list[float], colour: QColor, *, symbol: str | None = None) -> Any:
         """One curve; with a symbol its points are marked."""

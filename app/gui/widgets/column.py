@@ -9,7 +9,7 @@ from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
 
-from app.gui.widgets.basics import SCROLL_BAR
+from app.gui.widgets.basics import reserve_scroll_bar
 
 # Building stops for this turn of the event loop after so long; the rest follows in the next one.
 _BUILD_BUDGET_S = 0.012
@@ -58,8 +58,7 @@ class Column(QAbstractScrollArea):
         self._later.setInterval(0)
         self._later.timeout.connect(self._arrange)
         self.verticalScrollBar().setSingleStep(32)
-        self.verticalScrollBar().rangeChanged.connect(self._reserve)
-        self._reserve(0, 0)
+        reserve_scroll_bar(self)
 
     @property
     def at_end(self) -> bool:
@@ -138,15 +137,6 @@ class Column(QAbstractScrollArea):
             self._stick = stick
             self.at_end_changed.emit(stick)
         self._arrange()
-
-    def _reserve(self, _low: int, high: int) -> None:
-        """The room of the scroll bar is kept where there is none, so that no line breaks anew when it comes."""
-        room = 0 if high else SCROLL_BAR
-        if room != self._room:  # setting it lays everything out anew
-            self._room = room
-            self.setViewportMargins(0, 0, room, 0)
-
-    _room = -1
 
     def _width(self) -> int:
         return max(160, min(self._column, self.viewport().width() - 2 * self._margin))

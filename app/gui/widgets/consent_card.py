@@ -25,7 +25,7 @@ class ConsentCard(QFrame):
         self.warning = label("", "chip-warn", wrap=True)
         self.detail = QPlainTextEdit()
         self.detail.setReadOnly(True)
-        self.detail.setFont(look.font("small", mono=True))
+        look.dress(self.detail, "small", mono=True)
         self.detail.setMaximumHeight(self.max_height)
         self.detail.setAccessibleName(self.tr("What would happen"))
         self.decline = button(self.tr("Decline"), lambda: self._decide("no"))

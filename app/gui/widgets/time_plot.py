@@ -79,7 +79,8 @@ class TimePlot(QFrame):
             (x, y, ago.format(n=words.whole(-x), value=value_words(y), unit=self._unit).strip())
             for x, y in zip(xs, ys, strict=True)
         ]
-        self._scale(_PERCENT if self._unit == "%" else _round_up(max(ys) * _ROOM))
+        least = _TICKS if not self._unit else 1  # what is counted has no halves
+        self._scale(_PERCENT if self._unit == "%" else max(_round_up(max(ys) * _ROOM), least))
 
     def _scale(self, top: float) -> None:
         self.plot.setYRange(0, top, padding=0.02)

@@ -13,7 +13,7 @@ from app.gui.api import in_words
 from app.gui.services import Services
 
 
-class Exchange(QObject):
+class ChatImportExport(QObject):
     """Writes and reads files of chats on worker threads."""
 
     imported = Signal(int)

@@ -1,0 +1,37 @@
+"""The model of a list that one should begin with: marked, and why."""
+
+from PySide6.QtCore import QCoreApplication
+
+from app.gui import words
+from app.gui.widgets.basics import label
+from app.gui.widgets.flow import Flow
+from engine.api.hub import Proposal
+
+
+def name_row(name: str, proposal: Proposal) -> Flow:
+    """The name, with a mark where it is the one to begin with: below it where large text leaves no room beside."""
+    made = Flow(spacing=8)
+    made.add(label(name, "strong"))
+    if proposal.recommended:
+        made.add(label(_tr("Recommended"), "chip-ok"))
+    return made
+
+
+def recommendation(proposal: Proposal) -> str:
+    """Why it is recommended; empty where it is not."""
+    said = {
+        "": "",
+        "reading_speed": _tr("The largest of these that fits and writes as fast as one reads"),
+        "quickest": _tr("Fits, and is the quickest of these on this computer"),
+        "smallest": _tr("The smallest of these: fits with room to spare"),
+    }
+    return said[proposal.recommended]
+
+
+def download_name(proposal: Proposal) -> str:
+    """What a screen reader says of its button."""
+    return _tr("Download {name}").format(name=words.model_name(proposal.starter.repo))
+
+
+def _tr(text: str) -> str:
+    return QCoreApplication.translate("recommended", text)

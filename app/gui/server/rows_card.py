@@ -1,0 +1,89 @@
+"""A card with a row for each of a list the server keeps, looked at again after every change."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, TypeVar
+
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QLayout, QLineEdit, QPushButton, QVBoxLayout
+
+from app.gui.server.entry_field import entry_field
+from app.gui.services import Services
+from app.gui.widgets.basics import Banner, LabelKind, button, clear, label, row
+
+T = TypeVar("T")
+
+
+class RowsCard(QFrame, Generic[T]):
+    """`T` is the list; `add` is the button of the fields below it."""
+
+    def __init__(self, services: Services, banner: Banner) -> None:
+        super().__init__()
+        self._services, self._banner = services, banner
+        self.setProperty("kind", "card")
+        self._found: T | None = None
+        self._note = label("", "small", wrap=True)
+        self._rows = QVBoxLayout()
+        self._rows.setSpacing(12)
+        self.add = button(self.tr("Add"), self._add)
+
+    @abstractmethod
+    def _fetch(self) -> T:
+        """Ask the server which there are; on a worker."""
+
+    @abstractmethod
+    def _rows_of(self, found: T) -> tuple[list[QLayout], str]:
+        """A row for each, and the note above them."""
+
+    @abstractmethod
+    def _add(self) -> None:
+        """Take what the fields say."""
+
+    @abstractmethod
+    def _refresh_button(self) -> None:
+        """The fields changed."""
+
+    def refresh(self) -> None:
+        """Ask which there are; none of them is asked anything."""
+        self._services.background.run(self._fetch, self._show, lambda _: None, self)
+
+    def _show(self, found: T) -> None:
+        if found == self._found:
+            return
+        self._found = found
+        clear(self._rows)
+        rows, note = self._rows_of(found)
+        for made in rows:
+            self._rows.addLayout(made)
+        self._note.setText(note)
+
+    def _ask(self, call: Callable[[], object]) -> None:
+        """Do it, then look again."""
+        self._services.ask(self._banner, call, lambda _: self._on_asked())
+
+    def _on_asked(self) -> None:
+        self.refresh()
+
+    def _field(self, hint: str, name: str, most: int) -> QLineEdit:
+        return entry_field(hint, name, most, self._refresh_button, self._add)
+
+    def _line(
+        self,
+        name: str,
+        chips: list[QLabel],
+        check: Callable[[], object],
+        forget: Callable[[], object],
+        *more: QPushButton,
+    ) -> QHBoxLayout:
+        """The row of one that has a name, with the buttons every row has."""
+        looking = button(self.tr("Check"), partial(self._ask, check))
+        looking.setAccessibleName(self.tr("Check {name}").format(name=name))
+        removing = button(self.tr("Forget"), partial(self._ask, forget), "danger")
+        removing.setAccessibleName(self.tr("Forget {name}").format(name=name))
+        return row(label(name, "strong"), *chips, 1, *more, looking, removing)
+
+
+def kind_of_state(state: str) -> LabelKind:
+    """The chip of a state."""
+    kinds: dict[str, LabelKind] = {"ok": "chip-ok", "unknown": "chip"}
+    return kinds.get(state, "chip-warn")

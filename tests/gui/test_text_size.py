@@ -1,0 +1,63 @@
+"""Text made larger and smaller again in a running window looks as it did; dates and numbers without a locale."""
+
+import pytest
+from PySide6.QtCore import QDate
+from PySide6.QtWidgets import QApplication
+
+from app.gui import words
+from app.gui.fit.frontier import FrontierPlot
+from app.gui.language import install_language
+from app.gui.server.page import ServerPage
+
+
+def letters(plot):
+    """The heights of what is written in a chart: names of the axes, figures beside them, the legend."""
+    axes = [plot.getPlotItem().getAxis(side) for side in ("left", "bottom")]
+    named = [axis.label.boundingRect().height() for axis in axes]
+    figures = [axis.style["tickFont"].pixelSize() for axis in axes]
+    return [*named, *figures, *(label.item.boundingRect().height() for _, label in plot.legend.items)]
+
+
+@pytest.mark.parametrize("first", [100, 200])
+def test_a_chart_follows_the_size_of_the_text_both_ways(qtbot, look, first):
+    look.set("light", first)
+    plot = FrontierPlot(look)
+    qtbot.addWidget(plot)
+    made = letters(plot)
+    look.set("light", 300 - first)
+    other = letters(plot)
+    small, large = (made, other) if first < 200 else (other, made)
+    assert all(one < two for one, two in zip(small, large, strict=True)), (small, large)
+    look.set("light", first)
+    assert letters(plot) == made
+
+
+def test_the_log_of_the_server_follows_the_size_of_the_text_both_ways(show, services, server):
+    look = services.look
+    page = show(ServerPage(services, server.api))
+    fields = (page.log, page.snippet, page.keys.key)
+    before = [field.font().pixelSize() for field in fields]
+    look.set("light", 200)
+    assert [field.font().pixelSize() for field in fields] == [2 * size for size in before]
+    look.set("light", 100)
+    assert [field.font().pixelSize() for field in fields] == before
+
+
+@pytest.mark.parametrize(
+    ("language", "date", "number"),
+    [
+        ("C", "1 May 2026", "32,768"),
+        ("en_US", "May 1, 2026", "32,768"),
+        ("de_DE", "1. Mai 2026", "32.768"),
+        ("ja_JP", "2026年5月1日", "32,768"),
+    ],
+)
+def test_dates_name_the_month_and_numbers_have_groups(qapp, language, date, number):
+    translator = install_language(QApplication.instance(), language)
+    try:
+        assert words.day("2026-05-01T10:00:00+00:00") == words.date(QDate(2026, 5, 1)) == date
+        assert words.whole(32768) == number
+        assert words.day("not a date") == ""
+    finally:
+        if translator is not None:
+            QApplication.removeTranslator(translator)
