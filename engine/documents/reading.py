@@ -10,8 +10,9 @@ import msgspec
 from engine.chat.bounded_child import BoundedChild, ChildFailed
 from engine.documents.types import PageRead, ReadAnswer, ReadRequest
 
-# One answer takes about 4 s; a page of OCR on a slow machine some 20.
+# One answer takes about 4 s. A page of OCR takes some 15 s of one core, which a busy machine gives it slowly.
 PAGE_LIMIT_S: Final = 60.0
+OCR_PAGE_LIMIT_S: Final = 300.0
 MEMORY_BYTES: Final = 3 << 29
 _decode = msgspec.msgpack.Decoder(ReadAnswer).decode
 
@@ -21,8 +22,9 @@ class Reader:
 
     def __init__(self, *, ocr: bool = False) -> None:
         self._ocr = ocr
+        self._limit_s = OCR_PAGE_LIMIT_S if ocr else PAGE_LIMIT_S
         self._child = BoundedChild(
-            "engine.documents.reader_child", timeout_s=PAGE_LIMIT_S, memory_bytes=MEMORY_BYTES, background=True
+            "engine.documents.reader_child", timeout_s=self._limit_s, memory_bytes=MEMORY_BYTES, background=True
         )
         self._lock = threading.Lock()
 
@@ -49,7 +51,7 @@ class Reader:
         try:
             return self._ask(msgspec.structs.replace(request, limit=1))
         except ChildFailed as error:
-            why = f"reading it took longer than {PAGE_LIMIT_S:.0f} s" if error.timed_out else ""
+            why = f"reading it took longer than {self._limit_s:.0f} s" if error.timed_out else ""
             why = why or ("reading it needs too much memory" if error.out_of_memory else "")
             why = why or f"its parser ended with code {error.exit_code}"
             if request.kind not in ("pdf", "mbox"):

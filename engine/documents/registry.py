@@ -20,6 +20,7 @@ from engine.documents.reading import Reader
 from engine.documents.store import Store
 from engine.documents.vectors import Vectors, packed
 from engine.documents.walk import files_of, is_below, is_wanted
+from engine.errors import exhausted
 from engine.paths import Paths
 
 log = logging.getLogger(__name__)
@@ -213,9 +214,9 @@ class Collections:
             files = files_of(live.definition.sources, pictures=live.definition.ocr)
             reader = self._readers[live.definition.ocr]
             indexing.update(live.store, files, reader, live.progress, self._interrupted(live))
-        except Exception:
+        except Exception as error:  # noqa: BLE001 - told with its traceback where it is a bug
             if not self._gone(live):
-                log.exception("a collection could not be brought up to date")
+                _complain("a collection could not be brought up to date", error)
         finally:
             live.reading = False
             live.checked_at = time.monotonic()
@@ -255,9 +256,9 @@ class Collections:
                     worked = self._embed_some(live) or worked
                 except NotNow as error:
                     live.embedding_problem = str(error)
-                except Exception:
+                except Exception as error:  # noqa: BLE001 - as above
                     if not self._gone(live):
-                        log.exception("passages could not be embedded")
+                        _complain("passages could not be embedded", error)
             if not worked:
                 self._stop.wait(_IDLE_S / 4)
 
@@ -280,3 +281,12 @@ class Collections:
         live.embedded_to = missing[-1][0]
         live.embedding_problem = ""
         return True
+
+
+def _complain(what: str, error: Exception) -> None:
+    """A bug with its traceback; a system without disk space or descriptors in one line: it is tried again."""
+    lack = exhausted(error)
+    if lack is None:
+        log.error(what, exc_info=error)
+    else:
+        log.warning("%s, the system has no more %s: %s", what, lack.what, error)

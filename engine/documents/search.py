@@ -1,4 +1,4 @@
-"""Finding passages: by words (BM25) and by meaning (vectors), fused by rank, reranked where a reranker is there."""
+"""Finding passages: by words (BM25) and by meaning (vectors), fused by score, the best of each page first."""
 
 import math
 from collections.abc import Sequence
@@ -10,21 +10,24 @@ from engine.documents.store import ChunkRow, Store
 from engine.documents.vectors import Vectors
 
 Ways = Literal["both", "words", "meaning"]
-# Candidates of each way. Measured: docs/log.md, "Documents".
-CANDIDATES: Final = 60
-# Source: Cormack, Clarke, Buettcher 2009, "Reciprocal Rank Fusion outperforms Condorcet".
-_RANK_OFFSET: Final = 60
+# Candidates of each way: deep enough that what one way found has its score of the other, too.
+CANDIDATES: Final = 400
+# What a cosine counts beside the share of the best passage's BM25. Measured: docs/log.md, "Documents".
+_BY_MEANING: Final = 2.0
 _MAX_TERMS: Final = 16
-# A word in more than this share of all passages tells nothing and costs the most to rank.
+# A word in more than this share of the passages tells little; left out where ranking all of them would take long.
 _COMMON_SHARE: Final = 0.12
+_MANY: Final = 20_000
+# A page has about so many passages; so many candidates a result leave as many pages.
+_PAGE_PASSAGES: Final = 6
 # Weights of the columns for bm25: title, heading, body.
-_WEIGHTS: Final = "1.5, 2.0, 1.0"
+_WEIGHTS: Final = "1.0, 1.0, 1.0"
 
 
 class Hit(msgspec.Struct, kw_only=True):
     """A passage that was found. Ranks count from 1; None: this way did not find it.
 
-    `score` orders hits of one question and says nothing across questions.
+    `score`, at most 1, orders hits of one question and says nothing across questions.
     """
 
     chunk: ChunkRow
@@ -35,28 +38,29 @@ class Hit(msgspec.Struct, kw_only=True):
     relevance: float | None = None
 
 
-def by_words(store: Store, question: str, limit: int = CANDIDATES) -> list[int]:
-    """Ids of the passages that hold the question's telling words, best first."""
+def by_words(store: Store, question: str, limit: int = CANDIDATES) -> list[tuple[int, float]]:
+    """Ids of the passages that hold the question's telling words with their BM25, best first."""
     with store.lock:
         terms = _terms(store, question)
         if not terms:
             return []
         match = " OR ".join('"' + term.replace('"', '""') + '"' for term in terms)
         rows = store.connection.execute(
-            f"SELECT rowid FROM full_text WHERE full_text MATCH ? ORDER BY bm25(full_text, {_WEIGHTS}) LIMIT ?",  # noqa: S608  # fixed weights
+            f"SELECT rowid, -bm25(full_text, {_WEIGHTS}) AS score FROM full_text WHERE full_text MATCH ?"  # noqa: S608  # fixed weights
+            " ORDER BY score DESC LIMIT ?",
             (match, limit),
         )
-        return [rowid for (rowid,) in rows]
+        return list(rows)
 
 
 def _terms(store: Store, question: str) -> list[str]:
-    """The telling words, rarest first; common ones only where there are no others."""
+    """The telling words, rarest first; in large collections common ones only where there are no others."""
     words = store.stemmer.telling(question)
     total = max(store.connection.execute("SELECT count(*) FROM chunk").get, 1)
     counts = document_counts(store, words.values())
     rows = [(counts[stem], word) for word, stem in words.items() if counts[stem]]
     rows.sort()
-    rare = [word for count, word in rows if count / total <= _COMMON_SHARE or count < 50]  # noqa: PLR2004 - tiny collections
+    rare = [word for count, word in rows if count / total <= _COMMON_SHARE or count < _MANY]
     return (rare or [word for _, word in rows[:3]])[:_MAX_TERMS]
 
 
@@ -75,18 +79,23 @@ def find(
     return fused(store, words, meaning, limit)
 
 
-def fused(store: Store, words: Sequence[int], meaning: Sequence[tuple[int, float]], limit: int) -> list[Hit]:
-    """Both lists as one, by the sum of 1 / (60 + rank)."""
-    scores: dict[int, float] = {}
-    for rank, chunk_id in enumerate(words, 1):
-        scores[chunk_id] = scores.get(chunk_id, 0.0) + 1 / (_RANK_OFFSET + rank)
-    for rank, (chunk_id, _) in enumerate(meaning, 1):
-        scores[chunk_id] = scores.get(chunk_id, 0.0) + 1 / (_RANK_OFFSET + rank)
-    best = sorted(scores, key=lambda chunk_id: (-scores[chunk_id], chunk_id))[: 2 * limit]
-    rows = store.chunks(best)
-    word_ranks = {chunk_id: rank for rank, chunk_id in enumerate(words, 1)}
-    meaning_ranks = {chunk_id: rank for rank, (chunk_id, _) in enumerate(meaning, 1)}
+def fused(
+    store: Store, words: Sequence[tuple[int, float]], meaning: Sequence[tuple[int, float]], limit: int
+) -> list[Hit]:
+    """Both lists as one, by the share of the best BM25 and the cosine. Each page's best passage comes first."""
+    shares = _shares(words)
     cosines = dict(meaning)
+    # What is not among the nearest is at most as near as the last of them.
+    far = meaning[-1][1] if meaning else 0.0
+    most = bool(words) + _BY_MEANING * bool(meaning)
+    scores = {
+        chunk_id: (shares.get(chunk_id, 0.0) + _BY_MEANING * cosines.get(chunk_id, far)) / most
+        for chunk_id in {**shares, **cosines}
+    }
+    best = sorted(scores, key=lambda chunk_id: (-scores[chunk_id], chunk_id))[: _PAGE_PASSAGES * limit]
+    rows = store.chunks(best)
+    word_ranks = {chunk_id: rank for rank, (chunk_id, _) in enumerate(words, 1)}
+    meaning_ranks = {chunk_id: rank for rank, (chunk_id, _) in enumerate(meaning, 1)}
     hits = [
         Hit(
             chunk=rows[chunk_id],
@@ -98,7 +107,25 @@ def fused(store: Store, words: Sequence[int], meaning: Sequence[tuple[int, float
         for chunk_id in best
         if chunk_id in rows
     ]
-    return hits[:limit]
+    return _by_page(hits)[:limit]
+
+
+def _shares(words: Sequence[tuple[int, float]]) -> dict[int, float]:
+    """BM25 as a share of the best; it may be 0 throughout where every passage holds the words."""
+    top = words[0][1] if words and words[0][1] > 0 else 1.0
+    return {chunk_id: score / top for chunk_id, score in words}
+
+
+def _by_page(hits: Sequence[Hit]) -> list[Hit]:
+    """The best passage of each page, then what is left of them: more of the same page answers less than another."""
+    seen: set[tuple[int, int]] = set()
+    first: list[Hit] = []
+    rest: list[Hit] = []
+    for hit in hits:
+        page = hit.chunk.document_id, hit.chunk.page
+        (rest if page in seen else first).append(hit)
+        seen.add(page)
+    return first + rest
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):

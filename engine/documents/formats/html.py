@@ -18,6 +18,8 @@ _LEFT_OUT: Final = frozenset({
     "script", "style", "noscript", "template", "svg", "head", "nav", "form", "button", "iframe", "object",
     "footer",
 })  # fmt: skip
+# Parts of a page that are no text of it, by their ARIA landmark: the same on every page of a site.
+_LANDMARKS_LEFT_OUT: Final = frozenset({"banner", "contentinfo", "navigation", "search"})
 _HEADINGS: Final = {f"h{level}": level for level in range(1, 7)}
 _ENDS: Final = frozenset({
     "p", "div", "section", "article", "li", "ul", "ol", "dl", "dt", "dd", "blockquote", "figure", "figcaption",
@@ -72,7 +74,7 @@ class _Walk:
                     yield from self.flush()
                 self._text.append(element.tail or "")
                 continue
-            if not tag or tag in _LEFT_OUT:
+            if not tag or tag in _LEFT_OUT or element.get("role") in _LANDMARKS_LEFT_OUT:
                 self._text.append(element.tail or "")
             elif tag in _HEADINGS or tag in ("table", "pre"):
                 yield from self.flush()

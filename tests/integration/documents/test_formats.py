@@ -94,14 +94,17 @@ def test_a_book_is_read_in_the_order_of_its_spine(reader, tmp_path):
 def test_html_keeps_tables_and_leaves_scripts_out(reader, tmp_path):
     path = tmp_path / "a.html"
     path.write_text(
-        "<html><head><title>no</title></head><body><nav>menu</nav><h2>Tides</h2><p>High <b>water</b> at noon.</p>"
+        "<html><head><title>no</title></head><body><nav>menu</nav>"
+        "<div role='navigation'><h3>Contents</h3>next</div>"
+        "<h2>Tides</h2><p>High <b>water</b> at noon.</p>"
         "<script>alert('x')</script><table><tr><th>day</th><th>m</th></tr><tr><td>1</td><td>3.2</td></tr></table>"
     )
     pages, _ = read(reader, path)
     whole = text_of(pages[0])
     assert "High water at noon." in whole
     assert "day | m\n1 | 3.2" in whole
-    assert not any(word in whole for word in ("alert", "menu"))
+    assert not any(word in whole for word in ("alert", "menu", "Contents", "next"))
+    assert pages[0].chunks[0].heading == "Tides"
 
 
 def test_mail_is_one_page_a_message_and_names_attachments(reader, tmp_path):

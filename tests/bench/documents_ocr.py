@@ -1,0 +1,86 @@
+"""How much of a scanned page is read: pages of a text drawn as PDF, rendered, read by OCR in the reader's child.
+
+python tests/bench/documents_ocr.py --text FILE... [--pages 20] [--turned]
+
+One page of 50 lines from each text, 11 point Helvetica, without a text layer: what is drawn is put into a PDF as a
+picture of 200 dots an inch. Right characters: 1 - edit distance / characters of the text, with spaces and without.
+"""
+
+import argparse
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import documents_made as made  # noqa: E402
+import numpy as np  # noqa: E402
+import pypdfium2 as pdfium  # noqa: E402
+
+from engine.documents.reading import Reader  # noqa: E402
+
+LINES, WIDTH, DPI = 50, 85, 200
+
+
+def page_of(file):
+    text = file.read_text(errors="replace").encode("cp1252", "ignore").decode("cp1252")
+    lines = [line for part in text.split("\n\n") for line in textwrap.wrap(" ".join(part.split()), WIDTH)]
+    return lines[:LINES]
+
+
+def distance(a, b):
+    """Levenshtein's, a row at a time."""
+    a, b = (np.frombuffer(text.encode("utf-32-le"), np.uint32) for text in (a, b))
+    place = np.arange(len(b) + 1)
+    row = place
+    for number, letter in enumerate(a, 1):
+        changed = np.minimum(row[1:] + 1, row[:-1] + (b != letter))
+        row = np.minimum.accumulate(np.concatenate(([number], changed)) - place) + place
+    return int(row[-1])
+
+
+def scanned(drawn, place, *, turned):
+    """The pages of a PDF as a PDF of pictures."""
+    pictures = []
+    document = pdfium.PdfDocument(drawn)
+    for page in document:
+        picture = page.render(scale=DPI / 72).to_pil().convert("RGB")
+        pictures.append(picture.rotate(180) if turned else picture)
+    document.close()
+    file = place / "scanned.pdf"
+    pictures[0].save(file, save_all=True, append_images=pictures[1:], resolution=DPI)
+    return file
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--text", nargs="+", required=True, type=Path)
+    parser.add_argument("--pages", type=int, default=20)
+    parser.add_argument("--turned", action="store_true", help="the pages lie upside down")
+    options = parser.parse_args()
+    wanted = [page_of(file) for file in options.text[: options.pages]]
+    totals = np.zeros(4)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        file = scanned(made.pdf(place / "drawn.pdf", wanted), place, turned=options.turned)
+        reader = Reader(ocr=True)
+        began = time.monotonic()
+        for answer in reader.read(file, "pdf"):
+            for page in answer.pages:
+                text = " ".join(" ".join(chunk.text for chunk in page.chunks).split())
+                want = " ".join(" ".join(wanted[page.number - 1]).split())
+                bare, read = want.replace(" ", ""), text.replace(" ", "")
+                costs = distance(want, text), len(want), distance(bare, read), len(bare)
+                totals += costs
+                shares = f"{1 - costs[0] / costs[1]:.4f} {1 - costs[2] / costs[3]:.4f}"
+                print(f"page {page.number}: {shares} {page.problem}", flush=True)
+        reader.close()
+    print(f"{len(wanted)} pages in {time.monotonic() - began:.0f} s; right characters")
+    print(f"with spaces {1 - totals[0] / totals[1]:.4f}, without {1 - totals[2] / totals[3]:.4f}")
+
+
+if __name__ == "__main__":
+    main()
