@@ -27,6 +27,7 @@ KNOWN: Final = {
     "shiboken6": "LGPL-3.0-only",
 }
 UNSAID: Final = "see its text"
+BROUGHT: Final = "licences/brought.json"
 
 
 class Component(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +42,7 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
 
 def components() -> tuple[Component, ...]:
     """Every part, by name. Reads the metadata of installed packages: a tenth of a second."""
-    found = [*packages(), *_ours()]
+    found = [*packages(), *_ours(), *_brought()]
     return tuple(sorted(found, key=lambda each: each.name.lower()))
 
 
@@ -139,6 +140,15 @@ def _bundled_text(licence: str) -> str:
     texts = [(ASSETS / "licences" / f"{name}.txt").read_text(encoding="utf-8") for name in ("LGPL-3.0", "GPL-3.0")]
     words = "Used under the LGPL 3.0: Qt's libraries are files of their own here and may be exchanged.\n\n"
     return words + "\n\n".join(texts)
+
+
+def _brought() -> list[Component]:
+    """Python and the system's libraries that an installed program holds; its build lists them (attribution.py)."""
+    try:
+        data = (ASSETS / BROUGHT).read_bytes()
+    except OSError:
+        return []  # a source tree uses those of its system
+    return msgspec.json.decode(data, type=list[Component])
 
 
 def _ours() -> list[Component]:

@@ -2,15 +2,13 @@
 
 from typing import Final
 
-import httpx2
 import msgspec
-from packaging.version import InvalidVersion, Version
 
 from engine.version import __version__
 
 # Where releases are told of: `latest.json` for programs, the folder itself for people.
 RELEASES: Final = "https://tessera.github.io/releases/"
-_TIMEOUT: Final = httpx2.Timeout(10.0)
+_TIMEOUT_S: Final = 10.0
 MAX_BYTES: Final = 1 << 16
 
 
@@ -29,11 +27,15 @@ def newer_version(releases: str) -> str | None:
 
     Nothing of this computer or user is sent. Raises: UpdateUnknown.
     """
+    # The window's first picture does not wait for these: a tenth of a second.
+    import httpx2  # noqa: PLC0415
+    from packaging.version import InvalidVersion, Version  # noqa: PLC0415
+
     address = f"{releases}latest.json"
     found = b""
     try:
         with (
-            httpx2.Client(timeout=_TIMEOUT, headers={"User-Agent": "Tessera"}) as client,
+            httpx2.Client(timeout=_TIMEOUT_S, headers={"User-Agent": "Tessera"}) as client,
             client.stream("GET", address) as answer,
         ):
             answer.raise_for_status()

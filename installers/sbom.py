@@ -10,7 +10,7 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,10 +30,10 @@ _LINE: Final = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)")
 _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
-def locked() -> dict[str, tuple[str, list[str]]]:
+def locked(locks: Iterable[str] = LOCKS) -> dict[str, tuple[str, list[str]]]:
     """Name: version and SHA-256 of every file that may be installed for it."""
     found: dict[str, tuple[str, list[str]]] = {}
-    for lock in LOCKS:
+    for lock in locks:
         path = ROOT / "installers" / "lock" / f"{lock}.txt"
         name = ""
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():

@@ -22,10 +22,12 @@ def png(size: int) -> bytes:
     """The icon as a PNG of `size` by `size` pixels."""
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     from PySide6.QtCore import QBuffer, QIODevice
-    from PySide6.QtGui import QGuiApplication, QImage, QPainter
+    from PySide6.QtGui import QImage, QPainter
     from PySide6.QtSvg import QSvgRenderer
+    from PySide6.QtWidgets import QApplication
 
-    application = QGuiApplication.instance() or QGuiApplication([])
+    # The kind that the window has: both may be in one process, as in a test run.
+    application = QApplication.instance() or QApplication([])
     image = QImage(size, size, QImage.Format.Format_ARGB32)
     image.fill(0)
     painter = QPainter(image)

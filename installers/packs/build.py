@@ -196,6 +196,8 @@ def main() -> int:
     root = toolchain.unpack_packages(options.work) if options.packages and vulkan else None
     env = toolchain.environment(root)
     missing = toolchain.missing_tools(recipe.tools, env)
+    if root is not None:
+        env |= toolchain.kept_shaders(options.work, toolchain.source_tree(options.work))
     if missing:
         print(f"{recipe.name} needs {', '.join(missing)}. Install it, or pass --packages for glslc and headers.")
         return 3

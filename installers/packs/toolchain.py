@@ -1,5 +1,6 @@
 """Sources, tools and headers of a build: the locked archive, and Debian packages unpacked beside where wanted."""
 
+import hashlib
 import os
 import re
 import shlex
@@ -21,6 +22,23 @@ NEWER_PACKAGES: Final = ("libvulkan-dev", "spirv-headers")
 # Debian 13's runs with its own C library and loader.
 SHADER_COMPILER: Final = ("glslc", "libshaderc1", "libstdc++6", "libgcc-s1", "libc6")
 NEWER_SUITE: Final = "trixie"
+# glslc that copies what it compiled before with the same words; only the output's name does not count. A call that
+# writes a list of dependencies, which names the output, is not answered from there.
+KEEPING_GLSLC: Final = """#!/bin/sh
+glslc() { @GLSLC@ "$@"; }
+output=- previous=
+for word in "$@"; do
+  [ "$previous" != -o ] || output=$word
+  [ "$word" != -MF ] || KEPT_SHADERS=
+  previous=$word
+done
+if [ -z "$KEPT_SHADERS" ] || [ "$output" = - ]; then glslc "$@"; exit; fi
+key=$(printf '%s\\n' "$@" | sed '/^-o$/,+1d' | sha256sum | cut -c1-64)
+if ! cp "$KEPT_SHADERS/$key" "$output" 2>/dev/null; then
+  glslc "$@" || exit
+  cp "$output" "$KEPT_SHADERS/$key.$$" && mv "$KEPT_SHADERS/$key.$$" "$KEPT_SHADERS/$key"
+fi
+"""
 
 
 def source_tree(work: Path) -> Path:
@@ -73,8 +91,23 @@ def _wrap_glslc(newer: Path, wrapper: Path) -> None:
     loader = next(libraries.glob("ld-linux*.so.*"))
     wrapper.parent.mkdir(parents=True, exist_ok=True)
     words = [str(loader), "--library-path", str(libraries), str(newer / "usr/bin/glslc")]
-    wrapper.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
+    wrapper.write_text(KEEPING_GLSLC.replace("@GLSLC@", shlex.join(words)), encoding="utf-8")
     wrapper.chmod(0o755)
+
+
+def kept_shaders(work: Path, tree: Path) -> dict[str, str]:
+    """For the environment of a build with the unpacked glslc: where compiled shaders are kept for the next one.
+
+    A compiled shader is the same for every platform and compiler of C++, and most of the work of a Vulkan pack. The
+    folder's name stands for the shaders' sources and glslc; what else decides is on glslc's command line.
+    """
+    named = hashlib.sha256()
+    sources = tree / "ggml" / "src" / "ggml-vulkan" / "vulkan-shaders"
+    for path in (work / "newer-root/usr/bin/glslc", *sorted(p for p in sources.rglob("*") if p.is_file())):
+        named.update(path.name.encode() + b"\0" + path.read_bytes())
+    folder = work / "shaders" / named.hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    return {"KEPT_SHADERS": str(folder)}
 
 
 def _mirror() -> str:

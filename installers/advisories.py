@@ -1,0 +1,110 @@
+"""`python installers/advisories.py FOLDER`: which locked packages a folder of advisories knows something against.
+
+FOLDER holds OSV files (YAML or JSON), such as a checkout of PyPA's advisory-database, which pip-audit reads:
+the look-up needs no network, and says how old its answer is. Exit code 1: something was found, or the
+folder holds no advisory for any Python package.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import yaml  # type: ignore[import-untyped]
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from installers.sbom import locked  # noqa: E402
+
+NEVER: Final = "999999999"
+LOCKS: Final = ("base", "desktop", "build", "bundle", "llama", "model", "openvino", "site", "speech")
+
+
+class Advisory(msgspec.Struct, frozen=True):
+    """One thing that is known against versions of one package."""
+
+    id: str
+    package: str
+    affected: dict[str, Any]
+    published: str
+    summary: str
+
+    def hits(self, version: str) -> bool:
+        """Whether this version is named, or lies in one of the ranges."""
+        if version in self.affected.get("versions", ()):
+            return True
+        ranges = (r for r in self.affected.get("ranges", ()) if r.get("type") != "GIT")
+        return any(_inside(Version(version), r.get("events", ())) for r in ranges)
+
+
+def read(folder: Path) -> Iterator[Advisory]:
+    """Every advisory about a Python package below the folder that its makers did not take back."""
+    for path in sorted(folder.rglob("*")):
+        if path.suffix not in {".yaml", ".json"}:
+            continue
+        text = path.read_text(encoding="utf-8")
+        said = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=yaml.CSafeLoader)
+        if not isinstance(said, dict) or "withdrawn" in said:
+            continue
+        for affected in said.get("affected", ()):
+            package = affected.get("package", {})
+            if package.get("ecosystem") == "PyPI":
+                yield Advisory(
+                    id=said["id"],
+                    package=canonicalize_name(package["name"]),
+                    affected=affected,
+                    published=str(said.get("published", ""))[:10],
+                    summary=str(said.get("summary") or said.get("details", "")).split("\n")[0],
+                )
+
+
+def found(advisories: Iterable[Advisory], versions: dict[str, str]) -> list[Advisory]:
+    """Those that hit one of the versions (by canonical name)."""
+    return [a for a in advisories if a.package in versions and a.hits(versions[a.package])]
+
+
+def _inside(version: Version, events: Iterable[dict[str, Any]]) -> bool:
+    """OSV's rule: the last event at or below the version decides."""
+    inside = False
+    for kind, limit in sorted((_event(e) for e in events), key=lambda pair: pair[1]):
+        if kind == "last_affected":
+            inside = inside and version <= limit
+        elif version >= limit:
+            inside = kind == "introduced"
+    return inside
+
+
+def _event(event: dict[str, Any]) -> tuple[str, Version]:
+    ((kind, said),) = event.items()
+    try:
+        return kind, Version(str(said))
+    except InvalidVersion:  # cannot be compared: rather warn of everything than of nothing
+        return kind, Version("0" if kind == "introduced" else NEVER)
+
+
+def main(argv: list[str]) -> int:
+    """Compare, and say how much was compared."""
+    if len(argv) != 1:
+        sys.stderr.write(f"{__doc__}\n")
+        return 2
+    known = list(read(Path(argv[0])))
+    versions = {name: version for name, (version, _) in locked(LOCKS).items()}
+    hits = found(known, versions)
+    covered = len({a.package for a in known} & set(versions))
+    newest = max((a.published for a in known), default="none")
+    print(
+        f"{len(known)} advisories, the newest of {newest}; {covered} of {len(versions)} locked packages are named"
+    )
+    for each in hits:
+        print(f"{each.package} {versions[each.package]}: {each.id} {each.summary}")
+    print(f"{len(hits)} hit a locked version")
+    return int(bool(hits) or not known)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,132 @@
+"""Whose work every file of the bundle is: what no Python package's metadata tells of is listed with its licence.
+
+Python itself, PyInstaller's start program and libraries of the building system's packages end up in the program's
+folder. A file that belongs to nobody known stops the build, so that nothing is given away without its licence.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from packaging.utils import canonicalize_name
+
+from app.licences import UNSAID, Component
+
+DOCUMENTS: Final = Path("/usr/share/doc")
+_LICENCE_LINE: Final = re.compile(r"^License: *(\S.*)$", re.MULTILINE)
+_LISTED: Final = re.compile(r"^(\S+): (/\S+)$", re.MULTILINE)
+# Parts of the build environment whose files are not the program's; setuptools' shim is left out of the bundle.
+BOOTLOADER: Final = "pyinstaller"
+
+
+def brought(files: Iterable[Path], own: tuple[Path, ...], known: set[str]) -> list[Component]:
+    """The parts behind the files beyond the packages in `known` (canonical names) and our `own` folders.
+
+    Raises: RuntimeError: a file is of a package that is not known, or of nobody.
+    """
+    site = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
+    python = {Path(p).resolve() for p in (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))}
+    owners, system, strangers = _owners(), set(), []
+    for file in sorted({Path(f) for f in files}):
+        place = file.resolve()
+        if any(folder in (*file.parents, *place.parents) for folder in site):
+            owner = owners.get(str(file)) or owners.get(str(place))
+            if owner not in known | {BOOTLOADER, "tessera"}:
+                strangers.append(f"{file} of {owner or 'no package'}")
+        elif any(folder in place.parents for folder in (*own, *python)) or _is_python(place):
+            continue
+        elif not _is_windows(place):
+            system.add(place)
+    packages, unknown = _debian(system)
+    strangers += unknown
+    if strangers:
+        raise RuntimeError("files of parts whose licence is not listed:\n" + "\n".join(strangers))
+    return [_python(), _bootloader(), *packages]
+
+
+def _is_python(file: Path) -> bool:
+    """The interpreter's own library, which lies outside the folder of its modules."""
+    names = (sysconfig.get_config_var("LDLIBRARY"), sysconfig.get_config_var("INSTSONAME"))
+    return file.name in names or (Path(sys.base_prefix).resolve() in file.parents and sys.platform != "linux")
+
+
+def _is_windows(file: Path) -> bool:
+    """A library of Windows itself, which Microsoft's terms let programs bring along."""
+    return sys.platform == "win32" and Path(os.environ["SYSTEMROOT"]).resolve() in file.parents
+
+
+def _owners() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for dist in metadata.distributions():
+        name, folder = canonicalize_name(dist.metadata["Name"]), str(dist.locate_file(""))
+        for file in dist.files or ():
+            found[os.path.join(folder, file)] = name  # as text: there are ten thousands
+    return found
+
+
+def _debian(files: set[Path]) -> tuple[list[Component], list[str]]:
+    """Debian's packages of the files with their copyright files; the files that are of none."""
+    packages, strangers = set(), []
+    for file in sorted(files):
+        # With merged folders dpkg knows a library below /lib or /usr/lib, whichever its package was built for.
+        names = [str(file), str(file).removeprefix("/usr"), f"/usr{file}"]
+        try:
+            said = subprocess.run(["dpkg", "-S", *names], capture_output=True, text=True, check=False).stdout
+        except FileNotFoundError:
+            said = ""
+        if found := _LISTED.search(said):
+            packages.add(found[1].partition(":")[0])
+        else:
+            strangers.append(f"{file} of no package of this system")
+    return [_debian_package(name) for name in sorted(packages)], strangers
+
+
+def _debian_package(name: str) -> Component:
+    asked = ["dpkg-query", "-W", "-f", "${Version}\n${Homepage}\n", name]
+    version, page, *_ = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split("\n")
+    text = (DOCUMENTS / name / "copyright").read_text(encoding="utf-8", errors="replace")
+    names = list(dict.fromkeys(_LICENCE_LINE.findall(text)))
+    return Component(
+        name=f"{name} (library)", version=version, licence=", ".join(names[:4]) or UNSAID, page=page, text=text
+    )
+
+
+def _python() -> Component:
+    text = ""
+    for place in (Path(sysconfig.get_path("stdlib")), Path(sys.base_prefix)):
+        if (place / "LICENSE.txt").exists():
+            text = (place / "LICENSE.txt").read_text(encoding="utf-8")
+            break
+    else:  # a distribution's Python has it among its documents
+        for file in DOCUMENTS.glob(f"python3.{sys.version_info.minor}*/copyright"):
+            text = file.read_text(encoding="utf-8", errors="replace")
+    if not text:
+        raise RuntimeError("the licence of this Python was not found")
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Component(name="Python", version=version, licence="PSF-2.0", page="https://www.python.org", text=text)
+
+
+def _bootloader() -> Component:
+    dist = metadata.distribution(BOOTLOADER)
+    text = next(f.read_text(encoding="utf-8") for f in dist.files or () if f.name.upper().startswith("COPYING"))
+    licence = "GPL-2.0-or-later WITH Bootloader-exception"
+    return Component(
+        name="PyInstaller's start program",
+        version=dist.version,
+        licence=licence,
+        page="https://pyinstaller.org",
+        text=text,
+    )
+
+
+def written(parts: list[Component], target: Path) -> Path:
+    """The parts as the program reads them."""
+    target.write_bytes(msgspec.json.format(msgspec.json.encode(parts), indent=1))
+    return target
