@@ -96,6 +96,20 @@ class ContextOverflow(InputFault):
         self.context_tokens = context_tokens
 
 
+class BatterySpent(EnvironmentFault):
+    """The user bounded what may be spent of the battery, and this request does not fit any more."""
+
+    code = "battery_budget_spent"
+
+    def __init__(self, percent: float, spent_percent: float) -> None:
+        super().__init__(
+            f"At most {percent:g} % of the battery may be spent; {spent_percent:.1f} % are, and this request does "
+            "not fit into the rest. Plug the computer in, or lift the bound: tessera power --free"
+        )
+        self.percent = percent
+        self.spent_percent = spent_percent
+
+
 class NotEnoughMemory(EnvironmentFault):
     """A load was refused before it began; bytes needed and available on `device`."""
 

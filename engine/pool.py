@@ -59,6 +59,10 @@ class Pool:
         self._admitting = asyncio.Lock()
         self._reaper: asyncio.Task[None] | None = None
         self.on_first_token: Callable[[], None] | None = None
+        # Refuses a request that the user's wishes leave no room for.
+        self.admits: Callable[[LoadedModel, GenerationRequest], None] | None = None
+        # Tells what the end of a request took of energy, as far as that is measured.
+        self.metered: Callable[[LoadedModel, Done], Awaitable[Done]] | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
     @property
@@ -292,6 +296,8 @@ class Pool:
         """
         if not model.ready and model.id not in self._models:  # evicted since it was acquired
             model = await self.acquire(model.id)
+        if self.admits is not None:
+            self.admits(model, request)
         told_start = False
         while True:
             runner = model.runner
@@ -329,6 +335,8 @@ class Pool:
                 self._admission.answered(model.id, made, event.usage.prompt_tokens + made / 2, at_once)
                 if event.timings.decode_s > 0 and at_once == 1:
                     self._admission.observed(model.id, made, event.timings.decode_s)
+                if self.metered is not None:
+                    event = await self.metered(model, event)  # noqa: PLW2901 - the same event, with one more fact
             yield event
 
     async def _replaced(self, model: LoadedModel, dead: Runner, error: RunnerDied) -> bool:

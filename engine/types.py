@@ -145,10 +145,19 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
 
 
+class Effort(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request took of its runner: its `number` there, and its share of the seconds of all steps so far."""
+
+    number: int
+    own_s: float
+    all_s: float
+
+
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds one request spent; `decode_s` spans the first to the last generated token.
 
-    `itl_s`: half, 90 % and 99 % of the gaps between two tokens were shorter; empty below two tokens.
+    `itl_s`: half, 90 % and 99 % of the gaps between two tokens were shorter; empty below two tokens. `joules` were
+    drawn for it beyond what the computer draws at rest; None where no meter tells.
     """
 
     queue_s: float = 0.0
@@ -158,6 +167,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     draft_tokens: int = 0
     draft_accepted: int = 0
     itl_s: tuple[float, ...] = ()
+    effort: Effort | None = None
+    joules: float | None = None
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):

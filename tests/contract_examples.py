@@ -310,3 +310,16 @@ NO_EFFECT = {
     r"/v1/responses include": "reasoning is always sent in plain",
     r"/v1/messages\S* .*\.(signature|id|media_type)": "proves or labels what is here anyway",
 }  # fmt: skip
+
+# Bodies of the routes for other machines; words in capitals stand for what a test made.
+MACHINES = {
+    "/tessera/v1/upstreams/desk": {"url": "URL", "kind": "openai", "key": "sesame"},
+    "/tessera/v1/upstreams/desk/key": {"key": "sesame"},
+    "/tessera/v1/upstream-rules": {
+        "model": "spark", "upstream": "desk", "as_model": "other", "queue": 2, "unfit": True,
+    },
+    "/tessera/v1/remotes/desk": {
+        "host": "127.0.0.1", "user": "me", "port": "SSH_PORT", "worker_port": 9, "identity": "IDENTITY",
+        "use": "pinned", "host_key": "HOST_KEY",
+    },
+}  # fmt: skip

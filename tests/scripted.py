@@ -18,11 +18,11 @@ from engine.paths import Paths
 from engine.pool import Pool
 from engine.runner.command import runner_environment
 from engine.runner.process import RunnerProcess
-from engine.server.aliases import Aliases
 from engine.server.app import create_app
 from engine.server.auth import Access
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
+from engine.settings.aliases import Aliases
 
 TOKEN = "management-token"
 HERE = Path(__file__).resolve().parent

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
+START_S = 120  # a crowded machine imports for long; a server that ended is told at once
 
 
 class RunningServer:
@@ -30,7 +31,7 @@ class RunningServer:
             )
         file = home / "state" / "server.json"
         while not file.exists():
-            if self.process.poll() is not None or time.monotonic() - started > 30:
+            if self.process.poll() is not None or time.monotonic() - started > START_S:
                 raise RuntimeError(f"the server did not start: {self.log}")
             time.sleep(0.01)
         told = json.loads(file.read_text())

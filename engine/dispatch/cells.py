@@ -32,7 +32,7 @@ def _several(use: Use | None) -> bool:
     return use is not None and use.tokens >= ENOUGH_TOKENS and use.at_once > HARDLY_TWO
 
 
-def within_reason(settings: LoadSettings, shape: ModelShape, wish: Wish, use: Use | None) -> LoadSettings:
+def cap_kv_cells(settings: LoadSettings, shape: ModelShape, wish: Wish, use: Use | None) -> LoadSettings:
     """`settings` whose shared cache holds one whole context, which is what one person needs.
 
     Where the user asked for requests at once, or the model's use shows some, it holds more, up to ROOMY_BYTES.

@@ -8,7 +8,7 @@ from devices.types import Machine, Runtime
 from engine.dispatch import openvino
 from engine.dispatch.attention import LONG_CHATS_WHY, MOST_PARALLEL, PLAIN_WHY
 from engine.dispatch.candidates import Candidate, DryRunner, Question, on_gpus, on_processor, through_openvino
-from engine.dispatch.cells import grown, within_reason
+from engine.dispatch.cells import cap_kv_cells, grown
 from engine.dispatch.guessing import guessing
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.npu_rule import expected_power, why_npu
@@ -48,7 +48,7 @@ def place(
 
     use = memory.use(owner)
     wish = grown(wish, use)
-    wished = within_reason(wished_settings(base, wish), shape, wish, use)
+    wished = cap_kv_cells(wished_settings(base, wish), shape, wish, use)
     ahead = guessing(wished, shape)
     candidates, pinned, chosen = choose(ahead)
     if ahead != wished and not chosen.fits:

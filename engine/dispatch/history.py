@@ -54,13 +54,15 @@ class Learnt(msgspec.Struct, kw_only=True):
     ladders: Any = None
     pins: Any = None
     uses: Any = None
+    energies: Any = None
 
 
 class PlacementHistory:
-    """A small JSON file of `speeds`, `ladders`, `pins` and `uses`.
+    """A small JSON file of `speeds`, `ladders`, `pins`, `uses` and `energies`.
 
     `speeds`: device|backend → GB/s read while decoding. `ladders`: model → settings. `pins`: model → device, or
-    device/backend, that the user chose for it. `uses`: model → tokens, depth and requests at once.
+    device/backend, that the user chose for it. `uses`: model → tokens, depth and requests at once. `energies`:
+    model|device|backend → tokens generated for a joule.
 
     Keys carry what the value depends on, so an update of a driver or a file simply asks anew.
     """
@@ -73,6 +75,7 @@ class PlacementHistory:
         self._ladders: dict[str, dict[str, Any]] = _sound_rows(found.ladders, dict[str, Any])
         self._pins: dict[str, str] = _sound_rows(found.pins, str)
         self._uses: dict[str, Use] = _sound_rows(found.uses, Use)
+        self._energies: dict[str, float] = _sound_rows(found.energies, Annotated[float, msgspec.Meta(gt=0)])
         self._unsaved = 0
 
     def speed_gbs(self, device: str, backend: str) -> float | None:
@@ -109,6 +112,20 @@ class PlacementHistory:
             self._unsaved += 1
             if self._unsaved >= SAVE_EVERY:
                 self._save()
+
+    def tokens_per_joule(self, model: str, device: str, backend: str) -> float | None:
+        """What answers of this model gave for a joule there."""
+        return self._energies.get(f"{model}|{device}|{backend}")
+
+    def record_energy(self, model: str, device: str, backend: str, tokens_per_joule: float) -> None:
+        """An answer was measured; each moves the stored value by a quarter."""
+        if not 0 < tokens_per_joule < 1e9:  # noqa: PLR2004 - a meter that stood still
+            return
+        key = f"{model}|{device}|{backend}"
+        with self._lock:
+            before = self._energies.get(key, tokens_per_joule)
+            self._energies[key] = before + (tokens_per_joule - before) / 4
+            self._unsaved += 1
 
     def flush(self) -> None:
         """Write what answers taught since the last time."""
@@ -150,6 +167,7 @@ class PlacementHistory:
             ladders=_newest(self._ladders),
             pins=_newest(self._pins),
             uses=_newest(self._uses),
+            energies=_newest(self._energies),
         )
         with contextlib.suppress(OSError):  # forgetting costs a slower first choice, nothing else
             self._store.put(learnt)

@@ -14,9 +14,10 @@ from devices.host_real import RealHost
 from devices.kernel_packs.folder import installed_libraries
 from devices.live import LiveReader, Reading
 from devices.merge import merged
+from devices.power import meters
 from devices.recording import RecordedHost
 from devices.report import live_report, recorded_report
-from devices.types import Device, Machine
+from devices.types import Device, Machine, Meter
 
 
 class MachineState:
@@ -39,12 +40,20 @@ class MachineState:
         is_live = isinstance(self._host, RealHost)
         self._reader = LiveReader(self._host, (lambda: float(psutil.cpu_percent())) if is_live else None)
         self._reading = threading.Lock()
+        self._meters: tuple[Meter, ...] | None = None
 
     def live(self) -> tuple[Reading, ...]:
         """How busy, warm and hungry each device is, since the call before. Wakes nothing."""
         devices = (self._known or self.now()).devices
         with self._reading:
             return self._reader.read(devices)
+
+    @property
+    def metered(self) -> bool:
+        """A power meter can be read here; looked for once."""
+        if self._meters is None:
+            self._meters = meters(self._host, (self._known or self.now()).devices)
+        return any(meter.readable for meter in self._meters)
 
     def full(self, *, fresh: bool = False) -> Machine:
         """With every backend tried; `fresh` tries them again."""
@@ -79,4 +88,4 @@ class MachineState:
             return inventory(self._host)
         if any(d.kind == "dgpu" and d.vendor == "NVIDIA" for d in known.devices):
             return merged(replace(detailed(self._host), backends=known.backends))
-        return merged(replace(inventory(self._host), backends=known.backends))
+        return merged(replace(inventory(self._host), backends=known.backends, meters=known.meters))

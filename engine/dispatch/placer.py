@@ -20,6 +20,7 @@ from engine.dispatch.speed import weights_read
 from engine.dispatch.split import shared_out
 from engine.dispatch.tuned import Tuned, pinned_elsewhere, tuned_settings
 from engine.dispatch.types import NO_WISH, Placement, Rung, Wish
+from engine.energy.words import energy_words
 from engine.errors import BadModelFile, InputFault
 from engine.fit.context import largest_context, need_at
 from engine.fit.dry_run import DryRunFailed, dry_run
@@ -60,7 +61,7 @@ class Placer:
 
         Raises: BadModelFile.
         """
-        placed = self.placement(model_id, settings, wish, exact=exact)
+        placed = self._with_energy(model_id, self.placement(model_id, settings, wish, exact=exact))
         if placed.settings.remotes:
             return placed
         remembered = self.history.remembered(model_id)
@@ -85,6 +86,13 @@ class Placer:
             return onnx.place_folder(folder, settings, onnx.with_power(wish), machine, self.ledger, model_id)
         wish = onnx.with_power(wish)
         return self.judge_shape(model_id, read_shape(settings.path), settings, wish, exact=exact)
+
+    def _with_energy(self, model_id: str, placed: Placement) -> Placement:
+        """The placement with what answers there gave for a joule so far."""
+        learnt = self.history.tokens_per_joule(model_id, placed.device, placed.backend)
+        known = learnt if learnt is not None else placed.tokens_per_joule
+        told = energy_words(known, metered=self.machine.metered)
+        return msgspec.structs.replace(placed, tokens_per_joule=known, energy=told)
 
     def judge_shape(
         self, model_id: str, shape: ModelShape, settings: LoadSettings, wish: Wish = NO_WISH, *, exact: bool = False

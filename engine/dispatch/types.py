@@ -44,7 +44,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Where a model runs and how. `settings` is what the runner gets; speeds are predictions, None if unknown.
 
     `basis` says what the speed rests on: a measurement on this machine or a prior; `measured_on` whether this shape
-    itself was measured.
+    itself was measured. `tokens_per_joule` was measured here; `energy` tells it, or why it is not known.
     """
 
     device: str
@@ -57,6 +57,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     decode_tok_s: float | None = None
     basis: Literal["measured", "prior", "unknown"] = "unknown"
     measured_on: Literal["stand-in", "model"] | None = None
+    tokens_per_joule: float | None = None
+    energy: str = ""
     reasons: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
 

@@ -34,8 +34,11 @@ def dry_run(settings: LoadSettings, cache: Path | None = None, timeout_s: float 
 
     Raises: DryRunFailed.
     """
-    key = _key(settings)
-    stored = _read(cache) if cache else {}
+    try:
+        key = _key(settings)
+        stored = _read(cache) if cache else {}
+    except OSError as error:
+        raise DryRunFailed(str(error)) from error
     if key in stored:
         return stored[key]
     argv = child_command("engine.runner.llama.memory_probe", msgspec.json.encode(settings).decode())

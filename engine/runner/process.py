@@ -2,26 +2,20 @@
 
 import asyncio
 import time
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 from devices.engine_versions.folder import child_variables
 from devices.process_memory import bound_memory
-from engine.errors import (
-    BadModelFile,
-    ContextOverflow,
-    DeviceCheckFailed,
-    EngineError,
-    InputFault,
-    RunnerDied,
-    SelfCheckFailed,
-)
+from engine.errors import EngineError, RunnerDied
 from engine.prompt_bounds import refuse_impossible
 from engine.runner import orphans, protocol
 from engine.runner.buffers import BufferLog
 from engine.runner.command import runner_command, runner_environment
 from engine.runner.exits import exit_reason
+from engine.runner.faults import fault_to_error
 from engine.runner.mailbox import Mailbox
 from engine.types import Delta, Done, Event, GenerationRequest, ModelFacts
 
@@ -42,31 +36,7 @@ STALL_S: Final = 300.0
 CREDIT_STEP: Final = 16
 
 _job = orphans.kill_on_close_job()
-
-
-class RequestFailed(EngineError):
-    """The runner refused or lost one request; `code` is the runner's."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
-
-def fault_to_error(fault: protocol.Fault, path: str) -> EngineError:
-    """The engine error that a runner's fault stands for."""
-    if fault.code == "context_length_exceeded":
-        counts = int(fault.facts["prompt_tokens"] or 0), int(fault.facts["context_tokens"] or 0)
-        return ContextOverflow(*counts, at_least=bool(fault.facts.get("at_least")))
-    if fault.code == "invalid_request":
-        return InputFault(fault.message, fault.param)
-    if fault.code == "device_check_failed":
-        return DeviceCheckFailed(path, fault.message, fault.facts)
-    if fault.code == "self_check_failed":
-        return SelfCheckFailed(path, fault.message)
-    if fault.code == "load_failed":
-        return BadModelFile(path, fault.message)
-    return RequestFailed(fault.code, fault.message)
+_living: "weakref.WeakSet[RunnerProcess]" = weakref.WeakSet()
 
 
 class RunnerProcess:
@@ -75,6 +45,7 @@ class RunnerProcess:
     def __init__(self, process: asyncio.subprocess.Process, path: str) -> None:
         self._process = process
         self._path = path
+        self.loop = asyncio.get_running_loop()
         self._next_id = 0
         self._mailboxes: dict[int, Mailbox] = {}
         self._replies: dict[int, asyncio.Future[Any]] = {}
@@ -131,7 +102,12 @@ class RunnerProcess:
         orphans.assign_to_job(_job, process.pid)
         bound_memory(process.pid)
         runner = cls(process, path)
-        hello = await runner._hello
+        _living.add(runner)
+        try:
+            hello = await runner._hello
+        except BaseException:  # who wanted it has gone, and nobody else knows it
+            await runner.end()
+            raise
         if hello.version != protocol.VERSION:
             await runner.stop()
             raise RunnerDied(None, f"the runner speaks protocol {hello.version}, this server {protocol.VERSION}")
@@ -142,7 +118,8 @@ class RunnerProcess:
     ) -> ModelFacts:
         """Load the model.
 
-        Raises: BadModelFile: refused by llama.cpp; RunnerDied: the child ended while loading.
+        Raises: BadModelFile: refused by llama.cpp; RunnerDied: the child ended while loading; what `on_progress`
+        raises to stop it.
         """
         if on_progress is not None:
             self._on_progress = on_progress
@@ -232,6 +209,10 @@ class RunnerProcess:
         assert isinstance(reply, protocol.Stats)
         return reply
 
+    def pace(self, pace: protocol.Pace) -> None:
+        """Bound the threads of its steps, and the share of time that they run."""
+        self._post(pace)
+
     async def stop(self) -> None:
         """End the child: politely, then for certain."""
         self._stopping = True
@@ -242,6 +223,20 @@ class RunnerProcess:
             self.kill()
             await self._process.wait()
         await asyncio.gather(self._reader_task, self._stderr_task)
+
+    @staticmethod
+    async def end_all() -> None:
+        """End whoever is left and hear of it: what still hangs on a loop complains when that is closed."""
+        loop = asyncio.get_running_loop()
+        left = [runner for runner in list(_living) if runner.loop is loop]
+        if left:
+            await asyncio.gather(*(runner.end() for runner in left))
+            await asyncio.sleep(0)  # their pipes are closed behind them
+
+    async def end(self) -> None:
+        """End it at once, and hear of it."""
+        self.kill()
+        await asyncio.wait([self._reader_task, self._stderr_task], timeout=SHUTDOWN_S)
 
     def kill(self) -> None:
         """End the child at once."""
@@ -299,7 +294,7 @@ class RunnerProcess:
         except Exception as error:  # noqa: BLE001 - whatever it sent, this child can no longer be trusted
             reason = f"the runner sent an unreadable frame: {error}"
             self.kill()
-        await self._bury(reason)
+        await self._on_exit(reason)
 
     def _dispatch(self, message: protocol.FromRunner) -> None:
         if isinstance(message, protocol.Events):
@@ -317,11 +312,18 @@ class RunnerProcess:
         elif isinstance(message, protocol.Loaded):
             _resolve(self._loaded, message.facts)
         elif isinstance(message, protocol.Progress):
-            self._on_progress(message.phase, message.fraction)
+            self._tell(message)
         else:
             reply = self._replies.get(message.id)
             if reply is not None:
                 _resolve(reply, message)
+
+    def _tell(self, progress: protocol.Progress) -> None:
+        try:
+            self._on_progress(progress.phase, progress.fraction)
+        except EngineError as error:  # whoever wanted the model stops: that says nothing about this child
+            if not self._loaded.done():
+                self._loaded.set_exception(error)
 
     def _watch(self, step_s: float) -> None:
         """A sign of life: from its start on, silence or an endless step (of `step_s` so far) ends the child."""
@@ -354,7 +356,7 @@ class RunnerProcess:
         if reply is not None and not reply.done():
             reply.set_exception(error)
 
-    async def _bury(self, reason: str | None) -> None:
+    async def _on_exit(self, reason: str | None) -> None:
         """The pipe closed: learn the exit code and tell everyone who waits."""
         code = await self._process.wait()
         await asyncio.wait([self._stderr_task], timeout=0.2)

@@ -216,7 +216,10 @@ class StatsQuery(msgspec.Struct, frozen=True, kw_only=True, tag="stats_query"):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
-    """Counters since the load, and the present state."""
+    """Counters since the load, and the present state.
+
+    `all_s` are the seconds of all steps, `own_s` what the newest requests had of them, by their numbers.
+    """
 
     id: int
     steps: int
@@ -230,6 +233,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     rss_bytes: int
     cache_ram_bytes: int = 0
     cache_disk_bytes: int = 0
+    all_s: float = 0.0
+    own_s: dict[int, float] = {}
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
@@ -238,11 +243,18 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
     step_s: float
 
 
+class Pace(msgspec.Struct, frozen=True, kw_only=True, tag="pace"):
+    """From now on: at most so many threads for a step (0: as many as pay), and steps for that share of time."""
+
+    threads: int = 0
+    duty: float = 1.0
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """Leave in good order."""
 
 
-ToRunner = Load | Submit | Cancel | Credit | Tokenize | Detokenize | Embed | StatsQuery | Shutdown
+ToRunner = Load | Submit | Cancel | Credit | Tokenize | Detokenize | Embed | StatsQuery | Pace | Shutdown
 FromRunner = Hello | Heartbeat | Progress | Loaded | Events | Tokens | Pieces | Embedded | Fault | Stats
 
 _encoder = msgspec.msgpack.Encoder()

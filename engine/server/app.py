@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from engine.server.auth import Access, Forbidden, TooManyFailures, Unauthorized
 from engine.server.guard import NOBODY_ELSE, Guard, refuse
 from engine.server.handlers import HANDLERS
-from engine.server.keys import BadKeyFile
 from engine.server.last_resort import LastResort
 from engine.server.late import LateRoutes
 from engine.server.openai import chat, completions, models
@@ -22,6 +21,7 @@ from engine.server.request_log import RequestLog
 from engine.server.routing import EarlyRoute
 from engine.server.state import ServerState
 from engine.server.strangers import Callers
+from engine.settings.keys import BadKeyFile
 from engine.version import __version__
 
 log = logging.getLogger(__name__)
@@ -114,9 +114,12 @@ def create_app(
 async def _make_ready(state: ServerState, late: LateRoutes) -> None:
     """Once nobody waits for an answer: what later requests would otherwise wait for."""
     await late.ready_when_idle(lambda: state.pool.busy)
-    state.checker.warm()
-    if state.has_collections:
-        await state.desk()
+    try:
+        state.checker.warm()
+        if state.has_collections:
+            await state.desk()
+    except OSError as error:  # whoever asks for them tries again
+        log.warning("collections or grammars are not ready yet: %s", error)
 
 
 async def health() -> dict[str, str]:

@@ -17,13 +17,13 @@ from engine.phases import Phases
 from engine.server.app import create_app
 from engine.server.auth import Access, new_token, remove_server_file, running_server_url, write_server_file
 from engine.server.connections import connection_class, connection_limit, quieten
-from engine.server.keys import KeyStore
 from engine.server.log_bounds import Sparing, keep_short
 from engine.server.model_side import ModelSide
 from engine.server.run import BACKLOG, ServeOptions, is_loopback
 from engine.server.state import ServerState
 from engine.server.strangers import Callers
 from engine.server.utilization import Utilization
+from engine.settings.keys import KeyStore
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def assemble(
     def before_late() -> None:
         from engine.server.job_kinds import register  # noqa: PLC0415 - only routes that come late start jobs
 
-        state.workshop = register(jobs, options.paths, side.placer, side.admission)
+        state.bench_service = register(jobs, options.paths, side.placer, side.admission)
 
     public = () if is_loopback(options.host) else (options.host, socket.gethostname())
     callers = Callers(

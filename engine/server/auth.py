@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from engine.errors import EngineError
 from engine.json_store import write_atomically
-from engine.server.keys import KeyStore, Scope
+from engine.settings.keys import KeyStore, Scope
 
 MANAGEMENT_PREFIX: Final = "/tessera/"
 # Routes of other protocols that change what is on the disk.

@@ -7,7 +7,7 @@ from engine import errors
 from engine.documents import errors as documents
 from engine.library import errors as library
 from engine.remotes import errors as remotes
-from engine.runner.process import RequestFailed
+from engine.runner.faults import RequestFailed
 from engine.server.responses.store import PreviousResponseNotFound, ResponseNotFound
 from engine.server.streams import NoStream
 from engine.upstreams import errors as upstreams
@@ -32,6 +32,7 @@ STATUS: dict[type[Exception], tuple[int, str, bool]] = {
     errors.ModelNotFound: (404, "invalid_request_error", False),
     errors.BadModelFile: (422, "invalid_request_error", False),
     errors.InputFault: (400, "invalid_request_error", False),
+    errors.BatterySpent: (503, "server_error", False),
     errors.NotEnoughMemory: (507, "server_error", False),
     errors.RunnerDied: (503, "server_error", True),
     errors.EnvironmentFault: (503, "server_error", True),

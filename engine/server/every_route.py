@@ -16,6 +16,7 @@ from engine.server.app import health, root
 from engine.server.handlers import HANDLERS, engine_error
 from engine.server.last_resort import LastResort
 from engine.server.manage import collections as manage_collections
+from engine.server.manage import converting as manage_converting
 from engine.server.manage import engine_args as manage_engine_args
 from engine.server.manage import jobs as manage_jobs
 from engine.server.manage import keys as manage_keys
@@ -23,6 +24,7 @@ from engine.server.manage import library as manage_library
 from engine.server.manage import machine as manage_machine
 from engine.server.manage import measuring as manage_measuring
 from engine.server.manage import models as manage_models
+from engine.server.manage import power as manage_power
 from engine.server.manage import quantizing as manage_quantizing
 from engine.server.manage import recent as manage_recent
 from engine.server.manage import remotes as manage_remotes
@@ -77,8 +79,10 @@ def every_route(state: ServerState) -> FastAPI:
         app.include_router(kept.router)
     for also in (manage_sampling, manage_engine_args, manage_quantizing, manage_measuring, manage_recent):
         app.include_router(also.router)
+    app.include_router(manage_converting.router)
     app.include_router(manage_upstreams.router)
     app.include_router(manage_remotes.router)
+    app.include_router(manage_power.router)
     for raised, handler in HANDLERS.items():
         app.add_exception_handler(raised, handler)
     app.add_exception_handler(RequestValidationError, _invalid)

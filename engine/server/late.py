@@ -1,6 +1,7 @@
 """Most routes are made after the server answers: importing them takes longer than a first answer may."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -9,6 +10,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 # A program that starts a server asks it for something at once; importing beside that would take a core from it.
 AFTER_S: Final = 1.0
 LOOK_S: Final = 0.2
+AGAIN_S: Final = 5.0
+
+log = logging.getLogger(__name__)
 
 
 class LateRoutes:
@@ -35,4 +39,11 @@ class LateRoutes:
         await asyncio.sleep(AFTER_S)
         while busy():  # noqa: ASYNC110 - several things end it, none of which should know of this
             await asyncio.sleep(LOOK_S)
-        await self.ready()
+        while True:
+            try:
+                await self.ready()
+            except OSError as error:  # no descriptor for a module: whoever asks tries again, and so does this
+                log.warning("the other routes are not there yet: %s", error)
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return

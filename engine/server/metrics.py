@@ -27,6 +27,12 @@ class Metrics:
         self.generated_tokens = Counter(
             "tessera_generated_tokens", "Tokens generated", ["model"], registry=self.registry
         )
+        self.joules = Counter(
+            "tessera_energy_joules",
+            "Drawn for requests beyond the computer's rest",
+            ["model"],
+            registry=self.registry,
+        )
         self.queue = Gauge("tessera_requests_active", "Requests running or waiting", registry=self.registry)
         self.ttft = Histogram(
             "tessera_time_to_first_token_seconds",
@@ -70,6 +76,8 @@ class Metrics:
         self.prompt_tokens.labels(model).inc(done.usage.prompt_tokens)
         self.cached_tokens.labels(model).inc(done.usage.cached_tokens)
         self.generated_tokens.labels(model).inc(done.usage.completion_tokens)
+        if done.timings.joules:
+            self.joules.labels(model).inc(done.timings.joules)
         if done.timings.ttft_s > 0:
             self.ttft.labels(model).observe(done.timings.ttft_s)
         gaps = done.usage.completion_tokens - 1

@@ -11,13 +11,13 @@ from engine.loaded_model import REMOTE, SPREAD, Runner
 from engine.pool import Pool
 from engine.remotes.desk import Remotes
 from engine.runner.spare import ENGINE, SpareRunner
-from engine.server.aliases import Aliases
-from engine.server.drafts import Drafts
-from engine.server.engine_args import EngineArgsStore
 from engine.server.load_wishes import LoadWishes
 from engine.server.models import ServedModels
 from engine.server.run import ServeOptions
-from engine.server.sampling_wishes import SamplingWishes
+from engine.settings.aliases import Aliases
+from engine.settings.drafts import Drafts
+from engine.settings.engine_args import EngineArgsStore
+from engine.settings.sampling import SamplingWishes
 from engine.upstreams.book import UpstreamBook
 from engine.upstreams.links import UpstreamLinks
 

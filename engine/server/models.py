@@ -22,13 +22,12 @@ from engine.loaded_model import REMOTE
 from engine.resolving import Resolved
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
-from engine.sampling import NOTHING_RECOMMENDED, Recommended, recommended
-from engine.sampling_families import of_card
-from engine.server.aliases import Aliases
-from engine.server.drafts import Drafts, unfit_draft
-from engine.server.engine_args import EngineArgsStore
+from engine.sampling import NOTHING_RECOMMENDED, Recommended
 from engine.server.load_wishes import LoadWishes, with_choices
-from engine.server.sampling_wishes import SamplingWishes
+from engine.settings.aliases import Aliases
+from engine.settings.drafts import Drafts, unfit_draft
+from engine.settings.engine_args import EngineArgsStore
+from engine.settings.sampling import SamplingWishes, recommended_for
 from engine.upstreams.book import UpstreamBook
 from engine.upstreams.types import PREFIX, UNTOLD_CONTEXT, Way
 
@@ -199,15 +198,7 @@ class ServedModels:
 
     def recommended_for(self, entry: ModelEntry) -> Recommended:
         """The same for any model of the library."""
-        names = (entry.id, entry.name, entry.details.title, entry.origin.repo or "")
-        chats = "chat" in entry.capabilities
-        return recommended(
-            user=self.wishes.get(entry.id),
-            file=entry.details.sampling,
-            publisher=entry.details.publisher_sampling,
-            card=of_card(entry.architecture, names) if chats else None,
-            reasons="reasoning" in entry.capabilities,
-        )
+        return recommended_for(entry, self.wishes)
 
     async def choose_draft(self, entry: ModelEntry, name: str | None) -> None:
         """Let another model draft for this one; None: no longer.

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from devices.process_memory import few_heaps
 from engine.dispatch.types import NO_WISH, Wish
 from engine.errors import EnvironmentFault, InputFault
 from engine.paths import DEFAULT_HOST, DEFAULT_PORT, Paths, user_paths
 from engine.phases import Phases
+from engine.runner.process import RunnerProcess
 from engine.runner.spare import SpareRunner
-from engine.server.keys import KeyStore
+from engine.settings.keys import KeyStore
 
 if TYPE_CHECKING:
     import uvicorn
@@ -139,6 +141,7 @@ def serve(options: ServeOptions) -> None:
 
     Raises: PortTaken; InputFault: a public address without an API key.
     """
+    few_heaps()
     keys = KeyStore(options.paths.config / "api-keys.json")
     tls = check_tls(options.tls_cert, options.tls_key)
     if not is_loopback(options.host) and not options.api_keys and not keys.all():
@@ -180,6 +183,7 @@ async def _serve(
         if first is not None:
             await first.end()
         spare.end()
+        await RunnerProcess.end_all()
 
 
 def _first_model(side: "ModelSide", name: str) -> "FirstModel":

@@ -17,8 +17,10 @@ from engine.pool import Pool
 from engine.remotes.book import RemoteBook
 from engine.remotes.desk import Remotes
 from engine.server.auth import Access
+from engine.server.energy import EnergyDesk
 from engine.server.metrics import Metrics
 from engine.server.models import ServedModels
+from engine.server.power import PowerDesk
 from engine.server.recent import RecentRequests
 from engine.server.responses.background import BackgroundJobs
 from engine.server.responses.conversation_store import ConversationStore
@@ -32,7 +34,7 @@ from engine.upstreams.book import UpstreamBook
 from engine.upstreams.links import UpstreamLinks
 
 if TYPE_CHECKING:
-    from engine.measure_jobs.work import Workshop
+    from engine.measure_jobs.work import BenchService
     from engine.server.documents.desk import Desk
 
 
@@ -53,7 +55,9 @@ class ServerState:
     start: Phases = field(default_factory=Phases)
     utilization: Utilization | None = None
     history: WorkHistory = field(init=False)
-    workshop: "Workshop | None" = None
+    energy: EnergyDesk = field(init=False)
+    power: PowerDesk = field(init=False)
+    bench_service: "BenchService | None" = None
     links: UpstreamLinks = field(default_factory=lambda: UpstreamLinks(UpstreamBook()))
     remotes: Remotes = field(default_factory=lambda: Remotes(RemoteBook()))
     recent: RecentRequests = field(default_factory=RecentRequests)
@@ -70,6 +74,10 @@ class ServerState:
         self.conversations = Conversations(self.renderer, self.checker)
         self.history = WorkHistory(self.pool)
         self.speech = Speech(self.placer.ledger if self.placer is not None else None)
+        self.energy = EnergyDesk(self.pool, self.utilization, self.placer)
+        self.history.told = self.energy.heard
+        self.power = PowerDesk(self.pool, self.models, self.energy.ledger, self.paths.config / "power.json")
+        self.energy.also = self.power.sampled
         if self.utilization is not None:
             self.utilization.also = self.history.sample
 

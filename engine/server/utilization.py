@@ -33,7 +33,11 @@ class Utilization(Collector):
         self._every_s = every_s
         self._ring: deque[Usage] = deque(maxlen=KEPT_S)
         self.also: Callable[[], Awaitable[None]] | None = None  # called once a second on the loop
+        self.on_sample: Callable[[Usage, float], None] = lambda _usage, _seconds: None
         self._task: asyncio.Task[None] | None = None
+        self._sampler: UsageSampler | None = None
+        self._looking = asyncio.Lock()
+        self._looked = 0.0
 
     def start(self) -> None:
         """Begin; needs a running loop."""
@@ -54,15 +58,33 @@ class Utilization(Collector):
         loop = asyncio.get_running_loop()
         due = loop.time()
         await asyncio.to_thread(sampler.sample)  # rates begin with the second sample
+        self._sampler, self._looked = sampler, loop.time()
         while True:
             due = max(due + self._every_s, loop.time())
             await asyncio.sleep(due - loop.time())
             try:
-                self._ring.append(await asyncio.to_thread(sampler.sample))
-            except OSError as error:  # a device that left: the next sample may work again
+                usage = await self._look(0.0)
+                if usage is not None:
+                    self._ring.append(usage)
+                if self.also is not None:
+                    await self.also()
+            except OSError as error:  # a device that left, no descriptor: the next sample may work again
                 log.warning("no usage sample: %s", error)
-            if self.also is not None:
-                await self.also()
+
+    async def fresh(self, least_s: float) -> None:
+        """A look now, unless the last was less than `least_s` ago; `on_sample` hears of it."""
+        with contextlib.suppress(OSError):
+            await self._look(least_s)
+
+    async def _look(self, least_s: float) -> Usage | None:
+        async with self._looking:
+            before = self._looked
+            if self._sampler is None or asyncio.get_running_loop().time() - before < least_s:
+                return None
+            usage = await asyncio.to_thread(self._sampler.sample)
+            self._looked = asyncio.get_running_loop().time()
+            self.on_sample(usage, self._looked - before)
+            return usage
 
     def newest(self) -> api.Usage | None:
         """The last sample; None in the first second."""

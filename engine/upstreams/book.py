@@ -205,9 +205,3 @@ def checked_url(url: str) -> str:
     if parts.username or parts.password or parts.query or parts.fragment:
         raise InputFault("The address must hold no password, query or fragment; keys are given apart.", "url")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
-
-
-def is_plain_text(url: str) -> bool:
-    """Whether what is sent there can be read on the way: no TLS, and not this machine."""
-    parts = urlsplit(url)
-    return parts.scheme == "http" and parts.hostname not in {"127.0.0.1", "localhost", "::1"}

@@ -211,6 +211,27 @@ def test_models_as_the_client_lists_them(client):
     assert client.models.retrieve("spark").display_name
 
 
+def test_a_model_is_what_the_clients_types_say(qwen, client):
+    """Its own types, held strictly: abilities are an object there, while OpenAI's clients read a list."""
+    listed, single = next(iter(client.models.list())), client.models.retrieve("spark")
+    for model in (listed, single):
+        anthropic.types.ModelInfo.model_validate_json(model.to_json())
+        assert model.capabilities.image_input.supported is False
+        assert model.capabilities.structured_outputs.supported is True
+        assert model.max_input_tokens > 0
+    plain = httpx2.get(f"{qwen.url}/v1/models/spark").json()
+    assert isinstance(plain["capabilities"], list)
+
+
+def test_an_unknown_model_is_refused_in_the_clients_own_shape(qwen, client):
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        client.models.retrieve("zz")
+    assert caught.value.body["type"] == "error"
+    assert caught.value.body["error"]["type"] == "not_found_error"
+    plain = httpx2.get(f"{qwen.url}/v1/models/zz").json()
+    assert plain["error"]["code"] == "model_not_found"
+
+
 def test_a_dead_runner_is_an_error_event(qwen, client):
     qwen.say("loaded")  # a runner that dies while it is tried out is another story
     client.messages.create(model="spark", max_tokens=5, messages=HI)

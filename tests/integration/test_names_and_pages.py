@@ -9,6 +9,7 @@ from engine.server.strangers import Callers
 
 HI = [{"role": "user", "content": "Hi"}]
 MANAGE = {"authorization": f"Bearer {TOKEN}"}
+FIM_MARKS = {"pre": "<|fim_prefix|>", "suf": "<|fim_suffix|>", "mid": "<|fim_middle|>"}
 
 
 def test_every_name_that_ollama_lists_works_on_every_route(qwen):
@@ -183,3 +184,29 @@ def test_every_protocols_budget_reaches_the_runner(qwen, path, body, budget):
         assert given == {
             "tokens": budget, "start": "<think>", "end": "</think>", "close": "\n</think>\n\n", "is_open": False,
         }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def coder(tmp_path_factory):
+    """A model that was trained to fill gaps."""
+    server = ScriptedServer(tmp_path_factory.mktemp("coder"), fim=FIM_MARKS)
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"), [("/infill", {"input_prefix": "a"}), ("/v1/fim/completions", {"prompt": "a"})]
+)
+def test_unknown_names_of_editors_requests_are_told_whatever_they_are(coder, path, body, stream):
+    """A header holds ASCII of one line and of some length only; what a client sent holds anything."""
+    names = ("имя", "a\r\nX-Injected: 1", "long" * 25_000)
+    coder.say("x")
+    asked = {"model": "spark", **body, "stream": stream, **dict.fromkeys(names, 1)}
+    answer = httpx2.post(f"{coder.url}{path}", json=asked)
+    assert answer.status_code == 200, answer.text
+    assert "x-injected" not in answer.headers
+    told = answer.headers["x-tessera-ignored"]
+    assert "???" in told
+    assert "a??X-Injected: 1" in told
+    assert len(told) < 300

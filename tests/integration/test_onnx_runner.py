@@ -11,7 +11,8 @@ import onnx_models
 import pytest
 
 from engine.errors import BadModelFile, ContextOverflow, InputFault, RunnerDied
-from engine.runner.process import RequestFailed, RunnerProcess
+from engine.runner.faults import RequestFailed
+from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.types import Constraint, Delta, GenerationRequest, SamplingParams
 from quantize.onnx.folder import convert_gguf

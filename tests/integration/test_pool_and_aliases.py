@@ -14,7 +14,7 @@ from engine.pool import Pool
 from engine.resolving import Resolved
 from engine.runner.protocol import LoadSettings
 from engine.server import sse
-from engine.server.aliases import Aliases
+from engine.settings.aliases import Aliases
 
 MANAGE = {"authorization": f"Bearer {TOKEN}"}
 

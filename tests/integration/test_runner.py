@@ -2,13 +2,16 @@
 
 import asyncio
 import functools
+import gc
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from lora_adapter import write_adapter
 
 from engine.errors import BadModelFile, ContextOverflow, InputFault, RunnerDied
+from engine.jobs import Paused
 from engine.runner.llama.batch.pacing import TELL_EVERY_S
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
@@ -395,3 +398,39 @@ def test_weights_and_cache_ask_for_huge_pages(bundled_model, monkeypatch, wish, 
     maps = with_runner(bundled_model, work, n_ctx=8192)
     asked = [m for m in maps.split("VmFlags:")[1:] if " hg" in m.splitlines()[0]]
     assert bool(asked) == asks
+
+
+def test_who_stops_wanting_a_model_while_it_loads_is_told_so_and_not_of_a_dead_runner(bundled_model):
+    def progress(phase, fraction):
+        raise Paused
+
+    async def run():
+        runner = await RunnerProcess.start("llama", str(bundled_model))
+        try:
+            with pytest.raises(Paused):
+                await runner.load(LoadSettings(path=str(bundled_model), n_ctx=1024, n_threads=1), progress)
+        finally:
+            await runner.stop()
+
+    asyncio.run(run())
+
+
+def test_a_runner_that_nobody_waits_for_any_more_ends_and_leaves_nothing_on_the_loop(monkeypatch):
+    complaints = []
+    monkeypatch.setattr(sys, "unraisablehook", complaints.append)
+    before = {child.pid for child in psutil.Process().children()}
+
+    async def run():
+        starting = asyncio.create_task(RunnerProcess.start("llama", ""))
+        await asyncio.sleep(0.3)  # it is there, and says hello later
+        begun = [child for child in psutil.Process().children() if child.pid not in before]
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await RunnerProcess.end_all()
+        return begun
+
+    begun = asyncio.run(run())
+    gc.collect()
+    assert begun
+    assert not [child for child in begun if child.is_running()]
+    assert not complaints

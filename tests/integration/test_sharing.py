@@ -65,7 +65,7 @@ class Run:
         self.read = 0
         self.answers, self.first, self.done = {}, {}, {}
         decode, batch = engine._batch.decode, engine._batch
-        engine._pace.step_rows = lambda usual: usual  # tiny models: a step costs as much as fifty rows, or four
+        engine.pace.step_rows = lambda usual: usual  # tiny models: a step costs as much as fifty rows, or four
 
         def counted():
             self.read += batch.size - sum(s.decoding for s in engine._running)

@@ -17,7 +17,6 @@ from pathlib import Path
 import psutil
 from servers import ROOT, RunningServer
 
-DISPLAY = ":93"
 # Says each message's number after the store has acknowledged it. A store that cannot write is asked again.
 WRITER = """
 import sys, time
@@ -44,6 +43,11 @@ def free_port():
     with socket.socket() as any_socket:
         any_socket.bind(("127.0.0.1", 0))
         return any_socket.getsockname()[1]
+
+
+def free_display():
+    """A display that no other screen has, so that two runs can go on side by side."""
+    return next(f":{n}" for n in range(93, 200) if not Path(f"/tmp/.X{n}-lock").exists())
 
 
 def alive(process):
@@ -161,13 +165,14 @@ class World:
         if shutil.which("Xvfb") is None:
             return
         if self.screen is None:
+            self.display = free_display()
             self.screen = subprocess.Popen(
-                ["Xvfb", DISPLAY, "-screen", "0", "1400x900x24"], stderr=subprocess.DEVNULL
+                ["Xvfb", self.display, "-screen", "0", "1400x900x24"], stderr=subprocess.DEVNULL
             )
             time.sleep(1)
         env = {**os.environ, **self.env, "TESSERA_HOME": str(self.home), "PYTHONPATH": str(ROOT)}
         env |= {"TESSERA_SERVER_PORT": str(self.port), "TESSERA_SERVER_START_WITH_WINDOW": "false"}
-        env |= {"DISPLAY": DISPLAY, "QT_QPA_PLATFORM": "xcb", "MARATHON_SEED": str(self.rng.getrandbits(30))}
+        env |= {"DISPLAY": self.display, "QT_QPA_PLATFORM": "xcb", "MARATHON_SEED": str(self.rng.getrandbits(30))}
         self.windows += 1
         self.window_log = self.folder / f"window{self.windows}.log"
         with self.window_log.open("wb") as log:

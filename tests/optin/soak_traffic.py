@@ -164,7 +164,7 @@ def _bad(rng: random.Random, model: str) -> Shot:
         (chat, {"model": "no-such-model", "messages": talk}),
         (chat, {"model": model, "messages": []}),
         (chat, {"model": model, "messages": talk, "temperature": "hot"}),
-        (chat, {"model": model, "messages": talk, "max_tokens": -1}),
+        (chat, {"model": model, "messages": talk, "max_tokens": -2}),
         (chat, {"model": model, "messages": talk, "n": 10_000}),
         (chat, {"model": model, "messages": talk, "logit_bias": {"999999": 1}}),
         (chat, {"model": model, "messages": [{"role": "king", "content": "x"}]}),

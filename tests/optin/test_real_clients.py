@@ -67,8 +67,12 @@ def launch(name, server, project, tmp_path, program, *arguments):
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
         **start.env,
     }
+    return run(program, start.argv[1:], arguments, project, environment)
+
+
+def run(program, first, then, project, environment):
     return subprocess.run(
-        [str(program), *start.argv[1:], *arguments],
+        [str(program), *first, *then],
         cwd=project,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -76,6 +80,14 @@ def launch(name, server, project, tmp_path, program, *arguments):
         text=True,
         timeout=400,
     )
+
+
+def local_home(tmp_path, **more):
+    """The environment of a program that must not look outside: everything but loopback goes to a closed port."""
+    home = tmp_path / "home"
+    home.mkdir(exist_ok=True)
+    nowhere = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+    return {"PATH": os.environ["PATH"], "HOME": str(home), "NO_PROXY": "127.0.0.1", "CI": "1", **nowhere, **more}
 
 
 def tool_calls(*calls):
@@ -174,3 +186,55 @@ def test_claude_code_changes_two_files(clients, server, project, tmp_path):
     for earlier, later in itertools.pairwise(prompts):
         shared = next((i for i, (a, b) in enumerate(zip(earlier, later, strict=False)) if a != b), len(earlier))
         assert shared >= 0.95 * len(earlier)
+
+
+def test_continue_changes_two_files(clients, server, project, tmp_path):
+    """With the configuration that `tessera connect continue` writes."""
+    program = npm_program(clients, "@continuedev/cli", "cn")
+    environment = local_home(tmp_path, CONTINUE_TELEMETRY_ENABLED="0", CONTINUE_METRICS_ENABLED="0")
+    endpoint = Endpoint(url=server.url, model="spark", context=65536)
+    [edit] = INTEGRATIONS["continue"].edits(Path(environment["HOME"]), endpoint)
+    write_private(edit.path, edit.after)
+    one, two = str(project / "one.py"), str(project / "two.py")
+    server.say(tool_calls(("Read", {"filepath": one}), ("Read", {"filepath": two})))
+    server.say(
+        tool_calls(
+            ("Edit", {"file_path": one, "old_string": "ONE = 1", "new_string": "ONE = 10"}),
+            ("Edit", {"file_path": two, "old_string": "TWO = 2", "new_string": "TWO = 20"}),
+        )
+    )
+    server.say("Both numbers are ten times as large.")
+    arguments = ["--config", str(edit.path), "--auto", "-p", "Multiply the numbers by ten."]
+    done = run(program, [], arguments, project, environment)
+    assert (project / "one.py").read_text() == "ONE = 10\n", done.stdout + done.stderr
+    assert (project / "two.py").read_text() == "TWO = 20\n"
+    assert "ten times" in done.stdout
+    assert "ONE = 1" in server.prompts()[1]
+
+
+@pytest.mark.parametrize("provider", ["openai-compatible", "ollama"])
+def test_cline_changes_two_files(clients, server, project, tmp_path, provider):
+    """Its program for the terminal, which shares the core of its extension; both of its ways to a local server."""
+    program = npm_program(clients, "cline", "cline")
+    environment = local_home(tmp_path, CLINE_TELEMETRY_DISABLED="1")
+    url = server.url if provider == "ollama" else f"{server.url}/v1"
+    chosen = {"provider": provider, "apiKey": "unused", "model": "spark", "baseUrl": url}
+    about = {"settings": chosen, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
+    settings = {"version": 1, "lastUsedProvider": provider, "modes": {}, "providers": {provider: about}}
+    data = tmp_path / "cline"
+    write_private(data / "settings" / "providers.json", json.dumps(settings))
+    one, two = str(project / "one.py"), str(project / "two.py")
+    server.say(tool_calls(("read_files", {"files": [{"path": one}, {"path": two}]})))
+    server.say(
+        tool_calls(
+            ("editor", {"path": one, "old_text": "ONE = 1", "new_text": "ONE = 10"}),
+            ("editor", {"path": two, "old_text": "TWO = 2", "new_text": "TWO = 20"}),
+        )
+    )
+    server.say("Both numbers are ten times as large.")
+    arguments = ["--json", "-P", provider, "-m", "spark", "--thinking", "low", "--data-dir", str(data)]
+    done = run(program, arguments, ["Multiply the numbers by ten."], project, environment)
+    assert (project / "one.py").read_text() == "ONE = 10\n", done.stdout + done.stderr
+    assert (project / "two.py").read_text() == "TWO = 20\n"
+    assert "ten times" in done.stdout
+    assert "ONE = 1" in server.prompts()[1]

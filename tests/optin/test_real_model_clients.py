@@ -19,11 +19,18 @@ from servers import RunningServer
 pytestmark = pytest.mark.timeout(1800)
 PROGRAMS = Path(__file__).parent / "clients"
 MODEL = "smollm2-135m-instruct"
-PYTHON_PACKAGES = (
-    "litellm", "langchain-openai", "langchain-anthropic", "langchain-ollama", "llama-index-llms-openai-like",
-    "llama-index-llms-ollama", "llama-index-embeddings-openai-like", "instructor", "anthropic", "ollama",
-    "pydantic-ai-slim[openai]", "smolagents[openai]", "openai-agents",
-)  # fmt: skip
+# Each in an environment of its own: together no versions suit all of them, and pip searches for an hour.
+PYTHON_PACKAGES = {
+    "litellm": ("litellm",),
+    "langchain": ("langchain-openai", "langchain-anthropic", "langchain-ollama"),
+    "llama_index": (
+        "llama-index-llms-openai-like", "llama-index-llms-ollama", "llama-index-embeddings-openai-like",
+    ),
+    "instructor": ("instructor",),
+    "pydantic_ai": ("pydantic-ai-slim[openai]",),
+    "smolagents": ("smolagents[openai]",),
+    "openai_agents": ("openai-agents",),
+}  # fmt: skip
 NPM_PACKAGES = (
     "openai", "@anthropic-ai/sdk", "ollama", "ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible",
     "@ai-sdk/anthropic", "zod",
@@ -80,11 +87,9 @@ def run(*command, cwd=None, env=None):
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    "name", ["litellm", "langchain", "llama_index", "instructor", "pydantic_ai", "smolagents", "openai_agents"]
-)
+@pytest.mark.parametrize("name", PYTHON_PACKAGES)
 def test_python_libraries(folder, server, name):
-    python = environment(folder / "libraries", *PYTHON_PACKAGES)
+    python = environment(folder / name, *PYTHON_PACKAGES[name])
     assert f">{name}" in run(python, str(PROGRAMS / "libraries_real.py"), server.url, MODEL, name)
 
 

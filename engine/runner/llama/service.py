@@ -42,6 +42,7 @@ from engine.runner.llama.speculate.guesser import Guesser
 from engine.runner.llama.speculate.mtp import MtpHead
 from engine.runner.llama.vision.picture import PictureRefused
 from engine.runner.llama.vision.vision import Media, Vision
+from engine.runner.rests import Rests
 from engine.runner.service import RunnerService
 from engine.runner.text_limits import TooManyTokens
 from engine.runner.texts import Prompt, too_long
@@ -111,8 +112,9 @@ class LlamaRunner(RunnerService[Vocabulary]):
         self._loaded: llama_model.LoadedModel | None = None
         self._facts: ModelFacts | None = None
         self._embedder: Embedder | None = None
+        self._rests = Rests()
         self._vision: Vision | None = None
-        self._blind = "this model reads text only: no projector (mmproj-*.gguf) is beside it"
+        self._vision_error = "this model reads text only: no projector (mmproj-*.gguf) is beside it"
 
     def _cancel_now(self, request_id: int) -> None:
         if self._abort is not None and self._scheduler is not None and self._scheduler.only_prefilling(request_id):
@@ -151,7 +153,7 @@ class LlamaRunner(RunnerService[Vocabulary]):
                 check = _compared(loaded, vocabulary)
             self._phases.done("check")
             if settings.mmproj_path is not None:
-                self._open_eyes(loaded, settings.mmproj_path)
+                self._load_projector(loaded, settings.mmproj_path)
             self._store = _prefix_store(api, loaded)
             draft_model = _guesser(loaded, vocabulary)
             self._adapters = Adapters(loaded, settings.lora)
@@ -187,12 +189,12 @@ class LlamaRunner(RunnerService[Vocabulary]):
         self._tell_loaded(facts)
         return True
 
-    def _open_eyes(self, loaded: llama_model.LoadedModel, projector: str) -> None:
+    def _load_projector(self, loaded: llama_model.LoadedModel, projector: str) -> None:
         """Load the projector. One that does not fit, perhaps another model's, leaves a model of text only."""
         try:
             self._vision = Vision(loaded, projector)
         except llama_model.LoadFailed as error:
-            self._blind = str(error)
+            self._vision_error = str(error)
             sys.stderr.write(f"{error}\n")
 
     def _serve(self) -> int:
@@ -202,15 +204,17 @@ class LlamaRunner(RunnerService[Vocabulary]):
         while True:
             others = (self._exact, self._embedder)
             busy = scheduler.busy or any(other is not None and other.busy for other in others)
-            message = None if busy and self._inbox.empty() else self._wait(scheduler)
+            message = self._rests.take(self._inbox) if busy and self._inbox.empty() else self._wait(scheduler)
             while message is not None:
                 if isinstance(message, protocol.Shutdown):
                     self._keep_prefixes(scheduler)
                     return 0
                 self._control(message, scheduler)
                 message = None if self._inbox.empty() else self._inbox.get()
+            if self._rests.owed_s > 0 and busy:
+                continue
             abort.reset()
-            self._step_started = time.monotonic()
+            self._step_started = begun = time.monotonic()
             try:
                 self._tell(scheduler.step())
                 if self._exact is not None:
@@ -220,6 +224,7 @@ class LlamaRunner(RunnerService[Vocabulary]):
                 return 5
             finally:
                 self._step_started = 0.0
+                self._rests.stepped(time.monotonic() - begun)
             if self._embedder is not None and self._embedder.busy:
                 answer = self._embedder.step()
                 if answer is not None:
@@ -256,8 +261,8 @@ class LlamaRunner(RunnerService[Vocabulary]):
             scheduler.credit(message.id, message.count)
             if self._exact is not None:
                 self._exact.credit(message.id, message.count)
-        elif isinstance(message, protocol.StatsQuery):
-            self._channel.send(self._stats(message.id, scheduler))
+        elif isinstance(message, protocol.StatsQuery | protocol.Pace):
+            self._manage(message, scheduler)
         else:
             self._channel.send(
                 protocol.Fault(
@@ -266,6 +271,13 @@ class LlamaRunner(RunnerService[Vocabulary]):
                     message=f"This runner does not answer {type(message).__name__} for this model.",
                 )
             )
+
+    def _manage(self, message: protocol.StatsQuery | protocol.Pace, scheduler: Scheduler) -> None:
+        if isinstance(message, protocol.StatsQuery):
+            self._channel.send(self._stats(message.id, scheduler))
+            return
+        scheduler.pace.bound_threads(message.threads)
+        self._rests.set(message.duty)
 
     def _submit(
         self,
@@ -290,7 +302,7 @@ class LlamaRunner(RunnerService[Vocabulary]):
             scheduler = found
         if request.images:
             try:
-                tokens, media = self._look(request)
+                tokens, media = self._encode_images(request)
             except TooManyTokens as error:
                 self._channel.send(too_long(message.id, error.at_least, self._loaded.n_ctx))
                 return
@@ -326,10 +338,10 @@ class LlamaRunner(RunnerService[Vocabulary]):
                 return self._exact
         return protocol.Fault(id=request_id, code="invalid_request", message=problem, param="deterministic")
 
-    def _look(self, request: GenerationRequest) -> tuple[list[int], Media]:
+    def _encode_images(self, request: GenerationRequest) -> tuple[list[int], Media]:
         """The prompt's tokens with its pictures among them. Raises: PictureRefused, TooManyTokens."""
         if self._vision is None:
-            raise PictureRefused(self._blind)
+            raise PictureRefused(self._vision_error)
         assert self._vocabulary is not None
         assert self._loaded is not None
         if isinstance(request.prompt, str):
@@ -365,6 +377,8 @@ class LlamaRunner(RunnerService[Vocabulary]):
             rss_bytes=psutil.Process().memory_info().rss,
             cache_ram_bytes=self._store.ram_bytes if self._store else 0,
             cache_disk_bytes=self._store.disk_bytes if self._store else 0,
+            all_s=sum(s.efforts.all_s for s in both),
+            own_s={number: seconds for s in both for number, seconds in s.efforts.own_s.items()},
         )
 
 

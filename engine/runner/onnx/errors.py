@@ -5,7 +5,7 @@ class LoadFailed(Exception):
     """The folder, its graph or the wished provider was refused; the message says why and what to do."""
 
 
-class NotHonoured(Exception):
+class UnsupportedParameter(Exception):
     """A request asks for something this runner does not do; `param` names it."""
 
     def __init__(self, param: str, message: str) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.runner.llama.batch.sampler import NotFinite, Sampler
 from engine.runner.llama.native.chain import DEFAULT_ORDER, PENALTIES
-from engine.runner.onnx.errors import NotHonoured
+from engine.runner.onnx.errors import UnsupportedParameter
 from engine.types import SamplingParams
 
 # llama.cpp runs XTC only on distributions with at least this many candidates above the threshold.
@@ -19,19 +19,19 @@ class NumpySampler(Sampler):
     """The sampling state of one sequence. Penalties and biases are those of the llama.cpp runner."""
 
     def __init__(self, params: SamplingParams, prompt: list[int]) -> None:
-        """Raises: NotHonoured: a stage that exists only in llama.cpp."""
+        """Raises: UnsupportedParameter: a stage that exists only in llama.cpp."""
         if params.dry_multiplier > 0:
-            raise NotHonoured("dry_multiplier", "DRY sampling is not done by the ONNX runner; leave it out.")
+            raise UnsupportedParameter("dry_multiplier", "The ONNX runner has no DRY sampling; leave it out.")
         if params.mirostat:
-            raise NotHonoured("mirostat", "Mirostat is not done by the ONNX runner; leave it out.")
+            raise UnsupportedParameter("mirostat", "The ONNX runner has no Mirostat; leave it out.")
         if params.adaptive_target >= 0:
-            raise NotHonoured("adaptive_target", "Adaptive sampling is not done by the ONNX runner; leave it out.")
+            raise UnsupportedParameter("adaptive_target", "The ONNX runner has no adaptive sampling; leave it out.")
         order = DEFAULT_ORDER if params.order is None else params.order
         if PENALTIES in order and order[0] != PENALTIES:
-            raise NotHonoured("order", "The ONNX runner applies penalties before every other stage.")
+            raise UnsupportedParameter("order", "The ONNX runner applies penalties before every other stage.")
         unknown = [name for name in order if name not in {*STAGES, PENALTIES}]
         if unknown:
-            raise NotHonoured("order", f"There is no sampling stage {unknown[0]!r}.")
+            raise UnsupportedParameter("order", f"There is no sampling stage {unknown[0]!r}.")
         super().__init__(None, None, msgspec.structs.replace(params, temperature=0.0), 0, prompt)
         self._given = params
         self._order = tuple(name for name in order if name not in {"dry", PENALTIES})

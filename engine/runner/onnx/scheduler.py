@@ -14,11 +14,12 @@ import numpy as np
 from engine.runner.llama.batch.admission import enqueue, held
 from engine.runner.llama.batch.constrain import TokenConstraint
 from engine.runner.llama.batch.draw import DrawFailed, draw
+from engine.runner.llama.batch.effort import EffortBook
 from engine.runner.llama.batch.sequence import Sequence
 from engine.runner.llama.batch.text import TextStream
 from engine.runner.llama.native.model import MAX_DRAFT
 from engine.runner.onnx import libraries
-from engine.runner.onnx.errors import NotHonoured
+from engine.runner.onnx.errors import UnsupportedParameter
 from engine.runner.onnx.model import LoadedFolder
 from engine.runner.onnx.sampler import NumpySampler
 from engine.runner.protocol import Fault
@@ -52,6 +53,7 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, tuple[Sequence, Slot]] = {}
         self._by_id: dict[int, Sequence] = {}
+        self.efforts = EffortBook()
         self.steps = 0
         self.prompt_tokens = 0
         self.generated_tokens = 0
@@ -97,7 +99,7 @@ class Scheduler:
         try:
             self._refuse(request, tokens)
             sampler = NumpySampler(request.sampling, tokens)
-        except NotHonoured as error:
+        except UnsupportedParameter as error:
             return Fault(id=request_id, code="invalid_request", message=str(error), param=error.param)
         room = n_ctx - len(tokens)
         wanted = room if request.max_tokens is None else min(request.max_tokens, room)
@@ -119,20 +121,20 @@ class Scheduler:
     def _refuse(self, request: GenerationRequest, tokens: list[int]) -> None:
         size = self._vocabulary.size
         if request.images:
-            raise NotHonoured("messages", "The ONNX runner reads no pictures.")
+            raise UnsupportedParameter("messages", "The ONNX runner reads no pictures.")
         if not tokens:
-            raise NotHonoured("prompt", "The prompt is empty.")
+            raise UnsupportedParameter("prompt", "The prompt is empty.")
         if min(tokens) < 0 or max(tokens) >= size:
-            raise NotHonoured("prompt", f"Token ids must be between 0 and {size - 1}.")
+            raise UnsupportedParameter("prompt", f"Token ids must be between 0 and {size - 1}.")
         unknown = [t for t in request.sampling.logit_bias if not 0 <= t < size]
         if unknown:
-            raise NotHonoured("logit_bias", f"Token id {unknown[0]} is not in this model's vocabulary of {size}.")
+            raise UnsupportedParameter("logit_bias", f"Token id {unknown[0]} is not in the vocabulary of {size}.")
         if request.prompt_logprobs:
-            raise NotHonoured("logprobs", "The ONNX runner tells no log probabilities of a prompt's own tokens.")
+            raise UnsupportedParameter("logprobs", "The ONNX runner has no logprobs of a prompt's own tokens.")
         if request.lora:
-            raise NotHonoured("lora", "The ONNX runner loads no adapters.")
+            raise UnsupportedParameter("lora", "The ONNX runner loads no adapters.")
         if request.context_shift:
-            raise NotHonoured("context_shift", "The ONNX runner cannot shift its context.")
+            raise UnsupportedParameter("context_shift", "The ONNX runner cannot shift its context.")
 
     def cancel(self, request_id: int) -> None:
         """Mark a request; it ends before the next step."""
@@ -221,10 +223,12 @@ class Scheduler:
     def _advance(self, sequence: Sequence, slot: Slot, out: list[Output]) -> None:
         missing = sequence.tokens[len(slot.tokens) :][:CHUNK]
         draft = self._draft(sequence) if sequence.n_generated else []
+        begun = time.monotonic()
         try:
             slot.generator.append_tokens(np.array(missing + draft, np.int32))
             slot.tokens += missing + draft
             self.steps += 1
+            self.efforts.step(time.monotonic() - begun, [(sequence, len(missing) + len(draft))])
             if len(slot.tokens) < len(sequence.tokens):
                 return
             rows = self._rows(slot, len(draft) + 1)

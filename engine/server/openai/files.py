@@ -117,12 +117,15 @@ async def upload(request: Request) -> dict[str, Any]:
         form = await request.form(max_files=1, max_fields=10)
     except MultiPartException as error:
         raise InputFault(f"The form cannot be read: {error.message}.", "file") from None
-    sent, purpose = form.get("file"), form.get("purpose")
-    if not isinstance(sent, UploadFile):
-        raise InputFault("Send the file as the field `file` of multipart/form-data.", "file")
-    if purpose not in PURPOSES:
-        raise InputFault(f"purpose must be one of {', '.join(sorted(PURPOSES))}.", "purpose")
-    raw = await sent.read()
+    try:
+        sent, purpose = form.get("file"), form.get("purpose")
+        if not isinstance(sent, UploadFile):
+            raise InputFault("Send the file as the field `file` of multipart/form-data.", "file")
+        if purpose not in PURPOSES:
+            raise InputFault(f"purpose must be one of {', '.join(sorted(PURPOSES))}.", "purpose")
+        raw = await sent.read()
+    finally:
+        await form.close()  # a large file has a descriptor
     if not raw:
         raise InputFault("The file is empty.", "file")
     return shown(await asyncio.to_thread(files_of(request).add, sent.filename or "file", str(purpose), raw))

@@ -67,8 +67,14 @@ def usage_body(usages: list[Usage]) -> dict[str, Any]:
 
 
 def timings_body(done: Done | AnswerFinished) -> dict[str, float]:
-    """Tessera's extra field: where the time of a request went, in seconds, its speed, and its guesses."""
+    """Tessera's extra field: where the time of a request went, in seconds, its speed, guesses and energy."""
     t = done.timings
+    energy = {}
+    if t.joules:
+        energy = {
+            "joules": round(t.joules, 3),
+            "tokens_per_joule": round(done.usage.completion_tokens / t.joules, 3),
+        }
     gaps = max(done.usage.completion_tokens - 1, 0)
     drafts = {"draft_n": t.draft_tokens, "draft_n_accepted": t.draft_accepted} if t.draft_tokens else {}
     return {
@@ -78,6 +84,7 @@ def timings_body(done: Done | AnswerFinished) -> dict[str, float]:
         "decode_s": round(t.decode_s, 6),
         "tok_s": round(gaps / t.decode_s, 2) if t.decode_s > 0 else 0.0,
         **drafts,
+        **energy,
     }
 
 

@@ -13,7 +13,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from engine.api.collections import Passage, SearchRequest
+from engine.api.collections import SearchRequest
 from engine.documents.definitions import Definition
 from engine.documents.errors import FileNotFound, NoCollection
 from engine.documents.kinds import kind_of
@@ -31,8 +31,6 @@ from engine.server.state import server_state
 router = APIRouter(prefix="/v1/vector_stores", tags=["vector stores"])
 PREFIX: Final = "vs"
 _ATTRIBUTES: Final = "attributes:"
-# The highest sum of 1 / (60 + rank) of two lists, which makes a score of 0 to 1 of it.
-_BEST_SCORE: Final = 2 / 61
 
 
 class _Batches:
@@ -254,7 +252,7 @@ async def search_results(desk: Desk, live: Live, questions: list[str], body: Sto
         for passage in answer.passages:
             file_id = Path(passage.path).parent.name
             attributes = _attributes(live, file_id)
-            score = _score(passage)
+            score = round(min(max(passage.score, 0.0), 1.0), 4)
             if score >= threshold and (body.filters is None or fits(attributes, body.filters)):
                 found.setdefault(
                     passage.id,
@@ -267,10 +265,6 @@ async def search_results(desk: Desk, live: Live, questions: list[str], body: Sto
                     },
                 )
     return sorted(found.values(), key=lambda result: -result["score"])[:limit]
-
-
-def _score(passage: Passage) -> float:
-    return round(min(passage.score / _BEST_SCORE, 1.0), 4)
 
 
 def _ids(live: Live) -> list[str]:

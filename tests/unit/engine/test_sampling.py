@@ -12,7 +12,7 @@ from engine.library.inspect_files import inspect_onnx
 from engine.sampling import LLAMA_CPP, Layer, Recommended, choose, recommended
 from engine.sampling_families import families, of_card
 from engine.server.models import ServedModels
-from engine.server.sampling_wishes import SamplingWishes
+from engine.settings.sampling import SamplingWishes
 from quantize.convert.folder import ConvertRequest, convert
 from quantize.files.gguf_split import read_gguf_model
 from quantize.files.sampling_keys import BOUNDS, GENERATION_CONFIG_NAMES, checked

@@ -136,6 +136,9 @@ class Embedder:
 
     def cancel(self, job_id: int) -> None:
         """Forget a job that nobody waits for any more."""
+        if self._jobs and self._jobs[0].id == job_id and self._jobs[0].done_tokens:
+            # What was read of its long input would stand before the next one, which llama.cpp then refuses.
+            self._loaded.api.llama_memory_clear(self._memory, False)
         if any(job.id == job_id for job in self._jobs):
             self._jobs = deque(job for job in self._jobs if job.id != job_id)
 

@@ -22,15 +22,15 @@ class Quarantine:
         """Somebody is under suspicion: nobody else may run."""
         return bool(self._suspects)
 
-    def convict(self, not_finite: list[Sequence]) -> list[Sequence]:
+    def isolate(self, not_finite: list[Sequence]) -> list[Sequence]:
         """Sequences whose logits are no numbers: those to blame. Everybody else is put under suspicion or cleared.
 
         The caller must take all sequences off the cache before the next decode.
         """
-        guilty = [s for s in not_finite if s in self._suspects]
-        self._suspects = [s for s in self._suspects if s not in guilty]
-        self._suspects += [s for s in not_finite if s not in guilty]
-        return guilty
+        offending = [s for s in not_finite if s in self._suspects]
+        self._suspects = [s for s in self._suspects if s not in offending]
+        self._suspects += [s for s in not_finite if s not in offending]
+        return offending
 
     def examine(self) -> tuple[Sequence, CachedSequence] | None:
         """The next one to run alone, with an empty sequence of the cache; None while there is no free one."""
@@ -39,7 +39,7 @@ class Quarantine:
         cache = self._kv.acquire_empty(sequence.key)
         return None if cache is None else (sequence, cache)
 
-    def acquit(self, sequence: Sequence) -> None:
+    def clear(self, sequence: Sequence) -> None:
         """It showed numbers, or it ended."""
         if sequence in self._suspects:
             self._suspects.remove(sequence)

@@ -8,6 +8,7 @@ from engine.runner.llama.batch import admission, scoring
 from engine.runner.llama.batch.adapters import Adapters
 from engine.runner.llama.batch.constrain import TokenConstraint
 from engine.runner.llama.batch.draw import DrawFailed, draw
+from engine.runner.llama.batch.effort import EffortBook
 from engine.runner.llama.batch.following import Following
 from engine.runner.llama.batch.pacing import Pace, kept_prefix, reading_order, told_text
 from engine.runner.llama.batch.quarantine import Quarantine
@@ -51,14 +52,12 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._by_id: dict[int, Sequence] = {}
-        self._pace = Pace(loaded, fixed=fixed)
-        self._speculation = Speculation(loaded, self._pace, draft_model)
-        self._following = Following(loaded, self._kv, self._pace)
+        self.pace = Pace(loaded, fixed=fixed)
+        self._speculation = Speculation(loaded, self.pace, draft_model)
+        self._following = Following(loaded, self._kv, self.pace)
         self._adapters = adapters
-        self.steps = 0
-        self.prompt_tokens = 0
-        self.generated_tokens = 0
-        self.cached_tokens = 0
+        self.efforts = EffortBook()
+        self.steps = self.prompt_tokens = self.generated_tokens = self.cached_tokens = 0
 
     def rest(self) -> None:
         """Nothing runs: do what the next requests would wait for, in their stead."""
@@ -134,14 +133,14 @@ class Scheduler:
         self._fill_batch(out)
         if self._batch.size == 0:
             return out
-        self._pace.set_threads(self._batch.size)
+        self.pace.set_threads(self._batch.size)
         started, cpu = time.monotonic(), time.process_time()
         code = self._batch.decode()
         now, cpu = time.monotonic(), time.process_time() - cpu
         if code == 0:
             self.steps += 1
-            self._pace.note(self._batch.size, self._batch.outputs, now - started, cpu, now)
-            self._commit_batch()
+            self.pace.note(self._batch.size, self._batch.outputs, now - started, cpu, now)
+            self._commit_batch(now - started)
             self.cached_tokens += self._following.step_done(self._running)
             out.extend(told_reading(self._running, now))
             self._sample(out)
@@ -213,7 +212,7 @@ class Scheduler:
             sequence.row = batch.add(sequence.tokens[-1], position, sequence.cache.seq_id)
             self._speculation.extend(batch, sequence)
         depth = max((len(s.cache.tokens) for s in prefilling if s.cache is not None), default=0)
-        budget = self._pace.prefill_budget(batch.size, len(prefilling), depth)
+        budget = self.pace.prefill_budget(batch.size, len(prefilling), depth)
         reading: list[Sequence] = []
         for sequence in reading_order(prefilling):
             assert sequence.cache is not None
@@ -252,11 +251,12 @@ class Scheduler:
         elif code != ABORTED:
             self._fail(sequence, "internal", "The picture could not be encoded.", out)
 
-    def _commit_batch(self) -> None:
-        caches = {s.cache.seq_id: s.cache for s in self._running if s.cache is not None}
+    def _commit_batch(self, seconds: float) -> None:
+        owners = {s.cache.seq_id: (s, s.cache) for s in self._running if s.cache is not None}
         runs = self._batch.runs()
         for seq_id, pieces in runs:
-            self._kv.computed(caches[seq_id], pieces, alone=len(runs) == 1)
+            self._kv.computed(owners[seq_id][1], pieces, alone=len(runs) == 1)
+        self.efforts.step(seconds, ((owners[seq_id][0], len(pieces)) for seq_id, pieces in runs))
 
     def _sample(self, out: list[Output]) -> None:
         rows, now = None, 0.0
@@ -274,17 +274,17 @@ class Scheduler:
             elif not self._sample_sequence(sequence, rows, now, out):
                 not_finite.append(sequence)
             elif self._quarantine.open:
-                self._quarantine.acquit(sequence)
+                self._quarantine.clear(sequence)
                 if sequence.cache is not None and self._quarantine.open:
                     self._set_aside(sequence)
         if not_finite:
             self._isolate(not_finite, out)
 
     def _isolate(self, not_finite: list[Sequence], out: list[Output]) -> None:
-        guilty = self._quarantine.convict(not_finite)
+        offending = self._quarantine.isolate(not_finite)
         for sequence in reversed(self._running.copy()):
             self._preempt(sequence)
-        for sequence in guilty:
+        for sequence in offending:
             self._fail(sequence, "not_finite", "The model's output is not a number.", out)
         self._kv.scrub()
 
@@ -347,7 +347,7 @@ class Scheduler:
 
     def _forget(self, sequence: Sequence) -> None:
         del self._by_id[sequence.id]
-        self._quarantine.acquit(sequence)
+        self._quarantine.clear(sequence)
         if sequence.cache is not None:
             self.cached_tokens += self._following.leave(sequence, self._running)
             self._kv.shorten(sequence.cache, self._kept(sequence))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from engine.runner.llama.batch.constrain import TokenConstraint
+from engine.runner.llama.batch.effort import effort
 from engine.runner.llama.batch.sampler import Sampler
 from engine.runner.llama.batch.text import TextStream
 from engine.runner.llama.batch.thinking import ReasoningLimit
@@ -41,7 +42,8 @@ class Sequence:
 
     `cache` is set while the sequence holds cells; `len(cache.tokens)` of `tokens` are computed. `media` are the
     pictures among the prompt's tokens. `forgotten` tokens were taken out of the middle by a context shift.
-    `scored` rows of the running step, from `row` on, belong to its prompt.
+    `scored` rows of the running step, from `row` on, belong to its prompt. `own_s` of the `all_s` seconds of all
+    steps so far were its share.
     """
 
     id: int
@@ -58,6 +60,8 @@ class Sequence:
     admitted: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
+    own_s: float = 0.0
+    all_s: float = 0.0
     told: float = 0.0
     gaps_s: "array[float]" = field(default_factory=lambda: array("f"))
     cached_tokens: int = 0
@@ -212,6 +216,7 @@ class Sequence:
                     draft_tokens=self.proposed,
                     draft_accepted=self.accepted,
                     itl_s=_percentiles(self.gaps_s),
+                    effort=effort(self),
                 ),
                 stop=self.text.stop,
                 runaway=self.runaway if reason == "length" else None,

@@ -18,7 +18,7 @@ FIRST_LENGTH: Final = 3
 # From so many matching tokens on a copy is under way, and it is judged apart from chance matches.
 LONG_MATCH: Final = 12
 # How often guesses are thought right at first: behind a chance match, and within a copy.
-HOPES: Final = (0.5, 0.9)
+PRIORS: Final = (0.5, 0.9)
 # Rejected drafts in a row after which drafting pauses for as many tokens as PAUSE_TOKENS, doubled each time.
 PATIENCE: Final = 2
 PAUSE_TOKENS: Final = 16
@@ -37,7 +37,7 @@ class NgramDrafter:
     _failures: int = 0
     _pause: int = PAUSE_TOKENS
     _silent_until: int = 0
-    _by_match: list[Acceptance] = field(default_factory=lambda: [Acceptance(hope) for hope in HOPES])
+    _by_match: list[Acceptance] = field(default_factory=lambda: [Acceptance(prior) for prior in PRIORS])
 
     @property
     def acceptance(self) -> Acceptance:

@@ -7,19 +7,19 @@ from typing import Final
 FRESH_STEPS: Final = 512
 # Weight of the newest step in a width's cost.
 NEWEST: Final = 0.2
-# Guesses of a draft model are thought right this often before any was judged; that weighs as much as two judged.
-HOPE: Final = 0.7
-HOPE_WEIGHT: Final = 2.0
+# Prior of the acceptance rate of a draft model's tokens, and its weight in judged tokens.
+PRIOR: Final = 0.7
+PRIOR_WEIGHT: Final = 2.0
 # What was judged long ago counts less: a text changes from copying to inventing. Halved after some fifteen drafts.
-FORGET: Final = 0.95
+DECAY: Final = 0.95
 # Processors take rows by four: what is left over costs as much as four more. Source: ggml-cpu/repack.cpp.
 ROWS_AT_ONCE: Final = 4
 # A guess must promise this much, or the noise of measuring would decide.
 WORTH: Final = 1.03
 # What guessing may cost a text in which it never helps: one step, and this share of its time. Together below 3 % of
 # an answer of a hundred tokens.
-STAKE_STEPS: Final = 1.0
-STAKE_FRAC: Final = 0.015
+BUDGET_STEPS: Final = 1.0
+BUDGET_FRAC: Final = 0.015
 # Winnings that may be risked again, in steps.
 LARGEST_WIN_STEPS: Final = 8.0
 
@@ -48,7 +48,7 @@ class StepCost:
     def curve(self, first: int, last: int) -> list[float]:
         """Expected seconds of steps of `first` to `last` rows, where `first` was measured.
 
-        Between measured widths a line; beyond them, hopefully, no more than the widest measured one.
+        Interpolated between measured widths; beyond them no more than the widest measured one.
         """
         known = sorted(w for w, at in self._noted.items() if w > first and self._steps - at <= FRESH_STEPS)
         found, at, value = [self._seconds[first]], first, self._seconds[first]
@@ -65,26 +65,26 @@ class StepCost:
 
 @dataclass
 class Acceptance:
-    """How often a guess is right, given that all before it were. Hopeful at first and after long silence."""
+    """How often a draft token is accepted, given that all before it were; decays to its prior without trials."""
 
-    hope: float = HOPE
+    prior: float = PRIOR
     hits: float = 0.0
     trials: float = 0.0
 
     @property
     def rate(self) -> float:
         """Between 0 and 1."""
-        return (self.hits + self.hope * HOPE_WEIGHT) / (self.trials + HOPE_WEIGHT)
+        return (self.hits + self.prior * PRIOR_WEIGHT) / (self.trials + PRIOR_WEIGHT)
 
     def note(self, proposed: int, accepted: int) -> None:
         """Of a draft of `proposed` tokens the first `accepted` were right."""
-        self.hits = FORGET * self.hits + accepted
-        self.trials = FORGET * self.trials + accepted + (accepted < proposed)
+        self.hits = DECAY * self.hits + accepted
+        self.trials = DECAY * self.trials + accepted + (accepted < proposed)
 
     def fade(self) -> None:
         """A step without a guess."""
-        self.hits *= FORGET
-        self.trials *= FORGET
+        self.hits *= DECAY
+        self.trials *= DECAY
 
 
 def best_length(cost: StepCost, rows: int, limit: int, acceptance: Acceptance, guess_s: float) -> int:
@@ -119,12 +119,12 @@ class Balance:
     @property
     def allows(self) -> bool:
         """Guessing may go on."""
-        return self.won_s >= -STAKE_FRAC * self.plain_s
+        return self.won_s >= -BUDGET_FRAC * self.plain_s
 
     def pass_by(self, plain_s: float) -> None:
         """A step without guesses."""
         if not self.plain_s:
-            self.won_s = STAKE_STEPS * plain_s
+            self.won_s = BUDGET_STEPS * plain_s
         self.plain_s += plain_s
 
     def waste(self, spent_s: float) -> None:

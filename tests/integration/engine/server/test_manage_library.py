@@ -169,7 +169,8 @@ def test_hub_routes(server, hub):
     plan = server.get("/tessera/v1/hub/plan", params={"repo": "org/Spark-GGUF"}).json()
     assert plan["options"][0]["choice"]["label"] == "Q4_K_M"
     assert plan["options"][0]["size_bytes"] == SPARK.stat().st_size
-    assert len(server.get("/tessera/v1/hub/starters").json()["proposals"]) == 3
+    proposals = server.get("/tessera/v1/hub/starters").json()["proposals"]
+    assert [bool(proposal["recommended"]) for proposal in proposals] == [True, False, False]
     assert server.get("/tessera/v1/hub/folders").json() == {"folders": []}
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from engine.runner.llama.speculate.payoff import (
+    BUDGET_FRAC,
+    BUDGET_STEPS,
     FRESH_STEPS,
-    STAKE_FRAC,
-    STAKE_STEPS,
     Acceptance,
     Balance,
     StepCost,
@@ -26,7 +26,7 @@ def sure(rate):
     return acceptance
 
 
-def test_between_two_widths_lies_a_line_and_beyond_them_hope():
+def test_between_two_widths_lies_a_line_and_beyond_them_no_more():
     assert costs(w1=1.0, w5=3.0).curve(1, 7) == pytest.approx([1, 1.5, 2, 2.5, 3, 3, 3])
     assert costs(w1=1.0, w5=3.0).curve(1, 3) == pytest.approx([1, 1.5, 2])
     assert costs(w2=1.0).curve(2, 4) == [1, 1, 1]
@@ -57,15 +57,15 @@ def test_what_making_a_guess_costs_counts():
     assert best_length(free, 1, 8, sure(0.8), 0.9) == 0
 
 
-def test_the_rate_follows_what_was_judged_and_hope_returns():
+def test_the_rate_follows_what_was_judged_and_decays_to_its_prior():
     acceptance = Acceptance()
-    hopeful = acceptance.rate
+    first_rate = acceptance.rate
     for _ in range(10):
         acceptance.note(4, 0)
     assert acceptance.rate < 0.2
     for _ in range(200):
         acceptance.fade()
-    assert acceptance.rate == pytest.approx(hopeful, abs=0.01)
+    assert acceptance.rate == pytest.approx(first_rate, abs=0.01)
     for _ in range(10):
         acceptance.note(8, 8)
     assert acceptance.rate > 0.95
@@ -82,7 +82,7 @@ def test_a_text_in_which_guessing_never_helps_loses_little():
             spent += 1.0
         steps += 1
     lost = spent - steps
-    assert 0 < lost <= STAKE_STEPS + STAKE_FRAC * steps + 0.5
+    assert 0 < lost <= BUDGET_STEPS + BUDGET_FRAC * steps + 0.5
     assert steps / spent > 0.97
 
 

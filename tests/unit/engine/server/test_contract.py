@@ -173,7 +173,8 @@ def test_a_job_travels_unchanged():
         job = Job(id="1", kind=kind, title="x", params={"a": 1}, state="running", created_at=1, updated_at=2)
         assert msgspec_json.decode(msgspec_json.encode(job), type=Job) == job
         assert "{name}" in kind.title
-    assert {kind for kind in JobKind if kind.loses_work} == {JobKind.IMPORT, JobKind.QUANTIZE, JobKind.MEASURE}
+    losing = {kind for kind in JobKind if kind.loses_work}
+    assert losing == {JobKind.IMPORT, JobKind.QUANTIZE, JobKind.CONVERT, JobKind.MEASURE}
 
 
 @pytest.mark.process

@@ -1,6 +1,7 @@
 """What a server imports before it answers, and the routes that are made behind that."""
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -70,6 +71,20 @@ def test_they_wait_for_a_first_answer(monkeypatch):
     asyncio.run(LateRoutes(lambda: made.append(1)).ready_when_idle(busy))
     assert made == [1]
     assert next(looks, None) is None
+
+
+def test_a_moment_without_descriptors_does_not_leave_them_out(monkeypatch):
+    monkeypatch.setattr("engine.server.late.AFTER_S", 0.01)
+    monkeypatch.setattr("engine.server.late.AGAIN_S", 0.01)
+    tries = []
+
+    def build():
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    asyncio.run(LateRoutes(build).ready_when_idle(lambda: False))
+    assert len(tries) == 2
 
 
 def test_a_path_answers_alike_early_and_late():

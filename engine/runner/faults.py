@@ -1,0 +1,29 @@
+"""A runner's faults as the engine's errors."""
+
+from engine.errors import BadModelFile, ContextOverflow, DeviceCheckFailed, EngineError, InputFault, SelfCheckFailed
+from engine.runner import protocol
+
+
+class RequestFailed(EngineError):
+    """The runner refused or lost one request; `code` is the runner's."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def fault_to_error(fault: protocol.Fault, path: str) -> EngineError:
+    """The engine error that a runner's fault stands for."""
+    if fault.code == "context_length_exceeded":
+        counts = int(fault.facts["prompt_tokens"] or 0), int(fault.facts["context_tokens"] or 0)
+        return ContextOverflow(*counts, at_least=bool(fault.facts.get("at_least")))
+    if fault.code == "invalid_request":
+        return InputFault(fault.message, fault.param)
+    if fault.code == "device_check_failed":
+        return DeviceCheckFailed(path, fault.message, fault.facts)
+    if fault.code == "self_check_failed":
+        return SelfCheckFailed(path, fault.message)
+    if fault.code == "load_failed":
+        return BadModelFile(path, fault.message)
+    return RequestFailed(fault.code, fault.message)

@@ -1,0 +1,248 @@
+"""Requests in the forms that Continue and Cline build them, as their sources say (Continue d0a3c0b, Cline 21cb8d2).
+
+Both send more than the makers' own clients do: headers of several providers at once, histories with blank texts and
+empty reasoning, an `undefined` key, tools by the dozen, options of a model file. No answer may differ for that.
+The programs themselves run in tests/optin/test_real_clients.py.
+"""
+
+import json
+
+import httpx2
+import pytest
+from scripted import ScriptedServer
+
+FIM_MARKS = {"pre": "<|fim_prefix|>", "suf": "<|fim_suffix|>", "mid": "<|fim_middle|>"}
+CALL = '<tool_call>\n{"name": "read_file", "arguments": {"filepath": "a.py"}}\n</tool_call>'
+# Continue names the key three times, for three kinds of server.
+CONTINUE = {"authorization": "Bearer unused", "api-key": "unused", "x-api-key": "unused"}
+NO_KEY = {"authorization": "Bearer undefined"}
+CLINE = {"authorization": "Bearer unused", "user-agent": "ai-sdk/openai-compatible/3.0.37 runtime/bun/1.3.13"}
+READ = {
+    "type": "function",
+    "function": {
+        "name": "read_file",
+        "description": "Read a file",
+        "parameters": {
+            "type": "object",
+            "required": ["filepath"],
+            "properties": {"filepath": {"type": "string", "description": "Its path"}},
+        },
+    },
+}
+# As a library turns types of TypeScript into a schema: unions with null, bounds of safe integers, closed objects.
+READ_MANY = {
+    "type": "function",
+    "function": {
+        "name": "read_file",
+        "description": "Read parts of files",
+        "parameters": {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "type": "object",
+            "properties": {
+                "filepath": {"type": "string", "minLength": 1},
+                "start_line": {
+                    "anyOf": [
+                        {"type": "integer", "exclusiveMinimum": 0, "maximum": 9007199254740991},
+                        {"type": "null"},
+                    ]
+                },
+                "ranges": {"type": "array", "items": {"type": "object", "additionalProperties": False}},
+            },
+            "required": ["filepath"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def coder(tmp_path_factory):
+    """A model that was trained to fill gaps."""
+    server = ScriptedServer(tmp_path_factory.mktemp("coder"), fim=FIM_MARKS)
+    yield server
+    server.stop()
+
+
+def post(server, path, body, headers, ignored=""):
+    """The answer to a request; `ignored` is what the server says it did not use."""
+    answer = httpx2.post(f"{server.url}{path}", json=body, headers=headers, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers.get("x-tessera-ignored", "") == ignored
+    return answer
+
+
+def events(answer):
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def lines(answer):
+    return [json.loads(line) for line in answer.text.splitlines() if line]
+
+
+def history(reasoning, blank, **result):
+    """A conversation behind its first call of a tool."""
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "read_file", "arguments": '{"filepath":"a.py"}'},
+    }
+    return [
+        {"role": "system", "content": "You are in agent mode."},
+        {"role": "user", "content": "What is in a.py?"},
+        {"role": "assistant", "content": blank, "tool_calls": [call], **reasoning},
+        {"role": "tool", "content": "A = 1", "tool_call_id": "call_1", **result},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("headers", "messages", "options"),
+    [
+        (CONTINUE, history({}, " "), {"max_tokens": 2000, "tools": [READ], "parallel_tool_calls": False}),
+        (CONTINUE, history({"reasoning_content": ""}, " "), {"max_tokens": 2000, "tools": [READ]}),
+        (CONTINUE, history({"reasoning": "I read it."}, ""), {"stop": ["<|im_end|>"], "tools": [READ]}),
+        (CLINE, history({}, None), {"tools": [READ_MANY], "tool_choice": "auto", "reasoning_effort": "low"}),
+        (CLINE, history({"reasoning_content": "I read it."}, None), {"tools": [READ_MANY], "tool_choice": "auto"}),
+    ],
+    ids=["continue", "continue-empty-reasoning", "continue-reasoning", "cline", "cline-reasoning"],
+)
+def test_a_turn_behind_a_call(qwen, headers, messages, options):
+    qwen.say("<think>\nHm.\n</think>\n\n", "It sets ", "A.")
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
+    got = events(
+        post(qwen, "/v1/chat/completions", {"model": "spark", "messages": messages, **options, **usage}, headers)
+    )
+    deltas = [event["choices"][0]["delta"] for event in got if event["choices"]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "It sets A."
+    assert "".join(delta.get("reasoning_content") or "" for delta in deltas).strip() == "Hm."
+    # Cline reads usage from the last event, which has no choice; Continue keeps it for its end.
+    assert got[-1]["choices"] == []
+    assert got[-1]["usage"]["prompt_tokens"] > 0
+    assert not any(event.get("usage") for event in got[:-1])
+    prompt = qwen.prompts()[-1]
+    assert "A = 1" in prompt
+    assert '"filepath"' in prompt
+
+
+@pytest.mark.parametrize("tool", [READ, READ_MANY], ids=["continue", "cline"])
+def test_a_call_comes_in_pieces_that_join(qwen, tool):
+    qwen.say(*[CALL[at : at + 7] for at in range(0, len(CALL), 7)])
+    body = {
+        "model": "spark",
+        "messages": [{"role": "user", "content": "Read a.py"}],
+        "tools": [tool],
+        "stream": True,
+    }
+    choices = [event["choices"][0] for event in events(post(qwen, "/v1/chat/completions", body, CONTINUE))]
+    parts = [part for choice in choices for part in choice["delta"].get("tool_calls") or []]
+    assert [part["index"] for part in parts] == [0] * len(parts)
+    assert parts[0]["id"]
+    assert parts[0]["function"]["name"] == "read_file"
+    assert json.loads("".join(part["function"].get("arguments") or "" for part in parts)) == {"filepath": "a.py"}
+    assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+def test_continue_at_ollamas_routes(qwen):
+    """It asks for the model by `name`, reads `template` and `parameters`, and sends its options with every turn."""
+    about = post(qwen, "/api/show", {"name": "spark"}, {}).json()
+    assert isinstance(about.get("template"), str)
+    assert isinstance(about.get("parameters", ""), str)
+    names = [model["name"] for model in httpx2.get(f"{qwen.url}/api/tags").json()["models"]]
+    assert "spark:latest" in names
+    call = {"function": {"name": "read_file", "arguments": {"filepath": "a.py"}}}
+    body = {
+        "model": "spark:latest",
+        "messages": [
+            {"role": "user", "content": "What is in a.py?"},
+            {"role": "assistant", "content": " ", "tool_calls": [call]},
+            {"role": "tool", "content": "A = 1"},
+        ],
+        "options": {"temperature": 0.5, "num_predict": 100, "stop": ["<|im_end|>"], "num_ctx": 1024},
+        "think": True,
+        "keep_alive": 1800,
+        "stream": True,
+    }
+    qwen.say("<think>\nHm.\n</think>\n\n", "It sets A.")
+    got = lines(post(qwen, "/api/chat", body, {}))
+    assert "".join(one["message"]["content"] for one in got) == "It sets A."
+    assert "".join(one["message"].get("thinking") or "" for one in got).strip() == "Hm."
+    assert "A = 1" in qwen.prompts()[-1]
+    qwen.say(CALL)
+    asked = {**body, "messages": [{"role": "user", "content": "Read a.py"}], "tools": [READ]}
+    [called] = [
+        one["message"]["tool_calls"]
+        for one in lines(post(qwen, "/api/chat", asked, {}))
+        if one["message"].get("tool_calls")
+    ]
+    assert called[0]["function"]["arguments"] == {"filepath": "a.py"}
+    vectors = post(qwen, "/api/embed", {"model": "spark", "input": ["one", "two"]}, {}).json()["embeddings"]
+    assert len(vectors) == 2
+
+
+def test_cline_at_ollamas_routes(qwen):
+    """Results name their tool; ids of calls are its own; `tool_choice` is no field of this protocol and is told."""
+    call = {"id": "x1", "type": "function", "function": {"name": "read_file", "arguments": {"filepath": "a.py"}}}
+    body = {
+        "model": "spark",
+        "messages": [
+            {"role": "system", "content": "You are Cline."},
+            {"role": "user", "content": "What is in a.py?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "x1", "tool_name": "read_file", "content": "A = 1"},
+        ],
+        "tools": [READ_MANY],
+        "tool_choice": "auto",
+        "think": False,
+        "options": {"num_ctx": 32768},
+        "stream": True,
+    }
+    qwen.say("It sets A.")
+    got = lines(post(qwen, "/api/chat", body, CLINE, ignored="tool_choice"))
+    assert "".join(one["message"]["content"] for one in got) == "It sets A."
+    assert got[-1]["done"] is True
+    assert got[-1]["done_reason"] == "stop"
+    assert got[-1]["prompt_eval_count"] > 0
+    assert "A = 1" in qwen.prompts()[-1]
+
+
+def test_continue_at_llama_servers_route(qwen):
+    """Its provider `llama.cpp` has no key, and says so with the word `undefined`."""
+    qwen.say("Hello", " there")
+    body = {
+        "model": "spark", "prompt": "Hi", "stream": True, "n_predict": 20, "frequency_penalty": 0.1,
+        "presence_penalty": 0.1, "min_p": 0.1, "mirostat": 0, "stop": ["\n\n"], "top_k": 20, "top_p": 0.9,
+        "temperature": 0.2,
+    }  # fmt: skip
+    got = events(post(qwen, "/completion", body, NO_KEY))
+    assert "".join(event["content"] for event in got) == "Hello there"
+
+
+def test_models_are_found_where_each_looks(qwen):
+    for path, names in (
+        ("/v1/models", lambda found: [one["id"] for one in found["data"]]),
+        ("/api/v0/models", lambda found: [one["id"] for one in found["data"]]),
+        ("/api/tags", lambda found: [one["name"].removesuffix(":latest") for one in found["models"]]),
+    ):
+        answer = httpx2.get(f"{qwen.url}{path}", headers=CONTINUE)
+        assert answer.status_code == 200
+        assert "spark" in names(answer.json())
+
+
+def test_continue_fills_a_gap(coder):
+    """While its person types: with the suffix, by Mistral's route and by Ollama's."""
+    coder.say("return a", " + b")
+    fim = {
+        "model": "spark", "prompt": "def add(a, b):\n    ", "suffix": "\n", "max_tokens": 64, "temperature": 0.01,
+        "stop": ["<|endoftext|>", "\n\n"], "stream": True,
+    }  # fmt: skip
+    got = events(post(coder, "/v1/fim/completions", fim, {**CONTINUE, "accept": "application/json"}))
+    assert (
+        "".join(event["choices"][0]["delta"].get("content") or "" for event in got if event["choices"])
+        == "return a + b"
+    )
+    coder.say("return a", " + b")
+    options = {"temperature": 0.01, "num_predict": 64, "stop": ["\n\n"], "num_ctx": 1024}
+    body = {"model": "spark", "prompt": "def add(a, b):\n    ", "suffix": "\n", "options": options}
+    got = lines(post(coder, "/api/generate", {**body, "keep_alive": 1800, "stream": True}, {}))
+    assert "".join(one["response"] for one in got) == "return a + b"

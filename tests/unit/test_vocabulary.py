@@ -1,0 +1,35 @@
+"""The field's words: names that stood for things with a standard name do not come back (docs/glossary.md)."""
+
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# A part of a name between underscores or capitals, and what it is called instead.
+BANNED = {
+    "acquit": "clear",
+    "bury": "on_exit",
+    "convict": "isolate",
+    "guilty": "offending",
+    "hope": "prior",
+    "hopes": "priors",
+    "honoured": "unsupported parameter",
+    "stake": "budget",
+    "winnings": "accepted",
+    "workshop": "bench service",
+}
+_PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+
+@pytest.mark.parametrize("package", ["app", "devices", "engine", "quantize"])
+def test_names_are_the_fields_own(package):
+    found = []
+    for path in (ROOT / package).rglob("*.py"):
+        with path.open("rb") as file:
+            names = {t.string for t in tokenize.tokenize(file.readline) if t.type == tokenize.NAME}
+        for name in names:
+            parts = {p.lower() for p in _PARTS.findall(name)} & BANNED.keys()
+            found += [f"{path.relative_to(ROOT)}: {name}: say {BANNED[part]}" for part in parts]
+    assert found == []
