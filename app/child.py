@@ -7,6 +7,7 @@ from typing import Final
 # Every module that is started as a child. A package recipe must take these along, for nothing imports them.
 CHILDREN: Final = frozenset(
     {
+        "app.code.agent.landlock",
         "app.code.index.worker",
         "app.tools.calculate_child",
         "app.formulas",
