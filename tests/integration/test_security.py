@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import urllib.parse
 
 import httpx2
 import pytest
@@ -264,6 +265,36 @@ def test_pages_and_forms_are_refused(qwen, headers, status):
     assert answer.status_code == status
     assert "access-control-allow-origin" not in answer.headers
     assert qwen.asked() == []
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_request_that_names_two_hosts_is_refused(qwen, first):
+    address = urllib.parse.urlsplit(qwen.url)
+    hosts = [f"Host: {address.netloc}", "Host: evil.example"]
+    lines = ["GET /v1/models HTTP/1.1", *(hosts if first else hosts[::-1]), "Connection: close", "", ""]
+    with socket.create_connection((address.hostname, address.port), timeout=20) as peer:
+        peer.sendall("\r\n".join(lines).encode())
+        answer = b"".join(iter(lambda: peer.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"names its host twice" in answer
+
+
+@pytest.mark.parametrize("value", [1e-320, 0.0, -1.0, 1e300])
+def test_a_penalty_that_would_make_no_number_is_refused_by_name(qwen, value):
+    body = {"model": "spark", "messages": [{"role": "user", "content": "x"}], "repeat_penalty": value}
+    answer = httpx2.post(f"{qwen.url}/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert "repeat_penalty" in answer.json()["error"]["message"]
+    assert qwen.asked() == []
+
+
+def test_a_list_that_is_too_long_is_told_as_that(qwen):
+    body = {"model": "spark", "messages": [{"role": "user", "content": "x"}], "stop": ["a"] * 10_000}
+    answer = httpx2.post(f"{qwen.url}/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    said = answer.json()["error"]["message"]
+    assert "stop" in said
+    assert "16" in said
 
 
 def test_curl_without_a_content_type_still_works(qwen):

@@ -1,5 +1,6 @@
 """Saved prompts: chosen from a list by typing, their places filled in, put into the field where one writes."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from app.prompt_variables import asked_for, filled
 
 _SAVE = "\x00save"
 _SHOWN = 90  # letters of a prompt in the list
+_NAME = 40  # letters of a prompt that name it unless one writes another name
 
 
 class PromptLibrary(QObject):
@@ -89,13 +91,21 @@ class PromptLibrary(QObject):
         dialog.setWindowTitle(self.tr("Save prompt"))
         dialog.setLabelText(self.tr("Name:"))
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        # Offered and marked: typing replaces it, and Enter alone loses nothing.
+        offered = self._free_name(" ".join(text.split())[:_NAME].strip())
+        dialog.setTextValue(offered)
 
         def save(name: str) -> None:
-            if name.strip():
-                self._watch(self._services.store.submit(prompts.save_prompt, name.strip(), text))
+            self._watch(self._services.store.submit(prompts.save_prompt, name.strip() or offered, text))
 
         dialog.textValueSelected.connect(save)
         dialog.open()
+
+    def _free_name(self, wanted: str) -> str:
+        """A saved prompt of that name would be replaced: a name that nobody chose gets a number instead."""
+        taken = {item.name for item in self._known.values()}
+        numbered = (f"{wanted} {number}" for number in itertools.count(2))
+        return wanted if wanted not in taken else next(name for name in numbered if name not in taken)
 
     def _remove(self, prompt_id: int, palette: Palette) -> None:
         palette.close()

@@ -35,6 +35,27 @@ def test_a_prompt_is_saved_and_used_with_its_places_filled(walk):
     assert walk.ask("chat.controller.tree.path()[0].content") == "What is Tessera?"
 
 
+def test_enter_alone_names_a_prompt_by_its_first_words_and_replaces_no_other(walk):
+    for number, name in enumerate(("Tell me of the sea", "Tell me of the sea 2"), 1):
+        walk.key("ctrl+n")
+        walk.click("Message", "chat")
+        walk.type("Tell me of the sea")
+        walk.until("chat.composer.text == 'Tell me of the sea'")
+        walk.click("Saved prompts (/)", "chat.composer")
+        walk.click("Save what is written as a prompt…")
+        walk.until(f"app.activeModalWidget() is not None and app.activeModalWidget().textValue() == {name!r}")
+        walk.key("Return")
+        walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+        walk.click("Saved prompts (/)", "chat.composer")
+        walk.until(f"spot({name!r})")
+        assert (
+            walk.ask("app.activeModalWidget().list.count()") == number + 2
+        )  # "Explain" and "Save what is written"
+        walk.key("Escape")
+        walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+        walk.key("ctrl+a", "BackSpace")
+
+
 def test_a_chat_is_archived_from_its_row_and_search_still_finds_it(walk):
     walk.until("spot('What is Tessera?', chat.sidebar)")
     x, y, width, height = walk.ask("spot('What is Tessera?', chat.sidebar)")

@@ -110,7 +110,7 @@ class Walk:
         return (self.home / "window.log").read_text(errors="replace")[-3000:]
 
     def ask(self, code):
-        """Look inside: `window`, `chat`, `desktop`, `says()`, `cut()`, `spot(text)`."""
+        """Look inside: `window`, `chat`, `desktop`, `says()`, `cut()`, `spot(text)`, `takes_keys()`."""
         self.lines.write(json.dumps(code) + "\n")
         self.lines.flush()
         line = self.lines.readline()
@@ -169,10 +169,12 @@ class Walk:
 
     def type(self, text):
         """Keys, one by one."""
+        self.until("takes_keys()")
         self.screen.hand("type", "--delay", 2, text)
 
     def key(self, *names):
         """Named keys, such as ctrl+Return."""
+        self.until("takes_keys()")
         self.screen.hand("key", "--delay", 5, *names)
 
     def say(self, text):

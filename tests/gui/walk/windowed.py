@@ -44,6 +44,7 @@ class Eye(QObject):
             "cut": cut,
             "picture": picture,
             "fingerprint": fingerprint,
+            "takes_keys": takes_keys,
             "Qt": Qt,
             "app": QApplication,
         }
@@ -105,6 +106,14 @@ def fingerprint():
             (w.geometry().getRect(), sorted(words_of(w))) for w in root.findChildren(QWidget) if w.isVisible()
         ]
     return hash(str(found))
+
+
+def takes_keys():
+    """Whether the keyboard has reached what stands in front: a dialog that just opened is not active at once."""
+    if QApplication.activePopupWidget() is not None:
+        return True
+    active, modal = QApplication.activeWindow(), QApplication.activeModalWidget()
+    return active is not None and (modal is None or active is modal.window())
 
 
 def spot(text, within=None, kind=QWidget, nth=0, *, disabled=False):

@@ -1,17 +1,19 @@
 import json
+import math
 import sys
 
 import psutil
 import pytest
 from servers import wait_for
 
+from app.code.agent import tools
 from app.code.agent.command import run_command
 from app.code.agent.loop import Agent
 from app.code.agent.mcp_tools import McpTools
 from app.code.agent.models import ModelTurn, ReplayedModel
 from app.code.agent.tools import Toolbox
 from app.code.agent.transcript import Transcript, read_transcript
-from app.code.agent.types import Called, Ended, Planned, Returned, Thought
+from app.code.agent.types import Called, Edited, Ended, Planned, Returned, Thought
 from app.code.edits.journal import Journal
 from app.code.edits.session import EditSession
 from app.tools.consent import Consent
@@ -152,6 +154,27 @@ def test_consent_for_the_session_holds_for_the_very_same_command_only(desk):
     assert len(asked) == 1
     call(toolbox, "run", argv=[sys.executable, "-c", "print(2)"])
     assert len(asked) == 2
+
+
+def test_an_edit_allowed_for_the_session_is_still_shown(desk, project):
+    toolbox, asked, answers, events = desk
+    answers["edit"] = "session"
+    assert call(toolbox, "edit", path="tool.sh", search="deploy() {", replace="deploy2() {").ok
+    assert call(toolbox, "edit", path="tool.sh", search="deploy2() {", replace="deploy3() {").ok
+    assert len(asked) == 1
+    (shown,) = [event for event in events if isinstance(event, Edited)]
+    assert "+deploy3() {" in shown.diff
+    assert "deploy3() {" in (project / "tool.sh").read_text()
+
+
+@pytest.mark.parametrize("wanted", [math.nan, math.inf, -math.inf])
+def test_a_time_limit_that_is_no_number_is_the_usual_one(desk, monkeypatch, wanted):
+    toolbox = desk[0]
+    monkeypatch.setattr(tools, "_DEFAULT_TIMEOUT_S", 1.0)
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+    answer = call(toolbox, "run", argv=sleeper, timeout_s=wanted)
+    assert not answer.ok
+    assert "was stopped" in answer.text or "timeout_s" in answer.text
 
 
 def test_instructions_inside_files_reach_the_model_as_data_and_their_calls_need_consent(desk, project):

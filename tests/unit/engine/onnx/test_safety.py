@@ -60,6 +60,13 @@ def test_external_data_stays_in_the_folder(folder, location):
     refused(folder, BadFile, "no plain file name|cannot be read", weights(location=location))
 
 
+def test_a_location_that_is_not_utf8_is_a_bad_file(folder):
+    path = write(folder, weights(location="w.dat\x7f"))
+    path.write_bytes(path.read_bytes().replace(b"w.dat\x7f", b"w.dat\xff"))
+    with pytest.raises(BadFile):
+        check_graph(path, folder)
+
+
 def test_a_symbolic_link_out_of_the_folder_is_refused(folder):
     (folder / "link.data").symlink_to(folder.parent / "secret")
     refused(folder, BadFile, "leads out", weights(location="link.data"))
