@@ -7,6 +7,8 @@ from pathlib import Path
 
 import platformdirs
 
+from engine.errors import InputFault
+
 # Where the server listens unless the settings or the command line say otherwise.
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 7373
@@ -25,6 +27,14 @@ def installed_speech() -> Path:
     """Where start.py puts the speech model; `TESSERA_SPEECH` names another folder."""
     named = os.environ.get("TESSERA_SPEECH")
     return Path(named) if named else installed_models().parent / "speech"
+
+
+def whole_path(named: str, field: str) -> Path:
+    """A place a client names, the same wherever the server was started. Raises: InputFault: `field` is not whole."""
+    place = Path(named).expanduser()
+    if not place.is_absolute():
+        raise InputFault(f"{named!r} is not a whole path; the server's folder is not yours.", field)
+    return place
 
 
 def is_installed(path: Path) -> bool:

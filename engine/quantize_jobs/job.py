@@ -14,7 +14,7 @@ from engine.jobs import Control, JobKind, JobRegistry
 from engine.library.catalogue import Catalogue
 from engine.library.lookup import require
 from engine.library.types import Origin
-from engine.paths import Paths
+from engine.paths import Paths, whole_path
 from engine.quantize_jobs.options import QuantizeOptions
 from quantize.evidence import Progress
 from quantize.job.request import QuantizeReport
@@ -116,9 +116,7 @@ def target_of(source: Source, options: QuantizeOptions, paths: Paths) -> Path:
 
     if options.out is None:
         return in_library(source.stem, options, paths)
-    if not Path(options.out).is_absolute():
-        raise InputFault(f"{options.out!r} is not a whole path.", "out")
-    return Path(options.out)
+    return whole_path(options.out, "out")
 
 
 def _engine_error(error: quantize.errors.QuantizeError) -> Exception:

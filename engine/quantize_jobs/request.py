@@ -15,7 +15,7 @@ from engine.fit.report import machine_isa
 from engine.fit.shape import model_shape
 from engine.library.errors import CannotWrite
 from engine.measurements.keys import machine_key
-from engine.paths import Paths, is_installed
+from engine.paths import Paths, is_installed, whole_path
 from engine.quantize_jobs.fit import FitGoal, fit_goal, promised, source_dry_run
 from engine.quantize_jobs.options import QuantizeOptions
 from quantize.child import run_task
@@ -34,21 +34,21 @@ def build_request(
 ) -> QuantizeRequest:
     """Everything the job needs to know to make `out` of `source`.
 
-    Raises: InputFault: not exactly one goal. Whatever reading the source for `fit` raises.
+    Raises: InputFault: not exactly one goal, or a file that is no whole path. Whatever reading the source raises.
     """
     options.check()
-    given = read_plan(Path(options.plan_file).expanduser()) if options.plan_file else None
+    given = read_plan(whole_path(options.plan_file, "plan_file")) if options.plan_file else None
     fitted = machine_fit(source, options, resources) if options.fit else None
     request = QuantizeRequest(
         source=source,
         out=out,
         goal=given.goal if given else fitted.goal if fitted else options.goal(),
-        calibration=Path(options.calibration).expanduser() if options.calibration else CALIBRATION,
+        calibration=whole_path(options.calibration, "calibration") if options.calibration else CALIBRATION,
         held_out=HELD_OUT,
         cache_dir=paths.cache / "quantize",
         tier=given.tier if given else options.tier or ("instant" if options.mix else "balanced"),
         rounding=given.rounding if given else options.rounding,
-        imatrix=Path(options.imatrix).expanduser() if options.imatrix else None,
+        imatrix=whole_path(options.imatrix, "imatrix") if options.imatrix else None,
         locks=options.type_locks(),
         kv=tuple(o for o in fitted.kv if options.kv_type in {None, o.type_k}) if fitted else (),
         doubled_head_types=fitted.doubled_head_types if fitted else (),
@@ -57,9 +57,9 @@ def build_request(
         threads=options.threads or psutil.cpu_count(logical=False) or os.cpu_count() or 1,
         verify=options.verify,
         time_s=options.time_s,
-        own_text=Path(options.own_text) if options.own_text else None,
+        own_text=whole_path(options.own_text, "own_text") if options.own_text else None,
         plan=given,
-        export_plan=Path(options.export_plan).expanduser() if options.export_plan else None,
+        export_plan=whole_path(options.export_plan, "export_plan") if options.export_plan else None,
         plan_only=options.plan_only,
         overwrite=options.overwrite,
         force=options.force,

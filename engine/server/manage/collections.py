@@ -1,7 +1,6 @@
 """/tessera/v1/collections: make, watch, search and remove collections of documents."""
 
 import asyncio
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -26,6 +25,7 @@ from engine.documents.definitions import Definition
 from engine.documents.errors import NoDocument
 from engine.documents.store import DocumentRow
 from engine.errors import InputFault
+from engine.paths import whole_path
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
 
@@ -150,9 +150,7 @@ def _sources(paths: tuple[str, ...]) -> tuple[str, ...]:
     """Absolute paths that are there. Raises: InputFault."""
     found = []
     for path in paths:
-        place = Path(path).expanduser()
-        if not place.is_absolute():
-            raise InputFault(f"{path}: give the whole path; the server's folder is not yours.", "sources")
+        place = whole_path(path, "sources")
         if not place.exists():
             raise InputFault(f"{path} is not there.", "sources")
         found.append(str(place))

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 
 from engine.api.converting import ConvertRequest, OnnxConvertRequest
 from engine.api.jobs import Job, JobKind
-from engine.errors import InputFault
+from engine.paths import whole_path
 from engine.quantize_jobs.convert import ToGguf, ToOnnx
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
@@ -19,8 +19,8 @@ router = APIRouter(prefix="/tessera/v1", tags=["library"], route_class=TypedRout
 @router.post("/models/convert", status_code=202)
 async def to_gguf(request: Request, body: ConvertRequest) -> Job:
     """Start making a GGUF file of a Hugging Face folder; the job's result names the model."""
-    _whole(body.source, "source")
-    task = ToGguf(source=body.source, out=_whole(body.out, "out"), float_type=body.float_type)
+    source = str(whole_path(body.source, "source"))
+    task = ToGguf(source=source, out=_wanted(body.out), float_type=body.float_type)
     return _start(request, task)
 
 
@@ -30,7 +30,7 @@ async def to_onnx(request: Request, body: OnnxConvertRequest) -> Job:
     fixed = FixedWish(context=body.fixed.context, bits=body.fixed.bits) if body.fixed else None
     task = ToOnnx(
         source=body.source,
-        out=_whole(body.out, "out"),
+        out=_wanted(body.out),
         exact=body.exact,
         all_logits=body.all_logits,
         fixed=fixed,
@@ -43,8 +43,5 @@ def _start(request: Request, task: ToGguf | ToOnnx) -> Job:
     return server_state(request).jobs.start(JobKind.CONVERT, title, msgspec.to_builtins(task))
 
 
-def _whole(path: str | None, field: str) -> str | None:
-    """A path that does not depend on where the server was started."""
-    if path is not None and not Path(path).is_absolute():
-        raise InputFault(f"{path!r} is not a whole path.", field)
-    return path
+def _wanted(out: str | None) -> str | None:
+    return None if out is None else str(whole_path(out, "out"))
