@@ -30,7 +30,7 @@ def installed_speech() -> Path:
 
 
 def whole_path(named: str, field: str) -> Path:
-    """A place a client names, the same wherever the server was started. Raises: InputFault: `field` is not whole."""
+    """A place a client names, from whatever folder the server was started. Raises: InputFault: it is not whole."""
     place = Path(named).expanduser()
     if not place.is_absolute():
         raise InputFault(f"{named!r} is not a whole path; the server's folder is not yours.", field)

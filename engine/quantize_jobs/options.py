@@ -5,10 +5,11 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import InputFault
-from engine.paths import DEFAULT_CONTEXT
+from engine.paths import DEFAULT_CONTEXT, whole_path
 from quantize.types import DeviceKind, Goal, Lock, Rounding, Tier
 
 GIGABYTE = 10**9
+_FILES = ("out", "calibration", "own_text", "imatrix", "plan_file", "export_plan")
 
 
 class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +20,8 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
     (pattern, type, whether it is a minimum). `tier` None: instant for a mix by name, else balanced. `calibration`
     and `imatrix` are files. `own_text` is text to judge
     by too. `time_s` is a time to spend, which decides the tier. `plan_file` is a plan to follow, which is a goal by
-    itself, `export_plan` where to write one. `out` None: a name of its own among the library's models.
+    itself, `export_plan` where to write one. `out` None: a name of its own among the library's models. Files are
+    whole paths.
     """
 
     source: str
@@ -55,7 +57,11 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
         return (*given, *(["fit"] if self.fit else []))
 
     def check(self) -> None:
-        """Raises: InputFault: not exactly one goal."""
+        """Raises: InputFault: not exactly one goal, or a file that is no whole path."""
+        for field in _FILES:
+            named = getattr(self, field)
+            if named is not None:
+                whole_path(named, field)
         if not self.goals:
             raise InputFault("Say what is wanted: one of budget_bytes, bpw, mix and fit.", "budget_bytes")
         if len(self.goals) > 1:

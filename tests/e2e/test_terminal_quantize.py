@@ -72,11 +72,13 @@ def test_an_ended_command_cancels_its_job_and_leaves_no_file(beside, tmp_path):
 
 def test_a_relative_path_over_http_is_refused(beside):
     headers = {"Authorization": f"Bearer {beside.token}"}
-    for path, body in {
-        "quantize": {"model": "spark", "mix": "Q4_K_M", "out": "there.gguf"},
-        "models/convert": {"source": "folder"},
-        "onnx/convert": {"source": "spark", "out": "there"},
-    }.items():
+    quantize = {"model": "spark", "mix": "Q4_K_M"}
+    for path, body in (
+        *(("quantize", {**quantize, field: "there"}) for field in ("out", "calibration", "imatrix", "export_plan")),
+        ("quantize/plan", {"model": "spark", "plan_file": "there.json"}),
+        ("models/convert", {"source": "folder"}),
+        ("onnx/convert", {"source": "spark", "out": "there"}),
+    ):
         answer = httpx2.post(f"{beside.url}/tessera/v1/{path}", json=body, headers=headers, timeout=30)
         assert answer.status_code == 400, answer.text
         assert "whole path" in answer.text
