@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from devices.host import Host, read_number, text
+from devices.host import Host, read_number, suspended
 from devices.power import CPU, Counter, PowerMeters, parts_w, short_address, whole_w
 from devices.types import Device
 
@@ -106,7 +106,7 @@ class UsageSampler:
 
     def _device(self, device: Device, now: float, watts: float | None) -> DeviceUsage:
         base = f"/sys/bus/pci/devices/{device.pci}"
-        if text(self._host, f"{base}/power/runtime_status") == "suspended":
+        if suspended(self._host, device.pci):
             return DeviceUsage(device=device.id, kind=device.kind, busy_frac=0.0)
         if device.vendor == "NVIDIA" and device.kind != "npu":
             busy, used, told = self._nvidia_row(device, now)

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from devices.host import Host, fields, number, read_number, text
+from devices.host import Host, fields, number, read_number, suspended, text
 
 BUS = "/sys/bus/pci/devices"
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
@@ -73,7 +73,7 @@ def _function(host: Host, address: str) -> PciFunction | None:
         revision=read_number(host, f"{base}/revision"),
         driver=driver or None,
         virtual_function=host.readlink(f"{base}/physfn") is not None,
-        asleep=text(host, f"{base}/power/runtime_status") == "suspended",
+        asleep=suspended(host, address),
     )
 
 
