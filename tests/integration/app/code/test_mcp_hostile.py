@@ -68,11 +68,13 @@ def test_names_and_descriptions_cannot_steer_the_terminal(tmp_path, capsys, monk
         assert spec.name.isascii()
         assert spec.name.isprintable()
         assert spec.description.isprintable()
-        tools.call(spec.name, '{"path": "\\u001b[8m"}')
+        tools.call(spec.name, '{"path": "\\u001b[8m\\u202etxt.exe"}')
     finally:
         tools.stop()
     assert asked[0].title.isprintable()
     assert "hidden" in asked[0].title
+    assert asked[0].detail.replace("\n", "").isprintable()
+    assert "txt.exe" in asked[0].detail
     monkeypatch.setattr("click.prompt", lambda *_, **__: "n")
     _ask_person(asked[0])
     _ask_person(ConsentRequest(kind="mcp", title=ESCAPES, detail=ESCAPES, key="", warning=ESCAPES))
