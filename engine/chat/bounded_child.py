@@ -161,12 +161,16 @@ class BoundedChild:
                 size = 0 if _SYSTEM_BOUNDS_MEMORY else psutil.Process(process.pid).memory_info().rss
             except psutil.Error:
                 return
+            except OSError:  # no descriptor to look with; the next look may have one
+                size = 0
             if size > self._memory_bytes:
                 verdict.append("memory")
                 process.kill()
                 return
             passed_s = time.monotonic() - started
-            worked = _processor_s(process.pid) - spent_s >= self._timeout_s
+            now_s = _processor_s(process.pid)
+            spent_s = now_s if spent_s is None else spent_s
+            worked = now_s is not None and spent_s is not None and now_s - spent_s >= self._timeout_s
             if passed_s >= self._timeout_s and (worked or passed_s >= self._timeout_s * PATIENCE):
                 verdict.append("time")
                 process.kill()
@@ -189,10 +193,12 @@ class BoundedChild:
         return code
 
 
-def _processor_s(pid: int) -> float:
-    """What a process has computed; nothing once it is gone."""
+def _processor_s(pid: int) -> float | None:
+    """What a process has computed; nothing once it is gone. None: it cannot be seen, for want of a descriptor."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
         return 0.0
+    except OSError:
+        return None
     return float(times.user + times.system)

@@ -62,7 +62,7 @@ class EnergyDesk:
     def _active(self, model: LoadedModel, pid: int) -> Active | None:
         try:
             times = psutil.Process(pid).cpu_times()
-        except psutil.Error:
+        except (psutil.Error, OSError):  # gone, or no descriptor to look with
             return None
         cpu_s = times.user + times.system
         before, self._cpu_s[pid] = self._cpu_s.get(pid, cpu_s), cpu_s

@@ -59,3 +59,20 @@ def test_a_child_that_computes_without_an_end_is_stopped(child):
     with pytest.raises(ChildFailed) as caught:
         child.ask_blocking(job(ENDLESS))
     assert caught.value.timed_out
+
+
+@pytest.mark.parametrize("restored_after_s", [LIMIT_S * 2, LIMIT_S * 8])
+def test_the_limit_holds_in_a_moment_without_descriptors(child, restored_after_s):
+    """What it has computed cannot be looked up then; the watch goes on and falls back on the clock."""
+    resource = pytest.importorskip("resource")
+    assert child.ask_blocking(job("{{ 1 }}"))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    timer = threading.Timer(restored_after_s, resource.setrlimit, (resource.RLIMIT_NOFILE, before))
+    timer.start()
+    try:
+        with pytest.raises(ChildFailed) as caught:
+            child.ask_blocking(job(ENDLESS))
+    finally:
+        timer.join()
+    assert caught.value.timed_out
