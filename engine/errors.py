@@ -169,7 +169,17 @@ class OutOfResources(EnvironmentFault):
 
 
 def exhausted(error: BaseException) -> OutOfResources | None:
-    """The fault of a system that ran out of something, where that is what `error` or its cause says."""
+    """The fault of a system that ran out of something, where that is what `error` or one of its causes says."""
+    seen: BaseException | None = error
+    while seen is not None:
+        lack = _lacking(seen)
+        if lack is not None:
+            return lack
+        seen = seen.__cause__
+    return None
+
+
+def _lacking(error: BaseException) -> OutOfResources | None:
     kind = type(error)
     if isinstance(error, MemoryError):
         return OutOfResources("memory")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import BadModelFile
+from engine.errors import BadModelFile, exhausted
 from engine.fit.need import CPU, compute_prior, kv_layer_bytes
 from engine.fit.shape import ModelShape, model_shape
 from engine.fit.types import Need, Part
@@ -24,7 +24,8 @@ def draft_shape(path: str) -> ModelShape:
         info = Path(path).stat()
         return _read(path, info.st_mtime_ns, info.st_size)
     except OSError as error:
-        raise BadModelFile(path, f"the draft model cannot be read: {error.strerror}") from error
+        reason = f"the draft model cannot be read: {error.strerror}"
+        raise exhausted(error) or BadModelFile(path, reason) from error
     except QuantizeError as error:
         raise BadModelFile(path, f"the draft model: {error}") from error
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import BadModelFile
+from engine.errors import BadModelFile, exhausted
 from engine.library import ollama, origins
 from engine.library.drives import drive_is_here
 from engine.library.inspect_files import inspect_gguf, inspect_onnx, inspect_safetensors
@@ -133,7 +133,7 @@ class Catalogue:
         try:
             candidate = candidate_at(path)
         except OSError as error:
-            raise BadModelFile(str(path), error.strerror or str(error)) from error
+            raise exhausted(error) or BadModelFile(str(path), error.strerror or str(error)) from error
         if candidate is None:
             raise BadModelFile(str(path), "it is no GGUF file and no folder of a safetensors or ONNX model")
         details, problem, origin = self._look(candidate, None)

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from engine.errors import BadModelFile, InputFault
+from engine.errors import BadModelFile, InputFault, exhausted
 from engine.jobs import Control
 from engine.library import foreign
 from engine.library.catalogue import Catalogue, Changes
@@ -87,9 +87,9 @@ def _members(path: Path) -> tuple[list[Path], Path | None]:
             refuse_pickle(path)
         candidate = candidate_at(path)
     except QuantizeError as error:
-        raise BadModelFile(str(path), str(getattr(error, "reason", error))) from error
+        raise exhausted(error) or BadModelFile(str(path), str(getattr(error, "reason", error))) from error
     except OSError as error:
-        raise BadModelFile(str(path), error.strerror or str(error)) from error
+        raise exhausted(error) or BadModelFile(str(path), error.strerror or str(error)) from error
     if candidate is None:
         raise BadModelFile(str(path), "it is no GGUF file and no folder of a safetensors or ONNX model")
     files = [Path(file.path) for file in candidate.files]

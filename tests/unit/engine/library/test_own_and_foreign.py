@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import BadModelFile, Cancelled, InputFault
+from engine.errors import BadModelFile, Cancelled, InputFault, OutOfResources
 from engine.jobs import Control
 from engine.library import foreign, importing
 from engine.library.errors import CannotWrite, NotEnoughDisk
@@ -173,6 +173,21 @@ def test_import_refuses_and_leaves_nothing(catalogue, tmp_path, gguf, monkeypatc
     with pytest.raises(NotEnoughDisk):
         importing.import_copy(catalogue, good, Control())
     assert [p for p in catalogue.paths.models.rglob("*") if p.is_file()] == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of descriptors")
+def test_a_model_is_not_blamed_for_a_system_without_descriptors(catalogue, tmp_path, gguf):
+    import resource  # not on Windows
+
+    good = write(tmp_path / "good.gguf", gguf())
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        for take in (lambda: importing.import_copy(catalogue, good, Control()), lambda: catalogue.add(good)):
+            with pytest.raises(OutOfResources, match="file descriptors"):
+                take()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_big_file_can_be_cancelled_while_it_is_hashed(catalogue, tmp_path, gguf):
