@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import BadModelFile, exhausted
+from engine.errors import BadModelFile, OutOfResources, exhausted
 from engine.library import ollama, origins
 from engine.library.drives import drive_is_here
 from engine.library.inspect_files import inspect_gguf, inspect_onnx, inspect_safetensors
@@ -103,15 +103,20 @@ class Catalogue:
             if key not in hidden and (key not in known or not _same_files(known[key], candidate))
         ]
         # Headers are read before the database is locked: a slow drive must not stop other processes.
-        looked = [self._look(candidate, app) for candidate, app in fresh]
+        looked = []
+        for candidate, app in fresh:
+            try:
+                looked.append((candidate, *self._look(candidate, app)))
+            except OutOfResources as lack:  # says nothing about the model: the next refresh looks again
+                _log.warning("model not looked at path=%s: %s", candidate.key, lack)
         added: list[str] = []
         changed: list[str] = []
         if looked:
             with self.store.writing():
                 known = self.store.entries()
-                if any(origin.kind in _INSTALLATION for _, _, origin in looked):
+                if any(origin.kind in _INSTALLATION for *_, origin in looked):
                     self._forget_other_installations(known)
-                for (candidate, _), (details, problem, origin) in zip(fresh, looked, strict=True):
+                for candidate, details, problem, origin in looked:
                     is_new = candidate.key not in known
                     entry = self._record(known, candidate, details, problem, origin)
                     (added if is_new else changed).append(entry.id)
@@ -169,6 +174,7 @@ class Catalogue:
                 del known[key]
 
     def _look(self, candidate: Candidate, app: str | None) -> tuple[Details, str | None, Origin]:
+        """What a model is, why it cannot be used, and where it is from. Raises: OutOfResources."""
         path = Path(candidate.key)
         origin = origins.of(path, self.paths, app)
         if candidate.expected:
@@ -179,6 +185,9 @@ class Catalogue:
         try:
             return _READERS[candidate.format](path), None, origin
         except QuantizeError as error:
+            lack = exhausted(error)
+            if lack is not None:
+                raise lack from error
             reason = str(getattr(error, "reason", error))
             _log.warning("model not usable path=%s reason=%s", path, reason)
             return Details(architecture=""), reason, origin

@@ -4,12 +4,14 @@ import hashlib
 import json
 import shutil
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from engine.errors import BadModelFile, Cancelled, InputFault, OutOfResources
 from engine.jobs import Control
+from engine.library import catalogue as catalogue_module
 from engine.library import foreign, importing
 from engine.library.errors import CannotWrite, NotEnoughDisk
 from engine.library.trash import Trash
@@ -175,19 +177,39 @@ def test_import_refuses_and_leaves_nothing(catalogue, tmp_path, gguf, monkeypatc
     assert [p for p in catalogue.paths.models.rglob("*") if p.is_file()] == []
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="limits of descriptors")
-def test_a_model_is_not_blamed_for_a_system_without_descriptors(catalogue, tmp_path, gguf):
-    import resource  # not on Windows
-
-    good = write(tmp_path / "good.gguf", gguf())
+@contextmanager
+def no_descriptors():
+    """Nothing can be opened meanwhile."""
+    resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
     try:
-        for take in (lambda: importing.import_copy(catalogue, good, Control()), lambda: catalogue.add(good)):
-            with pytest.raises(OutOfResources, match="file descriptors"):
-                take()
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_model_is_not_blamed_for_a_system_without_descriptors(catalogue, tmp_path, gguf):
+    good = write(tmp_path / "good.gguf", gguf())
+    for take in (lambda: importing.import_copy(catalogue, good, Control()), lambda: catalogue.add(good)):
+        with no_descriptors(), pytest.raises(OutOfResources, match="file descriptors"):
+            take()
+
+
+def test_a_model_found_in_a_moment_without_descriptors_is_looked_at_again(catalogue, put, gguf, monkeypatch):
+    put("late.gguf", gguf())
+    reader = catalogue_module.inspect_gguf
+
+    def starved(path):
+        with no_descriptors():
+            return reader(path)
+
+    monkeypatch.setitem(catalogue_module._READERS, "gguf", starved)
+    assert catalogue.refresh().added == ()
+    assert catalogue.get("late") is None
+    monkeypatch.setitem(catalogue_module._READERS, "gguf", reader)
+    assert catalogue.refresh().added == ("late",)
+    assert catalogue.get("late").state == "online"
 
 
 def test_a_big_file_can_be_cancelled_while_it_is_hashed(catalogue, tmp_path, gguf):
