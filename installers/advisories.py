@@ -1,18 +1,20 @@
 """`python installers/advisories.py FOLDER`: which locked packages a folder of advisories knows something against.
 
-FOLDER holds OSV files (YAML or JSON), such as a checkout of PyPA's advisory-database, which pip-audit reads:
-the look-up needs no network, and says how old its answer is. Exit code 1: something was found, or the
-folder holds no advisory for any Python package.
+FOLDER holds OSV files (YAML or JSON), such as a checkout of PyPA's advisory-database, which pip-audit reads, or
+safety-db's insecure.json: the look-up needs no network, and says how old its answer is. Exit code 1: something was
+found, or the folder holds no advisory for any Python package.
 """
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import yaml  # type: ignore[import-untyped]
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
@@ -38,6 +40,8 @@ class Advisory(msgspec.Struct, frozen=True):
         """Whether this version is named, or lies in one of the ranges."""
         if version in self.affected.get("versions", ()):
             return True
+        if any(_matches(version, spec) for spec in self.affected.get("specifiers", ())):
+            return True
         ranges = (r for r in self.affected.get("ranges", ()) if r.get("type") != "GIT")
         return any(_inside(Version(version), r.get("events", ())) for r in ranges)
 
@@ -51,6 +55,9 @@ def read(folder: Path) -> Iterator[Advisory]:
         said = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=yaml.CSafeLoader)
         if not isinstance(said, dict) or "withdrawn" in said:
             continue
+        if "timestamp" in said.get("$meta", ()):
+            yield from _safety_db(said)
+            continue
         for affected in said.get("affected", ()):
             package = affected.get("package", {})
             if package.get("ecosystem") == "PyPI":
@@ -63,9 +70,30 @@ def read(folder: Path) -> Iterator[Advisory]:
                 )
 
 
+def _safety_db(said: dict[str, Any]) -> Iterator[Advisory]:
+    """safety-db names ranges of versions by package, without a reason; its date is that of the whole list."""
+    date = time.strftime("%Y-%m-%d", time.gmtime(said["$meta"]["timestamp"]))
+    for package, specifiers in said.items():
+        if not package.startswith("$"):
+            yield Advisory(
+                id="safety-db",
+                package=canonicalize_name(package),
+                affected={"specifiers": specifiers},
+                published=date,
+                summary=", ".join(specifiers),
+            )
+
+
 def found(advisories: Iterable[Advisory], versions: dict[str, str]) -> list[Advisory]:
     """Those that hit one of the versions (by canonical name)."""
     return [a for a in advisories if a.package in versions and a.hits(versions[a.package])]
+
+
+def _matches(version: str, specifier: str) -> bool:
+    try:
+        return SpecifierSet(specifier, prereleases=True).contains(version)
+    except InvalidSpecifier:  # cannot be compared: rather warn of everything than of nothing
+        return True
 
 
 def _inside(version: Version, events: Iterable[dict[str, Any]]) -> bool:

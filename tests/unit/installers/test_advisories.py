@@ -52,3 +52,13 @@ def test_other_ecosystems_commits_and_what_was_taken_back_hit_nothing(tmp_path):
     written(tmp_path, "A-4", affected=affected(everything, kind="GIT"))
     written(tmp_path, "A-5", affected=affected(everything), withdrawn="2026-02-02T00:00:00Z")
     assert found(read(tmp_path), {"some-thing": "1.0"}) == []
+
+
+def test_safety_db_is_read_with_its_date(tmp_path):
+    listed = {"$meta": {"timestamp": 1775023247}, "Some_Thing": ["<1.2", ">=2,<2.1"], "odd": ["one day"]}
+    (tmp_path / "insecure.json").write_text(json.dumps(listed))
+    known = list(read(tmp_path))
+    assert {a.published for a in known} == {"2026-04-01"}
+    hit = {v: bool(found(known, {"some-thing": v})) for v in ("1.1", "1.2", "2.0.5", "2.1")}
+    assert hit == {"1.1": True, "1.2": False, "2.0.5": True, "2.1": False}
+    assert found(known, {"odd": "1"})
