@@ -18,6 +18,8 @@ PORTABLE: Final = (
     "CMAKE_INSTALL_BINDIR=llama_cpp/lib", "CMAKE_INSTALL_LIBDIR=llama_cpp/lib",
     "CMAKE_INSTALL_INCLUDEDIR=llama_cpp/include", "CMAKE_INSTALL_RPATH=$ORIGIN",
 )  # fmt: skip
+# A library keeps its bytes where nothing worth mentioning is in it for debuggers.
+LEAST_GAIN_BYTES: Final = 64 << 10
 # 1 January 2026: what archives and compiled files are dated with, unless SOURCE_DATE_EPOCH says otherwise.
 EPOCH: Final = "1767225600"
 
@@ -104,11 +106,30 @@ def bundle(work: Path, *, jobs: int) -> Path:
     subprocess.run([str(python), "-m", "installers.bundle.icons", str(icons)], check=True, cwd=ROOT)
     env = {**environment(), "TESSERA_ROOT": str(ROOT), "TESSERA_ICONS": str(icons)}
     subprocess.run([*command, "--workpath", str(work / "pyinstaller"), str(spec)], check=True, env=env, cwd=work)
-    if sys.platform == "linux":  # Python's own library keeps its symbols for debuggers
-        for path in (out / "tessera" / "_internal").glob("libpython*.so*"):
-            subprocess.run(["strip", "--strip-unneeded", str(path)], check=True)
+    if sys.platform == "linux":
+        _strip(out / "tessera" / "_internal")
     _link_copies(out / "tessera" / "_internal" / "llama_cpp" / "lib")
     return out / "tessera"
+
+
+def _strip(folder: Path) -> None:
+    """Take out symbols that only debuggers read: 55 MB of what the wheels and Python itself bring.
+
+    Libraries below NAME.libs were rewritten by auditwheel, whose layout strip does not always keep loadable.
+    """
+    for path in sorted(folder.rglob("*.so*")):
+        if path.is_symlink() or not path.is_file() or path.parent.name.endswith(".libs"):
+            continue
+        with path.open("rb") as file:
+            if file.read(4) != b"\x7fELF":
+                continue
+        stripped = path.with_name(f"{path.name}.stripped")
+        subprocess.run(["strip", "--strip-unneeded", "-o", str(stripped), str(path)], check=True)
+        if path.stat().st_size - stripped.stat().st_size > LEAST_GAIN_BYTES:
+            stripped.chmod(path.stat().st_mode)
+            stripped.replace(path)
+        else:
+            stripped.unlink()
 
 
 def _link_copies(folder: Path) -> None:

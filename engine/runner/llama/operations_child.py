@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from engine.runner.llama.native import model as llama_model
-from engine.runner.llama.native.batch import Batch
 from engine.runner.llama.native.binding import KernelsMissing, start_backends
 from engine.runner.llama.native.device_check import prompts
 from engine.runner.llama.native.operation_check import Operation, OperationCheck, named
@@ -19,8 +18,6 @@ from engine.runner.llama.native.vocabulary import Vocabulary
 from engine.runner.protocol import LoadSettings
 
 CONTEXT = 256
-PROMPT_TOKENS = 40
-SINGLE_TOKENS = 3
 
 
 def compare(api: Any, settings: LoadSettings) -> list[Operation]:
@@ -32,19 +29,7 @@ def compare(api: Any, settings: LoadSettings) -> list[Operation]:
     check = OperationCheck(api)
     loaded = llama_model.load(api, at, lambda _fraction: True, on_node=check.callback)
     try:
-        tokens = prompts(loaded, Vocabulary(api, loaded.vocab))[0]
-        first = max(1, min(PROMPT_TOKENS, len(tokens) - SINGLE_TOKENS))
-        batch = Batch(loaded)
-        batch.add_prompt(tokens[:first], 0, 0, last=True)
-        for at_token in range(first, min(first + SINGLE_TOKENS, len(tokens)) + 1):
-            if batch.decode() != 0 or check.failure is not None:
-                break
-            batch.clear()
-            if at_token < len(tokens):
-                batch.add(tokens[at_token], at_token, 0)
-        if check.failure is not None and not check.operations():
-            raise ValueError(f"no operation could be compared: {check.failure}")
-        return check.operations()
+        return check.compare(loaded, prompts(loaded, Vocabulary(api, loaded.vocab))[0])
     finally:
         loaded.close()
         check.close()

@@ -72,6 +72,8 @@ WRONG_KLD_MEAN_BFLOAT: Final = 0.002
 WRONG_KLD_ROW: Final = 0.03
 NOISE_FACTOR: Final = 3.0
 WRONG_TOP_FRAC: Final = 0.03
+# Below this part of the floors nothing is looked at more closely. Measured: docs/log.md, device check.
+DOUBT: Final = 5.0
 
 
 class DeviceWrong(Exception):
@@ -212,6 +214,11 @@ def is_wrong(found: DeviceCheck, expected: Reference, floor: float = WRONG_KLD_M
         and found.kld_max <= max(WRONG_KLD_ROW, NOISE_FACTOR * expected.noise_kld_max)
         and found.top_changed_frac <= WRONG_TOP_FRAC
     )
+
+
+def is_doubtful(found: DeviceCheck, floor: float = WRONG_KLD_MEAN) -> bool:
+    """Whether only the model's own noise excuses what the whole differs by: a fault may hide below it."""
+    return not (found.kld_mean <= floor / DOUBT and found.kld_max <= WRONG_KLD_ROW / DOUBT)
 
 
 def read_reference(path: Path) -> Reference | None:

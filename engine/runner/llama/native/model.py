@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import msgspec
+
 from devices.backends import openvino
 from engine.phases import Phases
 from engine.runner.engine_args import BadEngineArg
@@ -154,12 +156,28 @@ def exact_context(loaded: LoadedModel) -> LoadedModel:
 
     Raises: LoadFailed: there is no memory for it.
     """
-    api, settings = loaded.api, exact_settings(loaded.settings)
+    return _beside(loaded, exact_settings(loaded.settings), "for deterministic requests")
+
+
+def watched_context(loaded: LoadedModel, cells: int, on_node: Any) -> LoadedModel:
+    """The same weights with a small context for one sequence, whose nodes are computed one by one for `on_node`.
+
+    Raises: LoadFailed: there is no memory for it.
+    """
+    changes = {"n_ctx": cells, "kv_cells": cells, "n_parallel": 1, "n_batch": cells, "n_ubatch": cells}
+    settings = msgspec.structs.replace(loaded.settings, **changes, max_draft=0, max_rollback=0, mtp=False)
+    return _beside(loaded, settings, "to compare operations with", on_node)
+
+
+def _beside(loaded: LoadedModel, settings: LoadSettings, purpose: str, on_node: Any = None) -> LoadedModel:
+    api = loaded.api
     params = _context_params(api, settings, settings.n_ctx, 1)
     params.n_outputs_max = params.n_outputs_max_per_seq = 1 + MAX_DRAFT
+    if on_node is not None:
+        params.cb_eval = on_node
     context = api.llama_init_from_model(loaded.model, params)
     if not context:
-        raise LoadFailed(f"no context of {settings.n_ctx} cells for deterministic requests could be made")
+        raise LoadFailed(f"no context of {settings.n_ctx} cells {purpose} could be made")
     return replace(
         loaded,
         settings=settings,

@@ -5,12 +5,15 @@ back, so what one wrong node computed is what both sides take for the next, and 
 """
 
 import ctypes
+import time
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
+from engine.runner.llama.native.batch import Batch
 from engine.runner.llama.native.binding import KernelsMissing, ggml
+from engine.runner.llama.native.model import LoadedModel
 
 # Source: ggml.h of 0.3.36: ggml_op. Names are asked of the library; these compute nothing.
 EMPTY: Final = frozenset({"NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"})
@@ -21,6 +24,8 @@ F32, F16, BF16 = 0, 1, 30
 PRODUCTS: Final = frozenset({"MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT", "OUT_PROD", "SSM_SCAN", "GATED_DELTA_NET"})
 MOST_OF_PRODUCTS: Final = 5e-4
 MOST: Final = 1e-6
+PROMPT_TOKENS: Final = 40
+SINGLE_TOKENS: Final = 3
 # Source: ggml.h and ggml.c: ggml_object, and the arrays of ggml_tensor.
 OBJECT_BYTES: Final = 32
 MAX_DIMS, MAX_SRC, MAX_NAME, OP_PARAMS = 4, 10, 64, 16
@@ -94,7 +99,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperationCheck:
-    """Compares every node of the graphs that run while it is the context's callback."""
+    """Compares every node of the graphs that run while it is the context's callback, until `deadline`."""
 
     def __init__(self, api: Any) -> None:
         """Raises: KernelsMissing: ggml's structs are not those described here, or it has no CPU backend."""
@@ -107,6 +112,7 @@ class OperationCheck:
         self._found: dict[tuple[str, str, str], tuple[int, float]] = {}
         self._expected: Any = None
         self.failure: BaseException | None = None
+        self.deadline = float("inf")
         self.callback = api.ggml_backend_sched_eval_callback(self._guarded)
 
     def _declare(self) -> None:
@@ -164,6 +170,27 @@ class OperationCheck:
         ]
         return sorted(found, key=lambda o: (not o.wrong, -np.nan_to_num(o.error, nan=np.inf)))
 
+    def compare(self, loaded: LoadedModel, tokens: list[int], seconds: float = float("inf")) -> list[Operation]:
+        """What a prompt and single tokens compute in a context with this callback, for so long each in half of it.
+
+        Raises: ValueError: nothing could be compared.
+        """
+        first = max(1, min(PROMPT_TOKENS, len(tokens) - SINGLE_TOKENS))
+        batch = Batch(loaded)
+        batch.add_prompt(tokens[:first], 0, 0, last=True)
+        started = time.monotonic()
+        self.deadline = started + seconds / 2
+        for at in range(first, min(first + SINGLE_TOKENS, len(tokens)) + 1):
+            if batch.decode() != 0 or self.failure is not None:
+                break
+            self.deadline = started + seconds
+            batch.clear()
+            if at < len(tokens):
+                batch.add(tokens[at], at, 0)
+        if self.failure is not None and not self._found:
+            raise ValueError(f"no operation could be compared: {self.failure}")
+        return self.operations()
+
     def _guarded(self, address: int, ask: bool, _data: Any) -> bool:
         """An exception must not cross into C: the first is kept, and nothing more is compared."""
         if self.failure is not None:
@@ -179,11 +206,15 @@ class OperationCheck:
         return str(self._lib.ggml_op_name(node.op).decode())
 
     def _ask(self, node: Tensor) -> bool:
-        """Whether this node is compared; its expected result is computed here, from what its sources hold now."""
+        """Whether this node is computed alone; what is expected is computed here, from its sources as they are."""
         self._expected = None
-        if self._kind(node) in EMPTY or node.type not in (F32, F16, BF16) or not all(node.ne):
+        if time.monotonic() > self.deadline:
             return False
-        self._expected = self._by_cpu(node)
+        if self._kind(node) in EMPTY or not all(node.ne):
+            return False
+        # What is not compared, such as writing into a cache of 8 bits, must be done before the next is asked for.
+        if node.type in (F32, F16, BF16):
+            self._expected = self._by_cpu(node)
         return True
 
     def _compare(self, node: Tensor) -> bool:

@@ -1,0 +1,64 @@
+"""Is a device right: by the whole first, and by its operations where the model's own noise could hide a fault."""
+
+import sys
+from typing import Final
+
+from engine.runner.llama.native.binding import KernelsMissing
+from engine.runner.llama.native.device_check import (
+    WRONG_KLD_MEAN,
+    DeviceWrong,
+    Reference,
+    compare,
+    is_doubtful,
+    is_wrong,
+    prompts,
+)
+from engine.runner.llama.native.model import LoadedModel, LoadFailed, watched_context
+from engine.runner.llama.native.operation_check import OperationCheck, named
+from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.types import DeviceCheck
+
+# What a first load may take longer for this. Most is reading weights back from the device.
+OPERATIONS_S: Final = 3.0
+CELLS: Final = 256
+
+
+def checked(
+    expected: Reference,
+    loaded: LoadedModel,
+    vocabulary: Vocabulary,
+    floor: float = WRONG_KLD_MEAN,
+    *,
+    whole: bool = False,
+) -> DeviceCheck:
+    """How the device compares with the CPU, where it computes the same. `whole`: by its whole alone.
+
+    Raises: DeviceWrong. NotComparable: the reference is another model's.
+    """
+    name = ", ".join(loaded.settings.devices)
+    try:
+        found = compare(expected, loaded, vocabulary)
+    except ValueError as error:
+        raise DeviceWrong(f"on {name}, {error}", None) from error
+    if is_wrong(found, expected, floor):
+        raise DeviceWrong(f"{name} computes something else than the CPU ({found.kld_mean:.2g} nats)", found)
+    if not whole and is_doubtful(found, floor) and (wrong := wrong_operations(loaded, vocabulary)):
+        raise DeviceWrong(f"{name} computes something else than the CPU: {wrong}", found)
+    return found
+
+
+def wrong_operations(loaded: LoadedModel, vocabulary: Vocabulary, seconds: float = OPERATIONS_S) -> str:
+    """Operations that differ by themselves, in words; empty where none does or none could be compared."""
+    try:
+        check = OperationCheck(loaded.api)
+        try:
+            beside = watched_context(loaded, min(CELLS, loaded.n_ctx), check.callback)
+            try:
+                return named(check.compare(beside, prompts(loaded, vocabulary)[0], seconds))
+            finally:
+                loaded.api.llama_free(beside.context)
+        finally:
+            check.close()
+    except (KernelsMissing, LoadFailed, ValueError, AttributeError) as error:
+        sys.stderr.write(f"the device's operations were not compared: {error}\n")
+        return ""
