@@ -148,7 +148,9 @@ def _show(report: "Report", before: "Report | None") -> None:
     )
     if report.stand_in:
         console.print("measured on a stand-in with random weights")
-    table = Table("prompt", "prefill tok/s", "decode tok/s", "first token", "between tokens, 50/90/99 %")
+    metered = any(p.tokens_per_joule is not None for p in report.points)
+    names = ("prompt", "prefill tok/s", "decode tok/s", "first token", "between tokens, 50/90/99 %")
+    table = Table(*names, *(["tokens a joule"] if metered else []))
     known = {p.length: p for p in before.points} if before else {}
     for p in report.points:
         was = known.get(p.length)
@@ -159,12 +161,15 @@ def _show(report: "Report", before: "Report | None") -> None:
             f"{p.decode_tok_s.median:.1f} ({p.decode_tok_s.low:.1f}-{p.decode_tok_s.high:.1f}){change}",
             f"{p.ttft_s.median * 1000:.0f} ms",
             "/".join(f"{gap * 1000:.1f}" for gap in p.itl_s) + " ms",
+            *([f"{p.tokens_per_joule:.2f}" if p.tokens_per_joule is not None else "-"] if metered else []),
         )
     console.print(table)
     for c in report.concurrency:
         console.print(f"{c.parallel} at once: {c.total_tok_s.median:.1f} tok/s together")
     power = [p.power_w for p in report.points if p.power_w is not None]
     watts = f", {sum(power) / len(power):.1f} W" if power else ""
+    if power and report.rest_w is not None:
+        watts += f" ({report.rest_w:.1f} at rest)"
     console.print(f"loaded in {report.load_s:.1f} s, {report.rss_bytes / 2**20:.0f} MiB resident{watts}")
     if report.drift < 0.9:  # noqa: PLR2004 - see Report.drift
         console.print(f"The machine got slower while measuring ({report.drift:.0%}): heat, or other programs.")

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
 from engine.measurements.reports import Concurrency, Point, Spread
 from engine.runner.process import RunnerProcess
 from engine.types import Done, GenerationRequest, SamplingParams
@@ -121,8 +119,3 @@ class Meter:
             if isinstance(event, Done):
                 return event
         raise AssertionError("a generation ended without its last event")
-
-
-def with_power(point: Point, watts: float | None) -> Point:
-    """The point with the mean power while it was measured."""
-    return msgspec.structs.replace(point, power_w=watts)

@@ -1,19 +1,17 @@
 """One whole measurement: load in a runner of its own, warm up, measure, note drift and power, unload."""
 
-import asyncio
-import contextlib
 import platform
-import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 
+from devices.host import Host
 from devices.host_real import RealHost
 from devices.types import Machine
-from devices.usage import UsageSampler
-from engine.bench.measure import DECODE_TOKENS, Meter, Step, with_power
+from engine.bench.measure import DECODE_TOKENS, Meter, Step
+from engine.bench.power import Power
 from engine.measurements.keys import machine_key
 from engine.measurements.reports import Point, Report
 from engine.runner.process import RunnerProcess
@@ -21,7 +19,6 @@ from engine.runner.protocol import LoadSettings
 
 # The first prompt of a size pays for its buffers; longer ones than this use no others.
 LONGEST_WARM_UP: Final = 512
-POWER_EVERY_S: Final = 0.5
 
 
 async def bench(
@@ -37,12 +34,18 @@ async def bench(
     machine: Machine | None = None,
     shape_key: str = "",
     on_point: Callable[[Point], None] = lambda _: None,
+    host: Host | None = None,
 ) -> Report:
     """Measure the model that `settings` describe. Lengths in tokens; nothing else should run meanwhile.
+
+    The power meters of `host` are read: those of this computer.
 
     Raises: BadModelFile, RunnerDied: it cannot be loaded, or ended.
     """
     roomy = bench_settings(settings, lengths, parallel, tokens)
+    power = Power(host or RealHost(), machine)
+    step("the computer at rest")
+    rest_w = await power.rest_w()
     started = time.time()
     clock = time.monotonic()
     runner = await RunnerProcess.start("llama", settings.path)
@@ -55,9 +58,10 @@ async def bench(
         first = (await meter.timed(16)).decode_tok_s
         points = []
         for length in lengths:
-            async with _power(machine) as watts:
+            async with power.during() as drawn:
                 point = await meter.point(length, repeats)
-            points.append(with_power(point, statistics.fmean(watts) if watts else None))
+            per_joule = drawn.tokens_per_joule(repeats * (tokens + 1), rest_w)
+            points.append(msgspec.structs.replace(point, power_w=drawn.watts, tokens_per_joule=per_joule))
             on_point(points[-1])
         together = [await meter.concurrency(n, repeats) for n in parallel if n > 1]
         last = (await meter.timed(16)).decode_tok_s
@@ -89,6 +93,7 @@ async def bench(
         flash_attn=settings.flash_attn,
         use_mmap=settings.use_mmap,
         n_gpu_layers=settings.n_gpu_layers,
+        rest_w=rest_w,
     )
 
 
@@ -107,31 +112,3 @@ def bench_settings(
         cache_disk_bytes=0,
         cache_dir=None,
     )
-
-
-@contextlib.asynccontextmanager
-async def _power(machine: Machine | None) -> AsyncIterator[list[float]]:
-    """Collects the watts that can be read until the block ends."""
-    found: list[float] = []
-    if machine is None:
-        yield found
-        return
-    sampler = UsageSampler(RealHost(), machine.devices)
-
-    async def sample() -> None:
-        """Until the second sample without watts: where there is nothing to read, nothing shall disturb."""
-        misses = 0
-        while misses <= 1:
-            watts = (await asyncio.to_thread(sampler.sample)).power_w
-            if watts is not None:
-                found.append(watts)
-            misses = 0 if watts is not None else misses + 1
-            await asyncio.sleep(POWER_EVERY_S)
-
-    task = asyncio.create_task(sample())
-    try:
-        yield found
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task

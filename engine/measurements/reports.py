@@ -15,6 +15,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence behind a prompt of `length` tokens: speeds in tokens/s, times in seconds.
 
     `itl_s`: 50, 90 and 99 % of the gaps between tokens were shorter. `power_w`: mean meanwhile, where readable.
+    `tokens_per_joule`: generated, for what was drawn beyond the computer's rest; the prompts' joules count too.
     """
 
     length: int
@@ -23,6 +24,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s: Spread
     itl_s: tuple[float, ...] = ()
     power_w: float | None = None
+    tokens_per_joule: float | None = None
 
 
 class Concurrency(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +40,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     `drift` is the decode speed at the end divided by that at the start: below 0.9 the machine got slower meanwhile,
     by heat or by other work. `stand_in`: random weights of the model's shape. `shape_key` and `machine_key` tell
     which results are of the same tensors and of the same machine, driver and build. `tokens` were generated behind
-    each prompt.
+    each prompt. `rest_w` was drawn before the load.
     """
 
     model: str
@@ -65,6 +67,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     flash_attn: str = "auto"
     use_mmap: bool = True
     n_gpu_layers: int = 0
+    rest_w: float | None = None
 
     @property
     def decode_tok_s(self) -> float:

@@ -1,0 +1,79 @@
+"""Joules of a measurement: a simulated meter that charges for what the processor really computes."""
+
+import asyncio
+import time
+
+import psutil
+import pytest
+
+from devices.power import POWERCAP
+from devices.recording import FORMAT, RecordedHost
+from devices.types import Device, Machine, Memory, SystemMemory
+from engine.bench.power import Drawn, Power
+from engine.bench.run import bench
+from engine.runner.protocol import LoadSettings
+
+REST_W, WORK_W = 4.0, 20.0
+ZONE = f"{POWERCAP}/intel-rapl:0"
+CPU = Device("cpu", "cpu", "x", "x", "usable", Memory())
+MACHINE = Machine("linux", "6", "x86_64", "", "", SystemMemory(), (CPU,))
+
+
+class Metered(RecordedHost):
+    """RAPL that counts REST_W always, and WORK_W while a child of this process computes."""
+
+    def __init__(self):
+        files = {f"{ZONE}/name": "package-0", f"{ZONE}/energy_uj": "0", f"{ZONE}/max_energy_range_uj": str(2**60)}
+        super().__init__({"format": FORMAT, "system": "linux", "files": files})
+        self.looks = []
+
+    def read(self, path):
+        if path != f"{ZONE}/energy_uj":
+            return super().read(path)
+        worked = 0.0
+        for child in psutil.Process().children(recursive=True):
+            times = child.cpu_times()
+            worked += times.user + times.system
+        self.looks.append((time.monotonic(), worked))
+        return str(round(1e6 * (REST_W * time.monotonic() + WORK_W * worked))).encode()
+
+
+@pytest.mark.process
+def test_a_measurement_tells_its_tokens_a_joule_beyond_the_rest(bundled_model):
+    host = Metered()
+    found = asyncio.run(
+        bench(
+            LoadSettings(path=str(bundled_model), n_threads=1),
+            model="x",
+            lengths=(256,),
+            parallel=(1,),
+            repeats=4,
+            stand_in=False,
+            step=lambda _: None,
+            tokens=400,
+            machine=MACHINE,
+            host=host,
+        )
+    )
+    assert found.rest_w == pytest.approx(REST_W, rel=0.3)
+    (point,) = found.points
+    assert point.power_w > REST_W
+    # Behind the looks at the rest, which saw no child. A busy machine lets time pass between meter and clock.
+    worked = [cpu_s for _, cpu_s in host.looks if cpu_s > 0]
+    assert point.tokens_per_joule == pytest.approx(4 * 401 / (WORK_W * (worked[-1] - worked[0])), rel=0.3)
+
+
+def test_without_a_meter_nothing_is_told_and_little_time_is_lost():
+    bare = RecordedHost({"format": FORMAT, "system": "linux", "files": {}})
+    for power in (Power(bare, MACHINE), Power(bare, None)):
+        begun = time.monotonic()
+        assert asyncio.run(power.rest_w()) is None
+        assert time.monotonic() - begun < 2.5
+
+
+def test_a_rest_that_is_not_known_is_not_taken_for_nothing():
+    assert Drawn(30.0, 2.0).watts == 15.0
+    assert Drawn(30.0, 2.0).tokens_per_joule(40, 5.0) == 2.0
+    assert Drawn(30.0, 2.0).tokens_per_joule(40, None) is None
+    assert Drawn(30.0, 2.0).tokens_per_joule(40, 15.0) is None
+    assert Drawn().watts is None
