@@ -2,7 +2,7 @@
 
 FOLDER holds OSV files (YAML or JSON), such as a checkout of PyPA's advisory-database, which pip-audit reads, or
 safety-db's insecure.json: the look-up needs no network, and says how old its answer is. Exit code 1: something was
-found, or the folder holds no advisory for any Python package.
+found that is not explained here, or the folder holds no advisory for any Python package.
 """
 
 import json
@@ -24,7 +24,16 @@ sys.path.insert(0, str(ROOT))
 from installers.sbom import locked  # noqa: E402
 
 NEVER: Final = "999999999"
-LOCKS: Final = ("base", "desktop", "build", "bundle", "llama", "model", "openvino", "site", "speech")
+# Package and version that advisories hit, and why that is no danger here.
+EXPLAINED: Final = {
+    "diskcache 5.6.3": "what can write into its folder can run code, for it unpickles; llama-cpp-python asks for "
+    "it, but nothing here imports it (engine/runner/llama/native/binding.py), and packages leave it out",
+    "ray 2.60.0": "every version (CVE-2023-48022): who reaches Ray's dashboard can run programs; `tessera cluster` "
+    "starts Ray without it, its other ports ask for a token, and packages leave Ray out",
+}
+LOCKS: Final = (
+    "base", "desktop", "build", "bundle", "cluster", "dev", "llama", "model", "openvino", "site", "speech",
+)  # fmt: skip
 
 
 class Advisory(msgspec.Struct, frozen=True):
@@ -128,10 +137,14 @@ def main(argv: list[str]) -> int:
     print(
         f"{len(known)} advisories, the newest of {newest}; {covered} of {len(versions)} locked packages are named"
     )
+    unexplained = 0
     for each in hits:
-        print(f"{each.package} {versions[each.package]}: {each.id} {each.summary}")
-    print(f"{len(hits)} hit a locked version")
-    return int(bool(hits) or not known)
+        reason = EXPLAINED.get(f"{each.package} {versions[each.package]}")
+        unexplained += reason is None
+        told = f" - {reason}" if reason else ""
+        print(f"{each.package} {versions[each.package]}: {each.id} {each.summary}{told}")
+    print(f"{len(hits)} hit a locked version, {unexplained} of them unexplained")
+    return int(bool(unexplained) or not known)
 
 
 if __name__ == "__main__":
