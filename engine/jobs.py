@@ -64,6 +64,11 @@ class Control:
         """Whether `check` would raise."""
         return self._wish is not None
 
+    @property
+    def cancelling(self) -> bool:
+        """Whether the work shall end for good: what it fails with then does not matter."""
+        return self._wish == "cancelled"
+
     def wait(self, seconds: float) -> None:
         """Sleep, but wake and raise at once when asked to stop."""
         with self._changed:
@@ -97,17 +102,8 @@ class Control:
         eta = (total - done) / speed if speed > 0 and total >= done else None
         if left_s is not None:
             eta = left_s
-        progress = Progress(
-            phase=phase,
-            done=done,
-            total=total,
-            unit=unit,
-            speed=speed,
-            eta_s=eta,
-            stalled=stalled,
-            note=note,
-            partial=partial or {},
-        )
+        amounts = Progress(phase=phase, done=done, total=total, unit=unit, note=note, partial=partial or {})
+        progress = msgspec.structs.replace(amounts, speed=speed, eta_s=eta, stalled=stalled)
         if self._on_progress:
             self._on_progress(progress)
 
@@ -344,15 +340,22 @@ class JobRegistry:
             asked = isinstance(error, InputFault | quantize.errors.InputFault)
             fault = Fault(code=error.code, message=str(error), facts=facts, blame="request" if asked else "machine")
             _log.warning("job failed id=%s code=%s", job_id, error.code)
-            self._update(job_id, state="failed", error=fault)
+            self._fail(job_id, control, fault)
         except Exception as error:  # noqa: BLE001 a bug in one job must neither hide nor end the others
-            self._update(job_id, state="failed", error=_unforeseen(job_id, error))
+            self._fail(job_id, control, _unforeseen(job_id, error))
         else:
             self._update(job_id, state="done", result=result)
         finally:
             with self._lock:
                 if self._controls.get(job_id) is control:
                     del self._controls[job_id]
+
+    def _fail(self, job_id: str, control: Control, fault: Fault) -> None:
+        """One that was to be cancelled is: a job that failed fails at the same place when it is called to tidy."""
+        if control.cancelling:
+            self._update(job_id, state="cancelled")
+        else:
+            self._update(job_id, state="failed", error=fault)
 
     def _update(self, job_id: str, **changes: Any) -> None:
         with self._lock:
@@ -377,8 +380,10 @@ class JobRegistry:
 
     def _load(self) -> None:
         for job in self._kept.get():
-            interrupted = job.state in {"queued", "running"}
-            self._jobs[job.id] = msgspec.structs.replace(job, state="paused") if interrupted else job
+            if job.state in {"queued", "running"}:
+                # Newer than every progress told before: who followed the job then takes this as its latest state.
+                job = msgspec.structs.replace(job, state="paused", updated_at=time.time())  # noqa: PLW2901
+            self._jobs[job.id] = job
 
 
 def _unforeseen(job_id: str, error: Exception) -> Fault:

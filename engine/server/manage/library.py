@@ -79,7 +79,7 @@ async def pull(request: Request, body: PullRequest) -> Job:
 @router.post("/models/import", status_code=202)
 async def import_model(request: Request, body: ImportRequest) -> Job:
     """Start copying a file or folder into the library."""
-    return server_state(request).jobs.start(JobKind.IMPORT, body.path, msgspec.to_builtins(body))
+    return server_state(request).jobs.start(JobKind.IMPORT, Path(body.path).name, msgspec.to_builtins(body))
 
 
 @router.post("/models/link")

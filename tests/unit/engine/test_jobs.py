@@ -90,8 +90,10 @@ def test_what_ran_when_the_process_died_is_paused_and_can_be_resumed(registry, t
     until(registry, job.id, "running")
     copy = tmp_path / "copy.json"
     copy.write_bytes((tmp_path / "jobs.json").read_bytes())
+    told = registry.get(job.id).updated_at  # by progress that was never on the disk
     again = JobRegistry(copy)
     assert again.get(job.id).state == "paused"
+    assert again.get(job.id).updated_at > told, "whoever follows takes the newest state"
     with pytest.raises(InputFault, match="no jobs of kind"):
         again.resume(job.id)
     other = JobRegistry(copy)
@@ -99,6 +101,19 @@ def test_what_ran_when_the_process_died_is_paused_and_can_be_resumed(registry, t
     again.register(JobKind.QUANTIZE, lambda params, control: {"resumed": params["steps"]})
     again.resume(job.id)
     assert again.wait(job.id, 5).result == {"resumed": 10_000}
+
+
+def test_a_failed_job_can_be_cancelled_although_it_fails_again(registry):
+    """Its work is called to tidy, and stumbles over the same file."""
+
+    def stumble(params, control):
+        raise InputFault("this is no model", "path")
+
+    registry.register(JobKind.IMPORT, stumble)
+    job = registry.start(JobKind.IMPORT, "x", {})
+    assert registry.wait(job.id, 5).state == "failed"
+    registry.cancel(job.id)
+    assert registry.wait(job.id, 5).state == "cancelled"
 
 
 def test_a_paused_job_that_is_cancelled_tidies_up(tmp_path):
