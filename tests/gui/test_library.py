@@ -23,11 +23,11 @@ from engine.api.hub import (
     Verdict,
 )
 from engine.api.jobs import JobKind
-from engine.api.library import Linked, Model, Models, Removed, Tensor, Tensors
+from engine.api.library import FileCheck, Linked, Model, Models, Removed, Tensor, Tensors, Verification
 from engine.api.models import Decided
 from tests.gui.fake_server import Events
 from tests.gui.hands import press, texts
-from tests.gui.wire import SPARK, failed, pulling
+from tests.gui.wire import SPARK, failed, job, pulling
 
 
 @pytest.fixture
@@ -219,3 +219,19 @@ def test_a_server_error_is_shown_in_its_own_words(qtbot, library, server):
     )
     library.refresh()
     qtbot.waitUntil(lambda: library.banner.text == "The catalogue is locked.")
+
+
+@pytest.mark.parametrize(
+    ("ok", "basis", "told"),
+    [
+        (True, "hub", "org/model is as it should be."),
+        (True, "none", "org/model was read whole. Its checksum is kept"),
+        (False, "earlier", "org/model is damaged: model.gguf is not what it was."),
+    ],
+)
+def test_a_check_tells_what_it_found(qtbot, library, ok, basis, told):
+    """A check that ran to its end is done, whatever it found."""
+    check = FileCheck(path="/models/model.gguf", sha256="a", expected="b", ok=ok)
+    found = Verification(model="m", ok=ok, basis=basis, files=(check,))
+    library._jobs._on_jobs([job(JobKind.VERIFY, "done", result=msgspec.to_builtins(found))])
+    qtbot.waitUntil(lambda: told in library.banner.text)

@@ -22,7 +22,7 @@ from app.gui.widgets.basics import Banner, Empty, Page, button, clear, stack
 from app.gui.widgets.popups import Menu
 from engine.api.hub import Updates
 from engine.api.jobs import Job, JobKind, ModelMade, result_of
-from engine.api.library import Model, PullRequest, Removed, Tensor
+from engine.api.library import Model, PullRequest, Removed, Tensor, Verification
 from engine.paths import user_paths
 
 # A file that comes back, or a drive, is seen this soon while the page is looked at.
@@ -203,6 +203,8 @@ class LibraryPage(Page):
     def _show(self, models: list[tuple[Model, float | None]]) -> None:
         if models == self._shown and models:
             return  # nothing moves under the pointer
+        if self._shown:
+            self._services.models.refresh()  # what can be chatted with has changed too
         self._shown = models
         clear(self._column)
         self.cards = []
@@ -313,6 +315,21 @@ class LibraryPage(Page):
         if position == 1:
             self.hub.show_starters()
 
+    def _tell_checked(self, job: Job) -> None:
+        """A check that ran to its end may have found the file damaged, or nothing to compare it with."""
+        found = result_of(job, Verification)
+        if found is None:
+            return
+        bad = [Path(file.path).name for file in found.files if not file.ok]
+        if bad:
+            told = self.tr("{name} is damaged: {files} is not what it was. Download or copy it again.")
+            self.banner.tell(told.format(name=job.title, files=", ".join(bad)), "bad")
+        elif found.basis == "none":
+            told = self.tr("{name} was read whole. Its checksum is kept, so that a later check can compare.")
+            self.banner.tell(told.format(name=job.title), "info")
+        else:
+            self.banner.tell(self.tr("{name} is as it should be.").format(name=job.title), "ok")
+
     def _on_job_finished(self, job: Job) -> None:
         if job.state == "failed":
             self.banner.tell(f"{title_of(job)}: {job.error.message if job.error else ''}", "bad")
@@ -320,7 +337,7 @@ class LibraryPage(Page):
             return
         self.refresh()
         if job.kind is JobKind.VERIFY:
-            self.banner.tell(self.tr("{name} is as it should be.").format(name=job.title), "ok")
+            self._tell_checked(job)
         elif job.kind in {JobKind.PULL, JobKind.IMPORT, JobKind.CONVERT}:
             made = result_of(job, ModelMade)
             actions = [(self.tr("Chat with it"), lambda: self.chat_wanted.emit(made.model))] if made else []
