@@ -8,7 +8,7 @@ from engine.errors import InputFault
 from engine.paths import DEFAULT_CONTEXT, whole_path
 from quantize.types import DeviceKind, Goal, Lock, Rounding, Tier
 
-GIGABYTE = 10**9
+_MIB, _GIB = 1 << 20, 1 << 30
 _FILES = ("out", "calibration", "own_text", "imatrix", "plan_file", "export_plan")
 
 
@@ -89,7 +89,8 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.fit:
             return f"fit-{self.n_ctx}" + (f"-{self.kv_type}" if self.kv_type else "")
         size = self.budget_bytes or 0
-        return f"{size / GIGABYTE:.3g}GB" if size >= GIGABYTE else f"{size / 1e6:.3g}MB"
+        # The units in which the size is shown: one file is not told in two.
+        return f"{size / _GIB:.3g}GiB" if size >= _GIB else f"{size / _MIB:.3g}MiB"
 
     def type_locks(self) -> tuple[Lock, ...]:
         """The locks as the quantizer takes them."""

@@ -61,7 +61,7 @@ def test_make_it_fit_opens_on_a_model_that_can_be_used_and_says_why_others_canno
     walk.click("Make it fit", f"{FIT}.start")
     walk.until(f"'Done' in {FIT}.banner.text", 90)
     walk.go("Library")
-    made = f"[c for c in {LIBRARY}.cards if c.model.origin.kind == 'built' or 'GB' in c.model.id]"
+    made = f"[c for c in {LIBRARY}.cards if c.model.origin.kind == 'built' or 'MiB' in c.model.id]"
     walk.until(f"bool({made})")
     walk.go("Make it fit")
     walk.until(f"{FIT}.start.isEnabled()")
