@@ -107,12 +107,15 @@ class MainWindow(QMainWindow):
         """Switch to a page."""
         self._stack.setCurrentWidget(self.page(name))
         place = next(place for place in self._destinations if name in place.pages)
-        self._newest[place.name] = name
         self._rail.select(place.name)
-        titles = [(page, self._entries[page].title) for page in place.pages if page in self._entries]
-        self._sections.show_pages(titles, name)
-        if name == "chat":
+        if name == "chat":  # its list of chats leads to the other page, and its height belongs to the talk
+            self._sections.show_pages([], name)
             self.chat.composer.editor.setFocus()
+            return
+        if place.name != "chat":
+            self._newest[place.name] = name
+        titles = {entry.name: entry.title for entry in self._entries.values()}
+        self._sections.show_pages([(page, titles.get(page, place.title)) for page in place.pages], name)
 
     def save_state(self) -> None:
         """Keep geometry and draft."""

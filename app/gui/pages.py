@@ -19,16 +19,18 @@ class Pages:
         self._services, self._jobs, self._window, self._link = services, jobs, window, link
         window.chat.library_wanted.connect(self._find_models)
         window.chat.pull_wanted.connect(self._pull)
+        window.chat.documents_wanted.connect(lambda: self._show("documents"))
         window.model_dropped.connect(self._offer)
 
     def entries(self) -> list[PageEntry]:
         """The pages beside the chat."""
         tr = self._window.tr
+        chat = ("chat", "chat", tr("Chat"))
         models = ("models", "library", tr("Models"))
         server = ("server", "server", tr("Server"))
         system = ("system", "devices", tr("System"))
         return [
-            PageEntry("documents", "folder", tr("Documents"), self._documents),
+            PageEntry("documents", "folder", tr("Documents"), self._documents, chat),
             PageEntry("code", "code", tr("Code"), self._code),
             PageEntry("library", "library", tr("Library"), self._library, models),
             PageEntry("fit", "fit", tr("Make it fit"), self._fit, models),
@@ -43,7 +45,9 @@ class Pages:
     def _documents(self) -> QWidget:
         from app.gui.documents.page import DocumentsPage
 
-        return DocumentsPage(self._services)
+        page = DocumentsPage(self._services)
+        page.chat_wanted.connect(self._ask_documents)
+        return page
 
     def _code(self) -> QWidget:
         from app.gui.code.page import CodePage
@@ -104,6 +108,12 @@ class Pages:
     def _chat_with(self, model: str) -> None:
         self._window.show_page("chat")
         self._window.chat.use_model(model)
+
+    def _ask_documents(self, collection: str) -> None:
+        self._window.new_chat()
+        chat = self._window.chat.controller
+        chat.change(sampling={**chat.conversation.sampling, "collection": collection})
+        self._window.chat.options.show()
 
     def _fit_model(self, model: str) -> None:
         self._show("fit").choose(model)

@@ -45,6 +45,8 @@ QToolButton[kind="send"] {{ background: {c["accent"]}; border-radius: {2 * unit}
 QToolButton[kind="send"]:disabled {{ background: {c["hover"]}; }}
 QToolButton[kind="nav"] {{ padding: {half}px; border-radius: {radius}px; color: {c["muted"]};
   font-size: {small}px; }}
+QToolButton[kind="entry"] {{ padding: {half}px {unit - 1}px; border-radius: {radius}px; }}
+QToolButton[kind="entry"]:focus {{ padding: {half - 1}px {unit - 2}px; }}
 QToolButton[kind="section"], QToolButton[kind="section-off"] {{ padding: {half}px {unit + half}px;
   border-radius: {radius}px; color: {c["muted"]}; }}
 QToolButton[kind="section-off"]:checked {{ background: transparent; }}

@@ -56,6 +56,16 @@ def versions(number: int) -> str:
     return _tr("1 version") if number == 1 else _tr("{n} versions").format(n=whole(number))
 
 
+def documents(number: int) -> str:
+    """1 document, 12 documents."""
+    return _tr("1 document") if number == 1 else _tr("{n} documents").format(n=whole(number))
+
+
+def pages(number: int) -> str:
+    """1 page, 12 pages."""
+    return _tr("1 page") if number == 1 else _tr("{n} pages").format(n=whole(number))
+
+
 def duration(seconds: float | None) -> str:
     """40 s, 3 min, 1 h 20 min."""
     return plain.duration(seconds, decimal, _tr)

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from PySide6.QtWidgets import QToolButton
 
 from app.db.records import Message
 from app.gui.chat.options import ChatOptions
@@ -9,6 +10,7 @@ from app.gui.chat.request import branch_body
 from app.gui.documents.grounds import GroundsCard, PageDialog, grounds_of
 from app.gui.documents.page import DocumentsPage
 from engine.api.collections import Collection, Collections, PageText
+from tests.gui.hands import press
 
 SEA = {
     "id": "col_1", "name": "Sea", "sources": ["/home/ida/sea"], "state": "embedding", "documents": 3, "failed": 1,
@@ -51,7 +53,7 @@ def test_the_page_tells_how_far_and_what_was_not_read(services, collections, sho
     words = words_in(page)
     assert "3 documents, 12 pages" in words
     assert "10 of 40 passages" in words
-    assert "1 documents, 2 pages" in words
+    assert "1 document, 2 pages" in words
 
 
 def test_an_empty_page_says_what_would_be_there_and_has_one_button(services, server, show, qtbot):
@@ -65,6 +67,24 @@ def test_an_empty_page_says_what_would_be_there_and_has_one_button(services, ser
     qtbot.waitUntil(lambda: "Sea" in words_in(page))
     assert page.add.isVisible()
     assert not page.empty.isVisible()
+
+
+def test_the_list_of_chats_leads_to_the_documents_and_these_to_a_chat_that_asks_them(desktop, server, qtbot):
+    server.routes["GET", "/tessera/v1/collections"] = msgspec.convert({"collections": [SEA]}, Collections)
+    window = desktop.window
+    assert window.destination_of("documents") == "chat"
+    to_documents = next(b for b in window.chat.sidebar.findChildren(QToolButton) if b.accessibleName() == "Documents")
+    to_documents.click()
+    page = window.page("documents")
+    qtbot.waitUntil(lambda: page.isVisible() and "Sea" in words_in(page))
+    assert list(window._sections.buttons) == ["chat", "documents"]
+    press(page, "Ask in a chat")
+    qtbot.waitUntil(window.chat.isVisible)
+    assert window.chat.controller.conversation.sampling["collection"] == "col_1"
+    qtbot.waitUntil(lambda: window.chat.options.documents.currentText() == "Sea")
+    to_documents.click()
+    window._rail.buttons["chat"].click()
+    assert window.chat.isVisible(), "the bar leads to the talk, not to where one was before"
 
 
 def test_a_folder_is_added_and_forgotten(services, collections, show, qtbot):

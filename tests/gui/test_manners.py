@@ -102,7 +102,8 @@ def test_every_shortcut_of_the_table_works(qtbot, desktop):
     assert {f"Ctrl+{n + 1}" for n in range(len(window.destination_names[:9]))} <= bound
     by_keys = {action.shortcut().toString(): action for action in window.actions()}
     by_keys["Ctrl+3"].trigger()
-    assert window._stack.currentWidget() is window.page(window.page_names[2])
+    assert window.destination_names == ["chat", "code", "models", "server", "system", "settings"]
+    assert window._stack.currentWidget() is window.page("library"), "the first page of the third destination"
     by_keys["Ctrl+,"].trigger()
     assert window._stack.currentWidget() is window.page("settings")
     by_keys["Ctrl+N"].trigger()

@@ -31,6 +31,7 @@ PAGES = (
     "find",
     "fit",
     "devices",
+    "power",
     "bench",
     "dashboard",
     "connect",
@@ -56,11 +57,18 @@ def main():
         return
     given.out.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "TESSERA_SERVER_PORT": "7411", "PYTHONPATH": str(ROOT)}
-    xvfb = None
+    xvfb = manager = None
     if not os.environ.get("DISPLAY"):
         environment["DISPLAY"] = ":97"
         xvfb = subprocess.Popen(["Xvfb", ":97", "-screen", "0", "2560x1800x24"], stderr=subprocess.DEVNULL)
         time.sleep(1)
+        if shutil.which("openbox"):  # dialogs have a frame, as on any desktop
+            manager = subprocess.Popen(
+                ["openbox", "--sm-disable"],
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
     environment["QT_QPA_PLATFORM"] = "xcb"
     try:
         for theme, scale in STYLES:
@@ -75,9 +83,10 @@ def main():
                 )
                 shutil.rmtree(home, ignore_errors=True)
     finally:
-        if xvfb is not None:
-            xvfb.terminate()
-            xvfb.wait()
+        for process in (manager, xvfb):
+            if process is not None:
+                process.terminate()
+                process.wait()
 
 
 class Camera:
@@ -153,6 +162,25 @@ class Camera:
         page.files.open("types.py")
         self.wait(lambda: page.files.source.path)
 
+    def documents(self):
+        """A folder that was read."""
+        from engine.api.collections import CollectionRequest
+
+        folder = Path(os.environ["TESSERA_HOME"]) / "Documents" / "Decisions"
+        shutil.copytree(ROOT / "docs" / "adr", folder)
+        api = self.services.api
+        api.make_collection(CollectionRequest(name="Decisions", sources=(str(folder),)))
+        self.wait(lambda: all(each.state != "reading" and each.documents for each in api.collections()))
+        self.window.show_page("documents")
+        self.rest(2500)
+
+    def power(self):
+        """The end of the page of devices."""
+        self.window.show_page("devices")
+        self.rest(3000)
+        bar = self.window.page("devices").verticalScrollBar()
+        bar.setValue(bar.maximum())
+
     def shortcuts(self):
         self.window.show_page("chat")
         self.window.show_shortcuts()
@@ -170,7 +198,7 @@ class Camera:
         chat = self.window.chat
         self.window.show_page("chat")
         chat.use_model("spark")
-        chat.controller.change(sampling={"temperature": 0})
+        chat.controller.change(sampling={"temperature": 0, "max_tokens": 100})
         chat.bar.compare.setChecked(True)
         chat.composer.set_text("What is quantization?")
         chat.composer.send()
@@ -187,7 +215,7 @@ def take(theme, scale, pages, out):
     camera.desktop.start()
     camera.wait(lambda: camera.services.models.choices)
     steps = {"first-run": camera.first_run, "chat": camera.chat, "library": camera.library, "find": camera.find}
-    for name in ("fit", "code", "shortcuts", "compare"):
+    for name in ("fit", "code", "documents", "power", "shortcuts", "compare"):
         steps[name] = getattr(camera, name)
     for name in PAGES:
         if name in pages:

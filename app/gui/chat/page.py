@@ -40,6 +40,7 @@ class ChatPage(QSplitter):
     """Chats with the models of the local server."""
 
     library_wanted = Signal()
+    documents_wanted = Signal()
     pull_wanted = Signal(str)
     server_wanted = Signal()
 
@@ -125,6 +126,7 @@ class ChatPage(QSplitter):
         self._welcome.pull_pressed.connect(self.pull_wanted)
         self.sidebar.chosen.connect(self.open)
         self.sidebar.new_pressed.connect(self.new_chat)
+        self.sidebar.documents_pressed.connect(self.documents_wanted)
         self.sidebar.trashed.connect(self._on_trashed)
         self.sidebar.export_pressed.connect(self.import_export.export)
         self.sidebar.import_pressed.connect(self.import_export.import_chats)

@@ -6,7 +6,7 @@ from typing import Any
 
 from PySide6.QtCore import QModelIndex, QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QGuiApplication, QKeySequence, QShortcut, QStandardItem, QStandardItemModel
-from PySide6.QtWidgets import QFrame, QInputDialog, QLineEdit, QListView
+from PySide6.QtWidgets import QFrame, QInputDialog, QLineEdit, QListView, QSizePolicy, QToolButton
 
 from app.db import conversations
 from app.db.records import Conversation, Folder, Hit
@@ -43,6 +43,7 @@ class Sidebar(QFrame):
     export_pressed = Signal(int, str)  # conversation, its title
     import_pressed = Signal()
     export_all_pressed = Signal()
+    documents_pressed = Signal()
     begun_in = Signal(int)  # folder
     project_pressed = Signal(int)  # folder
 
@@ -95,11 +96,32 @@ class Sidebar(QFrame):
                 self._note,
                 self.tree,
                 self.hits,
+                self._documents(),
                 margins=(12, 12, 12, 12),
             )
         )
         self.setMinimumWidth(200)
         self.refresh()
+
+    def _documents(self) -> QToolButton:
+        """The way to the folders that chats can answer from."""
+        look = self._services.look
+        made = QToolButton()
+        made.setProperty("kind", "entry")
+        made.setText(f" {self.tr('Documents')}")
+        made.setAccessibleName(self.tr("Documents"))
+        made.setToolTip(self.tr("Folders that chats can answer from"))
+        made.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+        made.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        made.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        made.clicked.connect(lambda _checked=False: self.documents_pressed.emit())
+
+        def paint() -> None:
+            made.setIcon(look.icon("folder", "muted"))
+
+        look.changed.connect(paint)
+        paint()
+        return made
 
     def focus_search(self) -> None:
         """Put the cursor into the search field."""

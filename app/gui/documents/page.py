@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import Qt, QTimer
+from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QFileDialog, QFrame, QVBoxLayout
 
-from app.format import size
+from app.gui import words
 from app.gui.api import in_words
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, label, row
@@ -19,6 +19,8 @@ _LOOK_MS = 1500
 
 class DocumentsPage(Page):
     """A card for each collection. Files stay where they are; only an index is kept."""
+
+    chat_wanted = Signal(str)  # the collection to answer from
 
     def __init__(self, services: Services) -> None:
         super().__init__(
@@ -35,7 +37,7 @@ class DocumentsPage(Page):
             self.tr("No folders yet"),
             self.tr(
                 "Add one with PDF, Word, text or Markdown files. They stay where they are and are read on this "
-                "computer; then choose the folder in the options of a chat, under Answer from documents."
+                "computer; then ask about them in a chat, which names the pages it answers from."
             ),
             self.tr("Add a folder…"),
         )
@@ -111,22 +113,27 @@ class DocumentsPage(Page):
         again.setAccessibleName(self.tr("Read {name} again").format(name=found.name))
         ocr = button(self.tr("Read scans too"), lambda: self._change(partial(self._read_scans, found.id)))
         ocr.setVisible(bool(found.unread_pages) and not found.ocr)
-        lines = [self._amount(found), self._state(found), *found.sources, *found.problems]
+        problems = [text[:1].upper() + text[1:] for text in found.problems]
+        lines = [self._amount(found), self._state(found), *found.sources, *problems]
         if found.failed or found.unread_pages:
             lines.append(
-                self.tr("Not read: {files} documents, {pages} pages. Why: tessera collections unread").format(
-                    files=found.failed, pages=found.unread_pages
+                self.tr("Not read: {files}, {pages}. Why: tessera collections unread").format(
+                    files=words.documents(found.failed), pages=words.pages(found.unread_pages)
                 )
             )
-        words = [label(line, "small", wrap=True) for line in lines]
-        return card(row(label(found.name, "strong"), 1, ocr, again, remove), *words)
+        said = [label(line, "small", wrap=True) for line in lines]
+        ask = button(self.tr("Ask in a chat"), partial(self.chat_wanted.emit, found.id))
+        ask.setAccessibleName(self.tr("Ask about {name} in a chat").format(name=found.name))
+        return card(row(label(found.name, "strong"), 1, ask, ocr, again, remove), *said)
 
     def _read_scans(self, key: str) -> None:
         self._services.api.change_collection(key, CollectionChange(ocr=True))
 
     def _amount(self, found: Collection) -> str:
-        return self.tr("{files} documents, {pages} pages, {bytes} of index").format(
-            files=found.documents, pages=found.pages, bytes=size(found.index_bytes)
+        return self.tr("{files}, {pages}, {bytes} of index").format(
+            files=words.documents(found.documents),
+            pages=words.pages(found.pages),
+            bytes=words.size(found.index_bytes),
         )
 
     def _state(self, found: Collection) -> str:
