@@ -145,6 +145,7 @@ class SettingsPage(Page):
         save = partial(self._save, setting.name)
         if setting.kind is bool:
             box = QCheckBox()
+            box.setLayoutDirection(Qt.LayoutDirection.RightToLeft)  # the mark at the edge of the other controls
             box.setChecked(bool(value))
             box.toggled.connect(save)
             return box

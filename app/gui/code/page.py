@@ -66,6 +66,12 @@ class CodePage(QWidget):
             ),
             self.tr("Open folder"),
         )
+        self.hint = Empty(
+            self.tr("Ask about this project"),
+            self.tr(
+                "The files that matter are found and shown with each answer. Or select lines and choose a task."
+            ),
+        )
         self.chips = Flow()
         self.used = label("", "small", wrap=True)
         self.composer = Composer(services.look, services.background)
@@ -108,8 +114,10 @@ class CodePage(QWidget):
             tasks.add(button(said, self._task(name), "quiet"))
         below = stack(self.consent, self.chips, self.used, tasks, self.composer, spacing=8, margins=(16, 4, 16, 16))
         left = QWidget()
-        column = stack(self.transcript, spacing=0)
+        column = stack(self.hint, self.transcript, spacing=0)
         column.setStretch(0, 1)
+        column.setStretch(1, 1)
+        self._show_hint(shown=True)
         column.addLayout(below)
         left.setLayout(column)
         self.tabs.addTab(self.files, self.tr("Files"))
@@ -130,6 +138,7 @@ class CodePage(QWidget):
         control = self.controller
         self.empty.pressed.connect(self._choose_folder)
         control.opened.connect(self._on_opened)
+        self.transcript.begun.connect(lambda: self._show_hint(shown=False))
         control.files_changed.connect(self.files.show_paths)
         control.context_ready.connect(self._show_context)
         control.text_arrived.connect(self.transcript.append)
@@ -152,6 +161,11 @@ class CodePage(QWidget):
         self.composer.failed.connect(lambda text: self.banner.tell(text, "warn"))
         self.destroyed.connect(control.close_project)
 
+    def _show_hint(self, *, shown: bool) -> None:
+        """What can be asked, until something was."""
+        self.hint.setVisible(shown)
+        self.transcript.setVisible(not shown)
+
     def open_folder(self, folder: Path) -> None:
         """Open a project."""
         self.folder.show()
@@ -172,6 +186,7 @@ class CodePage(QWidget):
         self.folder.setToolTip(folder)
         self.commit.show()
         self.transcript.clear()
+        self._show_hint(shown=True)
         self.review.clear()
         self.pages.setCurrentIndex(1)
         self.tabs.setCurrentWidget(self.files)

@@ -2,7 +2,7 @@
 
 import time
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QScrollArea, QWidget
 
@@ -20,6 +20,8 @@ _END = 4  # pixels from the end that still count as the end
 
 class Transcript(QScrollArea):
     """Grows at its end and stays there while an answer streams, unless the person scrolled away."""
+
+    begun = Signal()  # the first question, or another
 
     def __init__(self, look: Look) -> None:
         super().__init__()
@@ -49,6 +51,7 @@ class Transcript(QScrollArea):
 
     def begin(self, question: str) -> None:
         """A new question with an empty answer below it."""
+        self.begun.emit()
         self._display = EditDisplay()
         self._layout.addLayout(row(1, self._bubble(question)))
         view = MarkdownView(self._look)

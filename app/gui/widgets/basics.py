@@ -213,6 +213,21 @@ def reserve_scroll_bar(area: QAbstractScrollArea) -> None:
     reserve(0, 0)
 
 
+class _Subtitle(QLabel):
+    """As high as its lines need at the width it has got, which the layout of a header does not give it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setProperty("kind", "muted")
+        self.setWordWrap(True)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Follow the width."""
+        super().resizeEvent(event)
+        self.setMinimumHeight(max(0, self.heightForWidth(self.width())))
+
+
 class Page(QScrollArea):
     """A scrolling page with a title and a column of content."""
 
@@ -228,7 +243,7 @@ class Page(QScrollArea):
         column.setMaximumWidth(width)
         column.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         self.title = label(title, "title")
-        self.subtitle = label(subtitle, "muted", wrap=True)
+        self.subtitle = _Subtitle(subtitle)
         self.subtitle.setVisible(bool(subtitle))
         self.header = QHBoxLayout()
         self.header.setSpacing(8)
@@ -250,15 +265,6 @@ class Page(QScrollArea):
         """Say something else below the title."""
         self.subtitle.setText(text)
         self.subtitle.setVisible(bool(text))
-        self._fit_subtitle()
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        """The subtitle gets the height its lines need, which the layout of the header does not give it."""
-        super().resizeEvent(event)
-        self._fit_subtitle()
-
-    def _fit_subtitle(self) -> None:
-        self.subtitle.setMinimumHeight(max(0, self.subtitle.heightForWidth(self.subtitle.width())))
 
     def add_section(self, title: str, *items: QWidget | QLayout) -> None:
         """A heading with what belongs to it, at the end of the page."""

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
+from PySide6.QtWidgets import QAbstractScrollArea, QApplication, QFrame, QWidget
 
 from app.gui.widgets.basics import reserve_scroll_bar
 
@@ -249,5 +249,7 @@ class Column(QAbstractScrollArea):
     def _drop(self, key: int) -> None:
         widget = self._widgets.pop(key, None)
         if widget is not None:
+            if (focused := QApplication.focusWidget()) is not None and widget.isAncestorOf(focused):
+                self.setFocus()  # or the keyboard goes to whatever comes next in the window
             widget.hide()
             widget.deleteLater()
