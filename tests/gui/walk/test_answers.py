@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from tests.gui.walk.walker import ROOT
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.timeout(600)  # a real model on a crowded computer
 QUESTION = "Write a long story, at least two thousand words, about the keeper in the file."
 FIELD = "type(app.focusWidget()).__name__"
 PATIENCE_S = 240.0  # to load a small model and read a page, with other work on the computer
-SAID = "chat.transcript.items()[-1]"
+SAID = "chat.transcript.item(chat.controller.tree.leaf_id)"
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +121,30 @@ def test_the_terminal_says_where_its_answer_is(walk):
     assert done.stdout.strip()
     assert b"Starting the model " in told or b"Reading your prompt" in told, told
     assert told.endswith(b"\r\x1b[2K") or b"\x1b[2K" in told, "and leaves nothing behind"
+
+
+def test_an_answer_whose_runner_is_killed_keeps_its_text_and_is_tried_again(walk):
+    walk.go("Chat")
+    walk.key("ctrl+n")
+    walk.until("len(chat.controller.tree) == 0")
+    walk.click("Message", "chat")
+    walk.type(QUESTION)
+    walk.until(f"chat.composer.text == {QUESTION!r}")
+    walk.key("Return")
+    walk.until("chat.controller.partial and len(chat.controller.partial.content) > 40", PATIENCE_S)
+    server = walk.server()
+    of_server = psutil.Process(server["pid"]).children(recursive=True)
+    runners = [child for child in of_server if "engine.runner.main" in " ".join(child.cmdline())]
+    assert runners
+    for runner in runners:
+        runner.kill()
+    walk.until("not chat.controller.busy", 60)
+    message = "chat.controller.tree.path()[-1]"
+    assert walk.ask(f"{message}.status") == "error"
+    assert len(walk.ask(f"{message}.content")) > 40, "what had arrived stays"
+    walk.picture("runner-killed")
+    walk.click("Try again", "chat.transcript")
+    walk.until("chat.controller.partial and len(chat.controller.partial.content) > 20", PATIENCE_S)
+    walk.click("Stop (Esc)", "chat")
+    walk.until("not chat.controller.busy")
+    assert walk.server() == server, "the server went on"

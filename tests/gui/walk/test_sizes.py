@@ -1,9 +1,12 @@
 """Every page at every size of window, screen and text: nothing that is said is cut."""
 
+import itertools
+
 import pytest
 
 NAMES = (
     "Chat",
+    "Documents",
     "Code",
     "Library",
     "Make it fit",
@@ -45,6 +48,31 @@ def test_nothing_is_cut(large_walk, width, height, percent):
     walk.ask(f"window.resize({width}, {height})")
     walk.settle()
     assert cut_on_all_pages(walk, f"{width}x{height}-{percent}") == {}
+
+
+@pytest.mark.parametrize("percent", [100, 150, 200])
+def test_the_bar_shows_whole_words_or_none_however_low_the_window_is(large_walk, percent):
+    """Words of letters that reach below the line were once cut in low windows."""
+    walk = large_walk
+    look(walk, percent)
+    walk.go("Chat")
+    named = []
+    for height in range(480, 781, 20):
+        walk.ask(f"window.resize(900, {height})")
+        walk.settle()
+        assert walk.ask("window.height()") == height
+        assert walk.ask("cut(window._rail)") == [], (height, percent)
+        buttons = "list(window._rail.buttons.values())"
+        assert walk.ask(f"all(b.height() >= b.sizeHint().height() for b in {buttons})"), (height, percent)
+        whole = "b.visibleRegion().boundingRect() == b.rect()"
+        assert walk.ask(f"all({whole} for b in {buttons})"), (height, percent)
+        ends = walk.ask(f"[(b.y(), b.y() + b.height()) for b in {buttons}]")
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ends)), (height, percent)
+        named.append(walk.ask(f"all(b.toolButtonStyle() == Qt.ToolButtonTextUnderIcon for b in {buttons})"))
+        if height == 600:
+            walk.picture(f"low-{percent}")
+    assert named == sorted(named), "once there is room for words, there is in every higher window"
+    assert named[-1] or percent == 200
 
 
 def test_nothing_is_cut_in_german_dark_or_at_high_contrast(open_window, large_screen):

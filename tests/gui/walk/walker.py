@@ -16,6 +16,7 @@ PROGRAMS = ("Xvfb", "openbox", "xdotool")
 WAIT_S = 90.0
 # Pages inside a destination.
 PAGES = {
+    "Documents": ("Chat", None),
     "Library": ("Models", "Library"),
     "Make it fit": ("Models", "Make it fit"),
     "Server": ("Server", "Overview"),
@@ -30,6 +31,7 @@ class Screen:
     """An X server without a monitor, with a window manager."""
 
     def __init__(self, size="1280x800"):
+        self.clicks = 0  # presses of a button of the mouse so far
         read, write = os.pipe()
         command = [
             "Xvfb",
@@ -60,6 +62,7 @@ class Screen:
 
     def hand(self, *arguments):
         """One movement, click or key."""
+        self.clicks += arguments.count("click")
         subprocess.run(["xdotool", *map(str, arguments)], env=self.env, check=True, timeout=20)
 
 
@@ -186,11 +189,58 @@ class Walk:
         self.key("Return")
         self.until(f"len(chat.controller.tree) >= {before} + 2 and not chat.controller.busy")
 
+    def attach(self, path):
+        """A file for the next question of the chat, by the dialog of files."""
+        self.click("Attach files", "chat")
+        self.choose_file(path)
+        self.until(f"{Path(path).name!r} in says(chat.composer)")
+
+    def choose_file(self, path):
+        """That file or folder, in the dialog that was just asked for."""
+        field = "type(app.focusWidget()).__name__ == 'QLineEdit' and app.focusWidget().window() is not window"
+        self.until(field)
+        self.type(str(path))
+        self.until(f"app.focusWidget().text() == {str(path)!r}")
+        self.key("Return")
+        self.until("app.activeModalWidget() is None and window.isActiveWindow()")
+
+    def phases(self, code, last, seconds=WAIT_S):
+        """What `code` says from now until it begins with `last`: each new text once."""
+        seen = []
+        started = time.monotonic()
+        while not seen or not seen[-1].startswith(last):
+            told = self.ask(code)
+            if told and (not seen or told != seen[-1]):
+                seen.append(told)
+            if time.monotonic() - started > seconds:
+                self.picture("late")
+                raise AssertionError(f"not within {seconds} s: {last}; {seen}")
+            time.sleep(0.005)
+        return seen
+
+    def eject(self):
+        """Take every model out of memory, by the list of models of the chat."""
+        self.go("Chat")
+        self.click("Model", "chat.bar")
+        self.until("app.focusWidget() is not None and app.focusWidget().accessibleName() == 'Search models'")
+        while names := self.ask("[c.title for c in desktop.services.models.choices if c.loaded]"):
+            self.click(f"Eject {names[0]}")
+            self.until(f"{names[0]!r} not in [c.title for c in desktop.services.models.choices if c.loaded]")
+        self.key("Escape")
+        self.until(
+            "app.activeModalWidget() is None and app.activePopupWidget() is None and window.isActiveWindow()"
+        )
+
     def go(self, page):
         """To a page: its destination in the bar on the left, then its name in the row above the page."""
         place, section = PAGES.get(page, (page, None))
         self.click(place, "window._rail")
-        if section is not None:
+        if page == "Documents":  # beside the list of chats
+            self.until("chat.isVisible()")
+            if not self.ask("chat.sidebar.isVisible()"):
+                self.click("Show or hide the list of chats", "chat.bar")
+            self.click("Documents", "chat.sidebar")
+        elif section is not None:
             self.click(section, "window._sections")
 
     def picture(self, name):
