@@ -73,7 +73,8 @@ def test_the_list_of_chats_leads_to_the_documents_and_these_to_a_chat_that_asks_
     server.routes["GET", "/tessera/v1/collections"] = msgspec.convert({"collections": [SEA]}, Collections)
     window = desktop.window
     assert window.destination_of("documents") == "chat"
-    to_documents = next(b for b in window.chat.sidebar.findChildren(QToolButton) if b.accessibleName() == "Documents")
+    buttons = window.chat.sidebar.findChildren(QToolButton)
+    to_documents = next(made for made in buttons if made.accessibleName() == "Documents")
     to_documents.click()
     page = window.page("documents")
     qtbot.waitUntil(lambda: page.isVisible() and "Sea" in words_in(page))
