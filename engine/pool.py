@@ -286,7 +286,10 @@ class Pool:
             for model in self.known:
                 if model.idle and model.expires_in_s == 0:
                     log.info("unloading model=%s idle for its time to live", model.id)
-                    await self.unload(model.id)
+                    try:
+                        await self.unload(model.id)
+                    except (EngineError, OSError) as error:  # no descriptor, no disk: the next round may do it
+                        log.warning("model=%s could not be unloaded: %s", model.id, error)
 
     async def generate(self, model: LoadedModel, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """Run a request on a loaded model.
@@ -371,7 +374,8 @@ class Pool:
     async def _end(self, model: LoadedModel, runner: Runner) -> None:
         async with model.lock:
             if model.ready:
-                with contextlib.suppress(EngineError, TimeoutError):
+                # What it took is worth knowing; its end does not wait for a system that has no descriptor for it.
+                with contextlib.suppress(EngineError, TimeoutError, OSError):
                     stats = await asyncio.wait_for(runner.stats(), STATS_S)
                     await self._admission.unloading(model.id, stats.cache_ram_bytes)
             await (model.runner or runner).stop()

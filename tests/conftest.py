@@ -1,11 +1,13 @@
 """What every test relies on: folders of its own, loopback only, and one real server for those that ask."""
 
+import inspect
 import os
 import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from installers.bootstrap import model
@@ -18,6 +20,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 pytest_plugins = ("quick",)
+
+# A request that says nothing else waits so many seconds, not five: three tests at once on two processors take their
+# time, and how fast an answer comes is measured in tests/bench.
+for part in ("connect", "read", "write", "pool"):
+    setattr(inspect.signature(httpx2.get).parameters["timeout"].default, part, 60.0)
 
 _real_connect = socket.socket.connect
 _real_connect_ex = socket.socket.connect_ex

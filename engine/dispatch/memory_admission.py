@@ -24,6 +24,7 @@ from engine.errors import (
     NotEnoughMemory,
     RunnerDied,
     SelfCheckFailed,
+    exhausted,
 )
 from engine.fit.need import exact_parts
 from engine.fit.report import fit_report, ledger_amounts, refusal
@@ -153,7 +154,12 @@ class MemoryAdmission:
             await asyncio.wait_for(answer.wait(), ASKED_AFTER_S)
         if self._unanswered.get(model_id) is answer:  # else it is gone, or was loaded again
             del self._unanswered[model_id]
-            await asyncio.to_thread(self._audit, model_id, buffers, load, measured)
+            try:
+                await asyncio.to_thread(self._audit, model_id, buffers, load, measured)
+            except (EngineError, OSError) as error:
+                if exhausted(error) is None:
+                    raise
+                log.warning("the memory of %s stays as predicted, it could not be looked at: %s", model_id, error)
 
     def _audit(self, model_id: str, buffers: BufferLog, load: _Load | None, measured: ProcessMemory | None) -> None:
         """Compare what llama.cpp says a load takes with what the process held."""

@@ -1,6 +1,7 @@
 """Models as they are named: aliases, loading and unloading by hand, time to live, pins."""
 
 import asyncio
+import errno
 import threading
 import time
 
@@ -157,6 +158,37 @@ def test_an_idle_model_leaves_after_its_time_to_live(tmp_path):
             await pool.close()
 
     assert run(scenario()) == [["b"]]
+
+
+class Starved(Unlimited):
+    """Measuring what a model took fails, and so does the first unloading of all."""
+
+    def __init__(self):
+        self.failed = 0
+
+    async def unloading(self, model_id, kept_bytes):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    def release(self, model_id):
+        self.failed += 1
+        if self.failed == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_idle_models_leave_also_after_a_moment_without_descriptors(tmp_path):
+    async def scenario():
+        pool = Pool(Source(), starter(tmp_path), admission=Starved(), ttl_s=0.2)
+        try:
+            runners = [(await pool.acquire(name)).runner for name in ("a", "b")]
+            deadline = time.monotonic() + 20
+            while pool.loaded:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+            return [runner.alive for runner in runners]
+        finally:
+            await pool.close()
+
+    assert run(scenario()) == [[False, False]]
 
 
 def test_a_cancelled_unload_still_ends_the_runner(tmp_path):

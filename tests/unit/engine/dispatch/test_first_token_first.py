@@ -40,6 +40,24 @@ def test_the_child_is_asked_when_the_first_answer_has_ended(admission):
     asyncio.run(main())
 
 
+def test_a_moment_without_descriptors_leaves_the_prediction(admission, caplog):
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def main():
+        await loaded(admission)
+        admission.answered("m", 3, 1.0, 1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+        try:
+            await asyncio.gather(*admission._audits)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    asyncio.run(main())
+    assert admission.asked == []
+    assert "could not be looked at" in caplog.text
+
+
 def test_or_after_a_while_without_one(admission, monkeypatch):
     monkeypatch.setattr("engine.dispatch.memory_admission.ASKED_AFTER_S", 0.1)
 
