@@ -28,6 +28,7 @@ CHILDREN: Final = frozenset(
         "engine.runner.main",
         "engine.runner.onnx.probe",
         "engine.runner.onnx.speech.child",
+        "engine.runner.onnx.speech.convert",
         "quantize.files.guard",
         "quantize.job.worker",
     }

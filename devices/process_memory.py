@@ -43,6 +43,14 @@ def process_memory(pid: int) -> ProcessMemory | None:
     )
 
 
+def first_child(pid: int) -> int:
+    """The first process that this one started, or itself where there is none."""
+    try:
+        return next((child.pid for child in psutil.Process(pid).children()), pid)
+    except psutil.Error:
+        return pid
+
+
 def _portable(pid: int) -> ProcessMemory | None:
     try:
         process = psutil.Process(pid)

@@ -88,8 +88,10 @@ class Services:
         return self._placer or Placer(open_resources(self.paths))
 
     def models(self) -> "tuple[ModelEntry, ...]":
-        """Every model on this computer."""
-        return self.catalogue.entries()
+        """Every model on this computer, those of FastFlowLM too."""
+        from engine.flm.entries import flm_entries  # noqa: PLC0415 - see the top
+
+        return (*self.catalogue.entries(), *flm_entries())
 
     def model(self, name: str) -> "ModelEntry":
         """One model. Raises: ModelNotFound."""

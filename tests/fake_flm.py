@@ -1,7 +1,8 @@
 """FastFlowLM's program as far as Tessera speaks to it: version, validate, list, and a server of the recorded shape.
 
 FLM_FAKE says what goes wrong: `not-ready`, `dies` (at start), `crash` (in the middle of an answer that holds the
-word crash; one with the word hangup only loses its connection), `deaf` (never answers), `slow`.
+word crash; one with the word hangup only loses its connection), `deaf` (never answers), `slow`,
+`huge` (a model larger than any memory).
 """
 
 import json
@@ -11,7 +12,60 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 MODE = os.environ.get("FLM_FAKE", "")
-TAGS = ["llama3.2:1b", "qwen3:0.6b"]
+# As users of 0.9.46 and 1.0.5 recorded `flm list --filter installed --json` and `flm validate --json`, shortened.
+INSTALLED = [
+    {
+        "default_context_length": 131072,
+        "details": {"family": "llama3", "parameter_size": "1B", "quantization_level": "Q4_1", "think": False},
+        "flm_min_version": "0.9.21",
+        "footprint": 1.3,
+        "installed": True,
+        "max_prefill_len": 512,
+        "model": "llama3.2:1b",
+        "name": "llama3.2:1b",
+        "size": 1000000000,
+    },
+    {
+        "default_context_length": 32768,
+        "details": {
+            "family": "qwen3.5",
+            "format": "NPU2",
+            "parameter_size": "2B",
+            "quantization_level": "Q4_1",
+            "think": True,
+        },
+        "flm_min_version": "0.9.37",
+        "footprint": 900 if MODE == "huge" else 3.2,
+        "installed": True,
+        "label": ["vision", "reasoning", "tool-calling"],
+        "model": "qwen3.5:2b",
+        "name": "qwen3.5:2b",
+        "size": 2000000000,
+        "vlm": True,
+    },
+    {
+        "name": "whisper-v3:turbo",
+        "model": "whisper-v3:turbo",
+        "installed": True,
+        "size": 1000000000,
+        "footprint": 0.62,
+    },
+]
+TAGS = [model["name"] for model in INSTALLED]
+VALIDATED = {
+    "all_fw_ok": True,
+    "amd_device_found": True,
+    "devices": [{"cols": 8, "device": "/dev/accel/accel0", "fw_major": 1, "fw_minor": 1, "fw_ok": True}],
+    "enough_cols": True,
+    "kernel": "7.2.5",
+    "kernel_ok": True,
+    "memlock_limit": "infinity",
+    "memlock_ok": True,
+    "object": "npu_stack_validation",
+    "platform": "linux",
+    "ready": True,
+}
+NOT_READY = {"amd_device_found": False, "devices": [], "memlock_ok": False, "ready": False}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -69,9 +123,10 @@ def main(arguments):
     if arguments[0] == "version":
         print("FLM v0.9.46")
     elif arguments[0] == "validate":
-        print(json.dumps({"ready": MODE != "not-ready", "amd_device_found": True}))
+        print(json.dumps(VALIDATED | (NOT_READY if MODE == "not-ready" else {})))
+        return int(MODE == "not-ready")
     elif arguments[0] == "list":
-        print(json.dumps({"models": [{"name": tag, "installed": True} for tag in TAGS]}))
+        print(json.dumps({"models": INSTALLED}))
     elif arguments[0] == "serve":
         if MODE == "dies":
             print("[ERROR] No NPU device found.", flush=True)

@@ -23,6 +23,9 @@ def command() -> None:
 )
 @click.option("--context", type=click.IntRange(64, 8192), default=512, help="With --fixed: tokens that fit.")
 @click.option("--bits", type=click.Choice(["8", "4"]), default="8", help="With --fixed: bits of a weight.")
+@click.option(
+    "--seconds", type=click.FloatRange(2, 30), default=12, help="With --fixed and speech: sound that fits at once."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def convert_command(
     source: str,
@@ -32,12 +35,14 @@ def convert_command(
     fixed: bool,
     context: int,
     bits: str,
+    seconds: float,
     as_json: bool,
 ) -> None:
     """Convert SOURCE (a GGUF file or a model of the library) to a folder that ONNX Runtime runs.
 
     Llama, Qwen2 and Qwen3. Q4_0, Q8_0 and 16-bit weights are kept exactly, Q6_K too; others become 8 bits, and that
     is said. Without OUT the folder joins the library. Converting a file again takes the folder that is there.
+    SOURCE `speech` with --fixed converts the installed speech model.
     """
     import msgspec  # noqa: PLC0415 - keeps `tessera --help` fast
 
@@ -46,7 +51,7 @@ def convert_command(
     from app.cli.progress import bar  # noqa: PLC0415 - see above
     from engine.api.converting import ConvertedFolder, FixedShapes, OnnxConvertRequest  # noqa: PLC0415 - see above
 
-    shapes = FixedShapes(context=context, bits=8 if bits == "8" else 4) if fixed else None
+    shapes = FixedShapes(context=context, bits=8 if bits == "8" else 4, seconds=seconds) if fixed else None
     request = OnnxConvertRequest(
         source=place_of(source) or source,
         out=str(out.absolute()) if out else None,

@@ -21,10 +21,14 @@ class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class FixedShapes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Quantized graphs of fixed shapes: `context` tokens in all, weights of 8 or 4 `bits`."""
+    """Quantized graphs of fixed shapes: `context` tokens in all, weights of 8 or 4 `bits`.
+
+    The speech model (source `speech`) gets `seconds` of sound at once instead, in floats.
+    """
 
     context: Annotated[int, Meta(ge=64, le=8192)] = 512
     bits: Literal[8, 4] = 8
+    seconds: Annotated[float, Meta(ge=2, le=30)] = 12
 
 
 class OnnxConvertRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,15 +1,22 @@
-"""Models that another program holds: Tessera neither places them nor counts their memory, and says so."""
+"""Models that another program holds: Tessera does not place them; of FastFlowLM's it counts the memory."""
 
 from typing import Final
 
+from devices.errors import Overdrawn
+from devices.memory import Ledger
 from devices.types import Machine
 from engine.dispatch.types import Placement
-from engine.fit.types import Need
-from engine.flm.detect import PREFIX
+from engine.fit.need import CPU
+from engine.fit.report import ledger_amounts, overdraft, refusal
+from engine.fit.types import FitReport, Need, Part
+from engine.flm.detect import PREFIX, FlmModel, installed_model, tag_of
 from engine.runner.protocol import LoadSettings
 
 # What stands before the names of models that another server runs.
 UPSTREAM: Final = "upstream:"
+# Its server without a model, and a model of which its list tells nothing (a 3B of its list). Not measured: no NPU.
+FLM_BYTES: Final = 300_000_000
+UNKNOWN_BYTES: Final = 3_000_000_000
 
 
 def is_external(path: str) -> bool:
@@ -17,10 +24,11 @@ def is_external(path: str) -> bool:
     return path.startswith((PREFIX, UPSTREAM))
 
 
-def place_external(settings: LoadSettings, machine: Machine) -> Placement:
+def place_external(settings: LoadSettings, machine: Machine, ledger: Ledger, owner: str = "") -> Placement:
     """On the NPU that FastFlowLM drives, or on the upstream that has the model."""
     if settings.path.startswith(UPSTREAM):
         return place_remote(settings)
+    model = installed_model(tag_of(settings.path))
     npu = next((d for d in machine.devices if d.kind == "npu" and d.vendor == "AMD"), None)
     seen = "FastFlowLM runs it on its own" if npu else "FastFlowLM runs it on its own, though no NPU was found here"
     return Placement(
@@ -29,9 +37,58 @@ def place_external(settings: LoadSettings, machine: Machine) -> Placement:
         backend="flm",
         n_layers=0,
         settings=settings,
-        need=Need(n_ctx=settings.n_ctx, kv_cells=0, n_sequences=1, type_k="", type_v="", n_gpu_layers=0, parts=()),
-        fits=True,
-        reasons=(seen, "its memory is not in Tessera's ledger", "not tried on hardware by this project"),
+        need=flm_need(settings, model),
+        fits=overdraft(ledger, flm_need(settings, model), owner) is None,
+        reasons=(seen, _memory_words(model), "not tried on hardware by this project"),
+    )
+
+
+def flm_need(settings: LoadSettings, model: FlmModel) -> Need:
+    """What its list says that a model takes, and its server; an NPU of AMD works in the processor's memory."""
+    parts = (
+        Part(name="weights", device=CPU, num_bytes=model.footprint_bytes or UNKNOWN_BYTES, basis="prior"),
+        Part(name="overhead", device=CPU, num_bytes=FLM_BYTES, basis="prior"),
+    )
+    return Need(
+        n_ctx=settings.n_ctx,
+        kv_cells=0,
+        n_sequences=1,
+        type_k="",
+        type_v="",
+        n_gpu_layers=0,
+        parts=parts,
+        resident_bytes=sum(part.num_bytes for part in parts),
+    )
+
+
+def admit_flm(model_id: str, settings: LoadSettings, machine: Machine, ledger: Ledger) -> None:
+    """Reserve what a load takes. Raises: NotEnoughMemory."""
+    need = flm_need(settings, installed_model(tag_of(settings.path)))
+    try:
+        ledger.reserve(model_id, ledger_amounts(need), "flm|npu", parts=need.by_purpose())
+    except Overdrawn as error:
+        report = flm_report(model_id, place_external(settings, machine, ledger, model_id), machine, ledger)
+        raise refusal(report, {d.id: d.name for d in machine.devices}) from error
+
+
+def flm_report(model_id: str, placement: Placement, machine: Machine, ledger: Ledger) -> FitReport:
+    """Whether it fits now."""
+    free = ledger.available(CPU, machine, exclude=model_id)
+    return FitReport(
+        model=model_id,
+        fits=placement.fits,
+        need=placement.need,
+        available_bytes={CPU: free},
+        largest_context=placement.need.n_ctx if placement.fits else 0,
+        notes=("FastFlowLM does not tell what its cache takes; its list tells the weights.",),
+    )
+
+
+def _memory_words(model: FlmModel) -> str:
+    if not model.footprint_bytes:
+        return f"its list does not say how much memory it takes; {UNKNOWN_BYTES / 1e9:.0f} GB are set aside"
+    return (
+        f"its list says {model.footprint_bytes / 1e9:.1f} GB of memory, which are set aside; its cache is not told"
     )
 
 

@@ -8,10 +8,10 @@ import msgspec
 
 from devices.errors import Overdrawn
 from devices.memory import Amount
-from devices.process_memory import ProcessMemory, process_memory
+from devices.process_memory import ProcessMemory, first_child, process_memory
 from engine.dispatch import onnx
 from engine.dispatch.candidates import audit_key
-from engine.dispatch.external import is_external
+from engine.dispatch.external import admit_flm, is_external
 from engine.dispatch.history import LADDER_FIELDS
 from engine.dispatch.ladder import FLASH_ATTENTION, next_rung, without_flash_attention
 from engine.dispatch.placer import ENOUGH_TOKENS, LARGE_READ_BYTES, Placer, offload_target, read_shape
@@ -28,6 +28,7 @@ from engine.errors import (
 )
 from engine.fit.need import exact_parts
 from engine.fit.report import fit_report, ledger_amounts, refusal
+from engine.flm.detect import PREFIX
 from engine.runner.buffers import BufferLog
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
@@ -77,6 +78,8 @@ class MemoryAdmission:
         """
         self._loads[model_id] = _Load(settings=settings)
         if is_external(settings.path):
+            if settings.path.startswith(PREFIX):
+                admit_flm(model_id, settings, self._placer.machine_now(), self._ledger)
             return
         machine = self._placer.machine_now()
         if onnx.is_folder(settings.path):
@@ -127,13 +130,18 @@ class MemoryAdmission:
 
     def attach(self, model_id: str, pid: int, buffers: BufferLog) -> None:
         """The model is loaded in this process: audit it, and remember how if the first way had failed."""
+        load = self._loads.get(model_id)
+        if load is not None and load.settings.path.startswith(PREFIX):
+            # What the NPU holds may not show in a process, so nothing is learnt from what is measured.
+            self._ledger.attach(model_id, first_child(pid))
+            return
         self._ledger.attach(model_id, pid)
         tried = self._ladders.get(model_id)
         if tried:  # a write of a kilobyte, at once: the next crash may come before any task runs
             first, used = tried[0], tried[-1]
             changes = {f: getattr(used, f) for f in LADDER_FIELDS if getattr(used, f) != getattr(first, f)}
             self._history.remember(model_id, changes)
-        load, answer = self._loads.get(model_id), asyncio.Event()
+        answer = asyncio.Event()
         self._unanswered[model_id] = answer
         task = asyncio.get_running_loop().create_task(
             self._audit_later(model_id, buffers, load, process_memory(pid), answer)
@@ -204,6 +212,9 @@ class MemoryAdmission:
 
     async def unloading(self, model_id: str, kept_bytes: int) -> None:
         """The model was used and leaves now: its process shows what it really took."""
+        load = self._loads.get(model_id)
+        if load is not None and load.settings.path.startswith(PREFIX):
+            return
         await asyncio.to_thread(self._ledger.record_measured, model_id, moment="unload", kept_bytes=kept_bytes)
 
     def release(self, model_id: str) -> None:

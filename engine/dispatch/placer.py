@@ -1,6 +1,7 @@
 """Where a model runs, with which settings, and whether it fits now. Only answers: nothing is kept or reserved."""
 
 import logging
+import os
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ from engine.dispatch import onnx, openvino, spread
 from engine.dispatch.candidates import audit_key
 from engine.dispatch.choose import place
 from engine.dispatch.engine_args import decided, refused
-from engine.dispatch.external import is_external, place_external
+from engine.dispatch.external import flm_report, is_external, place_external
 from engine.dispatch.history import LADDER_FIELDS
 from engine.dispatch.ladder import sound_rungs
 from engine.dispatch.priors import effective_gbs
@@ -27,7 +28,9 @@ from engine.fit.dry_run import DryRunFailed, dry_run
 from engine.fit.report import fit_report, machine_isa, overdraft
 from engine.fit.shape import ModelShape, model_shape
 from engine.fit.types import WORKERS, DryRun, FitReport, Need, Part
+from engine.flm.detect import PREFIX
 from engine.measurements.keys import machine_key, shape_key
+from engine.onnx.folder import OnnxFolder
 from engine.runner.engine_args import given
 from engine.runner.protocol import LoadSettings
 from quantize.errors import QuantizeError
@@ -78,7 +81,7 @@ class Placer:
         Raises: BadModelFile.
         """
         if is_external(settings.path):
-            return place_external(settings, self.machine_now())
+            return place_external(settings, self.machine_now(), self.ledger, model_id)
         if wish.device is None:
             wish = msgspec.structs.replace(wish, device=self.history.pin(model_id))
         if onnx.is_folder(settings.path):
@@ -86,6 +89,12 @@ class Placer:
             return onnx.place_folder(folder, settings, onnx.with_power(wish), machine, self.ledger, model_id)
         wish = onnx.with_power(wish)
         return self.judge_shape(model_id, read_shape(settings.path), settings, wish, exact=exact)
+
+    def side_work(self, folder: OnnxFolder, wish: Wish) -> onnx.Choice:
+        """Where an encoder or a speech model of fixed shapes would run now, and why. Raises: BadModelFile."""
+        machine = self.machine_now()
+        settings, busy = LoadSettings(path=str(folder.path)), onnx.busy_igpu(machine, self.ledger)
+        return onnx.choose_provider(folder, settings, onnx.with_power(wish), machine, busy, os.environ)
 
     def _with_energy(self, model_id: str, placed: Placement) -> Placement:
         """The placement with what answers there gave for a joule so far."""
@@ -260,6 +269,8 @@ class Placer:
 
     def report(self, model_id: str, placement: Placement, shape: ModelShape | None = None) -> FitReport:
         """Whether that placement fits now, the largest context, and what to give up if not."""
+        if placement.settings.path.startswith(PREFIX):
+            return flm_report(model_id, placement, self.machine.now(), self.ledger)
         if is_external(placement.settings.path):
             return FitReport(model=model_id, fits=True, need=placement.need, available_bytes={}, largest_context=0)
         if placement.device == WORKERS or placement.settings.remotes:

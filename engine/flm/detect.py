@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,41 @@ TEMPLATE: Final = '{{ {"messages": messages, "tools": tools if tools else []} | 
 TIMEOUT_S: Final = 10.0
 _MAX_OUTPUT: Final = 1 << 20
 _MAX_TAG: Final = 100
+_NAMED: Final = 6
+
+
+# Facts of `flm validate --json`, and what to do where one is false. Source: FastFlowLM 0.9.46 and 1.0.5 as users
+# recorded it (object npu_stack_validation), and its page on Linux.
+_CHECKS: Final = {
+    "amd_device_found": "no NPU of AMD answers (driver amdxdna, and amd_iommu must not be off)",
+    "kernel_ok": "the kernel is too old (7.0, or the package amdxdna-dkms)",
+    "all_fw_ok": "the NPU's firmware is older than 1.1 (newer linux-firmware)",
+    "enough_cols": "this NPU has too few columns (XDNA 2 is needed)",
+    "memlock_ok": "locked memory is limited (memlock unlimited in /etc/security/limits.d)",
+}
+_NOT_CHATS: Final = frozenset({"embeddings", "embedding", "transcription-only"})
+_NOT_CHAT_TAGS: Final = ("whisper", "embed")
+_MAX_GIGABYTES: Final = 1000
+_MAX_CONTEXT: Final = 1 << 24
+_MAX_PARAMS: Final = 10**13
+
+
+@dataclass(frozen=True, slots=True)
+class FlmModel:
+    """One installed model, as FastFlowLM describes it; 0 and empty where it does not.
+
+    `footprint_bytes` is what its list says the model takes in memory, without the cache. `chats`: it answers chats.
+    """
+
+    tag: str
+    family: str = ""
+    parameters: str = ""
+    quantization: str = ""
+    context: int = 0
+    num_params: int = 0
+    footprint_bytes: int = 0
+    chats: bool = True
+    thinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +63,7 @@ class FlmReport:
     program: str | None
     version: str = ""
     ready: bool | None = None
-    models: tuple[str, ...] = ()
+    models: tuple[FlmModel, ...] = ()
     problem: str = ""
 
 
@@ -59,9 +95,27 @@ def detect(timeout_s: float = TIMEOUT_S) -> FlmReport:
         program,
         version.strip().splitlines()[-1][:80] if version.strip() else "",
         ready if isinstance(ready, bool) else None,
-        _tags(listed),
-        "" if ready is not False else "`flm validate` says that the NPU is not ready",
+        _models(listed),
+        _not_ready(validated),
     )
+
+
+@lru_cache(maxsize=4)
+def _installed(program: str, _mtime_ns: int) -> tuple[FlmModel, ...]:
+    return _models(_json(_ask(program, TIMEOUT_S, "list", "--filter", "installed", "--json")))
+
+
+def installed_model(tag: str) -> FlmModel:
+    """What FastFlowLM says of a model; its list is asked once for a program, and again for a model it lacked."""
+    program = executable()
+    if program is None:
+        return FlmModel(tag)
+    at = Path(program).stat().st_mtime_ns
+    found = {model.tag: model for model in _installed(program, at)}
+    if tag not in found:
+        _installed.cache_clear()
+        found = {model.tag: model for model in _installed(program, at)}
+    return found.get(tag, FlmModel(tag))
 
 
 def findings(machine: Machine) -> tuple[Finding, ...]:
@@ -71,11 +125,25 @@ def findings(machine: Machine) -> tuple[Finding, ...]:
         return ()
     report = detect()
     if report.problem:
-        fix = "Install it from https://fastflowlm.com/docs/install, then run `flm validate`."
+        fix = (
+            "Mend that, then run `flm validate` again."
+            if report.program
+            else "Install it from https://fastflowlm.com/docs/install, then run `flm validate`."
+        )
         title = f"FastFlowLM, which runs language models on {npu.name}, is not usable"
         return (Finding("flm", "advice", title, report.problem, fix, npu.id),)
-    detail = f"{report.version}; {len(report.models)} models installed; not tried on hardware by this project."
+    detail = f"{report.version}; {_listed(report.models)}; not tried on hardware by this project."
     return (Finding("flm", "advice", f"FastFlowLM can run models on {npu.name}", detail, "", npu.id),)
+
+
+def _listed(models: tuple[FlmModel, ...]) -> str:
+    if not models:
+        return "no model installed (`flm pull llama3.2:1b` brings a small one)"
+    names = ", ".join(model.tag for model in models[:_NAMED])
+    more = f" and {len(models) - _NAMED} more" if len(models) > _NAMED else ""
+    return (
+        f"{names}{more} installed" if models else "no model installed (`flm pull llama3.2:1b` brings a small one)"
+    )
 
 
 def _ask(program: str, timeout_s: float, *arguments: str) -> str | None:
@@ -100,13 +168,50 @@ def _json(text: str | None) -> Any:
         return None
 
 
-def _tags(listed: Any) -> tuple[str, ...]:
-    """Names of installed models; the shape has changed between versions, so several are understood."""
+def _models(listed: Any) -> tuple[FlmModel, ...]:
+    """Installed models; the shape has changed between versions, so several are understood."""
     models = listed.get("models", ()) if isinstance(listed, dict) else listed
-    found = []
+    found: dict[str, FlmModel] = {}
     for model in models if isinstance(models, list) else ():
-        name = model if isinstance(model, str) else model.get("name") or model.get("model") if model else None
-        gone = isinstance(model, dict) and model.get("installed") is False
+        told = model if isinstance(model, dict) else {"name": model}
+        name = told.get("name") or told.get("model")
+        gone = told.get("installed") is False
         if isinstance(name, str) and 0 < len(name) <= _MAX_TAG and name.isprintable() and not gone:
-            found.append(name)
-    return tuple(dict.fromkeys(found))
+            found.setdefault(name, _model(name, told))
+    return tuple(found.values())
+
+
+def _model(tag: str, told: dict[str, Any]) -> FlmModel:
+    details = told.get("details")
+    details = details if isinstance(details, dict) else {}
+    labels = told.get("label")
+    kinds = {label for label in labels if isinstance(label, str)} if isinstance(labels, list) else set()
+    footprint = told.get("footprint")
+    giga = footprint if isinstance(footprint, int | float) and 0 < footprint < _MAX_GIGABYTES else 0
+    return FlmModel(
+        tag,
+        family=_word(details.get("family")),
+        parameters=_word(details.get("parameter_size")),
+        quantization=_word(details.get("quantization_level")),
+        context=_count(told.get("default_context_length"), _MAX_CONTEXT),
+        num_params=_count(told.get("size"), _MAX_PARAMS),
+        footprint_bytes=int(giga * 1e9),
+        chats=not (kinds & _NOT_CHATS or tag.startswith(_NOT_CHAT_TAGS)),
+        thinks=details.get("think") is True,
+    )
+
+
+def _word(value: Any) -> str:
+    return value[:40] if isinstance(value, str) and value.isprintable() else ""
+
+
+def _count(value: Any, most: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most else 0
+
+
+def _not_ready(said: Any) -> str:
+    """What `flm validate` misses, with the step that brings it; empty when it is ready or did not say."""
+    if not isinstance(said, dict) or said.get("ready") is not False:
+        return ""
+    missing = [words for key, words in _CHECKS.items() if said.get(key) is False]
+    return "`flm validate` says that the NPU is not ready" + (": " + "; ".join(missing) if missing else "")

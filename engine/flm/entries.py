@@ -8,19 +8,25 @@ def flm_entries() -> tuple[ModelEntry, ...]:
     """One entry a model; none where there is no `flm`. Asks its program: call off the event loop."""
     if executable() is None:
         return ()
-    details = Details(
-        architecture="flm", quantization="NPU", chat_template=TEMPLATE, capabilities=("completion", "chat")
-    )
     return tuple(
         ModelEntry(
-            id=f"{PREFIX}{tag}",
-            name=f"{tag} (FastFlowLM, NPU)",
+            id=f"{PREFIX}{model.tag}",
+            name=f"{model.tag} (FastFlowLM, NPU)",
             format="flm",
             files=(),
             origin=Origin(kind="linked", app="fastflowlm"),
-            details=details,
+            details=Details(
+                architecture=model.family or "flm",
+                title=" ".join(filter(None, (model.tag, model.parameters, model.quantization))),
+                n_params=model.num_params,
+                context_train=model.context,
+                quantization=model.quantization or "NPU",
+                chat_template=TEMPLATE,
+                capabilities=("completion", "chat"),
+            ),
             added_at=0.0,
-            folder=f"{PREFIX}{tag}",
+            folder=f"{PREFIX}{model.tag}",
         )
-        for tag in detect().models
+        for model in detect().models
+        if model.chats
     )

@@ -1,16 +1,33 @@
 """A GGUF model of the library, or any file, to an ONNX folder: in a child, for the file is untrusted."""
 
+import os
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from engine.errors import InputFault
+from devices.backends.child import run_child
+from devices.child_command import child_command
+from engine.errors import EnvironmentFault, InputFault
 from engine.jobs import Control
 from engine.library.catalogue import Catalogue
 from engine.library.lookup import require
 from engine.library.types import Origin
+from engine.paths import installed_speech
 from quantize.child import run_task
 from quantize.evidence import Progress
 from quantize.onnx.request import FAST, FixedWish, OnnxRequest
+
+# The source that means the installed speech model, and a file by which a folder of it is known.
+SPEECH: Final = "speech"
+SPEECH_FILE: Final = "encoder_model.ort"
+# Seconds on a quiet computer; a hundred times as long on a crowded one.
+SPEECH_S: Final = 300.0
+
+
+class SpeechNotConverted(EnvironmentFault):
+    """The child that writes the graphs failed; the message says how."""
+
+    code = "conversion_failed"
 
 
 def convert(
@@ -29,6 +46,8 @@ def convert(
     Raises: InputFault, ModelNotFound, quantize.errors.QuantizeError; Cancelled from `control`.
     """
     path = Path(source).expanduser()
+    if source == SPEECH or (path / SPEECH_FILE).is_file():
+        return _speech(installed_speech() if source == SPEECH else path, out, control, fixed)
     if not path.is_file():
         entry = require(catalogue, source)
         if entry.format != "gguf":
@@ -51,3 +70,22 @@ def convert(
     done: dict[str, Any] = run_task("onnx", request, tell, lambda: control.stopping)
     found = catalogue.add(target, Origin(kind="built"))
     return found.id, done
+
+
+def _speech(
+    folder: Path, out: Path | None, control: Control, fixed: FixedWish | None
+) -> tuple[str, dict[str, Any]]:
+    """The speech model with fixed shapes; without `out` beside its own files, where the server looks for it."""
+    if fixed is None:
+        raise InputFault("The speech model is ONNX already; with fixed shapes (--fixed) NPUs take it.", "fixed")
+    if not (folder / SPEECH_FILE).is_file():
+        raise InputFault(f"No speech model is in {folder}: `python3 start.py speech` fetches one.", "source")
+    target = (out or folder / "npu").absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    control.report("converting", 0, 1)
+    command = child_command("engine.runner.onnx.speech.convert", str(folder), str(target), str(fixed.seconds))
+    environment = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    outcome = run_child(command, SPEECH_S, environment)
+    if outcome.answer is None:
+        raise SpeechNotConverted(f"The speech model could not be converted: {outcome.reason}")
+    return target.name, dict(outcome.answer)

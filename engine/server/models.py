@@ -89,7 +89,7 @@ class ServedModels:
         """Models that can be served now; those of upstreams as far as the user's rules let requests go there."""
         catalogue = await self.catalogue()
         remote = (e for e in self.upstreams.entries() if self.upstreams.allows(e.id))
-        return (*await asyncio.to_thread(catalogue.entries), *await self._external(), *remote)
+        return (*await asyncio.to_thread(catalogue.entries), *await self.external(), *remote)
 
     # ---- engine.pool.Elsewhere
 
@@ -116,10 +116,10 @@ class ServedModels:
             ran_on=way.words(),
         )
 
-    async def _external(self) -> tuple[ModelEntry, ...]:
-        """Models that FastFlowLM has; its program is asked once."""
+    async def external(self, *, fresh: bool = False) -> tuple[ModelEntry, ...]:
+        """Models that FastFlowLM has; its program is asked once, and again with `fresh`."""
         async with self._lock:
-            if self._flm is None:
+            if self._flm is None or fresh:
                 self._flm = await asyncio.to_thread(flm_entries)
             return self._flm
 
@@ -151,7 +151,7 @@ class ServedModels:
         if resolved == DEFAULT_NAME:
             chosen = default_model(await asyncio.to_thread(catalogue.entries))
             resolved = chosen.id if chosen is not None else resolved
-        external = next((e for e in await self._external() if e.id == resolved), None)
+        external = next((e for e in await self.external() if e.id == resolved), None)
         return external or await asyncio.to_thread(catalogue.get, resolved)
 
     async def resolve(self, model: str, min_ctx: int = 0) -> Resolved:

@@ -1,8 +1,9 @@
-"""Recordings as text: the child that hears them, its memory, and how long it stays."""
+"""Recordings as text: the child that hears them, where it computes, its memory, and how long it stays."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+import os
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Final
 
@@ -11,13 +12,21 @@ import msgspec
 from devices.errors import Overdrawn
 from devices.memory import Amount, Ledger
 from engine.chat.bounded_child import BoundedChild, ChildFailed
-from engine.errors import EnvironmentFault, InputFault
+from engine.dispatch.onnx import Choice
+from engine.dispatch.placer import Placer
+from engine.dispatch.types import NO_WISH
+from engine.errors import BadModelFile, EnvironmentFault, InputFault
+from engine.onnx.folder import OnnxFolder
 from engine.paths import installed_speech
 from engine.runner.onnx.speech.protocol import Answer, Heard, Listen, Refused, Request, Said, Transcribe
+from engine.server.models import ServedModels
+from quantize.onnx.request import SPEECH_FACTS as FACTS
 
 log = logging.getLogger(__name__)
 NAME: Final = "moonshine-tiny-en"
 FILES: Final = ("encoder_model.ort", "decoder_model_merged.ort", "tokenizer.bin", "silero_vad.onnx")
+# Where `tessera onnx convert speech --fixed` puts its folder, beside the model's own files.
+BESIDE: Final = "npu"
 OWNER: Final = "speech"
 # Measured: docs/log.md: the child with both models and a recording of an hour; its address space is larger.
 RESIDENT_BYTES: Final = 1000 << 20
@@ -54,11 +63,22 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Speech:
-    """Hears one recording at a time, in a child that starts with the first one."""
+    """Hears one recording at a time, in a child that starts with the first one.
 
-    def __init__(self, ledger: Ledger | None = None, folder: Path | None = None) -> None:
+    `choose` says where a folder of fixed shapes would run now.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger | None = None,
+        folder: Path | None = None,
+        choose: Callable[[OnnxFolder, str | None], Choice] | None = None,
+        cache: Path | None = None,
+    ) -> None:
         self._ledger = ledger
         self._folder = folder or installed_speech()
+        self._choose = choose
+        self._cache = cache
         self._child: BoundedChild | None = None
         self._turn = asyncio.Lock()
         self._going: asyncio.TimerHandle | None = None
@@ -68,18 +88,16 @@ class Speech:
 
         Raises: NoSpeechModel; InputFault: it cannot be read; SpeechFailed.
         """
-        missing = [name for name in FILES if not (self._folder / name).is_file()]
-        if missing:
-            raise NoSpeechModel(
-                f"No speech model is installed here ({missing[0]} is missing from {self._folder}): "
-                "`python3 start.py speech` fetches Moonshine, about 80 MB.",
-                "model",
-            )
+        folder, provider = await asyncio.to_thread(self._place)
         async with self._turn:
             child = self._started()
+            cache = str(self._cache or "")
             try:
-                heard = await self._listen(child, Listen(sound=sound, folder=str(self._folder)))
+                asked = Listen(sound=sound, folder=str(folder), provider=provider, cache=cache)
+                heard = await self._listen(child, asked)
                 assert isinstance(heard, Heard)
+                for note in heard.notes:
+                    log.info("speech: %s", note)
                 yield heard
                 for start, end, chance in heard.pieces:
                     said = await self._ask(child, Transcribe(first_s=start, last_s=end))
@@ -87,6 +105,37 @@ class Speech:
                     yield Piece(start=start, end=end, said=said, no_speech=1 - chance)
             finally:
                 self._going = asyncio.get_running_loop().call_later(IDLE_S, self._leave)
+
+    def _place(self) -> tuple[Path, str]:
+        """The folder that hears now, and the provider of one of fixed shapes (empty: the processor).
+
+        Raises: NoSpeechModel: neither is here. SpeechFailed: the device that is asked for cannot be used.
+        """
+        missing = [name for name in FILES if not (self._folder / name).is_file()]
+        fixed = self._folder if (self._folder / FACTS).is_file() else self._folder / BESIDE
+        if missing and fixed != self._folder:
+            raise NoSpeechModel(
+                f"No speech model is installed here ({missing[0]} is missing from {self._folder}): "
+                "`python3 start.py speech` fetches Moonshine, about 80 MB.",
+                "model",
+            )
+        pin = os.environ.get("TESSERA_SPEECH_DEVICE")
+        if not (fixed / FACTS).is_file():
+            if pin not in {None, "", "cpu"}:
+                told = "`tessera onnx convert speech --fixed` makes the form that NPUs take"
+                raise SpeechFailed(
+                    f"TESSERA_SPEECH_DEVICE is {pin}, but the speech model is not there yet: {told}."
+                )
+            return self._folder, ""
+        provider = ""
+        if self._choose is not None:
+            try:
+                choice = self._choose(OnnxFolder(path=fixed, kind="embedding", architecture=NAME, graphs=()), pin)
+            except BadModelFile as error:
+                raise SpeechFailed(f"The speech model cannot run on {pin}: {error.reason}") from error
+            provider = choice.provider
+            log.info("speech on %s: %s", provider or "the processor", "; ".join(choice.reasons))
+        return (fixed, provider) if provider or missing else (self._folder, "")
 
     async def _listen(self, child: BoundedChild, request: Listen) -> Answer:
         """A child that was ended while it waited is told from one that a recording ends: by a second try."""
@@ -138,3 +187,15 @@ class Speech:
         if self._child is not None:
             await asyncio.to_thread(self._child.close)
             self._child = None
+
+
+def speech_of(placer: Placer | None, models: ServedModels | None, cache: Path) -> Speech:
+    """The speech of a server; without a placer no device is chosen and no memory counted."""
+    if placer is None:
+        return Speech()
+
+    def choose(folder: OnnxFolder, pin: str | None) -> Choice:
+        usual = models.wish if models is not None else NO_WISH
+        return placer.side_work(folder, msgspec.structs.replace(usual, device=pin or None))
+
+    return Speech(placer.ledger, choose=choose, cache=cache)

@@ -25,7 +25,7 @@ from engine.server.recent import RecentRequests
 from engine.server.responses.background import BackgroundJobs
 from engine.server.responses.conversation_store import ConversationStore
 from engine.server.responses.store import ResponseStore
-from engine.server.speech import Speech
+from engine.server.speech import Speech, speech_of
 from engine.server.streams import StreamBook
 from engine.server.utilization import Utilization
 from engine.server.work_history import WorkHistory
@@ -73,7 +73,7 @@ class ServerState:
     def __post_init__(self) -> None:
         self.conversations = Conversations(self.renderer, self.checker)
         self.history = WorkHistory(self.pool)
-        self.speech = Speech(self.placer.ledger if self.placer is not None else None)
+        self.speech = speech_of(self.placer, self.models, self.paths.cache)
         self.energy = EnergyDesk(self.pool, self.utilization, self.placer)
         self.history.told = self.energy.heard
         self.power = PowerDesk(self.pool, self.models, self.energy.ledger, self.paths.config / "power.json")

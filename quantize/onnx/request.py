@@ -11,11 +11,19 @@ FAST: Final = 4
 EXACT: Final = 0
 
 
+# What a speech model's folder of fixed shapes is known by.
+SPEECH_FACTS: Final = "speech.json"
+
+
 class FixedWish(msgspec.Struct, frozen=True, kw_only=True):
-    """Graphs of fixed shapes for an NPU's compiler: `context` tokens in all, weights of 8 or 4 `bits`."""
+    """Graphs of fixed shapes for an NPU's compiler: `context` tokens in all, weights of 8 or 4 `bits`.
+
+    A speech model gets `seconds` of sound at once instead.
+    """
 
     context: int = 512
     bits: int = 8
+    seconds: float = 12
 
 
 class OnnxRequest(msgspec.Struct, frozen=True, kw_only=True):

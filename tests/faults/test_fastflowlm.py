@@ -4,6 +4,7 @@ import stat
 import sys
 from pathlib import Path
 
+import httpx2
 import openai
 import psutil
 import pytest
@@ -38,18 +39,20 @@ def flm_server(program, tmp_path):
         server.stop()
 
 
-def ask(server, text, **options):
+def ask(server, text, model="flm:llama3.2:1b", **options):
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
-        return client.chat.completions.create(
-            model="flm:llama3.2:1b", messages=[{"role": "user", "content": text}], **options
-        )
+        return client.chat.completions.create(model=model, messages=[{"role": "user", "content": text}], **options)
 
 
 def test_detection_says_what_is_there(program):
     report = detect.detect()
     assert report.version == "FLM v0.9.46"
     assert report.ready is True
-    assert report.models == ("llama3.2:1b", "qwen3:0.6b")
+    assert [model.tag for model in report.models] == ["llama3.2:1b", "qwen3.5:2b", "whisper-v3:turbo"]
+    llama, _, whisper = report.models
+    assert (llama.family, llama.parameters, llama.quantization) == ("llama3", "1B", "Q4_1")
+    assert (llama.context, llama.footprint_bytes) == (131072, 1_300_000_000)
+    assert not whisper.chats
 
 
 def test_detection_without_the_program(monkeypatch):
@@ -59,7 +62,65 @@ def test_detection_without_the_program(monkeypatch):
 
 def test_an_npu_that_is_not_ready_is_said(program, monkeypatch):
     monkeypatch.setenv("FLM_FAKE", "not-ready")
-    assert "not ready" in detect.detect().problem
+    problem = detect.detect().problem
+    assert "not ready" in problem
+    assert "amd_iommu must not be off" in problem
+    assert "memlock unlimited" in problem
+    assert "kernel" not in problem
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        None,
+        [],
+        {"models": 3},
+        {"models": [{"name": 5}, {"name": "a" * 200}, {"name": "a\n"}, None, 7, {"name": "b", "installed": False}]},
+    ],
+)
+def test_lists_of_other_shapes_name_nothing(listed):
+    assert detect._models(listed) == ()
+
+
+def test_lists_of_other_versions_are_understood():
+    assert [m.tag for m in detect._models(["llama3.2:1b"])] == ["llama3.2:1b"]
+    strange = {
+        "name": "a",
+        "details": [],
+        "footprint": "big",
+        "size": -1,
+        "default_context_length": True,
+        "label": 1,
+    }
+    assert detect._models([strange]) == (detect.FlmModel("a"),)
+
+
+@pytest.mark.e2e
+def test_its_models_are_listed_with_what_they_are_and_their_memory_is_set_aside(flm_server):
+    server = flm_server()
+    head = {"authorization": f"Bearer {server.token}"}
+    listed = httpx2.get(f"{server.url}/tessera/v1/models", headers=head, timeout=60).json()["models"]
+    [entry] = [m for m in listed if m["id"] == "flm:qwen3.5:2b"]
+    assert (entry["details"]["architecture"], entry["details"]["quantization"]) == ("qwen3.5", "Q4_1")
+    assert (entry["details"]["n_params"], entry["details"]["context_train"]) == (2_000_000_000, 32768)
+    assert not any(m["id"].startswith("flm:whisper") for m in listed)
+    placed = httpx2.get(f"{server.url}/tessera/v1/models/flm:qwen3.5:2b/placement", headers=head, timeout=60).json()
+    assert (
+        "its list says 3.2 GB of memory, which are set aside; its cache is not told"
+        in placed["placement"]["reasons"]
+    )
+    ask(server, "hello", model="flm:qwen3.5:2b")
+    held = httpx2.get(f"{server.url}/tessera/v1/ledger", headers=head, timeout=60).json()["reservations"]
+    [mine] = [one for one in held if one["owner"] == "flm:qwen3.5:2b"]
+    assert mine["predicted_bytes"] == 3_500_000_000
+    assert 0 < mine["measured"]["rss_bytes"] < 3_500_000_000  # of the server that FastFlowLM started
+
+
+@pytest.mark.e2e
+def test_a_model_that_does_not_fit_is_refused_with_the_numbers(flm_server):
+    with pytest.raises(openai.APIStatusError, match=r"838\.5 GiB are needed") as refused:
+        ask(flm_server("huge"), "hello", model="flm:qwen3.5:2b")
+    assert refused.value.body["code"] == "not_enough_memory"
 
 
 @pytest.mark.e2e

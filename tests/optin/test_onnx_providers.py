@@ -163,3 +163,40 @@ def test_a_fixed_encoder_runs_on_the_emulator_whole(tmp_path):
     print(facts.metadata["note.0"], (expected * found).sum(axis=1))
     assert "rest CPU" not in facts.metadata["note.0"]
     assert ((expected * found).sum(axis=1) > 0.99).all()
+
+
+HEARD = """
+import sys, wave, zipfile, io
+from pathlib import Path
+from engine.runner.onnx.speech.fixed import FixedMoonshine
+from engine.runner.onnx.speech.sound import read_sound
+from engine.runner.onnx.speech.voice import VoiceDetector, speech
+folder, provider, name = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+detector, model = VoiceDetector(folder / "silero_vad.onnx"), FixedMoonshine(folder, 2, provider=provider)
+print(*model.notes, sep="\\n", file=sys.stderr)
+sound = read_sound(Path(name).read_bytes())
+for first, last in speech(detector.probabilities(sound), len(sound), model.longest_s):
+    print(model.transcribe(sound[first:last])[0])
+"""
+
+
+@pytest.mark.timeout(3600)  # the emulator takes two minutes for ten seconds of sound
+@pytest.mark.parametrize("recording", ["beckett", "two_cities"])
+def test_speech_is_heard_whole_on_the_provider(tmp_path, provider, recording):
+    """TESSERA_SPEECH: the folder of the speech model; TESSERA_RECORDINGS: one with its two recordings."""
+    if "TESSERA_RECORDINGS" not in os.environ:
+        pytest.skip("set TESSERA_SPEECH and TESSERA_RECORDINGS")
+    fixed = tmp_path / "npu"
+    convert = [sys.executable, "-m", "engine.runner.onnx.speech.convert", os.environ["TESSERA_SPEECH"], str(fixed)]
+    subprocess.run([*convert, "12"], env={**os.environ, "PYTHONPATH": str(Path.cwd())}, check=True, timeout=100)
+    sound = str(Path(os.environ["TESSERA_RECORDINGS"]) / f"{recording}.wav")
+    heard = {}
+    for name in ("cpu", provider):
+        site = os.environ[SITES[provider]] if name == provider else ""
+        env = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{Path.cwd()}"}
+        command = [sys.executable, "-c", HEARD, str(fixed), name, sound]
+        done = subprocess.run(command, env=env, capture_output=True, timeout=3000, text=True)
+        assert done.returncode == 0, done.stderr
+        print(done.stderr, done.stdout)
+        heard[name] = done.stdout
+    assert heard[provider] == heard["cpu"]

@@ -44,8 +44,12 @@ def beckett(wheels):
 
 
 @pytest.fixture(scope="module")
-def server(wheels, tmp_path_factory):
-    installed = files.fetch("unused", LOCK, str(tmp_path_factory.mktemp("venv")), str(wheels))
+def installed(wheels, tmp_path_factory):
+    return files.fetch("unused", LOCK, str(tmp_path_factory.mktemp("venv")), str(wheels))
+
+
+@pytest.fixture(scope="module")
+def server(installed, tmp_path_factory):
     running = RunningServer(tmp_path_factory.mktemp("speech"), env={"TESSERA_SPEECH": installed})
     yield running
     running.stop()
@@ -84,6 +88,61 @@ def test_every_form_of_an_answer(client, beckett):
     assert 8.5 < segment.end <= whole.duration
     assert -0.5 < segment.avg_logprob < 0
     assert len(segment.tokens) > 10
+
+
+TWO_CITIES = (
+    "it was the best of times. it was the worst of times. it was the age of wisdom. it was the age of foolishness. "
+    "it was the epoch of belief. it was the epoch of incredulity. it was a season of light. it was a season of "
+    "darkness. it was the spring of hope. it was the winter of despair. we had everything before us. "
+    "we had nothing before us."
+)
+
+
+@pytest.fixture(scope="module")
+def two_cities(wheels):
+    [wheel] = wheels.glob("moonshine_voice-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.read("moonshine_voice/assets/two_cities.wav")
+
+
+@pytest.mark.timeout(400)
+def test_fixed_shapes_for_an_npu_hear_the_same(client, server, beckett, two_cities, tmp_path):
+    """Converted over HTTP; then a server that has only that folder hears both recordings with it."""
+    out = tmp_path / "npu"
+    told = httpx2.post(
+        f"{server.url}/tessera/v1/onnx/convert",
+        json={"source": "speech", "out": str(out), "fixed": {"seconds": 12}},
+        headers={"authorization": f"Bearer {server.token}"},
+        timeout=60,
+    ).json()
+    wait_for((out / "speech.json").is_file, 60)
+    assert told["kind"] == "convert"
+    whole = transcribed(client, two_cities).text
+    (tmp_path / "home").mkdir()
+    running = RunningServer(tmp_path / "home", env={"TESSERA_SPEECH": str(out)})
+    try:
+        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="unused", max_retries=0) as fixed:
+            assert transcribed(fixed, beckett).text.lower() == SAID
+            heard = transcribed(fixed, two_cities).text
+    finally:
+        running.stop()
+    assert heard == whole
+    assert heard.lower().startswith(TWO_CITIES)
+
+
+def test_a_device_without_a_form_of_the_model_is_told(installed, beckett, tmp_path):
+    env = {"TESSERA_SPEECH": installed, "TESSERA_SPEECH_DEVICE": "qnn"}
+    running = RunningServer(tmp_path, env=env)
+    try:
+        answer = httpx2.post(
+            f"{running.url}/v1/audio/transcriptions",
+            files={"file": ("a.wav", beckett)},
+            data={"model": "whisper-1"},
+            timeout=60,
+        )
+        assert "tessera onnx convert speech --fixed" in answer.json()["error"]["message"]
+    finally:
+        running.stop()
 
 
 def test_a_stream_tells_each_piece_and_then_all(client, beckett):

@@ -1,9 +1,8 @@
 """Load a folder of fixed-shape graphs, on the CPU or on Qualcomm's NPU with its compiled graphs kept."""
 
-import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -12,13 +11,11 @@ from engine.runner.onnx import libraries
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.fixed import FixedDecoder, read_facts
 from engine.runner.onnx.model import LoadedFolder
-from engine.runner.onnx.providers import CPU, QNN, Wish, backend_options, count_operators, wished_provider
+from engine.runner.onnx.providers import QNN, Wish, wished_provider
 from engine.runner.onnx.vocabulary import FolderVocabulary
+from engine.runner.onnx.whole import compiled_at, whole_session
 from engine.runner.protocol import LoadSettings
 from quantize.onnx.fixed_folder import GRAPHS, FixedFacts
-
-# All of a graph goes to the NPU, and what goes in and out is its own integers. Source: ONNX Runtime, QNN provider.
-_QNN_OPTIONS: Final = {"offload_graph_io_quantization": "0", "htp_graph_finalization_optimization_mode": "3"}
 
 
 class FixedGenerator:
@@ -113,38 +110,12 @@ def _session(ort: Any, settings: LoadSettings, folder: OnnxFolder, wish: Wish, n
     """One graph's session. On the NPU nothing may stay behind, and what was compiled is kept and taken again."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = settings.n_threads or 1
-    path = folder.path / f"{name}.onnx"
     if wish.adapter is None:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        return ort.InferenceSession(str(path), options, providers=[CPU])
-    if wish.name != QNN or wish.library is None:
+    elif wish.name != QNN:
         raise LoadFailed(f"graphs of fixed shapes run on the CPU or on {QNN}, not on {wish.name}")
-    if not any(device.ep_name == QNN for device in ort.get_ep_devices()):
-        ort.register_execution_provider_library(QNN, wish.library)
-    devices = [device for device in ort.get_ep_devices() if device.ep_name == QNN]
-    if not devices:
-        raise LoadFailed(f"{wish.adapter.title} is installed but finds no device. {wish.adapter.no_device}")
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    kept = _compiled(settings, folder, wish, name)
-    fresh = kept is None or not kept.exists()
-    if kept is not None and fresh:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        for key, value in (("enable", "1"), ("file_path", str(kept)), ("embed_mode", "0")):
-            options.add_session_config_entry(f"ep.context_{key}", value)
-    options.add_provider_for_devices(devices[:1], {**_QNN_OPTIONS, **backend_options(wish)})
-    session = ort.InferenceSession(str(path if fresh else kept), options)
-    share = count_operators(session, QNN)
-    notes.append(f"{name}: {share.text() if fresh else f'{QNN}: compiled before'}")
+    cache = Path(settings.cache_dir).parent if settings.cache_dir is not None else None
+    kept = compiled_at(cache, (folder.own.get("key"), folder.path.name), wish, name)
+    session, note = whole_session(ort, options, folder.path / f"{name}.onnx", wish, kept=kept)
+    notes += [note] if note else []
     return session
-
-
-def _compiled(settings: LoadSettings, folder: OnnxFolder, wish: Wish, name: str) -> Path | None:
-    """Where the compiled graph is kept: by the folder's content and the provider's library."""
-    if settings.cache_dir is None or wish.library is None:
-        return None
-    library = Path(wish.library).stat()
-    facts = (folder.own.get("key"), folder.path.name, library.st_size, library.st_mtime_ns)
-    key = hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
-    return Path(settings.cache_dir).parent / "qnn" / key / f"{name}_ctx.onnx"

@@ -160,12 +160,12 @@ def open_session(ort: Any, options: Any, graph: str, wish: Wish, *, register: bo
     devices = [d for d in ort.get_ep_devices() if d.ep_name == wish.name]
     if not devices:
         raise LoadFailed(f"{wish.adapter.title} is installed but finds no device. {wish.adapter.no_device}")
-    told = {**wish.adapter.options, **backend_options(wish), **_floats(wish)}
+    told = {**wish.adapter.options, **backend_options(wish), **float_options(wish)}
     options.add_provider_for_devices(devices[:1], told)
     return ort.InferenceSession(graph, options)
 
 
-def _floats(wish: Wish) -> dict[str, str]:
+def float_options(wish: Wish) -> dict[str, str]:
     """Lets QNN compute floats in 16 bits, for which it must know the chip; the emulator on x86 plays an X Elite.
 
     Source: ONNX Runtime, QNN provider options; 60 is SC8380XP, whose NPU is of version 73.

@@ -27,7 +27,8 @@ async def to_gguf(request: Request, body: ConvertRequest) -> Job:
 @router.post("/onnx/convert", status_code=202)
 async def to_onnx(request: Request, body: OnnxConvertRequest) -> Job:
     """Start making an ONNX folder of a GGUF model; the job's result names the model."""
-    fixed = FixedWish(context=body.fixed.context, bits=body.fixed.bits) if body.fixed else None
+    asked = body.fixed
+    fixed = FixedWish(context=asked.context, bits=asked.bits, seconds=asked.seconds) if asked else None
     task = ToOnnx(
         source=body.source,
         out=_wanted(body.out),

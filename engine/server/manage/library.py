@@ -66,7 +66,8 @@ async def list_models(request: Request, *, refresh: bool = False) -> Models:
     if refresh:
         await asyncio.to_thread(catalogue.refresh)
     entries = await asyncio.to_thread(catalogue.entries)
-    return Models(models=tuple(_model(entry, with_template=False) for entry in entries))
+    external = await server_state(request).models.external(fresh=refresh)
+    return Models(models=tuple(_model(entry, with_template=False) for entry in (*entries, *external)))
 
 
 @router.post("/models/pull", status_code=202)
@@ -93,7 +94,8 @@ async def link(request: Request, body: LinkRequest) -> Linked:
 @router.get("/models/{model}")
 async def show_model(request: Request, model: str) -> Model:
     """One model with everything known about it; with its card, and what it samples with."""
-    entry = await asyncio.to_thread(require, await _catalogue(request), model)
+    elsewhere = next((e for e in await server_state(request).models.external() if e.id == model), None)
+    entry = elsewhere or await asyncio.to_thread(require, await _catalogue(request), model)
     card_text = await asyncio.to_thread(_card_text, entry)
     sampling = decided(choose({}, server_state(request).models.recommended_for(entry).layers(None)))
     return msgspec.structs.replace(_model(entry, with_template=True), card_text=card_text, sampling=sampling)

@@ -11,17 +11,20 @@ import msgspec
 import numpy as np
 
 from engine.chat.child_frames import serve
+from engine.runner.onnx.speech.fixed import FixedMoonshine
 from engine.runner.onnx.speech.moonshine import Moonshine
 from engine.runner.onnx.speech.protocol import Heard, Listen, Refused, Request, Said, Transcribe
 from engine.runner.onnx.speech.sound import RATE, BadSound, Samples, read_sound
-from engine.runner.onnx.speech.voice import WINDOW, VoiceDetector, speech
+from engine.runner.onnx.speech.voice import LONGEST_S, WINDOW, VoiceDetector, speech
+from quantize.onnx.request import SPEECH_FACTS as FACTS
 
 
 class Listener:
     """The models, loaded with the first recording, and the recording that is being read."""
 
     def __init__(self) -> None:
-        self._models: tuple[VoiceDetector, Moonshine] | None = None
+        self._models: tuple[VoiceDetector, Moonshine | FixedMoonshine] | None = None
+        self._loaded: tuple[str, str] = ("", "")
         self._samples: Samples = np.zeros(0, np.float32)
 
     def answer(self, body: bytes) -> bytes:
@@ -37,22 +40,34 @@ class Listener:
 
     def _listen(self, request: Listen) -> Heard:
         self._samples = read_sound(request.sound)
-        if self._models is None:
-            folder = Path(request.folder)
-            threads = max(1, min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2))
-            self._models = VoiceDetector(folder / "silero_vad.onnx"), Moonshine(folder, threads)
+        if self._models is None or self._loaded != (request.folder, request.provider):
+            self._models = None
+            self._models = _load(request)
+            self._loaded = (request.folder, request.provider)
+        model = self._models[1]
+        longest, notes = (model.longest_s, model.notes) if isinstance(model, FixedMoonshine) else (LONGEST_S, [])
         chances = self._models[0].probabilities(self._samples)
         pieces = tuple(
             (first / RATE, last / RATE, float(np.mean(chances[first // WINDOW : last // WINDOW + 1])))
-            for first, last in speech(chances, len(self._samples))
+            for first, last in speech(chances, len(self._samples), longest)
         )
-        return Heard(seconds=len(self._samples) / RATE, pieces=pieces)
+        return Heard(seconds=len(self._samples) / RATE, pieces=pieces, notes=tuple(notes))
 
     def _transcribe(self, request: Transcribe) -> Said:
         assert self._models is not None
         first, last = round(request.first_s * RATE), round(request.last_s * RATE)
         text, tokens, logprob = self._models[1].transcribe(self._samples[first:last])
         return Said(text=re.sub(r"\s+", " ", text), tokens=tuple(tokens), mean_logprob=logprob)
+
+
+def _load(request: Listen) -> tuple[VoiceDetector, Moonshine | FixedMoonshine]:
+    folder = Path(request.folder)
+    threads = max(1, min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2))
+    detector = VoiceDetector(folder / "silero_vad.onnx")
+    if not (folder / FACTS).is_file():
+        return detector, Moonshine(folder, threads)
+    cache = Path(request.cache) if request.cache else None
+    return detector, FixedMoonshine(folder, threads, provider=request.provider, cache=cache)
 
 
 if __name__ == "__main__":

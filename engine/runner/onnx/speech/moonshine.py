@@ -9,12 +9,12 @@ import numpy as np
 from engine.runner.onnx.libraries import onnxruntime
 from engine.runner.onnx.speech.sound import RATE, Samples
 
-_BEGIN, _END = 1, 2
+BEGIN, END = 1, 2
 # Source: Moonshine's paper and code: no English speech has more tokens a second; then the model repeats itself.
 TOKENS_A_SECOND: Final = 6.5
-_SPARE_TOKENS: Final = 8
+SPARE_TOKENS: Final = 8
 # What is shorter has too few frames for the encoder's convolutions.
-_SHORTEST: Final = RATE // 4
+SHORTEST: Final = RATE // 4
 _SPACE: Final = "▁".encode()
 _TWO_BYTES: Final = 0x80
 
@@ -42,14 +42,14 @@ class Moonshine:
 
     def transcribe(self, samples: Samples) -> tuple[str, list[int], float]:
         """The words of one piece of speech, their tokens, and the mean of their log probabilities."""
-        if len(samples) < _SHORTEST:
-            samples = np.pad(samples, (0, _SHORTEST - len(samples)))
+        if len(samples) < SHORTEST:
+            samples = np.pad(samples, (0, SHORTEST - len(samples)))
         heard = np.ones((1, len(samples)), np.int64)
         (hidden,) = self._encoder.run(None, {"input_values": samples[None], "attention_mask": heard})
         past = {one.name: np.zeros((1, one.shape[1], 0, one.shape[3]), np.float32) for one in self._past}
         tokens: list[int] = []
         total = 0.0
-        last, most = _BEGIN, math.ceil(len(samples) / RATE * TOKENS_A_SECOND) + _SPARE_TOKENS
+        last, most = BEGIN, math.ceil(len(samples) / RATE * TOKENS_A_SECOND) + SPARE_TOKENS
         while len(tokens) < most:
             given = {
                 "input_ids": np.array([[last]], np.int64),
@@ -59,21 +59,28 @@ class Moonshine:
                 **past,
             }
             told = dict(zip(self._outputs, self._decoder.run(None, given), strict=True))
-            logits = told["logits"][0, -1].astype(np.float64)
-            last = int(logits.argmax())
-            total += float(logits[last] - logits.max() - np.log(np.exp(logits - logits.max()).sum()))
-            if last == _END:
+            last, chance = log_probability(told["logits"][0, -1])
+            total += chance
+            if last == END:
                 break
             for name in past:
                 if not tokens or ".encoder." not in name:  # later steps leave the encoder's part empty
                     past[name] = told[name.replace("past_key_values", "present")]
             tokens.append(last)
-        return self.text(tokens), tokens, total / max(1, len(tokens))
+        return words(self._pieces, tokens), tokens, total / max(1, len(tokens))
 
-    def text(self, tokens: list[int]) -> str:
-        """Tokens as text."""
-        joined = b"".join(self._pieces[token] for token in tokens if _END < token < len(self._pieces))
-        return joined.replace(_SPACE, b" ").decode("utf-8", "replace").strip()
+
+def log_probability(logits: Any) -> tuple[int, float]:
+    """The likeliest token and the logarithm of its probability."""
+    values = logits.astype(np.float64)
+    last = int(values.argmax())
+    return last, -float(np.log(np.exp(values - values[last]).sum()))
+
+
+def words(pieces: list[bytes], tokens: list[int]) -> str:
+    """Tokens as text."""
+    joined = b"".join(pieces[token] for token in tokens if END < token < len(pieces))
+    return joined.replace(_SPACE, b" ").decode("utf-8", "replace").strip()
 
 
 def read_pieces(data: bytes) -> list[bytes]:

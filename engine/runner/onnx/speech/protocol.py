@@ -4,10 +4,15 @@ import msgspec
 
 
 class Listen(msgspec.Struct, frozen=True, kw_only=True, tag="listen"):
-    """Read a recording; `folder` has the models. Answered by `Heard`."""
+    """Read a recording; `folder` has the models. Answered by `Heard`.
+
+    `provider` runs graphs of fixed shapes (empty: the processor); what it compiles is kept below `cache`.
+    """
 
     sound: bytes
     folder: str
+    provider: str = ""
+    cache: str = ""
 
 
 class Transcribe(msgspec.Struct, frozen=True, kw_only=True, tag="transcribe"):
@@ -18,10 +23,14 @@ class Transcribe(msgspec.Struct, frozen=True, kw_only=True, tag="transcribe"):
 
 
 class Heard(msgspec.Struct, frozen=True, kw_only=True, tag="heard"):
-    """How long the recording is, and where in it somebody speaks: from, to (seconds) and how likely (0 to 1)."""
+    """How long the recording is, and where in it somebody speaks: from, to (seconds) and how likely (0 to 1).
+
+    `notes` say where the model's operators are, where that is not the processor.
+    """
 
     seconds: float
     pieces: tuple[tuple[float, float, float], ...]
+    notes: tuple[str, ...] = ()
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True, tag="said"):

@@ -47,8 +47,8 @@ class VoiceDetector:
         return found
 
 
-def speech(probabilities: list[float], num_samples: int) -> list[tuple[int, int]]:
-    """Pieces with speech as (first sample, sample behind the last), at most LONGEST_S each.
+def speech(probabilities: list[float], num_samples: int, longest_s: float = LONGEST_S) -> list[tuple[int, int]]:
+    """Pieces with speech as (first sample, sample behind the last), at most `longest_s` each.
 
     One that is longer is cut where speech is least likely in its last third.
     """
@@ -62,7 +62,7 @@ def speech(probabilities: list[float], num_samples: int) -> list[tuple[int, int]
             continue
         quiet = 0 if chance >= _ENDS else quiet + 1
         if quiet * WINDOW >= _PAUSE_S * RATE:
-            found += _cut(probabilities, begun, index + 1 - quiet)
+            found += _cut(probabilities, begun, index + 1 - quiet, longest_s)
             begun = None
     around = int(_AROUND_S * RATE)
     pieces = [(first * WINDOW, last * WINDOW) for first, last in found]
@@ -71,14 +71,14 @@ def speech(probabilities: list[float], num_samples: int) -> list[tuple[int, int]
     for first, last in pieces:
         start = max(0, first - around, out[-1][1] if out else 0)
         out.append((start, min(num_samples, last + around)))
-    return _joined([(first, last) for first, last in out if last > first])
+    return _joined([(first, last) for first, last in out if last > first], min(_TOGETHER_S, longest_s))
 
 
-def _joined(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _joined(pieces: list[tuple[int, int]], together_s: float) -> list[tuple[int, int]]:
     """Neighbours as one piece where little is between them: a word is understood by those around it."""
     out: list[tuple[int, int]] = []
     for first, last in pieces:
-        near = out and first - out[-1][1] <= _NEAR_S * RATE and last - out[-1][0] <= _TOGETHER_S * RATE
+        near = out and first - out[-1][1] <= _NEAR_S * RATE and last - out[-1][0] <= together_s * RATE
         if near:
             out[-1] = (out[-1][0], last)
         else:
@@ -86,8 +86,9 @@ def _joined(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return out
 
 
-def _cut(probabilities: list[float], first: int, last: int) -> list[tuple[int, int]]:
-    longest = int(LONGEST_S * RATE / WINDOW)
+def _cut(probabilities: list[float], first: int, last: int, longest_s: float) -> list[tuple[int, int]]:
+    """Pieces that are no longer with what is taken around them."""
+    longest = int((longest_s - 2 * _AROUND_S) * RATE / WINDOW)
     out = []
     while last - first > longest:
         part = probabilities[first + 2 * longest // 3 : first + longest]
