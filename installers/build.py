@@ -10,13 +10,13 @@ import argparse
 import os
 import runpy
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from devices.kernel_packs.store import PackStore  # noqa: E402
 from installers.bundle import make  # noqa: E402
 
 TARGETS = ("folder", "deb", "run", "nsis")
@@ -40,10 +40,15 @@ def main() -> int:
     for folder in (options.work, options.out):
         folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("SOURCE_DATE_EPOCH", make.EPOCH)
+    python = make.python_in(options.work.resolve())
+    if Path(sys.prefix).resolve() != python.parents[1].resolve():  # the rest needs the locked packages
+        return subprocess.run([str(python), __file__, *sys.argv[1:]], check=False).returncode
     program = make.bundle(options.work.resolve(), jobs=options.jobs)
     if options.with_model:
         shutil.copy(options.with_model, program / "_internal" / "assets" / "models")
     for archive in options.pack:
+        from devices.kernel_packs.store import PackStore
+
         store = PackStore(options.work / "packs")
         pack = store.add(archive)
         shutil.copytree(pack.folder, program / "_internal" / "kernels" / pack.manifest.name)
