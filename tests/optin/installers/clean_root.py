@@ -4,7 +4,7 @@
 
 Needs root, mmdebstrap, dpkg-deb, unshare and Debian's packages. Prints one line a step and ends with 1 at the first
 that fails. `--pack` installs a Vulkan kernel pack, and Mesa's software driver in the root to run it on;
-`--brings-pack` tries the one inside the package.
+`--brings-pack` tries the one inside the package; with both, the one inside and then the one installed over it.
 """
 
 import argparse
@@ -25,11 +25,16 @@ from installers.linux.packages import DEPENDS  # noqa: E402
 # What a desktop has anyway; the package's own needs are added from its control file. No compiler is among it.
 DESKTOP = ("xvfb", "openbox", "xdotool", "x11-utils", "procps")
 DRIVER = ("mesa-vulkan-drivers", "libvulkan1")
+# Mesa's software driver compiles every shader at its first use.
+LONG_S = 2400
 QUESTION = "What is a token?"
 ANSWER = "piece of a word"
 CHATS = "/root/.local/state/tessera/chats.db"
+# A server is waited for: how long it takes to start is not measured here.
+UP = "for i in $(seq 90); do (exec 3<>/dev/tcp/127.0.0.1/7373) 2>/dev/null && break; sleep 1; done"
 HEALTH = (
-    "exec 3<>/dev/tcp/127.0.0.1/7373; printf 'GET /health HTTP/1.0\\r\\nHost: 127.0.0.1\\r\\n\\r\\n' >&3; cat <&3"
+    f"{UP}; exec 3<>/dev/tcp/127.0.0.1/7373; "
+    "printf 'GET /health HTTP/1.0\\r\\nHost: 127.0.0.1\\r\\n\\r\\n' >&3; cat <&3"
 )
 
 
@@ -141,7 +146,7 @@ def steps_of_run(root: Root, file: Path) -> None:
     assert ANSWER in answer, answer
     tell("answer", answer.strip().splitlines()[0])
     tell("doctor", kernels_of(person("tessera doctor")))
-    told = person(f"tessera serve & sleep 10; {HEALTH}; kill %1; wait")
+    told = person(f"tessera serve & {HEALTH}; kill %1; wait")
     assert "200 OK" in told, told
     tell("server", "200 on /health")
     person("mkdir -p ~/.local/share/tessera/models; echo keep > ~/.local/share/tessera/models/mine.txt")
@@ -162,8 +167,9 @@ def kernels_of(doctor: str) -> str:
     return line
 
 
-def steps(root: Root, deb: Path, pack: Path | None, work: Path, *, vulkan: bool) -> None:
+def steps(root: Root, deb: Path, pack: Path | None, work: Path, *, brought: bool) -> None:
     """Every step, each with what must be seen. Raises: RuntimeError, AssertionError."""
+    vulkan = brought or pack is not None
     dependencies(root, DRIVER if vulkan else ())
     shutil.copy(older(deb, work), root.folder / "older.deb")
     shutil.copy(deb, root.folder / "tessera.deb")
@@ -172,7 +178,7 @@ def steps(root: Root, deb: Path, pack: Path | None, work: Path, *, vulkan: bool)
     answer = root.run(f'tessera chat spark --prompt "{QUESTION}"')
     assert ANSWER in answer, answer
     tell("answer", answer.strip().splitlines()[0])
-    told = root.run(f"tessera serve & sleep 4; {HEALTH}; kill %1; wait")
+    told = root.run(f"tessera serve & {HEALTH}; kill %1; wait")
     assert "200 OK" in told, told
     tell("server", "200 on /health")
     root.run("mkdir -p /root/.local/share/tessera/models; echo keep > /root/.local/share/tessera/models/mine.txt")
@@ -188,7 +194,7 @@ def steps(root: Root, deb: Path, pack: Path | None, work: Path, *, vulkan: bool)
     tell("doctor", kernels_of(root.run("tessera doctor")))
     tell("window", window(root))
     if vulkan:
-        on_vulkan(root, pack)
+        on_vulkan(root, pack, brought=brought)
     root.run("dpkg -r tessera")
     left = root.run("find /usr -path '*tessera*' -not -path '/usr/share/doc/*' | head").strip()
     assert not left, left
@@ -197,21 +203,22 @@ def steps(root: Root, deb: Path, pack: Path | None, work: Path, *, vulkan: bool)
     tell("removal", "nothing left below /usr; models and chats kept")
 
 
-def on_vulkan(root: Root, pack: Path | None) -> None:
-    """Install the kernel pack (None: it came along), see the GPU, compare what it computes, and answer on it."""
+def on_vulkan(root: Root, pack: Path | None, *, brought: bool) -> None:
+    """See the GPU with the pack that was `brought` or is installed now, compare what it computes, answer on it."""
+    before = kernels_of(root.run("tessera doctor"))
+    assert brought == ("Vulkan0" in before), before
     if pack is not None:
-        assert "Vulkan0" not in root.run("tessera doctor")
         shutil.copy(pack, root.folder / "pack.tar.xz")
         tell("kernel pack", root.run("tessera kernels install /pack.tar.xz").strip().splitlines()[-1])
     seen = kernels_of(root.run("tessera doctor"))
     assert "Vulkan0" in seen, seen
     tell("doctor with the pack", seen)
-    checked = root.run("tessera verify-device spark", limit_s=1200)
+    checked = root.run("tessera verify-device spark", limit_s=LONG_S)
     assert "wrong" not in checked, checked
     assert "failed" not in checked, checked
     tell("device check", checked.strip().splitlines()[-1])
-    ask = f'tessera serve --device vulkan & sleep 5; tessera chat spark --prompt "{QUESTION}"; '
-    answer = root.run(f"{ask} tessera models loaded --json; kill %1; wait", limit_s=1200)
+    ask = f'tessera serve --device vulkan & {UP}; tessera chat spark --prompt "{QUESTION}"; '
+    answer = root.run(f"{ask} tessera models loaded --json; kill %1; wait", limit_s=LONG_S)
     assert ANSWER in answer, answer
     assert "Vulkan0" in answer, answer
     tell("answer on Vulkan", answer.strip().splitlines()[0])
@@ -296,8 +303,7 @@ def main() -> int:
         if options.file.suffix == ".run":
             steps_of_run(root, options.file)
         else:
-            vulkan = options.brings_pack or options.pack is not None
-            steps(root, options.file, options.pack, options.work, vulkan=vulkan)
+            steps(root, options.file, options.pack, options.work, brought=options.brings_pack)
     except (RuntimeError, AssertionError, subprocess.SubprocessError) as error:
         tell("FAILED", str(error))
         return 1
