@@ -11,7 +11,7 @@ from engine.dispatch.candidates import Candidate, DryRunner, Question, on_gpus, 
 from engine.dispatch.cells import cap_kv_cells, grown
 from engine.dispatch.guessing import guessing
 from engine.dispatch.history import PlacementHistory
-from engine.dispatch.npu_rule import expected_power, why_npu
+from engine.dispatch.npu_rule import Offer, Verdict, busy_igpu, judge, power_words, why_npu
 from engine.dispatch.priors import BACKENDS, NPU_LARGEST_PARAMETERS
 from engine.dispatch.types import Alternative, Placement, Wish
 from engine.fit.context import resize_context
@@ -38,26 +38,34 @@ def place(
     may return None, then formulas are used.
     """
 
-    def choose(settings: LoadSettings) -> tuple[list[Candidate], bool, Candidate]:
+    def choose(settings: LoadSettings) -> tuple[list[Candidate], bool, Candidate, Verdict | None]:
         asked = Question(shape, settings, wish, machine, ledger, memory, owner)
         found = [on_processor(asked, dry_run), *on_gpus(asked)]
         intel = through_openvino(asked)
         pinned = [c for c in (*found, *intel) if _is_pinned(c, wish.device)]
-        saving = [c for c in intel if c.device.kind == "npu" and c.fits] if _npu_wanted(shape, wish) else []
-        return [*found, *intel], bool(pinned), _best(pinned or saving or found, found[0])
+        usual = _best(pinned or found, found[0])
+        npu = next((c for c in intel if c.device.kind == "npu" and c.fits), None)
+        why = _why_npu(asked)
+        verdict = _judged(npu, usual, why, asked) if npu is not None and why else None
+        chosen = npu if npu is not None and verdict is not None and verdict.take else usual
+        return [*found, *intel], bool(pinned), chosen, verdict
 
     use = memory.use(owner)
     wish = grown(wish, use)
     wished = cap_kv_cells(wished_settings(base, wish), shape, wish, use)
     ahead = guessing(wished, shape)
-    candidates, pinned, chosen = choose(ahead)
+    candidates, pinned, chosen, verdict = choose(ahead)
     if ahead != wished and not chosen.fits:
-        candidates, pinned, chosen = choose(wished)
+        candidates, pinned, chosen, verdict = choose(wished)
     reasons = _reasons(chosen, wish, machine, shape, pinned)
+    if chosen.backend == BACKEND and chosen.device.kind == "npu":
+        npu = _offer(chosen, memory, owner)
+        first = verdict.reasons if verdict is not None else (power_words(chosen.device.vendor, npu),)
+        reasons = (reasons[0], *first, *reasons[1:])
     if wish.device and not pinned:
         why = openvino.pin_refused(shape, ahead, machine, wish.device) or "is not usable here"
         reasons = (f"{wish.device} {why}, so another device was chosen", *reasons)
-    others = tuple(_alternative(c, chosen, wish) for c in candidates if c is not chosen)
+    others = tuple(_alternative(c, chosen, wish, verdict) for c in candidates if c is not chosen)
     return Placement(
         device=chosen.device.id,
         device_name=chosen.device.name,
@@ -81,9 +89,23 @@ def wished_settings(base: LoadSettings, wish: Wish) -> LoadSettings:
     return msgspec.structs.replace(settings, type_k=wish.kv_type or base.type_k, type_v=wish.kv_type or base.type_v)
 
 
-def _npu_wanted(shape: ModelShape, wish: Wish) -> bool:
-    small = sum(t.num_values for t in shape.tensors) <= NPU_LARGEST_PARAMETERS
-    return small and wish.device is None and bool(why_npu(wish, igpu_busy=False, side_work=False))
+def _why_npu(asked: Question) -> str:
+    """Why an NPU should be tried for this model, or nothing: it is too large, or a device is wished."""
+    if asked.wish.device is not None or sum(t.num_values for t in asked.shape.tensors) > NPU_LARGEST_PARAMETERS:
+        return ""
+    busy = busy_igpu(asked.machine, asked.ledger, asked.owner)
+    return why_npu(asked.wish, igpu_busy=busy, side_work=False)
+
+
+def _judged(npu: Candidate, usual: Candidate, why: str, asked: Question) -> Verdict:
+    offers = (_offer(c, asked.memory, asked.owner) for c in (npu, usual))
+    return judge(why, npu.device.vendor, *offers)
+
+
+def _offer(candidate: Candidate, memory: PlacementHistory, owner: str) -> Offer:
+    device = candidate.device
+    known = memory.tokens_per_joule(owner, device.id, candidate.backend)
+    return Offer(device.name, candidate.speed.prefill_tok_s, known)
 
 
 def _is_pinned(candidate: Candidate, pin: str | None) -> bool:
@@ -114,7 +136,7 @@ def _reasons(chosen: Candidate, wish: Wish, machine: Machine, shape: ModelShape,
     if pinned:
         reasons.append(f"you pinned {wish.device}")
     if chosen.backend == BACKEND and chosen.runtime:
-        reasons += _why_openvino(chosen, chosen.runtime, wish, shape)
+        reasons += _why_openvino(chosen, chosen.runtime, shape)
     elif chosen.device.kind == "cpu":
         reasons += _why_processor(chosen, machine, pinned=pinned)
     else:
@@ -151,15 +173,10 @@ def _why_gpu(chosen: Candidate, shape: ModelShape) -> list[str]:
     return reasons
 
 
-def _why_openvino(chosen: Candidate, runtime: Runtime, wish: Wish, shape: ModelShape) -> list[str]:
+def _why_openvino(chosen: Candidate, runtime: Runtime, shape: ModelShape) -> list[str]:
     reasons = [f"{runtime.device_name}: {BACKENDS[BACKEND].why}, one request at a time"]
     if chosen.device.kind == "npu":
-        why = why_npu(wish, igpu_busy=False, side_work=False)
-        reasons += [why] if why else []
-        reasons += [
-            expected_power(chosen.device.vendor),
-            f"a context of {chosen.settings.n_ctx}: it is compiled in",
-        ]
+        reasons.append(f"a context of {chosen.settings.n_ctx}: it is compiled in")
     if chosen.device.kind != "cpu":
         reasons.append(openvino.UNTRIED)
     cost = openvino.cost(shape, runtime)
@@ -183,12 +200,14 @@ def _why_processor(chosen: Candidate, machine: Machine, *, pinned: bool) -> list
     return reasons
 
 
-def _alternative(candidate: Candidate, chosen: Candidate, wish: Wish) -> Alternative:
+def _alternative(candidate: Candidate, chosen: Candidate, wish: Wish, verdict: Verdict | None) -> Alternative:
     if not candidate.fits:
         reason = "it does not fit there"
     elif candidate.backend == BACKEND and not (wish.device and _is_pinned(chosen, wish.device)):
         reason = f"only where you pin {candidate.settings.devices[0]}"
-        reason += ", when quiet or on battery" if candidate.device.kind == "npu" else ""
+        if candidate.device.kind == "npu":
+            reason += ", when quiet, on battery or beside a busy integrated GPU"
+            reason += f"; now not: {verdict.reasons[0]}" if verdict is not None and not verdict.take else ""
     elif candidate.device.kind != "cpu" and candidate.settings.n_gpu_layers == 0:
         reason = "not one layer fits there"
     elif wish.device and _is_pinned(chosen, wish.device):

@@ -11,7 +11,7 @@ import psutil
 from devices.errors import Overdrawn
 from devices.memory import Ledger
 from devices.types import Device, Machine
-from engine.dispatch.npu_rule import expected_power, why_npu
+from engine.dispatch.npu_rule import busy_igpu, expected_power, why_npu
 from engine.dispatch.types import Alternative, Placement, Wish
 from engine.errors import BadModelFile
 from engine.fit.report import ledger_amounts, overdraft, refusal
@@ -77,7 +77,7 @@ def place_folder(
     environ = os.environ if environ is None else environ
     settings = msgspec.structs.replace(base, n_ctx=wish.n_ctx or base.n_ctx, devices=(), n_gpu_layers=0)
     need = onnx_need(folder, settings)
-    choice = choose_provider(folder, settings, wish, machine, busy_igpu(machine, ledger), environ)
+    choice = choose_provider(folder, settings, wish, machine, busy_igpu(machine, ledger, owner), environ)
     settings = msgspec.structs.replace(settings, provider=choice.provider)
     device = choice.device or machine.devices[0]
     return Placement(
@@ -167,12 +167,6 @@ def admit(model_id: str, settings: LoadSettings, machine: Machine, ledger: Ledge
         raise refusal(folder_report(model_id, placement, machine, ledger), names) from error
 
 
-def busy_igpu(machine: Machine, ledger: Ledger) -> bool:
-    """A model is loaded on the integrated GPU."""
-    igpus = {d.id for d in machine.devices if d.kind == "igpu"}
-    return any(device in igpus for held in ledger.reservations() for device in held.amounts)
-
-
 def _compiled(folder: OnnxFolder, adapter: Adapter, npus: list[Device], environ: Mapping[str, str]) -> Choice:
     """A vendor's folder has one place to run."""
     problem = adapter.problem(folder.release, environ)
@@ -194,7 +188,8 @@ def _pinned(wish: Wish, npus: list[Device]) -> str:
 
 def _npu_reason(folder: OnnxFolder, wish: Wish, igpu_busy: bool) -> str:
     """Why an NPU should get this, or nothing."""
-    return why_npu(wish, igpu_busy=igpu_busy, side_work=folder.kind != "generate")
+    side_work = folder.kind != "generate"  # a chat in ONNX may be of any size
+    return why_npu(wish, igpu_busy=igpu_busy and side_work, side_work=side_work)
 
 
 def _for_vendor(npus: list[Device], system: str) -> Adapter | None:

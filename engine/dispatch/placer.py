@@ -15,6 +15,7 @@ from engine.dispatch.engine_args import decided, refused
 from engine.dispatch.external import flm_report, is_external, place_external
 from engine.dispatch.history import LADDER_FIELDS
 from engine.dispatch.ladder import sound_rungs
+from engine.dispatch.npu_rule import busy_igpu
 from engine.dispatch.priors import effective_gbs
 from engine.dispatch.resources import Resources
 from engine.dispatch.speed import weights_read
@@ -93,7 +94,7 @@ class Placer:
     def side_work(self, folder: OnnxFolder, wish: Wish) -> onnx.Choice:
         """Where an encoder or a speech model of fixed shapes would run now, and why. Raises: BadModelFile."""
         machine = self.machine_now()
-        settings, busy = LoadSettings(path=str(folder.path)), onnx.busy_igpu(machine, self.ledger)
+        settings, busy = LoadSettings(path=str(folder.path)), busy_igpu(machine, self.ledger)
         return onnx.choose_provider(folder, settings, onnx.with_power(wish), machine, busy, os.environ)
 
     def _with_energy(self, model_id: str, placed: Placement) -> Placement:

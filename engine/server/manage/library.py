@@ -95,7 +95,9 @@ async def link(request: Request, body: LinkRequest) -> Linked:
 async def show_model(request: Request, model: str) -> Model:
     """One model with everything known about it; with its card, and what it samples with."""
     elsewhere = next((e for e in await server_state(request).models.external() if e.id == model), None)
-    entry = elsewhere or await asyncio.to_thread(require, await _catalogue(request), model)
+    if elsewhere is None:
+        elsewhere = await asyncio.to_thread(require, await _catalogue(request), model)
+    entry = elsewhere
     card_text = await asyncio.to_thread(_card_text, entry)
     sampling = decided(choose({}, server_state(request).models.recommended_for(entry).layers(None)))
     return msgspec.structs.replace(_model(entry, with_template=True), card_text=card_text, sampling=sampling)
