@@ -12,7 +12,7 @@ import msgspec
 from engine.errors import InputFault
 from engine.remotes import wire
 from engine.remotes.book import RemoteBook, check_names
-from engine.remotes.errors import RemoteFault, UnknownHostKey
+from engine.remotes.errors import NotAdded, RemoteFault, UnknownHostKey
 from engine.remotes.kernel import kernel_name
 from engine.remotes.session import Session
 from engine.remotes.tunnel import Tunnel
@@ -40,19 +40,20 @@ class Remotes:
         """Accept the host's key and keep the worker; what a first look at it finds.
 
         `expected` is the fingerprint the user says it has; without one only a key in known_hosts is accepted.
-        Raises: UnknownHostKey; InputFault: the key is another one; RemoteFault: the host cannot be reached.
+        Raises: UnknownHostKey; InputFault: the key is another one; NotAdded: the host cannot be reached.
         """
         check_names(remote.name, remote.user, remote.host)
-        shown = await self._host_key(remote)
+        try:
+            shown = await self._host_key(remote)
+        except RemoteFault as fault:
+            raise NotAdded(fault.remote, fault.state, fault.reason) from fault
         if expected and shown.fingerprint != expected:
             raise InputFault(
                 f"{remote.host} shows the host key {shown.fingerprint}, not {expected}; nothing was kept.",
                 "host_key",
             )
         if not expected and shown.known == "other":
-            raise RemoteFault(
-                remote.name, "changed_key", f"{remote.host} shows another host key than known_hosts has"
-            )
+            raise NotAdded(remote.name, "changed_key", f"{remote.host} shows another host key than known_hosts has")
         if not expected and shown.known == "no":
             raise UnknownHostKey(remote.host, shown.fingerprint)
         self.book.put(msgspec.structs.replace(remote, host_key=shown.line))

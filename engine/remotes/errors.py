@@ -26,6 +26,10 @@ class RemoteFault(EnvironmentFault):
         self.remote, self.state, self.reason = remote, state, reason
 
 
+class NotAdded(RemoteFault):
+    """A worker was not kept: the computer that the request names did not show its key, or shows another one."""
+
+
 class UnknownHostKey(EnvironmentFault):
     """The computer shows a key that nobody has said is its own."""
 

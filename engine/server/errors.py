@@ -24,6 +24,7 @@ STATUS: dict[type[Exception], tuple[int, str, bool]] = {
     documents.FileNotFound: (404, "invalid_request_error", False),
     documents.NoDocument: (404, "invalid_request_error", False),
     remotes.UnknownHostKey: (409, "invalid_request_error", False),
+    remotes.NotAdded: (424, "invalid_request_error", False),
     remotes.RemoteFault: (503, "server_error", True),
     upstreams.NoRule: (403, "invalid_request_error", False),
     upstreams.UpstreamBusy: (429, "rate_limit_error", True),

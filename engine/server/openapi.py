@@ -24,10 +24,20 @@ _ERRORS: Final = {
     "413": "The body is too large",
     "415": "The body is a form or plain text",
     "422": "The model's file cannot be loaded",
-    "429": "Too many wrong keys",
+    "429": "Too many wrong keys, or the other server that a rule chose has no place left",
+    "431": "The headers are too large",
+    "499": "The request was cancelled",
     "500": "A fault of the server; its log has the details",
+    "502": "The other server that a rule chose failed",
     "503": "The model's process died, or something on this machine is missing for now",
     "507": "Not enough memory or disk",
+}
+# What only one route may answer beside those.
+_ERRORS_OF: Final = {
+    ("put", "/tessera/v1/remotes/{name}"): {
+        "409": "The computer shows a host key that nobody has vouched for",
+        "424": "The computer that was named does not show its host key",
+    },
 }
 _ByKind = dict[type, dict[str, Any]]
 _JSON: Final = "application/json"
@@ -97,7 +107,7 @@ def _completed(page: dict[str, Any]) -> dict[str, Any]:
                 if status.startswith("2") and status != "204":
                     _success(path, response, contracts[method, path].returns, by_kind)
             _add_body(operation, contracts[method, path].takes, by_kind)
-            _add_errors(path, operation, by_kind)
+            _add_errors(method, path, operation, by_kind)
     return page
 
 
@@ -107,12 +117,13 @@ def _add_body(operation: dict[str, Any], takes: type[msgspec.Struct] | None, by_
         operation["requestBody"] = {"required": needed, "content": {_JSON: {"schema": by_kind[takes]}}}
 
 
-def _add_errors(path: str, operation: dict[str, Any], by_kind: _ByKind) -> None:
+def _add_errors(method: str, path: str, operation: dict[str, Any], by_kind: _ByKind) -> None:
     responses = operation["responses"]
     responses.pop("422", None)  # FastAPI's own shape, which is never sent
     kind = AnthropicError if speaks_anthropic(path) else OllamaError if speaks_ollama(path) else Error
     error = {_JSON: {"schema": by_kind[kind]}}
-    responses |= {status: {"description": text, "content": error} for status, text in _ERRORS.items()}
+    known = {**_ERRORS, **_ERRORS_OF.get((method, path), {})}
+    responses |= {status: {"description": text, "content": error} for status, text in known.items()}
     if path in OPEN_PATHS:
         operation["security"] = []
     else:

@@ -205,6 +205,13 @@ def test_the_worker_is_killed(http, here, host, link, tmp_path):
         http.delete("/tessera/v1/remotes/desk")
 
 
+def test_a_computer_that_cannot_be_reached_is_not_kept_and_is_no_fault_of_the_server(http, host):
+    answer = add(http, host, free_port(), free_port())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (424, "remote_failed")
+    assert "cannot be reached by SSH" in answer.json()["error"]["message"]
+    assert http.get("/tessera/v1/remotes").json()["remotes"] == []
+
+
 def test_a_link_that_becomes_slow_is_told_and_the_answer_goes_on(http, desk, link):
     slow_s = max(1.0, 5 * state(http)["rtt_ms"] / 1000)
     seen = []

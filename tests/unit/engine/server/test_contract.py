@@ -18,6 +18,8 @@ from engine.dispatch.resources import open_resources
 from engine.errors import InputFault
 from engine.paths import user_paths
 from engine.pool import Pool
+from engine.remotes import errors as remotes
+from engine.server import errors
 from engine.server.auth import Access
 from engine.server.body import Body
 from engine.server.every_route import every_route
@@ -79,6 +81,17 @@ def test_every_reference_of_the_page_leads_somewhere(page):
     assert len(found) > 50
     known = {f"#/components/schemas/{name}" for name in page["components"]["schemas"]}
     assert found <= known
+
+
+def test_every_status_of_an_error_is_on_the_page(page):
+    known = [set(operation["responses"]) for _, _, operation in operations(page)]
+    everywhere = set.intersection(*known)
+    adding = set(page["paths"]["/tessera/v1/remotes/{name}"]["put"]["responses"])
+    for kind, (status, _, _) in errors.STATUS.items():
+        told = adding if kind in (remotes.NotAdded, remotes.UnknownHostKey) else everywhere
+        assert str(status) in told, kind
+    # What is answered before a route: by the guard, the keys, and connections.
+    assert everywhere >= {"400", "401", "403", "404", "405", "408", "413", "415", "429", "431", "500", "503"}
 
 
 def test_bodies_are_described_with_their_limits(page):
