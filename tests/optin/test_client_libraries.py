@@ -104,7 +104,8 @@ CHECKS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", ["11", "22", "33"])
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", ["707", "808", "909"])
 def test_schemathesis_finds_nothing(python, server, tmp_path, seed):
     """No 5xx, no answer that differs from the page, no management call without a key."""
     server.state.access.failures.note = lambda address: None  # it guesses keys without an end
@@ -119,7 +120,7 @@ def test_schemathesis_finds_nothing(python, server, tmp_path, seed):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=800,
+        timeout=1700,
         check=False,
     )
     print(done.stdout[-3000:])
