@@ -30,8 +30,8 @@ def ended(model: LoadedModel, started: Started, done: Done | None, *, truncated:
     """What llama-server tells at the end, in its own words and milliseconds."""
     generated = done.usage.completion_tokens if done else 0
     times = done.timings if done else None
-    decode_ms = times.decode_s * 1000 if times else 0.0
-    prompt_ms = times.prefill_s * 1000 if times else 0.0
+    decode_ms = round(times.decode_s * 1000, 3) if times else 0.0
+    prompt_ms = round(times.prefill_s * 1000, 3) if times else 0.0
     gaps = max(generated - 1, 0)
     fresh = started.prompt_tokens - started.cached_tokens
     return {
@@ -46,13 +46,13 @@ def ended(model: LoadedModel, started: Started, done: Done | None, *, truncated:
         "timings": {
             "cache_n": started.cached_tokens,
             "prompt_n": fresh,
-            "prompt_ms": round(prompt_ms, 3),
-            "prompt_per_token_ms": round(prompt_ms / fresh, 3) if fresh else 0.0,
-            "prompt_per_second": round(fresh / prompt_ms * 1000, 2) if prompt_ms else 0.0,
+            "prompt_ms": prompt_ms,
+            "prompt_per_token_ms": prompt_ms / fresh if fresh else 0.0,
+            "prompt_per_second": fresh / prompt_ms * 1000 if prompt_ms else 0.0,
             "predicted_n": generated,
-            "predicted_ms": round(decode_ms, 3),
-            "predicted_per_token_ms": round(decode_ms / gaps, 3) if gaps else 0.0,
-            "predicted_per_second": round(gaps / decode_ms * 1000, 2) if decode_ms else 0.0,
+            "predicted_ms": decode_ms,
+            "predicted_per_token_ms": decode_ms / gaps if gaps else 0.0,
+            "predicted_per_second": gaps / decode_ms * 1000 if decode_ms else 0.0,
         },
     }
 

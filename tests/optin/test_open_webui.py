@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from importlib.metadata import Distribution
 from pathlib import Path
 
@@ -158,7 +159,7 @@ def test_its_tasks_after_a_turn(webui, protocol, task):
 
 
 def test_a_kept_conversation_is_answered_in_the_background(webui):
-    """As its page does it: the answer, its title and its tags are written into the conversation."""
+    """As its page does it, with all of its tools in the prompt; answer and title are written into it."""
     webui.get("/api/models")
     user = {"id": "u1", "parentId": None, "childrenIds": ["a1"], "role": "user", "content": ASK[0]["content"]}
     blank = {"id": "a1", "parentId": "u1", "childrenIds": [], "role": "assistant", "content": "", "model": MODEL}
@@ -179,10 +180,11 @@ def test_a_kept_conversation_is_answered_in_the_background(webui):
     assert asked.status_code == 200, asked.text
 
     def kept():
+        time.sleep(1.0)
         return webui.get(f"/api/v1/chats/{chat}").json()
 
-    wait_for(lambda: "Paris" in kept()["chat"]["history"]["messages"]["a1"]["content"], 300, "the answer")
-    wait_for(lambda: not webui.get(f"/api/tasks/chat/{chat}").json()["task_ids"], 600, "the end of its tasks")
+    wait_for(lambda: "Paris" in kept()["chat"]["history"]["messages"]["a1"]["content"], 900, "the answer")
+    wait_for(lambda: kept()["title"] and not webui.get(f"/api/tasks/chat/{chat}").json()["task_ids"], 600, "tasks")
     assert kept()["title"]
     print("title", repr(kept()["title"]))
 

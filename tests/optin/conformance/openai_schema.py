@@ -11,14 +11,15 @@ import argparse
 import json
 import re
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import requests
 from jsonschema import Draft202012Validator
-from run import reasons
 
+HERE = Path(__file__).parent
 HI = [{"role": "user", "content": "Hello, who are you?"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 8}}, "required": ["city"]}
 STRICT = {**CITY, "additionalProperties": False}
@@ -65,7 +66,7 @@ class Checker:
         self.document = document
         self.components = nullable(document["components"])
         self.url, self.model = url.rstrip("/"), model
-        self.expected = reasons("openai")
+        self.expected = tomllib.loads((HERE / "expected.toml").read_text("utf-8"))["openai"]
         self.counts: Counter[str] = Counter()
         self._validators: dict[str, Draft202012Validator] = {}
 
