@@ -277,12 +277,21 @@ def test_a_hostile_template_is_a_400_that_offers_the_built_in_one(tmp_path, temp
         server.stop()
 
 
-def test_the_last_answer_is_continued(qwen, client):
+@pytest.mark.parametrize("more", [{}, {"extra_body": {"continue_final_message": True}}])
+def test_the_last_answer_is_continued(qwen, client, more):
     qwen.say(" 42.")
     messages = [*ASK, {"role": "assistant", "content": "The answer is"}]
-    answer = chat(client, messages, extra_body={"continue_final_message": True})
+    answer = chat(client, messages, **more)
     assert answer.choices[0].message.content == " 42."
     assert qwen.prompts()[-1].endswith("<|im_start|>assistant\nThe answer is")
+
+
+def test_the_last_answer_is_not_continued_where_that_is_said(qwen, client):
+    qwen.say("42.")
+    messages = [*ASK, {"role": "assistant", "content": "The answer is"}]
+    answer = chat(client, messages, extra_body={"continue_final_message": False})
+    assert answer.choices[0].message.content == "42."
+    assert not qwen.prompts()[-1].endswith("The answer is")
 
 
 PATCH_TOOL = {

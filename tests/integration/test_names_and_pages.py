@@ -13,7 +13,7 @@ FIM_MARKS = {"pre": "<|fim_prefix|>", "suf": "<|fim_suffix|>", "mid": "<|fim_mid
 
 
 def test_every_name_that_ollama_lists_works_on_every_route(qwen):
-    [listed] = httpx2.get(f"{qwen.url}/api/tags").json()["models"]
+    [listed] = httpx2.get(f"{qwen.url}/api/tags", timeout=60).json()["models"]
     name = listed["model"]
     assert name == "spark:latest"
     bodies = {
@@ -30,7 +30,9 @@ def test_every_name_that_ollama_lists_works_on_every_route(qwen):
         answer = httpx2.post(f"{qwen.url}{path}", json={"model": name, **body}, timeout=60)
         assert answer.status_code == 200, (path, answer.text)
     assert httpx2.get(f"{qwen.url}/v1/models/{name}").json()["id"] == "spark"
-    unknown = httpx2.post(f"{qwen.url}/v1/chat/completions", json={"model": "no:latest", "messages": HI})
+    unknown = httpx2.post(
+        f"{qwen.url}/v1/chat/completions", json={"model": "no:latest", "messages": HI}, timeout=60
+    )
     assert unknown.status_code == 404
     assert "'no:latest'" in unknown.json()["error"]["message"]
 
@@ -47,8 +49,8 @@ def test_a_second_name_with_a_tag_keeps_it(qwen):
 @pytest.mark.parametrize("keep_alive", [300_000_000_000, 1e300, 10**400, "1000000000h", "9" * 400])
 def test_a_model_kept_for_longer_than_dates_go_is_kept_for_ever(qwen, keep_alive):
     asked = {"model": "spark", "keep_alive": keep_alive}
-    assert httpx2.post(f"{qwen.url}/api/generate", json=asked).status_code == 200
-    listed = httpx2.get(f"{qwen.url}/api/ps")
+    assert httpx2.post(f"{qwen.url}/api/generate", json=asked, timeout=60).status_code == 200
+    listed = httpx2.get(f"{qwen.url}/api/ps", timeout=60)
     assert listed.status_code == 200, listed.text
     assert listed.json()["models"][0]["expires_at"] > "2100"
     assert qwen.state.pool.loaded[0].ttl_s is None
@@ -68,7 +70,7 @@ NEVER = ["null", "http://evil.example", "http://localhost.evil.example", "chrome
 
 
 def ask(server, **headers):
-    return httpx2.get(f"{server.url}/v1/models", headers=headers)
+    return httpx2.get(f"{server.url}/v1/models", headers=headers, timeout=60)
 
 
 def test_who_may_call_by_default(qwen):
@@ -203,7 +205,7 @@ def test_unknown_names_of_editors_requests_are_told_whatever_they_are(coder, pat
     names = ("имя", "a\r\nX-Injected: 1", "long" * 25_000)
     coder.say("x")
     asked = {"model": "spark", **body, "stream": stream, **dict.fromkeys(names, 1)}
-    answer = httpx2.post(f"{coder.url}{path}", json=asked)
+    answer = httpx2.post(f"{coder.url}{path}", json=asked, timeout=60)
     assert answer.status_code == 200, answer.text
     assert "x-injected" not in answer.headers
     told = answer.headers["x-tessera-ignored"]
