@@ -38,7 +38,7 @@ def test_every_name_that_ollama_lists_works_on_every_route(qwen):
 
 
 def test_a_second_name_with_a_tag_keeps_it(qwen):
-    with httpx2.Client(base_url=qwen.url, headers=MANAGE) as http:
+    with httpx2.Client(base_url=qwen.url, headers=MANAGE, timeout=60) as http:
         assert http.post("/api/copy", json={"source": "spark", "destination": "me/cp2:v1"}).status_code == 200
         names = [m["name"] for m in http.get("/api/tags").json()["models"]]
         assert names == ["spark:latest", "me/cp2:v1"]
@@ -127,7 +127,7 @@ def test_a_bug_is_an_answer_that_is_logged_and_leaves_the_connection_open(qwen, 
         raise ZeroDivisionError
 
     caplog.set_level("INFO", "engine.access")
-    with httpx2.Client(base_url=qwen.url) as http:
+    with httpx2.Client(base_url=qwen.url, timeout=60) as http:
         with monkeypatch.context() as patch:
             patch.setattr("engine.server.ollama.models._tag", broken)
             answer = http.get("/api/tags")
