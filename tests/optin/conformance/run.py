@@ -41,8 +41,6 @@ VLLM = {
     "function_calling": "openai/chat_completion/test_completion_with_function_calling.py",
     "logit_bias": "openai/chat_completion/test_chat_logit_bias_validation.py",
     "include_reasoning": "openai/chat_completion/test_include_reasoning.py",
-    "non_object_body": "openai/chat_completion/test_non_object_body_validation.py",
-    "text_offset": "openai/completion/test_completion_text_offset.py",
     "responses": "openai/responses/test_simple.py",
     "messages": "anthropic/test_messages.py",
     "tokenization": "serve/tokenize/test_tokenization.py",
