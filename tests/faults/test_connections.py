@@ -115,9 +115,9 @@ def test_an_answer_that_is_not_taken_ends(server):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.connect(address(server))
             connection.sendall(request)
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 90  # 3,600 tokens beside others: what is measured is that it ends
         time.sleep(3)
-        while "tessera_requests_active 0" not in httpx.get(f"{server.url}/metrics", timeout=5).text:
+        while "tessera_requests_active 0" not in httpx.get(f"{server.url}/metrics", timeout=60).text:
             assert time.monotonic() < deadline
             time.sleep(0.2)
 
