@@ -1,7 +1,7 @@
 """Bringing a collection's index up to what is on disk: new, changed, unfinished and deleted files."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -9,7 +9,7 @@ import msgspec
 from engine.documents.kinds import size_limit
 from engine.documents.reading import Reader
 from engine.documents.store import READING, Store
-from engine.documents.walk import Found
+from engine.documents.walk import Found, Walk
 
 log = logging.getLogger(__name__)
 
@@ -24,21 +24,24 @@ class Progress(msgspec.Struct, kw_only=True):
 
 def update(
     store: Store,
-    files: Iterable[Found],
+    walk: Walk,
     reader: Reader,
     progress: Progress,
     stopped: Callable[[], bool],
 ) -> bool:
-    """Read what is new, changed or unfinished, and forget what is gone. False: it was stopped before the end."""
+    """Read what is new, changed or unfinished, and forget what is gone. False: it was stopped before the end.
+
+    What the walk could not look at stays as it is known.
+    """
     known = store.known()
     waiting: list[Found] = []
-    for file in files:
+    for file in walk.files():
         if stopped():
             return False
         size, mtime, state = known.pop(file.path, (-1, -1, ""))
         if (size, mtime) != (file.size_bytes, file.mtime_ns) or state == READING:
             waiting.append(file)
-    store.remove(known)
+    store.remove([path for path in known if not walk.hid(path)])
     progress.files, progress.done = len(waiting), 0
     for file in waiting:
         if stopped():

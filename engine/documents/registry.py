@@ -13,13 +13,13 @@ from filelock import FileLock, Timeout
 
 from engine.documents import indexing
 from engine.documents.definitions import Definition, Definitions
-from engine.documents.errors import CollectionUnusable
+from engine.documents.errors import CollectionUnusable, NoCollection
 from engine.documents.follow import Follower
 from engine.documents.indexing import Progress
 from engine.documents.reading import Reader
 from engine.documents.store import Store
 from engine.documents.vectors import Vectors, packed
-from engine.documents.walk import files_of, is_below, is_wanted
+from engine.documents.walk import Walk, is_below, is_wanted
 from engine.errors import exhausted
 from engine.paths import Paths
 
@@ -62,6 +62,8 @@ class Live:
         self.progress = Progress()
         self.reading = False
         self.embedding_problem = ""
+        # Places that the last pass could not look at; they are looked at again soon.
+        self.unseen: tuple[str, ...] = ()
         self.checked_at = 0.0
         self.asked_at = 0.0
         self.embedded_to = 0
@@ -119,7 +121,7 @@ class Collections:
         """Every collection that can be opened."""
         found = []
         for definition in self.definitions.all():
-            with contextlib.suppress(CollectionUnusable):
+            with contextlib.suppress(CollectionUnusable, NoCollection):  # it may be removed meanwhile
                 found.append(self.live(definition.id))
         return found
 
@@ -152,8 +154,11 @@ class Collections:
         """Look at a collection's files now."""
         definition = self.definitions.get(key)
         self._begin()
+        self._look_again(definition.id)
+
+    def _look_again(self, collection: str) -> None:
         with self._wake:
-            self._dirty.add(definition.id)
+            self._dirty.add(collection)
             self._wake.notify_all()
 
     def close(self) -> None:
@@ -195,7 +200,7 @@ class Collections:
                 with self._wake:
                     wanted = live.definition.id in self._dirty
                     self._dirty.discard(live.definition.id)
-                due = live.definition.follow and time.monotonic() - live.checked_at > self._look_again_s()
+                due = live.definition.follow and time.monotonic() - live.checked_at > self._look_again_s(live)
                 if (wanted or due or not live.checked_at) and live.owned():
                     self._guarded(live)
                 if time.monotonic() - live.asked_at > _VECTORS_KEPT_S:
@@ -204,18 +209,24 @@ class Collections:
                 if not self._dirty and not self._stop.is_set():
                     self._wake.wait(_IDLE_S)
 
-    def _look_again_s(self) -> float:
-        return LOOK_AGAIN_S if self.follower.problem else 10 * LOOK_AGAIN_S
+    def _look_again_s(self, live: Live) -> float:
+        return LOOK_AGAIN_S if self.follower.problem or live.unseen else 10 * LOOK_AGAIN_S
 
     def _guarded(self, live: Live) -> None:
         """One pass over a collection's files; a fault of one collection is no fault of the others."""
         live.reading = True
         try:
-            files = files_of(live.definition.sources, pictures=live.definition.ocr)
+            walk = Walk(live.definition.sources, pictures=live.definition.ocr)
             reader = self._readers[live.definition.ocr]
-            indexing.update(live.store, files, reader, live.progress, self._interrupted(live))
+            indexing.update(live.store, walk, reader, live.progress, self._interrupted(live))
+            live.unseen = tuple(walk.unseen)
+            if walk.unseen:
+                log.warning(
+                    "%d places of a collection could not be looked at: %s", len(walk.unseen), walk.unseen[0]
+                )
         except Exception as error:  # noqa: BLE001 - told with its traceback where it is a bug
             if not self._gone(live):
+                live.unseen = live.definition.sources
                 _complain("a collection could not be brought up to date", error)
         finally:
             live.reading = False
@@ -234,17 +245,29 @@ class Collections:
             mine = [p for p in paths if any(is_below(p, s) for s in definition.sources)]
             if not definition.follow or not mine or not live.owned():
                 continue
-            if any(not Path(p).is_file() and not live.store.document(p) for p in mine) or len(mine) > 200:  # noqa: PLR2004 - a folder came or went, or a whole tree
-                self.refresh(definition.id)
-                continue
-            wanted = [p for p in mine if any(is_below(p, s) and is_wanted(p, s) for s in definition.sources)]
-            found = {f.path: f for f in files_of(wanted, pictures=definition.ocr)}
-            for path in mine:
-                file = found.get(path)
-                if file is None:
-                    live.store.remove([path])
-                else:
-                    indexing.read_file(live.store, file, self._quick[definition.ocr], self._interrupted(live))
+            try:
+                self._read_changed(live, mine)
+            except Exception as error:  # noqa: BLE001 - following goes on; the next pass finds what was missed
+                if not self._gone(live):
+                    _complain("changed documents could not be read", error)
+                    self._look_again(definition.id)
+
+    def _read_changed(self, live: Live, mine: list[str]) -> None:
+        definition = live.definition
+        if any(not Path(p).is_file() and not live.store.document(p) for p in mine) or len(mine) > 200:  # noqa: PLR2004 - a folder came or went, or a whole tree
+            self.refresh(definition.id)
+            return
+        wanted = [p for p in mine if any(is_below(p, s) and is_wanted(p, s) for s in definition.sources)]
+        walk = Walk(wanted, pictures=definition.ocr)
+        found = {f.path: f for f in walk.files()}
+        for path in mine:
+            file = found.get(path)
+            if walk.hid(path):
+                self._look_again(definition.id)
+            elif file is None:
+                live.store.remove([path])
+            else:
+                indexing.read_file(live.store, file, self._quick[definition.ocr], self._interrupted(live))
 
     def _embed_forever(self) -> None:
         while not self._stop.is_set():

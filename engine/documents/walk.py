@@ -7,10 +7,13 @@ from pathlib import Path
 import msgspec
 from pathspec import GitIgnoreSpec
 
+from devices.drives import drive_is_here
 from engine.documents.kinds import SKIPPED_FOLDERS, kind_of
 
 # Far more files than a person has documents; a mistaken "/" must end somewhere.
 MAX_FILES = 500_000
+# Reasons that say something about the file, not about this moment.
+_GONE = (FileNotFoundError, NotADirectoryError, PermissionError)
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -22,22 +25,77 @@ class Found(msgspec.Struct, frozen=True):
     mtime_ns: int
 
 
-def files_of(sources: Sequence[str], *, pictures: bool = False) -> Iterator[Found]:
-    """Every readable file of the sources, once. A source that is gone yields nothing; links are not followed.
+class Walk:
+    """One look at the files of some sources.
 
-    Hidden files and folders, and what .gitignore leaves out, are left out, unless they are sources themselves.
+    `offline`: sources whose drive is not connected. `unseen`: files and folders that could not be looked at in this
+    moment: a system without descriptors, a failing disk. What lies there may be as it was.
     """
-    seen: set[str] = set()
-    for source in sources:
-        path = Path(source)
-        found = _file(path, pictures=pictures) if path.is_file() else None
-        every = iter((found,)) if found else _below(path, (), pictures=pictures)
-        for file in every:
-            if file.path not in seen:
-                seen.add(file.path)
-                yield file
-                if len(seen) >= MAX_FILES:
-                    return
+
+    def __init__(self, sources: Sequence[str], *, pictures: bool = False) -> None:
+        self._sources = sources
+        self._pictures = pictures
+        self.offline: list[str] = []
+        self.unseen: list[str] = []
+
+    def files(self) -> Iterator[Found]:
+        """Every readable file, once. What is gone, or forbidden, yields nothing; links are not followed.
+
+        Hidden files and folders, and what .gitignore leaves out, are left out, unless they are sources themselves.
+        """
+        seen: set[str] = set()
+        for source in self._sources:
+            path = Path(source)
+            if not drive_is_here(path):
+                self.offline.append(source)
+                continue
+            found = self._file(path) if path.is_file() else None
+            every = iter((found,)) if found else self._below(path, ())
+            for file in every:
+                if file.path not in seen:
+                    seen.add(file.path)
+                    yield file
+                    if len(seen) >= MAX_FILES:
+                        return
+
+    def hid(self, path: str) -> bool:
+        """The path is, or lies in, what could not be looked at."""
+        return any(is_below(path, place) for place in (*self.offline, *self.unseen))
+
+    def _file(self, path: Path) -> Found | None:
+        kind = kind_of(path.name, pictures=self._pictures)
+        try:
+            state = path.stat()
+        except OSError as error:
+            self._note(path, error)
+            return None
+        return Found(str(path), kind, state.st_size, state.st_mtime_ns) if kind else None
+
+    def _below(self, folder: Path, rules: tuple[tuple[Path, GitIgnoreSpec], ...]) -> Iterator[Found]:
+        try:
+            with os.scandir(folder) as listed:
+                entries = sorted(listed, key=lambda entry: entry.name)
+            rules = _with_rules(folder, rules)
+        except OSError as error:
+            self._note(folder, error)
+            return
+        for entry in entries:
+            if entry.name.startswith(".") or entry.is_symlink():
+                continue
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if _ignored(entry.path, rules, is_folder=is_folder):
+                continue
+            if is_folder:
+                if entry.name.lower() not in SKIPPED_FOLDERS:
+                    yield from self._below(Path(entry.path), rules)
+            elif entry.is_file(follow_symlinks=False):
+                found = self._file(Path(entry.path))
+                if found:
+                    yield found
+
+    def _note(self, path: Path, error: OSError) -> None:
+        if not isinstance(error, _GONE):
+            self.unseen.append(str(path))
 
 
 def is_below(path: str, source: str) -> bool:
@@ -63,43 +121,14 @@ def is_wanted(path: str, source: str) -> bool:
     return True
 
 
-def _file(path: Path, *, pictures: bool) -> Found | None:
-    kind = kind_of(path.name, pictures=pictures)
-    try:
-        state = path.stat()
-    except OSError:
-        return None
-    return Found(str(path), kind, state.st_size, state.st_mtime_ns) if kind else None
-
-
-def _below(folder: Path, rules: tuple[tuple[Path, GitIgnoreSpec], ...], *, pictures: bool) -> Iterator[Found]:
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError:
-        return
-    rules = _with_rules(folder, rules)
-    for entry in entries:
-        if entry.name.startswith(".") or entry.is_symlink():
-            continue
-        is_folder = entry.is_dir(follow_symlinks=False)
-        if _ignored(entry.path, rules, is_folder=is_folder):
-            continue
-        if is_folder:
-            if entry.name.lower() not in SKIPPED_FOLDERS:
-                yield from _below(Path(entry.path), rules, pictures=pictures)
-        elif entry.is_file(follow_symlinks=False):
-            found = _file(Path(entry.path), pictures=pictures)
-            if found:
-                yield found
-
-
 def _with_rules(
     folder: Path, rules: tuple[tuple[Path, GitIgnoreSpec], ...]
 ) -> tuple[tuple[Path, GitIgnoreSpec], ...]:
+    """The rules with those of a folder. Raises: OSError: they are there and cannot be read at this moment."""
     try:
         lines = (folder / ".gitignore").read_text("utf-8", "replace").splitlines()
         return (*rules, (folder, GitIgnoreSpec.from_lines(lines)))
-    except (OSError, ValueError):
+    except (*_GONE, IsADirectoryError, ValueError):
         return rules
 
 

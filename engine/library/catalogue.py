@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from devices.drives import drive_is_here
 from engine.errors import BadModelFile, OutOfResources, exhausted
 from engine.library import ollama, origins
-from engine.library.drives import drive_is_here
 from engine.library.inspect_files import inspect_gguf, inspect_onnx, inspect_safetensors
 from engine.library.naming import file_title, folder_name, model_id, slug, stem_of
 from engine.library.scan import Candidate, candidate_at, find_models

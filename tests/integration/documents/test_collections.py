@@ -1,17 +1,19 @@
 """A collection from its files to its passages: kept up to date, resumed, never lost."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import documents_made as made
 import pytest
 from servers import ROOT, wait_for
 
-from engine.documents import search
+from engine.documents import registry, search, walk
 from engine.documents.errors import NoCollection
 from engine.documents.registry import Collections
 from engine.documents.vectors import packed
@@ -54,6 +56,54 @@ def test_changes_on_disk_are_followed(collections, folder):
     (folder / "below" / "deep.txt").write_text("An eider dives.")
     wait_for(lambda: found(live, "eider"), 20, "a file in a new folder")
     assert not found(live, "kittiwake")
+
+
+@contextmanager
+def no_descriptors():
+    """Nothing can be opened meanwhile."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_moment_without_descriptors_forgets_no_document_and_misses_no_change(
+    collections, folder, caplog, monkeypatch
+):
+    monkeypatch.setattr(registry, "LOOK_AGAIN_S", 1.0)
+    live = settled(collections.add("sea", sources=(str(folder),)))
+    (folder / "new.md").write_text("# Gulls\n")
+    wait_for(lambda: found(live, "gulls"), 30, "the new file")
+    documents = live.store.counts().documents
+    with (folder / "new.md").open("a") as file, no_descriptors():
+        file.write("The kittiwake nests on cliffs.\n")
+        file.flush()
+        collections.refresh("sea")
+        wait_for(lambda: "could not be" in caplog.text, 30, "the complaint")
+        assert live.store.counts().documents == documents
+    wait_for(lambda: found(live, "kittiwake"), 30, "what was missed")
+    (folder / "new.md").write_text("# Gulls\n\nThe fulmar spits oil.\n")
+    wait_for(lambda: found(live, "fulmar"), 30, "the next change")
+    (folder / "new.md").unlink()
+    wait_for(lambda: not found(live, "fulmar"), 30, "the removal")
+    assert live.store.counts().documents == documents - 1
+
+
+def test_what_lies_on_a_drive_that_is_not_connected_is_kept(collections, folder, monkeypatch):
+    live = settled(collections.add("sea", sources=(str(folder),)))
+    documents = live.store.counts().documents
+    monkeypatch.setattr(walk, "drive_is_here", lambda path: False)
+    shutil.move(folder, folder.with_name("elsewhere"))
+    checked_at = live.checked_at
+    collections.refresh("sea")
+    wait_for(lambda: live.checked_at > checked_at and not live.reading, 30, "a look")
+    assert live.store.counts().documents == documents
+    monkeypatch.undo()
+    collections.refresh("sea")
+    wait_for(lambda: not live.store.counts().documents, 30, "a folder that is gone for good")
 
 
 def test_vectors_go_with_their_passages_and_stay_where_the_text_does(collections, folder):

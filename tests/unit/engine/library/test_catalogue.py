@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from devices import drives
 from engine.errors import BadModelFile
 from engine.library import catalogue as catalogue_module
-from engine.library import drives
 from engine.library.catalogue import Catalogue
 
 SPARK_HF = Path("tests/data/spark-hf")
