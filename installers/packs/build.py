@@ -53,7 +53,11 @@ typedef struct { unsigned long Version, ControlMask, StateMask; } THREAD_POWER_T
 #define THREAD_POWER_THROTTLING_EXECUTION_SPEED 1
 #endif
 """
-VULKAN_IMPORTS = "LIBRARY vulkan-1.dll\nEXPORTS\nvkGetInstanceProcAddr\n"
+# Functions of Vulkan 1.1 that ggml calls by name; the loader of every driver exports them.
+VULKAN_IMPORTS = (
+    "LIBRARY vulkan-1.dll\nEXPORTS\nvkGetInstanceProcAddr\nvkGetDeviceProcAddr\n"
+    "vkGetPhysicalDeviceFeatures2\nvkCmdCopyBuffer\n"
+)
 
 
 def ggml_version(tree: Path) -> str:
@@ -76,7 +80,7 @@ def compile_plugin(recipe: Recipe, work: Path, extra: list[str], env: dict[str, 
         remap = f"-ffile-prefix-map={tree}=llama.cpp -ffile-prefix-map={made}=build"
         if recipe.toolchain == "mingw" and not _mingw_knows_throttling():
             additions = work / "mingw-additions.h"
-            additions.write_text(MINGW_ADDITIONS, encoding="ascii")
+            _write(additions, MINGW_ADDITIONS)
             remap += f" -include {additions}"
         flags += [f"-DCMAKE_C_FLAGS={remap}", f"-DCMAKE_CXX_FLAGS={remap}"]
     flags.append("-DCMAKE_SKIP_RPATH=ON")
@@ -106,11 +110,13 @@ def _mingw_knows_throttling() -> bool:
 def _mingw(work: Path, env: dict[str, str]) -> list[str]:
     """The toolchain file, and an import library of the system's Vulkan loader."""
     chain, imports = work / "mingw.cmake", work / "vulkan-1.def"
-    chain.write_text(MINGW, encoding="ascii")
-    imports.write_text(VULKAN_IMPORTS, encoding="ascii")
+    _write(chain, MINGW)
+    _write(imports, VULKAN_IMPORTS)
     library = work / "libvulkan-1.a"
     subprocess.run(["x86_64-w64-mingw32-dlltool", "-d", str(imports), "-l", str(library)], env=env, check=True)
+    # Without the last words ggml-base.dll would offer libgcc's functions to the plugins, which have their own.
     static = "-static-libgcc -static-libstdc++ -Wl,-Bstatic,--whole-archive -lwinpthread -Wl,--no-whole-archive"
+    static += " -Wl,--exclude-libs,ALL"
     return [
         f"-DCMAKE_TOOLCHAIN_FILE={chain}",
         "-DGGML_OPENMP=OFF",  # libgomp-1.dll is on no Windows; ggml has threads of its own
@@ -118,6 +124,12 @@ def _mingw(work: Path, env: dict[str, str]) -> list[str]:
         f"-DCMAKE_SHARED_LINKER_FLAGS={static}",
         f"-DCMAKE_MODULE_LINKER_FLAGS={static}",
     ]
+
+
+def _write(path: Path, text: str) -> None:
+    """As it is already, a file keeps its time: every object was compiled after it."""
+    if not path.exists() or path.read_text(encoding="ascii") != text:
+        path.write_text(text, encoding="ascii")
 
 
 def glibc_needed(libraries: list[Path]) -> str:

@@ -27,6 +27,11 @@ DESKTOP = ("xvfb", "openbox", "xdotool", "x11-utils", "procps")
 DRIVER = ("mesa-vulkan-drivers", "libvulkan1")
 # Mesa's software driver compiles every shader at its first use.
 LONG_S = 2400
+LINE = 160
+SCREEN = (
+    "Xvfb :7 -screen 0 1280x800x24 >/dev/null 2>&1 & export DISPLAY=:7; "
+    "until xdotool getdisplaygeometry >/dev/null 2>&1; do sleep .5; done; openbox >/dev/null 2>&1 & sleep 2"
+)
 QUESTION = "What is a token?"
 ANSWER = "piece of a word"
 CHATS = "/root/.local/state/tessera/chats.db"
@@ -161,10 +166,10 @@ def steps_of_run(root: Root, file: Path) -> None:
 
 
 def kernels_of(doctor: str) -> str:
-    """The line that names the variant of the CPU's library."""
-    line = next((line for line in doctor.splitlines() if line.startswith("Kernels:")), "")
-    assert "cpu" in line, doctor
-    return line
+    """What names the variant of the CPU's library and the GPUs; it may be cut into lines."""
+    found = " ".join(doctor.partition("Kernels:")[2].split("\n\n")[0].split())[:LINE]
+    assert "cpu" in found, doctor
+    return f"Kernels: {found}"
 
 
 def steps(root: Root, deb: Path, pack: Path | None, work: Path, *, brought: bool) -> None:
@@ -227,10 +232,7 @@ def on_vulkan(root: Root, pack: Path | None, *, brought: bool) -> None:
 def chat_in_window(root: Root) -> int:
     """Type the question into the window as a person would; how many answers are kept then."""
     script = f"""
-        Xvfb :7 -screen 0 1280x800x24 >/dev/null 2>&1 &
-        export DISPLAY=:7; sleep 2
-        openbox >/dev/null 2>&1 &
-        sleep 1
+        {SCREEN}
         tessera window >/tmp/window.log 2>&1 & p=$!
         xdotool search --sync --onlyvisible --name Tessera >/dev/null
         for i in $(seq 60); do
@@ -257,10 +259,7 @@ def chats_with(root: Root, words: str) -> int:
 def window(root: Root, command: str = "tessera") -> str:
     """Start the window twice under Xvfb with a window manager; seconds to a mapped window, cold and warm."""
     script = """
-        Xvfb :7 -screen 0 1280x800x24 >/dev/null 2>&1 &
-        export DISPLAY=:7; sleep 2
-        openbox >/dev/null 2>&1 &
-        sleep 1
+        SCREEN
         for i in 1 2; do
           s=$(date +%s%N); COMMAND window >/tmp/window.log 2>&1 & p=$!
           xdotool search --sync --onlyvisible --name Tessera >/dev/null; e=$(date +%s%N)
@@ -269,7 +268,7 @@ def window(root: Root, command: str = "tessera") -> str:
         cat /tmp/window.log >&2; kill %1 %2 || true"""
     found = [
         line
-        for line in root.run(script.replace("COMMAND", command), limit_s=180).splitlines()
+        for line in root.run(script.replace("SCREEN", SCREEN).replace("COMMAND", command), limit_s=180).splitlines()
         if line.strip().isdigit()
     ]
     assert len(found) == 2, found
