@@ -114,10 +114,17 @@ RUN_HEAD: Final = """#!/bin/sh
 # Tessera {version}: unpacks itself below PREFIX (default: ~/.local) and registers the program. --help says more.
 set -e
 prefix="${{HOME}}/.local"
+unpack() {{
+  command -v xz >/dev/null 2>&1 || {{
+    echo "This file is packed with xz, which is not here: install xz-utils, then run this again." >&2; exit 3
+  }}
+  mkdir -p "$1"
+  tail -n +{lines} "$0" | tar -xJ -C "$@"
+}}
 case "$1" in
   --help) echo "usage: $0 [--prefix FOLDER | --extract FOLDER | --remove]"; exit 0;;
   --prefix) prefix="$2";;
-  --extract) mkdir -p "$2"; tail -n +{lines} "$0" | tar -xJ -C "$2"; exit 0;;
+  --extract) unpack "$2"; exit 0;;
   --remove) rm -rf "$prefix/lib/tessera"; rm -f "$prefix/bin/tessera" "$prefix/share/applications/{id}.desktop" \\
       "$prefix/share/icons/hicolor/scalable/apps/{id}.svg" "$prefix/share/mime/packages/tessera.xml"
     echo "Removed. Models and chats are where they were."; exit 0;;
@@ -125,9 +132,14 @@ case "$1" in
   *) echo "$0: unknown option $1" >&2; exit 2;;
 esac
 echo "Installing Tessera {version} below $prefix ..."
-rm -rf "$prefix/lib/tessera"
-mkdir -p "$prefix"
-tail -n +{lines} "$0" | tar -xJ -C "$prefix" --strip-components=1
+new="$prefix/.tessera-new"
+rm -rf "$new"
+unpack "$new" --strip-components=1
+mkdir -p "$prefix/lib"
+rm -rf "$prefix/lib/tessera" "$prefix/bin/tessera"
+mv "$new/lib/tessera" "$prefix/lib/tessera"
+cp -RP "$new/." "$prefix/"
+rm -rf "$new"
 sed -i "s|^Exec=tessera|Exec=$prefix/bin/tessera|" "$prefix/share/applications/{id}.desktop"
 sed -i "s|/usr/bin/tessera|$prefix/bin/tessera|" "$prefix/lib/systemd/user/tessera.service"
 quietly() {{ command -v "$1" >/dev/null 2>&1 && "$@" >/dev/null 2>&1 || true; }}

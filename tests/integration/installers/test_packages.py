@@ -69,6 +69,16 @@ def test_the_run_file_installs_below_a_prefix_and_removes_itself(program, tmp_pa
     assert entry["Desktop Entry"]["Exec"].startswith(f"{prefix}/bin/tessera")
     assert (prefix / "lib" / "tessera" / "_internal" / "lib.so.0").is_symlink()
     subprocess.run([str(file), "--prefix", str(prefix)], check=True, capture_output=True)  # over itself
+    assert not (prefix / ".tessera-new").exists()
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("sh", "tail", "tar", "mkdir", "rm"):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    without = {"PATH": str(tools), "HOME": str(tmp_path)}
+    unpacked = [str(file), "--prefix", str(prefix)]
+    done = subprocess.run(unpacked, env=without, capture_output=True, text=True, check=False)
+    assert (done.returncode, "install xz-utils" in done.stderr) == (3, True)
+    subprocess.run([str(prefix / "bin" / "tessera")], check=True, capture_output=True)  # what was there still runs
     bad = subprocess.run([str(file), "--nonsense"], capture_output=True, text=True, check=False)
     assert (bad.returncode, "unknown option" in bad.stderr) == (2, True)
 
