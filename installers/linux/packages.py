@@ -56,6 +56,8 @@ def tree(program: Path, target: Path, version: str) -> None:
     for path in (target / "usr/lib/tessera").rglob("*"):
         if path.is_file() and not path.is_symlink():  # wheels mark libraries and even texts as programs
             path.chmod(0o755 if _is_program(path) else 0o644)
+        elif path.is_dir() and not path.is_symlink():  # a kernel pack was unpacked for its builder alone
+            path.chmod(0o755)
     share = target / "usr/share"
     (target / "usr/bin").mkdir(parents=True)
     (target / "usr/bin/tessera").symlink_to("../lib/tessera/tessera")

@@ -27,6 +27,7 @@ def program(tmp_path) -> Path:
     (folder / "tessera").chmod(0o755)
     (folder / "_internal" / "lib.so").write_bytes(b"x" * 100_000)
     (folder / "_internal" / "lib.so.0").symlink_to("lib.so")
+    (folder / "_internal" / "kernels").mkdir(mode=0o700)
     return folder
 
 
@@ -51,6 +52,8 @@ def test_the_deb_holds_what_a_desktop_wants_and_is_the_same_twice(program, tmp_p
     ):
         assert path in listed
     assert "root/root" in listed
+    modes = {line.split()[0] for line in listed.splitlines() if line.startswith("d")}
+    assert modes == {"drwxr-xr-x"}, "a folder that others cannot read"
     version = subprocess.run(["dpkg-deb", "-f", str(first), "Version"], capture_output=True, text=True, check=True)
     assert version.stdout.strip() == __version__
 
