@@ -21,6 +21,7 @@ from quantize.onnx.weights import PLAIN, dequantized, plain
 Floats = npt.NDArray[np.float32]
 # What a masked score is lowered by: enough for a probability of zero, little enough to keep 16 bits fine.
 MASKED: Final = -100.0
+_BIASES: Final = (".attn_q.bias", ".attn_k.bias", ".attn_v.bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Steps(Protocol):
 
     def input(self, name: str, shape: tuple[int, ...]) -> Any: ...
     def linear(self, name: str, x: Any, weight: str) -> Any: ...
+    def shifted(self, name: str, x: Any, bias: str) -> Any: ...
     def norm(self, name: str, x: Any, weight: str) -> Any: ...
     def binary(self, name: str, op: str, a: Any, b: Any) -> Any: ...
     def unary(self, name: str, op: str, x: Any) -> Any: ...
@@ -63,9 +65,10 @@ class FixedWeights:
         self._tensors: dict[str, tuple[GgufFile, TensorInfo]] = {t.name: (part, t) for part, t in model.tensors()}
         self._shape = shape
         self._name = model.parts[0].name
-        biased = [name for name in self._tensors if name.endswith(".bias")]
-        if biased or any("_norm.weight" in n and (".attn_q_" in n or ".attn_k_" in n) for n in self._tensors):
-            raise UnsupportedModel(self._name, "biases and norms of heads are not written with fixed shapes yet")
+        self._head_norms = any(name.endswith(".attn_q_norm.weight") for name in self._tensors)
+        odd = [n for n in self._tensors if n.endswith(".bias") and not n.endswith(_BIASES)]
+        if odd:
+            raise UnsupportedModel(self._name, f"{odd[0]} is not written with fixed shapes")
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -81,9 +84,13 @@ class FixedWeights:
             plain(raw, kind, dims, name) if kind in PLAIN else dequantized(raw, kind, info.shape[0]).reshape(dims)
         )
         found = np.asarray(values, np.float32)
+        if name.endswith(("attn_q.weight", "attn_q.bias")):
+            found = self._halves(found, self._shape.heads)
+        # The scale of the scores is the queries', behind the norm of their heads where there is one.
+        if name.endswith("attn_q_norm.weight" if self._head_norms else ("attn_q.weight", "attn_q.bias")):
+            return found * np.float32(self._shape.head_dim**-0.5)
         if name.endswith("attn_q.weight"):
-            # The scale of the scores is the queries'.
-            return self._halves(found, self._shape.heads) * np.float32(self._shape.head_dim**-0.5)
+            return found
         return self._halves(found, self._shape.kv_heads) if name.endswith("attn_k.weight") else found
 
     def _halves(self, matrix: Floats, heads: int) -> Floats:
@@ -132,12 +139,20 @@ def walk(steps: Steps, shape: FixedShape, weights: FixedWeights) -> None:
         split = steps.reshape(f"{name}.split", value, (1, t, count, 2 * half))
         return steps.transpose(f"{name}.heads", split, (0, 2, 1, 3))
 
+    def projected(at: str, which: str, value: Any) -> Any:
+        made = steps.linear(f"{at}{which}", value, f"{at}attn_{which}.weight")
+        bias = f"{at}attn_{which}.bias"
+        return steps.shifted(f"{at}{which}.shifted", made, bias) if bias in weights else made
+
     for layer in range(s.layers):
         at = f"blk.{layer}."
         normed = steps.norm(f"{at}attn_norm", x, f"{at}attn_norm.weight")
-        q, k, v = (steps.linear(f"{at}{n}", normed, f"{at}attn_{n}.weight") for n in ("q", "k", "v"))
-        q = turned(f"{at}q", heads(f"{at}q", q, s.heads))
-        k = turned(f"{at}k", heads(f"{at}k", k, s.kv_heads))
+        q, k, v = (projected(at, n, normed) for n in ("q", "k", "v"))
+        q, k = heads(f"{at}q", q, s.heads), heads(f"{at}k", k, s.kv_heads)
+        if f"{at}attn_q_norm.weight" in weights:
+            q = steps.norm(f"{at}q_norm", q, f"{at}attn_q_norm.weight")
+            k = steps.norm(f"{at}k_norm", k, f"{at}attn_k_norm.weight")
+        q, k = turned(f"{at}q", q), turned(f"{at}k", k)
         k = steps.transpose(f"{at}k.columns", k, (0, 1, 3, 2))
         v = heads(f"{at}v", v, s.kv_heads)
         keys = steps.cached(f"{at}keys", k, steps.input(f"past.{layer}.key", (1, s.kv_heads, s.head_dim, c)), 3)

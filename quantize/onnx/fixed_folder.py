@@ -64,7 +64,9 @@ def write_fixed(
     if not PIECE_TOKENS <= past <= shape.context:
         raise BadWish("--context", f"{past} tokens is not between {PIECE_TOKENS} and the model's {shape.context}")
     weights = FixedWeights(model, shape)
-    begin = model.metadata.get("tokenizer.ggml.bos_token_id")
+    # A family without a token that begins a text (some of Qwen's files) separates texts by the one that ends them.
+    ending = model.metadata.get("tokenizer.ggml.eos_token_id")
+    begin = model.metadata.get("tokenizer.ggml.bos_token_id", ending)
     if not isinstance(begin, int) or not 0 <= begin < shape.vocab:
         raise UnsupportedModel(model.parts[0].name, "it names no token that a text begins with")
     ids = Tokenizer.from_str(tokenizer_json).encode(_text(), add_special_tokens=False).ids

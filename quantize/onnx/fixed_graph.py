@@ -122,11 +122,19 @@ class FixedGraph:
         """A product with a matrix of the model."""
         return self._step(name, "MatMul", [x.name, self._matrix(weight)])
 
+    def shifted(self, name: str, x: _Value, bias: str) -> _Value:
+        """Add one value a column."""
+        return self._step(name, "Add", [x.name, self._small(bias).name])
+
+    def _small(self, name: str) -> _Value:
+        """One value a column, in 16 bits."""
+        values = self._weights.get(name)
+        scale = scale_of((float(values.min()), float(values.max())), slack=0.0)
+        return self._value(self._graph.constant(name, scale.codes(values)), scale)
+
     def norm(self, name: str, x: _Value, weight: str) -> _Value:
         """Root mean square norm."""
-        values = self._weights.get(weight)
-        scale = scale_of((float(values.min()), float(values.max())), slack=0.0)
-        gain = self._value(self._graph.constant(weight, scale.codes(values)), scale)
+        gain = self._small(weight)
         epsilon = self._shape.model.epsilon
         return self._step(name, "RMSNormalization", [x.name, gain.name], axis=-1, epsilon=epsilon)
 

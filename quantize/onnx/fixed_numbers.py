@@ -51,6 +51,10 @@ class FixedNumbers:
         """Multiply by a weight's transpose."""
         return self._note(name, x @ self._weight(weight).T)
 
+    def shifted(self, name: str, x: Floats, bias: str) -> Floats:
+        """Add one value a column."""
+        return self._note(name, x + self._weight(bias))
+
     def norm(self, name: str, x: Floats, weight: str) -> Floats:
         """Root mean square norm over the last axis."""
         scale = np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + self._epsilon)

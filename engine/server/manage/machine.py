@@ -1,6 +1,7 @@
 """/tessera/v1/devices, /ledger, /models/{id}/placement and /pin: the machine, its memory, and where models run."""
 
 import asyncio
+import os
 from typing import Annotated
 
 import msgspec
@@ -15,6 +16,7 @@ from engine.api import machine as api
 from engine.dispatch.placer import Placer
 from engine.dispatch.types import Placement
 from engine.errors import InputFault
+from engine.onnx.providers import ADAPTERS
 from engine.remotes.book import remote_of
 from engine.runner.limits import KV_TYPES
 from engine.server.load_wishes import with_choices
@@ -116,6 +118,9 @@ def _check_pin(machine: Machine, wanted: str) -> None:
         backends = {r.backend for r in device.runtimes if r.state == "usable"} | ({"cpu"} & {device.kind})
         names |= {r.device_name for r in device.runtimes if r.state == "usable" and r.backend == openvino.BACKEND}
         names |= {device.id, device.kind, *backends, *(f"{device.id}/{backend}" for backend in backends)}
+    # A provider's own name: a plugin such as Qualcomm's emulator has no device in this list.
+    here = (a for a in ADAPTERS.values() if not a.built_in and not a.problem(None, os.environ))
+    names |= {name for a in here for name in (a.genai_name.lower(), a.provider)}
     if wanted.lower() not in {name.lower() for name in names}:
         raise InputFault(f"{wanted!r} is not a device here; use one of {', '.join(sorted(names))}.", "device")
 

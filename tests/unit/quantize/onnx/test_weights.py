@@ -1,18 +1,27 @@
 """Packed weights keep every value where they can, and the graph computes what the formulas say."""
 
+import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import onnx
 import onnx_models
+import onnxruntime as ort
 import pytest
 from shapes import SHAPES, scaled, write_shape
 
+from engine.runner.onnx.fixed import FixedDecoder, read_facts
 from quantize.errors import BadFile, BadWish, UnsupportedModel
 from quantize.files.gguf_split import read_gguf_model
 from quantize.native.blocks import quantize_rows
+from quantize.onnx.decoder import decoder_shape
+from quantize.onnx.fixed import MASKED, FixedShape, FixedWeights
+from quantize.onnx.fixed_folder import GRAPHS, write_fixed
+from quantize.onnx.fixed_numbers import FixedNumbers
 from quantize.onnx.folder import convert_gguf
 from quantize.onnx.request import EXACT
+from quantize.onnx.tokenizer import tokenizer_json
 from quantize.onnx.weights import blocks, dequantized
 
 pytestmark = pytest.mark.native
@@ -183,6 +192,57 @@ def test_the_same_file_is_not_converted_twice(tmp_path, bundled_model):
     assert (tmp_path / "out" / "model.onnx.data").stat().st_mtime_ns == stamp
     with pytest.raises(BadWish, match="exists already"):
         convert_gguf(bundled_model, tmp_path / "out", accuracy_level=EXACT)
+
+
+def fixed_inputs(shape, weights, tokens):
+    """A whole text at once, behind an empty cache."""
+    at = FixedShape(shape, len(tokens), 0, head=True)
+    mask = np.triu(np.full((len(tokens), len(tokens)), MASKED, np.float32), 1)
+    inputs = {"hidden": weights.get("token_embd.weight")[tokens][None]}
+    inputs["mask"] = np.tile(mask, (at.group, 1))[None, None]
+    for layer in range(shape.layers):
+        inputs[f"past.{layer}.key"] = np.zeros((1, shape.kv_heads, shape.head_dim, 0), np.float32)
+        inputs[f"past.{layer}.value"] = np.zeros((1, shape.kv_heads, 0, shape.head_dim), np.float32)
+    return at, inputs
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_the_fixed_form_computes_the_formulas(tmp_path, name):
+    """The walk that calibration and graphs share, in float32, against the oracle in float64."""
+    source = write_shape(tmp_path / "m.gguf", small(name))
+    tokens = [t % 1200 for t in TOKENS]
+    model = read_gguf_model(source)
+    shape = decoder_shape(model)
+    weights = FixedWeights(model, shape)
+    names = {t.name for _, t in model.tensors()}
+    assert ("blk.0.attn_q.bias" in names, "blk.0.attn_q_norm.weight" in names) == (name == "qwen2", name == "qwen3")
+    at, inputs = fixed_inputs(shape, weights, tokens)
+    found = FixedNumbers(weights).run(at, inputs, np.arange(len(tokens)))["logits"][0, -1]
+    assert onnx_models.distance(found, oracle(source, tokens)) < 2e-5
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_fixed_graphs_of_qwen_follow_the_formulas(tmp_path, name):
+    """Quantized graphs, a piece and then steps, against the oracle of the text that begins as every one does."""
+    source = write_shape(tmp_path / "m.gguf", replace(small(name), vocab=4096))
+    model = read_gguf_model(source)
+    words = tokenizer_json(model.parts[0])
+    words["model"]["merges"] = []  # the shape's one merge makes a token that it does not list
+    (tmp_path / "fixed").mkdir()
+    write_fixed(model, tmp_path / "fixed", json.dumps(words), [0], past=128)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    sessions = [
+        ort.InferenceSession(str(tmp_path / "fixed" / f"{graph}.onnx"), options, providers=["CPUExecutionProvider"])
+        for graph in GRAPHS
+    ]
+    facts = read_facts(tmp_path / "fixed")
+    decoder = FixedDecoder(tmp_path / "fixed", facts, sessions)
+    tokens = TOKENS
+    decoder.read(tokens[:-1])
+    found, wanted = decoder.step(tokens[-1]), oracle(source, [facts.begin, *tokens])
+    assert onnx_models.distance(found, wanted) < 0.1
+    assert np.corrcoef(found, wanted)[0, 1] > 0.995
 
 
 @pytest.mark.parametrize("name", ["gemma3", "mamba", "qwen3moe"])
