@@ -21,6 +21,7 @@ class Phase:
     done: int = 0
     total: int = 0
     before: int = 0
+    compiling: bool = False
 
 
 WAITING, THINKING, WRITING = Phase("waiting"), Phase("thinking"), Phase("writing")
@@ -30,7 +31,7 @@ def phase_of(chunk: ChatChunk) -> Phase | None:
     """What a chunk of a streamed answer says about where it is; None: nothing new."""
     load, prompt = chunk.load_progress, chunk.prompt_progress
     if load is not None:
-        return Phase("loading", round(100 * load.fraction), 100, load.waiting)
+        return Phase("loading", round(100 * load.fraction), 100, load.waiting, load.compiling)
     if prompt is not None:
         return Phase("reading", prompt.processed, prompt.total)
     for choice in chunk.choices:
@@ -45,7 +46,9 @@ def phase_of(chunk: ChatChunk) -> Phase | None:
 
 def in_words(phase: Phase, seconds: float, tr: Callable[[str], str], number: Callable[[int], str]) -> str:
     """`Reading your prompt 1,204 of 2,831 · 12 s`."""
-    if phase.name == "loading":
+    if phase.name == "loading" and phase.compiling:
+        words = tr("Compiling the model for its device {n} % (the first time only)").format(n=phase.done)
+    elif phase.name == "loading":
         words = tr("Starting the model {n} %").format(n=phase.done)
     elif phase.name == "reading" and phase.total:
         words = tr("Reading your prompt {n} of {total}").format(n=number(phase.done), total=number(phase.total))

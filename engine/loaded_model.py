@@ -11,7 +11,7 @@ from engine.dispatch.types import Placement
 from engine.errors import RunnerDied
 from engine.phases import Phases
 from engine.runner.buffers import BufferLog
-from engine.runner.protocol import Embedded, LoadSettings, Stats
+from engine.runner.protocol import COMPILING, Embedded, LoadSettings, Stats
 from engine.types import GenerationRequest, ModelFacts
 
 # Ends of a runner that are remembered of a model.
@@ -122,6 +122,11 @@ class Place:
     def take(self, model: LoadedModel) -> None:
         """Queue up for a model."""
         self._model, self._before = model, model.waiting
+
+    @property
+    def compiling(self) -> bool:
+        """What is slow now is the compiler of its device, which keeps what it makes for later loads."""
+        return self._model is not None and self._model.phase == COMPILING
 
     @property
     def loading(self) -> bool:

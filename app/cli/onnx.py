@@ -2,10 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from app.cli.say import say
+
+if TYPE_CHECKING:
+    from quantize.onnx.quark import Form
 
 
 @click.group("onnx")
@@ -67,6 +71,29 @@ def convert_command(
     for notice in done.notices:
         say(notice, err=True)
     say(f"{done.model} {'was converted before' if done.cached else 'is ready'}: {done.folder}")
+
+
+@command.command("quark")
+@click.argument("source", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("out", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--context", type=click.IntRange(16, 8192), default=128, help="Tokens of a text.")
+@click.option("--form", type=click.Choice(["a8w8", "a16w8", "bf16", "xint8", "float"]), default="a8w8")
+def quark_command(source: Path, out: Path, context: int, form: "Form") -> None:
+    """Write an embedding model for AMD's NPUs (experimental, untried): SOURCE, a GGUF file, to the folder OUT.
+
+    AMD's Quark quantizes it to FORM, in an environment of its own (TESSERA_QUARK_PYTHON). AMD's Ryzen AI Software
+    compiles what comes out; `float` leaves the rounding to it and needs no Quark.
+    """
+    from quantize.errors import QuantizeError  # noqa: PLC0415 - keeps `tessera --help` fast
+    from quantize.onnx.quark import export  # noqa: PLC0415 - see above
+
+    try:
+        done = export(source, out.absolute(), tokens=context, form=form)
+    except QuantizeError as error:
+        raise click.ClickException(str(error)) from error
+    for notice in done.notices:
+        say(notice, err=True)
+    say(f"{done.folder}: {done.graph_bytes / 1e6:.1f} MB")
 
 
 @command.command("providers")

@@ -145,10 +145,14 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the start of the model is (0 to 1), and how many requests wait before this one."""
+    """How far the start of the model is (0 to 1), and how many requests wait before this one.
+
+    `compiling`: its device's compiler works on it, which takes long the first time only.
+    """
 
     fraction: float = 0.0
     waiting: int = 0
+    compiling: bool = False
 
 
 class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):

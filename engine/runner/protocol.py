@@ -103,6 +103,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     settings: LoadSettings
 
 
+# The phase of a load in which a device's compiler works on the model; it keeps what it makes.
+COMPILING: Final = "compiling"
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     """How far a load is, 0 to 1."""
 

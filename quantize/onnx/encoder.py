@@ -71,9 +71,19 @@ class EncoderGraph:
     """Builds the graph. Weights are float32: half of an encoder is its vocabulary, and texts are short."""
 
     def __init__(
-        self, model: GgufModel, shape: EncoderShape, graph: GraphWriter, tokens: int | None = None
+        self,
+        model: GgufModel,
+        shape: EncoderShape,
+        graph: GraphWriter,
+        tokens: int | None = None,
+        *,
+        contrib: bool = True,
     ) -> None:
-        """`tokens`: one text of exactly so many at once, in operators that compilers of NPUs take (None: open)."""
+        """`tokens`: one text of exactly so many at once, in operators that compilers of NPUs take (None: open).
+
+        Without `contrib` operators of ONNX alone are written; with open sizes they are needed.
+        """
+        self._contrib = contrib
         self._tokens = tokens
         self._tensors = {info.name: (part, info) for part, info in model.tensors()}
         self._shape = shape
@@ -100,7 +110,7 @@ class EncoderGraph:
             q, k, v = (self._linear(x, f"{at}attn_{n}") for n in "qkv")
             mixed = self._mixed(q, k, v, valid)
             x = self._norm(g.node("Add", [x, self._linear(mixed, f"{at}attn_output")]), f"{at}attn_output_norm")
-            wide = g.node("Gelu", [self._linear(x, f"{at}ffn_up")], domain="com.microsoft")
+            wide = self._gelu(self._linear(x, f"{at}ffn_up"))
             x = self._norm(g.node("Add", [x, self._linear(wide, f"{at}ffn_down")]), f"{at}layer_output_norm")
         if not shape.ranks:
             out = g.output("last_hidden_state", "float32", (*dims, shape.embd))
@@ -109,6 +119,16 @@ class EncoderGraph:
         first = g.node("Gather", [x, g.constant("first", np.array(0, np.int64))], axis=1)
         score = self._linear(g.node("Tanh", [self._linear(first, "cls")]), "cls.output")
         g.node("Identity", [score], out=g.output("logits", "float32", (dims[0], 1)))
+
+    def _gelu(self, x: str) -> str:
+        g = self._graph
+        if self._contrib:
+            return g.node("Gelu", [x], domain="com.microsoft")
+        root, half, one = (
+            g.constant(f"const.gelu{n}", np.array(n, np.float32)) for n in (float(np.sqrt(0.5)), 0.5, 1.0)
+        )
+        share = g.node("Add", [g.node("Erf", [g.node("Mul", [x, root])]), one])
+        return g.node("Mul", [g.node("Mul", [x, share]), half])
 
     def _positions(self, ids: str) -> str:
         """The rows of the first positions: as many as there are ids."""

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from bert_shape import write_bert
 from onnx import helper, numpy_helper
@@ -25,6 +26,7 @@ from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.types import Delta, GenerationRequest, SamplingParams
 from quantize.onnx.folder import convert_gguf
+from quantize.onnx.quark import export
 from quantize.onnx.request import FixedWish
 
 TEXTS = ["one two three", "tiles w1 w2 w3"]
@@ -200,3 +202,16 @@ def test_speech_is_heard_whole_on_the_provider(tmp_path, provider, recording):
         print(done.stderr, done.stdout)
         heard[name] = done.stdout
     assert heard[provider] == heard["cpu"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("form", ["a8w8", "a16w8"])
+def test_quark_writes_the_form_for_amds_npus(tmp_path, form):
+    """TESSERA_QUARK_PYTHON: the Python of an environment with amd-quark, onnxruntime and torch."""
+    if "TESSERA_QUARK_PYTHON" not in os.environ:
+        pytest.skip("set TESSERA_QUARK_PYTHON")
+    done = export(write_bert(tmp_path / "bert.gguf"), tmp_path / "amd", tokens=32, form=form)
+    graph = onnx.load(str(tmp_path / "amd" / "model.onnx")).graph
+    print(done, {node.op_type for node in graph.node})
+    assert any("QuantizeLinear" in node.op_type for node in graph.node)
+    assert all(d.dim_value > 0 for v in graph.input for d in v.type.tensor_type.shape.dim)

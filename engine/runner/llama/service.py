@@ -123,6 +123,11 @@ class LlamaRunner(RunnerService[Vocabulary]):
         with contextlib.suppress(KernelsMissing):  # a load says so
             load_api()
 
+    def _tell_check(self, settings: protocol.LoadSettings) -> None:
+        """The check's first prompt is what OpenVINO compiles the graph for, or takes it from its cache for."""
+        phase = protocol.COMPILING if openvino.target_of(settings.devices) else "check"
+        self._channel.send(protocol.Progress(phase=phase, fraction=1.0))
+
     def _load(self, settings: protocol.LoadSettings) -> bool:
 
         def on_progress(fraction: float) -> bool:
@@ -139,7 +144,7 @@ class LlamaRunner(RunnerService[Vocabulary]):
             loaded = llama_model.load(api, settings, on_progress, self._phases)
             vocabulary = Vocabulary(api, loaded.vocab)
             self._phases.done("vocabulary")
-            self._channel.send(protocol.Progress(phase="check", fraction=1.0))
+            self._tell_check(settings)
             if settings.embeddings or api.llama_model_has_encoder(loaded.model):
                 llama_model.warm_up(loaded)
             else:

@@ -1,5 +1,6 @@
 """Load a folder of fixed-shape graphs, on the CPU or on Qualcomm's NPU with its compiled graphs kept."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,14 +72,22 @@ class LoadedFixed(LoadedFolder):
         return FixedGenerator(FixedDecoder(self.folder.path, self.facts, self.sessions), self.facts.begin)
 
 
-def load(settings: LoadSettings, folder: OnnxFolder, _graphs: list[Any]) -> LoadedFixed:
-    """Load the folder and draw one token from it. Raises: LoadFailed."""
+def load(
+    settings: LoadSettings,
+    folder: OnnxFolder,
+    _graphs: list[Any],
+    compiling: Callable[[float], None] = lambda _: None,
+) -> LoadedFixed:
+    """Load the folder and draw one token from it. `compiling` hears how far a first compile is, 0 to 1.
+
+    Raises: LoadFailed.
+    """
     facts = read_facts(folder.path)
     wish = wished_provider(settings, folder)
     notes: list[str] = []
     try:
         ort = libraries.onnxruntime()
-        sessions = [_session(ort, settings, folder, wish, name, notes) for name in GRAPHS]
+        sessions = [_session(ort, settings, folder, wish, name, notes, compiling) for name in GRAPHS]
     except LoadFailed:
         raise
     except Exception as error:
@@ -106,7 +115,15 @@ def load(settings: LoadSettings, folder: OnnxFolder, _graphs: list[Any]) -> Load
     return loaded
 
 
-def _session(ort: Any, settings: LoadSettings, folder: OnnxFolder, wish: Wish, name: str, notes: list[str]) -> Any:
+def _session(
+    ort: Any,
+    settings: LoadSettings,
+    folder: OnnxFolder,
+    wish: Wish,
+    name: str,
+    notes: list[str],
+    compiling: Callable[[float], None],
+) -> Any:
     """One graph's session. On the NPU nothing may stay behind, and what was compiled is kept and taken again."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = settings.n_threads or 1
@@ -116,6 +133,13 @@ def _session(ort: Any, settings: LoadSettings, folder: OnnxFolder, wish: Wish, n
         raise LoadFailed(f"graphs of fixed shapes run on the CPU or on {QNN}, not on {wish.name}")
     cache = Path(settings.cache_dir).parent if settings.cache_dir is not None else None
     kept = compiled_at(cache, (folder.own.get("key"), folder.path.name), wish, name)
-    session, note = whole_session(ort, options, folder.path / f"{name}.onnx", wish, kept=kept)
+    session, note = whole_session(
+        ort,
+        options,
+        folder.path / f"{name}.onnx",
+        wish,
+        kept=kept,
+        tell=lambda graph: compiling(GRAPHS.index(graph) / len(GRAPHS)),
+    )
     notes += [note] if note else []
     return session

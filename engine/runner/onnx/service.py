@@ -11,6 +11,7 @@ from engine.runner.llama.batch.constrain import ConstraintCompiler
 from engine.runner.onnx import fixed_load, libraries, model
 from engine.runner.onnx.encoder import Encoder
 from engine.runner.onnx.errors import LoadFailed
+from engine.runner.onnx.model import LoadedFolder
 from engine.runner.onnx.scheduler import Scheduler
 from engine.runner.onnx.vocabulary import FolderVocabulary
 from engine.runner.service import RunnerService
@@ -45,7 +46,10 @@ class OnnxRunner(RunnerService[FolderVocabulary]):
             folder, graphs = model.read_checked(settings.path)
             self._channel.send(protocol.Progress(phase="weights", fraction=0.1))
             if folder.kind == "generate":
-                loaded = (fixed_load if folder.own.get("fixed") else model).load(settings, folder, graphs)
+                if folder.own.get("fixed"):
+                    loaded: LoadedFolder = fixed_load.load(settings, folder, graphs, self._compiling)
+                else:
+                    loaded = model.load(settings, folder, graphs)
                 self._scheduler = Scheduler(loaded)
                 vocabulary, facts = loaded.vocabulary, model.facts(loaded)
             else:
@@ -61,6 +65,9 @@ class OnnxRunner(RunnerService[FolderVocabulary]):
         self._take_texts(vocabulary, facts.n_ctx, constraints.compile)
         self._tell_loaded(facts)
         return True
+
+    def _compiling(self, fraction: float) -> None:
+        self._channel.send(protocol.Progress(phase=protocol.COMPILING, fraction=fraction))
 
     def _serve(self) -> int:
         while True:

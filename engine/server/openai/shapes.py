@@ -149,7 +149,9 @@ class ChunkWriter:
 
     def loading(self, place: Place) -> bytes:
         """How far the load of the model is, 0 to 1, and how many requests came before this one."""
-        told = {"fraction": round(place.fraction, 3), "waiting": place.before}
+        told: dict[str, Any] = {"fraction": round(place.fraction, 3), "waiting": place.before}
+        if place.compiling:
+            told["compiling"] = True
         return self._open + b"]," + _encode({"load_progress": told})[1:] + b"\n\n"
 
 

@@ -1,0 +1,145 @@
+"""An encoder in the form that AMD's Ryzen AI documents ask for, quantized by AMD's Quark. Experimental: untried.
+
+Fixed shapes, opset 17, plain operators; calibrated on Tessera's own text. Quark wants another version of onnx than
+Tessera, so it runs in an environment of its own: `TESSERA_QUARK_PYTHON` names its Python. Source of the form: Ryzen
+AI Software 1.4 to 1.8, "Model Compilation and Deployment" (opset 17) and "Model Quantization".
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+import msgspec
+import numpy as np
+from tokenizers import Tokenizer
+
+from quantize.errors import BadWish, QuantizeError
+from quantize.files.gguf_split import read_gguf_model
+from quantize.onnx import encoder
+from quantize.onnx.graph import GraphWriter
+from quantize.texts import CALIBRATION
+
+Form = Literal["a8w8", "a16w8", "bf16", "xint8", "float"]
+FORMS: Final = get_args(Form)
+OPSET: Final = 17
+UNTRIED: Final = "experimental: no AMD NPU was tried by this project"
+# Texts for the ranges of activations; Quark keeps what each gives in memory.
+_TEXTS: Final = 32
+_TIMEOUT_S: Final = 1800.0
+_CHILD: Final = """
+import sys
+import numpy as np
+from onnxruntime.quantization.calibrate import CalibrationDataReader
+import quark.onnx as quark
+
+class Texts(CalibrationDataReader):
+    def __init__(self, path):
+        held = np.load(path)
+        count = len(held["input_ids"])
+        self._left = iter([{name: held[name][i : i + 1] for name in held.files} for i in range(count)])
+    def get_next(self):
+        return next(self._left, None)
+
+source, texts, out, form = sys.argv[1:5]
+config = getattr(quark, form.upper() + "_QCONFIG")
+quark.ModelQuantizer(config).quantize_model(source, out, Texts(texts))
+"""
+
+
+class QuarkFailed(QuantizeError):
+    """Quark is not here, or failed; the message says which and what to do."""
+
+
+class Exported(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written."""
+
+    folder: str
+    form: Form
+    graph_bytes: int
+    notices: tuple[str, ...]
+
+
+def quark_python() -> str:
+    """The Python that has Quark. Raises: QuarkFailed: none."""
+    named = os.environ.get("TESSERA_QUARK_PYTHON")
+    if named:
+        if Path(named).is_file():
+            return named
+        raise QuarkFailed(f"TESSERA_QUARK_PYTHON names {named}, which is not there")
+    if importlib.util.find_spec("quark") is not None:
+        return sys.executable
+    raise QuarkFailed(
+        "AMD's Quark is not here: make an environment of its own (python -m venv quark; quark/bin/pip install "
+        "amd-quark onnxruntime torch) and let TESSERA_QUARK_PYTHON name its Python; --form float needs no Quark"
+    )
+
+
+def export(source: Path, out: Path, *, tokens: int = 128, form: Form = "a8w8") -> Exported:
+    """Write the folder of an embedding or rerank model for AMD's compiler; it appears only when it is whole.
+
+    `form` float leaves the quantizing to that compiler (it makes 16-bit floats).
+    Raises: BadWish: the folder exists. UnsupportedModel, BadFile: no encoder. QuarkFailed.
+    """
+    if out.exists():
+        raise BadWish("OUT", f"{out} exists already; choose another name")
+    python = quark_python() if form != "float" else ""
+    model = read_gguf_model(source)
+    shape = encoder.encoder_shape(model)
+    words = encoder.wordpiece_json(model)
+    tokens = min(tokens, shape.context)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as work:
+        made = Path(work) / "out"
+        made.mkdir()
+        plain = Path(work) / "float" if python else made
+        plain.mkdir(exist_ok=True)
+        with (plain / "model.onnx.data").open("wb") as data:
+            graph = GraphWriter(data, "model.onnx.data", OPSET)
+            encoder.EncoderGraph(model, shape, graph, tokens, contrib=False).build()
+        graph.save(plain / "model.onnx")
+        if python:
+            np.savez(plain / "texts.npz", **calibration_texts(words, tokens))
+            _quantize(python, plain, made / "model.onnx", form)
+        for name, value in (
+            ("tokenizer.json", words),
+            ("config.json", encoder.encoder_config(shape, len(words["model"]["vocab"]))),
+        ):
+            (made / name).write_bytes(msgspec.json.encode(value))
+        (made / "1_Pooling").mkdir()
+        (made / "1_Pooling" / "config.json").write_bytes(msgspec.json.encode(encoder.pooling_config(shape)))
+        made.rename(out)
+    size = sum(path.stat().st_size for path in out.glob("model.onnx*"))
+    told = f"One text of at most {tokens} tokens at once; {form}; {UNTRIED}."
+    return Exported(folder=str(out), form=form, graph_bytes=size, notices=(told,))
+
+
+def calibration_texts(words: dict[str, Any], tokens: int) -> dict[str, Any]:
+    """Inputs of the encoder for texts from the calibration file, (texts, tokens) int32 each."""
+    tokenizer = Tokenizer.from_str(msgspec.json.encode(words).decode())
+    tokenizer.enable_truncation(tokens)
+    text = CALIBRATION.read_text(encoding="utf-8")
+    step = len(text) // _TEXTS
+    ids, mask, kinds = (np.zeros((_TEXTS, tokens), np.int32) for _ in range(3))
+    for i in range(_TEXTS):
+        encoded = tokenizer.encode(text[i * step : i * step + 8 * tokens])
+        ids[i, : len(encoded.ids)], mask[i, : len(encoded.ids)] = encoded.ids, 1
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": kinds}
+
+
+def _quantize(python: str, plain: Path, out: Path, form: str) -> None:
+    command = [python, "-c", _CHILD, str(plain / "model.onnx"), str(plain / "texts.npz"), str(out), form]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"ORT_DISABLE_TELEMETRY": "1"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=_TIMEOUT_S, check=False, env=environment, cwd=plain
+        )
+    except subprocess.TimeoutExpired:
+        raise QuarkFailed(f"Quark did not end within {_TIMEOUT_S / 60:.0f} minutes") from None
+    except OSError as error:
+        raise QuarkFailed(f"{python} could not be started: {error.strerror}") from error
+    if done.returncode != 0 or not out.is_file():
+        last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it gave no reason"]
+        raise QuarkFailed(f"Quark failed: {last[0][:300]}")

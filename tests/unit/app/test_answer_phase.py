@@ -1,0 +1,24 @@
+"""What is said while a model loads: a device's compiler is told apart, for it is slow only once."""
+
+from types import SimpleNamespace
+
+import msgspec
+
+from app.answer_phase import in_words, phase_of
+from engine.api.chat import ChatChunk
+from engine.loaded_model import Place
+from engine.runner.protocol import COMPILING
+from engine.server.openai.shapes import ChunkWriter
+
+
+def told(phase):
+    place = Place()
+    place.take(SimpleNamespace(phase=phase, progress=0.5, waiting=0, ready=False))
+    line = ChunkWriter("chat.completion.chunk", "chatcmpl-1", "m").loading(place)
+    chunk = msgspec.json.decode(line.removeprefix(b"data: "), type=ChatChunk)
+    return in_words(phase_of(chunk), 0.1, lambda text: text, str)
+
+
+def test_the_compiler_of_a_device_is_told_apart_from_reading_weights():
+    assert told("weights") == "Starting the model 50 %"
+    assert told(COMPILING) == "Compiling the model for its device 50 % (the first time only)"
