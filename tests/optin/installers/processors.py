@@ -43,6 +43,7 @@ def emulated_by(qemu: str) -> Iterator[None]:
 def program(package: Path, work: Path) -> Path:
     """The package's program below `work`, its file renamed."""
     shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
     subprocess.run(["dpkg-deb", "-x", str(package), str(work)], check=True)
     plain = work / "usr/lib/tessera/tessera"
     return plain.rename(plain.with_suffix(f".{ENDING}"))
