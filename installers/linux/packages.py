@@ -123,12 +123,18 @@ unpack() {{
   mkdir -p "$1"
   tail -n +{lines} "$0" | tar -xJ -C "$@"
 }}
+quietly() {{ command -v "$1" >/dev/null 2>&1 && "$@" >/dev/null 2>&1 || true; }}
+tell_desktop() {{
+  quietly update-desktop-database -q "$prefix/share/applications"
+  quietly update-mime-database "$prefix/share/mime"
+}}
 case "$1" in
   --help) echo "usage: $0 [--prefix FOLDER | --extract FOLDER | --remove]"; exit 0;;
   --prefix) prefix="$2";;
   --extract) unpack "$2"; exit 0;;
-  --remove) rm -rf "$prefix/lib/tessera"; rm -f "$prefix/bin/tessera" "$prefix/share/applications/{id}.desktop" \\
-      "$prefix/share/icons/hicolor/scalable/apps/{id}.svg" "$prefix/share/mime/packages/tessera.xml"
+  --remove) rm -rf "$prefix/lib/tessera" "$prefix/share/doc/tessera"
+    for file in {files}; do rm -f "$prefix/$file"; done
+    tell_desktop
     echo "Removed. Models and chats are where they were."; exit 0;;
   "") ;;
   *) echo "$0: unknown option $1" >&2; exit 2;;
@@ -144,9 +150,7 @@ cp -RP "$new/." "$prefix/"
 rm -rf "$new"
 sed -i "s|^Exec=tessera|Exec=$prefix/bin/tessera|" "$prefix/share/applications/{id}.desktop"
 sed -i "s|/usr/bin/tessera|$prefix/bin/tessera|" "$prefix/lib/systemd/user/tessera.service"
-quietly() {{ command -v "$1" >/dev/null 2>&1 && "$@" >/dev/null 2>&1 || true; }}
-quietly update-desktop-database -q "$prefix/share/applications"
-quietly update-mime-database "$prefix/share/mime"
+tell_desktop
 echo "Done: $prefix/bin/tessera"
 case ":$PATH:" in *":$prefix/bin:"*) ;; *) echo "$prefix/bin is not on your PATH.";; esac
 exit 0
@@ -158,8 +162,9 @@ def run_file(program: Path, out: Path, version: str, work: Path) -> Path:
     root = work / "run"
     shutil.rmtree(root, ignore_errors=True)
     tree(program, root, version)
-    head = RUN_HEAD.format(version=version, id=ID, lines=0)
-    head = RUN_HEAD.format(version=version, id=ID, lines=head.count("\n") + 1)
+    own = (path.relative_to(root / "usr") for path in _sorted(root / "usr") if path.is_symlink() or path.is_file())
+    files = " ".join(str(path) for path in own if not path.is_relative_to("lib/tessera"))
+    head = RUN_HEAD.format(version=version, id=ID, files=files, lines=RUN_HEAD.count("\n") + 1)
     packed = io.BytesIO()
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH", EPOCH))
     with tarfile.open(fileobj=packed, mode="w:xz", preset=6) as archive:

@@ -1,6 +1,7 @@
 """The files that desktops read, and the packages made from a small stand-in of the program's folder."""
 
 import gzip
+import os
 import shutil
 import subprocess
 import sys
@@ -82,6 +83,14 @@ def test_the_run_file_installs_below_a_prefix_and_removes_itself(program, tmp_pa
     done = subprocess.run(unpacked, env=without, capture_output=True, text=True, check=False)
     assert (done.returncode, "install xz-utils" in done.stderr) == (3, True)
     subprocess.run([str(prefix / "bin" / "tessera")], check=True, capture_output=True)  # what was there still runs
+    (prefix / "share" / "tessera").mkdir()
+    (prefix / "share" / "tessera" / "mine").write_text("a model")
+    home = tmp_path.parent / f"home-{os.getpid()}"
+    home.mkdir()
+    prefix.rename(home / ".local")
+    subprocess.run([str(file), "--remove"], check=True, capture_output=True, env={**os.environ, "HOME": str(home)})
+    left = [p for p in home.rglob("*") if not p.is_dir() and b"tessera" in f"{p}".encode() + p.read_bytes()]
+    assert [p.name for p in left] == ["mine"]
     bad = subprocess.run([str(file), "--nonsense"], capture_output=True, text=True, check=False)
     assert (bad.returncode, "unknown option" in bad.stderr) == (2, True)
 

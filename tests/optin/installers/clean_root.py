@@ -164,7 +164,7 @@ def steps_of_run(root: Root, file: Path) -> None:
     tell("installed again over itself", person("tessera --version").strip())
     tell("window", window(root, "/home/person/.local/bin/tessera"))
     person("sh /tessera.run --remove")
-    left = person("find ~/.local -path '*tessera*' -not -path '*/share/tessera/*' -not -path '*/state/*'").strip()
+    left = person("find ~/.local -path '*tessera*' -not -path '*/share/tessera*' -not -path '*/state/*'").strip()
     assert not left, left
     assert person("cat ~/.local/share/tessera/models/mine.txt").strip() == "keep"
     tell("removal", "nothing left of the program; models kept")
@@ -228,7 +228,7 @@ def on_vulkan(root: Root, pack: Path | None, *, brought: bool) -> None:
     assert "wrong" not in checked, checked
     assert "failed" not in checked, checked
     tell("device check", checked.strip().splitlines()[-1])
-    ask = f'tessera serve --device vulkan & {UP}; tessera chat spark --prompt "{QUESTION}"; '
+    ask = f'tessera serve --device vulkan & {UP}; sleep 5; tessera chat spark --prompt "{QUESTION}"; '
     answer = root.run(f"{ask} tessera models loaded --json; kill %1; wait", limit_s=LONG_S)
     assert ANSWER in answer, answer
     assert "Vulkan0" in answer, answer
