@@ -108,8 +108,17 @@ def bundle(work: Path, *, jobs: int) -> Path:
     subprocess.run([*command, "--workpath", str(work / "pyinstaller"), str(spec)], check=True, env=env, cwd=work)
     if sys.platform == "linux":
         _strip(out / "tessera" / "_internal")
+    _forget_scripts(out / "tessera" / "_internal")
     _link_copies(out / "tessera" / "_internal" / "llama_cpp" / "lib")
     return out / "tessera"
+
+
+def _forget_scripts(folder: Path) -> None:
+    """Lists of installed files name scripts that begin with the build environment's path, and are not brought."""
+    for path in folder.glob("*.dist-info/RECORD"):
+        lines = path.read_text("utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if not line.startswith("../") and "/direct_url.json," not in line]
+        path.write_text("".join(kept), encoding="utf-8")
 
 
 def _strip(folder: Path) -> None:

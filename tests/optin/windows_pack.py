@@ -5,7 +5,8 @@
 
 Needs wine, mingw-w64, CMake and Ninja. ggml.dll and ggml-base.dll come from the pack's own build folder. A probe of
 a few lines loads the plugin through ggml, as Tessera does, and a plugin of a foreign ggml must be refused. Wine has
-its own WINEPREFIX below FOLDER. Without a Vulkan driver a Vulkan plugin loads, lists no device and says so.
+its own WINEPREFIX below FOLDER. With xvfb-run and a Vulkan driver of this system (Mesa's software one will do) wine
+hands the driver's devices to a Vulkan plugin; without, it loads, lists no device and says so.
 """
 
 import argparse
@@ -50,9 +51,11 @@ def runtime(work: Path, name: str, jobs: int) -> Path:
 def under_wine(work: Path, *command: Path) -> tuple[int, str]:
     """Exit code and output."""
     env = {**os.environ, "WINEPREFIX": str(work / "wine"), "WINEDEBUG": "-all", "WINEARCH": "win64"}
+    env["GGML_VK_VISIBLE_DEVICES"] = "0"  # ggml hides devices of type CPU otherwise
+    screen = ["xvfb-run", "-a"] if shutil.which("xvfb-run") else []
     names = [str(command[0]), *("Z:" + str(path).replace("/", "\\") for path in command[1:])]
     done = subprocess.run(
-        ["wine", *names], env=env, capture_output=True, text=True, check=False, timeout=WINE_TIMEOUT_S
+        [*screen, "wine", *names], env=env, capture_output=True, text=True, check=False, timeout=WINE_TIMEOUT_S
     )
     return done.returncode, done.stdout.replace("\r", "") + (done.stderr if done.returncode else "")
 
