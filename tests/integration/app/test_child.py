@@ -143,3 +143,14 @@ class TestFrozen:
         done = subprocess.run([frozen, "--child", module], capture_output=True, text=True, check=False)
         assert done.returncode == EXIT_UNKNOWN
         assert "child processes" in done.stderr
+
+
+def test_a_child_that_gets_little_of_the_processor_is_waited_for():
+    computing = "import time\nfor _ in range(32): time.sleep(.1); sum(range(200_000))\nprint('{\"done\": 1}')"
+    found = run_child((sys.executable, "-c", computing), 3.0)
+    assert found.answer == {"done": 1}, found
+    assert found.seconds > 3
+    hanging = run_child((sys.executable, "-c", "import time; time.sleep(60)"), 1.0)
+    assert (hanging.answer, hanging.seconds < 10) == (None, True)
+    spinning = run_child((sys.executable, "-c", "while True: pass"), 1.0)
+    assert (spinning.answer, "within 1 s" in spinning.reason) == (None, True)
