@@ -10,7 +10,7 @@ from app.gui.chat.request import branch_body
 from app.gui.documents.grounds import GroundsCard, PageDialog, grounds_of
 from app.gui.documents.page import DocumentsPage
 from engine.api.collections import Collection, Collections, PageText
-from tests.gui.hands import press
+from tests.gui.hands import press, texts
 
 SEA = {
     "id": "col_1", "name": "Sea", "sources": ["/home/ida/sea"], "state": "embedding", "documents": 3, "failed": 1,
@@ -77,7 +77,7 @@ def test_the_list_of_chats_leads_to_the_documents_and_these_to_a_chat_that_asks_
     to_documents = next(made for made in buttons if made.accessibleName() == "Documents")
     to_documents.click()
     page = window.page("documents")
-    qtbot.waitUntil(lambda: page.isVisible() and "Sea" in words_in(page))
+    qtbot.waitUntil(lambda: "Sea" in texts(page))
     assert list(window._sections.buttons) == ["chat", "documents"]
     press(page, "Ask in a chat")
     qtbot.waitUntil(window.chat.isVisible)

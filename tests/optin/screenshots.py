@@ -77,7 +77,7 @@ def main():
                 command = [sys.executable, __file__, "--child", theme, str(scale), "--only", given.only]
                 subprocess.run(
                     [*command, "--out", str(given.out)],
-                    env={**environment, "QT_SCALE_FACTOR": str(scale), "TESSERA_HOME": home},
+                    env={**environment, "QT_SCALE_FACTOR": str(scale), "TESSERA_HOME": home, "HOME": home},
                     cwd=ROOT,
                     check=True,
                 )
@@ -166,7 +166,7 @@ class Camera:
         """A folder that was read."""
         from engine.api.collections import CollectionRequest
 
-        folder = Path(os.environ["TESSERA_HOME"]) / "Documents" / "Decisions"
+        folder = Path.home() / "Documents" / "Decisions"
         shutil.copytree(ROOT / "docs" / "adr", folder)
         api = self.services.api
         api.make_collection(CollectionRequest(name="Decisions", sources=(str(folder),)))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from PySide6.QtCore import QTimer
+from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
 
@@ -53,7 +53,7 @@ class DevicesPage(Page):
         self._services = services
         self.banner = Banner(services.look)
         again = button(self.tr("Refresh"), self.refresh)
-        self.header.addWidget(again)
+        self.header.addWidget(again, 0, Qt.AlignmentFlag.AlignTop)
         self._memory_title = label(self.tr("Memory"), "strong")
         self._memory = card(spacing=16)
         self._memory.hide()

@@ -46,7 +46,7 @@ class PowerCard(QFrame):
             holder.setLayout(made)
             fields.add(holder)
         self.setLayout(
-            stack(fields, self._now, self._notes, row(self.use, 1), spacing=12, margins=(16, 16, 16, 16))
+            stack(fields, self._now, self._notes, row(1, self.use), spacing=12, margins=(16, 16, 16, 16))
         )
         self._refresh_button()
 

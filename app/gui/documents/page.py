@@ -114,7 +114,7 @@ class DocumentsPage(Page):
         ocr = button(self.tr("Read scans too"), lambda: self._change(partial(self._read_scans, found.id)))
         ocr.setVisible(bool(found.unread_pages) and not found.ocr)
         problems = [text[:1].upper() + text[1:] for text in found.problems]
-        lines = [self._amount(found), self._state(found), *found.sources, *problems]
+        lines = [self._amount(found), self._state(found), *map(_at_home, found.sources), *problems]
         if found.failed or found.unread_pages:
             lines.append(
                 self.tr("Not read: {files}, {pages}. Why: tessera collections unread").format(
@@ -144,3 +144,9 @@ class DocumentsPage(Page):
                 done=found.embedded, all=found.chunks
             )
         return self.tr("Ready")
+
+
+def _at_home(path: str) -> str:
+    """A folder of this user's home as people write it: `~/Documents`."""
+    home = Path.home()
+    return str(Path("~") / Path(path).relative_to(home)) if Path(path).is_relative_to(home) else path

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Literal
 
-from PySide6.QtCore import QSize, Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QFocusEvent, QHideEvent, QIcon, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractScrollArea,
@@ -214,7 +214,7 @@ def reserve_scroll_bar(area: QAbstractScrollArea) -> None:
 
 
 class _Subtitle(QLabel):
-    """As high as its lines need at the width it has got, which the layout of a header does not give it."""
+    """As high as its lines are at the width it has got: a header's layout gives it too little, or twice as much."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -222,10 +222,25 @@ class _Subtitle(QLabel):
         self.setProperty("kind", "muted")
         self.setWordWrap(True)
 
+    def tell(self, text: str) -> None:
+        """Say something else."""
+        self.setText(text)
+        self._fit()
+
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Follow the width."""
         super().resizeEvent(event)
-        self.setMinimumHeight(max(0, self.heightForWidth(self.width())))
+        self._fit()
+
+    def changeEvent(self, event: QEvent) -> None:
+        """Follow the size of the text."""
+        super().changeEvent(event)
+        if event.type() in {QEvent.Type.FontChange, QEvent.Type.StyleChange}:
+            self._fit()
+
+    def _fit(self) -> None:
+        self.setMinimumHeight(0)  # what a label needs is never said to be less than that
+        self.setFixedHeight(max(0, self.heightForWidth(self.width())))
 
 
 class Page(QScrollArea):
@@ -263,7 +278,7 @@ class Page(QScrollArea):
 
     def set_subtitle(self, text: str) -> None:
         """Say something else below the title."""
-        self.subtitle.setText(text)
+        self.subtitle.tell(text)
         self.subtitle.setVisible(bool(text))
 
     def add_section(self, title: str, *items: QWidget | QLayout) -> None:

@@ -230,10 +230,16 @@ async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
 ) -> AsyncGenerator[bytes, None]:
     writer = shapes.ChunkWriter("chat.completion.chunk", shapes.new_id("chatcmpl"), body.model)
     starting = asyncio.ensure_future(_start(state, body, place, asked))
+    greeted: set[int] = set()
     if body.return_progress:
+        loading = False
         async with aclosing(_loading(starting, place, writer)) as waiting:
             async for told in waiting:
+                loading = True
                 yield told
+        if loading and starting.exception() is None:  # the load is over before the prompt's first step has ended
+            greeted.add(0)
+            yield writer.chunk(0, shapes.ROLE_DELTA)
     started = await starting
     model, _, answers, grounded, _ = started
     writer.runs(model)
@@ -241,7 +247,6 @@ async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
         yield writer.chunk(0, shapes.EMPTY_DELTA, extra=grounded.report())
     said: list[str] = []
     ends: dict[int, AnswerFinished] = {}
-    greeted: set[int] = set()
     custom = [CustomCalls(body.custom_names()) for _ in answers]
     held: dict[int, list[TokenLogprob]] = {}
     async for index, event in merge(answers):

@@ -8,6 +8,7 @@ import pytest
 
 from tests.gui.walk.walker import ROOT
 
+pytestmark = pytest.mark.timeout(900)  # a model is measured, on a crowded computer
 SPARK = ROOT / "assets" / "models" / "spark-f16.gguf"
 LIBRARY, FIT, MEASURE = "window.page('library')", "window.page('fit')", "window.page('bench')"
 JOBS = "list(desktop.jobs.by_id.values())"
