@@ -126,7 +126,8 @@ async def ground(
         whole = await asyncio.to_thread(_everything, live)
         tokens = await _count(model, "\n\n".join(p.text for p in whole))
         if tokens <= room and whole:
-            why = f"All {counts.documents} documents were given: {tokens} tokens of {room} that fit."
+            given = "The whole document was" if counts.documents == 1 else f"All {counts.documents} documents were"
+            why = f"{given} given: {tokens} tokens of {room} that fit."
             grounds = Grounds(
                 id=key, name=name, mode="whole", why=why, found=True, tokens=tokens, documents=counts.documents,
                 passages=whole,
