@@ -240,7 +240,7 @@ class _Subtitle(QLabel):
 
     def _fit(self) -> None:
         self.setMinimumHeight(0)  # what a label needs is never said to be less than that
-        self.setFixedHeight(max(0, self.heightForWidth(self.width())))
+        self.setMinimumHeight(max(0, self.heightForWidth(self.width())))
 
 
 class Page(QScrollArea):
