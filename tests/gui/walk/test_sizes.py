@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+pytestmark = pytest.mark.timeout(900)  # eleven pages, each until it stands still, on a crowded computer
 NAMES = (
     "Chat",
     "Documents",

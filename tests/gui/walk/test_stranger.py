@@ -11,7 +11,7 @@ from app.suggestions import FOR_A_MODEL
 pytestmark = pytest.mark.timeout(2400)  # a real model, and half a minute of measuring, on a crowded computer
 PATIENCE_S = 300.0
 FIT, CONNECT = "window.page('fit')", "window.page('connect')"
-DOCUMENT = "The lighthouse of Skerry stands on a rock. Its keeper is Berta Quill. The lamp is lit at dusk.\n"
+DOCUMENT = "The keeper of the lighthouse is Berta Quill. The sea was calm that day.\n" * 8
 
 
 def ask(walk, question):
@@ -48,10 +48,12 @@ def test_from_the_first_start_to_a_connected_editor_in_eight_clicks(open_window,
 
     notes = tmp_path / "skerry.txt"
     notes.write_text(DOCUMENT)
+    walk.key("ctrl+n")
+    walk.until("len(chat.controller.tree) == 0")
     walk.attach(notes)  # 1
     walk.key("ctrl+l")
     walk.until("app.focusWidget() is chat.composer.editor")
-    answer = ask(walk, "Who is the keeper of the lighthouse?")
+    answer = ask(walk, "Who keeps the lighthouse?")
     assert "Quill" in answer, answer
     walk.picture("2-document")
 
