@@ -77,12 +77,12 @@ def convert_command(
 @click.argument("source", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.argument("out", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--context", type=click.IntRange(16, 8192), default=128, help="Tokens of a text.")
-@click.option("--form", type=click.Choice(["a8w8", "a16w8", "bf16", "xint8", "float"]), default="a8w8")
+@click.option("--form", type=click.Choice(["a8w8", "a16w8", "bf16", "xint8", "float"]), default="float")
 def quark_command(source: Path, out: Path, context: int, form: "Form") -> None:
     """Write an embedding model for AMD's NPUs (experimental, untried): SOURCE, a GGUF file, to the folder OUT.
 
-    AMD's Quark quantizes it to FORM, in an environment of its own (TESSERA_QUARK_PYTHON). AMD's Ryzen AI Software
-    compiles what comes out; `float` leaves the rounding to it and needs no Quark.
+    AMD's Ryzen AI Software compiles what comes out; `float` leaves the rounding to it. For the other forms AMD's
+    Quark quantizes, in an environment of its own (TESSERA_QUARK_PYTHON); a8w8 ruins small models.
     """
     from quantize.errors import QuantizeError  # noqa: PLC0415 - keeps `tessera --help` fast
     from quantize.onnx.quark import export  # noqa: PLC0415 - see above

@@ -78,7 +78,7 @@ def quark_python() -> str:
     )
 
 
-def export(source: Path, out: Path, *, tokens: int = 128, form: Form = "a8w8") -> Exported:
+def export(source: Path, out: Path, *, tokens: int = 128, form: Form = "float") -> Exported:
     """Write the folder of an embedding or rerank model for AMD's compiler; it appears only when it is whole.
 
     `form` float leaves the quantizing to that compiler (it makes 16-bit floats).

@@ -45,17 +45,17 @@ def test_the_graph_is_plain_fixed_and_gives_the_same_rows(source, tmp_path):
 def test_quark_that_is_not_here_is_told_before_anything_is_written(source, tmp_path, monkeypatch):
     monkeypatch.delenv("TESSERA_QUARK_PYTHON", raising=False)
     with pytest.raises(QuarkFailed, match="pip install amd-quark"):
-        export(source, tmp_path / "amd")
+        export(source, tmp_path / "amd", form="a16w8")
     monkeypatch.setenv("TESSERA_QUARK_PYTHON", str(tmp_path / "nowhere"))
     with pytest.raises(QuarkFailed, match="which is not there"):
-        export(source, tmp_path / "amd")
+        export(source, tmp_path / "amd", form="a16w8")
     assert not any(tmp_path.iterdir())
 
 
 def test_an_environment_without_quark_fails_with_its_own_words_and_leaves_nothing(source, tmp_path, monkeypatch):
     monkeypatch.setenv("TESSERA_QUARK_PYTHON", sys.executable)
     with pytest.raises(QuarkFailed, match="No module named 'quark'"):
-        export(source, tmp_path / "amd", tokens=TOKENS)
+        export(source, tmp_path / "amd", tokens=TOKENS, form="a8w8")
     assert not any(tmp_path.iterdir())
     (tmp_path / "amd").mkdir()
     with pytest.raises(BadWish, match="exists already"):
