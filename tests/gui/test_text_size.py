@@ -8,7 +8,6 @@ from app.gui import words
 from app.gui.fit.frontier import FrontierPlot
 from app.gui.language import install_language
 from app.gui.server.page import ServerPage
-from app.gui.widgets.basics import Page
 
 
 def letters(plot):
@@ -31,22 +30,6 @@ def test_a_chart_follows_the_size_of_the_text_both_ways(qtbot, look, first):
     assert all(one < two for one, two in zip(small, large, strict=True)), (small, large)
     look.set("light", first)
     assert letters(plot) == made
-
-
-def test_what_stands_below_a_title_is_as_high_as_its_lines_again(show, look, qtbot):
-    page = show(Page("Title", "Folders that chats can answer from. Everything stays on this computer."))
-
-    def fits(lines):
-        line = page.subtitle.fontMetrics().lineSpacing()
-        return lines * line - 2 <= page.subtitle.height() <= lines * line + 2
-
-    qtbot.waitUntil(lambda: fits(1))
-    look.set("light", 200)
-    page.resize(700, 700)
-    qtbot.waitUntil(lambda: fits(2))
-    look.set("light", 100)
-    page.resize(1000, 700)
-    qtbot.waitUntil(lambda: fits(1))
 
 
 def test_the_log_of_the_server_follows_the_size_of_the_text_both_ways(show, services, server):

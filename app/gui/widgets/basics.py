@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Literal
 
-from PySide6.QtCore import QEvent, QSize, Qt, QTimer, Signal
+from PySide6.QtCore import QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QFocusEvent, QHideEvent, QIcon, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractScrollArea,
@@ -213,36 +213,6 @@ def reserve_scroll_bar(area: QAbstractScrollArea) -> None:
     reserve(0, 0)
 
 
-class _Subtitle(QLabel):
-    """As high as its lines are at the width it has got: a header's layout gives it too little, or twice as much."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.setTextFormat(Qt.TextFormat.PlainText)
-        self.setProperty("kind", "muted")
-        self.setWordWrap(True)
-
-    def tell(self, text: str) -> None:
-        """Say something else."""
-        self.setText(text)
-        self._fit()
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        """Follow the width."""
-        super().resizeEvent(event)
-        self._fit()
-
-    def changeEvent(self, event: QEvent) -> None:
-        """Follow the size of the text."""
-        super().changeEvent(event)
-        if event.type() in {QEvent.Type.FontChange, QEvent.Type.StyleChange}:
-            self._fit()
-
-    def _fit(self) -> None:
-        self.setMinimumHeight(0)  # what a label needs is never said to be less than that
-        self.setMinimumHeight(max(0, self.heightForWidth(self.width())))
-
-
 class Page(QScrollArea):
     """A scrolling page with a title and a column of content."""
 
@@ -258,7 +228,7 @@ class Page(QScrollArea):
         column.setMaximumWidth(width)
         column.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         self.title = label(title, "title")
-        self.subtitle = _Subtitle(subtitle)
+        self.subtitle = label(subtitle, "muted", wrap=True)
         self.subtitle.setVisible(bool(subtitle))
         self.header = QHBoxLayout()
         self.header.setSpacing(8)
@@ -278,8 +248,17 @@ class Page(QScrollArea):
 
     def set_subtitle(self, text: str) -> None:
         """Say something else below the title."""
-        self.subtitle.tell(text)
+        self.subtitle.setText(text)
         self.subtitle.setVisible(bool(text))
+        self._fit_subtitle()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """The subtitle gets the height its lines need, which the layout of the header does not give it."""
+        super().resizeEvent(event)
+        self._fit_subtitle()
+
+    def _fit_subtitle(self) -> None:
+        self.subtitle.setMinimumHeight(max(0, self.subtitle.heightForWidth(self.subtitle.width())))
 
     def add_section(self, title: str, *items: QWidget | QLayout) -> None:
         """A heading with what belongs to it, at the end of the page."""
