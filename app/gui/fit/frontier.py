@@ -125,5 +125,4 @@ class FrontierPlot(Chart):
 
 def size_words(num_bytes: int, bpw: float) -> str:
     """5.5 MiB · 4.9 bits per weight."""
-    told = QCoreApplication.translate("library", "{n} bits per weight").format(n=words.decimal(bpw, 2))
-    return f"{words.size(num_bytes)} · {told}" if bpw else words.size(num_bytes)
+    return f"{words.size(num_bytes)} · {words.decimal(bpw, 2)} bits" if bpw else words.size(num_bytes)
