@@ -36,7 +36,8 @@ RECIPES: Final[dict[str, Recipe]] = {
         ),
         Recipe(
             "vulkan-windows-x86_64", "vulkan", "windows-x86_64", "ggml-vulkan", ("GGML_VULKAN=ON",),
-            ("glslc", "x86_64-w64-mingw32-g++"), {"vulkan-1.dll": _VULKAN_WINDOWS}, "not run on Windows",
+            ("glslc", "x86_64-w64-mingw32-g++"), {"vulkan-1.dll": _VULKAN_WINDOWS},
+            "built; device opened under wine; not run on Windows",
             toolchain="mingw",
         ),
         Recipe(
