@@ -1,4 +1,4 @@
-"""Libraries of the bundle without symbols for debuggers: smaller, and they still load."""
+"""The bundle's files after the collecting: libraries without symbols for debuggers, no path of the build."""
 
 import ctypes
 import shutil
@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from installers.bundle.make import _strip
+from installers.bundle.make import _forget_scripts, _strip
 
 pytestmark = pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("strip")), reason="no gcc or no strip")
 
@@ -37,3 +37,12 @@ def test_what_only_debuggers_read_is_taken_out(tmp_path):
     assert changed == {large, tmp_path / "link.so"}
     assert (small.read_bytes(), rewritten.read_bytes()) == (before[small], before[rewritten])
     assert ctypes.CDLL(str(large)).answer() == 42
+
+
+def test_lists_of_files_name_nothing_of_the_build_environment(tmp_path):
+    record = tmp_path / "x-1.dist-info" / "RECORD"
+    record.parent.mkdir()
+    kept = "x/__init__.py,sha256=abc,1\nx-1.dist-info/METADATA,sha256=def,2\n"
+    record.write_text(f"../../../bin/x,sha256=ghi,3\n{kept}x-1.dist-info/direct_url.json,sha256=jkl,4\n")
+    _forget_scripts(tmp_path)
+    assert record.read_text() == kept
