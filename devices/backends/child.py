@@ -69,12 +69,12 @@ def _output(process: "subprocess.Popen[bytes]", timeout_s: float) -> tuple[bytes
     try:
         return process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        spent = _processor_s(process.pid)
+        spent, step_s = _processor_s(process.pid), min(STEP_S, timeout_s)
         while spent < timeout_s and time.monotonic() < end:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.communicate(timeout=STEP_S)
+                return process.communicate(timeout=step_s)
             before, spent = spent, _processor_s(process.pid)
-            if spent - before < LEAST_SHARE * STEP_S:
+            if spent - before < LEAST_SHARE * step_s:
                 break
         raise
 
@@ -85,7 +85,7 @@ def _processor_s(pid: int) -> float:
 
     try:
         times = psutil.Process(pid).cpu_times()
-    except psutil.Error:
+    except (psutil.Error, OSError):  # gone, or no descriptor to look with
         return float("inf")
     return float(times.user + times.system)
 

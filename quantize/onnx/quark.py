@@ -8,7 +8,6 @@ AI Software 1.4 to 1.8, "Model Compilation and Deployment" (opset 17) and "Model
 import importlib.util
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -17,6 +16,7 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
+from devices.child_command import interpreter
 from quantize.errors import BadWish, QuantizeError
 from quantize.files.gguf_split import read_gguf_model
 from quantize.onnx import encoder
@@ -71,7 +71,7 @@ def quark_python() -> str:
             return named
         raise QuarkFailed(f"TESSERA_QUARK_PYTHON names {named}, which is not there")
     if importlib.util.find_spec("quark") is not None:
-        return sys.executable
+        return interpreter()[0]
     raise QuarkFailed(
         "AMD's Quark is not here: make an environment of its own (python -m venv quark; quark/bin/pip install "
         "amd-quark onnxruntime torch) and let TESSERA_QUARK_PYTHON name its Python; --form float needs no Quark"

@@ -26,12 +26,15 @@ class Metered(RecordedHost):
         files = {f"{ZONE}/name": "package-0", f"{ZONE}/energy_uj": "0", f"{ZONE}/max_energy_range_uj": str(2**60)}
         super().__init__({"format": FORMAT, "system": "linux", "files": files})
         self.looks = []
+        self.others = {child.pid for child in psutil.Process().children(recursive=True)}
 
     def read(self, path):
         if path != f"{ZONE}/energy_uj":
             return super().read(path)
         worked = 0.0
         for child in psutil.Process().children(recursive=True):
+            if child.pid in self.others:
+                continue
             times = child.cpu_times()
             worked += times.user + times.system
         self.looks.append((time.monotonic(), worked))
