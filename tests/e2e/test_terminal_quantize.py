@@ -62,7 +62,11 @@ def test_an_ended_command_cancels_its_job_and_leaves_no_file(beside, tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     running.send_signal(signal.SIGINT)
-    _, errors = running.communicate(timeout=60)
+    try:
+        _, errors = running.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        running.send_signal(signal.SIGABRT)  # it says where it stands
+        pytest.fail(f"{of_kind(beside, 'quantize')}\n{running.communicate()}")
     assert running.returncode == 130, errors
     assert errors.strip().endswith("Cancelled.")
     assert "Traceback" not in errors

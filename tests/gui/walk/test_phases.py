@@ -19,7 +19,7 @@ def walk(open_window, real_model, tmp_path_factory):
     return open_window(home=home, env={"TESSERA_CHAT_MAX_TOKENS": "40"})
 
 
-def assert_told(seen):
+def assert_told(seen, seconds):
     """Load, prompt and text were each named, in this order, with seconds from one second on."""
     first = {
         words: next((n for n, told in enumerate(seen) if told.startswith(words)), -1)
@@ -28,7 +28,8 @@ def assert_told(seen):
     assert list(first.values()) == sorted(first.values()), seen
     assert min(first.values()) >= 0, seen
     assert any(told.startswith("Reading your prompt ") and " of " in told for told in seen), seen
-    assert any(told.split(" · ")[-1].endswith(" s") for told in seen if " · " in told), seen
+    counted = any(told.split(" · ")[-1].endswith(" s") for told in seen if " · " in told)
+    assert counted or seconds < 2, seen  # a fast computer is done before
 
 
 def test_a_comparison_says_of_both_models_where_their_answers_are(walk, tmp_path):
@@ -46,7 +47,7 @@ def test_a_comparison_says_of_both_models_where_their_answers_are(walk, tmp_path
         pane = f"getattr({PAIR}, 'panes', [])[{number}:]"
         told = f"next((p._phase.text() for p in {pane} if p._phase is not None), '')"
         seen = walk.phases(told, "Writing", PATIENCE_S)
-        assert_told(seen)
+        assert_told(seen, walk.phases_s)
         if number == 0:
             assert "Waits for the first answer" in walk.ask(f"says({PAIR})")
     walk.until("not chat.controller.busy", PATIENCE_S)
@@ -84,7 +85,7 @@ def test_the_code_page_says_where_its_answer_is(walk, project):
     walk.until(f"{CODE}.composer.text == {asked!r}")
     walk.key("Return")
     seen = walk.phases(f"{CODE}.transcript._phase.text() if {CODE}.controller.busy else ''", "Writing", PATIENCE_S)
-    assert_told(seen)
+    assert_told(seen, walk.phases_s)
     walk.picture("code-writing")
     walk.key("Escape")
     walk.until(f"not {CODE}.controller.busy and not {CODE}.transcript._phase.isVisible()")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -206,30 +207,44 @@ class Walk:
 
     def phases(self, code, last, seconds=WAIT_S):
         """What `code` says from now until it begins with `last`: each new text once."""
-        seen = []
+        seen, first = [], 0.0
         started = time.monotonic()
         while not seen or not seen[-1].startswith(last):
             told = self.ask(code)
             if told and (not seen or told != seen[-1]):
+                first = first or time.monotonic()
                 seen.append(told)
             if time.monotonic() - started > seconds:
                 self.picture("late")
                 raise AssertionError(f"not within {seconds} s: {last}; {seen}")
             time.sleep(0.005)
+        self.phases_s = time.monotonic() - first
         return seen
 
     def eject(self):
-        """Take every model out of memory, by the list of models of the chat."""
-        self.go("Chat")
-        self.click("Model", "chat.bar")
-        self.until("app.focusWidget() is not None and app.focusWidget().accessibleName() == 'Search models'")
-        while names := self.ask("[c.title for c in desktop.services.models.choices if c.loaded]"):
-            self.click(f"Eject {names[0]}")
-            self.until(f"{names[0]!r} not in [c.title for c in desktop.services.models.choices if c.loaded]")
-        self.key("Escape")
-        self.until(
-            "app.activeModalWidget() is None and app.activePopupWidget() is None and window.isActiveWindow()"
-        )
+        """Take every model out of memory, by the list of models of the chat, until none comes back for a title."""
+        while self._loaded():
+            self.go("Chat")
+            self.click("Model", "chat.bar")
+            self.until("app.focusWidget() is not None and app.focusWidget().accessibleName() == 'Search models'")
+            while names := self.ask("[c.title for c in desktop.services.models.choices if c.loaded]"):
+                self.click(f"Eject {names[0]}")
+                self.until(f"{names[0]!r} not in [c.title for c in desktop.services.models.choices if c.loaded]")
+            self.key("Escape")
+            self.until(
+                "app.activeModalWidget() is None and app.activePopupWidget() is None and window.isActiveWindow()"
+            )
+            for _ in range(8):  # a chat at rest is given its title after two seconds
+                time.sleep(0.5)
+                if self._loaded():
+                    self.until("any(c.loaded for c in desktop.services.models.choices)")
+                    break
+
+    def _loaded(self):
+        known = self.server()
+        asked = urllib.request.Request(f"{known['url']}/tessera/v1/loaded", headers={"x-api-key": known["token"]})
+        with urllib.request.urlopen(asked, timeout=WAIT_S) as answered:
+            return json.load(answered)["models"]
 
     def go(self, page):
         """To a page: its destination in the bar on the left, then its name in the row above the page."""
