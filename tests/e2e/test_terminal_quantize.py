@@ -26,7 +26,9 @@ def start(server, *arguments, **options):
     env = {**os.environ, "TESSERA_HOME": str(server.home)}
     command = [sys.executable, "-m", "app", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env={**env, "PYTHONPATH": str(ROOT)}, **pipes, **options)
+    # A shell lets what it starts in the background ignore Ctrl-C, and that is inherited.
+    heard = {} if sys.platform == "win32" else {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    return subprocess.Popen(command, env={**env, "PYTHONPATH": str(ROOT)}, **heard, **pipes, **options)
 
 
 def jobs(server):
