@@ -46,7 +46,7 @@ class Walk:
         seen: set[str] = set()
         for source in self._sources:
             path = Path(source)
-            if not drive_is_here(path):
+            if not path.exists() and not drive_is_here(path):
                 self.offline.append(source)
                 continue
             found = self._file(path) if path.is_file() else None
