@@ -1,4 +1,4 @@
-"""What one process really holds, as the ledger audits it."""
+"""What one process really holds, as the ledger audits it, and what it has computed."""
 
 import contextlib
 import ctypes
@@ -23,6 +23,15 @@ class ProcessMemory:
     pss_bytes: int
     anonymous_bytes: int
     mapped_bytes: int
+
+
+def processor_s(pid: int) -> float | None:
+    """Seconds a process has computed, its children left out; None: it is gone, or no descriptor to look with."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except (psutil.Error, OSError):
+        return None
+    return float(times.user + times.system)
 
 
 def process_memory(pid: int) -> ProcessMemory | None:

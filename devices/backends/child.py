@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from devices.environment import without_secrets
-from devices.process_memory import bound_memory
+from devices.process_memory import bound_memory, processor_s
 
 MAX_OUTPUT_BYTES = 1 << 20
 STDERR_CHARACTERS = 400
@@ -69,25 +69,14 @@ def _output(process: "subprocess.Popen[bytes]", timeout_s: float) -> tuple[bytes
     try:
         return process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        spent, step_s = _processor_s(process.pid), min(STEP_S, timeout_s)
-        while spent < timeout_s and time.monotonic() < end:
+        spent, step_s = processor_s(process.pid), min(STEP_S, timeout_s)
+        while spent is not None and spent < timeout_s and time.monotonic() < end:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return process.communicate(timeout=step_s)
-            before, spent = spent, _processor_s(process.pid)
-            if spent - before < LEAST_SHARE * step_s:
+            before, spent = spent, processor_s(process.pid)
+            if spent is not None and spent - before < LEAST_SHARE * step_s:
                 break
         raise
-
-
-def _processor_s(pid: int) -> float:
-    """Processor time of a process in seconds, without that of its children."""
-    import psutil  # noqa: PLC0415 - only for a child that is late
-
-    try:
-        times = psutil.Process(pid).cpu_times()
-    except (psutil.Error, OSError):  # gone, or no descriptor to look with
-        return float("inf")
-    return float(times.user + times.system)
 
 
 def _failure(code: int, answer: Mapping[str, Any] | None, stderr: bytes) -> str:

@@ -15,6 +15,7 @@ from typing import BinaryIO, Final, cast
 import psutil
 
 from devices.child_command import child_command
+from devices.process_memory import processor_s
 from engine.chat.child_frames import PATIENCE, READY, read_frame, write_frame
 
 _log = logging.getLogger(__name__)
@@ -153,7 +154,7 @@ class BoundedChild:
 
         The limit is of processor time: on a busy machine an innocent child may wait long for its turn.
         """
-        started, spent_s = time.monotonic(), _processor_s(process.pid)
+        started, spent_s = time.monotonic(), processor_s(process.pid)
         pause = self._timeout_s if _SYSTEM_BOUNDS_MEMORY else _WATCH_S
         while not done.wait(pause):
             pause = _WATCH_S
@@ -168,7 +169,7 @@ class BoundedChild:
                 process.kill()
                 return
             passed_s = time.monotonic() - started
-            now_s = _processor_s(process.pid)
+            now_s = processor_s(process.pid)
             spent_s = now_s if spent_s is None else spent_s
             worked = now_s is not None and spent_s is not None and now_s - spent_s >= self._timeout_s
             if passed_s >= self._timeout_s and (worked or passed_s >= self._timeout_s * PATIENCE):
@@ -191,14 +192,3 @@ class BoundedChild:
             process.stdout.close()
         _log.info("child ended module=%s exit_code=%s", self._module, code)
         return code
-
-
-def _processor_s(pid: int) -> float | None:
-    """What a process has computed; nothing once it is gone. None: it cannot be seen, for want of a descriptor."""
-    try:
-        times = psutil.Process(pid).cpu_times()
-    except psutil.Error:
-        return 0.0
-    except OSError:
-        return None
-    return float(times.user + times.system)

@@ -8,6 +8,7 @@ import msgspec
 import psutil
 
 from devices.power import whole_w
+from devices.process_memory import processor_s
 from devices.usage import Usage
 from engine.api import stats as api
 from engine.dispatch.placer import Placer
@@ -60,11 +61,9 @@ class EnergyDesk:
         self._worked.clear()
 
     def _active(self, model: LoadedModel, pid: int) -> Active | None:
-        try:
-            times = psutil.Process(pid).cpu_times()
-        except (psutil.Error, OSError):  # gone, or no descriptor to look with
+        cpu_s = processor_s(pid)
+        if cpu_s is None:
             return None
-        cpu_s = times.user + times.system
         before, self._cpu_s[pid] = self._cpu_s.get(pid, cpu_s), cpu_s
         held = model.placement.need.devices if model.placement is not None else ()
         assert model.runner is not None

@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 import documents_made as made
 import pytest
 from servers import ROOT, wait_for
+from starved import no_descriptors
 
 from engine.documents import registry, search, walk
 from engine.documents.errors import NoCollection
@@ -56,18 +56,6 @@ def test_changes_on_disk_are_followed(collections, folder):
     (folder / "below" / "deep.txt").write_text("An eider dives.")
     wait_for(lambda: found(live, "eider"), 20, "a file in a new folder")
     assert not found(live, "kittiwake")
-
-
-@contextmanager
-def no_descriptors():
-    """Nothing can be opened meanwhile."""
-    resource = pytest.importorskip("resource")
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_moment_without_descriptors_forgets_no_document_and_misses_no_change(

@@ -4,6 +4,7 @@ import asyncio
 import os
 
 import pytest
+from starved import no_descriptors
 
 from engine.dispatch.memory_admission import MemoryAdmission
 from engine.dispatch.placer import Placer
@@ -41,17 +42,11 @@ def test_the_child_is_asked_when_the_first_answer_has_ended(admission):
 
 
 def test_a_moment_without_descriptors_leaves_the_prediction(admission, caplog):
-    resource = pytest.importorskip("resource")
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-
     async def main():
         await loaded(admission)
         admission.answered("m", 3, 1.0, 1)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
-        try:
+        with no_descriptors():
             await asyncio.gather(*admission._audits)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
     asyncio.run(main())
     assert admission.asked == []

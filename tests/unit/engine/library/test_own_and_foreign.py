@@ -4,10 +4,10 @@ import hashlib
 import json
 import shutil
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from starved import no_descriptors
 
 from engine.errors import BadModelFile, Cancelled, InputFault, OutOfResources
 from engine.jobs import Control
@@ -175,18 +175,6 @@ def test_import_refuses_and_leaves_nothing(catalogue, tmp_path, gguf, monkeypatc
     with pytest.raises(NotEnoughDisk):
         importing.import_copy(catalogue, good, Control())
     assert [p for p in catalogue.paths.models.rglob("*") if p.is_file()] == []
-
-
-@contextmanager
-def no_descriptors():
-    """Nothing can be opened meanwhile."""
-    resource = pytest.importorskip("resource")
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_model_is_not_blamed_for_a_system_without_descriptors(catalogue, tmp_path, gguf):
