@@ -13,6 +13,7 @@ import pytest
 from servers import ROOT, wait_for
 from starved import no_descriptors
 
+from devices import drives
 from engine.documents import registry, search, walk
 from engine.documents.errors import NoCollection
 from engine.documents.registry import Collections
@@ -78,6 +79,14 @@ def test_a_moment_without_descriptors_forgets_no_document_and_misses_no_change(
     (folder / "new.md").unlink()
     wait_for(lambda: not found(live, "fulmar"), 30, "the removal")
     assert live.store.counts().documents == documents - 1
+
+
+def test_an_ordinary_folder_where_drives_are_mounted_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(drives, "_DRIVES", (tmp_path.parent,))
+    (tmp_path / "a.md").write_text("Tides")
+    looked = walk.Walk((str(tmp_path),))
+    assert [Path(file.path).name for file in looked.files()] == ["a.md"]
+    assert looked.offline == []
 
 
 def test_what_lies_on_a_drive_that_is_not_connected_is_kept(collections, folder, monkeypatch):
