@@ -96,6 +96,16 @@ class ContextOverflow(InputFault):
         self.context_tokens = context_tokens
 
 
+class ModelNotLoaded(EnvironmentFault):
+    """Idle work loads no model: this one is not in memory."""
+
+    code = "model_not_loaded"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f'{model} is not loaded, and a request with "priority": "side" loads no model.')
+        self.model = model
+
+
 class BatterySpent(EnvironmentFault):
     """The user bounded what may be spent of the battery, and this request does not fit any more."""
 

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from engine.admission import Admission, Unlimited
-from engine.errors import BadModelFile, EngineError, EnvironmentFault, NotEnoughMemory, RunnerDied
+from engine.errors import BadModelFile, EngineError, EnvironmentFault, ModelNotLoaded, NotEnoughMemory, RunnerDied
 from engine.loaded_model import MAX_CRASHES, REMOTE, SPREAD, LoadedModel, Place, Runner
 from engine.phases import Phases
 from engine.resolving import Elsewhere, Here, ModelSource, Resolved
@@ -90,13 +90,15 @@ class Pool:
         on_progress: Callable[[float], None] | None = None,
         min_ctx: int = 0,
         place: Place | None = None,
+        *,
+        loads: bool = True,
     ) -> LoadedModel:
-        """A loaded model, loading it first if need be.
+        """A loaded model, loading it first if need be and `loads`.
 
         A model with less context than `min_ctx` tokens is loaded again if it was trained for more and nobody
         uses it; otherwise it serves as it is, and `facts.n_ctx` tells. `place` is kept up to date meanwhile.
 
-        Raises: ModelNotFound, BadModelFile, NotEnoughMemory, RunnerDied.
+        Raises: ModelNotFound, BadModelFile, NotEnoughMemory, RunnerDied, ModelNotLoaded.
         """
         away = self._elsewhere.always(name)
         if away is not None:
@@ -109,6 +111,9 @@ class Pool:
         found = await self._source.resolve(name, min_ctx)
         phases.done("place")
         self._ids[name] = found.model_id
+        model = self._models.get(found.model_id)
+        if not loads and found.engine != REMOTE and (model is None or not model.ready):
+            raise ModelNotLoaded(name)
         try:
             return await self._acquire(found, on_progress, min_ctx, place, phases)
         except NotEnoughMemory:
@@ -298,7 +303,7 @@ class Pool:
         admission knows any, and the request starts over. Raises: RunnerDied and what the runner raises.
         """
         if not model.ready and model.id not in self._models:  # evicted since it was acquired
-            model = await self.acquire(model.id)
+            model = await self.acquire(model.id, loads=request.priority != "side")
         if self.admits is not None:
             self.admits(model, request)
         told_start = False

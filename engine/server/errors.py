@@ -33,6 +33,7 @@ STATUS: dict[type[Exception], tuple[int, str, bool]] = {
     errors.ModelNotFound: (404, "invalid_request_error", False),
     errors.BadModelFile: (422, "invalid_request_error", False),
     errors.InputFault: (400, "invalid_request_error", False),
+    errors.ModelNotLoaded: (409, "invalid_request_error", False),
     errors.BatterySpent: (503, "server_error", False),
     errors.NotEnoughMemory: (507, "server_error", False),
     errors.RunnerDied: (503, "server_error", True),

@@ -16,6 +16,7 @@ STORY = "Once upon a time there was a keeper of a lighthouse. "
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     running = RunningServer(tmp_path_factory.mktemp("side"))
+    ask(running, body("Hi", 1))  # idle work loads no model
     yield running
     running.stop()
 

@@ -71,6 +71,26 @@ def test_load_and_unload_by_hand(scripted):
     assert httpx2.post(f"{url}/spark/load", json={"ttl_s": -1}, headers=MANAGE).status_code == 400
 
 
+def test_idle_work_loads_no_model(scripted):
+    body = {"model": "spark", "messages": [{"role": "user", "content": "Hi"}], "priority": "side"}
+
+    def asked(**more):
+        return httpx2.post(f"{scripted.url}/v1/chat/completions", json=body | more, timeout=30)
+
+    def loaded():
+        return httpx2.get(f"{scripted.url}/tessera/v1/loaded", headers=MANAGE).json()["models"]
+
+    refused = asked()
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "model_not_loaded")
+    assert '"model_not_loaded"' in asked(stream=True).text
+    assert loaded() == []
+    httpx2.post(f"{scripted.url}/tessera/v1/models/spark/load", json={}, headers=MANAGE).raise_for_status()
+    assert asked().status_code == 200
+    httpx2.post(f"{scripted.url}/tessera/v1/models/spark/unload", headers=MANAGE).raise_for_status()
+    assert asked().status_code == 409
+    assert loaded() == []
+
+
 class Source:
     async def resolve(self, model, min_ctx=0):
         return Resolved(model_id=model, engine="fake", settings=LoadSettings(path=model))

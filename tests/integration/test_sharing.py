@@ -17,7 +17,7 @@ from engine.runner.llama.native.binding import start_backends
 from engine.runner.llama.native.model import load
 from engine.runner.llama.native.vocabulary import Vocabulary
 from engine.runner.protocol import LoadSettings
-from engine.types import Delta, Done, GenerationRequest, SamplingParams
+from engine.types import Delta, Done, GenerationRequest, SamplingParams, Started
 
 PIECE = 32
 ANSWER = 4
@@ -119,6 +119,20 @@ def stateful(request, tmp_path_factory):
     made = Bench(write_shape(tmp_path_factory.mktemp("shape") / "model.gguf", scaled(request.param, **window)))
     yield made
     made.loaded.close()
+
+
+def test_who_follows_the_reading_hears_of_its_beginning_before_the_first_step(bench):
+    bench.loaded.api.llama_memory_clear(bench.loaded.memory, True)
+    engine = Scheduler(bench.loaded, bench.vocabulary, PrefixStore(0, 0, None, "x"), Adapters(bench.loaded, ()))
+    prompt = tokens(random.Random(1), 3 * PIECE)
+    usual = {"max_tokens": 1, "sampling": SamplingParams(temperature=0.0), "ignore_eos": True}
+    assert engine.add(0, GenerationRequest(prompt=prompt, progress=True, **usual), prompt) is None
+    told = engine.step()
+    assert [(i, type(event)) for i, event in told] == [(0, Started)]
+    assert engine.steps == 0
+    events = [event for _ in range(9) for _, event in engine.step()]
+    assert not any(isinstance(event, Started) for event in events)
+    assert isinstance(events[-1], Done)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -77,7 +77,7 @@ async def prepared(
 ) -> tuple[LoadedModel, PreparedChat, "Grounded | None"]:
     """The model of a request, loaded, and the conversation as it is asked. Raises: as the route."""
     query = to_query(body)
-    model = await state.pool.acquire(body.model, place=place)
+    model = await state.pool.acquire(body.model, place=place, loads=body.priority != "side")
     assert model.facts is not None
     grounded = None if asked is None else await asked.ground(model, query)
     query = query if grounded is None else grounded.query

@@ -69,7 +69,7 @@ async def prepared(
     state: ServerState, body: CompletionRequest, place: Place | None = None
 ) -> tuple[LoadedModel, list[GenerationRequest], Chosen]:
     """The model of a request, loaded, and what it is asked. Raises: as the route."""
-    model = await state.pool.acquire(body.model, place=place)
+    model = await state.pool.acquire(body.model, place=place, loads=body.priority != "side")
     sampling = choose(body.sampling(), state.models.recommended(model.id).plain)
     if model.facts is not None and model.facts.forwards:
         sampling = only_said(sampling)

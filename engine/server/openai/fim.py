@@ -176,7 +176,7 @@ async def fim_completions(request: Request) -> Response:
 
 
 async def _fim_start(state: ServerState, body: FimCompletionRequest) -> tuple[LoadedModel, AsyncIterator[Event]]:
-    model = await state.pool.acquire(body.model)
+    model = await state.pool.acquire(body.model, loads=body.priority != "side")
     limit = body.max_tokens or DEFAULT_MAX_TOKENS
     gap = FimGap(prefix=body.prompt, suffix=body.suffix or "")
     prompt = await fim_prompt(model, gap, limit, may_shorten=False)

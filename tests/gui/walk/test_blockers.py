@@ -125,10 +125,12 @@ def test_a_server_that_a_terminal_started_anew_is_followed_to_its_new_key(open_w
         walk = open_window(home=home, env={"TESSERA_SERVER_PORT": port})
         assert not walk.ask("desktop.link.owned")
         assert ask(walk, "What is Tessera?")
+        walk.process.send_signal(signal.SIGSTOP)  # or it sees that none runs, and looks for another one by itself
     finally:
         first.stop()
     second = RunningServer(home, "--port", port)
     try:
+        walk.process.send_signal(signal.SIGCONT)
         assert second.token != first.token
         walk.until("desktop.services.models.reachable and chat.composer.ready")
         assert ask(walk, "What is quantization?")

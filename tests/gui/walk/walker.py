@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = ("Xvfb", "openbox", "xdotool")
-WAIT_S = 90.0
+WAIT_S = float(os.environ.get("WALK_WAIT_S", "90"))
 # Pages inside a destination.
 PAGES = {
     "Documents": ("Chat", None),
@@ -181,6 +181,23 @@ class Walk:
         self.until("takes_keys()")
         self.screen.hand("key", "--delay", 5, *names)
 
+    def fill(self, name, text, within="None"):
+        """Write that into the field, in the place of what is there."""
+        self.click(name, within)
+        self.until(f"{name!r} in words_of(app.focusWidget())")
+        self.key("ctrl+a", *() if text else ("BackSpace",))
+        if text:
+            self.type(text)
+        self.until(f"written() == {text!r}")
+
+    def choose(self, name, entry, within="None"):
+        """That entry of a drop-down."""
+        self.click(name, within)
+        self.until("app.activePopupWidget() is not None")
+        time.sleep(0.45)  # a list takes no click that could be the second half of the one that opened it
+        self.click(entry)
+        self.until("app.activePopupWidget() is None")
+
     def say(self, text):
         """Ask that in the chat, and wait for the end of its answer, however fast or slow this computer is."""
         before = self.ask("len(chat.controller.tree)")
@@ -222,29 +239,34 @@ class Walk:
         return seen
 
     def eject(self):
-        """Take every model out of memory, by the list of models of the chat, until none comes back for a title."""
-        while self._loaded():
-            self.go("Chat")
-            self.click("Model", "chat.bar")
-            self.until("app.focusWidget() is not None and app.focusWidget().accessibleName() == 'Search models'")
-            while names := self.ask("[c.title for c in desktop.services.models.choices if c.loaded]"):
-                self.click(f"Eject {names[0]}")
-                self.until(f"{names[0]!r} not in [c.title for c in desktop.services.models.choices if c.loaded]")
-            self.key("Escape")
-            self.until(
-                "app.activeModalWidget() is None and app.activePopupWidget() is None and window.isActiveWindow()"
-            )
-            for _ in range(8):  # a chat at rest is given its title after two seconds
-                time.sleep(0.5)
-                if self._loaded():
-                    self.until("any(c.loaded for c in desktop.services.models.choices)")
-                    break
+        """Take every model out of memory, by the list of models of the chat."""
+        if not self.loaded():
+            return
+        self.go("Chat")
+        self.click("Model", "chat.bar")
+        self.until("app.focusWidget() is not None and app.focusWidget().accessibleName() == 'Search models'")
+        while names := self.ask("[c.title for c in desktop.services.models.choices if c.loaded]"):
+            self.click(f"Eject {names[0]}")
+            self.until(f"{names[0]!r} not in [c.title for c in desktop.services.models.choices if c.loaded]")
+        self.key("Escape")
+        self.until(
+            "app.activeModalWidget() is None and app.activePopupWidget() is None and window.isActiveWindow()"
+        )
+        assert not self.loaded(), "nothing brings an ejected model back by itself"
 
-    def _loaded(self):
+    def loaded(self):
+        """Ids of the models that the server has in memory."""
+        return [model["id"] for model in self.manage("loaded")["models"]]
+
+    def manage(self, path, body=None, method=None):
+        """What the server answers to a request of a program of its owner's, below /tessera/v1; None: nothing."""
         known = self.server()
-        asked = urllib.request.Request(f"{known['url']}/tessera/v1/loaded", headers={"x-api-key": known["token"]})
+        raw = None if body is None else json.dumps(body).encode()
+        headers = {"x-api-key": known["token"], "content-type": "application/json"}
+        asked = urllib.request.Request(f"{known['url']}/tessera/v1/{path}", raw, headers, method=method)
         with urllib.request.urlopen(asked, timeout=WAIT_S) as answered:
-            return json.load(answered)["models"]
+            told = answered.read()
+            return json.loads(told) if told else None
 
     def go(self, page):
         """To a page: its destination in the bar on the left, then its name in the row above the page."""

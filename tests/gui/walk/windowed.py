@@ -45,6 +45,8 @@ class Eye(QObject):
             "picture": picture,
             "fingerprint": fingerprint,
             "takes_keys": takes_keys,
+            "words_of": words_of,
+            "written": written,
             "Qt": Qt,
             "app": QApplication,
         }
@@ -114,6 +116,15 @@ def takes_keys():
         return True
     active, modal = QApplication.activeWindow(), QApplication.activeModalWidget()
     return active is not None and (modal is None or active is modal.window())
+
+
+def written():
+    """What stands in the field that has the keyboard."""
+    field = QApplication.focusWidget()
+    for read in ("cleanText", "toPlainText", "text"):
+        if hasattr(field, read):
+            return getattr(field, read)()
+    return None
 
 
 def spot(text, within=None, kind=QWidget, nth=0, *, disabled=False):

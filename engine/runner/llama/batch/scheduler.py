@@ -12,7 +12,7 @@ from engine.runner.llama.batch.effort import EffortBook
 from engine.runner.llama.batch.following import Following
 from engine.runner.llama.batch.pacing import Pace, kept_prefix, reading_order, told_text
 from engine.runner.llama.batch.quarantine import Quarantine
-from engine.runner.llama.batch.sequence import Sequence, told_reading
+from engine.runner.llama.batch.sequence import Sequence, begun_for_watchers, told_reading
 from engine.runner.llama.batch.shift import is_full, shift
 from engine.runner.llama.cache.cached_sequence import CachedSequence
 from engine.runner.llama.cache.kv import KVCache
@@ -127,7 +127,7 @@ class Scheduler:
         for sequence in admission.giving_way(self._running, self._waiting):
             self._set_aside(sequence)
         self._admit(out)
-        if not self._running:
+        if not self._running or begun_for_watchers(out, self._running):
             return out
         begun = time.monotonic()
         self._fill_batch(out)

@@ -233,6 +233,12 @@ def told_reading(sequences: Iterable[Sequence], now: float) -> Iterator[tuple[in
             yield sequence.id, progress
 
 
+def begun_for_watchers(outputs: Iterable[object], sequences: Iterable[Sequence]) -> bool:
+    """Whether clients who follow their prompts are to hear of a beginning before the step, which may take long."""
+    watched = {sequence.id for sequence in sequences if sequence.request.progress}
+    return any(isinstance(o, tuple) and o[0] in watched and isinstance(o[1], Started) for o in outputs)
+
+
 def _percentiles(gaps_s: "array[float]") -> tuple[float, ...]:
     """Median, 90 and 99 % of the gaps; empty when there are none."""
     if not gaps_s:

@@ -1,0 +1,154 @@
+"""Every setting, changed by hand: what is on the disk afterwards, and what the window does about it at once."""
+
+import sqlite3
+import tomllib
+
+import pytest
+
+from app.settings import BY_NAME
+from tests.servers import wait_for
+
+SETTINGS = "window.page('settings')"
+
+
+@pytest.fixture(scope="module")
+def walk(open_window):
+    made = open_window()
+    made.go("Settings")
+    return made
+
+
+def kept(walk, name):
+    """The value in the file of settings; None: it is at its default."""
+    try:
+        found = tomllib.loads((walk.home / "config" / "settings.toml").read_text())
+    except OSError:
+        return None
+    for part in name.split("."):
+        found = found.get(part, {})
+    return None if found == {} else found
+
+
+def is_kept(walk, name, value):
+    """Wait until that stands in the file."""
+    walk.until(f"desktop.services.settings.now[{name!r}] == {value!r}")
+    assert kept(walk, name) == (None if BY_NAME[name].default == value else value)
+
+
+def chats(walk):
+    """Chats on the disk, those in the trash too."""
+    with sqlite3.connect(walk.home / "state" / "chats.db") as known:
+        return known.execute("SELECT count(*) FROM conversations").fetchone()[0]
+
+
+def test_how_it_looks(walk):
+    walk.choose("Contrast", "High", SETTINGS)
+    is_kept(walk, "window.contrast", "high")
+    walk.choose("Contrast", "Normal", SETTINGS)
+    is_kept(walk, "window.contrast", "normal")
+    walk.choose("Theme", "Light", SETTINGS)
+    is_kept(walk, "window.theme", "light")
+    walk.fill("Text size", "120", SETTINGS)
+    before = walk.ask("app.font().pixelSize()")
+    walk.key("Return")
+    is_kept(walk, "window.text_percent", 120)
+    walk.until(f"app.font().pixelSize() > {before}")
+    walk.fill("Text size", "100", SETTINGS)
+    walk.key("Return")
+    is_kept(walk, "window.text_percent", 100)
+    walk.click("Icon in the tray", SETTINGS)
+    is_kept(walk, "window.tray", True)
+    walk.click("Icon in the tray", SETTINGS)
+    is_kept(walk, "window.tray", False)
+    walk.choose("Language", "Deutsch", SETTINGS)
+    is_kept(walk, "window.language", "de")
+    walk.choose("Language", "English", SETTINGS)
+    is_kept(walk, "window.language", "en")
+
+
+def test_how_it_chats(walk):
+    walk.click("Chat", SETTINGS)
+    walk.choose("Model of new chats", "Spark (demo)", SETTINGS)
+    is_kept(walk, "chat.model", "spark")
+    walk.fill("System prompt", "Answer in one sentence.", SETTINGS)
+    is_kept(walk, "chat.system_prompt", "Answer in one sentence.")
+    walk.fill("Max tokens", "64", SETTINGS)
+    walk.key("Return")
+    is_kept(walk, "chat.max_tokens", 64)
+    for title, name in (
+        ("Summarize the older part of long chats", "chat.fold"),
+        ("Titles by the model", "chat.titles"),
+    ):
+        walk.click(title, SETTINGS)
+        is_kept(walk, name, value=False)
+    walk.choose("Read what you write before you send it", "Off", SETTINGS)
+    is_kept(walk, "chat.read_ahead", "off")
+    walk.fill("Folders that the file tool may read", str(walk.home), SETTINGS)
+    walk.key("Return")
+    is_kept(walk, "tools.folders", str(walk.home))
+    walk.fill("Warn when the context is this full", "60", SETTINGS)
+    walk.key("Return")
+    is_kept(walk, "chat.context_warn_percent", 60)
+    walk.fill("Daily backups kept", "3", SETTINGS)
+    walk.key("Return")
+    is_kept(walk, "chat.backup_days", 3)
+    walk.go("Chat")
+    walk.key("ctrl+n")
+    walk.until("chat.controller.conversation.system_prompt == 'Answer in one sentence.'")
+    walk.go("Settings")
+
+
+def test_how_it_serves_and_what_it_reaches(walk):
+    walk.click("Server", SETTINGS)
+    walk.find("Port", SETTINGS, disabled=True)
+    assert "TESSERA_SERVER_PORT" in walk.ask(f"says({SETTINGS})"), "it says why it cannot be changed"
+    walk.fill("Address", "127.0.0.2", SETTINGS)
+    walk.key("Return")
+    is_kept(walk, "server.host", "127.0.0.2")
+    walk.click("Start the server with the window", SETTINGS)
+    is_kept(walk, "server.start_with_window", value=False)
+    walk.click("Network", SETTINGS)
+    for title, name in (
+        ("Address of kernel packs", "kernels.address"),
+        ("Keys of kernel packs", "kernels.keys"),
+    ):
+        walk.fill(title, "https://127.0.0.1/packs", SETTINGS)
+        walk.key("Return")
+        is_kept(walk, name, "https://127.0.0.1/packs")
+    walk.click("Tell of new versions", SETTINGS)
+    is_kept(walk, "updates.notice", value=True)
+    walk.click("Offline", SETTINGS)
+    is_kept(walk, "network.offline", value=True)
+    walk.go("Library")
+    walk.click("Find models")
+    walk.fill("Search models", "Spark")
+    walk.key("Return")
+    walk.until("'is set to offline' in says(window.page('library'))")
+    walk.go("Settings")
+
+
+def test_the_trash_is_emptied_and_the_licences_are_read(walk):
+    walk.go("Chat")
+    walk.key("ctrl+n")
+    walk.say("What is Tessera?")
+    walk.click("What is Tessera?", "chat.sidebar", button=3)
+    walk.click("Delete")
+    walk.until("'deleted' in chat.banner.text")
+    assert chats(walk) == 1, "in the trash"
+    walk.go("Settings")
+    walk.click("Where things are", SETTINGS)
+    walk.click("Empty the trash of chats…", SETTINGS)
+    walk.click("Discard")
+    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+    wait_for(lambda: chats(walk) == 0, what="an empty trash")
+    walk.click("About", SETTINGS)
+    walk.click("About Tessera and its licences…", SETTINGS)
+    walk.until("app.activeModalWidget() is not None and app.activeModalWidget()._parts.count() > 5")
+    walk.click("Copy version")
+    walk.until("app.clipboard().text().startswith('Tessera ')")
+    walk.fill("Search parts and licences", "httpx2")
+    walk.click("httpx2", "app.activeModalWidget()._parts")
+    walk.until("'httpx2' in app.activeModalWidget()._text.toPlainText()[:200]")
+    walk.picture("about")
+    walk.click("Close")
+    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
