@@ -1,6 +1,9 @@
 """Other computers on the server page: one that holds layers, and one that is the window's server."""
 
+import pytest
+
 from app.gui.server.page import ServerPage
+from app.gui.server.remotes_card import _host_and_port
 from app.remote_server import RemoteServer
 from engine.api.chat import ModelList
 from engine.api.keys import NewKey
@@ -103,3 +106,19 @@ def test_a_code_is_for_servers_that_others_reach(qtbot, show, services, server, 
     qtbot.waitUntil(lambda: not card.code.pixmap().isNull())
     assert "/chat#key=sk-phone" in card.shown.text()
     assert made == ["phone"]
+
+
+@pytest.mark.parametrize(
+    ("place", "host", "port"),
+    [
+        ("desk", "desk", 22),
+        ("desk:2222", "desk", 2222),
+        ("10.0.0.2:70", "10.0.0.2", 70),
+        ("fe80::1", "fe80::1", 22),
+        ("[fe80::1]", "fe80::1", 22),
+        ("[fe80::1]:2222", "fe80::1", 2222),
+        ("desk:", "desk:", 22),
+    ],
+)
+def test_an_address_for_ssh_may_name_its_port(place, host, port):
+    assert _host_and_port(place) == (host, port)

@@ -12,6 +12,7 @@ from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice
 from engine.api.remotes import RemoteRequest, RemoteRow, Remotes, Use
 
+_SSH = 22  # its usual port
 _MOST_NAME = 40
 _MOST_ADDRESS = 300
 
@@ -68,7 +69,8 @@ class RemotesCard(RowsCard[Remotes]):
             *(label(model, "chip-ok") for model in remote.models),
         ]
         line = self._line(name, chips, lambda: api.check_remote(name), lambda: api.remove_remote(name))
-        facts = [f"{remote.user}@{remote.host}", remote.fingerprint]
+        port = "" if remote.port == _SSH else f":{remote.port}"
+        facts = [f"{remote.user}@{remote.host}{port}", remote.fingerprint]
         facts += [
             self.tr("{device}: {free} of {total} GB free").format(
                 device=device.description,
@@ -100,11 +102,12 @@ class RemotesCard(RowsCard[Remotes]):
 
     def _add(self) -> None:
         name, where = self.name.text().strip(), self.where.text().strip()
-        user, at, host = where.rpartition("@")
+        user, at, place = where.rpartition("@")
+        host, port = _host_and_port(place)
         if not name or not at or not host:
             return
         use: Use = self.use.currentData()
-        self._put(name, RemoteRequest(host=host, user=user, use=use))
+        self._put(name, RemoteRequest(host=host, port=port, user=user, use=use))
 
     def _put(self, name: str, request: RemoteRequest) -> None:
         self.add.setEnabled(False)
@@ -146,3 +149,11 @@ class RemotesCard(RowsCard[Remotes]):
     def _refresh_button(self) -> None:
         where = self.where.text().strip()
         self.add.setEnabled(bool(self.name.text().strip() and "@" in where.strip("@")))
+
+
+def _host_and_port(place: str) -> tuple[str, int]:
+    """`desk`, `desk:2222`, `[fe80::1]:2222`; an address with several colons and no brackets names no port."""
+    bare, colon, digits = place.rpartition(":")
+    named = colon and digits.isascii() and digits.isdigit() and (":" not in bare or bare.endswith("]"))
+    host, port = (bare, int(digits)) if named else (place, _SSH)
+    return host.removeprefix("[").removesuffix("]"), port

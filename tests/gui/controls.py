@@ -1,0 +1,105 @@
+"""The controls of the window as its code names them, and those that the walks press."""
+
+import ast
+import re
+from pathlib import Path
+
+from app.code.connect.registry import INTEGRATIONS
+from app.gui.chat.sampling_fields import KNOBS
+from app.settings import SETTINGS
+
+TESTS = Path(__file__).resolve().parent
+WINDOW = TESTS.parents[1] / "app" / "gui"
+# What makes a control or names one, and where among its arguments the words are.
+MAKERS = {
+    "button": (0,),
+    "_button": (0,),
+    "IconButton": (2,),
+    "_tool": (1,),
+    "QCheckBox": (0,),
+    "addAction": (0, 1),
+    "addTab": (1,),
+    "add": (0, 1),
+    "Empty": (2,),
+    "set_words": (0, 1),
+    "setAccessibleName": (0,),
+    "tell": (2, 3, 4),
+}
+PRESSES = {"click", "hover", "switch", "choose", "fill"}
+
+
+def controls():
+    """(module, words) of everything that can be pressed, chosen or written to; `{…}` stands for what varies."""
+    found = set()
+    for path in sorted(WINDOW.rglob("*.py")):
+        where = path.relative_to(WINDOW).as_posix()
+        for call in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(call, ast.Call):
+                for place in MAKERS.get(_name(call), ()):
+                    if place < len(call.args):
+                        found |= {(where, words) for words in _translated(call.args[place])}
+    found |= {("settings_page.py", row.title) for row in SETTINGS if row.group}
+    found |= {("chat/sampling_fields.py", knob.title) for knob in KNOBS}
+    named = {f"Connect {program.title}" for program in INTEGRATIONS.values()}
+    found |= {("connect/page.py", words) for words in named}
+    found.discard(("connect/page.py", "Connect {name}"))
+    # What a button says and how a screen reader calls it are one control.
+    return {
+        (where, words)
+        for where, words in found
+        if not any(where == other and longer.startswith(f"{words} {{") for other, longer in found)
+    }
+
+
+def presses():
+    """Words of what is pressed, by the name of the walk's module; what varies is `{}`."""
+    found = {}
+    for path in sorted((TESTS / "walk").glob("*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        loops = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.For | ast.comprehension):
+                for name in ast.walk(node.target):
+                    if isinstance(name, ast.Name):
+                        loops.setdefault(name.id, []).append(node.iter)
+        found[path.stem] = {
+            words
+            for call in ast.walk(tree)
+            if isinstance(call, ast.Call) and _name(call) in PRESSES and call.args
+            for words in _words(call.args[0], loops)
+        }
+    return found
+
+
+def is_pressed(words, pressed):
+    """Whether one of these presses is of the control of those words."""
+    pattern = re.compile(re.sub(r"\\\{.*?\\\}", ".+", re.escape(words)))
+    return any(pattern.fullmatch(each) for each in pressed)
+
+
+def _name(call):
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
+def _translated(node):
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call) and _name(call) in {"tr", "_tr", "translate"}:
+            for part in ast.walk(call):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.value
+
+
+def _words(node, loops):
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.JoinedStr):
+        yield "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+    elif isinstance(node, ast.Name):
+        for source in loops.get(node.id, ()):
+            for part in ast.walk(source):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.value
+    else:
+        for part in ast.walk(node):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                yield f"{part.value}{{}}"
