@@ -21,6 +21,8 @@ KV_TYPES: Final = {
 }
 # Hard limit of llama.cpp (LLAMA_MAX_SEQ).
 MAX_SEQUENCES: Final = 256
+# Longest draft that is verified in one step; llama.cpp sizes its output buffer by it.
+MAX_DRAFT: Final = 16
 # With more sequences than this a step is full of real tokens, and guesses would only slow it.
 MAX_DRAFTING: Final = 2
 # Rows of a step that reads the prompt of a deterministic request: what is kept of a prompt is a multiple of it,

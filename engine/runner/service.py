@@ -1,4 +1,4 @@
-"""What every runner with a tokenizer of its own does around its model: messages in, heartbeats and events out."""
+"""What every runner does around its model: messages in, heartbeats and events out."""
 
 import os
 import queue
@@ -13,11 +13,9 @@ import msgspec
 from engine.phases import Phases
 from engine.runner import protocol
 from engine.runner.channel import Channel
+from engine.runner.generation.scheduler import Output
 from engine.runner.texts import Prompt, Texts, Tokenizer, text_of
-from engine.types import Constraint, Event, ModelFacts
-
-Output = tuple[int, Event] | protocol.Fault
-
+from engine.types import Constraint, ModelFacts
 
 V = TypeVar("V", bound=Tokenizer)
 
@@ -80,6 +78,10 @@ class RunnerService(Generic[V]):
         """Stop a step that is running for this request alone; on the control thread."""
         raise NotImplementedError
 
+    def _answer_now(self, message: protocol.ToRunner) -> bool:  # noqa: ARG002 - most answer nothing so
+        """What needs no turn of its own; True: it is done with. On the control thread."""
+        return False
+
     def _make_way(self) -> None:
         """End a step that does side work only: somebody waits; on the control thread."""
 
@@ -89,7 +91,7 @@ class RunnerService(Generic[V]):
             while True:
                 message = self._channel.receive()
                 if message is None:
-                    os._exit(0)
+                    self._leave(0)
                 vocabulary = self._vocabulary
                 text = text_of(message)
                 if isinstance(message, protocol.Submit) and message.request.priority != "side":
@@ -103,11 +105,16 @@ class RunnerService(Generic[V]):
                         if self._texts is not None:
                             self._texts.cancel(message.id)
                         self._cancel_now(message.id)
-                    self._inbox.put(message)
+                    if message is not None and not self._answer_now(message):
+                        self._inbox.put(message)
         except Exception as error:  # noqa: BLE001 - a broken peer must end the process, whatever broke
             sys.stderr.write(f"control channel: {error!r}\n")
-            sys.stderr.flush()
-            os._exit(4)
+            self._leave(4)
+
+    def _leave(self, code: int) -> None:
+        """End the process from any thread, whatever the model is doing."""
+        sys.stderr.flush()
+        os._exit(code)
 
     def _beat(self) -> None:
         """Heartbeat thread: native calls release the interpreter, so this goes on during the longest step."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.runner.llama.batch.sampler import Sampler
+from engine.runner.llama.batch.sampler import ChainSampler
 from engine.runner.llama.native.binding import start_backends
 from engine.types import SamplingParams
 
@@ -42,7 +42,7 @@ def main() -> None:
     for name, case in CASES.items():
         for count in (4, 8, 16):
             rows = rng.normal(0, 3, (count, options.vocab)).astype(np.float32)
-            samplers = [Sampler(api, vocab, SamplingParams(seed=i, **case), 4096, []) for i in range(count)]
+            samplers = [ChainSampler(api, vocab, SamplingParams(seed=i, **case), 4096, []) for i in range(count)]
             work = [(s, rows[i]) for i, s in enumerate(samplers)]
             with ThreadPoolExecutor(2) as pool:
                 serial = median_ms(lambda parts: [draw(p) for p in parts], [work], options.rounds)
@@ -56,7 +56,7 @@ def main() -> None:
 
 def draw(part):
     """One token for each."""
-    return [sampler.draw(row) for sampler, row in part]
+    return [sampler.sample(row) for sampler, row in part]
 
 
 def median_ms(step, parts, rounds):

@@ -46,10 +46,10 @@ DOUBTED = (
     + """
 import msgspec, numpy as np
 from engine.runner.llama.native import device_check, device_verdict, model
-from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.llama.native.vocabulary import LlamaVocabulary
 settings = LoadSettings(path=sys.argv[1], n_ctx=256, n_parallel=1, n_threads=1, flash_attn="on")
 loaded = model.load(api, settings, lambda _fraction: True)
-vocabulary = Vocabulary(api, loaded.vocab)
+vocabulary = LlamaVocabulary(api, loaded.vocab)
 expected = device_check.reference(loaded, vocabulary)
 right = np.frombuffer(expected.logprobs, "<f4")
 moved = right + np.random.default_rng(1).normal(0, .05, right.size)

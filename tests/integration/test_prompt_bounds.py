@@ -10,7 +10,7 @@ import pytest
 from engine.errors import ContextOverflow
 from engine.runner.llama.native import vocabulary as module
 from engine.runner.llama.native.binding import start_backends
-from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.text_limits import Stopped, TooManyTokens
 from engine.types import GenerationRequest
 from tests import runner_calls
@@ -57,7 +57,7 @@ def open_vocabulary(path):
     params = api.llama_model_default_params()
     params.vocab_only = True
     model = api.llama_model_load_from_file(str(path).encode(), params)
-    return Vocabulary(api, api.llama_model_get_vocab(model)), lambda: api.llama_model_free(model)
+    return LlamaVocabulary(api, api.llama_model_get_vocab(model)), lambda: api.llama_model_free(model)
 
 
 @pytest.mark.parametrize("longest", [None, 0], ids=["by its length", "by its first slices"])

@@ -18,7 +18,7 @@ from engine.errors import SelfCheckFailed
 from engine.runner.llama.native.binding import start_backends
 from engine.runner.llama.native.model import load
 from engine.runner.llama.native.self_check import LARGEST_DIFFERENCE, self_check
-from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import read_gguf
 
@@ -50,7 +50,7 @@ def test_sound_models_pass_by_far(tmp_path, shape, kv):
     api = start_backends()
     loaded = load(api, LoadSettings(path=str(path), n_ctx=512, n_threads=1, type_k=kv), lambda _fraction: True)
     try:
-        assert self_check(loaded, Vocabulary(api, loaded.vocab)) < LARGEST_DIFFERENCE / 3
+        assert self_check(loaded, LlamaVocabulary(api, loaded.vocab)) < LARGEST_DIFFERENCE / 3
         assert api.llama_memory_seq_pos_max(loaded.memory, 0) == -1  # it leaves nothing behind
     finally:
         loaded.close()

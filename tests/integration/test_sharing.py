@@ -15,7 +15,7 @@ from engine.runner.llama.cache.kv import MIN_GAIN
 from engine.runner.llama.cache.prefix_store import PrefixStore
 from engine.runner.llama.native.binding import start_backends
 from engine.runner.llama.native.model import load
-from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings
 from engine.types import Delta, Done, GenerationRequest, SamplingParams, Started
 
@@ -31,7 +31,7 @@ class Bench:
         usual |= {"n_threads": 1, "n_threads_batch": 1, "cache_ram_bytes": 256 << 20}
         usual |= {"type_k": "f32", "type_v": "f32", "flash_attn": "off"}
         self.loaded = load(start_backends(), LoadSettings(path=str(path), **{**usual, **settings}), lambda _: True)
-        self.vocabulary = Vocabulary(self.loaded.api, self.loaded.vocab)
+        self.vocabulary = LlamaVocabulary(self.loaded.api, self.loaded.vocab)
         self.alone = {}
 
     def run(self, prompts, arrive, leave=(), **options):

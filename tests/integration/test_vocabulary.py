@@ -4,7 +4,7 @@ import pytest
 
 from engine.runner.llama.native.binding import start_backends
 from engine.runner.llama.native.model import load
-from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings
 
 
@@ -19,7 +19,7 @@ def loaded(bundled_model):
 def test_sets_of_tokens_hold_what_llama_cpp_says(loaded):
     api, vocab = loaded.api, loaded.vocab
     for name, asked in (("ends", api.llama_vocab_is_eog), ("control", api.llama_vocab_is_control)):
-        one_by_one, whole = getattr(Vocabulary(api, vocab), name), getattr(Vocabulary(api, vocab), name)
+        one_by_one, whole = getattr(LlamaVocabulary(api, vocab), name), getattr(LlamaVocabulary(api, vocab), name)
         expected = {t for t in range(loaded.n_vocab) if asked(vocab, t)}
         assert expected
         assert {t for t in range(loaded.n_vocab) if t in one_by_one} == expected
@@ -42,7 +42,7 @@ def test_pieces_put_a_text_together_and_are_asked_for_once(loaded):
             calls.append(arguments[1])
             return loaded.api.llama_token_to_piece(*arguments)
 
-    vocabulary = Vocabulary(Counting(), loaded.vocab)
+    vocabulary = LlamaVocabulary(Counting(), loaded.vocab)
     text = "One, two — drei, 四."
     tokens = vocabulary.tokenize(text, add_special=False, parse_special=False)
     assert not calls

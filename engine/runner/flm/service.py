@@ -5,7 +5,6 @@ down as JSON, and this runner hands them over. When `flm` ends, this process end
 """
 
 import os
-import queue
 import sys
 import threading
 import time
@@ -18,71 +17,53 @@ from engine.runner import protocol
 from engine.runner.channel import Channel
 from engine.runner.flm.chat import ChatFailed, ChatStream, refusal
 from engine.runner.flm.server import FlmServer, StartFailed
-from engine.types import Delta, Done, FinishReason, ModelFacts, Started, Timings, Usage
+from engine.runner.generation.times import AnswerTimes
+from engine.runner.service import RunnerService
+from engine.types import Delta, Done, FinishReason, ModelFacts, Started, Usage
 
 _DIED: Final = 6
 # An answer that breaks off is blamed on a crash of `flm` if that shows within this time; its last words say more.
 LAST_WORDS_S: Final = 1.0
 
 
-class FlmRunner:
+class FlmRunner(RunnerService[Any]):
     """Serves one FastFlowLM model over a channel; requests run one after the other, as its server does."""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._inbox: queue.SimpleQueue[protocol.ToRunner] = queue.SimpleQueue()
+        super().__init__(channel, "flm")
         self._server: FlmServer | None = None
         self._watcher: threading.Thread | None = None
         self._streams: dict[int, ChatStream] = {}
         self._cancelled: set[int] = set()
         self._generated = 0
 
-    def run(self) -> int:
-        """Serve; returns the exit code."""
-        self._channel.send(protocol.Hello(version=protocol.VERSION, engine="flm", pid=os.getpid()))
-        threading.Thread(target=self._read, name="control", daemon=True).start()
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+    def _serve(self) -> int:
         while True:
             message = self._inbox.get()
             if isinstance(message, protocol.Shutdown):
                 self._stop()
                 return 0
-            if isinstance(message, protocol.Load):
-                if not self._load(message.settings):
-                    return 3
-            elif isinstance(message, protocol.Submit):
+            if isinstance(message, protocol.Submit):
                 self._submit(message)
 
-    def _read(self) -> None:
-        try:
-            while True:
-                message = self._channel.receive()
-                if message is None:
-                    self._leave(0)
-                elif isinstance(message, protocol.Cancel):
-                    self._cancelled.add(message.id)
-                    stream = self._streams.get(message.id)
-                    if stream is not None:
-                        stream.close()
-                elif isinstance(message, protocol.StatsQuery):
-                    self._channel.send(self._stats(message.id))
-                elif isinstance(message, protocol.Load | protocol.Submit | protocol.Shutdown):
-                    self._inbox.put(message)
-                elif not isinstance(message, protocol.Credit):
-                    self._refuse(message)
-        except Exception as error:  # noqa: BLE001 - a broken peer must end the process, whatever broke
-            sys.stderr.write(f"control channel: {error!r}\n")
-            self._leave(4)
+    def _cancel_now(self, request_id: int) -> None:
+        self._cancelled.add(request_id)
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.close()
 
-    def _beat(self) -> None:
-        while True:
-            self._channel.send(protocol.Heartbeat(step_s=0.0))
-            time.sleep(protocol.HEARTBEAT_S)
+    def _answer_now(self, message: protocol.ToRunner) -> bool:
+        if isinstance(message, protocol.StatsQuery):
+            self._channel.send(self._stats(message.id))
+        elif isinstance(message, protocol.Load | protocol.Submit | protocol.Shutdown):
+            return False
+        elif not isinstance(message, protocol.Cancel | protocol.Credit):
+            self._refuse(message)
+        return True
 
     def _leave(self, code: int) -> None:
         self._stop()
-        sys.stderr.flush()
-        os._exit(code)
+        super()._leave(code)
 
     def _stop(self) -> None:
         if self._server is not None:
@@ -121,7 +102,7 @@ class FlmRunner:
             metadata={},
             backend="flm",
         )
-        self._channel.send(protocol.Loaded(facts=facts))
+        self._tell_loaded(facts)
         return True
 
     def _watch(self, server: FlmServer) -> None:
@@ -137,15 +118,14 @@ class FlmRunner:
         if fault is not None:
             self._channel.send(fault)
             return
-        begun = time.monotonic()
+        times = AnswerTimes()
+        times.admitted = times.submitted
         stream = self._streams[message.id] = ChatStream(self._server, message.request)
         reason: FinishReason = "cancelled"
-        first = last = 0.0
         try:
             self._events(message.id, Started(prompt_tokens=0, cached_tokens=0))
             for text in stream.texts() if message.id not in self._cancelled else ():
-                last = time.monotonic()
-                first = first or last
+                times.sampled(time.monotonic())
                 self._events(message.id, Delta(text=text))
             if message.id not in self._cancelled:
                 reason = stream.finish_reason
@@ -160,10 +140,7 @@ class FlmRunner:
             self._cancelled.discard(message.id)
         self._generated += stream.completion_tokens
         usage = Usage(prompt_tokens=stream.prompt_tokens, completion_tokens=stream.completion_tokens)
-        timings = Timings(
-            prefill_s=first - begun if first else 0.0, ttft_s=first - begun if first else 0.0, decode_s=last - first
-        )
-        self._events(message.id, Done(finish_reason=reason, usage=usage, timings=timings))
+        self._events(message.id, Done(finish_reason=reason, usage=usage, timings=times.timings()))
 
     def _events(self, request_id: int, event: Any) -> None:
         self._channel.send(protocol.Events(items=[(request_id, event)]))

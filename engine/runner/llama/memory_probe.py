@@ -20,12 +20,12 @@ import msgspec
 from devices.child_command import child_command
 from devices.process_memory import process_memory
 from engine.errors import ConstraintRefused
+from engine.runner.generation.constrain import ConstraintCompiler
 from engine.runner.llama import service
-from engine.runner.llama.batch.constrain import ConstraintCompiler
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.binding import KernelsMissing, start_backends
 from engine.runner.llama.native.rpc import NoWorker, add_workers
-from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings
 from engine.types import Constraint
 
@@ -92,7 +92,7 @@ def dry_run(settings: LoadSettings) -> dict[str, Any]:
     api.llama_log_set(callback, ctypes.c_void_p(None))
     loaded = llama_model.load(api, settings, lambda _fraction: True, dry_run=True)
     report = sizes("".join(lines))
-    vocabulary = Vocabulary(api, loaded.vocab)
+    vocabulary = LlamaVocabulary(api, loaded.vocab)
     constraints = ConstraintCompiler(vocabulary)
     with contextlib.suppress(ConstraintRefused):  # the runner builds the same token table behind every load
         constraints.compile(Constraint(kind="regex", source="x"))

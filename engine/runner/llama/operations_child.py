@@ -14,7 +14,7 @@ from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.binding import KernelsMissing, start_backends
 from engine.runner.llama.native.device_check import prompts
 from engine.runner.llama.native.operation_check import Operation, OperationCheck, named
-from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings
 
 CONTEXT = 256
@@ -29,7 +29,7 @@ def compare(api: Any, settings: LoadSettings) -> list[Operation]:
     check = OperationCheck(api)
     loaded = llama_model.load(api, at, lambda _fraction: True, on_node=check.callback)
     try:
-        return check.compare(loaded, prompts(loaded, Vocabulary(api, loaded.vocab))[0])
+        return check.compare(loaded, prompts(loaded, LlamaVocabulary(api, loaded.vocab))[0])
     finally:
         loaded.close()
         check.close()

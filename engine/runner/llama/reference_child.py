@@ -16,7 +16,7 @@ from engine.runner.engine_args import computing
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.binding import KernelsMissing, start_backends
 from engine.runner.llama.native.device_check import Reference, compare_rows, logprob_rows, prompts, reference
-from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings
 
 CONTEXT = 256
@@ -46,7 +46,7 @@ def compute(api: Any, settings: LoadSettings) -> Reference:
         at = msgspec.structs.replace(settings, flash_attn=attention)
         loaded = llama_model.load(api, at, lambda _fraction: True)
         try:
-            vocabulary = Vocabulary(api, loaded.vocab)
+            vocabulary = LlamaVocabulary(api, loaded.vocab)
             if found is None:
                 found = reference(loaded, vocabulary)
             else:

@@ -14,8 +14,8 @@ from devices.backends import openvino
 from engine.runner import protocol
 from engine.runner.channel import Channel
 from engine.runner.engine_args import meaning
+from engine.runner.generation.constrain import ConstraintCompiler, TokenConstraint
 from engine.runner.llama.batch.adapters import Adapters
-from engine.runner.llama.batch.constrain import ConstraintCompiler, TokenConstraint
 from engine.runner.llama.batch.embed import CannotEmbed, Embedder
 from engine.runner.llama.batch.exact import ExactScheduler
 from engine.runner.llama.batch.scheduler import Scheduler
@@ -35,7 +35,7 @@ from engine.runner.llama.native.device_check import (
 from engine.runner.llama.native.device_verdict import checked
 from engine.runner.llama.native.rpc import NoWorker, add_workers
 from engine.runner.llama.native.self_check import SelfCheckFailed, self_check
-from engine.runner.llama.native.vocabulary import LONGEST_TOKEN_BYTES, Vocabulary
+from engine.runner.llama.native.vocabulary import LONGEST_TOKEN_BYTES, LlamaVocabulary
 from engine.runner.llama.speculate.draft_model import DraftModel
 from engine.runner.llama.speculate.guesser import Guesser
 from engine.runner.llama.speculate.mtp import MtpHead
@@ -69,7 +69,7 @@ def _prefix_store(api: Any, loaded: llama_model.LoadedModel) -> PrefixStore:
     return PrefixStore(settings.cache_ram_bytes - budget(loaded), settings.cache_disk_bytes, folder, fingerprint)
 
 
-def _compared(loaded: llama_model.LoadedModel, vocabulary: Vocabulary) -> DeviceCheck | None:
+def _compared(loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary) -> DeviceCheck | None:
     """How the device compares with the CPU; None where no comparison is wanted or its reference is of no use.
 
     Raises: DeviceWrong.
@@ -92,7 +92,7 @@ def _sentence(error: Exception) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-class LlamaRunner(RunnerService[Vocabulary]):
+class LlamaRunner(RunnerService[LlamaVocabulary]):
     """Serves one GGUF model."""
 
     def __init__(self, channel: Channel) -> None:
@@ -142,7 +142,7 @@ class LlamaRunner(RunnerService[Vocabulary]):
                 add_workers(api, settings.engine_args.rpc)
             self._phases.done("backends")
             loaded = llama_model.load(api, settings, on_progress, self._phases)
-            vocabulary = Vocabulary(api, loaded.vocab)
+            vocabulary = LlamaVocabulary(api, loaded.vocab)
             self._phases.done("vocabulary")
             self._tell_check(settings)
             if settings.embeddings or api.llama_model_has_encoder(loaded.model):
@@ -381,7 +381,7 @@ class LlamaRunner(RunnerService[Vocabulary]):
         )
 
 
-def _guesser(loaded: llama_model.LoadedModel, vocabulary: Vocabulary) -> Guesser | None:
+def _guesser(loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary) -> Guesser | None:
     """Who guesses ahead: a draft model that was asked for, else the model's own head, where that can be used."""
     settings = loaded.settings
     if settings.draft_path:

@@ -16,7 +16,7 @@ from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.binding import KernelsMissing, load_api, start_backends
 from engine.runner.llama.native.device_check import NotComparable, compare, is_wrong, read_reference
 from engine.runner.llama.native.struct_layout import problems
-from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.llama.reference_child import reference_settings
 from engine.runner.protocol import LoadSettings
 
@@ -31,7 +31,7 @@ def check(settings: LoadSettings, reference: Path) -> dict[str, Any]:
         return {"error": "the shipped version's reference cannot be read"}
     loaded = llama_model.load(start_backends(), reference_settings(settings), lambda _fraction: True)
     try:
-        compared = compare(expected, loaded, Vocabulary(loaded.api, loaded.vocab))
+        compared = compare(expected, loaded, LlamaVocabulary(loaded.api, loaded.vocab))
     finally:
         loaded.close()
     if is_wrong(compared, expected):

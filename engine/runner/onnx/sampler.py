@@ -1,13 +1,11 @@
-"""Draw the next token in numpy: the same stages, in the same order and with the same meaning as llama.cpp's."""
+"""Sample the next token in numpy: the same stages, in the same order and with the same meaning as llama.cpp's."""
 
 from collections.abc import Callable
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
-from engine.runner.llama.batch.sampler import NotFinite, Sampler
-from engine.runner.llama.native.chain import DEFAULT_ORDER, PENALTIES
+from engine.runner.generation.sampler import DEFAULT_ORDER, PENALTIES, NotFinite, Sampler
 from engine.runner.onnx.errors import UnsupportedParameter
 from engine.types import SamplingParams
 
@@ -16,7 +14,7 @@ _XTC_LEAST: Final = 2
 
 
 class NumpySampler(Sampler):
-    """The sampling state of one sequence. Penalties and biases are those of the llama.cpp runner."""
+    """The sampling state of one sequence, with the stages of this file."""
 
     def __init__(self, params: SamplingParams, prompt: list[int]) -> None:
         """Raises: UnsupportedParameter: a stage that exists only in llama.cpp."""
@@ -32,26 +30,18 @@ class NumpySampler(Sampler):
         unknown = [name for name in order if name not in {*STAGES, PENALTIES}]
         if unknown:
             raise UnsupportedParameter("order", f"There is no sampling stage {unknown[0]!r}.")
-        super().__init__(None, None, msgspec.structs.replace(params, temperature=0.0), 0, prompt)
-        self._given = params
+        super().__init__(params, prompt)
         self._order = tuple(name for name in order if name not in {"dry", PENALTIES})
-        self.greedy = params.temperature <= 0
-        self._penalizes = params.order is None or PENALTIES in params.order or self.greedy
         self._random = np.random.default_rng(self.seed)
 
-    def draw(self, row: Any) -> int:
-        """The next token from an adjusted row (n_vocab,).
-
-        Raises: NotFinite: the best logit is NaN or infinite.
-        """
-        best = super().draw(row)
+    def _choose(self, row: Any, best: int) -> int:
         if self.greedy:
             return best
         ids = np.flatnonzero(np.isfinite(row))
         ids = ids[np.argsort(-row[ids], kind="stable")]
         logits = row[ids].astype(np.float64)
         for name in self._order:
-            kept, logits = STAGES[name](logits, self._given, self._random)
+            kept, logits = STAGES[name](logits, self._params, self._random)
             ids = ids[kept]
         weights = np.exp(logits - logits.max())
         share = weights / weights.sum()

@@ -5,26 +5,25 @@ stays as a prefix: a request that begins with the same tokens rewinds it and app
 """
 
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from engine.runner.llama.batch.admission import enqueue, held
-from engine.runner.llama.batch.constrain import TokenConstraint
-from engine.runner.llama.batch.draw import DrawFailed, draw
-from engine.runner.llama.batch.effort import EffortBook
-from engine.runner.llama.batch.sequence import Sequence
-from engine.runner.llama.batch.text import TextStream
-from engine.runner.llama.native.model import MAX_DRAFT
+from engine.runner.generation.admission import answer_limit, context_exceeded, problem
+from engine.runner.generation.constrain import TokenConstraint
+from engine.runner.generation.request_queue import held
+from engine.runner.generation.sample import SamplingFailed, sample
+from engine.runner.generation.scheduler import BaseScheduler, Output
+from engine.runner.generation.sequence import Sequence
+from engine.runner.generation.text import TextStream
+from engine.runner.limits import MAX_DRAFT
 from engine.runner.onnx import libraries
 from engine.runner.onnx.errors import UnsupportedParameter
 from engine.runner.onnx.model import LoadedFolder
 from engine.runner.onnx.sampler import NumpySampler
 from engine.runner.protocol import Fault
-from engine.runner.service import Output
-from engine.types import FinishReason, GenerationRequest, TokenLogprob
+from engine.types import GenerationRequest
 
 # Tokens of a prompt read at once: others wait no longer, and a graph that gives all logits stays bounded.
 CHUNK: Final = 256
@@ -43,36 +42,19 @@ class Slot:
     last_used: float = 0.0
 
 
-class Scheduler:
+class Scheduler(BaseScheduler[Sequence]):
     """Owns the generators. `step` is the whole engine; everything else prepares or answers for it."""
 
     def __init__(self, loaded: LoadedFolder) -> None:
+        super().__init__(loaded.vocabulary)
         self._loaded = loaded
-        self._vocabulary = loaded.vocabulary
         self._slots: list[Slot] = []
-        self._waiting: deque[Sequence] = deque()
         self._running: dict[int, tuple[Sequence, Slot]] = {}
-        self._by_id: dict[int, Sequence] = {}
-        self.efforts = EffortBook()
-        self.steps = 0
-        self.prompt_tokens = 0
-        self.generated_tokens = 0
-        self.cached_tokens = 0
-
-    @property
-    def busy(self) -> bool:
-        """Something is running or waiting."""
-        return bool(self._by_id)
 
     @property
     def active(self) -> int:
         """Sequences that hold a generator."""
         return len(self._running)
-
-    @property
-    def waiting(self) -> int:
-        """Requests that wait for a generator."""
-        return len(self._waiting)
 
     @property
     def cells(self) -> tuple[int, int]:
@@ -92,43 +74,33 @@ class Scheduler:
         constraint: TokenConstraint | None = None,
     ) -> Fault | None:
         """Queue a tokenized request; a Fault says why it cannot run."""
-        n_ctx = self._loaded.n_ctx
-        if len(tokens) >= n_ctx:
-            counts: dict[str, int | float | str | None] = {"prompt_tokens": len(tokens), "context_tokens": n_ctx}
-            return Fault(id=request_id, code="context_length_exceeded", message="", facts=counts)
+        exceeded = context_exceeded(request_id, len(tokens), self._loaded.n_ctx)
+        if exceeded is not None:
+            return exceeded
         try:
             self._refuse(request, tokens)
             sampler = NumpySampler(request.sampling, tokens)
         except UnsupportedParameter as error:
             return Fault(id=request_id, code="invalid_request", message=str(error), param=error.param)
-        room = n_ctx - len(tokens)
-        wanted = room if request.max_tokens is None else min(request.max_tokens, room)
         sequence = Sequence(
             request_id,
             request,
             list(tokens),
             len(tokens),
-            len(tokens) + wanted,
+            answer_limit(request, len(tokens), self._loaded.n_ctx),
             sampler,
             TextStream(request.stop),
             constraint,
         )
         sequence.drafter.observe(tokens)
-        self._by_id[request_id] = sequence
-        enqueue(self._waiting, sequence)
+        self._enqueue(sequence)
         return None
 
     def _refuse(self, request: GenerationRequest, tokens: list[int]) -> None:
-        size = self._vocabulary.size
         if request.images:
             raise UnsupportedParameter("messages", "The ONNX runner reads no pictures.")
-        if not tokens:
-            raise UnsupportedParameter("prompt", "The prompt is empty.")
-        if min(tokens) < 0 or max(tokens) >= size:
-            raise UnsupportedParameter("prompt", f"Token ids must be between 0 and {size - 1}.")
-        unknown = [t for t in request.sampling.logit_bias if not 0 <= t < size]
-        if unknown:
-            raise UnsupportedParameter("logit_bias", f"Token id {unknown[0]} is not in the vocabulary of {size}.")
+        if (found := problem(request, tokens, self._vocabulary.size)) is not None:
+            raise UnsupportedParameter(*found)
         if request.prompt_logprobs:
             raise UnsupportedParameter("logprobs", "The ONNX runner has no logprobs of a prompt's own tokens.")
         if request.lora:
@@ -136,25 +108,12 @@ class Scheduler:
         if request.context_shift:
             raise UnsupportedParameter("context_shift", "The ONNX runner cannot shift its context.")
 
-    def cancel(self, request_id: int) -> None:
-        """Mark a request; it ends before the next step."""
-        sequence = self._by_id.get(request_id)
-        if sequence is not None:
-            sequence.cancelled = True
-
-    def credit(self, request_id: int, count: int) -> None:
-        """The server took deltas of this request."""
-        sequence = self._by_id.get(request_id)
-        if sequence is not None:
-            sequence.credit += count
-
     # ------------------------------------------------------------------ one step
 
     def step(self) -> list[Output]:
         """Admit, run, draw; returns what to tell the server."""
         out: list[Output] = []
-        for sequence in [s for s in self._by_id.values() if s.cancelled]:
-            self._end(sequence, "cancelled", out)
+        self._end_cancelled(out)
         self._admit(out)
         running = list(self._running.values())
         prefilling = [pair for pair in running if pair[0].n_generated == 0]
@@ -185,12 +144,8 @@ class Scheduler:
                 out.append(Fault(id=sequence.id, code="cache_full", message=text))
                 continue
             slot.owner, slot.last_used = sequence.id, time.monotonic()
-            sequence.cached_tokens = len(slot.tokens)
-            sequence.admitted = time.monotonic()
-            self.cached_tokens += sequence.cached_tokens
-            self.prompt_tokens += sequence.n_prompt
             self._running[sequence.id] = (sequence, slot)
-            out.append((sequence.id, sequence.started()))
+            self._admitted(sequence, len(slot.tokens), out)
 
     def _slot_for(self, sequence: Sequence) -> Slot:
         """The idle generator that knows most of the prompt, else a new one, else the one idle for longest."""
@@ -237,13 +192,12 @@ class Scheduler:
             if sequence.cancelled:
                 self._end(sequence, "cancelled", out)
                 return
-            out.append(Fault(id=sequence.id, code="engine_failed", message=libraries.reason(error)))
-            self._forget(sequence)
+            self._fail(sequence, "engine_failed", libraries.reason(error), out)
             return
         if len(sequence.tokens) >= sequence.limit:  # nothing was to be generated
             self._end(sequence, "length", out)
             return
-        self._draw(sequence, slot, rows, draft, out)
+        self._sample(sequence, slot, rows, draft, out)
 
     def _rows(self, slot: Slot, count: int) -> Any:
         """Logits of the last `count` positions, (count, n_vocab) float32, writable."""
@@ -257,14 +211,13 @@ class Scheduler:
             return []
         return sequence.drafter.propose(min(sequence.limit - len(sequence.tokens) - 1, MAX_DRAFT))
 
-    def _draw(self, sequence: Sequence, slot: Slot, rows: Any, draft: list[int], out: list[Output]) -> None:
+    def _sample(self, sequence: Sequence, slot: Slot, rows: Any, draft: list[int], out: list[Output]) -> None:
         before, now = len(sequence.tokens), time.monotonic()
         for i in range(len(draft) + 1):
             try:
-                token, logprob = draw(sequence, rows[i], self._vocabulary)
-            except DrawFailed as error:
-                out.append(Fault(id=sequence.id, code=error.code, message=str(error)))
-                self._forget(sequence)
+                token, logprob = sample(sequence, rows[i], self._vocabulary)
+            except SamplingFailed as error:
+                self._fail(sequence, error.code, str(error), out)
                 break
             self._take(sequence, token, logprob, now, out)
             if sequence.id not in self._by_id or i == len(draft) or token != draft[i]:
@@ -280,36 +233,6 @@ class Scheduler:
         if known < len(slot.tokens):  # guesses that were not taken
             self._rewound(slot, known)
 
-    def _take(
-        self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, out: list[Output]
-    ) -> None:
-        self.generated_tokens += 1
-        sequence.drew(now)
-        sequence.tokens.append(token)
-        if token in self._vocabulary.ends or token in sequence.request.stop_token_ids:
-            self._end(sequence, "stop", out)
-            return
-        sequence.sampler.accept(token)
-        constraint = sequence.constraint
-        if constraint is not None:
-            constraint.accept(token)
-        shown = sequence.request.keep_special or token not in self._vocabulary.control
-        sequence.say(self._vocabulary.pieces[token] if shown else b"")
-        sequence.pending_tokens.append(token)
-        if logprob is not None:
-            sequence.pending_logprobs.append(logprob)
-        if constraint is not None and constraint.error:
-            out.append(Fault(id=sequence.id, code="constraint_failed", message=constraint.error))
-            self._forget(sequence)
-        elif sequence.text.stop is not None or (constraint is not None and constraint.finished):
-            self._end(sequence, "stop", out)
-        elif sequence.over:
-            self._end(sequence, "length", out)
-
-    def _end(self, sequence: Sequence, reason: FinishReason, out: list[Output]) -> None:
-        out.extend((sequence.id, event) for event in sequence.finish(reason))
-        self._forget(sequence)
-
     def _forget(self, sequence: Sequence) -> None:
         del self._by_id[sequence.id]
         if sequence in self._waiting:
@@ -319,7 +242,7 @@ class Scheduler:
             slot = found[1]
             background = sequence.request.priority == "background"  # its cache is the first to be given to others
             slot.owner, slot.last_used = None, 0.0 if background else time.monotonic()
-        sequence.sampler.close()
+        sequence.close()
 
 
 def _common(first: list[int], second: list[int]) -> int:

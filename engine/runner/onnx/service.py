@@ -7,7 +7,7 @@ import psutil
 
 from engine.runner import protocol
 from engine.runner.channel import Channel
-from engine.runner.llama.batch.constrain import ConstraintCompiler
+from engine.runner.generation.constrain import ConstraintCompiler
 from engine.runner.onnx import fixed_load, libraries, model
 from engine.runner.onnx.encoder import Encoder
 from engine.runner.onnx.errors import LoadFailed

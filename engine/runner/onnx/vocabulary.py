@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.generation.vocabulary import Vocabulary
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.text_limits import SLICE_BYTES, SLICE_LOSS, Stopped, TooManyTokens
 

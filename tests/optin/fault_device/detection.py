@@ -31,7 +31,7 @@ from engine.runner.llama.native import device_check, device_verdict  # noqa: E40
 from engine.runner.llama.native.batch import Batch, Logits  # noqa: E402
 from engine.runner.llama.native.binding import start_backends  # noqa: E402
 from engine.runner.llama.native.model import load  # noqa: E402
-from engine.runner.llama.native.vocabulary import Vocabulary  # noqa: E402
+from engine.runner.llama.native.vocabulary import LlamaVocabulary  # noqa: E402
 from engine.runner.llama.reference_child import compute, reference_settings  # noqa: E402
 from engine.runner.protocol import LoadSettings  # noqa: E402
 
@@ -99,7 +99,7 @@ class Device:
 
     def _load(self, settings: LoadSettings) -> None:
         self.loaded = load(self.api, settings, lambda _fraction: True)
-        self.vocabulary = Vocabulary(self.api, self.loaded.vocab)
+        self.vocabulary = LlamaVocabulary(self.api, self.loaded.vocab)
 
     def set(self, fault: str) -> None:
         self.plugin.fault_device_set(fault.encode())

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from engine.energy.ledger import Active, JouleLedger
-from engine.runner.llama.batch.effort import EffortBook
+from engine.runner.generation.effort import EffortBook
 
 IDLE_W, CORES = 8.0, 4
 NOISE = 0.05

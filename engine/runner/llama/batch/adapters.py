@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from engine.runner.llama.batch.sequence import Sequence
+from engine.runner.llama.batch.sequence import LlamaSequence
 from engine.runner.llama.cache.prefix_index import Key
 from engine.runner.llama.native.model import LoadedModel, LoadFailed
 
@@ -43,7 +43,7 @@ class Adapters:
         """The first adapter of `key` that was not loaded."""
         return next((name for name, _ in key if name not in self._handles), None)
 
-    def members(self, running: list[Sequence]) -> list[Sequence]:
+    def members(self, running: list[LlamaSequence]) -> list[LlamaSequence]:
         """The sequences of the next step: those of one group; the groups take turns."""
         keys = list(dict.fromkeys(s.request.lora for s in running))
         if len(keys) > 1:

@@ -15,7 +15,7 @@ from engine.runner.limits import KV_TYPES
 from engine.runner.llama.native.batch import Batch
 from engine.runner.llama.native.engine_args import apply_to_context
 from engine.runner.llama.native.model import LoadedModel
-from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import Embed, Embedded, Fault
 from engine.runner.text_limits import TooManyTokens
 
@@ -68,7 +68,7 @@ class _Job:
 class Embedder:
     """Owns the embedding context. All calls from the scheduler's thread; `step` is one decode."""
 
-    def __init__(self, loaded: LoadedModel, vocabulary: Vocabulary, metadata: dict[str, str]) -> None:
+    def __init__(self, loaded: LoadedModel, vocabulary: LlamaVocabulary, metadata: dict[str, str]) -> None:
         api, settings = loaded.api, loaded.settings
         self._loaded = loaded
         self._vocabulary = vocabulary

@@ -8,21 +8,21 @@ one was computed in whole pieces of it, so it holds the bits that reading it aga
 
 from engine.runner.llama.batch.adapters import Adapters
 from engine.runner.llama.batch.scheduler import Scheduler
-from engine.runner.llama.batch.sequence import Sequence
+from engine.runner.llama.batch.sequence import LlamaSequence
 from engine.runner.llama.cache.cached_sequence import CachedSequence
 from engine.runner.llama.cache.prefix_store import PrefixStore
 from engine.runner.llama.native.model import LoadedModel
-from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.llama.native.vocabulary import LlamaVocabulary
 
 
 class ExactScheduler(Scheduler):
     """One sequence of steps of one shape. `loaded` is what `exact_context` made."""
 
-    def __init__(self, loaded: LoadedModel, vocabulary: Vocabulary, adapters: Adapters) -> None:
+    def __init__(self, loaded: LoadedModel, vocabulary: LlamaVocabulary, adapters: Adapters) -> None:
         nothing = PrefixStore(0, 0, None, "")
         super().__init__(loaded, vocabulary, nothing, adapters.within(loaded), fixed=True)
 
-    def _cells_for(self, sequence: Sequence) -> CachedSequence | None:
+    def _cells_for(self, sequence: LlamaSequence) -> CachedSequence | None:
         source, length = self._kv.best_prefix(sequence.tokens, sequence.key) if self._keeps(sequence) else (None, 0)
         length = self._whole(length)
         if source is None or not length or not self._kv.truncate(source, length):
@@ -30,10 +30,10 @@ class ExactScheduler(Scheduler):
         source.in_use = True
         return source
 
-    def _kept(self, sequence: Sequence) -> int:
+    def _kept(self, sequence: LlamaSequence) -> int:
         return self._whole(sequence.n_prompt) if self._keeps(sequence) else 0
 
-    def _keeps(self, sequence: Sequence) -> bool:
+    def _keeps(self, sequence: LlamaSequence) -> bool:
         """Its prompt is read in whole pieces from the beginning on, and cells can be cut between two of them."""
         request = sequence.request
         return request.cache_prompt and not request.prompt_logprobs and not sequence.forgotten and self._kv.cuts

@@ -9,7 +9,7 @@ overtaken holds up no one, and whoever is first goes on with what there is.
 from typing import Final
 
 from engine.runner.llama.batch.pacing import Pace, kept_prefix
-from engine.runner.llama.batch.sequence import Sequence
+from engine.runner.llama.batch.sequence import LlamaSequence
 from engine.runner.llama.cache.cached_sequence import common_prefix
 from engine.runner.llama.cache.checkpoints import SHORTEST
 from engine.runner.llama.cache.kv import MIN_GAIN, KVCache
@@ -29,7 +29,7 @@ class Following:
         self._pace = pace
         self._common: dict[tuple[int, int], int] = {}
 
-    def join(self, sequence: Sequence, running: list[Sequence]) -> None:
+    def join(self, sequence: LlamaSequence, running: list[LlamaSequence]) -> None:
         """A request was admitted: find out where it parts from those that run, and keep their states there."""
         if not _shares(sequence):
             return
@@ -43,13 +43,13 @@ class Following:
                     if one.cache is not None and common >= SHORTEST:
                         one.cache.want_checkpoint(common)
 
-    def leave(self, sequence: Sequence, running: list[Sequence]) -> int:
+    def leave(self, sequence: LlamaSequence, running: list[LlamaSequence]) -> int:
         """A request ends: who follows takes what it had computed. Returns tokens gained."""
         gained = sum(self._take(other, sequence, leaving=True) for other in running) if self._common else 0
         self._common = {pair: n for pair, n in self._common.items() if sequence.id not in pair}
         return gained
 
-    def waits(self, sequence: Sequence, reading: list[Sequence]) -> bool:
+    def waits(self, sequence: LlamaSequence, reading: list[LlamaSequence]) -> bool:
         """Others read in this step what this one needs next, and that saves more than a step costs."""
         assert sequence.cache is not None
         least = max(MIN_GAIN, self._pace.step_rows(STEP_ROWS))
@@ -66,11 +66,11 @@ class Following:
                 return True
         return False
 
-    def step_done(self, running: list[Sequence]) -> int:
+    def step_done(self, running: list[LlamaSequence]) -> int:
         """A step was computed: everybody takes what others read for it. Returns tokens gained."""
         return sum(self._take(one, other) for one in running for other in running) if self._common else 0
 
-    def _take(self, sequence: Sequence, source: Sequence, *, leaving: bool = False) -> int:
+    def _take(self, sequence: LlamaSequence, source: LlamaSequence, *, leaving: bool = False) -> int:
         """Let one that still reads have what another has computed of their common beginning."""
         common = self._useful(sequence, source)
         if not common or sequence.cache is None or source.cache is None or sequence.decoding:
@@ -84,18 +84,18 @@ class Following:
         sequence.cached_tokens += gained
         return gained
 
-    def _useful(self, sequence: Sequence, other: Sequence) -> int:
+    def _useful(self, sequence: LlamaSequence, other: LlamaSequence) -> int:
         """Leading tokens of a request that another one computes too; the last is always its own to compute."""
         if sequence.forgotten or other.forgotten:
             return 0
         return min(self._common.get(_pair(sequence, other), 0), len(sequence.tokens) - 1)
 
 
-def _pair(one: Sequence, other: Sequence) -> tuple[int, int]:
+def _pair(one: LlamaSequence, other: LlamaSequence) -> tuple[int, int]:
     return (one.id, other.id) if one.id < other.id else (other.id, one.id)
 
 
-def _shares(sequence: Sequence) -> bool:
+def _shares(sequence: LlamaSequence) -> bool:
     """Its cells stand for its tokens, and it may use those of others."""
     request = sequence.request
     return request.cache_prompt and not request.prompt_logprobs and sequence.media is None

@@ -4,11 +4,11 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from engine.runner.llama.batch.effort import ANSWER_ROWS
-from engine.runner.llama.batch.sequence import Sequence
+from engine.runner.generation.effort import ANSWER_ROWS
+from engine.runner.generation.payoff import ROWS_AT_ONCE, StepCost
+from engine.runner.llama.batch.sequence import LlamaSequence
 from engine.runner.llama.batch.threads import BatchThreads
 from engine.runner.llama.native.model import LoadedModel
-from engine.runner.llama.speculate.payoff import ROWS_AT_ONCE, StepCost
 from engine.runner.protocol import LoadSettings
 from engine.types import Event
 
@@ -109,7 +109,7 @@ def kept_prefix(settings: LoadSettings, cached: int, length: int) -> int:
     return length - TILE_ROWS if nearly and cached >= DEEP and in_tiles(settings) else cached
 
 
-def reading_order(prefilling: list[Sequence]) -> list[Sequence]:
+def reading_order(prefilling: list[LlamaSequence]) -> list[LlamaSequence]:
     """Whose prompt goes into this step first: the shortest rest, and whoever came first when passed over last time.
 
     So a short prompt does not wait for a long one, nor a long one for ever for short ones, and first tokens come
@@ -126,7 +126,7 @@ def reading_order(prefilling: list[Sequence]) -> list[Sequence]:
     return order
 
 
-def told_text(sequences: Iterable[Sequence], running: list[Sequence]) -> Iterator[tuple[int, Event]]:
+def told_text(sequences: Iterable[LlamaSequence], running: list[LlamaSequence]) -> Iterator[tuple[int, Event]]:
     """The text that is due: at once where the next step is a long one, else not more often than it can be seen."""
     now = time.monotonic()
     soon = all(s.decoding for s in running)

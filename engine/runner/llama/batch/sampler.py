@@ -1,21 +1,17 @@
-"""Draw the next token from one row of logits.
+"""llama.cpp's own sampler chain, so that the same settings mean the same as there.
 
-Greedy is an argmax on the view. Penalties and biases touch only the tokens they concern, in place. Everything
-else is llama.cpp's own sampler chain, so that the same settings mean the same as there; where the settings allow
-it exactly, the chain sees only the tokens that can still be drawn.
+Where the settings allow it exactly, the chain sees only the tokens that can still be sampled.
 """
 
 import ctypes
 import math
-import secrets
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
+from engine.runner.generation.sampler import NotFinite, Sampler
 from engine.runner.llama.native import chain
-from engine.types import SamplingParams, TokenLogprob
+from engine.types import SamplingParams
 
 _CANDIDATE: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
@@ -24,22 +20,12 @@ _CANDIDATE: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.
 BLOCKS: Final = 8
 
 
-class NotFinite(ArithmeticError):
-    """The model produced NaN or infinite logits."""
-
-
-class Sampler:
-    """The sampling state of one sequence. `accept` every token, drawn or forced."""
+class ChainSampler(Sampler):
+    """The sampling state of one sequence, with the native chain that its parameters ask for."""
 
     def __init__(self, api: Any, vocab: Any, params: SamplingParams, n_ctx_train: int, prompt: list[int]) -> None:
+        super().__init__(params, prompt)
         self._api = api
-        self._params = params
-        self.seed = params.seed if params.seed is not None else secrets.randbits(32)
-        self._recent: list[int] = prompt[-params.repeat_last_n :] if params.repeat_last_n > 0 else []
-        self._counts: Counter[int] = Counter()
-        self._bias_ids = np.fromiter(params.logit_bias, np.int64, len(params.logit_bias))
-        self._bias = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
-        self.greedy = params.temperature <= 0
         needs_chain = not self.greedy or params.dry_multiplier > 0
         self._before: Any = None
         self._chain: Any = None
@@ -50,7 +36,8 @@ class Sampler:
         if params.dry_multiplier > 0:
             for token in prompt:
                 self._accept(token)
-        self._penalizes = params.order is None or chain.PENALTIES in params.order or self.greedy
+        # Where stages come before the penalties, these are applied to what those leave.
+        self._penalizes = self._penalizes and self._before is None
         in_default_order = params.order is None
         self._cut_min_p = in_default_order and params.min_p > 0 and params.top_p >= 1 and params.typical_p >= 1
         self._cut_top_p = (
@@ -67,13 +54,7 @@ class Sampler:
 
     def accept(self, token: int) -> None:
         """Note a token that is now part of the sequence."""
-        p = self._params
-        if p.repeat_last_n > 0:
-            self._recent.append(token)
-            if len(self._recent) > p.repeat_last_n:
-                del self._recent[0]
-        if p.presence_penalty or p.frequency_penalty:
-            self._counts[token] += 1
+        super().accept(token)
         if self._accepts:
             self._accept(token)
 
@@ -81,42 +62,13 @@ class Sampler:
         for stages in self._chains:
             self._api.llama_sampler_accept(stages, token)
 
-    def adjust(self, row: Any) -> None:
-        """Apply penalties and biases to `row` (n_vocab,) float32, in place; penalties later if stages go before.
-
-        The repetition penalty looks at the last tokens of prompt and answer, presence and frequency penalties
-        at the answer only, as their authors define them.
-        """
-        if self._penalizes and self._before is None:
-            self._penalize(row)
-        if len(self._bias_ids):
-            row[self._bias_ids] += self._bias
-
-    def _penalize(self, row: Any) -> None:
-        p = self._params
-        if p.repeat_penalty != 1 and self._recent:
-            ids = np.unique(np.asarray(self._recent, np.int64))
-            values = row[ids]
-            row[ids] = np.where(values > 0, values / p.repeat_penalty, values * p.repeat_penalty)
-        if self._counts:
-            ids = np.fromiter(self._counts, np.int64, len(self._counts))
-            counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
-            row[ids] -= p.presence_penalty + p.frequency_penalty * counts
-
-    def draw(self, row: Any) -> int:
-        """The next token from an adjusted row.
-
-        Raises: NotFinite: the best logit is NaN or infinite.
-        """
-        best = int(row.argmax())
-        top = float(row[best])
-        if not math.isfinite(top):
-            raise NotFinite(f"logit of token {best} is {top}")
+    def _choose(self, row: Any, best: int) -> int:
         if self._chain is None:
             return best
         if self._plain:
             return self._run_chain(np.arange(len(row), dtype=np.int32), row)
         ids: Any
+        top = float(row[best])
         if self._cut_min_p:
             ids = np.flatnonzero(row >= top + math.log(self._params.min_p))
         elif self._cut_top_p:
@@ -141,7 +93,7 @@ class Sampler:
             self._penalize_kept(array, len(logits))
         api.llama_sampler_apply(self._chain, ctypes.byref(array))
         if not 0 <= array.selected < array.size:
-            raise NotFinite("no token could be drawn")
+            raise NotFinite("no token could be sampled")
         return int(array.data[array.selected].id)
 
     def _penalize_kept(self, array: Any, n_vocab: int) -> None:
@@ -188,15 +140,3 @@ def _exact_share(ids: Any, weights: Any, logits: Any, wanted: float) -> Any:
     order = np.argsort(-logits, kind="stable")
     reached = int(np.searchsorted(np.cumsum(weights[order], dtype=np.float64), wanted)) + 1
     return ids[order[:reached]]
-
-
-def token_logprob(row: Any, token: int, n_top: int, pieces: Sequence[bytes]) -> TokenLogprob:
-    """Log probability of `token` in an unadjusted row, with the `n_top` most probable tokens."""
-    top = float(row.max())
-    log_sum = top + math.log(float(np.exp(row - top).sum()))
-    best: tuple[tuple[int, bytes, float], ...] = ()
-    if n_top > 0:
-        ids = np.argpartition(-row, n_top - 1)[:n_top]
-        ids = ids[np.argsort(-row[ids], kind="stable")]
-        best = tuple((int(i), pieces[int(i)], float(row[i]) - log_sum) for i in ids)
-    return TokenLogprob(token, pieces[token], float(row[token]) - log_sum, best)

@@ -1,40 +1,39 @@
 """The engine: every step decodes one batch for all sequences, generating ones first, then pieces of prompts."""
 
 import time
-from collections import deque
 from typing import Any
 
+from engine.runner.generation.constrain import TokenConstraint
+from engine.runner.generation.request_queue import enqueue_again, giving_way, held
+from engine.runner.generation.sample import SamplingFailed, sample
+from engine.runner.generation.scheduler import BaseScheduler, Output
 from engine.runner.llama.batch import admission, scoring
 from engine.runner.llama.batch.adapters import Adapters
-from engine.runner.llama.batch.constrain import TokenConstraint
-from engine.runner.llama.batch.draw import DrawFailed, draw
-from engine.runner.llama.batch.effort import EffortBook
 from engine.runner.llama.batch.following import Following
 from engine.runner.llama.batch.pacing import Pace, kept_prefix, reading_order, told_text
 from engine.runner.llama.batch.quarantine import Quarantine
-from engine.runner.llama.batch.sequence import Sequence, begun_for_watchers, told_reading
+from engine.runner.llama.batch.sequence import LlamaSequence, begun_for_watchers, told_reading
 from engine.runner.llama.batch.shift import is_full, shift
 from engine.runner.llama.cache.cached_sequence import CachedSequence
 from engine.runner.llama.cache.kv import KVCache
 from engine.runner.llama.cache.prefix_store import PrefixStore
 from engine.runner.llama.native.batch import ABORTED, NO_ROOM, REFUSED, Batch, EngineBroken, Logits
 from engine.runner.llama.native.model import LoadedModel
-from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.llama.speculate.guesser import Guesser
 from engine.runner.llama.speculate.speculation import Speculation
 from engine.runner.llama.vision.vision import Media, Span, Vision
 from engine.runner.protocol import Fault
-from engine.runner.service import Output
-from engine.types import FinishReason, GenerationRequest, TokenLogprob
+from engine.types import GenerationRequest
 
 
-class Scheduler:
+class Scheduler(BaseScheduler[LlamaSequence]):
     """Owns the context. `step` is the whole engine; everything else prepares or answers for it."""
 
     def __init__(
         self,
         loaded: LoadedModel,
-        vocabulary: Vocabulary,
+        vocabulary: LlamaVocabulary,
         store: PrefixStore,
         adapters: Adapters,
         draft_model: Guesser | None = None,
@@ -42,41 +41,27 @@ class Scheduler:
         *,
         fixed: bool = False,
     ) -> None:
+        super().__init__(vocabulary)
         self._loaded = loaded
         self._vision = vision
-        self._vocabulary = vocabulary
         self._kv = KVCache(loaded, store)
         self._quarantine = Quarantine(self._kv)
         self._batch = Batch(loaded)
         self._logits = Logits(loaded)
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
-        self._by_id: dict[int, Sequence] = {}
+        self._running: list[LlamaSequence] = []
         self.pace = Pace(loaded, fixed=fixed)
         self._speculation = Speculation(loaded, self.pace, draft_model)
         self._following = Following(loaded, self._kv, self.pace)
         self._adapters = adapters
-        self.efforts = EffortBook()
-        self.steps = self.prompt_tokens = self.generated_tokens = self.cached_tokens = 0
 
     def rest(self) -> None:
         """Nothing runs: do what the next requests would wait for, in their stead."""
         self._kv.store_idle()
 
     @property
-    def busy(self) -> bool:
-        """Something is running or waiting."""
-        return bool(self._running or self._waiting)
-
-    @property
     def active(self) -> int:
         """Sequences that hold cells."""
         return len(self._running)
-
-    @property
-    def waiting(self) -> int:
-        """Requests that wait for cells or a slot."""
-        return len(self._waiting)
 
     @property
     def kv(self) -> KVCache:
@@ -96,19 +81,8 @@ class Scheduler:
         if (fault := admission.refusal(request_id, request, tokens, n_ctx, size, self._adapters)) is not None:
             return fault
         sequence = admission.new_sequence(self._loaded, request_id, request, tokens, constraint, media)
-        self._by_id[request_id] = sequence
-        admission.enqueue(self._waiting, sequence)
+        self._enqueue(sequence)
         return None
-
-    def cancel(self, request_id: int) -> None:
-        """Mark a request; it ends before the next decode."""
-        if request_id in self._by_id:
-            self._by_id[request_id].cancelled = True
-
-    def credit(self, request_id: int, count: int) -> None:
-        """The server took deltas of this request."""
-        if request_id in self._by_id:
-            self._by_id[request_id].credit += count
 
     def only_prefilling(self, request_id: int) -> bool:
         """This request is the only one running and still reads its prompt: aborting the decode hurts nobody."""
@@ -122,9 +96,8 @@ class Scheduler:
     def step(self) -> list[Output]:
         """Admit, decode one batch, sample; returns what to tell the server."""
         out: list[Output] = []
-        for sequence in [s for s in self._by_id.values() if s.cancelled]:
-            self._end(sequence, "cancelled", out)
-        for sequence in admission.giving_way(self._running, self._waiting):
+        self._end_cancelled(out)
+        for sequence in giving_way(self._running, self._waiting):
             self._set_aside(sequence)
         self._admit(out)
         if not self._running or begun_for_watchers(out, self._running):
@@ -159,7 +132,7 @@ class Scheduler:
             return
         while self._waiting and len(self._running) < self._loaded.settings.n_parallel:
             sequence = self._waiting[0]
-            if admission.held(sequence, self._running):
+            if held(sequence, self._running):
                 return
             fresh = not sequence.request.cache_prompt
             shared = 0 if fresh else self._kv.best_prefix(sequence.tokens, sequence.key)[1]
@@ -172,7 +145,7 @@ class Scheduler:
                 return
             self._start(sequence, cache, out)
 
-    def _cells_for(self, sequence: Sequence) -> CachedSequence | None:
+    def _cells_for(self, sequence: LlamaSequence) -> CachedSequence | None:
         """What is computed of a request, in cells it may go on in; None when all are in use."""
         cache = self._kv.acquire(sequence.tokens, sequence.key, fresh=not sequence.request.cache_prompt)
         if cache is not None:
@@ -183,15 +156,11 @@ class Scheduler:
                 self._kv.truncate(cache, kept_prefix(self._loaded.settings, length, len(sequence.tokens)))
         return cache
 
-    def _start(self, sequence: Sequence, cache: CachedSequence, out: list[Output]) -> None:
+    def _start(self, sequence: LlamaSequence, cache: CachedSequence, out: list[Output]) -> None:
         self._waiting.remove(sequence)
         sequence.cache = cache
         if not sequence.announced:
-            sequence.cached_tokens = len(cache.tokens)
-            sequence.admitted = time.monotonic()
-            self.cached_tokens += sequence.cached_tokens
-            self.prompt_tokens += sequence.n_prompt
-            out.append((sequence.id, sequence.started()))
+            self._admitted(sequence, len(cache.tokens), out)
         self._following.join(sequence, self._running)
         self._running.append(sequence)
 
@@ -213,7 +182,7 @@ class Scheduler:
             self._speculation.extend(batch, sequence)
         depth = max((len(s.cache.tokens) for s in prefilling if s.cache is not None), default=0)
         budget = self.pace.prefill_budget(batch.size, len(prefilling), depth)
-        reading: list[Sequence] = []
+        reading: list[LlamaSequence] = []
         for sequence in reading_order(prefilling):
             assert sequence.cache is not None
             take = sequence.cache.until_checkpoint(min(sequence.n_missing, budget, batch.room))
@@ -235,7 +204,7 @@ class Scheduler:
             reading.append(sequence)
             sequence.row = batch.add_prompt(piece, place, sequence.cache.seq_id, last=last)
 
-    def _put_picture(self, sequence: Sequence, cache: CachedSequence, span: Span, out: list[Output]) -> None:
+    def _put_picture(self, sequence: LlamaSequence, cache: CachedSequence, span: Span, out: list[Output]) -> None:
         """Encode one picture into the cache, beside the batch."""
         assert self._vision is not None
         room = self._kv.make_room(span.n_tokens)
@@ -260,7 +229,7 @@ class Scheduler:
 
     def _sample(self, out: list[Output]) -> None:
         rows, now = None, 0.0
-        not_finite: list[Sequence] = []
+        not_finite: list[LlamaSequence] = []
         for sequence in list(self._running):
             if sequence.row < 0:
                 continue
@@ -280,7 +249,7 @@ class Scheduler:
         if not_finite:
             self._isolate(not_finite, out)
 
-    def _isolate(self, not_finite: list[Sequence], out: list[Output]) -> None:
+    def _isolate(self, not_finite: list[LlamaSequence], out: list[Output]) -> None:
         offending = self._quarantine.isolate(not_finite)
         for sequence in reversed(self._running.copy()):
             self._preempt(sequence)
@@ -288,15 +257,15 @@ class Scheduler:
             self._fail(sequence, "not_finite", "The model's output is not a number.", out)
         self._kv.scrub()
 
-    def _sample_sequence(self, sequence: Sequence, rows: Any, now: float, out: list[Output]) -> bool:
+    def _sample_sequence(self, sequence: LlamaSequence, rows: Any, now: float, out: list[Output]) -> bool:
         """Draw from the sequence's rows for as long as what is drawn is what was guessed; False: no numbers."""
         first, sequence.row = sequence.row, -1
         draft, sequence.draft = sequence.draft, []
         before, finite = len(sequence.tokens), True
         for i in range(len(draft) + 1):
             try:
-                token, logprob = draw(sequence, rows[first + i], self._vocabulary)
-            except DrawFailed as error:
+                token, logprob = sample(sequence, rows[first + i], self._vocabulary)
+            except SamplingFailed as error:
                 finite = error.code != "not_finite"
                 if finite:
                     self._fail(sequence, error.code, str(error), out)
@@ -313,39 +282,7 @@ class Scheduler:
             self._kv.shorten(sequence.cache, len(sequence.tokens) - 1)
         return finite
 
-    def _take(
-        self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, out: list[Output]
-    ) -> None:
-        self.generated_tokens += 1
-        sequence.drew(now)
-        sequence.tokens.append(token)
-        if token in self._vocabulary.ends or token in sequence.request.stop_token_ids:
-            self._end(sequence, "stop", out)
-            return
-        sequence.sampler.accept(token)
-        if sequence.constraint is not None:
-            sequence.constraint.accept(token)
-        shown = sequence.request.keep_special or token not in self._vocabulary.control
-        sequence.say(self._vocabulary.pieces[token] if shown else b"")
-        sequence.pending_tokens.append(token)
-        if logprob is not None:
-            sequence.pending_logprobs.append(logprob)
-        if sequence.constraint is not None and sequence.constraint.error:
-            self._fail(sequence, "constraint_failed", sequence.constraint.error, out)
-        elif sequence.text.stop is not None or (sequence.constraint is not None and sequence.constraint.finished):
-            self._end(sequence, "stop", out)
-        elif sequence.over:
-            self._end(sequence, "length", out)
-
-    def _end(self, sequence: Sequence, reason: FinishReason, out: list[Output]) -> None:
-        out.extend((sequence.id, event) for event in sequence.finish(reason))
-        self._forget(sequence)
-
-    def _fail(self, sequence: Sequence, code: str, message: str, out: list[Output]) -> None:
-        out.append(Fault(id=sequence.id, code=code, message=message))
-        self._forget(sequence)
-
-    def _forget(self, sequence: Sequence) -> None:
+    def _forget(self, sequence: LlamaSequence) -> None:
         del self._by_id[sequence.id]
         self._quarantine.clear(sequence)
         if sequence.cache is not None:
@@ -358,7 +295,7 @@ class Scheduler:
             self._waiting.remove(sequence)
         sequence.close()
 
-    def _kept(self, sequence: Sequence) -> int:
+    def _kept(self, sequence: LlamaSequence) -> int:
         """How many tokens of a request that ends stay as an idle prefix."""
         return 0 if sequence.shifted or not sequence.request.cache_prompt else len(sequence.tokens) - 1
 
@@ -381,13 +318,13 @@ class Scheduler:
         else:
             raise EngineBroken(f"llama_decode returned {code}")
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: LlamaSequence) -> None:
         """Take the cells of a running request; it waits at the front and is computed again later."""
         assert sequence.cache is not None
         self._kv.drop(sequence.cache)
         self._set_aside(sequence)
 
-    def _set_aside(self, sequence: Sequence) -> None:
+    def _set_aside(self, sequence: LlamaSequence) -> None:
         """Let a request wait at the front; what its cells hold stays as an idle prefix, if others can use it."""
         assert sequence.cache is not None
         if sequence.shifted:
@@ -396,4 +333,4 @@ class Scheduler:
         sequence.cache = None
         sequence.row = -1
         self._running.remove(sequence)
-        admission.enqueue_again(self._waiting, sequence)
+        enqueue_again(self._waiting, sequence)

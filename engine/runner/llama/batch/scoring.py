@@ -4,14 +4,14 @@ import math
 from collections.abc import Sequence as Pieces
 from typing import Any
 
-from engine.runner.llama.batch.sampler import token_logprob
-from engine.runner.llama.batch.sequence import Sequence
+from engine.runner.generation.sampler import token_logprob
+from engine.runner.limits import MAX_DRAFT
+from engine.runner.llama.batch.sequence import LlamaSequence
 from engine.runner.llama.native.batch import Batch
-from engine.runner.llama.native.model import MAX_DRAFT
 from engine.types import TokenLogprob
 
 
-def put(batch: Batch, sequence: Sequence, start: int, take: int, others: int) -> bool:
+def put(batch: Batch, sequence: LlamaSequence, start: int, take: int, others: int) -> bool:
     """Add up to `take` tokens of a prompt that is to be scored, all of them outputs; False for any other prompt.
 
     `others` are the sequences of this step that may want one row each.
@@ -27,7 +27,7 @@ def put(batch: Batch, sequence: Sequence, start: int, take: int, others: int) ->
     return True
 
 
-def note(sequence: Sequence, rows: Any, pieces: Pieces[bytes]) -> bool:
+def note(sequence: LlamaSequence, rows: Any, pieces: Pieces[bytes]) -> bool:
     """Keep what this step's rows say of the prompt; True once all is read, and the last row can be drawn from."""
     count, sequence.scored = sequence.scored, 0
     top = sequence.request.logprobs or 0

@@ -6,20 +6,20 @@ would have computed, and would move cells that other sequences share.
 
 from typing import Final
 
-from engine.runner.llama.batch.sequence import Sequence
+from engine.runner.limits import MAX_DRAFT
+from engine.runner.llama.batch.sequence import LlamaSequence
 from engine.runner.llama.cache.kv import KVCache
-from engine.runner.llama.native.model import MAX_DRAFT
 
 # The prompt's beginning, up to this share of the context, stays: it holds the instructions.
 KEPT_FRAC: Final = 0.25
 
 
-def is_full(sequence: Sequence, n_ctx: int) -> bool:
+def is_full(sequence: LlamaSequence, n_ctx: int) -> bool:
     """No step with a draft is certain to fit any more."""
     return sequence.request.context_shift and len(sequence.tokens) >= n_ctx - MAX_DRAFT - 1
 
 
-def shift(sequence: Sequence, kv: KVCache, n_ctx: int) -> None:
+def shift(sequence: LlamaSequence, kv: KVCache, n_ctx: int) -> None:
     """Forget the older half of what follows the kept beginning; what remains is computed again from there."""
     keep = min(sequence.n_prompt, int(n_ctx * KEPT_FRAC))
     count = (len(sequence.tokens) - keep) // 2

@@ -6,21 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
+from engine.runner.generation.sampler import DEFAULT_ORDER, PENALTIES
 from engine.types import SamplingParams
 
-# llama.cpp's default order. Penalties are the sampler's own work, not a stage of llama.cpp's.
-PENALTIES: Final = "penalties"
-DEFAULT_ORDER: Final = (
-    PENALTIES,
-    "dry",
-    "top_n_sigma",
-    "top_k",
-    "typical_p",
-    "top_p",
-    "min_p",
-    "xtc",
-    "temperature",
-)
 # Mirostat 1 estimates from this many tokens. Source: the authors' value, kept by llama.cpp.
 _MIROSTAT_M: Final = 100
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.runner.llama.native.batch import Batch, Logits
 from engine.runner.llama.native.model import LoadedModel
-from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.types import DeviceCheck
 
 VERSION: Final = 1
@@ -88,7 +88,7 @@ class NotComparable(Exception):
     """The reference belongs to another version or model."""
 
 
-def prompts(loaded: LoadedModel, vocabulary: Vocabulary) -> list[list[int]]:
+def prompts(loaded: LoadedModel, vocabulary: LlamaVocabulary) -> list[list[int]]:
     """The token sequences that are computed, as long as the context permits."""
     room = min(loaded.n_ctx, loaded.n_batch)
     most = max(1, min(PROMPT_TOKENS + STEPS + SMALL_BATCH, room))
@@ -152,7 +152,7 @@ def _log_softmax(row: Any) -> Any:
     return (values - largest - np.log(np.exp(values - largest).sum())).astype(np.float32)
 
 
-def reference(loaded: LoadedModel, vocabulary: Vocabulary) -> Reference:
+def reference(loaded: LoadedModel, vocabulary: LlamaVocabulary) -> Reference:
     """Compute the reference with a model that was loaded for the CPU. Raises: ValueError: as logprob_rows."""
     sequences = prompts(loaded, vocabulary)
     rows = logprob_rows(loaded, sequences)
@@ -168,7 +168,7 @@ def reference(loaded: LoadedModel, vocabulary: Vocabulary) -> Reference:
     )
 
 
-def compare(expected: Reference, loaded: LoadedModel, vocabulary: Vocabulary) -> DeviceCheck:
+def compare(expected: Reference, loaded: LoadedModel, vocabulary: LlamaVocabulary) -> DeviceCheck:
     """Compute the same with a model on a device, and compare.
 
     Raises: NotComparable: the reference is another model's. ValueError: as logprob_rows.

@@ -15,7 +15,7 @@ from engine.runner.llama.native.device_check import (
 )
 from engine.runner.llama.native.model import LoadedModel, LoadFailed, watched_context
 from engine.runner.llama.native.operation_check import OperationCheck, named
-from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.types import DeviceCheck
 
 # What a first load may take longer for this. Most is reading weights back from the device.
@@ -26,7 +26,7 @@ CELLS: Final = 256
 def checked(
     expected: Reference,
     loaded: LoadedModel,
-    vocabulary: Vocabulary,
+    vocabulary: LlamaVocabulary,
     floor: float = WRONG_KLD_MEAN,
     *,
     whole: bool = False,
@@ -47,7 +47,7 @@ def checked(
     return found
 
 
-def wrong_operations(loaded: LoadedModel, vocabulary: Vocabulary, seconds: float = OPERATIONS_S) -> str:
+def wrong_operations(loaded: LoadedModel, vocabulary: LlamaVocabulary, seconds: float = OPERATIONS_S) -> str:
     """Operations that differ by themselves, in words; empty where none does or none could be compared."""
     try:
         check = OperationCheck(loaded.api)

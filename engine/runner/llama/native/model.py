@@ -11,7 +11,15 @@ import msgspec
 from devices.backends import openvino
 from engine.phases import Phases
 from engine.runner.engine_args import BadEngineArg
-from engine.runner.limits import KV_TYPES, MAX_SEQUENCES, exact_settings, mtp_settings, rollback, sequences
+from engine.runner.limits import (
+    KV_TYPES,
+    MAX_DRAFT,
+    MAX_SEQUENCES,
+    exact_settings,
+    mtp_settings,
+    rollback,
+    sequences,
+)
 from engine.runner.llama.native.binding import ggml
 from engine.runner.llama.native.engine_args import UnknownBuffer, apply_to_context, apply_to_model
 from engine.runner.protocol import LoadSettings
@@ -20,8 +28,6 @@ from engine.types import ModelFacts
 FLASH_ATTN: Final = {"auto": -1, "off": 0, "on": 1}
 # llama.cpp rounds every context up to this.
 MIN_CELLS: Final = 256
-# Longest draft that is verified in one step; llama.cpp sizes its output buffer by it.
-MAX_DRAFT: Final = 16
 
 
 class LoadFailed(Exception):

@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.runner.llama.native.batch import Batch, Logits
 from engine.runner.llama.native.model import LoadedModel, LoadFailed
-from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.llama.native.vocabulary import LlamaVocabulary
 
 TEXT: Final = "One, two, three, four, five, six, seven"
 NUM_TOKENS: Final = 8
@@ -28,7 +28,7 @@ class SelfCheckFailed(LoadFailed):
     """The file was loaded, but what this machine computes with it is wrong."""
 
 
-def self_check(loaded: LoadedModel, vocabulary: Vocabulary) -> float:
+def self_check(loaded: LoadedModel, vocabulary: LlamaVocabulary) -> float:
     """Decode the known prompt; returns the largest difference found. The cache is empty afterwards.
 
     Raises: SelfCheckFailed: logits that are not numbers, or differ with the shape of the batch.
@@ -46,7 +46,7 @@ def self_check(loaded: LoadedModel, vocabulary: Vocabulary) -> float:
             api.llama_set_n_threads(loaded.context, *threads)
 
 
-def _compare(loaded: LoadedModel, vocabulary: Vocabulary) -> float:
+def _compare(loaded: LoadedModel, vocabulary: LlamaVocabulary) -> float:
     """The difference of the two shapes. Raises: SelfCheckFailed."""
     batch, logits = Batch(loaded), Logits(loaded)
     tokens = vocabulary.tokenize(TEXT, add_special=True, parse_special=False)[:NUM_TOKENS]

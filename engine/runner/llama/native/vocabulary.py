@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import compress, repeat
 from typing import Any, Final, overload
 
+from engine.runner.generation.vocabulary import Vocabulary
 from engine.runner.text_limits import SLICE_BYTES, SLICE_LOSS, Stopped, TooManyTokens
 
 # llama.h, enum llama_vocab_type: those whose tokens together spell every byte of the text.
@@ -86,12 +87,8 @@ class TokenSet(AbstractSet[int]):
         return self._all
 
 
-class Vocabulary:
-    """The loaded model's vocabulary. Tokenizing is safe from any thread.
-
-    `pieces[token]` are the bytes of each token with control tokens spelled out; `control` holds the tokens
-    that are not shown by default; `ends` those that end a generation.
-    """
+class LlamaVocabulary(Vocabulary):
+    """The vocabulary of a loaded model."""
 
     def __init__(self, api: Any, vocab: Any) -> None:
         self._api = api
@@ -100,7 +97,6 @@ class Vocabulary:
         self.pieces: Sequence[bytes] = Pieces(api, vocab, self.size)
         self.ends: AbstractSet[int] = TokenSet(api.llama_vocab_is_eog, vocab, self.size)
         self.control: AbstractSet[int] = TokenSet(api.llama_vocab_is_control, vocab, self.size)
-        # Whether the tokens of a text spell it, so that its length bounds their number from below.
         self.spells = int(api.llama_vocab_type(vocab)) in _SPELLING_TYPES
 
     @cached_property
@@ -140,10 +136,7 @@ class Vocabulary:
         limit: int | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> list[int]:
-        """Token ids of `text`; `add_special` adds what the model wants at the start (BOS).
-
-        Raises: TooManyTokens: there are more than `limit`, told before all of them are made; Stopped.
-        """
+        """Token ids of `text`; see `Vocabulary.tokenize`."""
         self.refuse_impossible(text, limit)
         data = text.encode("utf-8", "surrogatepass")
         tokens: list[int] = []

@@ -7,7 +7,7 @@ from engine.runner.limits import DRAFT_CHUNK, MAX_DRAFTING, draft_settings
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.batch import Batch, Logits
 from engine.runner.llama.native.model import LoadedModel, LoadFailed
-from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.llama.speculate.guesser import Guesser
 from engine.runner.protocol import LoadSettings
 
@@ -36,7 +36,7 @@ class DraftModel(Guesser):
         self._clock = 0
 
     @classmethod
-    def load(cls, api: Any, settings: LoadSettings, target: Vocabulary) -> "DraftModel":
+    def load(cls, api: Any, settings: LoadSettings, target: LlamaVocabulary) -> "DraftModel":
         """Load `settings.draft_path` beside its target.
 
         Raises: LoadFailed: no model, another vocabulary, or a memory that cannot step back.
@@ -46,7 +46,7 @@ class DraftModel(Guesser):
             loaded = llama_model.load(api, wanted, lambda _fraction: True, spare_outputs=0)
         except LoadFailed as error:
             raise LoadFailed(f"the draft model: {error}") from error
-        problem = difference(target, Vocabulary(api, loaded.vocab))
+        problem = difference(target, LlamaVocabulary(api, loaded.vocab))
         if problem is None and not loaded.keeps_partial:
             problem = "its state cannot step back, which a draft model must"
         if problem is not None:
@@ -114,7 +114,7 @@ class DraftModel(Guesser):
         return True
 
 
-def difference(target: Vocabulary, draft: Vocabulary) -> str | None:
+def difference(target: LlamaVocabulary, draft: LlamaVocabulary) -> str | None:
     """Why one vocabulary cannot stand for the other; None when it can."""
     if abs(target.size - draft.size) > MAX_SIZE_DIFFERENCE:
         return f"its vocabulary has {draft.size} tokens, this model's {target.size}"

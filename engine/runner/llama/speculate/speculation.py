@@ -3,14 +3,14 @@
 import time
 from typing import Final
 
-from engine.runner.limits import MAX_DRAFTING
+from engine.runner.generation.payoff import Acceptance, best_length
+from engine.runner.limits import MAX_DRAFT, MAX_DRAFTING
 from engine.runner.llama.batch.pacing import Pace
-from engine.runner.llama.batch.sequence import Sequence
+from engine.runner.llama.batch.sequence import LlamaSequence
 from engine.runner.llama.native.batch import Batch
-from engine.runner.llama.native.model import MAX_DRAFT, LoadedModel
+from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.speculate.guesser import Guesser
 from engine.runner.llama.speculate.mtp import MtpHead
-from engine.runner.llama.speculate.payoff import Acceptance, best_length
 
 # Draft length of a draft model that is asked for whatever it costs.
 FORCED_LENGTH: Final = 7
@@ -28,7 +28,7 @@ class Speculation:
         self._longest_together = most if loaded.keeps_partial else 0
         self._longest = 0
         self._rows = 0
-        self._drafting: list[tuple[Sequence, int, bool]] = []
+        self._drafting: list[tuple[LlamaSequence, int, bool]] = []
 
     def begin(self, generating: int, *, alone: bool) -> None:
         """A new step, in which so many sequences generate; `alone`: one sequence, and no other reads a prompt."""
@@ -36,10 +36,10 @@ class Speculation:
         self._longest = self._longest_alone if alone else self._longest_together
         self._drafting.clear()
 
-    def extend(self, batch: Batch, sequence: Sequence) -> None:
+    def extend(self, batch: Batch, sequence: LlamaSequence) -> None:
         """Append guesses behind the sequence's newest token in the batch, if any are worth it."""
         asked = sequence.request.speculate
-        if not sequence.may_guess or not self._longest or not 0 < self._rows <= MAX_DRAFTING:
+        if not sequence.may_draft or not self._longest or not 0 < self._rows <= MAX_DRAFTING:
             return
         if asked is None and not sequence.balance.allows:
             sequence.balance.pass_by((self._pace.cost.seconds(self._rows) or 0.0) / self._rows)
@@ -55,7 +55,7 @@ class Speculation:
         sequence.draft = draft
         self._drafting.append((sequence, len(draft), by_model))
 
-    def _draft(self, sequence: Sequence, room: int, *, forced: bool) -> tuple[list[int], bool]:
+    def _draft(self, sequence: LlamaSequence, room: int, *, forced: bool) -> tuple[list[int], bool]:
         """The better of two guesses, and whether it is the draft model's."""
         drafter, cost = sequence.drafter, self._pace.cost
         draft = drafter.propose(room)
@@ -85,21 +85,21 @@ class Speculation:
         sequence.balance.waste(time.monotonic() - started)
         return draft, False
 
-    def follow(self, batch: Batch, running: list[Sequence]) -> None:
+    def follow(self, batch: Batch, running: list[LlamaSequence]) -> None:
         """Let the model's own head read what is settled of a step."""
         head = self._draft_model
         if not isinstance(head, MtpHead) or len(running) > MAX_DRAFTING:
             return
         spans = batch.spans()
         for sequence in running:
-            if sequence.cache is None or not sequence.may_guess or sequence.cache.seq_id not in spans:
+            if sequence.cache is None or not sequence.may_draft or sequence.cache.seq_id not in spans:
                 continue
             start, first, count = spans[sequence.cache.seq_id]
             settled = min(count, len(sequence.cache.tokens) - start)  # guesses that were wrong are gone
             if settled > 0:
                 head.follow(sequence.id, sequence.tokens, start, settled, (first, batch.size))
 
-    def judge(self, sequence: Sequence, accepted: int) -> None:
+    def judge(self, sequence: LlamaSequence, accepted: int) -> None:
         """Of the sequence's draft, the first `accepted` tokens were right. Before its new tokens are observed."""
         _, proposed, by_model = next(entry for entry in self._drafting if entry[0] is sequence)
         sequence.proposed += proposed

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.errors import ConstraintRefused
 from engine.grammar import spell_controls
-from engine.runner.llama.batch.constrain import ConstraintCompiler
+from engine.runner.generation.constrain import ConstraintCompiler
 from engine.types import Constraint
 
 EOS, CONTROL = 256, 257

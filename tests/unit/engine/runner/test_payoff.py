@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.runner.llama.speculate.payoff import (
+from engine.runner.generation.payoff import (
     BUDGET_FRAC,
     BUDGET_STEPS,
     FRESH_STEPS,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from long_texts import DATA, long_texts
 
-from engine.runner.runaway import NoiseWatch, RepeatWatch
+from engine.runner.generation.runaway import NoiseWatch, RepeatWatch
 
 TEXTS = long_texts()
 LOOPS = [json.loads(line) for line in (DATA / "loops.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -96,7 +96,7 @@ def noise(nats, tokens=300, size=1000):
     row = np.zeros(size, np.float32)
     for _ in range(tokens):
         guard.before(row)
-        guard.drawn(math.log(size) - nats)
+        guard.sampled(math.log(size) - nats)
     return guard
 
 

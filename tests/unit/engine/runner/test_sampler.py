@@ -5,7 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from engine.runner.llama.batch.sampler import NotFinite, Sampler, _highest, _nucleus, token_logprob
+from engine.runner.generation.sampler import NotFinite, token_logprob
+from engine.runner.llama.batch.sampler import ChainSampler, _highest, _nucleus
 from engine.runner.llama.native.binding import start_backends
 from engine.types import SamplingParams
 
@@ -24,7 +25,7 @@ def vocab(bundled_model):
 
 def make(vocab, prompt=(), **params):
     api, handle = vocab
-    return Sampler(api, handle, SamplingParams(**params), 1024, list(prompt))
+    return ChainSampler(api, handle, SamplingParams(**params), 1024, list(prompt))
 
 
 def row(values, size=8192, floor=-30.0):
@@ -36,13 +37,13 @@ def row(values, size=8192, floor=-30.0):
 
 def frequencies(vocab, logits, draws=1500, **params):
     sampler = make(vocab, seed=11, **params)
-    counts = Counter(sampler.draw(logits.copy()) for _ in range(draws))
+    counts = Counter(sampler.sample(logits.copy()) for _ in range(draws))
     sampler.close()
     return {token: n / draws for token, n in counts.items()}
 
 
 def test_greedy_takes_the_best(vocab):
-    assert make(vocab, temperature=0).draw(row({5: 3.0, 9: 4.0})) == 9
+    assert make(vocab, temperature=0).sample(row({5: 3.0, 9: 4.0})) == 9
 
 
 def test_temperature_one_follows_the_distribution(vocab):
@@ -56,7 +57,7 @@ def test_the_same_seed_draws_the_same(vocab):
     logits = row(dict.fromkeys(range(50), 1.0))
     first = make(vocab, seed=3)
     second = make(vocab, seed=3)
-    assert [first.draw(logits.copy()) for _ in range(20)] == [second.draw(logits.copy()) for _ in range(20)]
+    assert [first.sample(logits.copy()) for _ in range(20)] == [second.sample(logits.copy()) for _ in range(20)]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_the_min_p_shortcut_equals_the_full_chain(vocab):
     logits = rng.normal(0, 3, 8192).astype(np.float32)
     fast = make(vocab, seed=2, min_p=0.05)
     full = make(vocab, seed=2, min_p=0.05, order=("min_p", "temperature"))
-    assert [fast.draw(logits.copy()) for _ in range(50)] == [full.draw(logits.copy()) for _ in range(50)]
+    assert [fast.sample(logits.copy()) for _ in range(50)] == [full.sample(logits.copy()) for _ in range(50)]
 
 
 def test_penalties_touch_only_what_was_said(vocab):
@@ -114,20 +115,20 @@ def test_bias_decides(vocab):
     sampler = make(vocab, temperature=0, logit_bias={7: 100.0})
     logits = row({5: 10.0})
     sampler.adjust(logits)
-    assert sampler.draw(logits) == 7
+    assert sampler.sample(logits) == 7
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_numbers_that_are_none_are_an_error(vocab, bad):
     with pytest.raises(NotFinite):
-        make(vocab, temperature=0).draw(row({5: bad}))
+        make(vocab, temperature=0).sample(row({5: bad}))
 
 
 def test_dry_breaks_a_loop(vocab):
     loop = [10, 11, 12, 13] * 6
     sampler = make(vocab, prompt=loop, temperature=0, dry_multiplier=2.0)
-    assert sampler.draw(row({10: 5.0, 20: 4.5})) == 20
-    assert make(vocab, prompt=loop, temperature=0).draw(row({10: 5.0, 20: 4.5})) == 10
+    assert sampler.sample(row({10: 5.0, 20: 4.5})) == 20
+    assert make(vocab, prompt=loop, temperature=0).sample(row({10: 5.0, 20: 4.5})) == 10
 
 
 def test_log_probabilities_sum_to_one(vocab):
@@ -175,7 +176,7 @@ def test_adaptive_p_prefers_tokens_near_its_target(vocab):
         sampler = make(vocab, seed=4, adaptive_target=target)
         drawn = []
         for _ in range(600):
-            drawn.append(sampler.draw(logits.copy()))
+            drawn.append(sampler.sample(logits.copy()))
             sampler.accept(drawn[-1])
         sampler.close()
         return drawn.count(1) / len(drawn)
@@ -217,7 +218,7 @@ def test_late_penalties_change_the_shares(vocab):
         adjusted = logits.copy()
         sampler.adjust(adjusted)
         assert np.array_equal(adjusted, logits)
-        return sampler.draw(adjusted)
+        return sampler.sample(adjusted)
 
     drawn = Counter(draw() for _ in range(1000))
     sampler.close()
@@ -235,7 +236,7 @@ def frequencies_of(vocab, logits, draws=200, prompt=(), **params):
     def draw():
         adjusted = logits.copy()
         sampler.adjust(adjusted)
-        return sampler.draw(adjusted)
+        return sampler.sample(adjusted)
 
     counts = Counter(draw() for _ in range(draws))
     sampler.close()
@@ -255,7 +256,7 @@ def test_only_the_highest_are_looked_at_and_the_same_is_drawn(vocab, size, param
             logits[rng.permutation(size)[: size - 5]] = -np.inf
         kept = _highest(logits, params["top_k"])
         assert set(np.argsort(-logits)[: min(params["top_k"], 5)]) <= set(kept)
-        assert cut.draw(logits.copy()) == whole.draw(logits.copy())
+        assert cut.sample(logits.copy()) == whole.sample(logits.copy())
     assert size < 8192 or len(_highest(logits, params["top_k"])) < size / 10
     cut.close()
     whole.close()

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.runner.llama.batch.text import TextStream
+from engine.runner.generation.text import TextStream
 
 
 def run(pieces, stops=()):

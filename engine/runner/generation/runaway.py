@@ -140,7 +140,7 @@ class NoiseWatch:
             top = float(row.max())
             self._log_sum = top + math.log(float(np.exp(row - top).sum()))
 
-    def drawn(self, logit: float) -> None:
+    def sampled(self, logit: float) -> None:
         """The logit of the token that was drawn."""
         if self._log_sum is None:
             return

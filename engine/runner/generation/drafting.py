@@ -8,8 +8,8 @@ would have been without.
 from dataclasses import dataclass, field
 from typing import Final
 
-from engine.runner.llama.native.model import MAX_DRAFT
-from engine.runner.llama.speculate.payoff import Acceptance
+from engine.runner.generation.payoff import Acceptance
+from engine.runner.limits import MAX_DRAFT
 
 # Tokens that must match before what followed them is proposed. Shorter keys match everywhere and guess badly.
 KEY_TOKENS: Final = 4

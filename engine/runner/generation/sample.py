@@ -2,27 +2,27 @@
 
 from typing import Any
 
-from engine.runner.llama.batch.sampler import NotFinite, token_logprob
-from engine.runner.llama.batch.sequence import Sequence
-from engine.runner.llama.batch.thinking import ReasoningLimit
-from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.generation.reasoning import ReasoningLimit
+from engine.runner.generation.sampler import NotFinite, token_logprob
+from engine.runner.generation.sequence import Sequence
+from engine.runner.generation.vocabulary import Vocabulary
 from engine.types import TokenLogprob
 
 
-class DrawFailed(Exception):
-    """No token can be drawn for this request; `code` is told to the client."""
+class SamplingFailed(Exception):
+    """No token can be sampled for this request; `code` is told to the client."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
 
 
-def draw(sequence: Sequence, row: Any, vocabulary: Vocabulary) -> tuple[int, TokenLogprob | None]:
+def sample(sequence: Sequence, row: Any, vocabulary: Vocabulary) -> tuple[int, TokenLogprob | None]:
     """The next token, and its log probability if the request wants it. `row` (n_vocab,) is changed in place.
 
     The unconstrained token is tried first: in most steps it is allowed, and no mask over the vocabulary is needed.
 
-    Raises: DrawFailed.
+    Raises: SamplingFailed.
     """
     wanted = sequence.request.logprobs
     raw = row.copy() if wanted is not None else None
@@ -35,17 +35,17 @@ def draw(sequence: Sequence, row: Any, vocabulary: Vocabulary) -> tuple[int, Tok
         sequence.sampler.adjust(row)
         if forbidden := _forbidden(sequence, vocabulary):
             row[forbidden] = float("-inf")
-        token = sequence.sampler.draw(row)
+        token = sequence.sampler.sample(row)
         constraint = sequence.constraint
         if constraint is not None and not constraint.allows(token):
             constraint.mask(row)
             if constraint.error:
-                raise DrawFailed("constraint_failed", constraint.error)
-            token = sequence.sampler.draw(row)
+                raise SamplingFailed("constraint_failed", constraint.error)
+            token = sequence.sampler.sample(row)
     except NotFinite as error:
-        raise DrawFailed("not_finite", f"The model's output is not a number ({error}).") from error
+        raise SamplingFailed("not_finite", f"The model's output is not a number ({error}).") from error
     if sequence.noise is not None:
-        sequence.noise.drawn(float(row[token]))
+        sequence.noise.sampled(float(row[token]))
     return token, None if raw is None else token_logprob(raw, token, wanted or 0, vocabulary.pieces)
 
 

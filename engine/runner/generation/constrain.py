@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import ConstraintRefused
-from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.generation.vocabulary import Vocabulary
 from engine.types import Constraint
 
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from engine.runner.llama.native.vocabulary import Vocabulary
+from engine.runner.generation.vocabulary import Vocabulary
 from engine.types import ReasoningBudget
 
 
 class ReasoningLimit:
-    """Follows one answer. `forced` is asked before each token is drawn."""
+    """Follows one answer. `forced` is asked before each token is sampled."""
 
     def __init__(self, budget: ReasoningBudget, vocabulary: Vocabulary) -> None:
         self._pieces = vocabulary.pieces
@@ -20,7 +20,7 @@ class ReasoningLimit:
         self._forced: list[int] = []
 
     def forced(self, generated: Sequence[int], count: int) -> int | None:
-        """The token that must come next; None: draw one. `generated` ends with the `count` tokens of the answer."""
+        """The token that must come next, if any. `generated` ends with the `count` tokens of the answer."""
         for token in generated[len(generated) - (count - self._known) :] if count > self._known else ():
             self._follow(token)
         self._known = count

@@ -1,0 +1,110 @@
+"""What every sampler does on a row of logits: penalties, biases, the greedy choice, log probabilities."""
+
+import abc
+import math
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from engine.types import SamplingParams, TokenLogprob
+
+# Penalties are the sampler's own work, not a stage of llama.cpp's. The order is llama.cpp's default.
+PENALTIES: Final = "penalties"
+DEFAULT_ORDER: Final = (
+    PENALTIES,
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typical_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+)
+
+
+class NotFinite(ArithmeticError):
+    """The model produced NaN or infinite logits."""
+
+
+class Sampler(abc.ABC):
+    """The sampling state of one sequence. `accept` every token, sampled or forced.
+
+    Greedy is an argmax on the row; what else the parameters ask for is `_choose`, which each runner has its own way
+    to do.
+    """
+
+    def __init__(self, params: SamplingParams, prompt: list[int]) -> None:
+        self._params = params
+        self.seed = params.seed if params.seed is not None else secrets.randbits(32)
+        self._recent: list[int] = prompt[-params.repeat_last_n :] if params.repeat_last_n > 0 else []
+        self._counts: Counter[int] = Counter()
+        self._bias_ids = np.fromiter(params.logit_bias, np.int64, len(params.logit_bias))
+        self._bias = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
+        self.greedy = params.temperature <= 0
+        self._penalizes = params.order is None or PENALTIES in params.order or self.greedy
+
+    def accept(self, token: int) -> None:
+        """Note a token that is now part of the sequence."""
+        p = self._params
+        if p.repeat_last_n > 0:
+            self._recent.append(token)
+            if len(self._recent) > p.repeat_last_n:
+                del self._recent[0]
+        if p.presence_penalty or p.frequency_penalty:
+            self._counts[token] += 1
+
+    def adjust(self, row: Any) -> None:
+        """Apply penalties and biases to `row` (n_vocab,) float32, in place.
+
+        The repetition penalty looks at the last tokens of prompt and answer, presence and frequency penalties
+        at the answer only, as their authors define them.
+        """
+        if self._penalizes:
+            self._penalize(row)
+        if len(self._bias_ids):
+            row[self._bias_ids] += self._bias
+
+    def _penalize(self, row: Any) -> None:
+        p = self._params
+        if p.repeat_penalty != 1 and self._recent:
+            ids = np.unique(np.asarray(self._recent, np.int64))
+            values = row[ids]
+            row[ids] = np.where(values > 0, values / p.repeat_penalty, values * p.repeat_penalty)
+        if self._counts:
+            ids = np.fromiter(self._counts, np.int64, len(self._counts))
+            counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
+            row[ids] -= p.presence_penalty + p.frequency_penalty * counts
+
+    def sample(self, row: Any) -> int:
+        """The next token from an adjusted row.
+
+        Raises: NotFinite: the best logit is NaN or infinite.
+        """
+        best = int(row.argmax())
+        top = float(row[best])
+        if not math.isfinite(top):
+            raise NotFinite(f"logit of token {best} is {top}")
+        return self._choose(row, best)
+
+    @abc.abstractmethod
+    def _choose(self, row: Any, best: int) -> int:
+        """The token of an adjusted row whose likeliest is `best`. Raises: NotFinite."""
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing native
+        """Free what is native."""
+
+
+def token_logprob(row: Any, token: int, n_top: int, pieces: Sequence[bytes]) -> TokenLogprob:
+    """Log probability of `token` in an unadjusted row, with the `n_top` most probable tokens."""
+    top = float(row.max())
+    log_sum = top + math.log(float(np.exp(row - top).sum()))
+    best: tuple[tuple[int, bytes, float], ...] = ()
+    if n_top > 0:
+        ids = np.argpartition(-row, n_top - 1)[:n_top]
+        ids = ids[np.argsort(-row[ids], kind="stable")]
+        best = tuple((int(i), pieces[int(i)], float(row[i]) - log_sum) for i in ids)
+    return TokenLogprob(token, pieces[token], float(row[token]) - log_sum, best)
