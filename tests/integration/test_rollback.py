@@ -100,7 +100,7 @@ class Cache:
             self.batch.add_prompt(tokens, len(sequence.tokens), sequence.seq_id, last=True)
         assert self.batch.decode() == 0
         for sequence, tokens in parts:
-            self.kv.computed(sequence, tokens, alone=len(parts) == 1)
+            self.kv.commit(sequence, tokens, alone=len(parts) == 1)
         return self.logits.rows(self.batch.outputs).copy()
 
     def fresh(self, tokens):

@@ -11,8 +11,8 @@ from shapes import scaled, write_shape
 
 from engine.runner.llama.batch.adapters import Adapters
 from engine.runner.llama.batch.scheduler import Scheduler
-from engine.runner.llama.cache.kv import MIN_GAIN
 from engine.runner.llama.cache.prefix_store import PrefixStore
+from engine.runner.llama.cache.spilling import MIN_GAIN
 from engine.runner.llama.native.binding import start_backends
 from engine.runner.llama.native.model import load
 from engine.runner.llama.native.vocabulary import LlamaVocabulary

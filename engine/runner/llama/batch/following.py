@@ -12,7 +12,8 @@ from engine.runner.llama.batch.pacing import Pace, kept_prefix
 from engine.runner.llama.batch.sequence import LlamaSequence
 from engine.runner.llama.cache.cached_sequence import common_prefix
 from engine.runner.llama.cache.checkpoints import SHORTEST
-from engine.runner.llama.cache.kv import MIN_GAIN, KVCache
+from engine.runner.llama.cache.kv import KVCache
+from engine.runner.llama.cache.spilling import MIN_GAIN
 from engine.runner.llama.native.model import LoadedModel
 
 # Tokens of a prompt that take as long as what every step costs beside its rows, until measured: waiting for a step

@@ -151,7 +151,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         if cache is not None:
             length = len(cache.tokens)
             if sequence.media is not None:  # a picture is shared whole or not at all
-                self._kv.shorten(cache, sequence.media.whole(length))
+                self._kv.truncate_or_drop(cache, sequence.media.whole(length))
             elif self._loaded.keeps_partial:
                 self._kv.truncate(cache, kept_prefix(self._loaded.settings, length, len(sequence.tokens)))
         return cache
@@ -224,7 +224,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         owners = {s.cache.seq_id: (s, s.cache) for s in self._running if s.cache is not None}
         runs = self._batch.runs()
         for seq_id, pieces in runs:
-            self._kv.computed(owners[seq_id][1], pieces, alone=len(runs) == 1)
+            self._kv.commit(owners[seq_id][1], pieces, alone=len(runs) == 1)
         self.efforts.step(seconds, ((owners[seq_id][0], len(pieces)) for seq_id, pieces in runs))
 
     def _sample(self, out: list[Output]) -> None:
@@ -279,7 +279,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         sequence.drafter.observe(new)
         if draft and sequence.cache is not None:
             # Guesses that were not taken leave the cache; all but the newest token stay computed.
-            self._kv.shorten(sequence.cache, len(sequence.tokens) - 1)
+            self._kv.truncate_or_drop(sequence.cache, len(sequence.tokens) - 1)
         return finite
 
     def _forget(self, sequence: LlamaSequence) -> None:
@@ -287,7 +287,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._quarantine.clear(sequence)
         if sequence.cache is not None:
             self.cached_tokens += self._following.leave(sequence, self._running)
-            self._kv.shorten(sequence.cache, self._kept(sequence))
+            self._kv.truncate_or_drop(sequence.cache, self._kept(sequence))
             self._kv.release(sequence.cache, keep=sequence.request.priority != "background")
             sequence.cache = None
             self._running.remove(sequence)
@@ -311,7 +311,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         elif code == ABORTED:  # by a cancellation: what was computed stays
             for sequence in self._running:
                 assert sequence.cache is not None
-                self._kv.settle(sequence.cache, sequence.tokens, countable=not sequence.shifted)
+                self._kv.commit_aborted(sequence.cache, sequence.tokens, countable=not sequence.shifted)
         elif code == REFUSED:  # a bug of ours, but only these requests suffer
             for sequence in list(self._running):
                 self._fail(sequence, "internal", "llama.cpp refused the batch.", out)

@@ -7,6 +7,7 @@ knows "now"; a checkpoint is its "then". Going back is: put the copy in, and cut
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from engine.runner.llama.cache.state_buffer import pointer, state_buffer
 from engine.runner.llama.native.model import LoadedModel
@@ -16,7 +17,7 @@ from engine.runner.llama.native.model import LoadedModel
 BEFORE_END: Final = 16
 # Distance of checkpoints inside a long prompt. Source: llama-server's spacing.
 SPACING: Final = 8192
-# Shorter prefixes are computed again sooner than they are copied. Source: kv.MIN_STORED_TOKENS.
+# Shorter prefixes are computed again sooner than they are copied. Source: spilling.MIN_STORED_TOKENS.
 SHORTEST: Final = 64
 # Newest copies a sequence keeps. Source: llama-server keeps 32; a turn makes two here.
 PER_SEQUENCE: Final = 16
@@ -54,14 +55,17 @@ def within(checkpoints: Iterable[Checkpoint], length: int) -> Checkpoint | None:
 
 
 class Checkpoints:
-    """Makes and uses copies within a budget of bytes; the least recently used give way."""
+    """Makes and uses copies within a budget of bytes; the least recently used give way.
+
+    Sequences own them; what no sequence has any more counts no longer.
+    """
 
     def __init__(self, loaded: LoadedModel, budget_bytes: int) -> None:
         self._api = loaded.api
         self._context = loaded.context
         self._flags = loaded.api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         self._budget = budget_bytes
-        self._held: dict[int, Checkpoint] = {}
+        self._held: WeakValueDictionary[int, Checkpoint] = WeakValueDictionary()
         self._clock = 0
 
     @property
@@ -98,11 +102,6 @@ class Checkpoints:
     def alive(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
         """Those of a sequence that were not given up, the newest PER_SEQUENCE of them."""
         return [c for c in checkpoints if id(c) in self._held][-PER_SEQUENCE:]
-
-    def keep_only(self, used: Iterable[Checkpoint]) -> None:
-        """Forget those that no sequence has any more."""
-        kept = {id(c): c for c in used}
-        self._held = {key: c for key, c in self._held.items() if key in kept}
 
     def _note(self, checkpoint: Checkpoint) -> None:
         self._clock += 1

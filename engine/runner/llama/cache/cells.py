@@ -1,0 +1,65 @@
+"""llama.cpp's sequences and the cells of the unified cache that they hold."""
+
+from engine.runner.llama.cache.cached_sequence import CachedSequence, rebase
+from engine.runner.llama.cache.prefix_index import Key
+from engine.runner.llama.native.model import LoadedModel
+
+
+class Cells:
+    """Counts and frees cells. A cell may belong to several sequences; it is counted at one of them."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._api = loaded.api
+        self._memory = loaded.memory
+        self.total = loaded.kv_cells
+        self.sequences = [CachedSequence(i) for i in range(loaded.n_seq_max)]
+
+    @property
+    def used(self) -> int:
+        """Cells taken, shared ones counted once."""
+        return sum(len(s.tokens) - s.shared for s in self.sequences)
+
+    @property
+    def idle(self) -> int:
+        """Cells that eviction could free."""
+        return sum(len(s.tokens) - s.shared for s in self.sequences if not s.in_use)
+
+    def idle_sequences(self, spare: CachedSequence | None = None) -> list[CachedSequence]:
+        """Sequences nobody uses but `spare`, those used longest ago first, empty ones before all."""
+        idle = [s for s in self.sequences if not s.in_use and s is not spare]
+        return sorted(idle, key=lambda s: (bool(s.tokens), s.last_used))
+
+    def copy(self, source: CachedSequence, target: CachedSequence, begin: int, end: int) -> None:
+        """Let `target` share the cells of tokens `begin` to `end` of another: metadata only."""
+        self._api.llama_memory_seq_cp(self._memory, source.seq_id, target.seq_id, begin, end)
+        target.tokens[begin:] = source.tokens[begin:end]
+
+    def cut(self, sequence: CachedSequence, length: int) -> bool:
+        """Free the cells behind the first `length` tokens; False where this memory cannot do that."""
+        if not self._api.llama_memory_seq_rm(self._memory, sequence.seq_id, length, -1):
+            return False
+        del sequence.tokens[length:]
+        sequence.shared = min(sequence.shared, length)
+        sequence.checkpoints = [c for c in sequence.checkpoints if c.length <= length]
+        return True
+
+    def drop(self, sequence: CachedSequence) -> None:
+        """Forget a sequence; its unshared cells become free."""
+        self._api.llama_memory_seq_rm(self._memory, sequence.seq_id, -1, -1)
+        if len(sequence.tokens) > sequence.shared:
+            rebase(sequence, self.sequences)
+        sequence.tokens, sequence.shared = [], 0
+        sequence.wanted, sequence.checkpoints = [], []
+        sequence.retractable, sequence.rewound = 0, False
+
+    def wipe(self) -> None:
+        """Overwrite every cell, freed ones too. No sequence may be in use."""
+        self._api.llama_memory_clear(self._memory, True)
+        for sequence in self.sequences:
+            sequence.tokens, sequence.shared, sequence.checkpoints, sequence.wanted = [], 0, [], []
+
+    @staticmethod
+    def take(sequence: CachedSequence, key: Key) -> CachedSequence:
+        """Mark a sequence as used by a request of this key."""
+        sequence.key, sequence.in_use = key, True
+        return sequence

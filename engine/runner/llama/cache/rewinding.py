@@ -1,0 +1,121 @@
+"""Going back to a shorter prefix: by cutting cells, by llama.cpp's own copies of a step, or by a checkpoint."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from engine.runner.llama.cache.cached_sequence import CachedSequence
+from engine.runner.llama.cache.cells import Cells
+from engine.runner.llama.cache.checkpoints import Checkpoint, Checkpoints, budget, places, within
+from engine.runner.llama.native.model import LoadedModel
+
+
+class Rewinding:
+    """Knows to which lengths the state of a sequence can be brought, and brings it there."""
+
+    def __init__(self, loaded: LoadedModel, cells: Cells) -> None:
+        self._api = loaded.api
+        self._memory = loaded.memory
+        self._cells = cells
+        self._keeps_partial = loaded.keeps_partial
+        self._max_rollback = loaded.max_rollback
+        self._n_swa = loaded.n_swa
+        self._n_ubatch = loaded.n_ubatch
+        self._checkpoints = Checkpoints(loaded, budget(loaded))
+
+    @property
+    def cuts(self) -> bool:
+        """A state can be cut to any shorter prefix."""
+        return self._keeps_partial and self._n_swa == 0
+
+    def usable(self, source: CachedSequence, length: int) -> int:
+        """How much of the first `length` tokens can be taken: all, or up to a checkpoint."""
+        if self._steps_back(source, length):
+            return length
+        saved = self._saved(source, length)
+        return saved.length if saved is not None else 0
+
+    def _steps_back(self, source: CachedSequence, length: int) -> bool:
+        """The sequence is that long, or can be cut to it as it is."""
+        if length == len(source.tokens):
+            return not (source.rewound and source.in_use)
+        if not self._keeps_partial:
+            return False
+        if self._n_swa > 0:
+            oldest = int(self._api.llama_memory_seq_pos_min(self._memory, source.seq_id))
+            return 0 <= oldest <= max(0, length - self._n_swa)
+        return True
+
+    def _saved(self, source: CachedSequence, length: int) -> Checkpoint | None:
+        return within(self._checkpoints.alive(source.checkpoints), length)
+
+    def go_back(self, target: CachedSequence, source: CachedSequence, length: int) -> bool:
+        """Make `length` tokens the present of `target`, which holds the cells of `source` or is it."""
+        if self._steps_back(source, length):
+            return self._cells.cut(target, length)
+        saved = self._saved(source, length)
+        return saved is not None and saved.length == length and self._put_back(target, saved)
+
+    def _put_back(self, target: CachedSequence, saved: Checkpoint) -> bool:
+        """Make a checkpoint the present of a sequence that has its cells."""
+        if not self._checkpoints.put(saved, target.seq_id):
+            return False
+        target.retractable, target.rewound = 0, False
+        return self._cells.cut(target, saved.length)
+
+    def truncate(self, sequence: CachedSequence, length: int) -> bool:
+        """Cut a sequence to its first `length` tokens without a checkpoint; False when this memory cannot."""
+        if length >= len(sequence.tokens):
+            return True
+        if not self._keeps_partial and len(sequence.tokens) - length > sequence.retractable:
+            return False
+        if self._n_swa > 0 and not self._steps_back(sequence, length):
+            return False
+        if not self._cells.cut(sequence, length):
+            return False
+        sequence.retractable, sequence.rewound = 0, not self._keeps_partial
+        return True
+
+    def computed(self, sequence: CachedSequence, num_tokens: int, *, alone: bool) -> None:
+        """A step has put so many tokens into the sequence; `alone`: and nothing else into any other.
+
+        Where states are taken back by copies, llama.cpp leaves those behind when it moves a state to another place,
+        as it does for other sequences of the same step.
+        """
+        sequence.retractable = min(self._max_rollback, num_tokens - 1) if alone else 0
+        sequence.rewound = False
+        self.save(sequence)
+
+    def want(self, sequence: CachedSequence, n_prompt: int, branch: int) -> None:
+        """Plan the checkpoints of a prompt; `branch` is where another known text goes another way."""
+        sequence.wanted = places(n_prompt, len(sequence.tokens), branch, self._n_ubatch)
+        self.save(sequence)
+
+    def save(self, sequence: CachedSequence) -> None:
+        """Copy the state if this is a place to come back to."""
+        length = len(sequence.tokens)
+        while sequence.wanted and sequence.wanted[0] <= length:
+            known = self._saved(sequence, length)
+            if sequence.wanted.pop(0) == length and (known is None or known.length < length):
+                saved = self._checkpoints.take(sequence.seq_id, length)
+                if saved is not None:
+                    sequence.checkpoints = [*self._checkpoints.alive(sequence.checkpoints), saved]
+
+    def after_abort(self, sequence: CachedSequence, tokens: list[int]) -> bool:
+        """A decode of `tokens` was aborted: keep what was computed; False: that is not known."""
+        if not self._keeps_partial:  # some layers' states are further than others'
+            saved = self._saved(sequence, len(sequence.tokens))
+            return saved is not None and self._put_back(sequence, saved)
+        reached = int(self._api.llama_memory_seq_pos_max(self._memory, sequence.seq_id))
+        sequence.tokens[:] = tokens[: reached + 1]
+        # The last one was computed but never sampled from.
+        return len(sequence.tokens) < len(tokens) or self.truncate(sequence, len(tokens) - 1)
+
+    def marks(self, sequence: CachedSequence) -> list[tuple[int, Any]]:
+        """The checkpoints that go with a stored state: the first (a common beginning) and the last."""
+        alive = self._checkpoints.alive(sequence.checkpoints)
+        return [(c.length, c.data) for c in (alive if len(alive) < 3 else (alive[0], alive[-1]))]  # noqa: PLR2004 - the two
+
+    def adopt(self, sequence: CachedSequence, marks: Iterable[tuple[int, Any]]) -> None:
+        """Give a sequence the checkpoints that were stored with its state."""
+        sequence.checkpoints = [Checkpoint(length, data) for length, data in marks]
+        self._checkpoints.adopt(sequence.checkpoints)
