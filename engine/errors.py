@@ -165,6 +165,8 @@ _EXHAUSTED: Final = {
     errno.ENOSPC: "disk space",
     getattr(errno, "EDQUOT", errno.ENOSPC): "disk space",
 }
+# What Python says when the system gives it no thread, for want of memory or of places. Source: CPython.
+_NO_THREAD: Final = "can't start new thread"
 _DATABASE_EXHAUSTED: Final = {"FullError": "disk space", "NoMemError": "memory"}
 
 
@@ -195,6 +197,8 @@ def _lacking(error: BaseException) -> OutOfResources | None:
         return OutOfResources("memory")
     if isinstance(error, OSError) and error.errno in _EXHAUSTED and not isinstance(error, ConnectionError):
         return OutOfResources(_EXHAUSTED[error.errno])
+    if isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
+        return OutOfResources("threads")
     if kind.__module__.partition(".")[0] == "apsw" and kind.__name__ in _DATABASE_EXHAUSTED:
         return OutOfResources(_DATABASE_EXHAUSTED[kind.__name__])
     return None

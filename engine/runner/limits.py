@@ -65,16 +65,17 @@ def exact_settings(settings: LoadSettings) -> LoadSettings:
     """How the context of deterministic requests is made: one sequence, and nothing that use or luck decides."""
     offloads = bool(settings.devices and settings.n_gpu_layers)
     rows = EXACT_GPU_ROWS if offloads else EXACT_ROWS
-    # On a processor fused attention of one row divides the text among the threads: sums depend on their number.
-    plain = "auto" if offloads else "off"
-    fused = plain if settings.type_v in {"f32", "f16", "bf16"} else "on"
     return msgspec.structs.replace(
         settings,
         n_parallel=1,
         kv_cells=settings.n_ctx,
         n_batch=rows,
         n_ubatch=rows,
-        flash_attn=fused,
+        # On a processor fused attention of one row divides the text among the threads: sums depend on their number.
+        flash_attn="auto" if offloads else "off",
+        # What type the shared cache has may be a choice of memory or of tuning, which must not change the bits.
+        type_k=_unquantized(settings.type_k),
+        type_v=_unquantized(settings.type_v),
         max_draft=0,
         mtp=False,
         draft_path=None,
@@ -84,6 +85,10 @@ def exact_settings(settings: LoadSettings) -> LoadSettings:
         cache_ram_bytes=0,
         cache_disk_bytes=0,
     )
+
+
+def _unquantized(kv_type: str) -> str:
+    return kv_type if kv_type in {"f32", "f16", "bf16"} else "f16"
 
 
 def rollback(settings: LoadSettings) -> int:

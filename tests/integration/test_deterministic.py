@@ -55,6 +55,7 @@ def test_a_deterministic_request_gives_the_same_bits_beside_others_after_them_an
     ways = with_runner(bundled_model, in_all_ways)
     others = {"n_ubatch": 128, "n_parallel": 2, "flash_attn": "off", "max_draft": 0}
     ways += with_runner(bundled_model, in_all_ways, **others)
+    ways += with_runner(bundled_model, in_all_ways, flash_attn="on", type_k="q8_0", type_v="q8_0")
     assert all(way == ways[0] for way in ways)
 
 

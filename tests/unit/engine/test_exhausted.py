@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import json
+import subprocess
+import sys
 
 import apsw
 import pytest
@@ -19,7 +21,24 @@ CAUSES = [
     (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory"),
     (apsw.FullError("database or disk is full"), "disk space"),
     (MemoryError(), "memory"),
+    (RuntimeError("can't start new thread"), "threads"),
 ]
+
+# Threads until the system has no memory for another stack.
+NO_MORE_THREADS = """
+import resource, threading
+from engine.errors import exhausted
+threading.stack_size(64 << 20)
+now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (now + (150 << 20),) * 2)
+done = threading.Event()
+try:
+    while True:
+        threading.Thread(target=done.wait, daemon=True).start()
+except RuntimeError as error:
+    print(exhausted(error).what)
+    done.set()
+"""
 
 
 @pytest.mark.parametrize(("error", "what"), CAUSES)
@@ -38,6 +57,14 @@ def test_a_request_is_refused_with_503_and_one_line(error, what, caplog):
     assert what in told["message"]
     assert "Traceback" not in caplog.text
     assert what in caplog.text
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
+def test_what_python_says_without_threads_is_known():
+    command = [sys.executable, "-c", NO_MORE_THREADS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == "threads", done.stderr
 
 
 def test_a_stream_that_cannot_begin_is_refused_alike(caplog):
