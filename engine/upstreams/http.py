@@ -40,7 +40,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self.status = 0
         self.headers: dict[str, str] = {}
-        self.complete = False
+        self.complete = self._stays = False
         self._pieces: list[bytes] = []
         self._held = 0
         self._paused = False
@@ -51,6 +51,9 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
 
     def data_received(self, data: bytes) -> None:
+        if self.complete:  # nobody asked for more; the next request must not read it as its answer
+            self.close()
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -74,25 +77,34 @@ class Connection(asyncio.Protocol):
 
     # ---- httptools
 
+    def on_message_begin(self) -> None:
+        if self.complete:
+            self._stays = False  # more than was asked for
+
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self.complete:
+            return
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        self.status = self._parser.get_status_code()
+        self.status = self.status or self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        self._pieces.append(body)
-        self._held += len(body)
+        if not self.complete:
+            self._pieces.append(body)
+            self._held += len(body)
 
     def on_message_complete(self) -> None:
-        self.complete = True
+        if not self.complete:
+            self.complete = True
+            self._stays = self._parser.should_keep_alive()  # behind the message llhttp has forgotten its framing
 
     # ---- for the caller
 
     @property
     def reusable(self) -> bool:
         """The last answer was read to its end and the other side keeps the connection."""
-        return self.complete and not self.lost and self._parser.should_keep_alive()
+        return self.complete and self._stays and not self.lost
 
     def send(self, data: bytes) -> None:
         """Begin a request."""
