@@ -1,6 +1,7 @@
 """Running a measuring task in a child process of its own: native code may die there without taking us along."""
 
 import contextlib
+import errno
 import json
 import os
 import subprocess
@@ -8,7 +9,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -16,7 +18,7 @@ import msgspec
 from devices.child_command import child_command
 from devices.environment import without_secrets
 from devices.process_memory import bound_memory
-from quantize.errors import Cancelled, EnvironmentFault, InputFault, QuantizeError
+from quantize.errors import Cancelled, DiskFull, EnvironmentFault, InputFault, QuantizeError
 from quantize.evidence import Cancelled as CancelledCheck
 from quantize.evidence import OnProgress, Progress, encode
 
@@ -35,6 +37,11 @@ class ChildDied(EnvironmentFault):
         self.task = task
         self.exit_code = exit_code
         self.stderr_tail = stderr_tail
+
+
+# The name of a task and its request.
+Task = tuple[str, Mapping[str, Any] | msgspec.Struct]
+RunTasks = Callable[[list[Task], Callable[[int, Progress], None], CancelledCheck], list[Any]]
 
 
 class Child:
@@ -111,7 +118,7 @@ class Child:
             elif event["kind"] == "result":
                 self.result, self._answered = event["value"], True
             else:
-                self.error, self._answered = _rebuild(event["value"]), True
+                self.error, self._answered = rebuilt(event["value"]), True
 
     def _read_stderr(self) -> None:
         assert self._process.stderr is not None
@@ -130,8 +137,8 @@ def run_task(
 
 
 def run_tasks(
-    tasks: list[tuple[str, Mapping[str, Any] | msgspec.Struct]],
-    on_progress: Any,
+    tasks: list[Task],
+    on_progress: Callable[[int, Progress], None],
     cancelled: CancelledCheck,
 ) -> list[Any]:
     """Run tasks side by side, one child each; `on_progress(index, progress)`. The first error ends them all."""
@@ -156,8 +163,37 @@ def run_tasks(
     return [child.result for child in children]
 
 
-def _rebuild(fault: dict[str, Any]) -> QuantizeError:
-    """The error that a child met, as this process knows it: of the same class where that is loaded here."""
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """Where the tasks of single groups and tensors are done: `run` does what `run_tasks` does.
+
+    They are cut into at most `parts`; None: as many as the request has threads, whose cores they share.
+    """
+
+    run: RunTasks
+    parts: int | None = None
+
+
+HERE: Final = Executor(run_tasks)
+
+
+def described(error: QuantizeError | OSError) -> dict[str, Any]:
+    """An error as plain values, for another process; `rebuilt` makes it an error again."""
+    if isinstance(error, QuantizeError):
+        family = "input" if isinstance(error, InputFault) else "environment"
+        return {"code": error.code, "family": family, "message": str(error), "facts": _plain(error.facts())}
+    if error.errno == errno.ENOSPC:
+        full = DiskFull(str(error.filename or ""), 0, 0)
+        return {"code": full.code, "family": "environment", "message": str(full), "facts": full.facts()}
+    return {"code": EnvironmentFault.code, "family": "environment", "message": str(error), "facts": {}}
+
+
+def _plain(facts: dict[str, object]) -> dict[str, object]:
+    return {k: v if isinstance(v, str | int | float | bool | None) else str(v) for k, v in facts.items()}
+
+
+def rebuilt(fault: dict[str, Any]) -> QuantizeError:
+    """The error that another process met, as this one knows it: of the same class where that is loaded here."""
     family = InputFault if fault["family"] == "input" else EnvironmentFault
     kind = next((k for k in _descendants(QuantizeError) if k.__dict__.get("code") == fault["code"]), family)
     error = kind.__new__(kind)

@@ -31,6 +31,10 @@ START_S: Final = 60.0
 @click.group(help="Serve models from several machines with Ray Serve (pip install 'tessera[cluster]').")
 def command() -> None:
     """Ray itself is imported by nothing else."""
+    _need_ray()
+
+
+def _need_ray() -> None:
     if find_spec("ray") is None:
         raise click.ClickException('Ray is not installed here. To install it: pip install "tessera[cluster]"')
 
@@ -94,7 +98,7 @@ def join(address: str, memory: int | None) -> None:
 @click.option("--affinity/--no-affinity", default=True, show_default=True, help="Send a talk where its cache is.")
 def deploy(model: str, most: int, least: int, parallel: int, ctx: int | None, *, affinity: bool) -> None:
     """Deploy a model, or replace its deployment replica by replica; more replicas come when queues are long."""
-    known = _known()
+    known = known_cluster()
     with connected() as client:
         found = client.model(model)
         need = client.placement(found.id).placement.need
@@ -114,7 +118,7 @@ def deploy(model: str, most: int, least: int, parallel: int, ctx: int | None, *,
 @command.command("status")
 def status() -> None:
     """Nodes and deployments."""
-    known = _known()
+    known = known_cluster()
     from app.cluster import deploying  # noqa: PLC0415 - Ray
 
     deploying.connect(known)
@@ -132,7 +136,7 @@ def status() -> None:
 @click.argument("model", required=False)
 def down(model: str | None) -> None:
     """Take one model down, or the whole cluster."""
-    known = _known()
+    known = known_cluster()
     from app.cluster import deploying  # noqa: PLC0415 - Ray
 
     deploying.connect(known)
@@ -147,7 +151,9 @@ def down(model: str | None) -> None:
     say("The cluster is down; the other computers leave by themselves.")
 
 
-def _known() -> ClusterFile:
+def known_cluster() -> ClusterFile:
+    """The cluster that this computer belongs to; Ray finds its token in this process. Raises: ClickException."""
+    _need_ray()
     known = cluster_file(user_paths()).get()
     if not known.address:
         raise click.ClickException("This computer belongs to no cluster: tessera cluster up, or join.")

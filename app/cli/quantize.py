@@ -101,6 +101,11 @@ _SAME_NAME = (
 @click.option("--plan-only", is_flag=True, help="Show the plan and what it would take; write nothing.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @click.option("--force", is_flag=True, help="Also from a source already quantized below Q8_0.")
+@click.option(
+    "--cluster",
+    is_flag=True,
+    help="Round with every computer of this one's cluster (tessera cluster): the same bytes.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
     """Build the request, have it done, tell what came out."""
@@ -120,7 +125,8 @@ def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
         target = _whole(out) or str(services.quantize_target(request.options()))
         request = msgspec.structs.replace(request, out=target, **texts)
         plan_only = given["plan_only"]
-        report = services.quantize_plan(request.options()) if plan_only else _made(request, quiet=as_json)
+        made = _made_by_cluster if given["cluster"] else _made
+        report = services.quantize_plan(request.options()) if plan_only else made(request, quiet=as_json)
     _print(report, as_json=as_json)
 
 
@@ -133,6 +139,21 @@ def _made(request: "QuantizeRequest", *, quiet: bool) -> "QuantizeReport":
     try:
         with this_computers_server() as client:
             return finish(client, client.quantize(request), Quantized, line.update).report
+    finally:
+        line.clear()
+
+
+def _made_by_cluster(request: "QuantizeRequest", *, quiet: bool) -> "QuantizeReport":
+    """The report of the file once the computers of the cluster have made it."""
+    from app.cli.cluster import known_cluster  # noqa: PLC0415 - as above
+    from engine.services import user_paths  # noqa: PLC0415 - as above
+
+    known = known_cluster()
+    from app.cluster.quantizing import quantize_on_cluster  # noqa: PLC0415 - Ray
+
+    line = _Line(enabled=not quiet and sys.stderr.isatty())
+    try:
+        return quantize_on_cluster(known, request.options(), user_paths(), line.update)
     finally:
         line.clear()
 

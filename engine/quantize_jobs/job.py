@@ -16,6 +16,7 @@ from engine.library.lookup import require
 from engine.library.types import Origin
 from engine.paths import Paths, whole_path
 from engine.quantize_jobs.options import QuantizeOptions
+from quantize.child import HERE, Executor
 from quantize.evidence import Progress
 from quantize.job.request import QuantizeReport
 
@@ -55,7 +56,13 @@ def predict(catalogue: Catalogue, options: QuantizeOptions, resources: Resources
         raise _engine_error(error) from error
 
 
-def make(catalogue: Catalogue, options: QuantizeOptions, control: Control, resources: Resources) -> dict[str, Any]:
+def make(
+    catalogue: Catalogue,
+    options: QuantizeOptions,
+    control: Control,
+    resources: Resources,
+    executor: Executor = HERE,
+) -> dict[str, Any]:
     """Make the file, and list it where it is the library's; its `model` is empty where it is not.
 
     Raises: InputFault, EnvironmentFault, the quantizer's errors; Cancelled and Paused from `control`.
@@ -71,7 +78,7 @@ def make(catalogue: Catalogue, options: QuantizeOptions, control: Control, resou
         control.report(at.phase, round(_BAR * (at.share or 0.0)), _BAR, "", at.detail, left_s=at.left_s)
 
     try:
-        report = run_quantize(request, progress, lambda: control.stopping)
+        report = run_quantize(request, progress, lambda: control.stopping, executor)
     except quantize.errors.Cancelled:
         control.check()  # a pause, not a cancellation
         raise

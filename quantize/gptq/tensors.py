@@ -94,6 +94,8 @@ class Rounder:
         qtype, rounding = self._request.types[name], self._request.rounding
         if rounding == "stock" or name not in self._groups:
             found = self._stock.get(name)
+            if found is not None and found.sums.shape[1] != weights.shape[1]:
+                found = None  # of another model; so does quantize.native.encode
             return quantize_rows(weights, qtype, None if found is None else found.mean(matrix))
         curvature = self._curvature(self._groups[name], matrix)
         if rounding == "rows":

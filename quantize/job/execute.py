@@ -8,18 +8,10 @@ from pathlib import Path
 import msgspec
 
 from quantize import errors
-from quantize.child import run_task
+from quantize.child import HERE, Executor, run_task
 from quantize.convert.folder import Converted, ConvertRequest, Prepared
 from quantize.errors import BadWish
-from quantize.evidence import (
-    Cancelled,
-    Measured,
-    MeasureRequest,
-    MeasureTier,
-    OnProgress,
-    Progress,
-    RoundRequest,
-)
+from quantize.evidence import Cancelled, Measured, MeasureRequest, OnProgress, Progress, RoundRequest
 from quantize.files.gguf_split import read_gguf_model
 from quantize.files.output_file import Output
 from quantize.files.provenance import provenance_bytes
@@ -50,7 +42,7 @@ from quantize.job.source import (
     identity,
     whole_spec,
 )
-from quantize.job.write_model import WriteRequest, stamp
+from quantize.job.write_model import WriteRequest, plain_types, stamp
 from quantize.measure.kv_cache import KvDamage, KvRequest, kv_damage, with_damage
 from quantize.measure.run import measure, measure_inputs, measured_before, never_measured
 from quantize.measure.verify import verify
@@ -62,7 +54,9 @@ _TOOL = "tessera"
 _EXPECTED = "nothing was measured yet: the mix and its figures are expectations, and will change"
 
 
-def quantize(request: QuantizeRequest, on_progress: OnProgress, cancelled: Cancelled) -> QuantizeReport:
+def quantize(
+    request: QuantizeRequest, on_progress: OnProgress, cancelled: Cancelled, executor: Executor = HERE
+) -> QuantizeReport:
     """Do the whole job; blocks. The output appears under its own name only when all of it is there and checked.
 
     Raises: BudgetTooSmall, BadWish, BadFile and its kin, BadWeights, UnsupportedModel: the request or the source.
@@ -71,19 +65,25 @@ def quantize(request: QuantizeRequest, on_progress: OnProgress, cancelled: Cance
     if request.out.resolve() == request.source.resolve():
         raise BadWish("OUT", "it is the SOURCE itself, which is never written to")
     with Output(request.out, overwrite=request.overwrite or request.plan_only) as output:
-        return _Job(request, output, on_progress, cancelled).run()
+        return _Job(request, output, on_progress, cancelled, executor).run()
 
 
 class _Job:
     """The state of one run."""
 
     def __init__(
-        self, request: QuantizeRequest, output: Output, on_progress: OnProgress, cancelled: Cancelled
+        self,
+        request: QuantizeRequest,
+        output: Output,
+        on_progress: OnProgress,
+        cancelled: Cancelled,
+        executor: Executor,
     ) -> None:
         self.request = request
         self.output = output
         self.on_progress = Bar(on_progress)
         self.cancelled = cancelled
+        self.executor = executor
         self.seconds: dict[str, float] = {}
         self.rates = known_rates(request.cache_dir)
         self.spent: Spent | None = None
@@ -211,7 +211,7 @@ class _Job:
             types=plan.types,
             file_type=file_type(plan.goal.mix or plan.best_stock),
             imatrix=imatrix,
-            packed=self._packed(source, crafted, imatrix),
+            packed=self._packed(source, crafted, imatrix, self.rounding),
             threads=self.request.threads,
         )
         if rival is None and self.verifies and plan.best_stock is None:
@@ -276,16 +276,15 @@ class _Job:
     def _measured(self, source: Path) -> Measured | None:
         if self.request.tier == "instant":
             return None
+        task = self._measure_request(source)
         if self.request.plan_only:
-            task = self._measure_request(source, self.request.tier)
             known = measured_before(task) if hash_is_known(source, self.request.cache_dir) else None
             if known is None:
                 self.warnings.append(_EXPECTED)
             return known
         with self._phase("measure"):
-            task = self._measure_request(source, self.request.tier)
             self.fresh = never_measured(task)
-            return measure(task, self.on_progress, self.cancelled)
+            return measure(task, self.on_progress, self.cancelled, self.executor)
 
     def _measure_cache(self, source: Path) -> None:
         """What each way to store the cache costs this model, where one is to be chosen."""
@@ -293,20 +292,20 @@ class _Job:
         if request.tier == "instant" or request.plan_only or len(request.kv) < 2:  # noqa: PLR2004  no choice
             return
         types = tuple(sorted({t for o in request.kv for t in (o.type_k, o.type_v)}))
-        task = KvRequest(measure=self._measure_request(source, request.tier), types=types)
+        task = KvRequest(measure=self._measure_request(source), types=types)
         with self._phase("measure"):
             self.kv_damage = kv_damage(task, self.on_progress, self.cancelled)
         options = with_damage(request.kv, self.kv_damage, request.goal.n_ctx or 0)
         self.request = msgspec.structs.replace(request, kv=options)
 
-    def _measure_request(self, source: Path, tier: MeasureTier) -> MeasureRequest:
+    def _measure_request(self, source: Path) -> MeasureRequest:
         return MeasureRequest(
             source=source,
             source_sha256=self.source_sha256,
             calibration=self.request.calibration,
             calibration_sha256=self.text_sha256,
             cache_dir=self.request.cache_dir,
-            tier=tier,
+            tier="max" if self.request.tier == "max" else "balanced",
             threads=self.request.threads,
             gpu_layers=self.request.gpu_layers,
             max_tokens=self.request.max_tokens,
@@ -349,18 +348,20 @@ class _Job:
         found = next(s for s in stock_plans(question) if s.name == plan.best_stock)
         return None if found.types == plan.types and self.rounding == "stock" else found
 
-    def _packed(self, source: Path, crafted: dict[str, str], imatrix: Path | None) -> dict[str, Path]:
-        """Blocks made by craft, by tensor; the rest is rounded while the file is written."""
-        if not crafted:
+    def _packed(
+        self, source: Path, types: dict[str, str], imatrix: Path | None, rounding: Rounding
+    ) -> dict[str, Path]:
+        """Finished blocks by tensor; the rest is rounded while the file is written."""
+        if not types:
             return {}
         task = RoundRequest(
-            measure=self._measure_request(source, "max" if self.request.tier == "max" else "balanced"),
-            types=crafted,
-            rounding=self.rounding,
+            measure=self._measure_request(source),
+            types=types,
+            rounding=rounding,
             imatrix=imatrix,
         )
         with self._phase("round"):
-            tensors = list(round_plan(task, self.on_progress, self.cancelled))
+            tensors = list(round_plan(task, self.on_progress, self.cancelled, self.executor))
         return {t.name: Path(str(getattr(t.blocks, "filename", ""))) for t in tensors}
 
     def _inputs(self, source: Path) -> Path | None:
@@ -368,10 +369,13 @@ class _Job:
         if self.rounding == "stock" and self.request.tier == "instant":
             return self.request.imatrix
         with self._phase("measure"):
-            task = self._measure_request(source, "max" if self.request.tier == "max" else "balanced")
+            task = self._measure_request(source)
             return self.request.imatrix or measure_inputs(task, self.on_progress, self.cancelled)
 
     def _written(self, task: WriteRequest) -> Path:
+        if self.executor is not HERE:  # what writing would round by itself
+            packed = self._packed(task.source, plain_types(task), task.imatrix, "stock")
+            task = msgspec.structs.replace(task, packed={**packed, **task.packed})
         with self._phase("write"):
             run_task("write", task, self.on_progress, self.cancelled)
         return task.out

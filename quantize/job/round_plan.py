@@ -1,11 +1,11 @@
-"""Rounding the tensors of a plan, in as many children as there are threads."""
+"""Rounding the tensors of a plan: as many children as there are threads, or wherever an executor has them."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from quantize.child import run_task, run_tasks
-from quantize.evidence import Cancelled, Measured, OnProgress, PackedTensor, Progress, RoundRequest
+from quantize.child import HERE, Executor, Task, run_task
+from quantize.evidence import Cancelled, Measured, OnProgress, PackedTensor, RoundRequest
 from quantize.files.work_folder import Group, WorkFolder
 from quantize.gptq.sequential import SequentialRequest
 from quantize.gptq.tensors import TensorsRequest, packed_path
@@ -33,7 +33,9 @@ def types_to_craft(
     return {n: q for n, q in changed.items() if q in known.get(n, {})}
 
 
-def round_plan(request: RoundRequest, on_progress: OnProgress, cancelled: Cancelled) -> Iterator[PackedTensor]:
+def round_plan(
+    request: RoundRequest, on_progress: OnProgress, cancelled: Cancelled, executor: Executor = HERE
+) -> Iterator[PackedTensor]:
     """Round every tensor of a request, then hand them out in the file's order, mapped from the cache.
 
     What an earlier run finished is used again. Call it in a process that may read the source by mapping it.
@@ -46,10 +48,12 @@ def round_plan(request: RoundRequest, on_progress: OnProgress, cancelled: Cancel
     pending = [n for n in names if not packed_path(folder, request, n).exists()]
     if request.rounding == "sequential":
         _round_sequentially(request, folder, pending, on_progress, cancelled)
-    elif request.rounding == "stock":
-        _round(request, source, pending, float(len(pending)), on_progress, cancelled)
     else:
-        _round_by_subset(request, folder, source, pending, on_progress, cancelled)
+        rounding = _Rounding(request, source, pending, on_progress, cancelled, executor)
+        if request.rounding == "stock":
+            rounding.round(pending)
+        else:
+            rounding.by_subset(folder)
     for name in names:
         qtype = request.types[name]
         matrices, rows, _ = source.shape(name)
@@ -72,51 +76,50 @@ def _round_sequentially(
     run_task("sequential", SequentialRequest(round=request), on_progress, cancelled)
 
 
-def _round_by_subset(
-    request: RoundRequest,
-    folder: WorkFolder,
-    source: SourceWeights,
-    pending: list[str],
-    on_progress: OnProgress,
-    cancelled: Cancelled,
-) -> None:
-    groups = folder.groups() or ()
-    keep = keeps_moments(folder, groups)
-    grouped = {name for g in groups for name in g.members}
-    total = float(sum(source.info(n).num_values for n in pending))
-    _round(request, source, [n for n in pending if n not in grouped], total, on_progress, cancelled)
-    for subset in partition([g for g in groups if set(g.members) & set(pending)], request.measure.memory_bytes):
-        ensure_moments(request.measure, folder, subset, on_progress, cancelled)
-        names = [n for g in subset for n in g.members if n in pending]
-        _round(request, source, names, total, on_progress, cancelled)
-        if not keep:
-            for group in subset:
-                folder.drop_moments(group)
+class _Rounding:
+    """Tensors that are rounded each for itself."""
 
+    def __init__(
+        self,
+        request: RoundRequest,
+        source: SourceWeights,
+        pending: list[str],
+        on_progress: OnProgress,
+        cancelled: Cancelled,
+        executor: Executor,
+    ) -> None:
+        self._request, self._source, self._pending = request, source, pending
+        self._on_progress, self._cancelled, self._executor = on_progress, cancelled, executor
+        self._total = float(sum(source.info(n).num_values for n in pending))
 
-def _round(
-    request: RoundRequest,
-    source: SourceWeights,
-    names: list[str],
-    total: float,
-    on_progress: OnProgress,
-    cancelled: Cancelled,
-) -> None:
-    if not names:
-        return
-    units = []
-    cost = {}
-    for name in names:
-        _, _, width = source.shape(name)
-        units.append(Group(name=name, members=(name,), width=width))
-        cost[name] = source.info(name).num_values * (width + _COLUMN_WORK)
-    parts = share_out(units, request.measure.threads, cost)
-    order = {name: i for i, name in enumerate(names)}
-    tasks = [
-        ("round", TensorsRequest(round=request, names=tuple(sorted(part, key=order.__getitem__)))) for part in parts
-    ]
+    def by_subset(self, folder: WorkFolder) -> None:
+        """With the second moments of as many groups at a time as there is room for."""
+        measure, pending = self._request.measure, self._pending
+        groups = folder.groups() or ()
+        keep = keeps_moments(folder, groups)
+        grouped = {name for g in groups for name in g.members}
+        self.round([n for n in pending if n not in grouped])
+        for subset in partition([g for g in groups if set(g.members) & set(pending)], measure.memory_bytes):
+            ensure_moments(measure, folder, subset, self._on_progress, self._cancelled)
+            self.round([n for g in subset for n in g.members if n in pending])
+            if not keep:
+                for group in subset:
+                    folder.drop_moments(group)
 
-    def report(progress: Progress) -> None:
-        on_progress(progress)
-
-    run_tasks(list(tasks), joined(report, total), cancelled)
+    def round(self, names: list[str]) -> None:
+        """Round tensors whose second moments, where needed, are there."""
+        if not names:
+            return
+        units = []
+        cost = {}
+        for name in names:
+            _, _, width = self._source.shape(name)
+            units.append(Group(name=name, members=(name,), width=width))
+            cost[name] = self._source.info(name).num_values * (width + _COLUMN_WORK)
+        parts = share_out(units, self._executor.parts or self._request.measure.threads, cost)
+        order = {name: i for i, name in enumerate(names)}
+        tasks: list[Task] = [
+            ("round", TensorsRequest(round=self._request, names=tuple(sorted(part, key=order.__getitem__))))
+            for part in parts
+        ]
+        self._executor.run(tasks, joined(self._on_progress, self._total), self._cancelled)

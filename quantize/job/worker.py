@@ -8,7 +8,8 @@ from typing import Any, TextIO
 
 import msgspec
 
-from quantize.errors import DiskFull, EnvironmentFault, InputFault, QuantizeError
+from quantize.child import described
+from quantize.errors import QuantizeError
 from quantize.evidence import Progress, decode
 from quantize.job.tasks import TASKS
 
@@ -25,7 +26,7 @@ def main() -> int:
         kind, run = TASKS[sys.argv[1]]
         answer = run(decode(request, kind), _Sender(out, sys.argv[1]))
     except (QuantizeError, OSError) as error:
-        _emit(out, "fault", _describe(error))
+        _emit(out, "fault", described(error))
         return 1
     _emit(out, "result", answer)
     return 0
@@ -58,20 +59,6 @@ class _Sender:
 def _emit(out: TextIO, kind: str, value: Any) -> None:
     out.write(msgspec.json.encode({"kind": kind, "value": value}).decode() + "\n")
     out.flush()
-
-
-def _describe(error: QuantizeError | OSError) -> dict[str, Any]:
-    if isinstance(error, QuantizeError):
-        family = "input" if isinstance(error, InputFault) else "environment"
-        return {"code": error.code, "family": family, "message": str(error), "facts": _plain(error.facts())}
-    if error.errno == 28:  # noqa: PLR2004  ENOSPC
-        full = DiskFull(str(error.filename or ""), 0, 0)
-        return {"code": full.code, "family": "environment", "message": str(full), "facts": full.facts()}
-    return {"code": EnvironmentFault.code, "family": "environment", "message": str(error), "facts": {}}
-
-
-def _plain(facts: dict[str, object]) -> dict[str, object]:
-    return {k: v if isinstance(v, str | int | float | bool | None) else str(v) for k, v in facts.items()}
 
 
 def _end_with_parent() -> None:

@@ -56,6 +56,13 @@ def output_slots(tensors: list[tuple[GgufFile, TensorInfo]], types: Mapping[str,
     return [TensorSlot(t.name, t.shape, GgmlType[types[t.name]]) for _, t in tensors]
 
 
+def plain_types(request: WriteRequest) -> dict[str, str]:
+    """The tensors that writing rounds by itself, with their types."""
+    tensors = read_gguf_model(request.source).tensors()
+    changed = {t.name: request.types[t.name] for _, t in tensors if request.types[t.name] != t.ggml_type.name}
+    return {name: qtype for name, qtype in changed.items() if name not in request.packed}
+
+
 def write_model(request: WriteRequest, send: Step) -> int:
     """Write the file; returns its bytes.
 

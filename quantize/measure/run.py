@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from quantize.child import run_task, run_tasks
+from quantize.child import HERE, Executor, run_task
 from quantize.evidence import Cancelled, Evidence, Measured, MeasureRequest, OnProgress, Progress, TensorEvidence
 from quantize.files.work_folder import Group, WorkFolder, file_sha256, read_json, write_json
 from quantize.measure.bands import alphas, probe_units, representatives
@@ -21,11 +21,13 @@ _KEEP_FRAC = 0.5
 _PLAIN_SHARE = 0.1  # what a group costs that is not crafted, of one that is
 
 
-def measure(request: MeasureRequest, on_progress: OnProgress, cancelled: Cancelled) -> Measured:
+def measure(
+    request: MeasureRequest, on_progress: OnProgress, cancelled: Cancelled, executor: Executor = HERE
+) -> Measured:
     """Measure a model, or read from the cache what was measured before.
 
     Nothing native runs in this process. Every part is kept as soon as it is whole, so that a run after a kill goes
-    on where the last one was.
+    on where the last one was. Rounding errors are measured where the executor's tasks are done.
     Raises: Cancelled. BadFile, BadActivations, TextTooShort, Unreadable: the input. ChildDied: native code died.
     DiskFull.
     """
@@ -35,7 +37,7 @@ def measure(request: MeasureRequest, on_progress: OnProgress, cancelled: Cancell
     folder = WorkFolder.open(request)
     folder.sweep()
     groups = _surveyed(request, folder, on_progress, cancelled)
-    _measure_errors(request, folder, groups, on_progress, cancelled)
+    _measure_errors(request, folder, groups, on_progress, cancelled, executor)
     write_importance(folder, groups, request.calibration.name)
     found = run_task("alpha", AlphaRequest(measure=request), on_progress, cancelled)
     evidence = _assemble(request, folder, groups, msgspec.convert(found, Swapped))
@@ -135,6 +137,7 @@ def _measure_errors(
     groups: tuple[Group, ...],
     on_progress: OnProgress,
     cancelled: Cancelled,
+    executor: Executor,
 ) -> None:
     keep = keeps_moments(folder, groups)
     crafted = set(representatives(groups, request.tier).values())
@@ -143,11 +146,11 @@ def _measure_errors(
         pending = [g for g in subset if not has_errors(folder, g, request.qtypes, crafted=g.name in crafted)]
         ensure_moments(request, folder, pending + [g for g in unseen if g not in pending], on_progress, cancelled)
         cost = {g.name: len(g.members) * g.width**2 * (1.0 if g.name in crafted else _PLAIN_SHARE) for g in pending}
-        parts = share_out(pending, request.threads, cost) if pending else []
+        parts = share_out(pending, executor.parts or request.threads, cost) if pending else []
         report = joined(on_progress, float(len(pending)))
         names = tuple(sorted(crafted))
         tasks = [ErrorsRequest(measure=request, groups=p, crafted=names) for p in parts]
-        run_tasks([("errors", task) for task in tasks], report, cancelled)
+        executor.run([("errors", task) for task in tasks], report, cancelled)
         if not keep:
             for group in subset:
                 folder.drop_moments(group)

@@ -60,6 +60,12 @@ class SourceWeights:
             raise BadFile(str(self.path), f"tensor {name} holds values that are not finite", info.offset)
         return values
 
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        """A tensor's bytes as they are stored, mapped. Raises: BadFile: there is no such tensor."""
+        info = self.info(name)
+        stored: npt.NDArray[np.uint8] = self._tensors[name][0].tensor_bytes(info)
+        return stored
+
     def source_qtype(self, name: str) -> str:
         """The GGML type a tensor is stored in."""
         return self.info(name).ggml_type.name

@@ -26,7 +26,9 @@ import httpx2
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from servers import RunningServer, wait_for  # noqa: E402 - after sys.path
+from measured_model import HELD_OUT  # noqa: E402 - after sys.path
+from servers import RunningServer, wait_for  # noqa: E402
+from small_folder import first_layers, short_text  # noqa: E402
 
 from app.cluster.types import ClusterFile, Deployed  # noqa: E402
 
@@ -53,6 +55,7 @@ class World:
     """Three nodes with homes of their own, the door in this process, and a Tessera server before it."""
 
     def __init__(self, folder):
+        self.folder = folder
         gateway = folder / "gateway"
         gateway.mkdir()
         self.server = RunningServer(gateway)
@@ -260,7 +263,35 @@ def scale(world, _options):
     return not failed
 
 
-STEPS = {"affinity": affinity, "kill": kill, "scale": scale}
+def quantize(world, _options):
+    """A file made by tasks on the nodes, and the same one made by children of this process."""
+    from app.cluster.quantizing import RayTasks
+    from quantize.child import HERE, Executor
+    from quantize.job.execute import quantize as make
+    from quantize.job.request import QuantizeRequest
+    from quantize.types import Goal
+
+    tasks, took = RayTasks(), {}
+    for name, executor in (("nodes", Executor(tasks.run, 1 << 30)), ("here", HERE)):
+        home = world.folder / f"quantized-{name}"
+        home.mkdir()
+        request = QuantizeRequest(
+            source=first_layers(home / "source", 1), out=home / "made.gguf", goal=Goal(kind="bpw", bpw=5.0),
+            calibration=short_text(home / "text.txt", 8_000), held_out=HELD_OUT, cache_dir=home / "cache",
+            threads=2, probe_tokens=512, verify_tokens=2048,
+        )  # fmt: skip
+        began = time.monotonic()
+        make(request, lambda _progress: None, lambda: False, executor)
+        took[name] = time.monotonic() - began
+    made = [(world.folder / f"quantized-{name}" / "made.gguf").read_bytes() for name in took]
+    same = made[0] == made[1]
+    words = "the same" if same else "OTHER"
+    print(f"{words} {len(made[0])} bytes by {sum(tasks.nodes.values())} tasks on {len(tasks.nodes)} nodes "
+          f"({took['nodes']:.0f} s) and here ({took['here']:.0f} s)", flush=True)  # fmt: skip
+    return same and len(tasks.nodes) > 1
+
+
+STEPS = {"affinity": affinity, "kill": kill, "scale": scale, "quantize": quantize}
 
 
 def main():

@@ -1,0 +1,133 @@
+"""Quantizing with the machines of a cluster: tasks of single groups and tensors are Ray tasks.
+
+Surveys, second moments, swaps and verifying need the whole model, and stay on this computer.
+"""
+
+import tempfile
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import ray
+
+from app.cluster.types import NAMESPACE, ClusterFile
+from engine.jobs import Control, Progress
+from engine.paths import Paths
+from engine.quantize_jobs.job import make as make_file
+from engine.quantize_jobs.options import QuantizeOptions
+from engine.remotes.kernel import kernel_name
+from engine.services import Services
+from engine.version import __version__
+from quantize.child import ChildDied, Executor, Task, described, rebuilt
+from quantize.errors import Cancelled, EnvironmentFault, QuantizeError
+from quantize.evidence import Progress as Step
+from quantize.job.parcel import Bytes, Parcel, pack, perform, unpack
+from quantize.job.request import QuantizeReport
+
+# Tasks that wait on their node beside those that run: so many that no core is idle while a parcel travels.
+AHEAD: Final = 2
+_LOOK_S: Final = 0.5
+_EACH_ITS_OWN: Final = 1 << 30
+
+
+class OtherSoftware(EnvironmentFault):
+    """A machine of the cluster has another Tessera or llama.cpp, whose bytes may be others."""
+
+    code = "other_software"
+
+
+def software() -> str:
+    """What has to be the same on all machines for the same bytes."""
+    return f"tessera {__version__}, llama.cpp {kernel_name()}, numpy {np.__version__}"
+
+
+def quantize_on_cluster(
+    known: ClusterFile, options: QuantizeOptions, paths: Paths, show: Callable[[Progress], None]
+) -> QuantizeReport:
+    """Make a file as the server would, with all machines of a cluster. Blocks; Ctrl-C leaves no half file.
+
+    The caller has `known.environment()`. Raises: as `tessera quantize`; ConnectionError: no cluster answers.
+    """
+    ray.init(address=known.address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+    try:
+        with closing(Services(paths)) as services:
+            executor = Executor(RayTasks().run, _EACH_ITS_OWN)
+            resources = services.placer.resources
+            done = make_file(services.catalogue, options, Control(show), resources, executor)
+        return msgspec.convert(done["report"], QuantizeReport)
+    finally:
+        ray.shutdown()
+
+
+class RayTasks:
+    """Has tasks done on the nodes. A task whose node is lost is done on another one; Ray sees to that."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, int] = {}  # tasks done, by node
+        self._kept: dict[Path, Any] = {}
+
+    def run(
+        self, tasks: list[Task], on_progress: Callable[[int, Step], None], cancelled: Callable[[], bool]
+    ) -> list[Any]:
+        """As quantize.child.run_tasks; answers are left out, since results are files."""
+        waiting = deque(enumerate(tasks))
+        running: dict[Any, tuple[int, Parcel]] = {}
+        room = int(ray.cluster_resources().get("CPU", 1)) + AHEAD
+        try:
+            while waiting or running:
+                if cancelled():
+                    raise Cancelled
+                while waiting and len(running) < room:
+                    index, task = waiting.popleft()
+                    ref, parcel = self._submit(task)
+                    running[ref] = index, parcel
+                for ref in ray.wait(list(running), timeout=_LOOK_S)[0]:
+                    index, parcel = running.pop(ref)
+                    self._take(tasks[index], ref)
+                    on_progress(index, Step(phase=parcel.task, done=parcel.work, total=parcel.work))
+        finally:
+            for ref in running:
+                ray.cancel(ref)
+            self._kept.clear()
+        return [None] * len(tasks)
+
+    def _submit(self, task: Task) -> tuple[Any, Parcel]:
+        parcel, source, read = pack(task)
+        for path in set(self._kept) - set(read.values()):  # neighbours share theirs
+            del self._kept[path]
+        for path in read.values():
+            if path not in self._kept:
+                self._kept[path] = ray.put(np.fromfile(path, np.uint8))
+        refs = [self._kept[path] for path in read.values()]
+        remote = _perform.options(num_cpus=1, memory=parcel.memory_bytes, name=f"{parcel.task} {parcel.results[0]}")
+        return remote.remote(software(), msgspec.msgpack.encode(parcel), ray.put(source), list(read), *refs), parcel
+
+    def _take(self, task: Task, ref: Any) -> None:
+        try:
+            node, fault, results = ray.get(ref)
+        except ray.exceptions.RayError as error:
+            raise ChildDied(task[0], 1, (str(error),)) from error
+        if fault is not None:
+            raise rebuilt(fault)
+        self.nodes[node] = self.nodes.get(node, 0) + 1
+        unpack(task, results)
+
+
+@ray.remote(max_retries=5)  # type: ignore[untyped-decorator]
+def _perform(
+    wanted: str, raw: bytes, source: Bytes, names: list[str], *contents: Bytes
+) -> tuple[str, dict[str, Any] | None, dict[str, bytes]]:
+    """On a node: its name, what went wrong, the files that the task made."""
+    node = ray.get_runtime_context().get_node_id()
+    try:
+        if software() != wanted:
+            raise OtherSoftware(f"a computer of the cluster has {software()}; this one has {wanted}")
+        parcel = msgspec.msgpack.decode(raw, type=Parcel)
+        with tempfile.TemporaryDirectory(prefix="tessera-") as room:
+            return node, None, perform(parcel, source, dict(zip(names, contents, strict=True)), Path(room))
+    except (QuantizeError, OSError) as error:
+        return node, described(error), {}

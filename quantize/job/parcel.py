@@ -1,0 +1,150 @@
+"""A task of groups or tensors with all that it reads: done on any machine, in an empty folder, with the same bytes.
+
+What it takes of the model is a small GGUF file of the tensors it needs, so that machine need not have the model.
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quantize.child import Task, run_task
+from quantize.errors import BadFile
+from quantize.evidence import MeasureRequest, decode, encode
+from quantize.files.gguf_write import ALIGNMENT, TensorSlot, header, padded
+from quantize.files.work_folder import Group, WorkFolder, write_json, write_whole
+from quantize.gptq.tensors import TensorsRequest, packed_path
+from quantize.job.tasks import TASKS
+from quantize.measure.rounding_error import ErrorsRequest
+from quantize.native.source_weights import SourceWeights
+
+Bytes = npt.NDArray[np.uint8]
+
+# What a task takes: the damped moments, their factor and copies of both (two in eight bytes a value, the others in
+# four), chunks of weights and the process. An estimate from quantize.gptq.curvature and quantize.gptq.tensors.
+_MOMENT_FACTOR: Final = 40
+_PROCESS_BYTES: Final = 512 << 20
+_SOURCE, _TEXT, _IMATRIX = "source.gguf", "text", "imatrix.gguf"
+
+
+class Parcel(msgspec.Struct, frozen=True, kw_only=True):
+    """One task, ready to be done elsewhere.
+
+    `request` is its request as JSON. `groups` are those it is about, `results` the files it will have made, by
+    their names in the folder of the cache. `memory_bytes` is what doing it takes at most, `work` its share of the
+    whole in the unit of its progress.
+    """
+
+    task: str
+    request: bytes
+    groups: tuple[Group, ...]
+    results: tuple[str, ...]
+    memory_bytes: int
+    work: float
+
+
+def pack(task: Task) -> tuple[Parcel, Bytes, dict[str, Path]]:
+    """The parcel of a task, the part of the model it reads, and what else it reads, by name in the cache's folder.
+
+    Call it in a process that may read the source by mapping it. Raises: BadFile: a name that the source has not.
+    """
+    name, request = task
+    assert isinstance(request, ErrorsRequest | TensorsRequest)
+    measure = _measure(request)
+    folder = WorkFolder.open(measure)
+    source = SourceWeights(measure.source)
+    if isinstance(request, ErrorsRequest):
+        groups = tuple(g for g in folder.groups() or () if g.name in request.groups)
+        tensors = tuple(n for g in groups for n in g.members)
+        results = [folder.part("errors", g.name, ".json") for g in groups]
+        work, moments, imatrix = float(len(groups)), True, None
+    else:
+        tensors = request.names
+        groups = tuple(g for g in folder.groups() or () if set(g.members) & set(tensors))
+        results = [packed_path(folder, request.round, n) for n in tensors]
+        work, moments = float(sum(source.info(n).num_values for n in tensors)), request.round.rounding != "stock"
+        imatrix = None if moments else request.round.imatrix
+    read = {_IMATRIX: imatrix} if imatrix else {}
+    for group in (g for g in groups if g.seen and moments):
+        for suffix in (".npy", ".diagonal.npz"):
+            path = folder.part("moments", group.name, suffix)
+            read[path.relative_to(folder.path).as_posix()] = path
+    parcel = Parcel(
+        task=name,
+        request=encode(request),
+        groups=groups,
+        results=tuple(p.relative_to(folder.path).as_posix() for p in results),
+        memory_bytes=_PROCESS_BYTES + _MOMENT_FACTOR * max((g.width for g in groups), default=0) ** 2,
+        work=work,
+    )
+    return parcel, _part_of(source, tensors), read
+
+
+def perform(parcel: Parcel, source: Bytes, read: dict[str, Bytes], room: Path) -> dict[str, bytes]:
+    """Do a task in an empty folder; what it made, by name. Blocks; native code runs in a child.
+
+    Raises: whatever the task raises; ChildDied.
+    """
+    kind = TASKS[parcel.task][0]
+    (room / _SOURCE).write_bytes(source.data)
+    (room / _TEXT).write_bytes(b"")
+    for name in (n for n in read if n == _IMATRIX):
+        (room / name).write_bytes(read[name].data)
+    request = _at_home(decode(parcel.request, kind), room)
+    folder = WorkFolder.open(_measure(request))
+    write_json(folder.path / "groups.json", parcel.groups)
+    for name in (n for n in read if n != _IMATRIX):
+        (folder.path / name).write_bytes(read[name].data)
+    run_task(parcel.task, request, lambda _progress: None, lambda: False)
+    return {name: (folder.path / name).read_bytes() for name in parcel.results}
+
+
+def unpack(task: Task, results: dict[str, bytes]) -> None:
+    """Put what a task made elsewhere where the same task here would have put it. Raises: DiskFull."""
+    request = task[1]
+    assert isinstance(request, ErrorsRequest | TensorsRequest)
+    folder = WorkFolder.open(_measure(request))
+    for name, data in results.items():
+        if name.partition("/")[0] not in {"errors", "packed"} or (folder.path / name).parent.parent != folder.path:
+            raise BadFile(name, "no result of this task")
+        write_whole(folder.path / name, data)
+
+
+def _measure(request: ErrorsRequest | TensorsRequest) -> MeasureRequest:
+    return request.measure if isinstance(request, ErrorsRequest) else request.round.measure
+
+
+def _at_home(request: Any, room: Path) -> Any:
+    """The same request about the files in `room`."""
+    measure = msgspec.structs.replace(
+        _measure(request),
+        source=room / _SOURCE,
+        calibration=room / _TEXT,
+        cache_dir=room / "cache",
+        source_sha256="",
+        calibration_sha256="",
+        threads=1,
+        gpu_layers=0,
+    )
+    if isinstance(request, ErrorsRequest):
+        return msgspec.structs.replace(request, measure=measure)
+    imatrix = room / _IMATRIX if (room / _IMATRIX).exists() else None
+    return msgspec.structs.replace(
+        request, round=msgspec.structs.replace(request.round, measure=measure, imatrix=imatrix)
+    )
+
+
+def _part_of(source: SourceWeights, names: tuple[str, ...]) -> Bytes:
+    """A GGUF file of these tensors, byte for byte those of the source."""
+    infos = [(n, source.info(n)) for n in names]
+    head = header({}, [TensorSlot(n, i.shape, i.ggml_type) for n, i in infos])
+    whole = np.zeros(len(head) + sum(padded(i.nbytes, ALIGNMENT) for _, i in infos), np.uint8)
+    whole[: len(head)] = np.frombuffer(head, np.uint8)
+    at = len(head)
+    for name in names:
+        raw = source.raw(name)
+        whole[at : at + len(raw)] = raw
+        at += padded(len(raw), ALIGNMENT)
+    return whole
