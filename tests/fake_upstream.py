@@ -5,7 +5,9 @@ The shapes are those of the projects' own issue threads and sources (2026): vLLM
 wrong.
 """
 
+import contextlib
 import json
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -44,6 +46,7 @@ class FakeUpstream:
     def __init__(self, kind="vllm", key=None, delay_s=0.0):
         self.kind, self.key, self.delay_s = kind, key, delay_s
         self.seen, self.keys, self.hung_up = [], [], 0
+        self.connections = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -67,6 +70,10 @@ class FakeUpstream:
         class Server(ThreadingHTTPServer):
             daemon_threads = True
 
+            def process_request(self, request, client_address):
+                outer.connections.append(request)
+                super().process_request(request, client_address)
+
             def handle_error(self, request, client_address):
                 """Clients leave; that is what some tests are about."""
 
@@ -79,6 +86,9 @@ class FakeUpstream:
         self.server.shutdown()
         self.server.server_close()
         self._thread.join()
+        for connection in self.connections:  # as when a process ends
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def refuses(self, request):
         told = request.headers.get("authorization")

@@ -30,6 +30,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
             "RAY_AUTH_TOKEN": self.token,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_SERVE_LOG_TO_STDERR": "0",
+            "RAY_raylet_start_wait_time_s": "120",  # a crowded machine does not start a node within Ray's 30 s
             "RAY_worker_niceness": "0",  # else a replica's model runs behind everything else of the machine
         }
 

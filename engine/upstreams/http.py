@@ -7,7 +7,9 @@ every token.
 import asyncio
 import contextlib
 import os
+import socket
 import ssl
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, cast
@@ -20,8 +22,11 @@ from engine.upstreams.errors import UpstreamBrokeOff, UpstreamUnreachable
 CONNECT_S: Final = 5.0
 # Bytes read ahead of whoever takes them; beyond it the upstream waits.
 AHEAD_BYTES: Final = 1 << 20
-# Idle connections kept for the next requests.
+# Idle connections kept for the next requests, and how long: older ones may be gone without a word.
 KEPT: Final = 32
+IDLE_S: Final = 15.0
+# A request of which nothing was acknowledged for so long is lost (Linux).
+UNSEEN_MS: Final = 10_000
 # A body of an answer that is read whole is cut here: lists of models and errors are far smaller, embeddings fit.
 MOST_BYTES: Final = 256 << 20
 
@@ -33,6 +38,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._wake = asyncio.Event()
         self.lost = False
+        self.idle_since = 0.0
         self.error: Exception | None = None
         self._reset()
 
@@ -205,6 +211,7 @@ class HttpClient:
             yield Answer(self._name, connection)
         finally:
             if connection.reusable and len(self._idle) < KEPT:
+                connection.idle_since = time.monotonic()
                 self._idle.append(connection)
             else:
                 connection.close()
@@ -213,7 +220,8 @@ class HttpClient:
         """The connection that answers. One that was kept may be gone by now: then a new one is tried, once."""
         while self._idle:
             connection = self._idle.pop()
-            if connection.lost:
+            if connection.lost or time.monotonic() - connection.idle_since > IDLE_S:
+                connection.close()
                 continue
             connection.send(data)
             if await self._begun(connection):
@@ -237,11 +245,16 @@ class HttpClient:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
-                _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=self._tls)
+                transport, connection = await loop.create_connection(
+                    Connection, self._host, self._port, ssl=self._tls
+                )
         except TimeoutError:
             raise UpstreamUnreachable(self._name, self._url, f"no connection within {CONNECT_S:.0f} s") from None
         except (OSError, ValueError) as error:
             raise UpstreamUnreachable(self._name, self._url, _reason(error)) from error
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            known: socket.socket = transport.get_extra_info("socket")
+            known.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNSEEN_MS)
         return connection
 
     def close(self) -> None:

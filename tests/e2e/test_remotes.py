@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 
 import httpx2
 import psutil
@@ -15,6 +16,7 @@ from ssh_hosts import Relay, SshHost, Worker, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # processes start on busy machines too
 PATIENCE_S = 120
+TOLD_S = 2.0  # from the moment a fault is noticed to the client's error
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +115,8 @@ def broken_answer(http, harm):
             if count == 6:
                 harm()
             if '"error"' in line:
-                told = json.loads(line.removeprefix("data: "))["error"]
+                told, at = json.loads(line.removeprefix("data: "))["error"], time.time()
+    assert abs(at - state(http)["at"]) <= TOLD_S
     return told
 
 

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from engine.upstreams import http
 from engine.upstreams.http import Connection, HttpClient
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
@@ -63,6 +64,13 @@ def test_a_connection_serves_again(answer):
     ids=["it says so", "it hangs up", "more came than was asked for"],
 )
 def test_a_connection_that_does_not(server):
+    assert asyncio.run(server.ask(3)) == [b"hello"] * 3
+    assert server.connections == 3
+
+
+def test_one_that_was_idle_for_long_does_not(monkeypatch):
+    monkeypatch.setattr(http, "IDLE_S", 0.0)
+    server = Server(SIZED)
     assert asyncio.run(server.ask(3)) == [b"hello"] * 3
     assert server.connections == 3
 
