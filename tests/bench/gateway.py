@@ -136,7 +136,8 @@ def main():
         try:
             port = int(paced.stdout.readline())
             gateway = RunningServer(Path(home))
-            with httpx2.Client(base_url=gateway.url, headers={"authorization": f"Bearer {gateway.token}"}, timeout=60) as http:
+            key = {"authorization": f"Bearer {gateway.token}"}
+            with httpx2.Client(base_url=gateway.url, headers=key, timeout=60) as http:
                 http.put("/tessera/v1/upstreams/up", json={"url": f"http://{HOST}:{port}"}).raise_for_status()
                 rule = {"model": "up/*", "upstream": "up"}
                 http.put("/tessera/v1/upstream-rules", json=rule).raise_for_status()
