@@ -56,6 +56,7 @@ class Trash:
             (place / _TICKET).write_bytes(msgspec.json.encode(record))
             for name, path in record.moved.items():
                 Path(path).rename(place / name)
+                _remove_empty(Path(path).parent, self._catalogue.paths.models)
         except OSError as error:
             self._move_back(place, record)
             shutil.rmtree(place, ignore_errors=True)
@@ -137,3 +138,13 @@ class Trash:
     def _removed(ticket: str, record: _Record) -> Removed:
         freed = record.entry.size_bytes if record.moved else 0
         return Removed(ticket, record.entry, record.removed_at, freed)
+
+
+def _remove_empty(folder: Path, models: Path) -> None:
+    """Remove the folders that a model had to itself."""
+    while folder != models and folder.is_relative_to(models):
+        try:
+            folder.rmdir()
+        except OSError:  # something else is in it
+            return
+        folder = folder.parent

@@ -5,10 +5,12 @@ A file holds the tokens it stands for and a checksum; it belongs to one model, c
 """
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
 import queue
+import shutil
 import struct
 import threading
 import zlib
@@ -28,6 +30,9 @@ _HEADER: Final = struct.Struct(">I")
 _MAX_HEADER: Final = 64 << 20
 # States that wait for a slow disk stand in memory beside all others.
 MAX_WAITING_BYTES: Final = 256 << 20
+# A cache must not take the space that chats and downloads need: it leaves a tenth of the disk free, 2 GiB at most.
+LEAST_FREE_FRAC: Final = 0.1
+MOST_FREE_BYTES: Final = 2 << 30
 
 
 class _FileHeader(msgspec.Struct):
@@ -127,6 +132,9 @@ class PrefixFiles:
 
     def _write_file(self, entry: StoredPrefix, data: Any, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        disk = shutil.disk_usage(path.parent)
+        if disk.free - entry.size < min(LEAST_FREE_FRAC * disk.total, MOST_FREE_BYTES):
+            raise OSError(errno.ENOSPC, "the rest of the disk is for other things")
         temporary = path.with_suffix(f".{os.getpid()}.part")
         header = msgspec.msgpack.encode(
             _FileHeader(

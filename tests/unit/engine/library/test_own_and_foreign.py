@@ -243,7 +243,8 @@ def test_removing_is_undoable_until_the_trash_is_emptied(catalogue, put, gguf):
     trash = Trash(catalogue)
     before = catalogue.get("m")
     removed = trash.remove(before)
-    assert not path.exists()
+    assert not path.parent.exists()  # nor is an empty folder left
+    assert catalogue.paths.models.is_dir()
     catalogue.refresh()
     assert catalogue.get("m") is None
     assert [(r.ticket, r.freed_bytes) for r in trash.contents()] == [(removed.ticket, before.size_bytes)]

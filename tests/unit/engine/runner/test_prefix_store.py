@@ -229,3 +229,22 @@ def test_a_file_under_anothers_name_is_deleted(tmp_path):
     file.rename(file.with_name("0" * 32 + ".kv"))
     assert disk_store(tmp_path).disk_bytes == 0
     assert not list(tmp_path.glob("*/*.kv"))
+
+
+@pytest.mark.parametrize("bound", ["LEAST_FREE_FRAC", "MOST_FREE_BYTES"])
+def test_the_rest_of_the_disk_is_left_to_others(tmp_path, monkeypatch, bound, caplog):
+    """Chats and downloads need it more than prefixes, which are computed again in seconds."""
+    everything = {"LEAST_FREE_FRAC": 1.0, "MOST_FREE_BYTES": 1 << 60}
+    for name, value in everything.items():
+        monkeypatch.setattr(prefix_files, name, value if name != bound else 0)
+    store = disk_store(tmp_path)
+    store.put(KEY, tokens(1, 2, 3), state())
+    store.close()
+    assert len(list(tmp_path.glob("*/*.kv"))) == 1
+    monkeypatch.setattr(prefix_files, bound, everything[bound])
+    store = disk_store(tmp_path)
+    store.put(KEY, tokens(4, 5, 6), state())
+    store.close()
+    assert len(list(tmp_path.glob("*/*.kv"))) == 1
+    assert "the rest of the disk is for other things" in caplog.text
+    assert disk_store(tmp_path).best(tokens(4, 5, 6), KEY, whole_only=False)[1] < 3
