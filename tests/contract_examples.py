@@ -76,6 +76,8 @@ CUSTOM = {
     "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'},
 }
 PATCH = {"type": "custom", "name": "patch"}
+SEARCH = {"type": "file_search", "vector_store_ids": ["Sea"]}
+OF_THE_SEA = {"model": "spark", "input": "How often is high water?", "max_output_tokens": 3}
 SPACE = {"type": "namespace", "name": "files", "tools": [RESPONSES_TOOL]}
 ITEMS = [
     {"id": "m1", "type": "message", "status": "completed", "phase": "final_answer", "role": "user", "content": [
@@ -204,6 +206,10 @@ EXAMPLES = {
             "type": "function", "name": "get_weather", "namespace": "files"}},
         {**RESPONSE, "tools": [LOOSE, PATCH], "tool_choice": {
             "type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_weather"}]}},
+        {**OF_THE_SEA, "tools": [{**SEARCH, "max_num_results": 1}], "include": ["file_search_call.results"]},
+        {**OF_THE_SEA, "tools": [{**SEARCH, "filters": {"type": "eq", "key": "year", "value": 1998}}]},
+        {**OF_THE_SEA, "tools": [{**SEARCH, "ranking_options": {"ranker": "auto", "score_threshold": 0.999}}]},
+        {**OF_THE_SEA, "tools": [SEARCH, LOOSE], "tool_choice": {"type": "file_search"}},
         {**RESPONSE, "reasoning": {"effort": "low"}},
         {**RESPONSE, "background": True},
         {**RESPONSE, "reasoning": {"enabled": False}},

@@ -271,6 +271,7 @@ ELSEWHERE = {
     "openai.vector_store_bodies.FileRequest": "test_vector_stores",
     "openai.vector_store_bodies.BatchRequest": "test_vector_stores",
     "openai.vector_store_bodies.StoreSearch": "test_vector_stores",
+    "openai.vector_store_bodies.FileSearch": "a tool of a request, whose keys the examples have: test_file_search",
     "responses.conversations.CreateBody": "test_conversations",
     "responses.conversations.UpdateBody": "test_conversations",
     "responses.conversations.AddBody": "test_conversations",

@@ -32,11 +32,11 @@ _FOLLOWS_UP: Final = re.compile(
 _FEW_WORDS: Final = 7
 
 _WHOLE: Final = "Answer from the documents below, and only from them. If they do not hold the answer, say so."
-_SOME: Final = (
+ANSWER_FROM: Final = (
     "Answer from the numbered passages below, and only from them. After each statement put the number of the "
     "passage it is from in brackets, such as [1]. If they do not hold the answer, say so."
 )
-_NONE: Final = (
+NOT_THERE: Final = (
     "The user's documents were searched, and nothing in them bears on the question. Say that the documents do not "
     "hold the answer; do not make one up."
 )
@@ -119,7 +119,7 @@ async def ground(
 
     `mode` auto gives all documents where they fit the model's context, else passages; whole and passages insist.
     """
-    room = await _room(model, query)
+    room = await room_for(model, query)
     counts = await asyncio.to_thread(live.store.counts)
     name, key = live.definition.name, live.definition.id
     if mode != "passages" and counts.chars <= room * _CHARS_PER_TOKEN:
@@ -132,23 +132,23 @@ async def ground(
                 id=key, name=name, mode="whole", why=why, found=True, tokens=tokens, documents=counts.documents,
                 passages=whole,
             )  # fmt: skip
-            return Grounded(desk, live, _with(query, f"{_WHOLE}\n\n{_by_document(whole)}"), grounds)
-    answer = await desk.search(live, SearchRequest(query=_question(query), limit=most))
+            return Grounded(desk, live, with_given(query, f"{_WHOLE}\n\n{_by_document(whole)}"), grounds)
+    answer = await desk.search(live, SearchRequest(query=question_of(query), limit=most))
     if not answer.found:
         why = "Nothing in the collection seems to bear on the question."
         grounds = Grounds(id=key, name=name, mode="none", why=why, notes=answer.notes)
-        return Grounded(desk, live, _with(query, _NONE), grounds)
-    kept, tokens = await _fitting(model, answer.passages, room)
+        return Grounded(desk, live, with_given(query, NOT_THERE), grounds)
+    kept, tokens = await fitting(model, answer.passages, room)
     insisted = "The documents do not fit as a whole; " if mode == "whole" else ""
     amount = f"{counts.chars / 1e6:.1f} million characters" if counts.chars > 1e6 else f"{counts.chars} characters"  # noqa: PLR2004 - a million
     why = f"{insisted}{len(kept)} passages of {counts.documents} documents ({amount}) were given: {tokens} tokens."
     grounds = Grounds(
         id=key, name=name, mode="passages", why=why, found=True, tokens=tokens, passages=kept, notes=answer.notes
     )
-    return Grounded(desk, live, _with(query, f"{_SOME}\n\n{_numbered(kept)}"), grounds)
+    return Grounded(desk, live, with_given(query, f"{ANSWER_FROM}\n\n{numbered(kept)}"), grounds)
 
 
-async def _room(model: "LoadedModel", query: "ChatQuery") -> int:
+async def room_for(model: "LoadedModel", query: "ChatQuery") -> int:
     """Tokens of the context that documents may take."""
     assert model.facts is not None
     said = "\n".join(message.text() for message in query.messages)
@@ -164,14 +164,14 @@ async def _count(model: "LoadedModel", text: str) -> int:
     return len(await model.runner.tokenize(text, add_special=False, parse_special=False))
 
 
-async def _fitting(
+async def fitting(
     model: "LoadedModel", passages: tuple[Passage, ...], room: int
 ) -> tuple[tuple[Passage, ...], int]:
     """The best passages that fit, and their tokens; the first one always."""
     kept: list[Passage] = []
     used = 0
     for passage in passages:
-        tokens = await _count(model, _numbered((passage,)))
+        tokens = await _count(model, numbered((passage,)))
         if kept and used + tokens > room:
             break
         kept.append(passage)
@@ -212,7 +212,9 @@ def _by_document(pages: tuple[Passage, ...]) -> str:
     return "\n\n".join(parts)
 
 
-def _numbered(passages: tuple[Passage, ...]) -> str:
+def numbered(passages: tuple[Passage, ...]) -> str:
+    """Passages as a model is given them, by the number that it cites."""
+
     def one(number: int, passage: Passage) -> str:
         place = ", ".join(part for part in (passage.title, passage.label) if part)
         return f"[{number}] ({place})\n{passage.text}"
@@ -220,7 +222,7 @@ def _numbered(passages: tuple[Passage, ...]) -> str:
     return "\n\n".join(one(number, passage) for number, passage in enumerate(passages, 1))
 
 
-def _question(query: "ChatQuery") -> str:
+def question_of(query: "ChatQuery") -> str:
     """The last question; one that points back ("and when was it built?") with the one before it."""
     asked = [m.text() for m in query.messages if m.role == "user" and m.text().strip()]
     if not asked:
@@ -231,7 +233,7 @@ def _question(query: "ChatQuery") -> str:
     return last[-4000:]
 
 
-def _with(query: "ChatQuery", given: str) -> "ChatQuery":
+def with_given(query: "ChatQuery", given: str) -> "ChatQuery":
     """The query with documents before the last thing the user said; what came before stays as it was."""
     messages = list(query.messages)
     last = max((i for i, m in enumerate(messages) if m.role == "user"), default=None)

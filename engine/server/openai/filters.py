@@ -16,14 +16,15 @@ _COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "in": lambda value, wanted: value in wanted,
     "nin": lambda value, wanted: value not in wanted,
 }
-_MAX_DEPTH: Final = 8
+# Filters within filters.
+MAX_DEPTH: Final = 8
 
 
 def fits(attributes: Mapping[str, Any], wanted: Mapping[str, Any], depth: int = 0) -> bool:
     """Whether a file's attributes pass a filter. Raises: InputFault: it is not understood."""
     kind = wanted.get("type")
     inner = wanted.get("filters")
-    if kind in ("and", "or") and isinstance(inner, list) and inner and depth < _MAX_DEPTH:
+    if kind in ("and", "or") and isinstance(inner, list) and inner and depth < MAX_DEPTH:
         if not all(isinstance(each, dict) for each in inner):
             raise InputFault("filters: each must be an object.", "filters")
         passed = [fits(attributes, each, depth + 1) for each in inner]

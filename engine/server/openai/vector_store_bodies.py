@@ -1,10 +1,11 @@
 """Bodies of the vector store routes."""
 
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from engine.server.body import Body
+from engine.server.openai.filters import MAX_DEPTH
 from engine.server.shape import ANY
 
 # Source: OpenAI's reference; more files are added one by one or in batches.
@@ -50,6 +51,11 @@ class BatchRequest(Body):
     chunking_strategy: dict[str, Any] | None = None
 
 
+def _filter(depth: int) -> dict[str, Any]:
+    keys: dict[str, Any] = {"type": ANY, "key": ANY, "value": ANY}
+    return {**keys, "filters": _filter(depth - 1)} if depth else keys
+
+
 class RankingOptions(Body):
     """How results are ordered; a `ranker` is chosen by the server."""
 
@@ -59,14 +65,27 @@ class RankingOptions(Body):
     score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
-class StoreSearch(Body):
-    """POST /v1/vector_stores/{id}/search. Questions are searched as they are."""
+class Wanted(Body):
+    """Which results a search gives: the route's and the tool's words for it."""
 
-    no_effect: ClassVar = frozenset({"rewrite_query"})
-    shapes: ClassVar = {"filters": ANY}
+    shapes: ClassVar = {"filters": _filter(MAX_DEPTH)}
 
-    query: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1, max_length=16)]
     max_num_results: Annotated[int, Field(ge=1, le=50)] | None = None
     filters: dict[str, Any] | None = None
     ranking_options: RankingOptions | None = None
+
+
+class StoreSearch(Wanted):
+    """POST /v1/vector_stores/{id}/search. Questions are searched as they are."""
+
+    no_effect: ClassVar = frozenset({"rewrite_query"})
+
+    query: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1, max_length=16)]
     rewrite_query: bool | None = None
+
+
+class FileSearch(Wanted):
+    """The tool `file_search` of POST /v1/responses. A store is named by its id, a collection by id or name."""
+
+    type: Literal["file_search"]
+    vector_store_ids: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=16)]

@@ -7,13 +7,13 @@ import asyncio
 import json
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from engine.api.collections import SearchRequest
+from engine.api.collections import Passage, SearchRequest
 from engine.documents.definitions import Definition
 from engine.documents.errors import FileNotFound, NoCollection
 from engine.documents.kinds import kind_of
@@ -24,7 +24,7 @@ from engine.server.documents.desk import Desk
 from engine.server.openai.files import Files, files_of
 from engine.server.openai.filters import fits
 from engine.server.openai.shapes import ignored_header, new_id
-from engine.server.openai.vector_store_bodies import BatchRequest, FileRequest, StoreRequest, StoreSearch
+from engine.server.openai.vector_store_bodies import BatchRequest, FileRequest, StoreRequest, StoreSearch, Wanted
 from engine.server.paging import Order, PageSize, page
 from engine.server.state import server_state
 
@@ -244,27 +244,50 @@ async def search_store(request: Request, store: str) -> Response:
 
 async def search_results(desk: Desk, live: Live, questions: list[str], body: StoreSearch) -> list[dict[str, Any]]:
     """The results as OpenAI writes them, each passage once, best first."""
-    threshold = (body.ranking_options.score_threshold if body.ranking_options else None) or 0.0
-    limit = body.max_num_results or 10
     found: dict[int, dict[str, Any]] = {}
     for question in questions:
-        answer = await desk.search(live, SearchRequest(query=question[:8000], limit=50 if body.filters else limit))
-        for passage in answer.passages:
-            file_id = Path(passage.path).parent.name
-            attributes = _attributes(live, file_id)
-            score = round(min(max(passage.score, 0.0), 1.0), 4)
-            if score >= threshold and (body.filters is None or fits(attributes, body.filters)):
-                found.setdefault(
-                    passage.id,
-                    {
-                        "file_id": file_id,
-                        "filename": Path(passage.path).name,
-                        "score": score,
-                        "attributes": attributes,
-                        "content": [{"type": "text", "text": passage.text}],
-                    },
-                )
-    return sorted(found.values(), key=lambda result: -result["score"])[:limit]
+        for result in (await found_in(desk, live, question, body)).results:
+            content = [{"type": "text", "text": result.passage.text}]
+            found.setdefault(result.passage.id, {**result.told(), "content": content})
+    return sorted(found.values(), key=lambda told: -told["score"])[: body.max_num_results or 10]
+
+
+class Result(NamedTuple):
+    """A passage of a store's file with its score from 0 to 1."""
+
+    passage: Passage
+    file_id: str
+    score: float
+    attributes: dict[str, Any]
+
+    def told(self) -> dict[str, Any]:
+        """What both the search and the tool tell of it, beside its text."""
+        name = Path(self.passage.path).name
+        return {"file_id": self.file_id, "filename": name, "score": self.score, "attributes": self.attributes}
+
+
+class StoreAnswer(NamedTuple):
+    """What a question found, best first. `bears`: something in the store seems to bear on it at all."""
+
+    results: list[Result]
+    bears: bool
+
+
+async def found_in(desk: Desk, live: Live, question: str, wanted: Wanted) -> StoreAnswer:
+    """The passages of one store for one question that its filter and threshold leave."""
+    threshold = (wanted.ranking_options.score_threshold if wanted.ranking_options else None) or 0.0
+    limit = wanted.max_num_results or 10
+    answer = await desk.search(live, SearchRequest(query=question[:8000], limit=50 if wanted.filters else limit))
+    results = []
+    for passage in answer.passages:
+        # Files that were sent have an id of their own, those of the user's collections one in their index.
+        sent = live.definition.id.startswith(f"{PREFIX}_")
+        file_id = Path(passage.path).parent.name if sent else f"document-{passage.document}"
+        attributes = _attributes(live, file_id)
+        score = round(min(max(passage.score, 0.0), 1.0), 4)
+        if score >= threshold and (wanted.filters is None or fits(attributes, wanted.filters)):
+            results.append(Result(passage, file_id, score, attributes))
+    return StoreAnswer(results[:limit], answer.found)
 
 
 def _ids(live: Live) -> list[str]:

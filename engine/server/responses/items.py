@@ -56,17 +56,16 @@ def to_messages(items: str | list[dict[str, Any]], box: Toolbox) -> list[Message
     for index, item in enumerate(items):
         param = f"input[{index}]"
         kind = item.get("type", "message")
+        speaks = kind in _SUMMARIES or (kind == "message" and item.get("role") == "assistant")
+        if (said.calls and (speaks or kind == "reasoning")) or (said.texts and kind == "reasoning"):
+            flush()
         if kind == "reasoning":
-            if said.texts or said.calls:
-                flush()
             said.reasoning.append(_reasoning(item))
         elif kind in ("function_call", "custom_tool_call"):
             said.calls.append(_call(item, kind == "custom_tool_call", box, param))
-        elif kind in _SUMMARIES or (kind == "message" and item.get("role") == "assistant"):
-            if said.calls:
-                flush()
+        elif speaks:
             said.texts.append(_said(item, kind, param))
-        else:
+        elif kind != "file_search_call":  # what was found was for that question; the answer says what came of it
             flush()
             out.append(_other(item, kind, param))
     flush()

@@ -23,6 +23,7 @@ from engine.server.openai.query import allowed_tools
 from engine.server.openai.schemas import Reasoning, limit_of
 from engine.server.openai.shapes import ignored_header, new_id
 from engine.server.paging import Order, PageSize, page
+from engine.server.responses import file_search
 from engine.server.responses.conversation_store import Conversation
 from engine.server.responses.items import stored_item, to_messages
 from engine.server.responses.schemas import ResponsesRequest
@@ -47,6 +48,7 @@ class _Asked:
     context: tuple[Message, ...]
     response: dict[str, Any]
     talk: Conversation | None
+    search: file_search.Search | None = None
 
 
 @router.post("/v1/responses", openapi_extra=openapi_body(ResponsesRequest))
@@ -54,7 +56,7 @@ async def create_response(request: Request) -> Response:
     """Answer a conversation of items."""
     state = server_state(request)
     body = await parse(request, ResponsesRequest)
-    asked = _understand(state, body)
+    asked = await _understand(request, state, body)
     # A stream tells its beginning at once; what can be refused with a status is refused before.
     check_tools(asked.query)
     if asked.query.output is not None:
@@ -106,7 +108,9 @@ async def count_input(request: Request) -> Response:
     """Tokens that a request's prompt has, exactly as it would run."""
     state = server_state(request)
     body = await parse(request, ResponsesRequest)
-    turn = await prepare_turn(state, body.model, _understand(state, body).query)
+    asked = await _understand(request, state, body)
+    found = None if asked.search is None else await asked.search.run(state, body.model, asked.query)
+    turn = await prepare_turn(state, body.model, asked.query if found is None else found.query)
     told = {"object": "response.input_tokens", "input_tokens": await turn.prompt_tokens()}
     return JSONResponse(told, headers=ignored_header(body.ignored()))
 
@@ -130,7 +134,7 @@ async def delete_response(request: Request, response_id: str) -> dict[str, Any]:
     return {"id": response_id, "object": "response", "deleted": True}
 
 
-def _understand(state: ServerState, body: ResponsesRequest) -> _Asked:
+async def _understand(request: Request, state: ServerState, body: ResponsesRequest) -> _Asked:
     body.refuse_impossible()
     if isinstance(body.input, list):
         body.input = [state.responses.meant(item, f"input[{i}]") for i, item in enumerate(body.input)]
@@ -149,7 +153,8 @@ def _understand(state: ServerState, body: ResponsesRequest) -> _Asked:
         messages = (Message(role="system", content=body.instructions), *context)
     output, param = _output(body.text or {})
     reasoning = body.reasoning or Reasoning()
-    tools, wanted = allowed_tools(tuple(box.definitions), body.tool_choice)
+    choice = file_search.chosen(body.tool_choice, box)
+    tools, wanted = allowed_tools(tuple(box.definitions), choice.functions)
     query = ChatQuery(
         messages=messages,
         tools=tools,
@@ -164,7 +169,8 @@ def _understand(state: ServerState, body: ResponsesRequest) -> _Asked:
         sampling=body.sampling(),
         **body.common(),
     )
-    return _Asked(body, query, box, context, _response(body), talk)
+    search = await file_search.prepared(request, state, box, choice)
+    return _Asked(body, query, box, context, _response(body), talk, search)
 
 
 def _output(text: dict[str, Any]) -> tuple[Constraint | None, str]:
@@ -212,7 +218,13 @@ async def _stream(state: ServerState, asked: _Asked, items: ItemStream) -> Async
     items.response["status"] = "in_progress"
     yield items.begin()
     try:
-        turn = await prepare_turn(state, asked.body.model, asked.query)
+        query = asked.query
+        if asked.search is not None:
+            yield items.search_begins()
+            found = await asked.search.run(state, asked.body.model, query)
+            yield items.search_ended(found, told=_tells_results(asked))
+            query = found.query
+        turn = await prepare_turn(state, asked.body.model, query)
         _tell_sampling(asked, turn.chat.sampling)
         async with aclosing(turn.events()) as events:
             async for item in events:
@@ -232,12 +244,22 @@ async def _stream(state: ServerState, asked: _Asked, items: ItemStream) -> Async
 
 
 async def _run(state: ServerState, asked: _Asked, items: ItemStream) -> None:
-    turn = await prepare_turn(state, asked.body.model, asked.query)
+    query = asked.query
+    if asked.search is not None:
+        items.search_begins()
+        found = await asked.search.run(state, asked.body.model, query)
+        items.search_ended(found, told=_tells_results(asked))
+        query = found.query
+    turn = await prepare_turn(state, asked.body.model, query)
     _tell_sampling(asked, turn.chat.sampling)
     async with aclosing(turn.events()) as events:
         async for item in events:
             items.feed(item)
     _keep(state, asked, items)
+
+
+def _tells_results(asked: _Asked) -> bool:
+    return "file_search_call.results" in (asked.body.include or ())
 
 
 def _tell_sampling(asked: _Asked, sampling: Chosen) -> None:

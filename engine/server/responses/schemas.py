@@ -47,6 +47,7 @@ ITEM: Final = ByType(
     {
         "": {**_SENT_BACK, "role": ANY, "content": _PART},
         "reasoning": {**_SENT_BACK, "content": _PART, "summary": ANY, "encrypted_content": ANY},
+        "file_search_call": {**_SENT_BACK, "queries": ANY, "results": ANY},
         **dict.fromkeys(("compaction", "compaction_summary"), _SUMMARY),
         **dict.fromkeys(("function_call", "custom_tool_call"), _CALL),
         **dict.fromkeys(("function_call_output", "custom_tool_call_output"), _RESULT),

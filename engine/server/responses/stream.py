@@ -1,7 +1,7 @@
 """A turn's events as output items and as server-sent events, in the order that clients check."""
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -13,6 +13,9 @@ from engine.server.custom_tools import custom_input
 from engine.server.openai.shapes import new_id
 from engine.server.responses.tools import Toolbox
 from engine.types import Usage
+
+if TYPE_CHECKING:
+    from engine.server.responses.file_search import Found
 
 _encode = msgspec.json.encode
 
@@ -49,6 +52,7 @@ class ItemStream:
         self._item: dict[str, Any] = {}
         self._arguments = self._call_id = self._call_name = ""
         self._calls: list[ToolCall] = []
+        self._found: Found | None = None
 
     def begin(self) -> bytes:
         """The first two events."""
@@ -61,6 +65,24 @@ class ItemStream:
     def snapshot(self) -> dict[str, Any]:
         """The response as it stands."""
         return {**self.response, "output": list(self.output)}
+
+    def search_begins(self) -> bytes:
+        """The files are searched from now on."""
+        item: dict[str, Any] = {"id": new_id("fs", "_"), "type": "file_search_call", "status": "in_progress"}
+        out = self._open({**item, "queries": [], "results": None}, item["type"])
+        place = self._place()
+        for state in ("in_progress", "searching"):
+            out += self._event(f"response.file_search_call.{state}", **place)
+        return out
+
+    def search_ended(self, found: "Found", *, told: bool) -> bytes:
+        """What was found, which the answer may cite from now on; with `told` the item holds it."""
+        self._found, self._kind = found, ""
+        self._item |= {"status": "completed", "queries": [found.question] if found.question else []}
+        if told:
+            self._item["results"] = found.told()
+        out = self._event("response.file_search_call.completed", **self._place())
+        return out + self._done()
 
     def feed(self, item: ChatEvent) -> bytes:
         """The events that this one becomes."""
@@ -147,7 +169,10 @@ class ItemStream:
         kind, self._kind = self._kind, ""
         out = self._close_call(kind) if kind.endswith("_call") else self._close_text(kind)
         self._item["status"] = "completed"
-        out += self._event("response.output_item.done", output_index=len(self.output), item=self._item)
+        return out + self._done()
+
+    def _done(self) -> bytes:
+        out = self._event("response.output_item.done", output_index=len(self.output), item=self._item)
         self.output.append(self._item)
         return out
 
@@ -155,8 +180,16 @@ class ItemStream:
         part = self._item["content"][0]
         extra: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
         place = {**self._place(), "content_index": 0}
-        return self._event(f"response.{part['type']}.done", **place, text=part["text"], **extra) + self._event(
-            "response.content_part.done", **place, part=part
+        out = self._cite(part, place) if kind == "message" and self._found else b""
+        out += self._event(f"response.{part['type']}.done", **place, text=part["text"], **extra)
+        return out + self._event("response.content_part.done", **place, part=part)
+
+    def _cite(self, part: dict[str, Any], place: dict[str, Any]) -> bytes:
+        assert self._found is not None
+        part["annotations"] = self._found.citations(part["text"])
+        return b"".join(
+            self._event("response.output_text.annotation.added", **place, annotation_index=number, annotation=told)
+            for number, told in enumerate(part["annotations"])
         )
 
     def _close_call(self, kind: str) -> bytes:

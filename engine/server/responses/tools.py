@@ -3,10 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from engine.chat import structured
 from engine.chat.types import NamedTool, ToolChoice, ToolDefinition
 from engine.errors import InputFault
 from engine.server import custom_tools
+from engine.server.body import fault
+from engine.server.openai.vector_store_bodies import FileSearch
 
 # Agents offer it everywhere; without it the answer is the same kind of answer.
 _SKIPPED: Final = ("web_search", "tool_search", "image_generation")
@@ -14,12 +18,16 @@ _SKIPPED: Final = ("web_search", "tool_search", "image_generation")
 
 @dataclass
 class Toolbox:
-    """`definitions` are offered to the model; `custom` and `namespaced` say what a call of one becomes."""
+    """`definitions` are offered to the model; `custom` and `namespaced` say what a call of one becomes.
+
+    `search` is run by the server before the model answers.
+    """
 
     definitions: list[ToolDefinition] = field(default_factory=list)
     custom: set[str] = field(default_factory=set)
     namespaced: dict[str, tuple[str, str]] = field(default_factory=dict)
     without_effect: list[str] = field(default_factory=list)
+    search: FileSearch | None = None
 
     def flat_name(self, name: str, namespace: str | None) -> str:
         """The name the model sees."""
@@ -68,10 +76,23 @@ def _add(box: Toolbox, tool: dict[str, Any], param: str) -> None:
             definition = _function(inner, where, _joined(namespace, _name(inner, where)))
             box.namespaced[definition.name] = (namespace, str(inner["name"]))
             box.definitions.append(definition)
+    elif kind == "file_search":
+        if box.search is not None:
+            raise InputFault(f"{param}: name all stores in one file_search.", param)
+        box.search = _file_search(tool, param)
+        box.without_effect += [f"{param}.{name}" for name in box.search.ignored()]
     elif isinstance(kind, str) and kind.startswith(_SKIPPED):
         box.without_effect.append(f"{param} ({kind})")
     else:
         raise InputFault(f"{param}.type {kind!r} cannot be run here.", f"{param}.type")
+
+
+def _file_search(tool: dict[str, Any], param: str) -> FileSearch:
+    try:
+        return FileSearch.model_validate(tool)
+    except ValidationError as error:
+        problem = fault(error)
+        raise InputFault(f"{param}.{problem}", f"{param}.{problem.param}" if problem.param else param) from None
 
 
 def _joined(namespace: str, name: str) -> str:

@@ -1,0 +1,112 @@
+"""The tool `file_search`: stores are searched for the question before the model answers.
+
+A model need not call anything: small ones do that badly, and the question is what is searched for. Numbers in
+brackets in the answer become citations of files.
+"""
+
+import asyncio
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from engine.errors import InputFault
+from engine.server.documents import asking
+from engine.server.openai.vector_store_bodies import FileSearch
+from engine.server.openai.vector_stores import Result, found_in
+
+if TYPE_CHECKING:
+    from fastapi import Request
+
+    from engine.chat.conversation import ChatQuery
+    from engine.documents.registry import Live
+    from engine.server.documents.desk import Desk
+    from engine.server.responses.tools import Toolbox
+    from engine.server.state import ServerState
+
+KIND: Final = "file_search"
+_CITED: Final = re.compile(r"\[(\d{1,3})\]")
+_NOTHING: Final = (
+    "The user's files were searched, and nothing in them bears on what is said last. If it asks about the files, "
+    "say that they do not hold the answer; do not make one up."
+)
+
+
+class Choice(NamedTuple):
+    """What a `tool_choice` says about the search, and what is left of it for the functions."""
+
+    use: bool
+    insisted: bool
+    functions: str | dict[str, Any] | None
+
+
+def chosen(choice: str | dict[str, Any] | None, box: "Toolbox") -> Choice:
+    """Whether the search runs. Raises: InputFault: it is chosen and not among the tools."""
+    there = box.search is not None
+    if isinstance(choice, dict) and choice.get("type") == KIND:
+        if not there:
+            raise InputFault("tool_choice names file_search, which is not in tools.", "tool_choice")
+        return Choice(use=True, insisted=True, functions="auto")
+    if not there or choice == "none":
+        return Choice(use=False, insisted=False, functions=choice)
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        listed = choice.get("tools")
+        named = listed if isinstance(listed, list) else []
+        others = [tool for tool in named if not (isinstance(tool, dict) and tool.get("type") == KIND)]
+        rest: str | dict[str, Any] = {**choice, "tools": others} if others else "none"
+        insisted = choice.get("mode") == "required" and not others
+        return Choice(use=len(others) < len(named), insisted=insisted, functions=rest)
+    if choice == "required" and not box.definitions:
+        return Choice(use=True, insisted=True, functions="auto")
+    return Choice(use=True, insisted=choice == "required", functions=choice)
+
+
+class Found(NamedTuple):
+    """What was searched for and found, in the order in which the model was given it; `query` holds it."""
+
+    question: str
+    results: tuple[Result, ...]
+    query: "ChatQuery"
+
+    def told(self) -> list[dict[str, Any]]:
+        """The results as an item of the answer holds them."""
+        return [{**result.told(), "text": result.passage.text} for result in self.results]
+
+    def citations(self, text: str) -> list[dict[str, Any]]:
+        """The files behind the numbers in brackets, each with its place in the text."""
+        marks = [mark for mark in _CITED.finditer(text) if 0 < int(mark[1]) <= len(self.results)]
+        named = [(mark.start(), self.results[int(mark[1]) - 1].told()) for mark in marks]
+        return [
+            {"type": "file_citation", "index": at, "file_id": told["file_id"], "filename": told["filename"]}
+            for at, told in named
+        ]
+
+
+class Search:
+    """A search that a request wants; its stores are known to be there."""
+
+    def __init__(self, desk: "Desk", stores: "tuple[Live, ...]", wanted: FileSearch, *, insisted: bool) -> None:
+        self._desk, self._stores, self._wanted, self._insisted = desk, stores, wanted, insisted
+
+    async def run(self, state: "ServerState", model: str, query: "ChatQuery") -> Found:
+        """Look for the question and put what fits the model's context before it."""
+        question = asking.question_of(query)
+        loaded = await state.pool.acquire(model)
+        answers = [await found_in(self._desk, live, question, self._wanted) for live in self._stores]
+        if not question or not any(answer.bears for answer in answers):
+            given = asking.with_given(query, asking.NOT_THERE if self._insisted else _NOTHING)
+            return Found(question, (), given)
+        results = sorted((r for answer in answers for r in answer.results), key=lambda r: -r.score)
+        results = results[: self._wanted.max_num_results or asking.PASSAGES]
+        room = await asking.room_for(loaded, query)
+        kept, _ = await asking.fitting(loaded, tuple(result.passage for result in results), room)
+        text = f"{asking.ANSWER_FROM}\n\n{asking.numbered(kept)}" if kept else _NOTHING
+        return Found(question, tuple(results[: len(kept)]), asking.with_given(query, text))
+
+
+async def prepared(request: "Request", state: "ServerState", box: "Toolbox", choice: Choice) -> Search | None:
+    """The search of a request. Raises: NoCollection: a store that is not there, or is another's."""
+    if box.search is None or not choice.use:
+        return None
+    desk = await state.desk()
+    ids = dict.fromkeys(box.search.vector_store_ids)
+    stores = [await asyncio.to_thread(desk.allowed, request, key) for key in ids]
+    return Search(desk, tuple(stores), box.search, insisted=choice.insisted)
