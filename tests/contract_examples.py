@@ -77,7 +77,7 @@ CUSTOM = {
 }
 PATCH = {"type": "custom", "name": "patch"}
 SEARCH = {"type": "file_search", "vector_store_ids": ["Sea"]}
-OF_THE_SEA = {"model": "spark", "input": "How often is high water?", "max_output_tokens": 3}
+OF_THE_SEA = {"model": "spark", "input": "How often is high water at the lighthouse?", "max_output_tokens": 3}
 SPACE = {"type": "namespace", "name": "files", "tools": [RESPONSES_TOOL]}
 ITEMS = [
     {"id": "m1", "type": "message", "status": "completed", "phase": "final_answer", "role": "user", "content": [
@@ -100,6 +100,7 @@ ITEMS = [
     {"id": "o2", "type": "function_call_output", "call_id": "c2", "output": "ok"},
     {"id": "f3", "type": "custom_tool_call", "call_id": "c3", "name": "patch", "input": "x"},
     {"id": "o3", "type": "custom_tool_call_output", "call_id": "c3", "output": "ok"},
+    {"id": "s1", "type": "file_search_call", "status": "completed", "queries": ["Tides?"], "results": []},
 ]  # fmt: skip
 
 MESSAGES = {"model": "spark", "messages": HI, "max_tokens": 3}
@@ -209,7 +210,8 @@ EXAMPLES = {
         {**OF_THE_SEA, "tools": [{**SEARCH, "max_num_results": 1}], "include": ["file_search_call.results"]},
         {**OF_THE_SEA, "tools": [{**SEARCH, "filters": {"type": "eq", "key": "year", "value": 1998}}]},
         {**OF_THE_SEA, "tools": [{**SEARCH, "ranking_options": {"ranker": "auto", "score_threshold": 0.999}}]},
-        {**OF_THE_SEA, "tools": [SEARCH, LOOSE], "tool_choice": {"type": "file_search"}},
+        {**OF_THE_SEA, "input": "Who made bakelite?", "tools": [SEARCH, LOOSE], "tool_choice": {
+            "type": "file_search"}},
         {**RESPONSE, "reasoning": {"effort": "low"}},
         {**RESPONSE, "background": True},
         {**RESPONSE, "reasoning": {"enabled": False}},
@@ -306,6 +308,7 @@ NO_EFFECT = {
         "the order of calls and results says the same; templates that show ids or names read them",
     r"/v1/responses\S* input.*\.(id|status|phase|annotations|logprobs|encrypted_content|summary|call_id)":
         "sent back as it was told; the conversation is in the rest",
+    r"/v1/responses\S* input.*\.(queries|results)": "was found for that question; the answer says the rest",
     r"/v1/messages/count_tokens (thinking|output_|tool_choice|tools\[0\]\.strict).*":
         "concerns the answer, not its prompt",
     r"/api/\w+ options(\.num_ctx)?": "loads a model again that was trained for more; test_ollama shows it",
