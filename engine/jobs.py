@@ -39,40 +39,40 @@ class Control:
     """What a job's work uses to look up from it; also usable without a registry."""
 
     def __init__(self, on_progress: Callable[[Progress], None] | None = None) -> None:
-        self._wish: JobState | None = None
+        self._overrides: JobState | None = None
         self._changed = threading.Condition()
         self._on_progress = on_progress
         self._samples: deque[tuple[float, int]] = deque()
         self._moved_at = time.monotonic()
 
-    def ask(self, wish: Literal["paused", "cancelled"]) -> None:
+    def ask(self, overrides: Literal["paused", "cancelled"]) -> None:
         """Ask the work to stop; it does at its next check."""
         with self._changed:
-            if self._wish != "cancelled":
-                self._wish = wish
+            if self._overrides != "cancelled":
+                self._overrides = overrides
             self._changed.notify_all()
 
     def check(self) -> None:
         """Raise Paused or Cancelled if that was asked for."""
-        if self._wish == "paused":
+        if self._overrides == "paused":
             raise Paused
-        if self._wish == "cancelled":
+        if self._overrides == "cancelled":
             raise Cancelled
 
     @property
     def stopping(self) -> bool:
         """Whether `check` would raise."""
-        return self._wish is not None
+        return self._overrides is not None
 
     @property
     def cancelling(self) -> bool:
         """Whether the work shall end for good: what it fails with then does not matter."""
-        return self._wish == "cancelled"
+        return self._overrides == "cancelled"
 
     def wait(self, seconds: float) -> None:
         """Sleep, but wake and raise at once when asked to stop."""
         with self._changed:
-            self._changed.wait_for(lambda: self._wish is not None, timeout=seconds)
+            self._changed.wait_for(lambda: self._overrides is not None, timeout=seconds)
         self.check()
 
     def report(
@@ -296,13 +296,13 @@ class JobRegistry:
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _ask(self, job_id: str, wish: Literal["paused", "cancelled"]) -> Job:
+    def _ask(self, job_id: str, overrides: Literal["paused", "cancelled"]) -> Job:
         with self._lock:
             job = self.get(job_id)
             control = self._controls.get(job_id)
             if control is None or job.ended:
                 raise InputFault(f"job {job_id} is {job.state}", "id")
-            control.ask(wish)
+            control.ask(overrides)
         return self.get(job_id)
 
     def _begin(self, job: Job) -> Job:

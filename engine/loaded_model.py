@@ -63,7 +63,7 @@ class LoadedModel:
     request (None: never), or earlier when another model needs its room, unless it is `pinned`. `notes` tell what
     was changed because the first settings failed; `proven` are the last settings that generated a token.
     `widened` is the runner whose deterministic requests have their memory. `placement` is what was chosen for this
-    load, before anything failed; `phases` are those of the load, from the wish for the model on.
+    load, before anything failed; `phases` are those of the load, from the request for the model on.
     """
 
     id: str

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from engine.quantize_jobs.own_text import OwnText
     from engine.sampling import Chosen  # noqa: TC004 - for annotations elsewhere
     from engine.settings.keys import KeyStore
-    from engine.settings.sampling import SamplingWishes
+    from engine.settings.sampling import SamplingOverrides
     from quantize.job.request import QuantizeReport
 
 __all__ = [
@@ -201,37 +201,38 @@ class Services:
         return KeyStore(self.paths.config / "api-keys.json")
 
     @cached_property
-    def sampling_wishes(self) -> "SamplingWishes":
+    def sampling_overrides(self) -> "SamplingOverrides":
         """What the user wants models to sample with; a server that runs sees what is changed here."""
-        from engine.settings.sampling import SamplingWishes  # noqa: PLC0415 - see the top
+        from engine.settings.sampling import SamplingOverrides  # noqa: PLC0415 - see the top
 
-        return SamplingWishes(self.paths.config / "sampling.json")
+        return SamplingOverrides(self.paths.config / "sampling.json")
 
     def sampling(self, model: "ModelEntry") -> "tuple[Chosen, Chosen]":
         """What a model samples with where a request leaves it open; the second without reasoning."""
         from engine.sampling import choose  # noqa: PLC0415 - see the top
         from engine.settings.sampling import recommended_for  # noqa: PLC0415 - see the top
 
-        found = recommended_for(model, self.sampling_wishes)
+        found = recommended_for(model, self.sampling_overrides)
         return choose({}, found.layers(None)), choose({}, found.plain)
 
     def fit(
-        self, model: str, machine: "Host | None" = None, projector: str | None = None, **wish: Any
+        self, model: str, machine: "Host | None" = None, projector: str | None = None, **overrides: Any
     ) -> "tuple[FitReport, Placement]":
         """What a model, a file or a repository needs on this machine or a recorded one, and where it runs.
 
-        `wish` as in engine.dispatch.types. Raises: ModelNotFound, the errors of HubClient and of reading the file.
+        `overrides` as in engine.dispatch.types.
+        Raises: ModelNotFound, the errors of HubClient and of reading the file.
         """
         from engine.dispatch.machine_state import MachineState  # noqa: PLC0415 - see the top
         from engine.dispatch.placer import Placer  # noqa: PLC0415 - see the top
         from engine.dispatch.resources import open_resources  # noqa: PLC0415 - see the top
         from engine.dispatch.subject import find  # noqa: PLC0415 - see the top
-        from engine.dispatch.types import Wish  # noqa: PLC0415 - see the top
+        from engine.dispatch.types import PlacementOverrides  # noqa: PLC0415 - see the top
 
         placer = Placer(open_resources(self.paths, MachineState(machine) if machine else None))
         shape, settings = find(model, self.catalogue, placer, projector)
         exact = os.path.isfile(settings.path) and machine is None  # noqa: PTH113 - pathlib is not imported here
-        placement = placer.judge_shape(model, shape, settings, Wish(**wish), exact=exact)
+        placement = placer.judge_shape(model, shape, settings, PlacementOverrides(**overrides), exact=exact)
         return placer.report(model, placement, shape), placement
 
     def measured(self, model: str | None = None) -> "list[Report]":

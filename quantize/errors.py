@@ -94,7 +94,7 @@ class BudgetTooSmall(InputFault):
         self.smallest_bytes = smallest_bytes
 
 
-class BadWish(InputFault):
+class InvalidOption(InputFault):
     """An option of the caller makes no sense for this model; `param` names it, `reason` says why."""
 
     code = "bad_wish"

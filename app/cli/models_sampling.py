@@ -33,11 +33,11 @@ def sampling_command(model: str, changes: tuple[str, ...], reset: bool, as_json:
         raise click.UsageError("--set and --reset exclude each other.")
     with closing(Services()) as services:
         entry = services.model(model)
-        wishes = services.sampling_wishes
+        overrides = services.sampling_overrides
         if reset:
-            wishes.set(entry.id, {})
+            overrides.set(entry.id, {})
         elif changes:
-            wishes.set(entry.id, {**wishes.get(entry.id), **dict(map(_change, changes))})
+            overrides.set(entry.id, {**overrides.get(entry.id), **dict(map(_change, changes))})
         usual, plain = services.sampling(entry)
     if as_json:
         told = {"id": entry.id, "sampling": usual.facts()}

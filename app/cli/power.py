@@ -20,25 +20,25 @@ def command(
     import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
 
     from app.cli.connection import connected  # noqa: PLC0415
-    from engine.api.power import PowerWish  # noqa: PLC0415
+    from engine.api.power import PowerLimits  # noqa: PLC0415
 
     given = {"mode": mode, "cap_w": cap_w, "battery_percent": battery_percent}
     chosen = {name: value for name, value in given.items() if value is not None}
     with connected() as client:
         now = client.power()
         if free or chosen:
-            before = PowerWish() if free else now.wish
-            now = client.set_power(msgspec.convert({**msgspec.to_builtins(before), **chosen}, PowerWish))
+            before = PowerLimits() if free else now.limits
+            now = client.set_power(msgspec.convert({**msgspec.to_builtins(before), **chosen}, PowerLimits))
     if as_json:
         click.echo(msgspec.json.encode(now).decode())
         return
     drawn = f"{now.power_w:.1f} W now" if now.power_w is not None else "not measured: no meter here"
     say(f"mode {now.mode}; power {drawn}")
-    if now.wish.cap_w is not None:
+    if now.limits.cap_w is not None:
         held = f"{now.threads or 'all'} threads, steps run {now.duty_frac:.0%} of the time"
-        say(f"cap {now.wish.cap_w:g} W: {held if now.measured else 'not held'}")
-    if now.wish.battery_percent is not None:
+        say(f"cap {now.limits.cap_w:g} W: {held if now.measured else 'not held'}")
+    if now.limits.battery_percent is not None:
         spent = f"{now.spent_percent:.1f} % spent" if now.spent_percent is not None else "not counted"
-        say(f"at most {now.wish.battery_percent:g} % of the battery: {spent}")
+        say(f"at most {now.limits.battery_percent:g} % of the battery: {spent}")
     for note in now.notes:
         say(note)

@@ -51,7 +51,7 @@ from engine.api.models import (
     ModelSampling,
     Unloaded,
 )
-from engine.api.power import PowerState, PowerWish
+from engine.api.power import PowerLimits, PowerState
 from engine.api.receipts import Replayed, ReplayRequest
 from engine.api.remotes import RemoteRequest, RemoteRow, Remotes
 from engine.api.requests import RecentActivity
@@ -349,9 +349,9 @@ class Routes(JobRoutes):
         """What work may draw, and what it draws."""
         return self.get(f"{OURS}/power", PowerState)
 
-    def set_power(self, wish: PowerWish) -> PowerState:
+    def set_power(self, limits: PowerLimits) -> PowerState:
         """Bound what work may draw; what is left out is not bounded."""
-        return self.put(f"{OURS}/power", PowerState, wish)
+        return self.put(f"{OURS}/power", PowerState, limits)
 
     def revoke_key(self, name: str) -> None:
         """Revoke a key."""

@@ -23,7 +23,7 @@ _SENTENCE: Final = re.compile(r"(?<=[.!?])\s+|\n+")
 _QUOTED: Final = "Word for word:"
 _NUMBER: Final = re.compile(r"\d")
 _NAME: Final = re.compile(r"(?<!^)(?<![.!?] )\b[A-Z][\w-]+")
-_WISH: Final = re.compile(
+_REQUEST: Final = re.compile(
     r"\b(remember|must|never|always|prefer|important|my|called|named|decided|agreed)\b", re.IGNORECASE
 )
 
@@ -64,7 +64,7 @@ def quotes_of(messages: Sequence[Message]) -> list[str]:
             if not text or len(text) > _QUOTE_CHARS:
                 continue
             weight = (
-                2 * bool(_NUMBER.search(text)) + min(2, len(_NAME.findall(text))) + 2 * bool(_WISH.search(text))
+                2 * bool(_NUMBER.search(text)) + min(2, len(_NAME.findall(text))) + 2 * bool(_REQUEST.search(text))
             )
             if weight > 1:
                 found.append((weight, len(found), text))

@@ -8,7 +8,7 @@ from msgspec import Meta
 Mode = Literal["quiet", "balanced", "fast"]
 
 
-class PowerWish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PowerLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """PUT /tessera/v1/power. `mode` null: as the server was started.
 
     `cap_w` is held by fewer threads and rests between steps of models that run here through llama.cpp; null: none.
@@ -21,13 +21,14 @@ class PowerWish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     battery_percent: Annotated[float, Meta(gt=0, le=100)] | None = None
 
 
-class PowerState(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/power: the wish, and what comes of it. `notes` say what cannot be held here, and why.
+class PowerState(msgspec.Struct, frozen=True, kw_only=True, rename={"limits": "wish"}):
+    """GET /tessera/v1/power: the limits that were asked for, and what comes of them.
 
-    `threads` and `duty_frac` are what runners keep to now; `spent_percent` is of the battery, since the wish.
+    `notes` say what cannot be held here, and why.
+    `threads` and `duty_frac` are what runners keep to now; `spent_percent` is of the battery, since they were set.
     """
 
-    wish: PowerWish = PowerWish()
+    limits: PowerLimits = PowerLimits()
     mode: Mode = "balanced"
     measured: bool = False
     power_w: float | None = None

@@ -24,7 +24,7 @@ __all__ = [
 class ModelStats(LoadedModel, frozen=True, kw_only=True):
     """One model now. Counts of tokens are since it was loaded; speeds are since the event before.
 
-    `load` is where the time of its load went, from the wish for it on; `runner` the same of the process that holds
+    `load` is where the time of its load went, from its request on; `runner` the same of the process that holds
     it, from its own start.
     """
 

@@ -15,7 +15,7 @@ from engine.dispatch.history import PlacementHistory
 from engine.dispatch.priors import BACKENDS
 from engine.dispatch.speed import Speed, expected
 from engine.dispatch.split import layer_bytes, layer_counts, shared_out
-from engine.dispatch.types import Wish
+from engine.dispatch.types import PlacementOverrides
 from engine.fit.context import need_at
 from engine.fit.need import gpu_layer_start, kv_layer_bytes
 from engine.fit.report import machine_isa, overdraft
@@ -32,11 +32,11 @@ SPLIT_RESERVE_BYTES: Final = 512 << 20
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked: a model, the settings it would be loaded with, a wish, and the machine with its memory."""
+    """A model, the settings it would be loaded with, what the user overrides, and the machine with its memory."""
 
     shape: ModelShape
     settings: LoadSettings
-    wish: Wish
+    overrides: PlacementOverrides
     machine: Machine
     ledger: Ledger
     memory: PlacementHistory
@@ -65,13 +65,13 @@ class Candidate:
         return self.runtime.backend if self.runtime else "cpu"
 
 
-def threads(machine: Machine, wish: Wish, base: LoadSettings) -> int:
+def threads(machine: Machine, overrides: PlacementOverrides, base: LoadSettings) -> int:
     """One thread a performance core within affinity and quota; half of them when quiet. A smaller `base` stays."""
-    if wish.n_threads is not None:
-        return wish.n_threads
+    if overrides.n_threads is not None:
+        return overrides.n_threads
     cpu = machine.device("cpu")
     count = cpu.cores.threads if cpu and cpu.cores else 1
-    if wish.mode == "quiet" or wish.on_battery:
+    if overrides.mode == "quiet" or overrides.on_battery:
         count = max(1, count // QUIET_SHARE)
     return min(count, base.n_threads) if base.n_threads else count
 
@@ -83,7 +83,7 @@ def audit_key(shape: ModelShape, backend: str) -> str:
 
 def on_processor(asked: Question, dry_run: DryRunner) -> Candidate:
     """llama.cpp's own kernels on the CPU: plain attention where that suits, spare cells where they fit."""
-    count = threads(asked.machine, asked.wish, asked.settings)
+    count = threads(asked.machine, asked.overrides, asked.settings)
     settings = msgspec.structs.replace(
         asked.settings, n_gpu_layers=0, devices=(), n_threads=count, n_threads_batch=count
     )
@@ -136,7 +136,7 @@ class _Offload:
         self._total = len(asked.shape.layers) + 1
         free = (asked.ledger.available(device.id, asked.machine, asked.owner) for device, _ in places)
         self._free = [max(0, num_bytes - SPLIT_RESERVE_BYTES) for num_bytes in free]
-        base, count = asked.settings, threads(asked.machine, asked.wish, asked.settings)
+        base, count = asked.settings, threads(asked.machine, asked.overrides, asked.settings)
         self._base = msgspec.structs.replace(
             base,
             devices=tuple(runtime.device_name for _, runtime in places),
@@ -187,7 +187,7 @@ class _Offload:
 
     def _most_layers(self, cells: int) -> tuple[int, bool]:
         """The most layers, and whether even they fit."""
-        low, high, wished = 0, self._total, self._asked.wish.n_gpu_layers
+        low, high, wished = 0, self._total, self._asked.overrides.n_gpu_layers
         if wished is not None:
             low = high = min(high, wished) if wished >= 0 else high
         while low < high:
@@ -201,7 +201,7 @@ class _Offload:
     def _fewest_experts(self, cells: int) -> int | None:
         """How many layers must leave their experts to the processor for all to fit; None where that is no help."""
         asked = self._asked
-        if not asked.shape.experts or asked.wish.n_gpu_layers is not None or overrides(self._base.engine_args):
+        if not asked.shape.experts or asked.overrides.n_gpu_layers is not None or overrides(self._base.engine_args):
             return None
         low, high = 1, len(asked.shape.layers)
         while low < high:
@@ -230,7 +230,7 @@ class _Offload:
 def through_openvino(asked: Question) -> list[Candidate]:
     """OpenVINO's devices that take this model: by a pin, or an NPU by its rule; all layers or none."""
     shape, machine = asked.shape, asked.machine
-    count = threads(machine, asked.wish, asked.settings)
+    count = threads(machine, asked.overrides, asked.settings)
     found = []
     for device in machine.devices:
         for runtime in device.runtimes:

@@ -6,7 +6,7 @@ import msgspec
 
 from engine.dispatch.attention import ENOUGH_TOKENS, HARDLY_TWO
 from engine.dispatch.history import Use
-from engine.dispatch.types import Wish
+from engine.dispatch.types import PlacementOverrides
 from engine.fit.need import CELL_PADDING, kv_layer_bytes
 from engine.fit.shape import ModelShape
 from engine.runner.protocol import LoadSettings
@@ -21,25 +21,27 @@ BUSY: Final = 3.0
 MORE_PARALLEL: Final = 8
 
 
-def grown(wish: Wish, use: Use | None) -> Wish:
-    """`wish` with more requests at once where nobody chose their number and the model's use asks for more."""
-    if wish.n_parallel is not None or not _several(use) or use is None or use.at_once < BUSY:
-        return wish
-    return msgspec.structs.replace(wish, n_parallel=MORE_PARALLEL)
+def grown(overrides: PlacementOverrides, use: Use | None) -> PlacementOverrides:
+    """`overrides` with more requests at once where nobody chose their number and the model's use asks for more."""
+    if overrides.n_parallel is not None or not _several(use) or use is None or use.at_once < BUSY:
+        return overrides
+    return msgspec.structs.replace(overrides, n_parallel=MORE_PARALLEL)
 
 
 def _several(use: Use | None) -> bool:
     return use is not None and use.tokens >= ENOUGH_TOKENS and use.at_once > HARDLY_TWO
 
 
-def cap_kv_cells(settings: LoadSettings, shape: ModelShape, wish: Wish, use: Use | None) -> LoadSettings:
+def cap_kv_cells(
+    settings: LoadSettings, shape: ModelShape, overrides: PlacementOverrides, use: Use | None
+) -> LoadSettings:
     """`settings` whose shared cache holds one whole context, which is what one person needs.
 
     Where the user asked for requests at once, or the model's use shows some, it holds more, up to ROOMY_BYTES.
     """
     if settings.kv_cells <= settings.n_ctx:
         return settings
-    if wish.n_parallel is None and not _several(use):
+    if overrides.n_parallel is None and not _several(use):
         return msgspec.structs.replace(settings, kv_cells=settings.n_ctx)
     one = sum(kv_layer_bytes(shape, msgspec.structs.replace(settings, kv_cells=0)))
     cells = settings.n_ctx * ROOMY_BYTES // one if one else settings.kv_cells

@@ -13,7 +13,7 @@ from engine.dispatch.guessing import guessing
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.npu_rule import Offer, Verdict, busy_igpu, judge, power_words, why_npu
 from engine.dispatch.priors import BACKENDS, NPU_LARGEST_PARAMETERS
-from engine.dispatch.types import Alternative, Placement, Wish
+from engine.dispatch.types import Alternative, Placement, PlacementOverrides
 from engine.fit.context import resize_context
 from engine.fit.shape import ModelShape
 from engine.runner.protocol import LoadSettings
@@ -25,7 +25,7 @@ WORTHWHILE_GAIN = 1.1
 def place(
     shape: ModelShape,
     base: LoadSettings,
-    wish: Wish,
+    overrides: PlacementOverrides,
     machine: Machine,
     ledger: Ledger,
     memory: PlacementHistory,
@@ -39,10 +39,10 @@ def place(
     """
 
     def choose(settings: LoadSettings) -> tuple[list[Candidate], bool, Candidate, Verdict | None]:
-        asked = Question(shape, settings, wish, machine, ledger, memory, owner)
+        asked = Question(shape, settings, overrides, machine, ledger, memory, owner)
         found = [on_processor(asked, dry_run), *on_gpus(asked)]
         intel = through_openvino(asked)
-        pinned = [c for c in (*found, *intel) if _is_pinned(c, wish.device)]
+        pinned = [c for c in (*found, *intel) if _is_pinned(c, overrides.device)]
         usual = _best(pinned or found, found[0])
         npu = next((c for c in intel if c.device.kind == "npu" and c.fits), None)
         why = _why_npu(asked)
@@ -51,21 +51,21 @@ def place(
         return [*found, *intel], bool(pinned), chosen, verdict
 
     use = memory.use(owner)
-    wish = grown(wish, use)
-    wished = cap_kv_cells(wished_settings(base, wish), shape, wish, use)
+    overrides = grown(overrides, use)
+    wished = cap_kv_cells(requested_settings(base, overrides), shape, overrides, use)
     ahead = guessing(wished, shape)
     candidates, pinned, chosen, verdict = choose(ahead)
     if ahead != wished and not chosen.fits:
         candidates, pinned, chosen, verdict = choose(wished)
-    reasons = _reasons(chosen, wish, machine, shape, pinned)
+    reasons = _reasons(chosen, overrides, machine, shape, pinned)
     if chosen.backend == BACKEND and chosen.device.kind == "npu":
         npu = _offer(chosen, memory, owner)
         first = verdict.reasons if verdict is not None else (power_words(chosen.device.vendor, npu),)
         reasons = (reasons[0], *first, *reasons[1:])
-    if wish.device and not pinned:
-        why = openvino.pin_refused(shape, ahead, machine, wish.device) or "is not usable here"
-        reasons = (f"{wish.device} {why}, so another device was chosen", *reasons)
-    others = tuple(_alternative(c, chosen, wish, verdict) for c in candidates if c is not chosen)
+    if overrides.device and not pinned:
+        why = openvino.pin_refused(shape, ahead, machine, overrides.device) or "is not usable here"
+        reasons = (f"{overrides.device} {why}, so another device was chosen", *reasons)
+    others = tuple(_alternative(c, chosen, overrides, verdict) for c in candidates if c is not chosen)
     return Placement(
         device=chosen.device.id,
         device_name=chosen.device.name,
@@ -81,20 +81,27 @@ def place(
     )
 
 
-def wished_settings(base: LoadSettings, wish: Wish) -> LoadSettings:
+def requested_settings(base: LoadSettings, overrides: PlacementOverrides) -> LoadSettings:
     """`base` with what the user asked for; a shared cache follows context and parallel requests."""
-    settings = resize_context(base, wish.n_ctx or base.n_ctx, wish.n_parallel)
-    if wish.kv_type and wish.kv_type != "f16":
-        return msgspec.structs.replace(settings, type_k=wish.kv_type, type_v=wish.kv_type, flash_attn="on")
-    return msgspec.structs.replace(settings, type_k=wish.kv_type or base.type_k, type_v=wish.kv_type or base.type_v)
+    settings = resize_context(base, overrides.n_ctx or base.n_ctx, overrides.n_parallel)
+    if overrides.kv_type and overrides.kv_type != "f16":
+        return msgspec.structs.replace(
+            settings, type_k=overrides.kv_type, type_v=overrides.kv_type, flash_attn="on"
+        )
+    return msgspec.structs.replace(
+        settings, type_k=overrides.kv_type or base.type_k, type_v=overrides.kv_type or base.type_v
+    )
 
 
 def _why_npu(asked: Question) -> str:
     """Why an NPU should be tried for this model, or nothing: it is too large, or a device is wished."""
-    if asked.wish.device is not None or sum(t.num_values for t in asked.shape.tensors) > NPU_LARGEST_PARAMETERS:
+    if (
+        asked.overrides.device is not None
+        or sum(t.num_values for t in asked.shape.tensors) > NPU_LARGEST_PARAMETERS
+    ):
         return ""
     busy = busy_igpu(asked.machine, asked.ledger, asked.owner)
-    return why_npu(asked.wish, igpu_busy=busy, side_work=False)
+    return why_npu(asked.overrides, igpu_busy=busy, side_work=False)
 
 
 def _judged(npu: Candidate, usual: Candidate, why: str, asked: Question) -> Verdict:
@@ -131,10 +138,12 @@ def _best(candidates: list[Candidate], cpu: Candidate) -> Candidate:
     return best
 
 
-def _reasons(chosen: Candidate, wish: Wish, machine: Machine, shape: ModelShape, pinned: bool) -> tuple[str, ...]:
+def _reasons(
+    chosen: Candidate, overrides: PlacementOverrides, machine: Machine, shape: ModelShape, pinned: bool
+) -> tuple[str, ...]:
     reasons = []
     if pinned:
-        reasons.append(f"you pinned {wish.device}")
+        reasons.append(f"you pinned {overrides.device}")
     if chosen.backend == BACKEND and chosen.runtime:
         reasons += _why_openvino(chosen, chosen.runtime, shape)
     elif chosen.device.kind == "cpu":
@@ -145,8 +154,8 @@ def _reasons(chosen: Candidate, wish: Wish, machine: Machine, shape: ModelShape,
         reasons.append("the file's own head guesses ahead where that pays")
     if chosen.speed.measured:
         reasons.append("the speed was measured on this machine")
-    if wish.mode == "quiet" or wish.on_battery:
-        reasons.append("half the cores stay free: " + ("quiet" if wish.mode == "quiet" else "on battery"))
+    if overrides.mode == "quiet" or overrides.on_battery:
+        reasons.append("half the cores stay free: " + ("quiet" if overrides.mode == "quiet" else "on battery"))
     if not chosen.fits:
         reasons.append("it does not fit the memory that is free now")
     return tuple(reasons)
@@ -200,17 +209,19 @@ def _why_processor(chosen: Candidate, machine: Machine, *, pinned: bool) -> list
     return reasons
 
 
-def _alternative(candidate: Candidate, chosen: Candidate, wish: Wish, verdict: Verdict | None) -> Alternative:
+def _alternative(
+    candidate: Candidate, chosen: Candidate, overrides: PlacementOverrides, verdict: Verdict | None
+) -> Alternative:
     if not candidate.fits:
         reason = "it does not fit there"
-    elif candidate.backend == BACKEND and not (wish.device and _is_pinned(chosen, wish.device)):
+    elif candidate.backend == BACKEND and not (overrides.device and _is_pinned(chosen, overrides.device)):
         reason = f"only where you pin {candidate.settings.devices[0]}"
         if candidate.device.kind == "npu":
             reason += ", when quiet, on battery or beside a busy integrated GPU"
             reason += f"; now not: {verdict.reasons[0]}" if verdict is not None and not verdict.take else ""
     elif candidate.device.kind != "cpu" and candidate.settings.n_gpu_layers == 0:
         reason = "not one layer fits there"
-    elif wish.device and _is_pinned(chosen, wish.device):
+    elif overrides.device and _is_pinned(chosen, overrides.device):
         reason = "you pinned another device"
     else:
         speed = candidate.speed

@@ -5,7 +5,7 @@ from typing import Final
 
 from devices.memory import Ledger
 from devices.types import Machine
-from engine.dispatch.types import Wish
+from engine.dispatch.types import PlacementOverrides
 
 # Watts above idle while a model answers, NPU and integrated GPU. Source: FastFlowLM on Ryzen AI Max 395, users'
 # reports (11.5-14.4 W), and llama.cpp's Vulkan run on the same computer (52 W); see the reference of devices.
@@ -39,11 +39,11 @@ class Verdict:
     reasons: tuple[str, ...]
 
 
-def why_npu(wish: Wish, *, igpu_busy: bool, side_work: bool) -> str:
+def why_npu(overrides: PlacementOverrides, *, igpu_busy: bool, side_work: bool) -> str:
     """Why an NPU should get this model, or nothing. `side_work`: embeddings, speech and the like, not a chat."""
-    if wish.mode == "quiet":
+    if overrides.mode == "quiet":
         return QUIET
-    if wish.on_battery:
+    if overrides.on_battery:
         return "on battery"
     if igpu_busy:
         return f"{'side work' if side_work else 'a small model'} beside the integrated GPU, which is busy"

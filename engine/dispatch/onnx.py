@@ -12,7 +12,7 @@ from devices.errors import Overdrawn
 from devices.memory import Ledger
 from devices.types import Device, Machine
 from engine.dispatch.npu_rule import busy_igpu, expected_power, why_npu
-from engine.dispatch.types import Alternative, Placement, Wish
+from engine.dispatch.types import Alternative, Placement, PlacementOverrides
 from engine.errors import BadModelFile
 from engine.fit.report import ledger_amounts, overdraft, refusal
 from engine.fit.types import FitReport, Need, Part
@@ -67,7 +67,7 @@ def onnx_need(folder: OnnxFolder, settings: LoadSettings) -> Need:
 def place_folder(
     folder: OnnxFolder,
     base: LoadSettings,
-    wish: Wish,
+    overrides: PlacementOverrides,
     machine: Machine,
     ledger: Ledger,
     owner: str = "",
@@ -75,9 +75,9 @@ def place_folder(
 ) -> Placement:
     """Where the folder runs, and why not elsewhere. Raises: BadModelFile: it was compiled for what is not here."""
     environ = os.environ if environ is None else environ
-    settings = msgspec.structs.replace(base, n_ctx=wish.n_ctx or base.n_ctx, devices=(), n_gpu_layers=0)
+    settings = msgspec.structs.replace(base, n_ctx=overrides.n_ctx or base.n_ctx, devices=(), n_gpu_layers=0)
     need = onnx_need(folder, settings)
-    choice = choose_provider(folder, settings, wish, machine, busy_igpu(machine, ledger, owner), environ)
+    choice = choose_provider(folder, settings, overrides, machine, busy_igpu(machine, ledger, owner), environ)
     settings = msgspec.structs.replace(settings, provider=choice.provider)
     device = choice.device or machine.devices[0]
     return Placement(
@@ -105,18 +105,18 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 def choose_provider(
     folder: OnnxFolder,
     settings: LoadSettings,
-    wish: Wish,
+    overrides: PlacementOverrides,
     machine: Machine,
     igpu_busy: bool,
     environ: Mapping[str, str],
 ) -> Choice:
-    """The rule. A pin beats the folder's own wish, which beats the mode; without either it is the CPU.
+    """The rule. A pin beats the folder's own choice, which beats the mode; without either it is the CPU.
 
     Raises: BadModelFile: the pinned provider, or the one the folder was compiled for, cannot be used here.
     """
     npus = [d for d in machine.devices if d.kind == "npu"]
     asked = [a for a in map(adapter_of, folder.providers) if a is not None]
-    pin = settings.provider or _pinned(wish, npus)
+    pin = settings.provider or _pinned(overrides, npus)
     if asked and not pin:
         return _compiled(folder, asked[0], npus, environ)
     if pin and pin.lower() not in {"cpu", "cpuexecutionprovider"}:
@@ -128,7 +128,7 @@ def choose_provider(
             raise BadModelFile(str(folder.path), problem)
         device = next((d for d in npus if d.vendor in adapter.vendors), None)
         return Choice(provider=adapter.provider, device=device, reasons=("you pinned it", _tried(adapter)))
-    why = _npu_reason(folder, wish, igpu_busy)
+    why = _npu_reason(folder, overrides, igpu_busy)
     found: list[Alternative] = []
     for npu in npus:
         adapter = _for_vendor([npu], machine.system)
@@ -145,11 +145,11 @@ def choose_provider(
     return Choice(reasons=tuple(reasons), alternatives=tuple(found))
 
 
-def with_power(wish: Wish) -> Wish:
-    """The wish, with what this computer runs on now."""
+def with_power(overrides: PlacementOverrides) -> PlacementOverrides:
+    """The overrides, with what this computer runs on now."""
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     unplugged = battery is not None and battery.power_plugged is False
-    return msgspec.structs.replace(wish, on_battery=True) if unplugged else wish
+    return msgspec.structs.replace(overrides, on_battery=True) if unplugged else overrides
 
 
 def admit(model_id: str, settings: LoadSettings, machine: Machine, ledger: Ledger) -> None:
@@ -177,19 +177,19 @@ def _compiled(folder: OnnxFolder, adapter: Adapter, npus: list[Device], environ:
     return Choice(device=device, reasons=(f"it was compiled for {adapter.title}{which}", _tried(adapter)))
 
 
-def _pinned(wish: Wish, npus: list[Device]) -> str:
-    if wish.device is None:
+def _pinned(overrides: PlacementOverrides, npus: list[Device]) -> str:
+    if overrides.device is None:
         return ""
-    wanted = wish.device.lower()
+    wanted = overrides.device.lower()
     if wanted in {"cpu", "npu"} or adapter_of(wanted) is not None:
         return wanted
     return next(("npu" for d in npus if d.id.lower() == wanted), "")
 
 
-def _npu_reason(folder: OnnxFolder, wish: Wish, igpu_busy: bool) -> str:
+def _npu_reason(folder: OnnxFolder, overrides: PlacementOverrides, igpu_busy: bool) -> str:
     """Why an NPU should get this, or nothing."""
     side_work = folder.kind != "generate"  # a chat in ONNX may be of any size
-    return why_npu(wish, igpu_busy=igpu_busy and side_work, side_work=side_work)
+    return why_npu(overrides, igpu_busy=igpu_busy and side_work, side_work=side_work)
 
 
 def _for_vendor(npus: list[Device], system: str) -> Adapter | None:

@@ -21,7 +21,7 @@ from engine.dispatch.resources import Resources
 from engine.dispatch.speed import weights_read
 from engine.dispatch.split import shared_out
 from engine.dispatch.tuned import Tuned, pinned_elsewhere, tuned_settings
-from engine.dispatch.types import NO_WISH, Placement, Rung, Wish
+from engine.dispatch.types import NO_OVERRIDES, Placement, PlacementOverrides, Rung
 from engine.energy.words import energy_words
 from engine.errors import BadModelFile, InputFault
 from engine.fit.context import largest_context, need_at
@@ -59,13 +59,18 @@ class Placer:
         self._dry_runs = resources.dry_runs
 
     def choose(
-        self, model_id: str, settings: LoadSettings, wish: Wish = NO_WISH, *, exact: bool = False
+        self,
+        model_id: str,
+        settings: LoadSettings,
+        overrides: PlacementOverrides = NO_OVERRIDES,
+        *,
+        exact: bool = False,
     ) -> Placement:
         """The placement a load gets: as dispatched, with what worked before after other settings had failed.
 
         Raises: BadModelFile.
         """
-        placed = self._with_energy(model_id, self.placement(model_id, settings, wish, exact=exact))
+        placed = self._with_energy(model_id, self.placement(model_id, settings, overrides, exact=exact))
         if placed.settings.remotes:
             return placed
         remembered = self.history.remembered(model_id)
@@ -73,29 +78,34 @@ class Placer:
         return msgspec.structs.replace(placed, settings=msgspec.structs.replace(placed.settings, **changes))
 
     def placement(
-        self, model_id: str, settings: LoadSettings, wish: Wish = NO_WISH, *, exact: bool = True
+        self,
+        model_id: str,
+        settings: LoadSettings,
+        overrides: PlacementOverrides = NO_OVERRIDES,
+        *,
+        exact: bool = True,
     ) -> Placement:
         """Where and how the model would run now.
 
         `exact` asks llama.cpp in a child (under a second, kept); else, or if that fails, formulas answer.
-        What the user pinned the model to counts unless the wish names a device.
+        What the user pinned the model to counts unless the overrides name a device.
         Raises: BadModelFile.
         """
         if is_external(settings.path):
             return place_external(settings, self.machine_now(), self.ledger, model_id)
-        if wish.device is None:
-            wish = msgspec.structs.replace(wish, device=self.history.pin(model_id))
+        if overrides.device is None:
+            overrides = msgspec.structs.replace(overrides, device=self.history.pin(model_id))
         if onnx.is_folder(settings.path):
             folder, machine = onnx.folder_at(settings.path), self.machine_now()
-            return onnx.place_folder(folder, settings, onnx.with_power(wish), machine, self.ledger, model_id)
-        wish = onnx.with_power(wish)
-        return self.judge_shape(model_id, read_shape(settings.path), settings, wish, exact=exact)
+            return onnx.place_folder(folder, settings, onnx.with_power(overrides), machine, self.ledger, model_id)
+        overrides = onnx.with_power(overrides)
+        return self.judge_shape(model_id, read_shape(settings.path), settings, overrides, exact=exact)
 
-    def side_work(self, folder: OnnxFolder, wish: Wish) -> onnx.Choice:
+    def side_work(self, folder: OnnxFolder, overrides: PlacementOverrides) -> onnx.Choice:
         """Where an encoder or a speech model of fixed shapes would run now, and why. Raises: BadModelFile."""
         machine = self.machine_now()
         settings, busy = LoadSettings(path=str(folder.path)), busy_igpu(machine, self.ledger)
-        return onnx.choose_provider(folder, settings, onnx.with_power(wish), machine, busy, os.environ)
+        return onnx.choose_provider(folder, settings, onnx.with_power(overrides), machine, busy, os.environ)
 
     def _with_energy(self, model_id: str, placed: Placement) -> Placement:
         """The placement with what answers there gave for a joule so far."""
@@ -105,18 +115,30 @@ class Placer:
         return msgspec.structs.replace(placed, tokens_per_joule=known, energy=told)
 
     def judge_shape(
-        self, model_id: str, shape: ModelShape, settings: LoadSettings, wish: Wish = NO_WISH, *, exact: bool = False
+        self,
+        model_id: str,
+        shape: ModelShape,
+        settings: LoadSettings,
+        overrides: PlacementOverrides = NO_OVERRIDES,
+        *,
+        exact: bool = False,
     ) -> Placement:
         """The same for a header that was read before, perhaps of a file that is not here."""
-        placement = self.defaults(model_id, shape, settings, wish, exact=exact)
+        placement = self.defaults(model_id, shape, settings, overrides, exact=exact)
         machine = self.machine_now()
-        placement = self._measured(model_id, shape, placement, wish, machine)
+        placement = self._measured(model_id, shape, placement, overrides, machine)
         placement = self._without_wrong(shape, placement, machine)
         placement = self._as_asked(model_id, shape, placement, machine)
         return self._with_prefixes(model_id, placement, settings.cache_ram_bytes, machine)
 
     def defaults(
-        self, model_id: str, shape: ModelShape, settings: LoadSettings, wish: Wish = NO_WISH, *, exact: bool = False
+        self,
+        model_id: str,
+        shape: ModelShape,
+        settings: LoadSettings,
+        overrides: PlacementOverrides = NO_OVERRIDES,
+        *,
+        exact: bool = False,
     ) -> Placement:
         """What dispatch chooses by itself, without what was tuned, and without memory for kept prefixes."""
         machine = self.machine_now()
@@ -125,8 +147,8 @@ class Placer:
             return self.dry_run(at) if exact else None
 
         without = msgspec.structs.replace(settings, cache_ram_bytes=0)
-        pinned = spread.pinned_to(self.resources.remotes, wish.device)
-        here = msgspec.structs.replace(wish, device=None) if pinned else wish
+        pinned = spread.pinned_to(self.resources.remotes, overrides.device)
+        here = msgspec.structs.replace(overrides, device=None) if pinned else overrides
         placement = place(shape, without, here, machine, self.ledger, self.history, ask, owner=model_id)
         if not self.resources.remotes.remotes:
             return placement
@@ -134,15 +156,20 @@ class Placer:
         return far.instead_of(placement, shape, pinned)
 
     def _measured(
-        self, model_id: str, shape: ModelShape, placement: Placement, wish: Wish, machine: Machine
+        self,
+        model_id: str,
+        shape: ModelShape,
+        placement: Placement,
+        overrides: PlacementOverrides,
+        machine: Machine,
     ) -> Placement:
         """The placement with what was tuned or measured here for a model of this shape."""
         where, which = machine_key(machine), shape_key(shape)
         if placement.settings.remotes:
             return placement
         tuned = self.tuned.get(where, which, placement.settings.n_ctx)
-        if tuned is not None and not pinned_elsewhere(tuned, placement, wish):
-            return self._with_tuned(model_id, shape, placement, wish, machine, tuned)
+        if tuned is not None and not pinned_elsewhere(tuned, placement, overrides):
+            return self._with_tuned(model_id, shape, placement, overrides, machine, tuned)
         report = self.results.newest(where, which)
         if report is None or report.backend != (",".join(placement.settings.devices) or "cpu"):
             return placement
@@ -157,10 +184,16 @@ class Placer:
         )
 
     def _with_tuned(
-        self, model_id: str, shape: ModelShape, placement: Placement, wish: Wish, machine: Machine, tuned: Tuned
+        self,
+        model_id: str,
+        shape: ModelShape,
+        placement: Placement,
+        overrides: PlacementOverrides,
+        machine: Machine,
+        tuned: Tuned,
     ) -> Placement:
         """The tuned settings where they fit now; else the placement says why not."""
-        settings = tuned_settings(tuned, placement.settings, wish)
+        settings = tuned_settings(tuned, placement.settings, overrides)
         gpu, backend = offload_target(settings, machine)
         need = self.need(shape, settings, machine, gpu, backend)
         if settings.devices and gpu is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from engine.dispatch.openvino import is_openvino
-from engine.dispatch.types import Placement, Wish
+from engine.dispatch.types import Placement, PlacementOverrides
 from engine.json_store import JsonStore
 from engine.measurements.tuning import Choice, Knobs, TuneReport
 from engine.runner.protocol import LoadSettings
@@ -86,23 +86,23 @@ class TunedStore:
             self._store.put([*others, tuned][-KEPT:])
 
 
-def tuned_settings(tuned: Tuned, settings: LoadSettings, wish: Wish) -> LoadSettings:
+def tuned_settings(tuned: Tuned, settings: LoadSettings, overrides: PlacementOverrides) -> LoadSettings:
     """The knobs on top of dispatched settings; what the user asked for stays as it is."""
     knobs = tuned.knobs
-    if wish.kv_type:
+    if overrides.kv_type:
         keeps = settings.type_k in ("f32", "f16", "bf16")
         flash = knobs.flash_attn if keeps else settings.flash_attn
         knobs = msgspec.structs.replace(knobs, kv_type=settings.type_k, flash_attn=flash)
-    if wish.mode == "quiet" or wish.on_battery:
+    if overrides.mode == "quiet" or overrides.on_battery:
         knobs = msgspec.structs.replace(knobs, n_threads=min(knobs.n_threads, settings.n_threads))
-    if wish.n_threads is not None:
-        knobs = msgspec.structs.replace(knobs, n_threads=wish.n_threads)
-    if wish.n_gpu_layers is not None:
+    if overrides.n_threads is not None:
+        knobs = msgspec.structs.replace(knobs, n_threads=overrides.n_threads)
+    if overrides.n_gpu_layers is not None:
         knobs = msgspec.structs.replace(knobs, n_gpu_layers=settings.n_gpu_layers)
     return knobs.apply(settings)
 
 
-def pinned_elsewhere(tuned: Tuned, placement: Placement, wish: Wish) -> bool:
-    """The user, or a wish for little power, wants another device than the one that was tuned for."""
-    chosen = bool(wish.device) or is_openvino(placement.settings)
+def pinned_elsewhere(tuned: Tuned, placement: Placement, overrides: PlacementOverrides) -> bool:
+    """The user, or a mode of little power, wants another device than the one that was tuned for."""
+    chosen = bool(overrides.device) or is_openvino(placement.settings)
     return chosen and tuned.knobs.devices != placement.settings.devices

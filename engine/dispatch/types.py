@@ -1,4 +1,4 @@
-"""A wish, a placement, and the alternatives that lost."""
+"""What the user overrides, a placement, and the alternatives that lost."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ from engine.runner.protocol import LoadSettings
 Mode = Literal["quiet", "balanced", "fast"]
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class PlacementOverrides(msgspec.Struct, frozen=True, kw_only=True):
     """What the user asked for. None leaves a choice to the dispatcher.
 
     `device` pins a device id, a kind (cpu, igpu, dgpu), a backend (vulkan) or `id/backend`.
@@ -27,7 +27,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     on_battery: bool = False
 
 
-NO_WISH = Wish()
+NO_OVERRIDES = PlacementOverrides()
 
 
 class Alternative(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,7 +32,7 @@ from engine.runner.protocol import LoadSettings
 TURN_CELLS: Final = 512
 
 
-class BenchWish(msgspec.Struct, frozen=True, kw_only=True):
+class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """One measurement. `threads` None: what dispatch or autotune chose. Lengths and `tokens` in tokens."""
 
     subject: Subject
@@ -43,7 +43,7 @@ class BenchWish(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
 
 
-class TuneWish(msgspec.Struct, frozen=True, kw_only=True):
+class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
     """One search for each of `lengths` prompt tokens; `limit_s` bounds all of them together."""
 
     subject: Subject
@@ -74,30 +74,32 @@ class BenchService:
 
     def bench(
         self,
-        wish: BenchWish,
+        options: BenchOptions,
         step: Callable[[str], None],
         on_point: Callable[[Point], None] = lambda _: None,
     ) -> Report:
         """Measure and keep the result. Raises: NotEnoughMemory, BadModelFile, RunnerDied, StandInFailed."""
         placer = self._placer
-        with opened(wish.subject, self._paths, self._open, step) as subject:
+        with opened(options.subject, self._paths, self._open, step) as subject:
             shape = read_shape(str(subject.path))
             machine = placer.machine_now()
             placed = placer.judge_shape(_owner(subject), shape, subject.settings)
             settings = placed.settings
-            if wish.threads:
-                settings = msgspec.structs.replace(settings, n_threads=wish.threads, n_threads_batch=wish.threads)
-            with self._admitted(bench_settings(settings, wish.lengths, wish.parallel, wish.tokens)):
+            if options.threads:
+                settings = msgspec.structs.replace(
+                    settings, n_threads=options.threads, n_threads_batch=options.threads
+                )
+            with self._admitted(bench_settings(settings, options.lengths, options.parallel, options.tokens)):
                 report = asyncio.run(
                     bench(
                         settings,
-                        model=wish.subject.name,
-                        lengths=wish.lengths,
-                        parallel=wish.parallel,
-                        repeats=wish.repeats,
-                        stand_in=wish.subject.stand_in,
+                        model=options.subject.name,
+                        lengths=options.lengths,
+                        parallel=options.parallel,
+                        repeats=options.repeats,
+                        stand_in=options.subject.stand_in,
                         step=step,
-                        tokens=wish.tokens,
+                        tokens=options.tokens,
                         machine=machine,
                         shape_key=shape_key(shape),
                         on_point=on_point,
@@ -106,15 +108,15 @@ class BenchService:
         placer.results.add(report)
         return report
 
-    def tune(self, wish: TuneWish, step: Step) -> list[TuneReport]:
+    def tune(self, options: TuneOptions, step: Step) -> list[TuneReport]:
         """Search for every length and keep the results. Raises: as `bench`; NothingWorks."""
         placer = self._placer
         found = []
-        with opened(wish.subject, self._paths, self._open, lambda text: step(text, 0)) as subject:
+        with opened(options.subject, self._paths, self._open, lambda text: step(text, 0)) as subject:
             shape = read_shape(str(subject.path))
             machine = placer.machine_now()
             where, which = machine_key(machine), shape_key(shape)
-            for length in wish.lengths:
+            for length in options.lengths:
                 cells = max(subject.settings.n_ctx, length + TURN_CELLS)
                 wanted = msgspec.structs.replace(
                     subject.settings, n_ctx=cells, kv_cells=max(cells, subject.settings.kv_cells)
@@ -126,13 +128,13 @@ class BenchService:
                         settings,
                         base,
                         dimensions(base, machine, length, len(shape.layers), experts=shape.experts > 0),
-                        model=wish.subject.name,
+                        model=options.subject.name,
                         prompt_tokens=length,
                         journal_path=self.journal(where, which, length),
                         admit=self._admitted,
-                        limit_s=wish.limit_s / len(wish.lengths),
+                        limit_s=options.limit_s / len(options.lengths),
                         step=step,
-                        drafts=not wish.subject.stand_in,
+                        drafts=not options.subject.stand_in,
                     )
                 )
                 placer.tuned.put(tuned_of(report, where, which))
@@ -181,8 +183,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The parameters of a job of kind `measure`."""
 
     what: Literal["bench", "tune", "prices"]
-    bench: BenchWish | None = None
-    tune: TuneWish | None = None
+    bench: BenchOptions | None = None
+    tune: TuneOptions | None = None
 
 
 def register(registry: JobRegistry, bench_service: BenchService) -> None:
@@ -202,8 +204,8 @@ def run(bench_service: BenchService, task: Task, control: Control) -> dict[str, 
         bench_service.forget_searches()
         raise
     if task.what == "bench" and task.bench is not None:
-        wish = task.bench
-        total = len(wish.lengths) * wish.repeats + sum(wish.repeats for n in wish.parallel if n > 1)
+        options = task.bench
+        total = len(options.lengths) * options.repeats + sum(options.repeats for n in options.parallel if n > 1)
         done = 0
         points: list[Point] = []
 
@@ -211,10 +213,10 @@ def run(bench_service: BenchService, task: Task, control: Control) -> dict[str, 
             nonlocal done
             control.check()
             done += " of " in text
-            known = {"model": wish.subject.name, "points": msgspec.to_builtins(points)}
+            known = {"model": options.subject.name, "points": msgspec.to_builtins(points)}
             control.report("measuring", min(done, total), total, "runs", text, known)
 
-        return {"report": msgspec.to_builtins(bench_service.bench(wish, step, points.append))}
+        return {"report": msgspec.to_builtins(bench_service.bench(options, step, points.append))}
     if task.what == "tune" and task.tune is not None:
 
         def tried(text: str, count: int) -> None:

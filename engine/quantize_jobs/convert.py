@@ -12,7 +12,7 @@ from engine.library.catalogue import Catalogue
 from engine.library.converting import convert_folder
 from engine.quantize_jobs.onnx import convert
 from quantize.convert.folder import FloatType
-from quantize.onnx.request import EXACT, FAST, FixedWish
+from quantize.onnx.request import EXACT, FAST, FixedOptions
 
 
 class ToGguf(msgspec.Struct, frozen=True, kw_only=True, tag="gguf", tag_field="to"):
@@ -30,7 +30,7 @@ class ToOnnx(msgspec.Struct, frozen=True, kw_only=True, tag="onnx", tag_field="t
     out: str | None = None
     exact: bool = False
     all_logits: bool = False
-    fixed: FixedWish | None = None
+    fixed: FixedOptions | None = None
 
 
 def register(registry: JobRegistry, open_catalogue: Callable[[], Catalogue]) -> None:

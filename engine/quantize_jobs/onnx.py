@@ -15,7 +15,7 @@ from engine.library.types import Origin
 from engine.paths import installed_speech
 from quantize.child import run_task
 from quantize.evidence import Progress
-from quantize.onnx.request import FAST, FixedWish, OnnxRequest
+from quantize.onnx.request import FAST, FixedOptions, OnnxRequest
 
 # The source that means the installed speech model, and a file by which a folder of it is known.
 SPEECH: Final = "speech"
@@ -38,7 +38,7 @@ def convert(
     *,
     accuracy_level: int = FAST,
     all_logits: bool = False,
-    fixed: FixedWish | None = None,
+    fixed: FixedOptions | None = None,
 ) -> tuple[str, dict[str, Any]]:
     """Convert and take the folder into the library; its id and what the converter said.
 
@@ -73,7 +73,7 @@ def convert(
 
 
 def _speech(
-    folder: Path, out: Path | None, control: Control, fixed: FixedWish | None
+    folder: Path, out: Path | None, control: Control, fixed: FixedOptions | None
 ) -> tuple[str, dict[str, Any]]:
     """The speech model with fixed shapes; without `out` beside its own files, where the server looks for it."""
     if fixed is None:

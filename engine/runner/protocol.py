@@ -46,7 +46,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     `tensor_split` are the shares of layers of several devices (empty: alike); the experts of the first
     `cpu_expert_layers` layers stay on the processor wherever those layers are.
     `path` is the first file of a split model, or a folder. `provider` names the execution provider of an ONNX model
-    (empty: the folder's own wish, else the CPU); `allow_fallback` lets operators it does not take run on the CPU.
+    (empty: the folder's own choice, else the CPU); `allow_fallback` lets operators it does not take run on the CPU.
     `max_draft` is the longest guess that one step checks (0: none). `mtp` loads the file's own head for guesses.
     `max_rollback` tokens can be taken back from a recurrent state, by so many copies of it for each sequence.
     `engine_args` is what llama.cpp is told beside these. `remotes` are workers that hold the last layers, one entry

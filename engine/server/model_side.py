@@ -11,13 +11,13 @@ from engine.loaded_model import REMOTE, SPREAD, Runner
 from engine.pool import Pool
 from engine.remotes.desk import Remotes
 from engine.runner.spare import ENGINE, SpareRunner
-from engine.server.load_wishes import LoadWishes
+from engine.server.load_overrides import LoadOverrides
 from engine.server.models import ServedModels
 from engine.server.run import ServeOptions
 from engine.settings.aliases import Aliases
 from engine.settings.drafts import Drafts
 from engine.settings.engine_args import EngineArgsStore
-from engine.settings.sampling import SamplingWishes
+from engine.settings.sampling import SamplingOverrides
 from engine.upstreams.book import UpstreamBook
 from engine.upstreams.links import UpstreamLinks
 
@@ -48,11 +48,11 @@ def open_model_side(options: ServeOptions, spare: SpareRunner) -> ModelSide:
         Aliases(config / "aliases.json"),
         options.paths.cache,
         placer.choose,
-        options.wish,
+        options.overrides,
         options.lora,
         Drafts(config / "drafts.json", options.draft),
-        SamplingWishes(config / "sampling.json"),
-        LoadWishes(config / "load.json"),
+        SamplingOverrides(config / "sampling.json"),
+        LoadOverrides(config / "load.json"),
         EngineArgsStore(config / "engine_args.json"),
         links.book,
     )

@@ -11,7 +11,7 @@ import msgspec
 from engine.dispatch.engine_args import with_engine_args
 from engine.dispatch.external import place_remote
 from engine.dispatch.load_settings import load_settings
-from engine.dispatch.types import NO_WISH, Placement, Wish
+from engine.dispatch.types import NO_OVERRIDES, Placement, PlacementOverrides
 from engine.errors import BadModelFile, InputFault, ModelNotFound
 from engine.fit.context import resize_context
 from engine.flm.entries import flm_entries
@@ -23,15 +23,15 @@ from engine.resolving import Resolved
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
 from engine.sampling import NOTHING_RECOMMENDED, Recommended
-from engine.server.load_wishes import LoadWishes, with_choices
+from engine.server.load_overrides import LoadOverrides, with_choices
 from engine.settings.aliases import Aliases
 from engine.settings.drafts import Drafts, unfit_draft
 from engine.settings.engine_args import EngineArgsStore
-from engine.settings.sampling import SamplingWishes, recommended_for
+from engine.settings.sampling import SamplingOverrides, recommended_for
 from engine.upstreams.book import UpstreamBook
 from engine.upstreams.types import PREFIX, UNTOLD_CONTEXT, Way
 
-# The name of whatever model answers when a client has no wish, unless an alias says otherwise.
+# The name of whatever model answers when a client names none, unless an alias says otherwise.
 DEFAULT_NAME: Final = "default"
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ LATEST: Final = ":latest"
 class ServedModels:
     """The catalogue as the pool and the routes see it. Opened on first use, off the event loop.
 
-    `choose` is the dispatcher's choice of where and how a model runs, `wish` what this server was started with.
+    `choose` is the dispatcher's choice of where and how a model runs, `overrides` are those of this server's start.
     """
 
     def __init__(
@@ -52,25 +52,25 @@ class ServedModels:
         context: int | None = None,
         aliases: Aliases | None = None,
         cache: Path | None = None,
-        choose: Callable[[str, LoadSettings, Wish], Placement] | None = None,
-        wish: Wish = NO_WISH,
+        choose: Callable[[str, LoadSettings, PlacementOverrides], Placement] | None = None,
+        overrides: PlacementOverrides = NO_OVERRIDES,
         lora: tuple[tuple[str, str], ...] = (),
         drafts: Drafts | None = None,
-        wishes: SamplingWishes | None = None,
-        load_wishes: LoadWishes | None = None,
+        sampling_overrides: SamplingOverrides | None = None,
+        load_overrides: LoadOverrides | None = None,
         engine_args: EngineArgsStore | None = None,
         upstreams: UpstreamBook | None = None,
     ) -> None:
         self.upstreams = upstreams or UpstreamBook()
         self._lora = lora
         self.drafts = drafts or Drafts()
-        self.wishes = wishes or SamplingWishes()
-        self.load_wishes = load_wishes or LoadWishes()
+        self.sampling_overrides = sampling_overrides or SamplingOverrides()
+        self.load_overrides = load_overrides or LoadOverrides()
         self.engine_args = engine_args or EngineArgsStore()
         self._entries: dict[str, ModelEntry] = {}
         self._cache = cache
         self._choose = choose
-        self.wish = wish
+        self.overrides = overrides
         self.aliases = aliases or Aliases()
         self._open = open_catalogue
         self._context = context
@@ -163,12 +163,12 @@ class ServedModels:
         n_ctx = min(min_ctx, entry.context_train or min_ctx)
         if n_ctx > settings.n_ctx:
             settings = resize_context(settings, n_ctx)
-        placement, chosen = None, self.load_wishes.get(entry.id)
+        placement, chosen = None, self.load_overrides.get(entry.id)
         if self._choose is not None:
-            wish = with_choices(self.wish, chosen)
-            if wish.n_ctx is not None and n_ctx > wish.n_ctx:
-                wish = msgspec.structs.replace(wish, n_ctx=n_ctx)
-            placement = await asyncio.to_thread(self._choose, entry.id, settings, wish)
+            overrides = with_choices(self.overrides, chosen)
+            if overrides.n_ctx is not None and n_ctx > overrides.n_ctx:
+                overrides = msgspec.structs.replace(overrides, n_ctx=n_ctx)
+            placement = await asyncio.to_thread(self._choose, entry.id, settings, overrides)
             settings = placement.settings
         return Resolved(
             model_id=entry.id,
@@ -198,7 +198,7 @@ class ServedModels:
 
     def recommended_for(self, entry: ModelEntry) -> Recommended:
         """The same for any model of the library."""
-        return recommended_for(entry, self.wishes)
+        return recommended_for(entry, self.sampling_overrides)
 
     async def choose_draft(self, entry: ModelEntry, name: str | None) -> None:
         """Let another model draft for this one; None: no longer.

@@ -32,8 +32,12 @@ _ERRORS: Final = {
     "503": "The model's process died, or something on this machine is missing for now",
     "507": "Not enough memory or disk",
 }
-# What only one route may answer beside those.
+_SIDE_WORK: Final = {"409": "A request with `priority: side` for a model that is not loaded"}
+# What only some routes may answer beside those.
 _ERRORS_OF: Final = {
+    ("post", "/v1/chat/completions"): _SIDE_WORK,
+    ("post", "/v1/completions"): _SIDE_WORK,
+    ("post", "/v1/fim/completions"): _SIDE_WORK,
     ("put", "/tessera/v1/remotes/{name}"): {
         "409": "The computer shows a host key that nobody has vouched for",
         "424": "The computer that was named does not show its host key",

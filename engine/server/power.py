@@ -10,7 +10,7 @@ from devices.host import Host
 from devices.host_real import RealHost
 from devices.power import whole_w
 from devices.usage import Usage
-from engine.api.power import Mode, PowerState, PowerWish
+from engine.api.power import Mode, PowerLimits, PowerState
 from engine.energy.budget import BatteryBudget
 from engine.energy.cap import CapKeeper, Pace
 from engine.energy.ledger import JouleLedger
@@ -31,7 +31,7 @@ USUAL_TOKENS: Final = 512
 
 
 class PowerDesk:
-    """Takes the wish, hears the meters and paces the runners. `sampled` is called after the ledger's."""
+    """Takes the limits, hears the meters and paces the runners. `sampled` is called after the ledger's."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class PowerDesk:
     ) -> None:
         self._pool, self._models, self._ledger = pool, models, ledger
         self._host = host or RealHost()
-        self._store = JsonStore(path, PowerWish, PowerWish)
-        self._started_mode: Mode = models.wish.mode if models is not None else "balanced"
+        self._store = JsonStore(path, PowerLimits, PowerLimits)
+        self._started_mode: Mode = models.overrides.mode if models is not None else "balanced"
         self._keeper: CapKeeper | None = None
         self._budget: BatteryBudget | None = None
         self._battery: Battery | None = None
@@ -60,19 +60,19 @@ class PowerDesk:
     def _loaded(self) -> list[LoadedModel]:
         return self._pool.loaded if self._pool is not None else []
 
-    def set(self, wish: PowerWish) -> None:
+    def set(self, limits: PowerLimits) -> None:
         """From now on, also after the next start."""
-        self._store.put(wish)
-        self._take(wish)
+        self._store.put(limits)
+        self._take(limits)
 
-    def _take(self, wish: PowerWish) -> None:
-        mode = wish.mode or self._started_mode
+    def _take(self, limits: PowerLimits) -> None:
+        mode = limits.mode or self._started_mode
         if self._models is not None:
-            self._models.wish = msgspec.structs.replace(self._models.wish, mode=mode)
+            self._models.overrides = msgspec.structs.replace(self._models.overrides, mode=mode)
         self._keeper = None
-        self._budget = BatteryBudget(wish.battery_percent) if wish.battery_percent is not None else None
+        self._budget = BatteryBudget(limits.battery_percent) if limits.battery_percent is not None else None
         self._battery_age_s = BATTERY_S
-        if wish.cap_w is None:
+        if limits.cap_w is None:
             self._tell(Pace())
 
     def sampled(self, usage: Usage, seconds: float) -> None:
@@ -112,7 +112,7 @@ class PowerDesk:
         self._paced = {pid: paced for pid, paced in self._paced.items() if pid in alive}
 
     def admits(self, model: LoadedModel, request: GenerationRequest) -> None:
-        """Raises: BatterySpent: the wish leaves no room for this request."""
+        """Raises: BatterySpent: the limits leave no room for this request."""
         budget = self._budget
         if budget is None:
             return
@@ -123,18 +123,18 @@ class PowerDesk:
             raise BatterySpent(budget.percent, budget.spent_percent or 0.0)
 
     def state(self) -> PowerState:
-        """The wish and what comes of it."""
-        wish, keeper = self._store.get(), self._keeper
+        """The limits and what comes of it."""
+        limits, keeper = self._store.get(), self._keeper
         notes = []
-        if wish.cap_w is not None and self._power_w is None:
+        if limits.cap_w is not None and self._power_w is None:
             notes.append(f"The cap cannot be held: {NO_METER}. Quiet mode leaves half the cores free instead.")
-        if wish.battery_percent is not None and self._battery is None:
+        if limits.battery_percent is not None and self._battery is None:
             notes.append("This computer tells of no battery, so nothing bounds what is spent of it.")
         budget, battery = self._budget, self._battery
         charge = battery.charge_frac if battery is not None else None
         return PowerState(
-            wish=wish,
-            mode=wish.mode or self._started_mode,
+            limits=limits,
+            mode=limits.mode or self._started_mode,
             measured=self._power_w is not None,
             power_w=self._power_w,
             threads=keeper.pace.threads if keeper is not None else None,

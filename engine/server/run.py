@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from devices.process_memory import few_heaps
-from engine.dispatch.types import NO_WISH, Wish
+from engine.dispatch.types import NO_OVERRIDES, PlacementOverrides
 from engine.errors import EnvironmentFault, InputFault
 from engine.paths import DEFAULT_HOST, DEFAULT_PORT, Paths, user_paths
 from engine.phases import Phases
@@ -46,7 +46,7 @@ class PortTaken(EnvironmentFault):
 class ServeOptions:
     """What `tessera serve` can set.
 
-    `context` is the tokens a model is loaded with unless it was trained for less, `wish` how and where else. A
+    `context` is the tokens a model is loaded with unless it was trained for less, `overrides` how and where else. A
     `private` server belongs to the process that started it: it tells its address on standard output instead of
     to all of this user's programs. With a certificate only TLS is spoken, and this user's own programs start a
     server of their own beside it. A model is unloaded after `ttl_s` without a request (None: never).
@@ -66,7 +66,7 @@ class ServeOptions:
     local_pages: bool = False
     context: int | None = None
     model: str | None = None
-    wish: Wish = NO_WISH
+    overrides: PlacementOverrides = NO_OVERRIDES
     private: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None

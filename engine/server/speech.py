@@ -14,7 +14,7 @@ from devices.memory import Amount, Ledger
 from engine.chat.bounded_child import BoundedChild, ChildFailed
 from engine.dispatch.onnx import Choice
 from engine.dispatch.placer import Placer
-from engine.dispatch.types import NO_WISH
+from engine.dispatch.types import NO_OVERRIDES
 from engine.errors import BadModelFile, EnvironmentFault, InputFault
 from engine.onnx.folder import OnnxFolder
 from engine.paths import installed_speech
@@ -195,7 +195,7 @@ def speech_of(placer: Placer | None, models: ServedModels | None, cache: Path) -
         return Speech()
 
     def choose(folder: OnnxFolder, pin: str | None) -> Choice:
-        usual = models.wish if models is not None else NO_WISH
+        usual = models.overrides if models is not None else NO_OVERRIDES
         return placer.side_work(folder, msgspec.structs.replace(usual, device=pin or None))
 
     return Speech(placer.ledger, choose=choose, cache=cache)

@@ -13,7 +13,7 @@ from quantize.files.sampling_keys import BOUNDS, Value, checked
 _SAME = {name: name for name in BOUNDS}
 
 
-class SamplingWishes:
+class SamplingOverrides:
     """Model id to fields and values."""
 
     def __init__(self, path: Path | None = None) -> None:
@@ -39,12 +39,12 @@ class SamplingWishes:
         self._store.put({**others, model_id: fit} if fit else others)
 
 
-def recommended_for(entry: ModelEntry, wishes: SamplingWishes) -> Recommended:
+def recommended_for(entry: ModelEntry, overrides: SamplingOverrides) -> Recommended:
     """What the user, the file, the publisher and the card say about sampling from a model."""
     names = (entry.id, entry.name, entry.details.title, entry.origin.repo or "")
     chats = "chat" in entry.capabilities
     return recommended(
-        user=wishes.get(entry.id),
+        user=overrides.get(entry.id),
         file=entry.details.sampling,
         publisher=entry.details.publisher_sampling,
         card=of_card(entry.architecture, names) if chats else None,

@@ -14,7 +14,7 @@ from typing import Self
 import psutil
 
 from devices.child_command import child_command
-from quantize.errors import BadFile, BadWish, DiskFull, NotWritable
+from quantize.errors import BadFile, DiskFull, InvalidOption, NotWritable
 from quantize.files.gguf_file import read_gguf
 
 _PARTIAL = re.compile(r"\..+\.(?P<pid>\d+)\.(?P<kind>[a-z]+)\.partial")
@@ -36,9 +36,9 @@ class Output:
         self._guard: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
-        """Raises: BadWish: the file exists. NotWritable: the folder is missing or read-only."""
+        """Raises: InvalidOption: the file exists. NotWritable: the folder is missing or read-only."""
         if self.path.exists() and not self._overwrite:
-            raise BadWish("OUT", f"{self.path} exists already; choose another name or allow to overwrite it")
+            raise InvalidOption("OUT", f"{self.path} exists already; choose another name or allow to overwrite it")
         folder = self.path.parent
         if not folder.is_dir():
             raise NotWritable(str(folder), "there is no such folder")
@@ -87,7 +87,7 @@ class Output:
     def publish(self, partial: Path, types: dict[str, str]) -> None:
         """Check a finished file and give it its name.
 
-        Raises: BadFile: it is not what was planned. BadWish: another job made the same file meanwhile.
+        Raises: BadFile: it is not what was planned. InvalidOption: another job made the same file meanwhile.
         """
         check_written(partial, types)
         with partial.open("rb") as file:
@@ -98,11 +98,11 @@ class Output:
         try:
             os.link(partial, self.path)
         except FileExistsError as error:
-            raise BadWish("OUT", f"{self.path} was made by another job meanwhile") from error
+            raise InvalidOption("OUT", f"{self.path} was made by another job meanwhile") from error
         except OSError:
             # No hard links on this file system: the check and the rename are two steps there.
             if self.path.exists():
-                raise BadWish("OUT", f"{self.path} was made by another job meanwhile") from None
+                raise InvalidOption("OUT", f"{self.path} was made by another job meanwhile") from None
             partial.rename(self.path)
 
 

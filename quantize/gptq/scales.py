@@ -36,9 +36,9 @@ def fit_scales(blocks: Bytes, qtype: str, targets: Floats, curvature: Curvature)
             direction = np.ascontiguousarray(slope[:, block * size : (block + 1) * size].T)
             felt = own @ direction
             curve = np.einsum("kr,kr->r", felt, direction)
-            wish = np.einsum("kr,kr->r", here, direction)
+            options = np.einsum("kr,kr->r", here, direction)
             old = scale[:, block].astype(np.float32)
-            step = np.divide(wish, curve, out=np.zeros_like(wish), where=curve > 0)
+            step = np.divide(options, curve, out=np.zeros_like(options), where=curve > 0)
             scale[:, block] = np.clip(old - step, -_LARGEST, _LARGEST)
             change = scale[:, block].astype(np.float32) - old
             here += felt * change

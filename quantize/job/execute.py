@@ -10,7 +10,7 @@ import msgspec
 from quantize import errors
 from quantize.child import HERE, Executor, run_task
 from quantize.convert.folder import Converted, ConvertRequest, Prepared
-from quantize.errors import BadWish
+from quantize.errors import InvalidOption
 from quantize.evidence import Cancelled, Measured, MeasureRequest, OnProgress, Progress, RoundRequest
 from quantize.files.gguf_split import read_gguf_model
 from quantize.files.output_file import Output
@@ -59,11 +59,11 @@ def quantize(
 ) -> QuantizeReport:
     """Do the whole job; blocks. The output appears under its own name only when all of it is there and checked.
 
-    Raises: BudgetTooSmall, BadWish, BadFile and its kin, BadWeights, UnsupportedModel: the request or the source.
+    Raises: BudgetTooSmall, InvalidOption, BadFile and its kin, BadWeights, UnsupportedModel: the request or source.
     DiskFull, NotWritable, SourceChanged, ChildDied: the surroundings. Cancelled. No file is left behind then.
     """
     if request.out.resolve() == request.source.resolve():
-        raise BadWish("OUT", "it is the SOURCE itself, which is never written to")
+        raise InvalidOption("OUT", "it is the SOURCE itself, which is never written to")
     with Output(request.out, overwrite=request.overwrite or request.plan_only) as output:
         return _Job(request, output, on_progress, cancelled, executor).run()
 
@@ -101,7 +101,7 @@ class _Job:
         self.rounding: Rounding = request.rounding or ("stock" if mix else effort_of(request.tier).rounding)
         self.verifies = not mix if request.verify is None else request.verify
         if request.tier == "instant" and self.rounding != "stock":
-            raise BadWish("--tier", f"tier instant measures nothing, which rounding {self.rounding} needs")
+            raise InvalidOption("--tier", f"tier instant measures nothing, which rounding {self.rounding} needs")
 
     def _spend(self, spec: ModelSpec, source_bytes: int) -> None:
         """Choose how thorough to be by the time that was given."""

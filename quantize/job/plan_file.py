@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from quantize.errors import BadWish, Unreadable
+from quantize.errors import InvalidOption, Unreadable
 from quantize.files.provenance import Provenance
 from quantize.files.work_folder import file_sha256
 from quantize.job.travelling import FORMAT, RECIPE, VERSION, PlanFile
@@ -22,22 +22,22 @@ _SLACK = 1.25
 
 
 def read_plan(path: Path) -> PlanFile:
-    """Read a plan. Raises: Unreadable. BadWish: it is no plan, or one of another version."""
+    """Read a plan. Raises: Unreadable. InvalidOption: it is no plan, or one of another version."""
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise BadWish("--plan", f"{path} is larger than any plan")
+            raise InvalidOption("--plan", f"{path} is larger than any plan")
         raw = path.read_bytes()
     except OSError as error:
         raise Unreadable(str(path), error.strerror or str(error)) from error
     try:
         head = msgspec.json.decode(raw)
     except (ValueError, RecursionError) as error:
-        raise BadWish("--plan", f"{path} is no plan: {error}") from error
+        raise InvalidOption("--plan", f"{path} is no plan: {error}") from error
     if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise BadWish("--plan", f"{path} is no plan: it does not say format {FORMAT!r}")
+        raise InvalidOption("--plan", f"{path} is no plan: it does not say format {FORMAT!r}")
     for what, mine in (("version", VERSION), ("recipe", RECIPE)):
         if head.get(what) != mine:
-            raise BadWish(
+            raise InvalidOption(
                 "--plan",
                 f"{path} has {what} {head.get(what)!r}, this program makes {what} {mine}: its file would come out "
                 "differently. Use the program that made it, or ask for a new plan",
@@ -45,7 +45,7 @@ def read_plan(path: Path) -> PlanFile:
     try:
         return msgspec.json.decode(raw, type=PlanFile)
     except (ValueError, RecursionError) as error:
-        raise BadWish("--plan", f"{path} is damaged: {error}") from error
+        raise InvalidOption("--plan", f"{path} is damaged: {error}") from error
 
 
 def write_plan(path: Path, plan: PlanFile) -> None:
@@ -59,11 +59,11 @@ def write_plan(path: Path, plan: PlanFile) -> None:
 
 
 def check_source(plan: PlanFile, spec: ModelSpec, source_sha256: str) -> None:
-    """Raises: BadWish: the plan is of another source."""
+    """Raises: InvalidOption: the plan is of another source."""
     if plan.architecture != spec.architecture:
-        raise BadWish("--plan", f"it is of a model of {plan.architecture}; this one is {spec.architecture}")
+        raise InvalidOption("--plan", f"it is of a model of {plan.architecture}; this one is {spec.architecture}")
     if plan.source_sha256 != source_sha256:
-        raise BadWish(
+        raise InvalidOption(
             "--plan",
             f"it was made from another file: its source has SHA-256 {plan.source_sha256[:16]}…, this one "
             f"{source_sha256[:16]}…",
@@ -71,16 +71,16 @@ def check_source(plan: PlanFile, spec: ModelSpec, source_sha256: str) -> None:
 
 
 def check_texts(plan: PlanFile, calibration: Path, imatrix: Path | None) -> None:
-    """Raises: BadWish: the plan's text or importance matrix is not the one at hand. Unreadable."""
+    """Raises: InvalidOption: the plan's text or importance matrix is not the one at hand. Unreadable."""
     if plan.rounding != "stock" and plan.calibration_sha256 != file_sha256(calibration):
-        raise BadWish(
+        raise InvalidOption(
             "--plan",
             f"it was calibrated on another text than {calibration.name}: give the text with SHA-256 "
             f"{plan.calibration_sha256[:16]}… as --calibration",
         )
     found = file_sha256(imatrix) if imatrix else ""
     if plan.imatrix_sha256 != found:
-        raise BadWish(
+        raise InvalidOption(
             "--plan",
             f"it was made with the importance matrix {plan.imatrix_sha256[:16] or 'measured here'}, not with "
             f"{found[:16] or 'one measured here'}",
@@ -88,9 +88,9 @@ def check_texts(plan: PlanFile, calibration: Path, imatrix: Path | None) -> None
 
 
 def check_claim(plan: PlanFile, measured: Interval) -> None:
-    """Raises: BadWish: the file is worse here than the plan claims by more than chance."""
+    """Raises: InvalidOption: the file is worse here than the plan claims by more than chance."""
     if measured.low > _SLACK * plan.kld.high:
-        raise BadWish(
+        raise InvalidOption(
             "--plan",
             f"its claim does not hold here: KL divergence {measured.value:.5f} ({measured.low:.5f} to "
             f"{measured.high:.5f}), claimed {plan.kld.value:.5f} ({plan.kld.low:.5f} to {plan.kld.high:.5f})",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from quantize.errors import BadWish, SourceChanged, Unreadable
+from quantize.errors import InvalidOption, SourceChanged, Unreadable
 from quantize.files.gguf_split import GgufModel
 from quantize.files.gguf_write import header
 from quantize.ggml_types import FLOAT_TYPES, NEARLY_EXACT, GgmlType, bits_per_weight
@@ -48,7 +48,7 @@ def header_bytes(model: GgufModel, spec: ModelSpec) -> int:
 
 
 def check_precision(spec: ModelSpec, *, force: bool) -> tuple[str, ...]:
-    """What to say of a source that is quantized already. Raises: BadWish: it has lost too much, and no `force`."""
+    """What to say of a source that is quantized already. Raises: InvalidOption: it lost too much, and no `force`."""
     types = {GgmlType[t.qtype] for t in spec.tensors if allows_quantization(t)} - FLOAT_TYPES
     if not types:
         return ()
@@ -57,7 +57,7 @@ def check_precision(spec: ModelSpec, *, force: bool) -> tuple[str, ...]:
         return (f"the source is quantized to {coarsest.name}: a file from the original is slightly better",)
     if not force:
         reason = f"it is already quantized to {coarsest.name}; what that lost cannot be restored"
-        raise BadWish("SOURCE", f"{reason}. Use the original, or --force")
+        raise InvalidOption("SOURCE", f"{reason}. Use the original, or --force")
     return (f"the source is already quantized to {coarsest.name}",)
 
 

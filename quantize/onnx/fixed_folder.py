@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
-from quantize.errors import BadWish, UnsupportedModel
+from quantize.errors import InvalidOption, UnsupportedModel
 from quantize.files.gguf_split import GgufModel
 from quantize.onnx.decoder import DecoderShape, decoder_shape
 from quantize.onnx.fixed import FixedShape, FixedWeights
@@ -56,13 +56,15 @@ def write_fixed(
 ) -> FixedFacts:
     """Write the graphs and what belongs to them into `folder`, which exists.
 
-    Raises: UnsupportedModel: a part of the model has no fixed form here. BadWish: `past` or `bits`. BadFile.
+    Raises: UnsupportedModel: a part of the model has no fixed form here. InvalidOption: `past` or `bits`. BadFile.
     """
     shape = decoder_shape(model)
     if bits not in (4, 8):
-        raise BadWish("--bits", f"{bits} is neither 4 nor 8")
+        raise InvalidOption("--bits", f"{bits} is neither 4 nor 8")
     if not PIECE_TOKENS <= past <= shape.context:
-        raise BadWish("--context", f"{past} tokens is not between {PIECE_TOKENS} and the model's {shape.context}")
+        raise InvalidOption(
+            "--context", f"{past} tokens is not between {PIECE_TOKENS} and the model's {shape.context}"
+        )
     weights = FixedWeights(model, shape)
     # A family without a token that begins a text (some of Qwen's files) separates texts by the one that ends them.
     ending = model.metadata.get("tokenizer.ggml.eos_token_id")

@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from quantize.errors import BadWish, DiskFull
+from quantize.errors import DiskFull, InvalidOption
 from quantize.files.gguf_split import GgufModel, read_gguf_model
 from quantize.files.sampling_keys import GENERATION_CONFIG_NAMES, from_gguf
 from quantize.onnx import encoder
 from quantize.onnx.decoder import DecoderGraph, DecoderShape, decoder_shape
 from quantize.onnx.fixed_folder import DATA, write_fixed
 from quantize.onnx.graph import GraphWriter
-from quantize.onnx.request import FAST, Converted, FixedWish, OnnxRequest
+from quantize.onnx.request import FAST, Converted, FixedOptions, OnnxRequest
 from quantize.onnx.tokenizer import end_tokens, tokenizer_config, tokenizer_json
 
 GRAPH_NAME: Final = "model.onnx"
@@ -46,11 +46,11 @@ def convert_gguf(
     *,
     accuracy_level: int = FAST,
     all_logits: bool = False,
-    fixed: FixedWish | None = None,
+    fixed: FixedOptions | None = None,
 ) -> Converted:
     """Convert one model. The folder appears only when it is whole. Call in a child process: the file is mapped.
 
-    Raises: BadWish: the folder exists. BadFile, UnsupportedModel: the file cannot be converted. DiskFull.
+    Raises: InvalidOption: the folder exists. BadFile, UnsupportedModel: the file cannot be converted. DiskFull.
     """
     model = read_gguf_model(source)
     key = cache_key(model, accuracy_level, all_logits=all_logits, fixed=fixed)
@@ -86,7 +86,7 @@ def convert_gguf(
     return Converted(folder=str(folder), architecture=model.architecture, data_bytes=data_bytes, notices=notices)
 
 
-def cache_key(model: GgufModel, accuracy_level: int, *, all_logits: bool, fixed: FixedWish | None = None) -> str:
+def cache_key(model: GgufModel, accuracy_level: int, *, all_logits: bool, fixed: FixedOptions | None = None) -> str:
     """Changes with anything the folder depends on: every byte of the source, the options and the format."""
     digest = hashlib.sha256(f"{FORMAT} {accuracy_level} {all_logits}{fixed or ''}".encode())
     for part in model.parts:
@@ -96,14 +96,14 @@ def cache_key(model: GgufModel, accuracy_level: int, *, all_logits: bool, fixed:
 
 
 def _existing(folder: Path, key: str) -> Converted:
-    """The folder, if it was made from the same file. Raises: BadWish."""
+    """The folder, if it was made from the same file. Raises: InvalidOption."""
     try:
         told = json.loads((folder / FACTS_NAME).read_bytes()[:_MAX_FACTS_BYTES])
     except (OSError, ValueError):
         told = None
     data = next((folder / name for name in _DATA if (folder / name).is_file()), None)
     if not isinstance(told, dict) or told.get("key") != key or data is None:
-        raise BadWish("OUT", f"{folder} exists already; choose another name")
+        raise InvalidOption("OUT", f"{folder} exists already; choose another name")
     return Converted(
         folder=str(folder),
         architecture=str(told.get("architecture")),
@@ -162,21 +162,27 @@ def _write_texts(model: GgufModel, shape: DecoderShape, tokenizer: dict[str, Any
 
 
 def _write_fixed(
-    model: GgufModel, shape: DecoderShape, tokenizer: dict[str, Any], folder: Path, wish: FixedWish, *, key: str
+    model: GgufModel,
+    shape: DecoderShape,
+    tokenizer: dict[str, Any],
+    folder: Path,
+    options: FixedOptions,
+    *,
+    key: str,
 ) -> tuple[str, ...]:
     ends = end_tokens(model.parts[0])
     _write_texts(model, shape, tokenizer, folder)
-    config = genai_config(replace(shape, context=wish.context), _id(model, "bos"), ends)
+    config = genai_config(replace(shape, context=options.context), _id(model, "bos"), ends)
     config["model"]["decoder"] |= {"filename": "decode.onnx", "prefill": {"filename": "prefill.onnx"}}
     _write_json(folder / "genai_config.json", config)
-    write_fixed(model, folder, json.dumps(tokenizer), ends, past=wish.context, bits=wish.bits)
-    sizes = f"Weights have {wish.bits} bits and one scale a row, activations 16 bits, keys and values 8"
-    notices = (f"{sizes}; {wish.context} tokens fit.",)
+    write_fixed(model, folder, json.dumps(tokenizer), ends, past=options.context, bits=options.bits)
+    sizes = f"Weights have {options.bits} bits and one scale a row, activations 16 bits, keys and values 8"
+    notices = (f"{sizes}; {options.context} tokens fit.",)
     facts = {
         "key": key,
         "architecture": shape.architecture,
         "title": model.parts[0].metadata.get("general.name") or "",
-        "quantization": f"W{wish.bits}A16",
+        "quantization": f"W{options.bits}A16",
         "n_params": sum(t.num_values for _, t in model.tensors()),
         "fixed": True,
         "notices": notices,

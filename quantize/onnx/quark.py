@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from devices.child_command import interpreter
-from quantize.errors import BadWish, QuantizeError
+from quantize.errors import InvalidOption, QuantizeError
 from quantize.files.gguf_split import read_gguf_model
 from quantize.onnx import encoder
 from quantize.onnx.graph import GraphWriter
@@ -82,10 +82,10 @@ def export(source: Path, out: Path, *, tokens: int = 128, form: Form = "float") 
     """Write the folder of an embedding or rerank model for AMD's compiler; it appears only when it is whole.
 
     `form` float leaves the quantizing to that compiler (it makes 16-bit floats).
-    Raises: BadWish: the folder exists. UnsupportedModel, BadFile: no encoder. QuarkFailed.
+    Raises: InvalidOption: the folder exists. UnsupportedModel, BadFile: no encoder. QuarkFailed.
     """
     if out.exists():
-        raise BadWish("OUT", f"{out} exists already; choose another name")
+        raise InvalidOption("OUT", f"{out} exists already; choose another name")
     python = quark_python() if form != "float" else ""
     model = read_gguf_model(source)
     shape = encoder.encoder_shape(model)

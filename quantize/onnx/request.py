@@ -15,7 +15,7 @@ EXACT: Final = 0
 SPEECH_FACTS: Final = "speech.json"
 
 
-class FixedWish(msgspec.Struct, frozen=True, kw_only=True):
+class FixedOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Graphs of fixed shapes for an NPU's compiler: `context` tokens in all, weights of 8 or 4 `bits`.
 
     A speech model gets `seconds` of sound at once instead.
@@ -37,7 +37,7 @@ class OnnxRequest(msgspec.Struct, frozen=True, kw_only=True):
     out: Path
     accuracy_level: int = FAST
     all_logits: bool = False
-    fixed: FixedWish | None = None
+    fixed: FixedOptions | None = None
 
 
 class Converted(msgspec.Struct, frozen=True, kw_only=True):

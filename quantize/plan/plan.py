@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from quantize.errors import BadWish, BudgetTooSmall
+from quantize.errors import BudgetTooSmall, InvalidOption
 from quantize.files.gguf_write import padded
 from quantize.ggml_types import FLOAT_TYPES, MEASURED, GgmlType, bits_per_weight
 from quantize.plan.knapsack import solve
@@ -76,7 +76,7 @@ def make_plan(question: Question, goal: Goal) -> QuantPlan:
     """The plan with least damage (slow types counted dearer) within the goal's bytes.
 
     Monotone: a larger limit never raises the cost; with `speed_price` 0 cost and damage are the same.
-    Raises: BudgetTooSmall: not even the smallest mix fits. BadWish: a lock or mix that cannot be.
+    Raises: BudgetTooSmall: not even the smallest mix fits. InvalidOption: a lock or mix that cannot be.
     """
     if goal.kind == "mix":
         return _fixed_plan(question, goal)
@@ -101,19 +101,19 @@ def make_plan(question: Question, goal: Goal) -> QuantPlan:
 
 
 def given_plan(question: Question, goal: Goal, types: Mapping[str, str]) -> QuantPlan:
-    """A plan of types that somebody else chose. Raises: BadWish: they are not those of this model's tensors."""
+    """A plan of types that somebody else chose. Raises: InvalidOption: they are not of this model's tensors."""
     tensors = {t.name: t for t in question.model.tensors}
     if odd := sorted(types.keys() ^ tensors.keys()):
-        raise BadWish("--plan", f"its tensors are not those of this model: {odd[0]} is only in one of them")
+        raise InvalidOption("--plan", f"its tensors are not those of this model: {odd[0]} is only in one of them")
     picks = []
     for name, tensor in tensors.items():
         qtype = GgmlType.__members__.get(types[name])
         if qtype is None or not qtype.traits.writable or effective_type(qtype, tensor.row_values) is not qtype:
-            raise BadWish("--plan", f"{name} cannot be stored as {types[name]}")
+            raise InvalidOption("--plan", f"{name} cannot be stored as {types[name]}")
         if qtype.name != tensor.qtype and not allows_quantization(tensor):
-            raise BadWish("--plan", f"{name} stays {tensor.qtype}, the plan says {types[name]}")
+            raise InvalidOption("--plan", f"{name} stays {tensor.qtype}, the plan says {types[name]}")
         if qtype.name != tensor.qtype and needs_imatrix(name, qtype) and not question.evidence.has_imatrix:
-            raise BadWish("--plan", f"{name} as {types[name]} needs an importance matrix")
+            raise InvalidOption("--plan", f"{name} as {types[name]} needs an importance matrix")
         row = question.damage.get(name, {})
         damage = 0.0 if qtype.name == tensor.qtype else _nearest(qtype, row)
         picks.append(_Option(qtype, tensor_bytes(tensor, qtype), damage, damage, qtype))
@@ -166,11 +166,11 @@ def model_damage(model: ModelSpec, types: Mapping[str, GgmlType], damage: Damage
 def _limit(question: Question, goal: Goal) -> int:
     if goal.kind == "bpw":
         if not goal.bpw or goal.bpw <= 0:
-            raise BadWish("--bpw", "bits a weight must be above 0")
+            raise InvalidOption("--bpw", "bits a weight must be above 0")
         values = sum(t.num_values for t in question.model.tensors)
         return question.header_bytes + int(goal.bpw * values / 8)
     if goal.limit_bytes is None or goal.limit_bytes <= 0:
-        raise BadWish("--budget", "bytes must be above 0")
+        raise InvalidOption("--budget", "bytes must be above 0")
     return goal.limit_bytes - goal.fixed_bytes
 
 
@@ -182,7 +182,7 @@ def _all_options(question: Question) -> list[list[_Option]]:
         lock = _lock_for(tensor, question.locks, unmatched)
         rows.append(_options(question, tensor, lock, typical))
     if unmatched:
-        raise BadWish("--lock", f"no tensor of this model matches {min(unmatched)!r}")
+        raise InvalidOption("--lock", f"no tensor of this model matches {min(unmatched)!r}")
     return rows
 
 
@@ -192,7 +192,7 @@ def _lock_for(tensor: TensorSpec, locks: Sequence[Lock], unmatched: set[str]) ->
         try:
             matches = re.search(lock.pattern, tensor.name)
         except re.error as error:
-            raise BadWish("--lock", f"{lock.pattern!r} is no regular expression: {error}") from error
+            raise InvalidOption("--lock", f"{lock.pattern!r} is no regular expression: {error}") from error
         if matches and allows_quantization(tensor):
             unmatched.discard(lock.pattern)
             found = found or lock
@@ -241,7 +241,9 @@ def _locked(tensor: TensorSpec, lock: Lock, as_is: _Option, by_type: Mapping[str
     if actual is as_is.qtype:
         return as_is
     if actual in FLOAT_TYPES and as_is.qtype not in FLOAT_TYPES:
-        raise BadWish("--lock", f"{tensor.name} is already {as_is.qtype.name}; {lock.qtype} cannot restore it")
+        raise InvalidOption(
+            "--lock", f"{tensor.name} is already {as_is.qtype.name}; {lock.qtype} cannot restore it"
+        )
     damage = by_type.get(actual.name, 0.0 if actual in FLOAT_TYPES else _nearest(actual, by_type))
     return _Option(actual, tensor_bytes(tensor, actual), damage, damage, wanted)
 
@@ -273,7 +275,7 @@ def _fixed_plan(question: Question, goal: Goal) -> QuantPlan:
     else:
         types_only = [t.name for t in (*FLOAT_TYPES, *MEASURED) if t.name not in MIXES]
         known = ", ".join([*MIXES, *types_only])
-        raise BadWish("--type", f"there is no mix or type named {goal.mix!r}; there are {known}")
+        raise InvalidOption("--type", f"there is no mix or type named {goal.mix!r}; there are {known}")
     damage = question.stock_damage or question.damage
     unmatched = {lock.pattern for lock in question.locks}
     picks = []
@@ -286,12 +288,12 @@ def _fixed_plan(question: Question, goal: Goal) -> QuantPlan:
                 qtype = wanted
         source = GgmlType[tensor.qtype]
         if qtype is not source and not question.evidence.has_imatrix and needs_imatrix(tensor.name, qtype):
-            raise BadWish("--type", f"{goal.mix} needs an importance matrix ({tensor.name} at {qtype.name})")
+            raise InvalidOption("--type", f"{goal.mix} needs an importance matrix ({tensor.name} at {qtype.name})")
         row = damage.get(tensor.name, {})
         value = 0.0 if qtype is source or qtype in FLOAT_TYPES else row.get(qtype.name, _nearest(qtype, row))
         picks.append(_Option(qtype, tensor_bytes(tensor, qtype), value, value, qtype))
     if unmatched:
-        raise BadWish("--lock", f"no tensor of this model matches {min(unmatched)!r}")
+        raise InvalidOption("--lock", f"no tensor of this model matches {min(unmatched)!r}")
     size = question.header_bytes + sum(padded(p.num_bytes) for p in picks)
     return _assemble(question, goal, _Outcome(picks, [[p] for p in picks], size))
 

@@ -170,11 +170,11 @@ def test_a_plan_tells_the_context_that_fits_beside_it_and_takes_a_cache_type(cli
     plan = client.post(path, json={"model": "spark", "tier": "instant", "budget_bytes": 6_000_000}).json()
     trained = 1024
     assert plan["forecast"]["largest_context"] == trained
-    wish = {"model": "spark", "tier": "instant", "fit": True, "n_ctx": 1024, "memory_bytes": 1 << 30}
+    overrides = {"model": "spark", "tier": "instant", "fit": True, "n_ctx": 1024, "memory_bytes": 1 << 30}
     for cache in ("q8_0", "q4_0"):
-        fitted = client.post(path, json={**wish, "kv_type": cache}).json()
+        fitted = client.post(path, json={**overrides, "kv_type": cache}).json()
         assert fitted["plan"]["kv"]["type_k"] == cache
-    assert client.post(path, json={**wish, "kv_type": "q9"}).status_code == 400
+    assert client.post(path, json={**overrides, "kv_type": "q9"}).status_code == 400
 
 
 def engine_args(client, status=200, **args):
@@ -253,8 +253,8 @@ def test_a_model_that_is_asked_long_chats_is_loaded_for_them_next_time(tmp_path)
 def test_load_settings_are_kept_obeyed_and_bounded(client, server):
     path = "/tessera/v1/models/spark-f16/load-settings"
     assert get(client, path)["user"] == {}
-    wish = {"n_ctx": 768, "kv_type": "q8_0", "n_threads": 1, "keep_loaded": True}
-    assert client.put(path, json=wish).json()["user"] == wish
+    overrides = {"n_ctx": 768, "kv_type": "q8_0", "n_threads": 1, "keep_loaded": True}
+    assert client.put(path, json=overrides).json()["user"] == overrides
     placed = get(client, "/tessera/v1/models/spark-f16/placement")["placement"]
     assert (placed["n_ctx"], placed["type_k"], placed["n_threads"]) == (768, "q8_0", 1)
     without = get(client, "/tessera/v1/models/spark-f16/placement?saved=false&gpu_layers=0&threads=2")["placement"]
@@ -265,7 +265,7 @@ def test_load_settings_are_kept_obeyed_and_bounded(client, server):
         refused = client.put(path, json=wrong)
         assert refused.status_code in {400, 422}, wrong
         assert refused.json()["error"]["message"]
-    assert get(client, path)["user"] == wish
+    assert get(client, path)["user"] == overrides
     gone = client.put(path, json={}).json()
     assert (gone["user"], gone["unloaded"]) == ({}, True)
     assert get(client, "/tessera/v1/models/spark-f16/placement")["placement"]["n_ctx"] == 1024

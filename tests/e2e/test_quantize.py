@@ -55,17 +55,17 @@ def test_the_management_token_is_needed(server):
 
 
 def test_a_plan_that_fits_counts_the_cache(server):
-    wish = {"model": "spark", "fit": True, "memory_bytes": 90_000_000, "n_ctx": 1024, "tier": "instant"}
+    overrides = {"model": "spark", "fit": True, "memory_bytes": 90_000_000, "n_ctx": 1024, "tier": "instant"}
     with manage(server) as client:
-        plan = client.post("/tessera/v1/quantize/plan", json=wish).json()["plan"]
+        plan = client.post("/tessera/v1/quantize/plan", json=overrides).json()["plan"]
     assert plan["kv"]["num_bytes"] > 0
     assert plan["goal"]["fixed_bytes"] + plan["file_bytes"] < 90_000_000
 
 
 def test_locks_are_obeyed(server):
-    wish = WISH | {"locks": [{"pattern": "attn_v", "type": "q8_0"}]}
+    overrides = WISH | {"locks": [{"pattern": "attn_v", "type": "q8_0"}]}
     with manage(server) as client:
-        plan = client.post("/tessera/v1/quantize/plan", json=wish).json()["plan"]
+        plan = client.post("/tessera/v1/quantize/plan", json=overrides).json()["plan"]
     assert {t["qtype"] for t in plan["tensors"] if "attn_v" in t["name"]} == {"Q8_0"}
 
 

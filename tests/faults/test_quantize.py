@@ -16,11 +16,11 @@ import pytest
 from quantize.errors import (
     BadFile,
     BadWeights,
-    BadWish,
     BudgetTooSmall,
     Cancelled,
     DiskFull,
     IncompleteFile,
+    InvalidOption,
     NotWritable,
 )
 from quantize.evidence import encode
@@ -109,10 +109,10 @@ def test_a_plan_alone_writes_nothing(tmp_path):
     ("changes", "error", "words"),
     [
         ({"goal": Goal(kind="budget", limit_bytes=1_000_000)}, BudgetTooSmall, "smallest"),
-        ({"goal": Goal(kind="mix", mix="Q9_K")}, BadWish, "Q9_K"),
-        ({"goal": Goal(kind="mix", mix="IQ2_XS")}, BadWish, "importance matrix"),
-        ({"locks": (Lock("nothing_like_it", "Q8_0"),)}, BadWish, "nothing_like_it"),
-        ({"rounding": "craft"}, BadWish, "measures nothing"),
+        ({"goal": Goal(kind="mix", mix="Q9_K")}, InvalidOption, "Q9_K"),
+        ({"goal": Goal(kind="mix", mix="IQ2_XS")}, InvalidOption, "importance matrix"),
+        ({"locks": (Lock("nothing_like_it", "Q8_0"),)}, InvalidOption, "nothing_like_it"),
+        ({"rounding": "craft"}, InvalidOption, "measures nothing"),
     ],
 )
 def test_wishes_that_cannot_be(tmp_path, changes, error, words):
@@ -165,7 +165,7 @@ def test_a_quantized_source_is_refused_below_q8(tmp_path):
     small = (tmp_path / "out.gguf").rename(tmp_path / "source.gguf")
     (tmp_path / "out.tessera.json").unlink()
     goal = Goal(kind="mix", mix="Q2_K")
-    with pytest.raises(BadWish, match="already quantized"):
+    with pytest.raises(InvalidOption, match="already quantized"):
         run(tmp_path, source=small, goal=goal)
     assert left(tmp_path) == set()
     report = run(tmp_path, source=small, goal=goal, force=True)
@@ -175,7 +175,7 @@ def test_a_quantized_source_is_refused_below_q8(tmp_path):
 def test_an_existing_file_is_never_replaced_unasked(tmp_path):
     out = tmp_path / "out.gguf"
     out.write_text("precious")
-    with pytest.raises(BadWish, match="exists"):
+    with pytest.raises(InvalidOption, match="exists"):
         run(tmp_path)
     assert out.read_text() == "precious"
     run(tmp_path, overwrite=True)
@@ -184,7 +184,7 @@ def test_an_existing_file_is_never_replaced_unasked(tmp_path):
 
 def test_the_source_is_not_overwritten_by_its_own_result(tmp_path, source):
     before = digest(source)
-    with pytest.raises(BadWish, match="SOURCE"):
+    with pytest.raises(InvalidOption, match="SOURCE"):
         run(tmp_path, source=source, out=source, overwrite=True)
     assert digest(source) == before
 
@@ -324,7 +324,7 @@ def test_two_jobs_on_one_source_and_one_target(tmp_path, source):
     codes = sorted(job.returncode for job in jobs)
     assert codes in ([0, 0], [0, 1]), outcomes
     if codes == [0, 1]:
-        assert any("BadWish" in errors for _, errors in outcomes)
+        assert any("InvalidOption" in errors for _, errors in outcomes)
     assert left(tmp_path) == {"out.gguf", "out.tessera.json"}
     assert read_report(tmp_path / "out.tessera.json").file_bytes == (tmp_path / "out.gguf").stat().st_size
     assert digest(source) == before

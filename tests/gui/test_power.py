@@ -3,7 +3,7 @@
 import msgspec
 
 from app.gui.devices.page import DevicesPage
-from engine.api.power import PowerState, PowerWish
+from engine.api.power import PowerLimits, PowerState
 from tests.gui.hands import press, texts
 
 
@@ -11,16 +11,16 @@ class Desk:
     """The server's side of the route."""
 
     def __init__(self, server, **facts):
-        self.wishes, self.facts, self.wish = [], facts, PowerWish()
+        self.wishes, self.facts, self.limits = [], facts, PowerLimits()
         server.routes["GET", "/tessera/v1/power"] = lambda _: self.state()
         server.routes["PUT", "/tessera/v1/power"] = self.put
 
     def state(self):
-        return PowerState(wish=self.wish, **self.facts)
+        return PowerState(limits=self.limits, **self.facts)
 
     def put(self, body):
-        self.wish = msgspec.convert(body, PowerWish)
-        self.wishes.append(self.wish)
+        self.limits = msgspec.convert(body, PowerLimits)
+        self.wishes.append(self.limits)
         return self.state()
 
 
@@ -34,7 +34,7 @@ def test_a_cap_and_a_mode_are_set_and_taken_back(qtbot, show, services, server):
     card.mode.setCurrentIndex(card.mode.findData("quiet"))
     card.cap.setText("15")
     press(card, "Apply")
-    qtbot.waitUntil(lambda: desk.wishes == [PowerWish(mode="quiet", cap_w=15)])
+    qtbot.waitUntil(lambda: desk.wishes == [PowerLimits(mode="quiet", cap_w=15)])
     qtbot.waitUntil(lambda: not card.use.isEnabled())
     desk.facts |= {"power_w": 14.6, "duty_frac": 0.4}
     page.refresh()
@@ -42,7 +42,7 @@ def test_a_cap_and_a_mode_are_set_and_taken_back(qtbot, show, services, server):
     card.cap.clear()
     card.mode.setCurrentIndex(0)
     press(card, "Apply")
-    qtbot.waitUntil(lambda: desk.wishes[-1] == PowerWish())
+    qtbot.waitUntil(lambda: desk.wishes[-1] == PowerLimits())
 
 
 def test_what_is_being_typed_stays_and_nonsense_is_not_sent(qtbot, show, services, server):

@@ -12,7 +12,7 @@ from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.types import GenerationRequest
 from quantize.onnx.folder import convert_gguf
-from quantize.onnx.request import FixedWish
+from quantize.onnx.request import FixedOptions
 
 TEXTS = ["one two three", "tiles w1 w2 w3 w4 w5 one", "two", "tile unknownword one"]
 
@@ -59,7 +59,7 @@ def test_fixed_shapes_give_the_same_numbers(models, tmp_path, rank):
     """One text of 32 tokens at once, in operators that NPUs' compilers take; a longer one is refused."""
     source, _ = models[rank]
     convert_gguf(source, tmp_path / "open")
-    convert_gguf(source, tmp_path / "fixed", fixed=FixedWish(context=32))
+    convert_gguf(source, tmp_path / "fixed", fixed=FixedOptions(context=32))
     query = "one tile" if rank else None
     expected, found = (rows("onnx", tmp_path / name, TEXTS, query)[0] for name in ("open", "fixed"))
     assert np.allclose(found, expected, atol=1e-4)

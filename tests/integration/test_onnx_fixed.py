@@ -12,14 +12,14 @@ from engine.runner.onnx.fixed import FixedDecoder, read_facts
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.types import Delta, GenerationRequest, SamplingParams
-from quantize.errors import BadWish
+from quantize.errors import InvalidOption
 from quantize.files.gguf_split import read_gguf_model
 from quantize.onnx.decoder import decoder_shape
 from quantize.onnx.fixed import MASKED, FixedShape, FixedWeights
 from quantize.onnx.fixed_folder import GRAPHS, PIECE_TOKENS
 from quantize.onnx.fixed_numbers import FixedNumbers
 from quantize.onnx.folder import convert_gguf
-from quantize.onnx.request import FixedWish
+from quantize.onnx.request import FixedOptions
 
 SPARK = Path(__file__).resolve().parents[2] / "assets/models/spark-f16.gguf"
 TEXT = "Once upon a time there was a small house by the sea. " * 8
@@ -28,7 +28,7 @@ TEXT = "Once upon a time there was a small house by the sea. " * 8
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("fixed") / "spark"
-    done = convert_gguf(SPARK, out, fixed=FixedWish(context=256))
+    done = convert_gguf(SPARK, out, fixed=FixedOptions(context=256))
     assert "8 bits" in done.notices[0]
     return out
 
@@ -151,14 +151,14 @@ class _NoSession:
 
 
 def test_what_has_no_fixed_form_says_so(tmp_path):
-    with pytest.raises(BadWish, match="--bits"):
-        convert_gguf(SPARK, tmp_path / "a", fixed=FixedWish(bits=5))
-    with pytest.raises(BadWish, match="--context"):
-        convert_gguf(SPARK, tmp_path / "b", fixed=FixedWish(context=10))
+    with pytest.raises(InvalidOption, match="--bits"):
+        convert_gguf(SPARK, tmp_path / "a", fixed=FixedOptions(bits=5))
+    with pytest.raises(InvalidOption, match="--context"):
+        convert_gguf(SPARK, tmp_path / "b", fixed=FixedOptions(context=10))
     assert not any(tmp_path.iterdir())
 
 
 def test_four_bits_halve_the_weights(folder, tmp_path):
-    convert_gguf(SPARK, tmp_path / "four", fixed=FixedWish(context=256, bits=4))
+    convert_gguf(SPARK, tmp_path / "four", fixed=FixedOptions(context=256, bits=4))
     eight, four = ((f / "fixed.onnx.data").stat().st_size for f in (folder, tmp_path / "four"))
     assert four < 0.6 * eight

@@ -8,10 +8,10 @@ import onnxruntime as ort
 import pytest
 from bert_shape import write_bert
 
-from quantize.errors import BadWish
+from quantize.errors import InvalidOption
 from quantize.onnx.folder import convert_gguf
 from quantize.onnx.quark import QuarkFailed, calibration_texts, export
-from quantize.onnx.request import FixedWish
+from quantize.onnx.request import FixedOptions
 
 TOKENS = 24
 
@@ -34,7 +34,7 @@ def test_the_graph_is_plain_fixed_and_gives_the_same_rows(source, tmp_path):
     assert {o.version for o in model.opset_import if not o.domain} == {17}
     assert not any(node.domain for node in model.graph.node)
     assert all(d.dim_value > 0 for v in model.graph.input for d in v.type.tensor_type.shape.dim)
-    convert_gguf(source, tmp_path / "ours", fixed=FixedWish(context=TOKENS))
+    convert_gguf(source, tmp_path / "ours", fixed=FixedOptions(context=TOKENS))
     rng = np.random.default_rng(3)
     given = {name: np.zeros((1, TOKENS), np.int32) for name in ("input_ids", "attention_mask", "token_type_ids")}
     given["input_ids"][0, :9] = rng.integers(1, 20, 9)
@@ -58,7 +58,7 @@ def test_an_environment_without_quark_fails_with_its_own_words_and_leaves_nothin
         export(source, tmp_path / "amd", tokens=TOKENS, form="a8w8")
     assert not any(tmp_path.iterdir())
     (tmp_path / "amd").mkdir()
-    with pytest.raises(BadWish, match="exists already"):
+    with pytest.raises(InvalidOption, match="exists already"):
         export(source, tmp_path / "amd", form="float")
 
 

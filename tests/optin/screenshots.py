@@ -191,9 +191,9 @@ class Camera:
             dialog.close()
         from engine.api.quantizing import QuantizeRequest
 
-        wish = {"model": "spark", "tier": "instant", "budget_bytes": 4_500_000}
+        overrides = {"model": "spark", "tier": "instant", "budget_bytes": 4_500_000}
         before = len(self.services.models.choices)
-        self.services.api.quantize(QuantizeRequest(**wish))
+        self.services.api.quantize(QuantizeRequest(**overrides))
         self.wait(lambda: len(self.services.models.choices) > before)
         chat = self.window.chat
         self.window.show_page("chat")

@@ -27,7 +27,7 @@ from engine.runner.protocol import LoadSettings
 from engine.types import Delta, GenerationRequest, SamplingParams
 from quantize.onnx.folder import convert_gguf
 from quantize.onnx.quark import export
-from quantize.onnx.request import FixedWish
+from quantize.onnx.request import FixedOptions
 
 TEXTS = ["one two three", "tiles w1 w2 w3"]
 SITES = {"QNNExecutionProvider": "TESSERA_QNN_SITE", "OpenVINOExecutionProvider": "TESSERA_OPENVINO_SITE"}
@@ -62,15 +62,15 @@ import sys, numpy as np
 from pathlib import Path
 from engine.onnx.folder import OnnxFolder
 from engine.runner.onnx import libraries
-from engine.runner.onnx.providers import share_of, open_session, wished_provider
+from engine.runner.onnx.providers import share_of, open_session, chosen_provider
 from engine.runner.protocol import LoadSettings
 ort = libraries.onnxruntime()
 folder = OnnxFolder(path=Path(sys.argv[1]).parent, kind="embedding", architecture="", graphs=(Path(sys.argv[1]),))
-wish = wished_provider(LoadSettings(path="", provider=sys.argv[2]), folder)
-print(share_of(folder, wish, plugin=wish.library is not None).text())
+choice = chosen_provider(LoadSettings(path="", provider=sys.argv[2]), folder)
+print(share_of(folder, choice, plugin=choice.library is not None).text())
 x = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
 ours, wanted = (s.run(None, {"x": x})[0] for s in (
-    open_session(ort, ort.SessionOptions(), sys.argv[1], wish),
+    open_session(ort, ort.SessionOptions(), sys.argv[1], choice),
     ort.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])))
 print("largest error", abs(ours - wanted).max(), "of", abs(wanted).max())
 """
@@ -138,7 +138,7 @@ def test_a_fixed_decoder_runs_on_the_emulator_whole(bundled_model, tmp_path):
     provider = "QNNExecutionProvider"
     if SITES[provider] not in os.environ:
         pytest.skip(f"set {SITES[provider]}")
-    convert_gguf(bundled_model, tmp_path / "fixed", fixed=FixedWish(context=128))
+    convert_gguf(bundled_model, tmp_path / "fixed", fixed=FixedOptions(context=128))
     cache = str(tmp_path / "cache" / "prefixes")
     facts, tokens = run(tmp_path / "fixed", generate, provider, n_ctx=128, cache_dir=cache)
     notes = [facts.metadata[f"note.{i}"] for i in range(2)]
@@ -159,7 +159,7 @@ def test_a_fixed_encoder_runs_on_the_emulator_whole(tmp_path):
     given = os.environ.get("TESSERA_BERT")
     source = Path(given) if given else write_bert(tmp_path / "bert.gguf")
     convert_gguf(source, tmp_path / "open")
-    convert_gguf(source, tmp_path / "fixed", fixed=FixedWish(context=64))
+    convert_gguf(source, tmp_path / "fixed", fixed=FixedOptions(context=64))
     _, expected = run(tmp_path / "open", embed)
     facts, found = run(tmp_path / "fixed", embed, provider)
     print(facts.metadata["note.0"], (expected * found).sum(axis=1))

@@ -18,6 +18,8 @@ BANNED = {
     "honoured": "unsupported parameter",
     "stake": "budget",
     "winnings": "accepted",
+    "wish": "overrides",
+    "wishes": "overrides",
     "workshop": "bench service",
 }
 _PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")

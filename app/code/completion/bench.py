@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from app.client import Client
-from app.code.completion.policy import wish_at
+from app.code.completion.policy import request_at
 from app.code.completion.request import suggest
 
 
@@ -52,8 +52,8 @@ def run(
     prompt = cached = 0
     cold = 0.0
     for number, (buffer, cursor) in enumerate(keystrokes(text, start, count + 1)):
-        wish = wish_at(path, buffer, cursor, window_chars=window_chars)
-        got = suggest(client, wish, model, first_only=True)
+        request = request_at(path, buffer, cursor, window_chars=window_chars)
+        got = suggest(client, request, model, first_only=True)
         if number == 0:
             cold = (got.first_token_s or 0.0) * 1000
             continue

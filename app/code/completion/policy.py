@@ -16,7 +16,7 @@ _OPENERS = (":", "{", "(", "[", "=>", "->", "do", "then", "else", "=")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class CompletionRequest:
     """A completion to ask for: the gap, stop strings, and the limit in tokens."""
 
     gap: FimGap
@@ -25,7 +25,7 @@ class Wish:
     multiline: bool
 
 
-def wish_at(
+def request_at(
     path: str,
     text: str,
     cursor: int,
@@ -33,7 +33,7 @@ def wish_at(
     extra: tuple[FimFile, ...] = (),
     repository: str | None = None,
     window_chars: int = 12_000,
-) -> Wish:
+) -> CompletionRequest:
     """What to ask for when the cursor is at character `cursor` of `text`."""
     prefix, suffix = text[:cursor], text[cursor:]
     multiline = wants_block(prefix, suffix)
@@ -42,7 +42,7 @@ def wish_at(
     keep_extra = min(num_extra, window_chars // 3)
     keep_prefix = min(len(prefix), window_chars - keep_extra)
     keep_suffix = max((keep_prefix + keep_extra) // _SUFFIX_SHARE, _SUFFIX_FLOOR_CHARS)
-    return Wish(
+    return CompletionRequest(
         gap=shortened(gap, keep_prefix=keep_prefix, keep_suffix=keep_suffix, keep_extra=keep_extra),
         stop=("\n\n\n",) if multiline else ("\n",),
         max_tokens=MAX_TOKENS_BLOCK if multiline else MAX_TOKENS_LINE,
@@ -63,19 +63,19 @@ def wants_block(prefix: str, suffix: str) -> bool:
     return bool(previous)
 
 
-def offered(text: str, wish: Wish) -> str:
+def offered(text: str, request: CompletionRequest) -> str:
     """The part of a completion worth showing; empty when there is none.
 
     A block ends where it leaves its indentation, where it starts to repeat the text after the cursor, or when
     a line comes for the third time. A single line loses what the rest of its line already says.
     """
-    after = wish.gap.suffix
-    if not wish.multiline:
+    after = request.gap.suffix
+    if not request.multiline:
         line = text.split("\n", 1)[0]
         rest = after.split("\n", 1)[0]
         return _without_tail(line, rest).rstrip() if line.strip() else ""
     next_line = next((line.strip() for line in after.split("\n") if line.strip()), None)
-    current = wish.gap.prefix.rsplit("\n", 1)[-1]
+    current = request.gap.prefix.rsplit("\n", 1)[-1]
     indent = len(current) - len(current.lstrip()) if current.strip() else len(current)
     kept: list[str] = []
     seen: dict[str, int] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.client import Client
-from app.code.completion.policy import Wish, offered
+from app.code.completion.policy import CompletionRequest, offered
 from engine.api.chat import InfillEvent
 
 
@@ -21,35 +21,37 @@ class Suggestion:
     cached_tokens: int
 
 
-def infill_body(wish: Wish, model: str | None = None) -> dict[str, Any]:
-    """The /infill request for a wish."""
-    gap = wish.gap
+def infill_body(request: CompletionRequest, model: str | None = None) -> dict[str, Any]:
+    """The /infill request for a completion."""
+    gap = request.gap
     body: dict[str, Any] = {
         "input_prefix": gap.prefix,
         "input_suffix": gap.suffix,
         "input_extra": [{"filename": file.path, "text": file.text} for file in gap.extra],
         "filename": gap.path,
-        "n_predict": wish.max_tokens,
-        "stop": list(wish.stop),
+        "n_predict": request.max_tokens,
+        "stop": list(request.stop),
         "temperature": 0.0,
         "stream": True,
     }
     return body if model is None else {**body, "model": model}
 
 
-def stream(client: Client, wish: Wish, model: str | None = None) -> Generator[InfillEvent]:
+def stream(client: Client, request: CompletionRequest, model: str | None = None) -> Generator[InfillEvent]:
     """The server's events; closing the iterator closes the connection, which ends the work within a ubatch."""
-    return client.stream("/infill", InfillEvent, infill_body(wish, model))
+    return client.stream("/infill", InfillEvent, infill_body(request, model))
 
 
-def suggest(client: Client, wish: Wish, model: str | None = None, *, first_only: bool = False) -> Suggestion:
+def suggest(
+    client: Client, request: CompletionRequest, model: str | None = None, *, first_only: bool = False
+) -> Suggestion:
     """Wait for a completion; `first_only` leaves at the first token, as a further keystroke would.
 
     Raises: ApiError, ServerUnreachable.
     """
     begun = time.perf_counter()
     text, first_s, prompt, cached = "", None, 0, 0
-    with closing(stream(client, wish, model)) as events:
+    with closing(stream(client, request, model)) as events:
         for event in events:
             prompt = prompt if event.tokens_evaluated is None else event.tokens_evaluated
             cached = cached if event.tokens_cached is None else event.tokens_cached
@@ -58,4 +60,6 @@ def suggest(client: Client, wish: Wish, model: str | None = None, *, first_only:
             text += event.content
             if event.stop or (first_only and first_s is not None):
                 break
-    return Suggestion(text=offered(text, wish), first_token_s=first_s, prompt_tokens=prompt, cached_tokens=cached)
+    return Suggestion(
+        text=offered(text, request), first_token_s=first_s, prompt_tokens=prompt, cached_tokens=cached
+    )

@@ -53,13 +53,13 @@ def branch_body(
     body = chat_body(model, messages, {"loop_guard": True})
     if tools:
         body["tools"] = [spec.as_openai() for spec in tools]
-    body |= _wishes(sampling or {})
+    body |= _sampling(sampling or {})
     if continue_last:
         body["continue_final_message"] = True
     return body
 
 
-def _wishes(sampling: Mapping[str, object]) -> dict[str, Any]:
+def _sampling(sampling: Mapping[str, object]) -> dict[str, Any]:
     """What the chat's options ask for, as a request has it."""
     body: dict[str, Any] = {}
     for name, value in sampling.items():

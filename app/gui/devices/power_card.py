@@ -11,7 +11,7 @@ from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, label, row, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice
-from engine.api.power import Mode, PowerState, PowerWish
+from engine.api.power import Mode, PowerLimits, PowerState
 
 _FIELD_WIDTH = 96
 
@@ -22,7 +22,7 @@ class PowerCard(QFrame):
     def __init__(self, services: Services, banner: Banner) -> None:
         super().__init__()
         self._services, self._banner = services, banner
-        self._shown: PowerWish | None = None
+        self._shown: PowerLimits | None = None
         self.setProperty("kind", "card")
         self._now = label("", "small", wrap=True)
         self._notes = label("", "small", wrap=True)
@@ -52,10 +52,10 @@ class PowerCard(QFrame):
 
     def show_state(self, state: PowerState) -> None:
         """What holds now. Fields a person is changing stay as they are."""
-        if state.wish != self._shown:
-            self._shown = state.wish
-            self.mode.setCurrentIndex(max(self.mode.findData(state.wish.mode), 0))
-            for field, value in ((self.cap, state.wish.cap_w), (self.battery, state.wish.battery_percent)):
+        if state.limits != self._shown:
+            self._shown = state.limits
+            self.mode.setCurrentIndex(max(self.mode.findData(state.limits.mode), 0))
+            for field, value in ((self.cap, state.limits.cap_w), (self.battery, state.limits.battery_percent)):
                 field.setText("" if value is None else field.locale().toString(value, "g", 6))
         self._now.setText(_now(state))
         self._notes.setText("\n".join(state.notes))
@@ -74,23 +74,23 @@ class PowerCard(QFrame):
         field.returnPressed.connect(self._apply)
         return field
 
-    def _wish(self) -> PowerWish | None:
+    def _limits(self) -> PowerLimits | None:
         """What the fields say; None while one of them is unfinished."""
         if any(field.text() and not field.hasAcceptableInput() for field in (self.cap, self.battery)):
             return None
-        return PowerWish(
+        return PowerLimits(
             mode=self.mode.currentData(), cap_w=_number(self.cap), battery_percent=_number(self.battery)
         )
 
     def _refresh_button(self) -> None:
-        wish = self._wish()
-        self.use.setEnabled(self._shown is not None and wish not in (None, self._shown))
+        limits = self._limits()
+        self.use.setEnabled(self._shown is not None and limits not in (None, self._shown))
 
     def _apply(self) -> None:
-        wish = self._wish()
-        if wish is not None and self.use.isEnabled():
+        limits = self._limits()
+        if limits is not None and self.use.isEnabled():
             api = self._services.api
-            self._services.ask(self._banner, lambda: api.set_power(wish), self.show_state)
+            self._services.ask(self._banner, lambda: api.set_power(limits), self.show_state)
 
 
 def _number(field: QLineEdit) -> float | None:

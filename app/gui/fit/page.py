@@ -98,8 +98,8 @@ class FitPage(Page):
     def _build(self) -> None:
         look = self._services.look
         choose = Flow()
-        for wish in (self.model, self.aim, self.tier):
-            choose.add(wish)
+        for overrides in (self.model, self.aim, self.tier):
+            choose.add(overrides)
         ends = row(self._smallest, 1, self._largest)
         go = row(self.size_words, 1, self.start)
         self.content.addWidget(self.banner)
@@ -110,14 +110,14 @@ class FitPage(Page):
             self.tr("Download a model in its original precision (F16, BF16 or safetensors) in the library."),
         )
         self._none.hide()
-        self._wishes = card(choose, go, self.slider, ends, self.chips, spacing=12)
+        self._choices = card(choose, go, self.slider, ends, self.chips, spacing=12)
         sides = row(
             stack(self._ours_name, self.mosaic, spacing=4),
             stack(self._rival_name, self.rival, spacing=4),
             spacing=24,
         )
         self._picture = card(self.plot, sides, PrecisionLegend(look), spacing=12)
-        for widget in (self._none, self._wishes, self._picture):
+        for widget in (self._none, self._choices, self._picture):
             self.content.addWidget(widget)
         self._picture.hide()  # until there is something to draw
 
@@ -157,7 +157,7 @@ class FitPage(Page):
                 self.model.setItemData(place, reason, Qt.ItemDataRole.ToolTipRole)
                 self.model.setItemData(place, 0, Qt.ItemDataRole.UserRole - 1)  # Qt's own role for its flags
         self._none.setVisible(not usable)
-        self._wishes.setVisible(bool(usable))
+        self._choices.setVisible(bool(usable))
         if not usable:
             self.model.setCurrentIndex(-1)
         else:

@@ -98,7 +98,7 @@ class TokenConstraint:
                 self._awaited = end
             else:
                 self._opening = start
-                # A stray `<` is no wish to reason: the block opens with the tokens it always opens with.
+                # A stray `<` does not mean to reason: the block opens with the tokens it always opens with.
                 path = vocabulary.tokenize(constraint.preamble[0], add_special=False, parse_special=True)
                 self._first_length = len(vocabulary.pieces[path[0]]) if path else 1
         self._seen = b""

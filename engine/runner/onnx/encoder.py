@@ -11,7 +11,7 @@ from engine.onnx.safety import count_parameters
 from engine.runner.inputs import shortened
 from engine.runner.onnx import libraries
 from engine.runner.onnx.errors import LoadFailed
-from engine.runner.onnx.providers import CPU, open_session, register_plugin, share_of, wished_provider
+from engine.runner.onnx.providers import CPU, chosen_provider, open_session, register_plugin, share_of
 from engine.runner.onnx.vocabulary import FolderVocabulary
 from engine.runner.protocol import Embed, Embedded, Fault, LoadSettings
 from engine.types import ModelFacts
@@ -215,10 +215,10 @@ def _session(settings: LoadSettings, folder: OnnxFolder) -> tuple[Any, str, str]
         raise LoadFailed(
             f"ONNX Runtime does not load ({libraries.reason(error)}): pip install onnxruntime"
         ) from error
-    wish = wished_provider(settings, folder)
+    choice = chosen_provider(settings, folder)
     note = ""
-    if wish.name != CPU:
-        share = share_of(folder, wish, plugin=register_plugin(ort, wish, for_genai=False))
+    if choice.name != CPU:
+        share = share_of(folder, choice, plugin=register_plugin(ort, choice, for_genai=False))
         if share.placed < share.total and not settings.allow_fallback:
             raise LoadFailed(share.refusal())
         note = share.text()
@@ -226,12 +226,12 @@ def _session(settings: LoadSettings, folder: OnnxFolder) -> tuple[Any, str, str]
     options.intra_op_num_threads = settings.n_threads or 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        session = open_session(ort, options, str(folder.graphs[0]), wish)
+        session = open_session(ort, options, str(folder.graphs[0]), choice)
     except LoadFailed:
         raise
     except Exception as error:
-        raise LoadFailed(wish.explain(libraries.reason(error))) from error
-    return session, wish.name, note
+        raise LoadFailed(choice.explain(libraries.reason(error))) from error
+    return session, choice.name, note
 
 
 def _refused(job_id: int, message: str, param: str) -> Fault:

@@ -12,7 +12,7 @@ from engine.runner.onnx import libraries
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.fixed import FixedDecoder, read_facts
 from engine.runner.onnx.model import LoadedFolder
-from engine.runner.onnx.providers import QNN, Wish, wished_provider
+from engine.runner.onnx.providers import QNN, ProviderChoice, chosen_provider
 from engine.runner.onnx.vocabulary import FolderVocabulary
 from engine.runner.onnx.whole import compiled_at, whole_session
 from engine.runner.protocol import LoadSettings
@@ -83,15 +83,15 @@ def load(
     Raises: LoadFailed.
     """
     facts = read_facts(folder.path)
-    wish = wished_provider(settings, folder)
+    choice = chosen_provider(settings, folder)
     notes: list[str] = []
     try:
         ort = libraries.onnxruntime()
-        sessions = [_session(ort, settings, folder, wish, name, notes, compiling) for name in GRAPHS]
+        sessions = [_session(ort, settings, folder, choice, name, notes, compiling) for name in GRAPHS]
     except LoadFailed:
         raise
     except Exception as error:
-        raise LoadFailed(wish.explain(libraries.reason(error))) from error
+        raise LoadFailed(choice.explain(libraries.reason(error))) from error
     vocabulary = FolderVocabulary(folder.path / "tokenizer.json", list(folder.ends), folder.vocab)
     loaded = LoadedFixed(
         og=None,
@@ -103,7 +103,7 @@ def load(
         n_ctx=min(settings.n_ctx, facts.past - 1),
         n_params=int(folder.own.get("n_params") or 0),
         all_logits=False,
-        provider=wish.name,
+        provider=choice.name,
         notes=notes,
         facts=facts,
         sessions=sessions,
@@ -119,7 +119,7 @@ def _session(
     ort: Any,
     settings: LoadSettings,
     folder: OnnxFolder,
-    wish: Wish,
+    choice: ProviderChoice,
     name: str,
     notes: list[str],
     compiling: Callable[[float], None],
@@ -127,17 +127,17 @@ def _session(
     """One graph's session. On the NPU nothing may stay behind, and what was compiled is kept and taken again."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = settings.n_threads or 1
-    if wish.adapter is None:
+    if choice.adapter is None:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    elif wish.name != QNN:
-        raise LoadFailed(f"graphs of fixed shapes run on the CPU or on {QNN}, not on {wish.name}")
+    elif choice.name != QNN:
+        raise LoadFailed(f"graphs of fixed shapes run on the CPU or on {QNN}, not on {choice.name}")
     cache = Path(settings.cache_dir).parent if settings.cache_dir is not None else None
-    kept = compiled_at(cache, (folder.own.get("key"), folder.path.name), wish, name)
+    kept = compiled_at(cache, (folder.own.get("key"), folder.path.name), choice, name)
     session, note = whole_session(
         ort,
         options,
         folder.path / f"{name}.onnx",
-        wish,
+        choice,
         kept=kept,
         tell=lambda graph: compiling(GRAPHS.index(graph) / len(GRAPHS)),
     )

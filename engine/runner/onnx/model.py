@@ -11,7 +11,7 @@ from engine.onnx.folder import OnnxFolder, read_folder
 from engine.onnx.safety import check_graph, count_parameters
 from engine.runner.onnx import libraries
 from engine.runner.onnx.errors import LoadFailed
-from engine.runner.onnx.providers import Share, append_provider, register_plugin, share_of, wished_provider
+from engine.runner.onnx.providers import Share, append_provider, chosen_provider, register_plugin, share_of
 from engine.runner.onnx.vocabulary import FolderVocabulary
 from engine.runner.protocol import LoadSettings
 from engine.types import ModelFacts
@@ -67,20 +67,20 @@ def load(settings: LoadSettings, folder: OnnxFolder, graphs: list[Any]) -> Loade
         why = libraries.reason(error)
         raise LoadFailed(f"onnxruntime-genai does not load ({why}): pip install onnxruntime-genai") from error
     vocabulary = FolderVocabulary(folder.path / "tokenizer.json", list(folder.ends), folder.vocab)
-    wish = wished_provider(settings, folder)
+    choice = chosen_provider(settings, folder)
     share = Share(CPU, 0, 0)
-    if wish.name != CPU:
-        plugin = register_plugin(og, wish)
-        share = share_of(folder, wish, plugin=plugin) if wish.measurable else share
+    if choice.name != CPU:
+        plugin = register_plugin(og, choice)
+        share = share_of(folder, choice, plugin=plugin) if choice.measurable else share
         if share.placed < share.total and not settings.allow_fallback:
             raise LoadFailed(share.refusal())
     try:
         config = og.Config(str(folder.path))
         config.overlay(json.dumps(_session(settings)))
-        append_provider(config, wish)
+        append_provider(config, choice)
         model = og.Model(config)
     except Exception as error:
-        raise LoadFailed(wish.explain(libraries.reason(error))) from error
+        raise LoadFailed(choice.explain(libraries.reason(error))) from error
     logits = [output for graph in graphs for output in graph.graph.output if output.name == folder.logits]
     middle = logits[0].type.tensor_type.shape.dim[1].dim_value if logits else 1
     loaded = LoadedFolder(
@@ -92,8 +92,8 @@ def load(settings: LoadSettings, folder: OnnxFolder, graphs: list[Any]) -> Loade
         n_ctx=min(settings.n_ctx, folder.context or settings.n_ctx),
         n_params=folder.own.get("n_params") or sum(count_parameters(graph) for graph in graphs),
         all_logits=middle != 1,
-        provider=wish.name,
-        notes=[share.text()] if wish.name != CPU and wish.measurable else [],
+        provider=choice.name,
+        notes=[share.text()] if choice.name != CPU and choice.measurable else [],
     )
     _try(loaded)
     return loaded

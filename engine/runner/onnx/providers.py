@@ -17,7 +17,7 @@ QNN: Final = "QNNExecutionProvider"
 
 
 @dataclass(frozen=True)
-class Wish:
+class ProviderChoice:
     """The provider a load is for. `pinned` by the user, else asked for by the folder's configuration."""
 
     name: str
@@ -60,7 +60,7 @@ class Share:
         )
 
 
-def wished_provider(settings: LoadSettings, folder: OnnxFolder) -> Wish:
+def chosen_provider(settings: LoadSettings, folder: OnnxFolder) -> ProviderChoice:
     """The pinned provider, or what the folder was compiled for, or the CPU.
 
     Raises: LoadFailed: no such provider is known; a vendor's folder was pinned to something else.
@@ -72,14 +72,16 @@ def wished_provider(settings: LoadSettings, folder: OnnxFolder) -> Wish:
             adapter = adapter_of(asked[0])
             title = adapter.title if adapter else asked[0]
             raise LoadFailed(f"it was compiled for {title} and has no form for a CPU")
-        return Wish(CPU, None, None, pinned=bool(settings.provider))
+        return ProviderChoice(CPU, None, None, pinned=bool(settings.provider))
     adapter = adapter_of(name)
     if adapter is None:
         raise LoadFailed(f"there is no execution provider {name!r} (known: cpu, {', '.join(ADAPTERS)})")
     problem = adapter.problem(folder.release, dict(os.environ))
     if problem and not adapter.built_in and not _brought(adapter.provider):
         raise LoadFailed(problem)
-    return Wish(adapter.provider, adapter, adapter.library(dict(os.environ)), pinned=bool(settings.provider))
+    return ProviderChoice(
+        adapter.provider, adapter, adapter.library(dict(os.environ)), pinned=bool(settings.provider)
+    )
 
 
 def _brought(provider: str) -> bool:
@@ -90,87 +92,87 @@ def _brought(provider: str) -> bool:
         return False
 
 
-def register_plugin(og: Any, wish: Wish, *, for_genai: bool = True) -> bool:
+def register_plugin(og: Any, choice: ProviderChoice, *, for_genai: bool = True) -> bool:
     """Whether a plugin has to be registered; with onnxruntime-genai that is done here.
 
     Raises: LoadFailed: it does not load.
     """
-    if wish.library is None or wish.adapter is None or not wish.adapter.plugin:
+    if choice.library is None or choice.adapter is None or not choice.adapter.plugin:
         return False
     try:
         if for_genai:
-            og.register_execution_provider_library(wish.name, wish.library)
+            og.register_execution_provider_library(choice.name, choice.library)
     except Exception as error:
-        raise LoadFailed(wish.explain(libraries.reason(error))) from error
+        raise LoadFailed(choice.explain(libraries.reason(error))) from error
     return True
 
 
-def append_provider(config: Any, wish: Wish) -> None:
+def append_provider(config: Any, choice: ProviderChoice) -> None:
     """Tell onnxruntime-genai which provider to use; a vendor's folder has said it already."""
-    if wish.name == CPU:
+    if choice.name == CPU:
         config.clear_providers()
-    elif wish.pinned and wish.adapter is not None:
+    elif choice.pinned and choice.adapter is not None:
         config.clear_providers()
-        config.append_provider(wish.adapter.genai_name)
-        for key, value in {**wish.adapter.options, **backend_options(wish)}.items():
-            config.set_provider_option(wish.adapter.genai_name, key, value)
+        config.append_provider(choice.adapter.genai_name)
+        for key, value in {**choice.adapter.options, **backend_options(choice)}.items():
+            config.set_provider_option(choice.adapter.genai_name, key, value)
 
 
-def backend_options(wish: Wish) -> dict[str, str]:
+def backend_options(choice: ProviderChoice) -> dict[str, str]:
     """onnxruntime-genai gives QNN no device to guess its library from; it lies beside the plugin."""
-    beside = Path(wish.library).parent if wish.library else None
+    beside = Path(choice.library).parent if choice.library else None
     for name in ("libQnnHtp.so", "QnnHtp.dll"):
         if beside is not None and (beside / name).is_file():
             return {"backend_path": str(beside / name)}
     return {}
 
 
-def share_of(folder: OnnxFolder, wish: Wish, *, plugin: bool) -> Share:
+def share_of(folder: OnnxFolder, choice: ProviderChoice, *, plugin: bool) -> Share:
     """Create a plain session on the provider and count where its operators went.
 
     Raises: LoadFailed: ONNX Runtime has no such provider here, or it refuses the graph.
     """
     ort = libraries.onnxruntime()
-    assert wish.adapter is not None
+    assert choice.adapter is not None
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     try:
-        session = open_session(ort, options, str(folder.graphs[0]), wish, register=plugin)
-        return count_operators(session, wish.name)
+        session = open_session(ort, options, str(folder.graphs[0]), choice, register=plugin)
+        return count_operators(session, choice.name)
     except LoadFailed:
         raise
     except Exception as error:
-        raise LoadFailed(wish.explain(libraries.reason(error))) from error
+        raise LoadFailed(choice.explain(libraries.reason(error))) from error
 
 
-def open_session(ort: Any, options: Any, graph: str, wish: Wish, *, register: bool = False) -> Any:
+def open_session(ort: Any, options: Any, graph: str, choice: ProviderChoice, *, register: bool = False) -> Any:
     """A plain session on the wished provider, the CPU behind it.
 
     Raises: LoadFailed: no such provider or device here. Whatever ONNX Runtime throws.
     """
-    if wish.adapter is None:
+    if choice.adapter is None:
         return ort.InferenceSession(graph, options, providers=[CPU])
-    if not wish.adapter.plugin or wish.library is None:
-        if wish.name not in ort.get_available_providers():
-            raise LoadFailed(f"This ONNX Runtime has no {wish.name}. {wish.adapter.install}")
-        return ort.InferenceSession(graph, options, providers=[(wish.name, dict(wish.adapter.options)), CPU])
+    if not choice.adapter.plugin or choice.library is None:
+        if choice.name not in ort.get_available_providers():
+            raise LoadFailed(f"This ONNX Runtime has no {choice.name}. {choice.adapter.install}")
+        return ort.InferenceSession(graph, options, providers=[(choice.name, dict(choice.adapter.options)), CPU])
     if register:
-        ort.register_execution_provider_library(wish.name, wish.library)
-    devices = [d for d in ort.get_ep_devices() if d.ep_name == wish.name]
+        ort.register_execution_provider_library(choice.name, choice.library)
+    devices = [d for d in ort.get_ep_devices() if d.ep_name == choice.name]
     if not devices:
-        raise LoadFailed(f"{wish.adapter.title} is installed but finds no device. {wish.adapter.no_device}")
-    told = {**wish.adapter.options, **backend_options(wish), **float_options(wish)}
+        raise LoadFailed(f"{choice.adapter.title} is installed but finds no device. {choice.adapter.no_device}")
+    told = {**choice.adapter.options, **backend_options(choice), **float_options(choice)}
     options.add_provider_for_devices(devices[:1], told)
     return ort.InferenceSession(graph, options)
 
 
-def float_options(wish: Wish) -> dict[str, str]:
+def float_options(choice: ProviderChoice) -> dict[str, str]:
     """Lets QNN compute floats in 16 bits, for which it must know the chip; the emulator on x86 plays an X Elite.
 
     Source: ONNX Runtime, QNN provider options; 60 is SC8380XP, whose NPU is of version 73.
     """
-    if wish.name != QNN or platform.machine() not in {"x86_64", "AMD64"}:
+    if choice.name != QNN or platform.machine() not in {"x86_64", "AMD64"}:
         return {}
     chip = {"soc_model": "60", "htp_arch": "73", "enable_htp_fp16_precision": "1"}
     return {**chip, "offload_graph_io_quantization": "0"}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from engine.runner.onnx.errors import LoadFailed
-from engine.runner.onnx.providers import CPU, QNN, Wish, backend_options, count_operators, float_options
+from engine.runner.onnx.providers import CPU, QNN, ProviderChoice, backend_options, count_operators, float_options
 
 # All of a graph goes to the NPU, and what goes in and out is its own integers. Source: ONNX Runtime, QNN provider.
 _QNN_OPTIONS: Final = {"offload_graph_io_quantization": "0", "htp_graph_finalization_optimization_mode": "3"}
@@ -17,7 +17,7 @@ def whole_session(
     ort: Any,
     options: Any,
     graph: Path,
-    wish: Wish,
+    choice: ProviderChoice,
     *,
     kept: Path | None = None,
     floats: bool = False,
@@ -28,13 +28,13 @@ def whole_session(
     `kept` is where the compiled graph lies, or will. `tell` hears of a first compile before it begins.
     Raises: LoadFailed: an operator would be left for the processor, or no device is here; what ONNX Runtime throws.
     """
-    if wish.adapter is None:
+    if choice.adapter is None:
         return ort.InferenceSession(str(graph), options, providers=[CPU]), ""
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     begun = time.monotonic()
-    if wish.name != QNN or wish.library is None:
+    if choice.name != QNN or choice.library is None:
         tell(graph.stem)
-        session = _built_in(ort, options, graph, wish)
+        session = _built_in(ort, options, graph, choice)
         fresh = True
     else:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -46,38 +46,38 @@ def whole_session(
             kept.parent.mkdir(parents=True, exist_ok=True)
             for key, value in (("enable", "1"), ("file_path", str(kept)), ("embed_mode", "0")):
                 options.add_session_config_entry(f"ep.context_{key}", value)
-        told = {**_QNN_OPTIONS, **backend_options(wish), **(float_options(wish) if floats else {})}
-        options.add_provider_for_devices(_devices(ort, wish)[:1], told)
+        told = {**_QNN_OPTIONS, **backend_options(choice), **(float_options(choice) if floats else {})}
+        options.add_provider_for_devices(_devices(ort, choice)[:1], told)
         session = ort.InferenceSession(str(graph if fresh else kept), options)
-    share = count_operators(session, wish.name)
+    share = count_operators(session, choice.name)
     if fresh and share.placed < share.total:
         raise LoadFailed(share.refusal())
     took = f"compiled in {time.monotonic() - begun:.0f} s"
-    return session, f"{graph.stem}: {f'{share.text()}, {took}' if fresh else f'{wish.name}: compiled before'}"
+    return session, f"{graph.stem}: {f'{share.text()}, {took}' if fresh else f'{choice.name}: compiled before'}"
 
 
-def _built_in(ort: Any, options: Any, graph: Path, wish: Wish) -> Any:
-    assert wish.adapter is not None
-    if wish.name not in ort.get_available_providers():
-        raise LoadFailed(f"This ONNX Runtime has no {wish.name}. {wish.adapter.install}")
-    return ort.InferenceSession(str(graph), options, providers=[(wish.name, dict(wish.adapter.options))])
+def _built_in(ort: Any, options: Any, graph: Path, choice: ProviderChoice) -> Any:
+    assert choice.adapter is not None
+    if choice.name not in ort.get_available_providers():
+        raise LoadFailed(f"This ONNX Runtime has no {choice.name}. {choice.adapter.install}")
+    return ort.InferenceSession(str(graph), options, providers=[(choice.name, dict(choice.adapter.options))])
 
 
-def _devices(ort: Any, wish: Wish) -> list[Any]:
-    assert wish.adapter is not None
+def _devices(ort: Any, choice: ProviderChoice) -> list[Any]:
+    assert choice.adapter is not None
     if not any(device.ep_name == QNN for device in ort.get_ep_devices()):
-        ort.register_execution_provider_library(QNN, wish.library)
+        ort.register_execution_provider_library(QNN, choice.library)
     devices = [device for device in ort.get_ep_devices() if device.ep_name == QNN]
     if not devices:
-        raise LoadFailed(f"{wish.adapter.title} is installed but finds no device. {wish.adapter.no_device}")
+        raise LoadFailed(f"{choice.adapter.title} is installed but finds no device. {choice.adapter.no_device}")
     return devices
 
 
-def compiled_at(folder: Path | None, key: object, wish: Wish, name: str) -> Path | None:
+def compiled_at(folder: Path | None, key: object, choice: ProviderChoice, name: str) -> Path | None:
     """Where a compiled graph is kept in `folder`: by its content and shape (`key`) and the driver."""
-    if folder is None or wish.library is None:
+    if folder is None or choice.library is None:
         return None
-    library = Path(wish.library).stat()
+    library = Path(choice.library).stat()
     facts = (key, library.st_size, library.st_mtime_ns)
     found = hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
     return folder / "qnn" / found / f"{name}_ctx.onnx"

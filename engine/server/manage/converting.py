@@ -11,7 +11,7 @@ from engine.paths import whole_path
 from engine.quantize_jobs.convert import ToGguf, ToOnnx
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
-from quantize.onnx.request import FixedWish
+from quantize.onnx.request import FixedOptions
 
 router = APIRouter(prefix="/tessera/v1", tags=["library"], route_class=TypedRoute)
 
@@ -28,7 +28,7 @@ async def to_gguf(request: Request, body: ConvertRequest) -> Job:
 async def to_onnx(request: Request, body: OnnxConvertRequest) -> Job:
     """Start making an ONNX folder of a GGUF model; the job's result names the model."""
     asked = body.fixed
-    fixed = FixedWish(context=asked.context, bits=asked.bits, seconds=asked.seconds) if asked else None
+    fixed = FixedOptions(context=asked.context, bits=asked.bits, seconds=asked.seconds) if asked else None
     task = ToOnnx(
         source=body.source,
         out=_wanted(body.out),

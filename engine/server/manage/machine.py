@@ -19,7 +19,7 @@ from engine.errors import InputFault
 from engine.onnx.providers import ADAPTERS
 from engine.remotes.book import remote_of
 from engine.runner.limits import KV_TYPES
-from engine.server.load_wishes import with_choices
+from engine.server.load_overrides import with_choices
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
 
@@ -94,9 +94,13 @@ async def placement(
         "device": device,
     }
     given = {field: value for field, value in asked.items() if value is not None}
-    usual = with_choices(state.models.wish, state.models.load_wishes.get(entry.id)) if saved else state.models.wish
-    wish = msgspec.structs.replace(usual, **given)
-    placed = await asyncio.to_thread(lambda: placer.choose(entry.id, settings, wish, exact=True))
+    usual = (
+        with_choices(state.models.overrides, state.models.load_overrides.get(entry.id))
+        if saved
+        else state.models.overrides
+    )
+    overrides = msgspec.structs.replace(usual, **given)
+    placed = await asyncio.to_thread(lambda: placer.choose(entry.id, settings, overrides, exact=True))
     report = await asyncio.to_thread(placer.report, entry.id, placed)
     model = state.pool.get(entry.id)
     loaded = model.placement if model is not None and model.ready else None

@@ -11,7 +11,7 @@ from engine.api.measuring import BenchRequest, BenchResult, BenchResults, Shapes
 from engine.bench.shapes import SHAPES
 from engine.errors import InputFault
 from engine.measure_jobs.subject import Subject
-from engine.measure_jobs.work import BenchService, BenchWish, Task, TuneWish
+from engine.measure_jobs.work import BenchOptions, BenchService, Task, TuneOptions
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
 
@@ -37,7 +37,7 @@ async def shapes() -> Shapes:
 @router.post("/bench", status_code=202)
 async def bench(request: Request, body: BenchRequest) -> Job:
     """Start measuring (see /tessera/v1/jobs); the job's result carries the report."""
-    wish = BenchWish(
+    options = BenchOptions(
         subject=_subject(body),
         lengths=body.lengths,
         parallel=body.parallel,
@@ -45,7 +45,7 @@ async def bench(request: Request, body: BenchRequest) -> Job:
         tokens=body.tokens,
         threads=body.threads,
     )
-    return _start(request, f"Measure {wish.subject.name}", Task(what="bench", bench=wish))
+    return _start(request, f"Measure {options.subject.name}", Task(what="bench", bench=options))
 
 
 @router.post("/bench/types", status_code=202)
@@ -57,8 +57,8 @@ async def price_types(request: Request) -> Job:
 @router.post("/autotune", status_code=202)
 async def autotune(request: Request, body: TuneRequest) -> Job:
     """Start looking for the fastest settings; loads use them from then on. Pausing keeps what was measured."""
-    wish = TuneWish(subject=_subject(body), lengths=body.lengths, limit_s=body.limit_s)
-    return _start(request, f"Tune {wish.subject.name}", Task(what="tune", tune=wish))
+    options = TuneOptions(subject=_subject(body), lengths=body.lengths, limit_s=body.limit_s)
+    return _start(request, f"Tune {options.subject.name}", Task(what="tune", tune=options))
 
 
 def _subject(body: SubjectRequest) -> Subject:

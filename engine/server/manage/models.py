@@ -107,7 +107,7 @@ async def set_load_settings(request: Request, model: str, body: LoadChoices) -> 
     """Decide about the loads of a model; nothing at all leaves them to Tessera. An idle model is unloaded."""
     state = server_state(request)
     entry = await state.models.entry(model)
-    state.models.load_wishes.set(entry.id, body, entry.context_train)
+    state.models.load_overrides.set(entry.id, body, entry.context_train)
     loaded = state.pool.get(entry.id)
     if loaded is not None:
         loaded.pinned = body.keep_loaded
@@ -117,7 +117,7 @@ async def set_load_settings(request: Request, model: str, body: LoadChoices) -> 
 
 
 def _load_settings(models: ServedModels, entry: ModelEntry) -> ModelLoadSettings:
-    user = models.load_wishes.get(entry.id)
+    user = models.load_overrides.get(entry.id)
     return ModelLoadSettings(id=entry.id, user=user, context_train=entry.context_train)
 
 

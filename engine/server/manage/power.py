@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request
 
-from engine.api.power import PowerState, PowerWish
+from engine.api.power import PowerLimits, PowerState
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
 
@@ -16,8 +16,8 @@ async def power(request: Request) -> PowerState:
 
 
 @router.put("")
-async def set_power(request: Request, body: PowerWish) -> PowerState:
-    """Replace the wish; fields left out are not bounded. It is kept for the next start."""
+async def set_power(request: Request, body: PowerLimits) -> PowerState:
+    """Replace the limits; fields left out are not bounded. It is kept for the next start."""
     desk = server_state(request).power
     desk.set(body)
     return desk.state()

@@ -33,7 +33,7 @@ def to_query(body: ChatRequest) -> ChatQuery:
         parallel_tool_calls=body.parallel_tool_calls is not False,
         output=output,
         output_param=param,
-        **body.wishes(),
+        **body.options(),
         template=body.chat_template,
         continue_final=goes_on,
         template_variables=body.chat_template_kwargs or {},

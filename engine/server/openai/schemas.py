@@ -324,7 +324,7 @@ class ChatRequest(SamplingBody, OutputFields):
         found = (tool.get("custom") for tool in self.tools or () if tool.get("type") == "custom")
         return frozenset(str(tool.get("name")) for tool in found if isinstance(tool, dict))
 
-    def wishes(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """How much is to be reasoned, in the words of `ChatQuery`; of several names the first one counts."""
         thinking, reasoning = self.thinking or Thinking(type="adaptive"), self.reasoning or Reasoning()
         switch = {"enabled": True, "disabled": False}.get(thinking.type)

@@ -5,7 +5,7 @@ import pytest
 from measured_model import HELD_OUT, SOURCE, ignore, never
 from small_folder import first_layers, short_text
 
-from quantize.errors import BadWish
+from quantize.errors import InvalidOption
 from quantize.files.provenance import Provenance
 from quantize.files.work_folder import file_sha256
 from quantize.job.execute import quantize
@@ -74,14 +74,14 @@ def test_a_plan_is_small_and_survives_its_file(given, folder, tmp_path):
 
 
 def test_a_plan_of_another_source_or_text_is_refused(given, tmp_path):
-    with pytest.raises(BadWish, match="another file"):
+    with pytest.raises(InvalidOption, match="another file"):
         follow(given, tmp_path, source=SOURCE)
     other = tmp_path / "other.txt"
     other.write_text(given[0].calibration.read_text()[:-100])
-    with pytest.raises(BadWish, match="another text"):
+    with pytest.raises(InvalidOption, match="another text"):
         follow(given, tmp_path, calibration=other)
     foreign = msgspec.structs.replace(given[1], architecture="gemma3")
-    with pytest.raises(BadWish, match="gemma3"):
+    with pytest.raises(InvalidOption, match="gemma3"):
         follow(given, tmp_path, foreign)
     assert not (tmp_path / "again.gguf").exists()
 
@@ -100,7 +100,7 @@ def test_a_plan_of_another_source_or_text_is_refused(given, tmp_path):
 def test_a_stale_or_damaged_plan_is_refused(given, tmp_path, change, words):
     raw = msgspec.json.decode(msgspec.json.encode(given[1])) | change
     (tmp_path / "p.json").write_bytes(msgspec.json.encode(raw))
-    with pytest.raises(BadWish, match=words):
+    with pytest.raises(InvalidOption, match=words):
         follow(given, tmp_path, read_plan(tmp_path / "p.json"))
     assert not (tmp_path / "again.gguf").exists()
 
@@ -109,13 +109,13 @@ def test_a_stale_or_damaged_plan_is_refused(given, tmp_path, change, words):
 def test_types_that_a_tensor_cannot_have_are_refused(given, tmp_path, qtype):
     name = next(n for n in given[1].types if n.endswith("norm.weight"))
     forged = msgspec.structs.replace(given[1], types=given[1].types | {name: qtype})
-    with pytest.raises(BadWish, match=name):
+    with pytest.raises(InvalidOption, match=name):
         follow(given, tmp_path, forged)
 
 
 def test_a_claim_that_does_not_hold_here_is_refused(given, tmp_path):
     boast = msgspec.structs.replace(given[1], kld=Interval(1e-6, 1e-6, 2e-6))
-    with pytest.raises(BadWish, match="does not hold here"):
+    with pytest.raises(InvalidOption, match="does not hold here"):
         follow(given, tmp_path, boast)
     assert not (tmp_path / "again.gguf").exists()
     check_claim(given[1], given[1].kld)
@@ -132,5 +132,5 @@ def test_a_plan_that_is_not_utf8_is_refused(tmp_path):
     path = tmp_path / "a.plan.json"
     for raw in (b'{"format": "\xff"}', b'{"\xfe": 1}', b"[" * 100_000):
         path.write_bytes(raw)
-        with pytest.raises(BadWish, match="is no plan"):
+        with pytest.raises(InvalidOption, match="is no plan"):
             read_plan(path)

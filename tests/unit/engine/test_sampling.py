@@ -12,7 +12,7 @@ from engine.library.inspect_files import inspect_onnx
 from engine.sampling import LLAMA_CPP, Layer, Recommended, choose, recommended
 from engine.sampling_families import families, of_card
 from engine.server.models import ServedModels
-from engine.settings.sampling import SamplingWishes
+from engine.settings.sampling import SamplingOverrides
 from quantize.convert.folder import ConvertRequest, convert
 from quantize.files.gguf_split import read_gguf_model
 from quantize.files.sampling_keys import BOUNDS, GENERATION_CONFIG_NAMES, checked
@@ -133,7 +133,7 @@ def test_a_broken_publishers_file_stops_nothing(tmp_path, tessera_home):
 
 def test_the_users_values_are_kept_shared_and_checked(tmp_path):
     file = tmp_path / "config" / "sampling.json"
-    one, other = SamplingWishes(file), SamplingWishes(file)
+    one, other = SamplingOverrides(file), SamplingOverrides(file)
     one.set("m", {"temperature": 0.25, "top_k": 3})
     assert other.get("m") == {"temperature": 0.25, "top_k": 3}
     with pytest.raises(InputFault, match="temperature must be a number from 0 to 5, not 9"):

@@ -13,7 +13,7 @@ from engine.dispatch.machine_state import MachineState
 from engine.measurements.keys import machine_key
 from engine.paths import Paths
 from engine.quantize_jobs.request import measured_speeds
-from quantize.errors import BadWish, BudgetTooSmall
+from quantize.errors import BudgetTooSmall, InvalidOption
 from quantize.files.gguf_file import read_gguf
 from quantize.files.gguf_write import padded
 from quantize.ggml_types import BLOCK_SIZES, GgmlType, bits_per_weight
@@ -120,7 +120,7 @@ def test_locks_are_obeyed(spark):
 
 @pytest.mark.parametrize("lock", [Lock("no_such_tensor", "Q8_0"), Lock("(", "Q8_0")])
 def test_a_lock_that_cannot_be_is_refused(spark, lock):
-    with pytest.raises(BadWish, match="--lock"):
+    with pytest.raises(InvalidOption, match="--lock"):
         make_plan(question(spark, locks=(lock,)), Goal(kind="budget", limit_bytes=5_000_000))
 
 
@@ -206,10 +206,10 @@ def test_a_stock_mix_or_one_type_can_be_asked_for(spark):
     assert stock.types["token_embd.weight"] == "Q6_K"
     assert stock.file_bytes == next(s.file_bytes for s in stock.stock if s.name == "Q4_K_M")
     assert set(make_plan(q, Goal(kind="mix", mix="Q8_0")).types.values()) == {"F32", "Q8_0"}
-    with pytest.raises(BadWish, match="Q4_K_XXL"):
+    with pytest.raises(InvalidOption, match="Q4_K_XXL"):
         make_plan(q, Goal(kind="mix", mix="Q4_K_XXL"))
     blind = question(spark, evidence=EvidenceRef(tier="instant", has_imatrix=False))
-    with pytest.raises(BadWish, match="importance matrix"):
+    with pytest.raises(InvalidOption, match="importance matrix"):
         make_plan(blind, Goal(kind="mix", mix="IQ2_XS"))
 
 

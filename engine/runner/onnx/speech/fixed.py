@@ -11,7 +11,7 @@ import numpy as np
 from engine.onnx.folder import OnnxFolder
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.libraries import onnxruntime, reason
-from engine.runner.onnx.providers import CPU, wished_provider
+from engine.runner.onnx.providers import CPU, chosen_provider
 from engine.runner.onnx.speech.moonshine import (
     BEGIN,
     END,
@@ -69,7 +69,7 @@ class FixedMoonshine:
         self._cos, self._sin = rotary_rows(s, s.tokens + 1)
         ort = onnxruntime()
         about = OnnxFolder(path=folder, kind="embedding", architecture="moonshine", graphs=())
-        wish = wished_provider(LoadSettings(path=str(folder), provider=provider or CPU), about)
+        choice = chosen_provider(LoadSettings(path=str(folder), provider=provider or CPU), about)
         self.notes: list[str] = []
         sessions = []
         for name in GRAPHS:
@@ -77,13 +77,13 @@ class FixedMoonshine:
             options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
             graph = folder / f"{name}.onnx"
             facts = (graph.stat().st_size, graph.stat().st_mtime_ns, s)
-            kept = compiled_at(cache, facts, wish, name)
+            kept = compiled_at(cache, facts, choice, name)
             try:
-                session, note = whole_session(ort, options, graph, wish, kept=kept, floats=True, tell=tell)
+                session, note = whole_session(ort, options, graph, choice, kept=kept, floats=True, tell=tell)
             except LoadFailed:
                 raise
             except Exception as error:
-                raise LoadFailed(wish.explain(reason(error))) from error
+                raise LoadFailed(choice.explain(reason(error))) from error
             sessions.append(session)
             self.notes += [note] if note else []
         self._hear, self._say = sessions

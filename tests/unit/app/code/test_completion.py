@@ -2,15 +2,15 @@ import pytest
 
 from app.code.completion.bench import keystrokes
 from app.code.completion.neighbours import Neighbours
-from app.code.completion.policy import offered, wants_block, wish_at
+from app.code.completion.policy import offered, request_at, wants_block
 
 BUFFER = "import os\n\n\ndef first(path):\n    |\n\n\ndef second():\n    return 1\n"
 READ = "with open(path) as f:\n        return f.read()"
 
 
-def wish(text, **options):
+def request(text, **options):
     cursor = text.index("|")
-    return wish_at("a.py", text.replace("|", "", 1), cursor, **options)
+    return request_at("a.py", text.replace("|", "", 1), cursor, **options)
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,9 @@ def test_a_block_is_asked_for_only_where_one_may_begin(text, block):
 
 
 def test_a_wish_stops_at_the_line_or_lets_a_block_run():
-    assert wish("x = fo|\ny = 2\n").stop == ("\n",)
-    assert wish(BUFFER).multiline
-    assert wish(BUFFER).max_tokens > wish("x = fo|\n").max_tokens
+    assert request("x = fo|\ny = 2\n").stop == ("\n",)
+    assert request(BUFFER).multiline
+    assert request(BUFFER).max_tokens > request("x = fo|\n").max_tokens
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,12 @@ def test_a_wish_stops_at_the_line_or_lets_a_block_run():
     ],
 )
 def test_what_is_offered_ends_where_it_should(text, completion, shown):
-    assert offered(completion, wish(text)) == shown
+    assert offered(completion, request(text)) == shown
 
 
 def test_what_follows_the_cursor_is_a_small_part_of_the_prompt():
     long = "".join(f"value_{n} = {n}\n" for n in range(3000))
-    asked = wish(long[:30_000] + "|" + long[30_000:], window_chars=8000)
+    asked = request(long[:30_000] + "|" + long[30_000:], window_chars=8000)
     assert len(asked.gap.prefix) + len(asked.gap.suffix) <= 8400
     assert len(asked.gap.suffix) <= len(asked.gap.prefix) / 16
     assert long[30_000:].startswith(asked.gap.suffix)

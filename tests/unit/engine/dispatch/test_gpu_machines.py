@@ -11,7 +11,7 @@ from devices.recording import RecordedHost
 from devices.report import recorded_report
 from engine.dispatch.choose import place
 from engine.dispatch.history import PlacementHistory
-from engine.dispatch.types import NO_WISH, Wish
+from engine.dispatch.types import NO_OVERRIDES, PlacementOverrides
 from engine.fit.report import fit_report, ledger_amounts
 from engine.fit.shape import shape_of
 from engine.runner.protocol import LoadSettings
@@ -72,10 +72,10 @@ def laptop():
     )
 
 
-def placed(machine, kind=GgmlType.Q4_K, wish=NO_WISH, **changes):
+def placed(machine, kind=GgmlType.Q4_K, overrides=NO_OVERRIDES, **changes):
     book = Ledger(lambda: machine)
     settings = LoadSettings(path="big.gguf", n_ctx=4096, **changes)
-    return place(shape(kind), settings, wish, machine, book, PlacementHistory(None)), book
+    return place(shape(kind), settings, overrides, machine, book, PlacementHistory(None)), book
 
 
 def reserve(placement, book):
@@ -95,13 +95,13 @@ def test_the_discrete_gpu_is_chosen_and_gets_all_layers_that_fit(laptop):
 
 
 def test_a_larger_file_is_split_and_the_split_is_the_largest_that_fits(laptop):
-    placement, book = placed(laptop, GgmlType.Q8_0, Wish(device="cuda"))
+    placement, book = placed(laptop, GgmlType.Q8_0, PlacementOverrides(device="cuda"))
     layers = placement.settings.n_gpu_layers
     assert 0 < layers < LAYERS
     assert f"{layers} of {LAYERS} layers fit" in " ".join(placement.reasons)
     assert placement.fits
     reserve(placement, book)
-    more, _ = placed(laptop, GgmlType.Q8_0, Wish(device="cuda", n_gpu_layers=layers + 1))
+    more, _ = placed(laptop, GgmlType.Q8_0, PlacementOverrides(device="cuda", n_gpu_layers=layers + 1))
     assert not more.fits
     on_gpu, on_cpu = (placement.need.device_bytes(d) for d in (RTX_4060, "cpu"))
     assert on_gpu > 4 * GIB
@@ -111,11 +111,11 @@ def test_a_larger_file_is_split_and_the_split_is_the_largest_that_fits(laptop):
 
 
 def test_too_many_pinned_layers_can_be_given_up(laptop):
-    placement, book = placed(laptop, GgmlType.Q8_0, Wish(device="cuda", n_gpu_layers=LAYERS))
+    placement, book = placed(laptop, GgmlType.Q8_0, PlacementOverrides(device="cuda", n_gpu_layers=LAYERS))
     assert not placement.fits
     report = fit_report("big", shape(GgmlType.Q8_0), placement.settings, laptop, book, gpu=RTX_4060)
     (way,) = [way for way in report.give_ups if way.kind == "offload"]
-    free, _ = placed(laptop, GgmlType.Q8_0, Wish(device="cuda"))
+    free, _ = placed(laptop, GgmlType.Q8_0, PlacementOverrides(device="cuda"))
     assert way.flags == f"--layers {free.settings.n_gpu_layers}"
     at = msgspec.structs.replace(placement.settings, n_gpu_layers=free.settings.n_gpu_layers)
     assert fit_report("big", shape(GgmlType.Q8_0), at, laptop, Ledger(lambda: laptop), gpu=RTX_4060).fits
@@ -126,7 +126,13 @@ def test_a_second_model_finds_what_the_first_left(laptop):
     reserve(first, book)
     settings = LoadSettings(path="big.gguf", n_ctx=4096)
     second = place(
-        shape(GgmlType.Q4_K), settings, Wish(device="cuda"), laptop, book, PlacementHistory(None), owner="b"
+        shape(GgmlType.Q4_K),
+        settings,
+        PlacementOverrides(device="cuda"),
+        laptop,
+        book,
+        PlacementHistory(None),
+        owner="b",
     )
     assert second.settings.n_gpu_layers < LAYERS // 2
     total = first.need.device_bytes(RTX_4060) + second.need.device_bytes(RTX_4060)
@@ -136,8 +142,8 @@ def test_a_second_model_finds_what_the_first_left(laptop):
 def test_a_longer_context_takes_layers_off_the_gpu(laptop):
     def layers(n_ctx):
         settings = LoadSettings(path="big.gguf", n_ctx=n_ctx)
-        wish, memory = Wish(device="cuda"), PlacementHistory(None)
-        return place(shape(GgmlType.Q4_K), settings, wish, laptop, Ledger(lambda: laptop), memory).settings
+        overrides, memory = PlacementOverrides(device="cuda"), PlacementHistory(None)
+        return place(shape(GgmlType.Q4_K), settings, overrides, laptop, Ledger(lambda: laptop), memory).settings
 
     found = [layers(n_ctx).n_gpu_layers for n_ctx in (4096, 16384, 32768)]
     assert found == sorted(found, reverse=True)
@@ -150,7 +156,7 @@ def test_no_machine_is_promised_more_than_it_has(name):
     machine = recorded_report(RecordedHost(RECORDINGS[name]))
     backends = {r.backend for d in machine.devices for r in d.runtimes if d.kind in {"igpu", "dgpu"}}
     for pin in (None, "cpu", *backends):
-        placement, book = placed(machine, GgmlType.Q4_K, Wish(device=pin))
+        placement, book = placed(machine, GgmlType.Q4_K, PlacementOverrides(device=pin))
         if placement.fits:
             reserve(placement, book)
         if pin in backends:

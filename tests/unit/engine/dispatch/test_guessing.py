@@ -13,7 +13,7 @@ from engine.dispatch.guessing import COPIES_BYTES, MAX_ROLLBACK, guessing
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.ladder import next_rung
 from engine.dispatch.placer import read_shape
-from engine.dispatch.types import Wish
+from engine.dispatch.types import PlacementOverrides
 from engine.runner.limits import rollback
 from engine.runner.protocol import LoadSettings
 from tests.architectures import ARCHITECTURES, write_architecture
@@ -39,7 +39,7 @@ def test_states_that_can_be_taken_back_are_copied_and_counted(name, expected, tm
 
     def placed(**changes):
         book, memory = Ledger(lambda: HALO), PlacementHistory(None)
-        return place(shape, base(**changes), Wish(device="cpu"), HALO, book, memory)
+        return place(shape, base(**changes), PlacementOverrides(device="cpu"), HALO, book, memory)
 
     found, plain = placed(), placed(max_draft=0)
     assert found.settings.max_rollback == expected
@@ -75,7 +75,14 @@ def test_what_does_not_fit_with_copies_is_loaded_without(tmp_path):
 
     def rollback_with(available):
         machine = replace(HALO, memory=replace(HALO.memory, available_bytes=available))
-        found = place(large, base(), Wish(device="cpu"), machine, Ledger(lambda: machine), PlacementHistory(None))
+        found = place(
+            large,
+            base(),
+            PlacementOverrides(device="cpu"),
+            machine,
+            Ledger(lambda: machine),
+            PlacementHistory(None),
+        )
         return found.fits, found.settings.max_rollback
 
     least = next(n for n in range(gib, HALO.memory.total_bytes, gib // 64) if rollback_with(n)[0])

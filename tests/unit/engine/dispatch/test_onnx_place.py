@@ -8,7 +8,7 @@ from devices.memory import Ledger
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from engine.dispatch.onnx import NPU_RULE, choose_provider, onnx_need, place_folder
-from engine.dispatch.types import NO_WISH, Wish
+from engine.dispatch.types import NO_OVERRIDES, PlacementOverrides
 from engine.errors import BadModelFile
 from engine.onnx.folder import OnnxFolder
 from engine.runner.protocol import LoadSettings
@@ -44,9 +44,9 @@ def plugin(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(package.parent))
 
 
-def choose(folder, machine, wish=NO_WISH, busy=False, environ=None, **settings):
+def choose(folder, machine, overrides=NO_OVERRIDES, busy=False, environ=None, **settings):
     given = LoadSettings(path=str(folder.path), **settings)
-    return choose_provider(folder, given, wish, machine, busy, environ or {})
+    return choose_provider(folder, given, overrides, machine, busy, environ or {})
 
 
 def test_without_a_wish_it_is_the_processor_and_the_npu_is_told_why(folder, plugin):
@@ -56,12 +56,16 @@ def test_without_a_wish_it_is_the_processor_and_the_npu_is_told_why(folder, plug
 
 
 @pytest.mark.parametrize(
-    ("wish", "said"),
-    [(Wish(mode="quiet"), "quiet"), (Wish(on_battery=True), "on battery"), (Wish(device="npu"), "pinned")],
+    ("overrides", "said"),
+    [
+        (PlacementOverrides(mode="quiet"), "quiet"),
+        (PlacementOverrides(on_battery=True), "on battery"),
+        (PlacementOverrides(device="npu"), "pinned"),
+    ],
 )
-def test_quiet_battery_and_pins_take_the_npu(folder, plugin, wish, said):
+def test_quiet_battery_and_pins_take_the_npu(folder, plugin, overrides, said):
     machine = with_npu("Intel")
-    choice = choose(folder, machine, wish)
+    choice = choose(folder, machine, overrides)
     assert choice.provider == "OpenVINOExecutionProvider"
     assert choice.device.kind == "npu"
     assert said in choice.reasons[0]
@@ -78,7 +82,7 @@ def test_side_work_goes_there_while_the_integrated_gpu_chats(folder, plugin):
 
 
 def test_a_wish_that_cannot_be_had_says_so_and_stays_on_the_processor(folder):
-    choice = choose(folder, with_npu("Intel"), Wish(mode="quiet"))
+    choice = choose(folder, with_npu("Intel"), PlacementOverrides(mode="quiet"))
     assert choice.provider == ""
     assert "quiet" in choice.reasons[0]
     assert "pip install" in choice.reasons[0]
@@ -86,11 +90,11 @@ def test_a_wish_that_cannot_be_had_says_so_and_stays_on_the_processor(folder):
 
 def test_a_pin_that_cannot_be_had_is_an_error(folder):
     with pytest.raises(BadModelFile, match="pip install onnxruntime-qnn"):
-        choose(folder, with_npu("Intel"), Wish(device="QNN"))
+        choose(folder, with_npu("Intel"), PlacementOverrides(device="QNN"))
 
 
 def test_amds_npu_takes_compiled_folders_only(folder):
-    choice = choose(folder, with_npu("AMD"), Wish(mode="quiet"))
+    choice = choose(folder, with_npu("AMD"), PlacementOverrides(mode="quiet"))
     assert choice.provider == ""
     assert "compiled for it" in choice.alternatives[0].reason
 
@@ -113,7 +117,9 @@ def test_a_folder_too_large_does_not_fit(folder):
 
     huge = msgspec.structs.replace(folder, own={"resident_bytes": 1 << 45})
     machine = with_npu("Intel")
-    placement = place_folder(huge, LoadSettings(path="x"), NO_WISH, machine, Ledger(lambda: machine), environ={})
+    placement = place_folder(
+        huge, LoadSettings(path="x"), NO_OVERRIDES, machine, Ledger(lambda: machine), environ={}
+    )
     assert not placement.fits
 
 

@@ -1,4 +1,4 @@
-"""A wish for less power: runners are paced by what meters say, and a spent battery budget refuses."""
+"""Limits of power: runners are paced by what meters say, and a spent battery budget refuses."""
 
 import queue
 from types import SimpleNamespace
@@ -8,8 +8,8 @@ import pytest
 from devices.battery import SUPPLIES, Battery
 from devices.recording import FORMAT, RecordedHost
 from devices.usage import Usage
-from engine.api.power import PowerWish
-from engine.dispatch.types import Wish
+from engine.api.power import PowerLimits
+from engine.dispatch.types import PlacementOverrides
 from engine.energy.budget import BatteryBudget
 from engine.energy.ledger import JouleLedger
 from engine.errors import BatterySpent
@@ -35,7 +35,7 @@ def desk(tmp_path, files=None, mode="balanced"):
     runner = Paced()
     model = SimpleNamespace(id="m", runner=runner, settings=LoadSettings(path="x", n_threads=8))
     pool = SimpleNamespace(loaded=[model], admits=None)
-    models = SimpleNamespace(wish=Wish(mode=mode))
+    models = SimpleNamespace(overrides=PlacementOverrides(mode=mode))
     host = RecordedHost({"format": FORMAT, "system": "linux", "files": files or {}})
     made = PowerDesk(pool, models, JouleLedger(), tmp_path / "power.json", host)
     return made, runner, model, models, host
@@ -48,7 +48,7 @@ def usage(watts):
 
 def test_a_cap_paces_the_runners_and_lifting_it_frees_them(tmp_path):
     made, runner, _, _, _ = desk(tmp_path)
-    made.set(PowerWish(cap_w=20))
+    made.set(PowerLimits(cap_w=20))
     runner.active_requests = 0
     for _ in range(3):
         made.sampled(usage(8.0), 1.0)
@@ -59,13 +59,13 @@ def test_a_cap_paces_the_runners_and_lifting_it_frees_them(tmp_path):
     assert threads < 8 or duty < 0.5
     told = made.state()
     assert (told.threads, told.duty_frac) == (threads, duty)
-    made.set(PowerWish())
+    made.set(PowerLimits())
     assert runner.paces[-1] == (0, 1.0)
 
 
 def test_without_a_meter_the_cap_is_said_not_to_hold(tmp_path):
     made, runner, _, _, _ = desk(tmp_path)
-    made.set(PowerWish(cap_w=20))
+    made.set(PowerLimits(cap_w=20))
     made.sampled(usage(None), 1.0)
     assert runner.paces == []
     assert "no meter here" in made.state().notes[0]
@@ -73,19 +73,19 @@ def test_without_a_meter_the_cap_is_said_not_to_hold(tmp_path):
 
 def test_the_mode_holds_for_later_loads_and_after_a_start(tmp_path):
     made, _, _, models, _ = desk(tmp_path)
-    made.set(PowerWish(mode="quiet"))
-    assert models.wish.mode == "quiet"
+    made.set(PowerLimits(mode="quiet"))
+    assert models.overrides.mode == "quiet"
     again, _, _, models, _ = desk(tmp_path)
-    assert (again.state().mode, models.wish.mode) == ("quiet", "quiet")
-    again.set(PowerWish())
-    assert models.wish.mode == "balanced"
+    assert (again.state().mode, models.overrides.mode) == ("quiet", "quiet")
+    again.set(PowerLimits())
+    assert models.overrides.mode == "balanced"
 
 
 def test_a_battery_budget_refuses_what_does_not_fit_and_mains_lift_it(tmp_path):
     base = f"{SUPPLIES}/BAT0"
     files = {f"{base}/type": "Battery", f"{base}/status": "Discharging", f"{base}/energy_full": "50000000"}
     made, _, model, _, host = desk(tmp_path, {**files, f"{base}/energy_now": "40000000"})
-    made.set(PowerWish(battery_percent=2))  # 1 Wh: 3,600 J
+    made.set(PowerLimits(battery_percent=2))  # 1 Wh: 3,600 J
     made._ledger.count("m", 1000.0, 1000)  # a joule a token
     made.sampled(usage(None), 5.0)
     made.admits(model, GenerationRequest(prompt="x", max_tokens=3000))

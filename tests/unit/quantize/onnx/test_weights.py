@@ -12,7 +12,7 @@ import pytest
 from shapes import SHAPES, scaled, write_shape
 
 from engine.runner.onnx.fixed import FixedDecoder, read_facts
-from quantize.errors import BadFile, BadWish, UnsupportedModel
+from quantize.errors import BadFile, InvalidOption, UnsupportedModel
 from quantize.files.gguf_split import read_gguf_model
 from quantize.native.blocks import quantize_rows
 from quantize.onnx.decoder import decoder_shape
@@ -190,7 +190,7 @@ def test_the_same_file_is_not_converted_twice(tmp_path, bundled_model):
     second = convert_gguf(bundled_model, tmp_path / "out")
     assert (first.cached, second.cached) == (False, True)
     assert (tmp_path / "out" / "model.onnx.data").stat().st_mtime_ns == stamp
-    with pytest.raises(BadWish, match="exists already"):
+    with pytest.raises(InvalidOption, match="exists already"):
         convert_gguf(bundled_model, tmp_path / "out", accuracy_level=EXACT)
 
 

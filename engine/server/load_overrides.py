@@ -5,13 +5,13 @@ from pathlib import Path
 import msgspec
 
 from engine.api.models import LoadChoices
-from engine.dispatch.types import Wish
+from engine.dispatch.types import PlacementOverrides
 from engine.errors import InputFault
 from engine.json_store import JsonStore
 from engine.runner.limits import KV_TYPES
 
 
-class LoadWishes:
+class LoadOverrides:
     """Model id to the user's choices."""
 
     def __init__(self, path: Path | None = None) -> None:
@@ -41,11 +41,11 @@ def check_kv_type(name: str | None) -> None:
         raise InputFault(f"{name!r} is not a cache type; use one of {', '.join(KV_TYPES)}.", "kv_type")
 
 
-def with_choices(wish: Wish, choices: LoadChoices) -> Wish:
-    """The server's wish with what was chosen for one model."""
+def with_choices(overrides: PlacementOverrides, choices: LoadChoices) -> PlacementOverrides:
+    """The server's overrides with what was chosen for one model."""
     given = {
         name: value
         for name in ("n_ctx", "n_parallel", "kv_type", "n_gpu_layers", "n_threads")
         if (value := getattr(choices, name)) is not None
     }
-    return msgspec.structs.replace(wish, **given)
+    return msgspec.structs.replace(overrides, **given)
