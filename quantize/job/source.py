@@ -48,7 +48,7 @@ def header_bytes(model: GgufModel, spec: ModelSpec) -> int:
 
 
 def check_precision(spec: ModelSpec, *, force: bool) -> tuple[str, ...]:
-    """What to say of a source that is quantized already. Raises: InvalidOption: it lost too much, and no `force`."""
+    """What to say of a source that is quantized already. Raises: InvalidOption: it lost too much; no `force`."""
     types = {GgmlType[t.qtype] for t in spec.tensors if allows_quantization(t)} - FLOAT_TYPES
     if not types:
         return ()
