@@ -47,6 +47,7 @@ class Pages:
 
         page = DocumentsPage(self._services)
         page.chat_wanted.connect(self._ask_documents)
+        page.model_wanted.connect(self._pull)
         return page
 
     def _code(self) -> QWidget:

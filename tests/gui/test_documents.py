@@ -10,6 +10,7 @@ from app.gui.chat.request import branch_body
 from app.gui.documents.grounds import GroundsCard, PageDialog, grounds_of
 from app.gui.documents.page import DocumentsPage
 from engine.api.collections import Collection, Collections, PageText
+from engine.library.starters import starter_repo
 from tests.gui.hands import press, texts
 
 SEA = {
@@ -54,6 +55,27 @@ def test_the_page_tells_how_far_and_what_was_not_read(services, collections, sho
     assert "3 documents, 12 pages" in words
     assert "10 of 40 passages" in words
     assert "1 document, 2 pages" in words
+
+
+def test_a_model_that_finds_by_meaning_is_offered_where_there_is_none(services, server, show, qtbot):
+    read = {**SEA, "state": "ready", "embedded": 0}
+    server.routes["GET", "/tessera/v1/collections"] = msgspec.convert({"collections": [read]}, Collections)
+    page = show(DocumentsPage(services))
+    qtbot.waitUntil(lambda: "by their words only" in words_in(page))
+    with qtbot.waitSignal(page.model_wanted) as told:
+        press(page, "Download")
+    assert starter_repo(told.args[0]) == "second-state/All-MiniLM-L6-v2-Embedding-GGUF"
+
+
+@pytest.mark.parametrize(
+    "changed", [{"embedded": 40}, {"embedding_model": "none"}, {"state": "reading"}, {"chunks": 0}]
+)
+def test_no_model_is_offered_where_one_works_or_none_is_wanted(services, server, show, qtbot, changed):
+    read = {**SEA, "state": "ready", "embedded": 0, **changed}
+    server.routes["GET", "/tessera/v1/collections"] = msgspec.convert({"collections": [read]}, Collections)
+    page = show(DocumentsPage(services))
+    qtbot.waitUntil(lambda: "Sea" in words_in(page))
+    assert "by their words only" not in words_in(page)
 
 
 def test_an_empty_page_says_what_would_be_there_and_has_one_button(services, server, show, qtbot):

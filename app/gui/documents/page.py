@@ -15,12 +15,15 @@ from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, lab
 from engine.api.collections import Collection, CollectionChange, CollectionRequest
 
 _LOOK_MS = 1500
+# A starter of some 25 MB: the smallest that makes vectors.
+_FINDS_BY_MEANING = "all-minilm-l6-v2"
 
 
 class DocumentsPage(Page):
     """A card for each collection. Files stay where they are; only an index is kept."""
 
     chat_wanted = Signal(str)  # the collection to answer from
+    model_wanted = Signal(str)  # the starter to download
 
     def __init__(self, services: Services) -> None:
         super().__init__(
@@ -102,6 +105,16 @@ class DocumentsPage(Page):
         clear(self._place)
         for each in found:
             self._place.addWidget(self._card(each))
+        if any(map(_lacks_meaning, found)):
+            self._place.addWidget(self._model_card())
+
+    def _model_card(self) -> QFrame:
+        get = button(self.tr("Download"), partial(self.model_wanted.emit, _FINDS_BY_MEANING))
+        get.setAccessibleName(self.tr("Download a model that finds by meaning"))
+        said = self.tr(
+            "Passages are found by their words only. all-MiniLM-L6-v2, a small model, finds them by meaning, too."
+        )
+        return card(row(label(said, "small", wrap=True), 1, get))
 
     def _card(self, found: Collection) -> QFrame:
         read = self._services.api.refresh_collection
@@ -144,6 +157,11 @@ class DocumentsPage(Page):
                 done=found.embedded, all=found.chunks
             )
         return self.tr("Ready")
+
+
+def _lacks_meaning(found: Collection) -> bool:
+    """All is read, and there is no model that could make vectors of it."""
+    return found.state == "ready" and bool(found.chunks) and not found.embedded and not found.embedding_model
 
 
 def _at_home(path: str) -> str:
