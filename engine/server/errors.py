@@ -1,6 +1,8 @@
 """Engine errors as HTTP answers: looked up by the error's class, most specific first."""
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from engine import errors
@@ -50,6 +52,19 @@ def lookup(error: Exception) -> tuple[int, str, bool]:
         if cls in STATUS:
             return STATUS[cls]
     return 500, "server_error", False
+
+
+@dataclass(frozen=True)
+class ErrorShape:
+    """How one protocol tells errors: on which paths, of exceptions and of refusals that no route has seen.
+
+    `schema` is the struct on the API page.
+    """
+
+    speaks: Callable[[str], bool]
+    body: Callable[[Exception, str], dict[str, Any]]
+    refusal: Callable[[int, str, str], dict[str, Any]]
+    schema: type
 
 
 # What holds the prompt where it is not a conversation.

@@ -11,7 +11,7 @@ from prometheus_client import generate_latest
 from starlette.responses import Response
 
 from engine.errors import InputFault
-from engine.server.anthropic import messages as anthropic_messages
+from engine.server.anthropic import routes as anthropic
 from engine.server.app import health, root
 from engine.server.handlers import HANDLERS, engine_error
 from engine.server.last_resort import LastResort
@@ -33,7 +33,7 @@ from engine.server.manage import sampling as manage_sampling
 from engine.server.manage import stats as manage_stats
 from engine.server.manage import upstreams as manage_upstreams
 from engine.server.ollama import models as ollama_models
-from engine.server.ollama import run as ollama_run
+from engine.server.ollama import routes as ollama
 from engine.server.openai import (
     absent,
     audio,
@@ -71,7 +71,7 @@ def every_route(state: ServerState) -> FastAPI:
         app.include_router(early.router.documented())
     for module in (native, kept_streams, audio, fim, embeddings, tokens, lmstudio, absent):
         app.include_router(module.router)
-    for module in (responses, compaction, conversations, anthropic_messages, ollama_run, ollama_models):
+    for module in (responses, compaction, conversations, anthropic, ollama, ollama_models):
         app.include_router(module.router)
     for managed in (manage_models, manage_keys, manage_stats, manage_machine, manage_library, manage_jobs):
         app.include_router(managed.router)

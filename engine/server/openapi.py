@@ -10,7 +10,7 @@ from engine.api.protocols.errors import AnthropicError, Error, OllamaError
 from engine.api.protocols.routes import ANSWERS
 from engine.api.stats import Stats
 from engine.server.auth import OPEN_PATHS, manages
-from engine.server.error_shape import speaks_anthropic, speaks_ollama
+from engine.server.error_shape import shape_of
 from engine.server.typed import Contract, components, take_contract
 
 # What any route may answer, in the words of docs/api.md.
@@ -124,8 +124,7 @@ def _add_body(operation: dict[str, Any], takes: type[msgspec.Struct] | None, by_
 def _add_errors(method: str, path: str, operation: dict[str, Any], by_kind: _ByKind) -> None:
     responses = operation["responses"]
     responses.pop("422", None)  # FastAPI's own shape, which is never sent
-    kind = AnthropicError if speaks_anthropic(path) else OllamaError if speaks_ollama(path) else Error
-    error = {_JSON: {"schema": by_kind[kind]}}
+    error = {_JSON: {"schema": by_kind[shape_of(path).schema]}}
     known = {**_ERRORS, **_ERRORS_OF.get((method, path), {})}
     responses |= {status: {"description": text, "content": error} for status, text in known.items()}
     if path in OPEN_PATHS:

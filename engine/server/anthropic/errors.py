@@ -1,10 +1,11 @@
 """Errors in Anthropic's shape."""
 
 import json
-from typing import Any
+from typing import Any, Final
 
+from engine.api.protocols.errors import AnthropicError
 from engine.errors import ContextOverflow, EngineError
-from engine.server.errors import lookup
+from engine.server.errors import ErrorShape, lookup
 
 _TYPES = {
     400: "invalid_request_error",
@@ -23,7 +24,7 @@ def body_for(status: int, message: str) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-def anthropic_body(error: Exception) -> dict[str, Any]:
+def anthropic_body(error: Exception, _path: str = "") -> dict[str, Any]:
     """The error object of an exception."""
     if isinstance(error, ContextOverflow):  # clients shorten the conversation on exactly these words
         message = f"prompt is too long: {error.prompt_tokens} tokens > {error.context_tokens} maximum"
@@ -37,3 +38,11 @@ def anthropic_body(error: Exception) -> dict[str, Any]:
 def anthropic_event(error: Exception) -> bytes:
     """The error as an event of a stream that has begun."""
     return b"event: error\ndata: " + json.dumps(anthropic_body(error)).encode() + b"\n\n"
+
+
+SHAPE: Final = ErrorShape(
+    lambda path: path.startswith("/v1/messages"),
+    anthropic_body,
+    lambda status, _code, message: body_for(status, message),
+    AnthropicError,
+)

@@ -13,7 +13,7 @@ from engine.chat.events import (
     ReasoningDelta,
     TextDelta,
 )
-from engine.server.openai.shapes import new_id
+from engine.server.ids import new_id
 from engine.types import Usage
 
 _encode = msgspec.json.encode

@@ -14,7 +14,7 @@ from engine.chat.types import ImagePart, Message, NamedTool, Part, TextPart, Too
 from engine.errors import InputFault
 from engine.server.anthropic.client_tools import SERVER_TOOLS, client_tool
 from engine.server.anthropic.schemas import Choice, CountRequest, InputMessage, MessagesRequest, Tool
-from engine.server.openai.messages import MAX_IMAGE_BYTES
+from engine.server.images import MAX_IMAGE_BYTES
 from engine.types import Constraint
 
 # Claude Code writes a hash that changes with every request at the very start of the system prompt; left there

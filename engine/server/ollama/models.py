@@ -20,12 +20,12 @@ from engine.library.trash import Trash
 from engine.library.types import ModelEntry
 from engine.runner.protocol import Embedded
 from engine.server.body import openapi_body, parse
-from engine.server.error_shape import ollama_body
+from engine.server.embedding import embed as embed_inputs
+from engine.server.ignored import ignored_header
+from engine.server.ollama.errors import ollama_body
 from engine.server.ollama.names import FOREVER_S, NANO, acquire, keep, plain, tagged
 from engine.server.ollama.schemas import CopyBody, CreateBody, EmbedBody, Named, OldEmbedBody, PullBody, ShowBody
 from engine.server.ollama.stream import NDJSON, error_line
-from engine.server.openai.embeddings import embed as embed_inputs
-from engine.server.openai.shapes import ignored_header
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from quantize.errors import QuantizeError

@@ -9,7 +9,7 @@ import msgspec
 
 from engine.chat.conversation import AnswerFinished, ChatEvent
 from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
-from engine.server.error_shape import ollama_body
+from engine.server.ollama.errors import ollama_body
 from engine.server.ollama.names import NANO
 
 _encode = msgspec.json.encode

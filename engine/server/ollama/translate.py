@@ -9,8 +9,8 @@ from engine.chat import structured
 from engine.chat.conversation import ChatQuery, is_begun
 from engine.chat.types import ImagePart, Message, Part, TextPart, ToolCall, ToolDefinition
 from engine.errors import InputFault
+from engine.server.images import MAX_IMAGE_BYTES
 from engine.server.ollama.schemas import ChatBody, ChatMessage, GenerateBody, Running
-from engine.server.openai.messages import MAX_IMAGE_BYTES
 from engine.types import Constraint
 
 

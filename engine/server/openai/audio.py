@@ -18,8 +18,8 @@ from engine.errors import InputFault
 from engine.runner.onnx.speech.protocol import Heard
 from engine.server.body import Body, fault
 from engine.server.errors import sse_error
+from engine.server.ignored import ignored_header
 from engine.server.openai.absent import NotServed
-from engine.server.openai.shapes import ignored_header
 from engine.server.speech import NAME, Piece
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state

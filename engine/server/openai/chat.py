@@ -24,10 +24,12 @@ from engine.server.body import parse
 from engine.server.custom_tools import chat_call
 from engine.server.errors import sse_error
 from engine.server.fanout import merge
-from engine.server.openai import shapes
+from engine.server.ids import new_id
+from engine.server.ignored import ignored_header
+from engine.server.openai import stream
 from engine.server.openai.custom_calls import CustomCalls
-from engine.server.openai.query import to_query
 from engine.server.openai.schemas import ChatRequest, CompletionRequest
+from engine.server.openai.translate import to_query
 from engine.server.routing import EarlyRouter
 from engine.server.sse import EventStream, comment_of, while_connected
 from engine.server.state import ServerState, server_state
@@ -49,7 +51,7 @@ async def chat_completions(request: Request) -> Response:
     state = server_state(request)
     body = await parse(request, ChatRequest)
     body.refuse_impossible()
-    headers = shapes.ignored_header(body.ignored())
+    headers = ignored_header(body.ignored())
     asked = await _asked(request, body)
     if body.stream:
         place = Place()
@@ -97,7 +99,7 @@ class _Started(NamedTuple):
     async def report(self, ends: dict[int, AnswerFinished]) -> dict[str, Any]:
         """What is told of these choices beside their text."""
         also = await self.claim.told() if self.claim is not None else None
-        return shapes.report((*self.chat.notes, *self.model.notes), ends, self.chat.sampling, also)
+        return stream.report((*self.chat.notes, *self.model.notes), ends, self.chat.sampling, also)
 
 
 async def _start(
@@ -192,27 +194,27 @@ async def _complete(state: ServerState, body: ChatRequest, asked: "Asked | None"
             state.metrics.finished(model.id, event)
     ends = [choice.end for choice in choices if choice.end is not None]
     whole = {
-        "id": shapes.new_id("chatcmpl"),
+        "id": new_id("chatcmpl"),
         "object": "chat.completion",
         "created": int(time.time()),
         "model": body.model,
-        "system_fingerprint": shapes.fingerprint(model),
+        "system_fingerprint": stream.fingerprint(model),
         "choices": [choice.body(i, logprobs=bool(body.logprobs)) for i, choice in enumerate(choices)],
-        "usage": shapes.usage_body([end.usage for end in ends]),
-        "timings": shapes.timings_body(ends[0]),
+        "usage": stream.usage_body([end.usage for end in ends]),
+        "timings": stream.timings_body(ends[0]),
     }
     report = await started.report(dict(enumerate(ends)))
     if grounded is not None:
         report |= await grounded.checked(choices[0].text)
-    return whole | shapes.with_report(report)
+    return whole | stream.with_report(report)
 
 
 def _logprobs(entries: list[TokenLogprob]) -> dict[str, Any]:
-    return {"content": [shapes.chat_logprob(e) for e in entries], "refusal": None}
+    return {"content": [stream.chat_logprob(e) for e in entries], "refusal": None}
 
 
 async def _loading(
-    starting: asyncio.Future[Any], place: Place, writer: shapes.ChunkWriter
+    starting: asyncio.Future[Any], place: Place, writer: stream.ChunkWriter
 ) -> AsyncGenerator[bytes, None]:
     """How far the load is, until `starting` is done; leaving early cancels that."""
     try:
@@ -228,7 +230,7 @@ async def _loading(
 async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
     state: ServerState, body: ChatRequest, place: Place, asked: "Asked | None" = None
 ) -> AsyncGenerator[bytes, None]:
-    writer = shapes.ChunkWriter("chat.completion.chunk", shapes.new_id("chatcmpl"), body.model)
+    writer = stream.ChunkWriter("chat.completion.chunk", new_id("chatcmpl"), body.model)
     starting = asyncio.ensure_future(_start(state, body, place, asked))
     greeted: set[int] = set()
     if body.return_progress:
@@ -239,12 +241,12 @@ async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
                 yield told
         if loading and starting.exception() is None:  # the load is over before the prompt's first step has ended
             greeted.add(0)
-            yield writer.chunk(0, shapes.ROLE_DELTA)
+            yield writer.chunk(0, stream.ROLE_DELTA)
     started = await starting
     model, _, answers, grounded, _ = started
     writer.runs(model)
     if grounded is not None:
-        yield writer.chunk(0, shapes.EMPTY_DELTA, extra=grounded.report())
+        yield writer.chunk(0, stream.EMPTY_DELTA, extra=grounded.report())
     said: list[str] = []
     ends: dict[int, AnswerFinished] = {}
     custom = [CustomCalls(body.custom_names()) for _ in answers]
@@ -255,7 +257,7 @@ async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
             continue
         if index not in greeted:
             greeted.add(index)
-            yield writer.chunk(index, shapes.ROLE_DELTA)
+            yield writer.chunk(index, stream.ROLE_DELTA)
         inners = custom[index].deltas(event)
         for inner in inners or ():
             yield writer.chunk(index, inner)
@@ -267,16 +269,16 @@ async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
             ends[index] = event
             state.metrics.finished(model.id, event)
             if entries := held.pop(index, None):
-                yield writer.chunk(index, shapes.EMPTY_DELTA, None, _logprobs(entries))
+                yield writer.chunk(index, stream.EMPTY_DELTA, None, _logprobs(entries))
             report = await started.report({index: event})
             if grounded is not None and index == 0:
                 report |= await grounded.checked("".join(said))
-            yield writer.chunk(index, shapes.EMPTY_DELTA, event.finish_reason, extra=report)
+            yield writer.chunk(index, stream.EMPTY_DELTA, event.finish_reason, extra=report)
         elif inners is None:
-            inner = shapes.chat_delta(event)
+            inner = stream.chat_delta(event)
             if inner:
                 entries = held.pop(index, [])
                 yield writer.chunk(index, inner, None, _logprobs(entries) if body.logprobs else None)
     if body.wants_usage:
-        yield writer.usage([ends[i].usage for i in sorted(ends)], shapes.timings_body(ends[0]))
-    yield shapes.DONE
+        yield writer.usage([ends[i].usage for i in sorted(ends)], stream.timings_body(ends[0]))
+    yield stream.DONE

@@ -19,10 +19,12 @@ from engine.server.body import parse
 from engine.server.errors import sse_error
 from engine.server.fanout import merge
 from engine.server.fim import fim_prompt, fim_request
-from engine.server.openai import shapes
+from engine.server.ids import new_id
+from engine.server.ignored import ignored_header
+from engine.server.openai import stream
 from engine.server.openai.chat import claimed
-from engine.server.openai.query import output_of
 from engine.server.openai.schemas import DEFAULT_MAX_TOKENS, CompletionRequest
+from engine.server.openai.translate import output_of
 from engine.server.routing import EarlyRouter
 from engine.server.sse import EventStream, comment_of, while_connected
 from engine.server.state import ServerState, server_state
@@ -39,7 +41,7 @@ async def completions(request: Request) -> Response:
     """Complete one or several prompts."""
     state = server_state(request)
     body = await parse(request, CompletionRequest)
-    headers = shapes.ignored_header(body.ignored())
+    headers = ignored_header(body.ignored())
     if body.stream:
         place = Place()
         return EventStream(_stream(state, body, place), sse_error, ping=comment_of(place), headers=headers)
@@ -149,15 +151,15 @@ async def _complete(state: ServerState, body: CompletionRequest) -> dict[str, An
     also = await claim.told() if claim is not None else None
     per_prompt = body.n or 1
     usages = [ends[i].usage for i in range(len(texts))]
-    usage = shapes.usage_body(usages)
+    usage = stream.usage_body(usages)
     usage["prompt_tokens"] = sum(u.prompt_tokens for u in usages[::per_prompt])
     usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
     return {
-        "id": shapes.new_id("cmpl"),
+        "id": new_id("cmpl"),
         "object": "text_completion",
         "created": int(time.time()),
         "model": body.model,
-        "system_fingerprint": shapes.fingerprint(model),
+        "system_fingerprint": stream.fingerprint(model),
         "choices": [
             {
                 "index": i,
@@ -167,9 +169,9 @@ async def _complete(state: ServerState, body: CompletionRequest) -> dict[str, An
             }
             for i, text in enumerate(texts)
         ],
-        **shapes.with_report(shapes.report(begun.notes, ends, begun.sampling, also)),
+        **stream.with_report(stream.report(begun.notes, ends, begun.sampling, also)),
         "usage": usage,
-        "timings": shapes.timings_body(ends[0]),
+        "timings": stream.timings_body(ends[0]),
     }
 
 
@@ -194,7 +196,7 @@ async def _stream(state: ServerState, body: CompletionRequest, place: Place) -> 
     begun = await _start(state, body, place)
     model, claim = begun.model, begun.claim
     echoes = await _echoes(model, body)
-    writer = shapes.ChunkWriter("text_completion", shapes.new_id("cmpl"), body.model, model)
+    writer = stream.ChunkWriter("text_completion", new_id("cmpl"), body.model, model)
     texts = list(echoes)
     if body.echo and not body.scores_prompt:
         for index, text in enumerate(echoes):
@@ -215,8 +217,8 @@ async def _stream(state: ServerState, body: CompletionRequest, place: Place) -> 
             ends[index] = event
             state.metrics.finished(model.id, event)
             also = await claim.told() if claim is not None else None
-            report = shapes.report(begun.notes, {index: event}, begun.sampling, also)
+            report = stream.report(begun.notes, {index: event}, begun.sampling, also)
             yield writer.chunk(index, b'"text":""', event.finish_reason, extra=report)
     if body.wants_usage:
-        yield writer.usage([ends[i].usage for i in sorted(ends)], shapes.timings_body(ends[0]))
-    yield shapes.DONE
+        yield writer.usage([ends[i].usage for i in sorted(ends)], stream.timings_body(ends[0]))
+    yield stream.DONE

@@ -3,7 +3,7 @@
 from engine.chat.conversation import AnswerFinished, ChatEvent
 from engine.chat.events import CallArguments, CallEnded, CallStarted
 from engine.server.custom_tools import custom_input
-from engine.server.openai import shapes
+from engine.server.openai import stream
 
 
 class CustomCalls:
@@ -17,7 +17,7 @@ class CustomCalls:
         """What the chunks of this event hold; None where it is no such call's."""
         if isinstance(event, CallStarted) and event.name in self._names:
             self._held[event.index] = ""
-            return [shapes.custom_call(event.index, {"name": event.name, "input": ""}, event.id)]
+            return [stream.custom_call(event.index, {"name": event.name, "input": ""}, event.id)]
         if isinstance(event, CallArguments) and event.index in self._held:
             self._held[event.index] += event.delta
             return []
@@ -28,4 +28,4 @@ class CustomCalls:
         return None
 
     def _end(self, index: int) -> bytes:
-        return shapes.custom_call(index, {"input": custom_input(self._held.pop(index))})
+        return stream.custom_call(index, {"input": custom_input(self._held.pop(index))})

@@ -11,11 +11,12 @@ from pydantic import Field
 from starlette.responses import Response
 
 from engine.errors import InputFault
-from engine.loaded_model import LoadedModel
 from engine.runner.protocol import Embedded
 from engine.server.body import Body, openapi_body, parse
+from engine.server.embedding import embed
+from engine.server.ids import new_id
+from engine.server.ignored import ignored_header
 from engine.server.openai.schemas import TokenId
-from engine.server.openai.shapes import ignored_header, new_id
 from engine.server.openai.tokens import chosen_model
 from engine.server.shape import ANY
 from engine.server.sse import while_connected
@@ -92,31 +93,6 @@ class RerankRequest(Body):
                 raise InputFault(f"documents[{index}].text must be a string.", f"documents[{index}].text")
             texts.append(text)
         return texts
-
-
-async def embed(
-    state: ServerState,
-    name: str,
-    inputs: list[str | list[int]],
-    dimensions: int | None = None,
-    *,
-    truncate: bool = False,
-) -> tuple[LoadedModel, list[Any], Embedded]:
-    """Unit vectors of the inputs, float32 of (dimensions,), and what the runner said of them.
-
-    Cut vectors are scaled to unit length again, which is what models trained for that expect.
-    """
-    model = await state.pool.acquire(name)
-    assert model.runner is not None
-    answer = await model.runner.embed(inputs, truncate=truncate)
-    vectors = [np.frombuffer(vector, "<f4") for vector in answer.vectors]
-    if dimensions is not None:
-        if dimensions > answer.width:
-            raise InputFault(f"{model.id} gives {answer.width} dimensions, not {dimensions}.", "dimensions")
-        cut = [vector[:dimensions] for vector in vectors]
-        vectors = [(vector / (np.linalg.norm(vector) or 1.0)).astype("<f4") for vector in cut]
-    state.metrics.embedded(model.id, sum(answer.token_counts))
-    return model, vectors, answer
 
 
 @router.post("/v1/embeddings", openapi_extra=openapi_body(EmbeddingRequest))

@@ -17,8 +17,10 @@ from engine.sampling import choose
 from engine.server.body import Body, openapi_body, parse
 from engine.server.errors import sse_error
 from engine.server.fim import FimPrompt, fim_model, fim_prompt, fim_request
+from engine.server.ids import new_id
+from engine.server.ignored import ignored_header
 from engine.server.native import chosen_fields, ended, sse, timed
-from engine.server.openai import shapes
+from engine.server.openai import stream
 from engine.server.openai.schemas import SamplingBody
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
@@ -100,7 +102,7 @@ async def infill(request: Request) -> Response:
     """Fill a gap in a file, as llama.vim and llama.vscode ask for it."""
     state = server_state(request)
     body = await parse(request, InfillRequest)
-    headers = shapes.ignored_header(body.ignored())
+    headers = ignored_header(body.ignored())
     if body.stream:
         return EventStream(_infill_stream(state, body), sse_error, headers=headers)
     return JSONResponse(await while_connected(request, _infill(state, body)), headers=headers)
@@ -169,7 +171,7 @@ async def fim_completions(request: Request) -> Response:
     """Fill a gap; answers have the shape of chat completions."""
     state = server_state(request)
     body = await parse(request, FimCompletionRequest)
-    headers = shapes.ignored_header(body.ignored())
+    headers = ignored_header(body.ignored())
     if body.stream:
         return EventStream(_fim_stream(state, body), sse_error, headers=headers)
     return JSONResponse(await while_connected(request, _fim(state, body)), headers=headers)
@@ -196,26 +198,26 @@ async def _fim(state: ServerState, body: FimCompletionRequest) -> dict[str, Any]
     assert done is not None
     message = {"role": "assistant", "content": text}
     return {
-        "id": shapes.new_id("fim"),
+        "id": new_id("fim"),
         "object": "chat.completion",
         "created": int(time.time()),
         "model": body.model,
-        "system_fingerprint": shapes.fingerprint(model),
+        "system_fingerprint": stream.fingerprint(model),
         "choices": [{"index": 0, "message": message, "finish_reason": done.finish_reason}],
-        "usage": shapes.usage_body([done.usage]),
-        "timings": shapes.timings_body(done),
+        "usage": stream.usage_body([done.usage]),
+        "timings": stream.timings_body(done),
     }
 
 
 async def _fim_stream(state: ServerState, body: FimCompletionRequest) -> AsyncGenerator[bytes, None]:
     model, events = await _fim_start(state, body)
-    writer = shapes.ChunkWriter("chat.completion.chunk", shapes.new_id("fim"), body.model, model)
-    yield writer.chunk(0, shapes.ROLE_DELTA)
+    writer = stream.ChunkWriter("chat.completion.chunk", new_id("fim"), body.model, model)
+    yield writer.chunk(0, stream.ROLE_DELTA)
     async for event in events:
         if isinstance(event, Delta):
-            yield writer.chunk(0, shapes.delta(event.text))
+            yield writer.chunk(0, stream.delta(event.text))
         elif isinstance(event, Done):
             state.metrics.finished(model.id, event)
-            yield writer.chunk(0, shapes.EMPTY_DELTA, event.finish_reason)
-            yield writer.usage([event.usage], shapes.timings_body(event))
-    yield shapes.DONE
+            yield writer.chunk(0, stream.EMPTY_DELTA, event.finish_reason)
+            yield writer.usage([event.usage], stream.timings_body(event))
+    yield stream.DONE

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from engine.server.body import Body, openapi_body, parse
 from engine.server.errors import sse_error
-from engine.server.openai.shapes import ignored_header
+from engine.server.ignored import ignored_header
 from engine.server.sse import EventStream
 from engine.server.state import server_state
 from engine.server.streams import owner_of

@@ -17,13 +17,13 @@ from engine.sampling import Chosen, choose, only_said
 from engine.server.body import Body, openapi_body, parse
 from engine.server.errors import sse_error
 from engine.server.fanout import merge
+from engine.server.ignored import ignored_header
 from engine.server.models import DEFAULT_NAME
 from engine.server.native import chosen_fields, ended, sse, timed
 from engine.server.openai import chat, models
-from engine.server.openai.query import output_of, to_query
 from engine.server.openai.schemas import ChatRequest, OutputFields, SamplingBody, TokenLimit, limit_of
-from engine.server.openai.shapes import ignored_header
 from engine.server.openai.tokens import chosen_model
+from engine.server.openai.translate import output_of, to_query
 from engine.server.responses import routes as responses
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from engine.errors import InputFault
 from engine.loaded_model import LoadedModel
 from engine.server.body import Body, openapi_body, parse
-from engine.server.openai.shapes import ignored_header
+from engine.server.ignored import ignored_header
 from engine.server.state import ServerState, server_state
 
 router = APIRouter()

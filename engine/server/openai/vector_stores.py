@@ -21,9 +21,10 @@ from engine.documents.registry import Live
 from engine.documents.store import FAILED, READING, DocumentRow
 from engine.server.body import openapi_body, parse, parse_or
 from engine.server.documents.desk import Desk
+from engine.server.ids import new_id
+from engine.server.ignored import ignored_header
 from engine.server.openai.files import Files, files_of
 from engine.server.openai.filters import fits
-from engine.server.openai.shapes import ignored_header, new_id
 from engine.server.openai.vector_store_bodies import BatchRequest, FileRequest, StoreRequest, StoreSearch, Wanted
 from engine.server.paging import Order, PageSize, page
 from engine.server.state import server_state

@@ -15,12 +15,13 @@ from engine.chat.events import TextDelta
 from engine.chat.types import Message, TextPart
 from engine.errors import EnvironmentFault, InputFault
 from engine.server.body import Body, openapi_body, parse
-from engine.server.openai.shapes import ignored_header, new_id
-from engine.server.responses.items import to_messages
+from engine.server.ids import new_id
+from engine.server.ignored import ignored_header
 from engine.server.responses.schemas import ITEM
 from engine.server.responses.stream import usage_body
 from engine.server.responses.summary import sealed
 from engine.server.responses.tools import Toolbox
+from engine.server.responses.translate import to_messages
 from engine.server.sse import while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.turn import prepare_turn

@@ -7,9 +7,9 @@ from typing import Any, Final
 import msgspec
 
 from engine.errors import InputFault
-from engine.server.openai.shapes import new_id
-from engine.server.responses.items import stored_item
+from engine.server.ids import new_id
 from engine.server.responses.store import ResponseNotFound
+from engine.server.responses.translate import stored_item
 
 MAX_CONVERSATIONS: Final = 512
 MAX_BYTES: Final = 64 << 20

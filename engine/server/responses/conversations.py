@@ -8,7 +8,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from engine.server.body import Body, openapi_body, parse
-from engine.server.openai.shapes import ignored_header
+from engine.server.ignored import ignored_header
 from engine.server.paging import Order, PageSize, page
 from engine.server.responses.conversation_store import Conversation, ConversationStore
 from engine.server.responses.schemas import ITEM

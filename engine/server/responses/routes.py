@@ -19,16 +19,17 @@ from engine.errors import EngineError, InputFault, exhausted
 from engine.sampling import Chosen
 from engine.server.body import openapi_body, parse
 from engine.server.errors import sse_error
-from engine.server.openai.query import allowed_tools
+from engine.server.ids import new_id
+from engine.server.ignored import ignored_header
 from engine.server.openai.schemas import Reasoning, limit_of
-from engine.server.openai.shapes import ignored_header, new_id
+from engine.server.openai.translate import allowed_tools
 from engine.server.paging import Order, PageSize, page
 from engine.server.responses import file_search
 from engine.server.responses.conversation_store import Conversation
-from engine.server.responses.items import stored_item, to_messages
 from engine.server.responses.schemas import ResponsesRequest
 from engine.server.responses.stream import ItemStream
 from engine.server.responses.tools import Toolbox, tool_choice, toolbox
+from engine.server.responses.translate import stored_item, to_messages
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.turn import prepare_turn

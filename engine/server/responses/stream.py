@@ -10,7 +10,7 @@ from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningD
 from engine.chat.types import Message, ToolCall
 from engine.errors import ContextOverflow, EngineError, InputFault
 from engine.server.custom_tools import custom_input
-from engine.server.openai.shapes import new_id
+from engine.server.ids import new_id
 from engine.server.responses.tools import Toolbox
 from engine.types import Usage
 

@@ -8,7 +8,7 @@ from app.answer_phase import in_words, phase_of
 from engine.api.chat import ChatChunk
 from engine.loaded_model import Place
 from engine.runner.protocol import COMPILING
-from engine.server.openai.shapes import ChunkWriter
+from engine.server.openai.stream import ChunkWriter
 
 
 def told(phase):

@@ -11,7 +11,7 @@ from engine.dispatch.history import PlacementHistory
 from engine.energy.words import NO_METER
 from engine.runner.protocol import Stats
 from engine.server.energy import EnergyDesk
-from engine.server.openai.shapes import timings_body
+from engine.server.openai.stream import timings_body
 from engine.types import Done, Effort, Timings
 from engine.types import Usage as Tokens
 

@@ -2,11 +2,9 @@
 
 import hashlib
 import json
-import re
-import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -18,40 +16,13 @@ from engine.time_spent import current_clock
 from engine.types import Done, PromptProgress, TokenLogprob, Usage
 from engine.version import __version__
 
-_INDEX: Final = re.compile(r"\[\d+\]")
 _encode = msgspec.json.encode
-# A header of more names than this would be longer than some clients read.
-MOST_NAMES: Final = 40
-
-
-def new_id(prefix: str, separator: str = "-") -> str:
-    """An id such as `chatcmpl-…`."""
-    return f"{prefix}{separator}{secrets.token_hex(12)}"
 
 
 def fingerprint(model: LoadedModel) -> str:
     """Changes when the same request may get another answer: with the program, the model or how it is loaded."""
     told = _encode((__version__, model.id, model.engine, model.settings))
     return f"fp_{hashlib.sha256(told).hexdigest()[:12]}"
-
-
-def ignored_header(names: list[str]) -> dict[str, str]:
-    """The header that names fields of a request that have no effect here; clients chose some of the names."""
-    if not names:
-        return {}
-    names = _grouped(names)
-    shown = (name[:64].encode("ascii", "replace").decode() for name in names[:MOST_NAMES])
-    told = ", ".join("".join(c if c.isprintable() else "?" for c in name) for name in shown)
-    more = f", and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return {"x-tessera-ignored": told + more}
-
-
-def _grouped(names: list[str]) -> list[str]:
-    """What stands at several places of a list is told once: `messages[].content[].cache_control`."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(_INDEX.sub("[]", name), []).append(name)
-    return [found[0] if len(found) == 1 else pattern for pattern, found in groups.items()]
 
 
 def usage_body(usages: list[Usage]) -> dict[str, Any]:

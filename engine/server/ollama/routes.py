@@ -15,13 +15,13 @@ from engine.chat.fim import FimGap
 from engine.errors import InputFault
 from engine.loaded_model import LoadedModel
 from engine.server.body import openapi_body, parse
-from engine.server.error_shape import ollama_body
 from engine.server.fim import fim_prompt, fim_request
+from engine.server.ignored import ignored_header
+from engine.server.ollama.errors import ollama_body
 from engine.server.ollama.names import acquire, keep
 from engine.server.ollama.schemas import ChatBody, GenerateBody, Running
 from engine.server.ollama.stream import NDJSON, Lines, error_line, now
 from engine.server.ollama.translate import chat_query, generate_query, output
-from engine.server.openai.shapes import ignored_header
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.turn import Turn

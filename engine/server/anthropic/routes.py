@@ -14,7 +14,8 @@ from engine.server.anthropic.schemas import CountRequest, MessagesRequest
 from engine.server.anthropic.stream import BlockStream
 from engine.server.anthropic.translate import to_query
 from engine.server.body import openapi_body, parse
-from engine.server.openai.shapes import ignored_header, new_id
+from engine.server.ids import new_id
+from engine.server.ignored import ignored_header
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.turn import prepare_turn

@@ -8,8 +8,8 @@ from engine.chat.types import ImagePart, Message, Part, TextPart, ToolCall
 from engine.errors import InputFault
 from engine.server.attached_text import attached_text
 from engine.server.custom_tools import as_arguments
-from engine.server.openai.messages import decode_data_url
-from engine.server.openai.shapes import new_id
+from engine.server.ids import new_id
+from engine.server.images import decode_data_url
 from engine.server.responses.summary import opened
 from engine.server.responses.tools import Toolbox
 
