@@ -39,6 +39,7 @@ class Door:
         self._key = key
         self._handles: dict[str, Any] = {}
         self._rows: dict[str, dict[str, Any]] = {}
+        self._since: dict[str, float] = {}
         self._listed = asyncio.Event()
         self.app = Starlette(
             lifespan=self._life,
@@ -82,8 +83,11 @@ class Door:
 
     async def _look(self) -> None:
         applications = (await asyncio.to_thread(serve.status)).applications
-        for name in [n for n in self._rows if n not in applications]:
-            del self._rows[name]
+        since = {name: float(found.last_deployed_time_s) for name, found in applications.items()}
+        for name in [n for n, at in self._since.items() if since.get(n) != at]:
+            self._rows.pop(name, None)
+            self._handles.pop(name, None)  # a handle keeps the router that it began with
+        self._since = since
         for name, application in applications.items():
             if application.status == "RUNNING" and name not in self._rows:
                 handle = await self._handle(name)

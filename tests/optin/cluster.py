@@ -73,12 +73,8 @@ class World:
                 "num_cpus": 2, "memory": NODE_BYTES, "env_vars": {"TESSERA_HOME": str(homes[0])},
                             "include_dashboard": False},
         )  # fmt: skip
-        self.nodes = [
-            self.cluster.add_node(
-                num_cpus=2, memory=NODE_BYTES, env_vars={"TESSERA_HOME": str(home)}, **agent_ports()
-            )
-            for home in homes[1:]
-        ]
+        self.homes, self.nodes = homes[1:], []
+        self.complete()
         import uvicorn
 
         from app.cluster import deploying
@@ -99,7 +95,18 @@ class World:
                 "/tessera/v1/upstream-rules", json={"model": "cluster/*", "upstream": "cluster"}
             ).raise_for_status()
 
+    def complete(self):
+        """A node beside the head for each home, where one was killed."""
+        while len(self.nodes) < len(self.homes):
+            taken = {home for _, home in self.nodes}
+            home = next(h for h in self.homes if h not in taken)
+            node = self.cluster.add_node(
+                num_cpus=2, memory=NODE_BYTES, env_vars={"TESSERA_HOME": str(home)}, **agent_ports()
+            )
+            self.nodes.append((node, home))
+
     def deploy(self, **changes):
+        self.complete()
         told = {"model": "spark", "num_bytes": MODEL.stat().st_size, "memory_bytes": REPLICA_BYTES, **changes}
         down_s = told.pop("down_s", 600.0)
         began = time.monotonic()
@@ -181,6 +188,7 @@ def affinity(world, options):
     for wanted in (True, False):
         took = world.deploy(least=3, most=3, affinity=wanted)
         wait_for(lambda: world.replicas() == 3, PATIENCE_S, "three replicas")
+        time.sleep(3)  # until the door has seen that it was deployed anew
         shares[wanted] = asyncio.run(talks(world, options.talks)) / options.talks
         words = "with" if wanted else "without"
         print(f"second turns that found their cache, {words} affinity: {shares[wanted]:.0%} of {options.talks} "
@@ -191,7 +199,7 @@ def affinity(world, options):
 async def through_a_kill(world, count, tokens):
     """What became of `count` requests, twelve at a time, while a node is killed when a fifth of them is done."""
     rng, gate, results = random.Random(3), asyncio.Semaphore(12), []
-    doomed = world.nodes.pop()
+    doomed, _ = world.nodes.pop()
     async with clients(world) as http:
 
         async def one():
@@ -236,8 +244,6 @@ async def busy(world, until_three):
 
 def scale(world, _options):
     """One to three and back, by the length of queues."""
-    if len(world.nodes) < 2:  # one was killed before
-        world.nodes.append(world.cluster.add_node(num_cpus=2, memory=NODE_BYTES, **agent_ports()))
     world.deploying.remove("spark")
     world.deploy(least=1, most=3, down_s=8.0)
     assert world.replicas() == 1
