@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,7 +26,14 @@ from engine.services import user_paths
 UPSTREAM: Final = "cluster"
 # What a replica takes beside its runner: its server and Ray's worker. An estimate; it has not been measured.
 BESIDE_BYTES: Final = 320 << 20
-START_S: Final = 60.0
+START_S: Final = 180.0
+# Ports that Ray's agents would choose themselves: a node ends when that takes them 15 s, as on a busy machine.
+AGENTS: Final = (
+    "--metrics-export-port",
+    "--dashboard-agent-grpc-port",
+    "--dashboard-agent-listen-port",
+    "--runtime-env-agent-port",
+)
 
 
 @click.group(help="Serve models from several machines with Ray Serve (pip install 'tessera[cluster]').")
@@ -86,6 +94,7 @@ def join(address: str, memory: int | None) -> None:
     finally:
         _end(ray)
     if ray.returncode not in {0, -signal.SIGTERM, 128 + signal.SIGTERM}:
+        store.put(ClusterFile())  # the next try asks for the token again
         raise click.ClickException(f"Ray ended ({ray.returncode}): is {address} the head, and the token right?")
 
 
@@ -165,9 +174,20 @@ def _ray(*arguments: str, memory: int | None) -> "subprocess.Popen[bytes]":
     """Ray's processes of this node; they end with the one that is returned."""
     room = memory if memory is not None else _free_bytes()
     command = interpreter("-m", "ray.scripts.scripts", "start", "--block", f"--memory={room}")
+    agents = [f"{option}={port}" for option, port in zip(AGENTS, _free_ports(len(AGENTS)), strict=True)]
     return subprocess.Popen(
-        [*command, "--disable-usage-stats", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        [*command, *agents, "--disable-usage-stats", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
     )
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        found = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in found:
+            each.bind(("", 0))
+        return [each.getsockname()[1] for each in found]
 
 
 def _free_bytes() -> int:

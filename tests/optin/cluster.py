@@ -86,7 +86,8 @@ class World:
         self._door = uvicorn.Server(
             uvicorn.Config(Door(known.token).app, host="127.0.0.1", port=port, log_level="warning")
         )
-        threading.Thread(target=self._door.run, daemon=True).start()
+        self._doorman = threading.Thread(target=self._door.run, daemon=True)
+        self._doorman.start()
         self.url, self.headers = self.server.url, {"authorization": f"Bearer {self.server.token}"}
         with httpx2.Client(base_url=self.url, headers=self.headers, timeout=PATIENCE_S) as http:
             body = {"url": f"http://127.0.0.1:{port}", "key": known.token}
@@ -120,9 +121,10 @@ class World:
         import ray
 
         self.server.stop()
+        self._door.should_exit = True
+        self._doorman.join(30)  # it would connect again
         with contextlib.suppress(Exception):
             self.deploying.shut_down()
-        self._door.should_exit = True
         ray.shutdown()
         self.cluster.shutdown()
 
@@ -185,7 +187,7 @@ async def talks(world, count):
 def affinity(world, options):
     """Second turns with and without."""
     shares = {}
-    for wanted in (True, False):
+    for wanted in (False, True):
         took = world.deploy(least=3, most=3, affinity=wanted)
         wait_for(lambda: world.replicas() == 3, PATIENCE_S, "three replicas")
         time.sleep(3)  # until the door has seen that it was deployed anew

@@ -1,6 +1,6 @@
 """One model over two computers: network namespaces joined by a veth pair, each with a memory limit of its own.
 
-    python tests/optin/two_hosts.py [--model GGUF] [--only small|large] [--tokens 96]
+    python tests/optin/two_hosts.py [--model GGUF] [--only small|large] [--tokens 96] [--links 2]
 
 Needs root and Linux. The worker and an SSH server stand in one namespace, this program and the server of the other
 computer in the other; a relay beside the SSH server shapes the link, since kernels of containers lack netem. Shows
@@ -214,20 +214,20 @@ class Report:
         print(f"{'ok  ' if holds else 'FAIL'} {words}", flush=True)
 
 
-def same_text(http, far, report, tokens):
+def same_text(http, far, report, options):
     """A model that fits here says over both what it says alone."""
     name = "small"
-    alone = ask(http, name, tokens)
-    for words, link in LINKS.items():
+    alone = ask(http, name, options.tokens)
+    for words, link in list(LINKS.items())[: options.links]:
         far.ask(link=link)
         row = add(http, far.told)
         http.post(f"/tessera/v1/models/{name}/unload")
         http.post(f"/tessera/v1/models/{name}/pin", json={"device": "desk"}).raise_for_status()
-        over_both = ask(http, name, tokens)
+        over_both = ask(http, name, options.tokens)
         loaded = {m["id"]: m for m in http.get("/tessera/v1/loaded").json()["models"]}
         report.line(
             over_both == alone and loaded[name]["backend"] != "cpu",
-            f"{words}: same text over both ({tokens} tokens); the way as measured {row['rtt_ms']:.2f} ms, "
+            f"{words}: same text over both ({options.tokens} tokens); the way as measured {row['rtt_ms']:.2f} ms, "
             f"{row['up_bytes_s'] / 1e6:.0f} MB/s there, {row['down_bytes_s'] / 1e6:.0f} MB/s back",
         )
     listening = far.ask()["listening"]
@@ -241,12 +241,12 @@ def same_text(http, far, report, tokens):
     http.post(f"/tessera/v1/models/{name}/unload")
 
 
-def too_large(http, far, report, server, tokens):
+def too_large(http, far, report, server, options):
     """A model that fits into neither memory limit; memory and speed as predicted."""
     http.delete("/tessera/v1/remotes/desk")
     refused = http.post("/v1/completions", json={"model": "large", "prompt": "Rain", "max_tokens": 1})
     report.line(refused.status_code >= 400, f"large does not fit here alone: {refused.text[:160]}")
-    for words, link in LINKS.items():
+    for words, link in list(LINKS.items())[: options.links]:
         far.ask(link=link)
         add(http, far.told)
         ask(http, "large", 2, PROMPT)  # touches every buffer
@@ -265,9 +265,9 @@ def too_large(http, far, report, server, tokens):
                 f"{words}: {side} {predicted / 1e6:.1f} MB predicted, {held[side] / 1e6:.1f} held, {off:+.1%}",
             )
         prior = told["decode_tok_s"]
-        first = tokens_a_second(http, "large", tokens)  # teaches how fast the worker is
+        first = tokens_a_second(http, "large", options.tokens)  # teaches how fast the worker is
         predicted = http.get("/tessera/v1/models/large/placement").json()["placement"]["decode_tok_s"]
-        got = tokens_a_second(http, "large", tokens)
+        got = tokens_a_second(http, "large", options.tokens)
         off = predicted / got - 1
         report.line(
             abs(off) <= 0.2,
@@ -282,7 +282,8 @@ def main():
     read.add_argument("--other", type=Path)
     read.add_argument("--model", type=Path, default=ROOT / "assets" / "models" / "spark-f16.gguf")
     read.add_argument("--only", choices=("small", "large"))
-    read.add_argument("--tokens", type=int, default=96)
+    read.add_argument("--tokens", type=int, default=96, help="fewer than 64 teach no speed")
+    read.add_argument("--links", type=int, default=len(LINKS), help="how many of the links, the fastest first")
     options = read.parse_args()
     if options.other is not None:
         other_computer(options.other)
@@ -310,9 +311,9 @@ def main():
             )
         )
         if options.only != "large":
-            same_text(http, far, report, options.tokens)
+            same_text(http, far, report, options)
         if options.only != "small":
-            too_large(http, far, report, server, options.tokens)
+            too_large(http, far, report, server, options)
     return 1 if report.failed else 0
 
 
