@@ -27,7 +27,7 @@ UPSTREAM: Final = "cluster"
 # What a replica takes beside its runner: its server and Ray's worker. An estimate; it has not been measured.
 BESIDE_BYTES: Final = 320 << 20
 START_S: Final = 180.0
-# Ports that Ray's agents would choose themselves: a node ends when that takes them 15 s, as on a busy machine.
+# Ports that Ray's agents would choose themselves; a node waits 15 s for each that they have to tell it, then ends.
 AGENTS: Final = (
     "--metrics-export-port",
     "--dashboard-agent-grpc-port",
