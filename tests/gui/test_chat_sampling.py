@@ -33,6 +33,20 @@ def test_a_chat_follows_the_models_recommendation_until_it_has_its_own(qtbot, se
     assert "temperature" not in server.bodies[-1]
 
 
+def test_what_is_typed_is_not_written_anew_under_the_hands_nor_lost_to_a_look_at_the_models(
+    qtbot, services, page, server
+):
+    page.options.show()
+    field = page.options.sampling.fields["temperature"]
+    field.setFocus()
+    field.selectAll()
+    qtbot.keyClicks(field, "0.30")
+    assert field.cleanText() == "0.30"
+    services.models.changed.emit()  # before what was typed has reached the chat
+    assert field.value() == 0.3
+    qtbot.waitUntil(lambda: page.controller.conversation.sampling.get("temperature") == 0.3)
+
+
 def test_values_are_kept_for_the_model(qtbot, services, page, server):
     sent = []
     path = "/tessera/v1/models/spark/sampling"

@@ -110,7 +110,9 @@ class ChatOptions(QFrame):
         self._showing = True
         if self.prompt.toPlainText() != conversation.system_prompt:
             self.prompt.setPlainText(conversation.system_prompt)
-        self.limit.setValue(int(conversation.sampling.get("max_tokens", _LIMIT.default)))  # type: ignore[call-overload]
+        limit = int(conversation.sampling.get("max_tokens", _LIMIT.default))  # type: ignore[call-overload]
+        if self.limit.value() != limit:  # setting it writes its text anew, also while somebody types there
+            self.limit.setValue(limit)
         self._model = conversation.model
         self._own = conversation.sampling
         self.output.show_values(conversation.sampling)
@@ -158,6 +160,7 @@ class ChatOptions(QFrame):
 
     def _on_edited(self) -> None:
         if not self._showing:
+            self._own = self._sampling()  # what is shown anew meanwhile is what stands here now
             self._delay.start()
 
     def _emit(self) -> None:

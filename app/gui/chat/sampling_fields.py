@@ -89,7 +89,9 @@ class SamplingFields(QWidget):
             usual = float(told.value if told is not None else knob.neutral)
             is_own = knob.name in self.own
             value = self.own.get(knob.name, usual)
-            self.fields[knob.name].setValue(int(value) if knob.whole else value)  # type: ignore[arg-type]
+            field = self.fields[knob.name]
+            if field.value() != value:  # setting it writes its text anew, also while somebody types there
+                field.setValue(int(value) if knob.whole else value)  # type: ignore[arg-type]
             source = source_words(told.source if told is not None else "")
             words = self.tr("This chat's own; otherwise {value} ({source})") if is_own else "{source}"
             self.states[knob.name].setText(words.format(value=f"{usual:g}", source=source))

@@ -31,6 +31,7 @@ class ToolsSide(QObject):
         controller.tools.not_started.connect(lambda text: banner.tell(text, "warn"))
         controller.conversation_changed.connect(self._on_conversation)
         self.card.decided.connect(controller.tools.decide)
+        controller.busy_changed.connect(self._on_busy)
 
     @property
     def panel(self) -> "ToolsPanel":
@@ -51,6 +52,11 @@ class ToolsSide(QObject):
         else:
             appear(self._services.look, self.panel)
         self.panel.show_conversation(self._controller.conversation)
+
+    def _on_busy(self, busy: bool) -> None:
+        """What was decided for good meanwhile is shown."""
+        if not busy and self._panel is not None and self._panel.isVisible():
+            self._panel.refresh()
 
     def _on_conversation(self, conversation: Conversation) -> None:
         if self._panel is not None:

@@ -129,7 +129,8 @@ class Walk:
         while not (answer := self.ask(code)):
             if time.monotonic() - started > seconds:
                 self.picture("late")
-                raise AssertionError(f"not within {seconds} s: {code}\nthe window says: {self.ask('says()')}")
+                told = f"written: {self.ask('written()')}\nthe window says: {self.ask('says()')}"
+                raise AssertionError(f"not within {seconds} s: {code}\n{told}")
             time.sleep(0.03)
         return answer
 

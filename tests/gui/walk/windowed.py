@@ -41,6 +41,7 @@ class Eye(QObject):
         self.names = {
             "spot": spot,
             "says": says,
+            "reads": reads,
             "cut": cut,
             "picture": picture,
             "fingerprint": fingerprint,
@@ -191,6 +192,12 @@ def says(widget=None):
             elif isinstance(made, QComboBox) and made.isVisible():
                 out.append(made.currentText())
     return " | ".join(out)
+
+
+def reads(widget):
+    """Everything that visible texts below it hold: of answers, files and changes."""
+    texts = [made for made in widget.findChildren(QWidget) if made.isVisible() and hasattr(made, "toPlainText")]
+    return " | ".join(made.toPlainText() for made in texts)
 
 
 def cut(root=None):

@@ -1,0 +1,193 @@
+"""Around the chat: folders and their projects, pins, export and import, presets, sampling, receipts."""
+
+import json
+import sqlite3
+import zipfile
+
+import pytest
+
+OPTIONS = "chat.options"
+LAST = "chat.controller.tree.path()[-1]"
+SAMPLING = "chat.controller.conversation.sampling"
+
+
+@pytest.fixture(scope="module")
+def walk(open_window):
+    return open_window()
+
+
+def rows(walk, question):
+    """What stands in the database of the chats."""
+    with sqlite3.connect(walk.home / "state" / "chats.db") as known:
+        return known.execute(question).fetchall()
+
+
+def new_chat(walk):
+    walk.go("Chat")
+    walk.key("ctrl+n")
+    walk.until("len(chat.controller.tree) == 0 and window.isActiveWindow()")
+
+
+def named(walk, name):
+    """Give the name that a small dialog asks for."""
+    walk.until("app.activeModalWidget() is not None and 'Name:' in says()")
+    walk.key("ctrl+a")
+    walk.type(name)
+    walk.until(f"written() == {name!r}")
+    walk.key("Return")
+    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+
+
+def menu(walk, row, entry):
+    """An entry of the menu of a row of the list of chats."""
+    walk.click(row, "chat.sidebar.tree", button=3)
+    walk.until("app.activePopupWidget() is not None")
+    walk.click(entry)
+    walk.until("app.activePopupWidget() is None")
+
+
+def test_a_chat_is_pinned_and_let_go(walk):
+    walk.click("New chat (Ctrl+N)", "chat.sidebar")
+    walk.say("What is Tessera?")
+    menu(walk, "What is Tessera?", "Pin")
+    walk.until("spot('Pinned', chat.sidebar.tree)")
+    assert rows(walk, "SELECT pinned FROM conversations") == [(1,)]
+    walk.click("What is Tessera?", "chat.sidebar.tree", button=3)
+    walk.click("Unpin")
+    walk.until("not spot('Pinned', chat.sidebar.tree)")
+    assert rows(walk, "SELECT pinned FROM conversations") == [(0,)]
+
+
+def test_a_chat_is_put_into_a_folder_and_the_folder_is_a_project(walk, tmp_path):
+    walk.click("More", "chat.sidebar")
+    walk.click("New folder…")
+    named(walk, "Lights")
+    walk.until("spot('Lights', chat.sidebar.tree)")
+    menu(walk, "Lights", "Rename…")
+    named(walk, "Harbours")
+    walk.until("spot('Harbours', chat.sidebar.tree)")
+    assert rows(walk, "SELECT name FROM folders") == [("Harbours",)]
+    walk.click("What is Tessera?", "chat.sidebar.tree", button=3)
+    walk.click("Move to")
+    walk.click("Harbours")
+    walk.until("app.activePopupWidget() is None")
+    walk.until("spot('What is Tessera?', chat.sidebar.tree)")
+    assert rows(walk, "SELECT count(*) FROM conversations WHERE folder_id IS NOT NULL") == [(1,)]
+
+    walk.click("Harbours", "chat.sidebar.tree", button=3)
+    walk.click("Project: instructions, folder, tools…")
+    walk.until("app.activeModalWidget() is not None and 'Instructions' in says()")
+    walk.fill("Instructions", "Answer as a pilot of the harbour would.")
+    walk.choose("Model of new chats", "Spark (demo)")
+    walk.click("Choose…")
+    walk.until("'Directory' in says() or 'Look in' in says()")
+    walk.type(str(tmp_path))
+    walk.until(f"written() == {str(tmp_path)!r}")
+    walk.key("Return")
+    walk.until(f"app.activeModalWidget() is not None and app.activeModalWidget().path.text() == {str(tmp_path)!r}")
+    walk.picture("project")
+    walk.click("Save")
+    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+    kept = rows(walk, "SELECT instructions, model, path FROM folders")
+    assert kept == [("Answer as a pilot of the harbour would.", "spark", str(tmp_path))]
+    walk.click("Harbours", "chat.sidebar.tree", button=3)
+    walk.click("New chat here")
+    walk.until("len(chat.controller.tree) == 0 and chat.controller.conversation.folder_id")
+    walk.say("Who is there?")
+    assert rows(walk, "SELECT count(*) FROM conversations WHERE folder_id IS NOT NULL") == [(2,)]
+    walk.click("Who is there?", "chat.sidebar.tree", button=3)
+    walk.click("Move to")
+    walk.click("No folder")
+    walk.until("app.activePopupWidget() is None")
+    menu(walk, "Harbours", "Remove folder (chats stay)")
+    walk.until("not spot('Harbours', chat.sidebar.tree)")
+    assert rows(walk, "SELECT count(*), max(folder_id) FROM conversations") == [(2, None)]
+
+
+def test_all_chats_are_exported_and_come_back_by_import(walk):
+    archive = walk.home / "all.zip"
+    walk.click("More", "chat.sidebar")
+    walk.click("Export all chats…")
+    walk.choose_file(archive)
+    walk.until("'Exported to' in chat.banner.text")
+    with zipfile.ZipFile(archive) as packed:
+        assert any(name.endswith(".json") for name in packed.namelist())
+    before = rows(walk, "SELECT count(*) FROM conversations")[0][0]
+    walk.click("More", "chat.sidebar")
+    walk.click("Import chats…")
+    walk.choose_file(archive)
+    walk.until(
+        f"chat.sidebar.tree.model().rowCount() and {before} < len(desktop.services.store.submit("
+        "__import__('app.db.conversations', fromlist=['x']).listing).result())"
+    )
+    assert rows(walk, "SELECT count(*) FROM conversations")[0][0] == 2 * before
+
+
+def test_a_chat_comes_out_of_the_archive(walk):
+    new_chat(walk)
+    walk.say("Out of the way")
+    menu(walk, "Out of the way", "Archive")
+    walk.until("spot('Archived', chat.sidebar.tree)")
+    walk.click("Archived", "chat.sidebar.tree")
+    menu(walk, "Out of the way", "Move out of the archive")
+    walk.until("not spot('Archived', chat.sidebar.tree) and spot('Out of the way', chat.sidebar.tree)")
+    assert rows(walk, "SELECT count(*) FROM conversations WHERE archived") == [(0,)]
+
+
+def test_sampling_is_set_kept_for_the_model_and_given_back(walk):
+    new_chat(walk)
+    walk.click("System prompt and sampling", "chat.bar")
+    fields = (
+        ("Temperature", "0.30", "temperature", 0.3),
+        ("Top P", "0.80", "top_p", 0.8),
+        ("Min P", "0.10", "min_p", 0.1),
+        ("Top K", "30", "top_k", 30),
+        ("Repeat penalty", "1.10", "repeat_penalty", 1.1),
+    )
+    for title, text, name, value in fields:
+        walk.fill(title, text, OPTIONS)
+        walk.key("Tab")
+        walk.until(f"{SAMPLING}.get({name!r}) == {value}")
+    walk.click("Top K as the model recommends", OPTIONS)
+    walk.until(f"'top_k' not in {SAMPLING}")
+    walk.click("Keep for this model", OPTIONS)
+    walk.until(f"'temperature' not in {SAMPLING}")
+    assert walk.manage("models/spark/sampling")["user"]["temperature"] == 0.3
+    walk.until(f"{OPTIONS}.sampling.fields['temperature'].value() == 0.3")
+    walk.fill("Temperature", "0.90", OPTIONS)
+    walk.key("Tab")
+    walk.until(f"{SAMPLING}.get('temperature') == 0.9")
+    walk.click("Reset to the model's values", OPTIONS)
+    walk.until(f"'temperature' not in {SAMPLING}")
+    walk.fill("Max tokens", "48", OPTIONS)
+    walk.key("Tab")
+    walk.until(f"{SAMPLING}.get('max_tokens') == 48")
+    walk.say("What is Tessera?")
+    assert walk.ask(f"{LAST}.facts['usage']['completion_tokens']") <= 48
+
+
+def test_an_answer_carries_a_receipt_that_can_be_copied(walk):
+    walk.click("Answers carry a receipt", OPTIONS)
+    walk.until(f"{SAMPLING}.get('receipt')")
+    walk.say("What is quantization?")
+    walk.until("'receipt' in str(chat.controller.tree.path()[-1].facts)")
+    walk.click("More", "chat.transcript.item(chat.controller.tree.leaf_id)")
+    walk.click("Copy the receipt")
+    walk.until("app.clipboard().text().startswith('{')")
+    assert "spark" in json.dumps(json.loads(walk.ask("app.clipboard().text()")))
+    walk.click("Answers carry a receipt", OPTIONS)
+    walk.until(f"not {SAMPLING}.get('receipt')")
+
+
+def test_a_preset_is_removed(walk):
+    walk.fill("System prompt", "Answer in one sentence.", OPTIONS)
+    walk.until("chat.controller.conversation.system_prompt == 'Answer in one sentence.'")
+    walk.click("Save as preset…", OPTIONS)
+    named(walk, "Short")
+    walk.until(f"{OPTIONS}.preset.count() == 2")
+    assert rows(walk, "SELECT name FROM presets") == [("Short",)]
+    walk.choose("Preset", "Short", OPTIONS)
+    walk.click("Remove this preset", OPTIONS)
+    walk.until(f"{OPTIONS}.preset.count() == 1")
+    assert rows(walk, "SELECT name FROM presets") == []
+    walk.click("System prompt and sampling", "chat.bar")

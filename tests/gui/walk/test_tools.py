@@ -1,0 +1,189 @@
+"""Tools of a chat and tasks of the Code page, with a model of another server that says what a test needs."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.fake_upstream import MODEL, FakeUpstream
+from tests.mcp_servers import DEMO
+
+CODE, LAST = "window.page('code')", "chat.controller.tree.path()[-1]"
+CONSENT = "chat.tools.card"
+EDIT = """lamp.py
+<<<<<<< SEARCH
+    return height + wind
+=======
+    return height * wind
+>>>>>>> REPLACE
+"""
+
+
+class Talker(FakeUpstream):
+    """Calls the first tool it is given with the sum of a question, and answers tasks on code with an edit."""
+
+    def talk(self, send, body, said):
+        send(self.chunk({"role": "assistant", "content": ""}))
+        if body["messages"][-1]["role"] == "tool":
+            words = f"The tool says: {said}"
+        elif body.get("tools") and "plus" in said:
+            made = {"name": body["tools"][0]["function"]["name"], "arguments": json.dumps(self.arguments)}
+            send(self.chunk({"tool_calls": [{"id": "call_1", "type": "function", "index": 0, "function": made}]}))
+            send(self.chunk({}, "tool_calls"))
+            return 3
+        elif "commit message" in json.dumps(body["messages"]).lower():
+            words = "Multiply by the wind"
+        else:
+            words = f"So it is.\n\n{EDIT}"
+        send(self.chunk({"content": words}))
+        send(self.chunk({}, "stop"))
+        return 4
+
+
+def kept(walk):
+    """Decisions for good, on the disk."""
+    return json.loads((walk.home / "config" / "tool-consents.json").read_text())["data"]
+
+
+@pytest.fixture(scope="module")
+def talker():
+    running = Talker()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def walk(open_window, talker):
+    made = open_window()
+    made.manage("upstreams/desk", {"url": talker.url}, "PUT")
+    made.manage("upstream-rules", {"model": "desk/*", "upstream": "desk"}, "PUT")
+    made.until(f"any({MODEL!r} in c.id for c in desktop.services.models.choices)")
+    made.ask(f"chat.use_model(next(c.id for c in desktop.services.models.choices if {MODEL!r} in c.id))")
+    return made
+
+
+def asked(walk, text):
+    """Send that, and wait for the question whether a tool may be used."""
+    walk.click("Message", "chat")
+    walk.type(text)
+    walk.until(f"chat.composer.text == {text!r}")
+    walk.key("Return")
+    walk.until(f"{CONSENT}.isVisible()")
+
+
+def ended(walk):
+    walk.until("not chat.controller.busy")
+    return walk.ask(f"{LAST}.content")
+
+
+def test_tools_are_added_and_removed(walk, tmp_path):
+    script = tmp_path / "demo.py"
+    script.write_text(DEMO)
+    walk.click("Tools", "chat.bar")
+    walk.click("Add tools…", "chat")
+    walk.fill("Name", "sums")
+    walk.fill("Command or address", f"{sys.executable} {script}")
+    walk.fill("Variables, or headers of an address: one NAME=value a line", "LANG=C")
+    walk.picture("add-tools")
+    walk.click("Add")
+    walk.until("app.activeModalWidget() is None and 'sums' in chat.controller.conversation.tools")
+    walk.click("Add tools…", "chat")
+    walk.fill("Or paste the JSON from the server's page", '{"mcpServers": {"other": {"command": "true"}}}')
+    walk.click("Add")
+    walk.until("app.activeModalWidget() is None and spot('Remove other', chat)")
+    walk.click("Remove other", "chat")
+    walk.until("not spot('Remove other', chat)")
+    walk.click("Calculator", "chat")
+    walk.until("'tessera:calculator' in chat.controller.conversation.tools")
+    walk.click("Calculator", "chat")
+    walk.until("chat.controller.conversation.tools == ('sums',)")
+
+
+def test_tools_are_asked_for_and_decided_about(walk, talker):
+    talker.arguments = {"a": 2, "b": 40}
+    asked(walk, "What is two plus forty?")
+    walk.picture("tool-consent")
+    walk.click("Allow once", CONSENT)  # the start of the program
+    walk.until(f"{CONSENT}.isVisible() and 'add' in says({CONSENT})")
+    assert '"b": 40' in walk.ask(f"{CONSENT}.detail.toPlainText()")
+    walk.click("Allow once", CONSENT)
+    assert ended(walk).endswith("42")
+    asked(walk, "And once more two plus forty?")
+    walk.click("Decline", CONSENT)
+    assert "42" not in ended(walk)
+    asked(walk, "And for this chat, two plus forty?")
+    walk.click("For this chat", CONSENT)
+    assert ended(walk).endswith("42")
+    walk.say("Is two plus forty the same again?")
+    assert walk.ask(f"{LAST}.content").endswith("42"), "not asked again in this chat"
+    walk.key("ctrl+n")
+    walk.until("len(chat.controller.tree) == 0")
+    walk.click("sums", "chat")
+    walk.until("'sums' in chat.controller.conversation.tools")
+    asked(walk, "In another chat, two plus forty?")
+    walk.click("Always", CONSENT)
+    assert ended(walk).endswith("42")
+    assert [each["decision"] for each in kept(walk).values()] == ["always"]
+    walk.click("Ask again for mcp__sums__add", "chat")
+    walk.until("not spot('Ask again for mcp__sums__add', chat)")
+    assert kept(walk) == {}
+    asked(walk, "Asked again, two plus forty?")
+    walk.click("Never", CONSENT)
+    assert "42" not in ended(walk)
+    assert [each["decision"] for each in kept(walk).values()] == ["never"]
+    walk.click("Tools", "chat.bar")
+
+
+@pytest.fixture
+def project(tmp_path):
+    folder = tmp_path / "lighthouse"
+    folder.mkdir()
+    (folder / "lamp.py").write_text("def bright(height, wind):\n    return height + wind\n")
+    for arguments in (
+        ("init", "-q"),
+        ("add", "."),
+        ("-c", "user.name=K", "-c", "user.email=k@x", "commit", "-qm", "a"),
+    ):
+        subprocess.run(["git", *arguments], cwd=folder, check=True)
+    return folder
+
+
+def test_tasks_edits_and_a_commit_message_of_the_code_page(walk, project):
+    lamp = project / "lamp.py"
+    before, after = lamp.read_text(), lamp.read_text().replace("+", "*")
+    walk.go("Code")
+    walk.click("Open folder", f"{CODE}.empty")
+    walk.choose_file(project)
+    walk.until(f"{CODE}.controller.has_project and {CODE}.composer.ready", 30)
+    walk.choose(
+        "Model",
+        walk.ask(f"{CODE}.model.itemText({CODE}.model.findText({MODEL!r}, Qt.MatchFlag.MatchContains))"),
+        CODE,
+    )
+    walk.click("Explain", CODE)
+    walk.until(f"'Select lines' in {CODE}.banner.text or {CODE}.controller.busy")
+    walk.click("lamp.py", f"{CODE}.files")
+    walk.until(f"{CODE}.files.source.path")
+    for task in ("Explain", "Fix", "Document", "Write tests"):
+        walk.click("File", f"{CODE}.files")
+        walk.key("ctrl+a")
+        walk.until(f"{CODE}.files.selected() is not None")
+        walk.click(task, CODE)
+        walk.until(f"not {CODE}.controller.busy and {CODE}.review.hunks.count() == 1")
+        walk.click("Files", f"{CODE}.tabs")
+    walk.click("Copy code", f"{CODE}.transcript")
+    walk.click("Fix pasted output", CODE)
+    walk.until(f"not {CODE}.controller.busy and {CODE}.review.hunks.count() == 1")
+    assert lamp.read_text() == before, "nothing is written unasked"
+    walk.click("Edits", f"{CODE}.tabs")
+    walk.picture("edits")
+    walk.click("Apply", f"{CODE}.review")
+    walk.until(f"'Written: lamp.py' in {CODE}.banner.text")
+    assert lamp.read_text() == after
+    walk.click("Commit message", CODE)
+    walk.until(f"not {CODE}.controller.busy and 'Multiply by the wind' in reads({CODE}.transcript)")
+    assert lamp.read_text() == after, "nothing is committed"
+    walk.click("Undo", f"{CODE}.review")
+    walk.until(f"'Taken back: lamp.py' in {CODE}.banner.text")
+    assert lamp.read_text() == before
