@@ -192,6 +192,8 @@ class SettingsPage(Page):
         if isinstance(field, QDoubleSpinBox):
             field.setRange(setting.minimum or 0, setting.maximum or 0)
             field.setSingleStep(0.05)
+        if setting.name.endswith("_percent"):
+            field.setSuffix(" %")
         field.setValue(value)  # type: ignore[arg-type]  # the table's type
         field.setKeyboardTracking(False)
         field.setFixedWidth(112)

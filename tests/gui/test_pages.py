@@ -189,9 +189,9 @@ def test_the_dashboard_reads_the_counters_and_what_was_before_it_was_opened(qtbo
     }  # fmt: skip
     running, done = page.history.texts()
     assert done[:3] == ["OpenAI/Python", "chat/completions", "spark"]
-    assert done[4:] == ["Done", "1200", "1000", "50", "12 ms", "431.5", "2.5 s"]
+    assert done[4:] == ["1200", "1000", "50", "12 ms", "431.5", "2.5 s"]
     assert running[2] == "—"
-    assert running[4:] == ["Running", "—", "—", "—", "—", "—", "—"]
+    assert running[4:] == ["—", "—", "—", "—", "—", "Running"]
     shown = {name: list(plot._curve.getData()[1]) for name, plot in page.plots.items()}
     assert shown["active"] == [0, 2, 0, 2]
     assert shown["speed"] == [0, 0, 90]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyqtgraph
+from PySide6.QtCore import QCoreApplication
 from PySide6.QtWidgets import QWidget
 
 from app.gui import words
@@ -95,7 +96,12 @@ class BusyPlot(_Titled):
         self.chart.setFixedHeight(112)
         self.chart.setYRange(0, 100, padding=0.02)
         self.chart.getPlotItem().getAxis("left").setTicks([[(0, "0"), (50, "50"), (100, "100")]])
-        self.chart.getPlotItem().hideAxis("bottom")
+        ago = QCoreApplication.translate("TimePlot", "{n} min ago")
+        now = QCoreApplication.translate("TimePlot", "now")
+        clock = self.chart.getPlotItem().getAxis("bottom")
+        clock.setTicks([[(-_SECONDS / 2, ago.format(n=_SECONDS // 120)), (0.0, now)]])
+        clock.setStyle(hideOverlappingLabels=False)  # or the word at the edge is left out
+        self.chart.getPlotItem().setContentsMargins(0, 8, 16, 4)
         self.chart.setXRange(-_SECONDS, 0, padding=0)
         self.series: dict[str, list[float]] = {}
         self._samples: Sequence[Usage] = ()

@@ -77,7 +77,7 @@ class MessageItems:
         second = self._services.models.get(chat.second_model)
         made = PairWidget(
             self._services.look,
-            [self._message(answer, [answer]) for answer in pair],
+            [self._message(answer, [answer], narrow=True) for answer in pair],
             second.title if second else chat.second_model,
             message_id,
             busy=chat.busy,
@@ -85,7 +85,7 @@ class MessageItems:
         made.picked.connect(chat.switch_branch)
         return made
 
-    def _message(self, message_id: int, siblings: list[int]) -> MessageWidget:
+    def _message(self, message_id: int, siblings: list[int], *, narrow: bool = False) -> MessageWidget:
         chat = self._controller
         message = chat.tree[message_id]
         if message_id == chat.answering_id and chat.partial is not None:
@@ -99,6 +99,7 @@ class MessageItems:
             title=choice.title if choice else message.model,
             n_ctx=choice.n_ctx if choice else 0,
             first=len(chat.tree.path()) <= 2,  # noqa: PLR2004 - a question and its answer
+            narrow=narrow,
         )
         grounds = grounds_of(message)
         if grounds is not None:

@@ -45,12 +45,13 @@ class MessageWidget(ColumnItem):
         title: str,
         n_ctx: int = 0,
         first: bool = False,
+        narrow: bool = False,
     ) -> None:
         super().__init__()
         self._look = look
         self.message = message
         self._siblings = siblings
-        self._last, self._first = last, first
+        self._last, self._first, self._narrow = last, first, narrow
         self._n_ctx = n_ctx
         self._views: list[tuple[MarkdownView, int]] = []
         self._reasoning: MarkdownView | None = None
@@ -59,7 +60,9 @@ class MessageWidget(ColumnItem):
         self._width = 0
         unit = look.tokens.unit
         self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(0, unit, 0, unit)
+        # A question's tools take the room between it and its answer.
+        asked = message.role == "user"
+        self._column.setContentsMargins(0, unit if asked else 0, 0, 0 if asked else unit)
         self._column.setSpacing(unit // 2)
         if message.role == "user":
             self._build_question()
@@ -234,7 +237,10 @@ class MessageWidget(ColumnItem):
             )
         actions.addWidget(self._more_tool())
         summary = answer_summary(message, self._n_ctx)
-        if summary:
+        if summary and self._narrow:
+            self._column.addWidget(label(summary, "small", wrap=True))
+            actions.addStretch(1)
+        elif summary:
             actions.addSpacing(self._look.tokens.unit)
             actions.addWidget(label(summary, "small", wrap=True), 1)
         else:

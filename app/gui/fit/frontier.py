@@ -65,6 +65,7 @@ class FrontierPlot(Chart):
     def show_here(self, num_bytes: int) -> None:
         """Where the slider stands."""
         self._here.setValue(num_bytes / _MIB)
+        self._settle.start(0)
 
     def _show_stock(self) -> None:
         # The scatter item does not follow the logarithmic mode by itself.
@@ -99,6 +100,9 @@ class FrontierPlot(Chart):
         for x, y in (*stock, *self._points):
             at = box.mapViewToScene(QPointF(x, y))
             taken.append(Box(at.x() - _DOT / 2, at.y() - _DOT / 2, _DOT, _DOT))
+        line = box.mapViewToScene(QPointF(self._here.value(), 0.0)).x()
+        whole = box.sceneBoundingRect()
+        taken.append(Box(line - 1, whole.top(), 2, whole.height()))  # a dash through a name spoils it
         for item in self._labels:
             at = box.mapViewToScene(item.pos())
             size = item.boundingRect()

@@ -114,18 +114,18 @@ class ModelCard(QFrame):
 
 
 def facts_of(model: Model) -> str:
-    """Parameters, precision, size, context: one line."""
+    """Size and context, which everybody chooses by, before precision and architecture: one line."""
     details = model.details
-    parts = [details.architecture or model.format]
+    parts = [words.size(model.size_bytes)]
     if details.n_params:
         parts.append(_tr("{n} parameters").format(n=words.count(details.n_params)))
-    if model.bits_per_weight:
-        parts.append(_tr("{n} bits per weight").format(n=words.decimal(model.bits_per_weight, 2)))
-    if details.quantization:
-        parts.append(details.quantization)
-    parts.append(words.size(model.size_bytes))
     if details.context_train:
         parts.append(_tr("context {n}").format(n=words.whole(details.context_train)))
+    if details.quantization:
+        parts.append(details.quantization)
+    if model.bits_per_weight:
+        parts.append(_tr("{n} bits per weight").format(n=words.decimal(model.bits_per_weight, 2)))
+    parts.append(details.architecture or model.format)
     return " · ".join(parts)
 
 

@@ -16,7 +16,7 @@ _MINUTE_S = 60
 def request_columns() -> list[str]:
     """Heads of `request_row`."""
     return [
-        _tr("Program"), _tr("Route"), _tr("Model"), _tr("Time"), _tr("State"), _tr("Read"), _tr("Cached"),
+        _tr("Program"), _tr("Route"), _tr("Model"), _tr("Time"), _tr("Read"), _tr("Cached"),
         _tr("Written"), _tr("First"), _tr("Tokens/s"), _tr("Took"),
     ]  # fmt: skip
 
@@ -28,24 +28,22 @@ def request_row(row: RequestRecord) -> list[str]:
         row.route.removeprefix("/v1/"),
         row.model or words.UNKNOWN,
         clock(row.time),
-        state_of(row),
         _whole(row.prompt_tokens),
         _whole(row.cached_tokens),
         _whole(row.completion_tokens),
         _seconds(row.ttft_s),
         words.UNKNOWN if row.tok_s is None else words.decimal(row.tok_s),
-        words.UNKNOWN if row.running else _seconds(row.seconds),
+        took(row),
     ]
 
 
-def state_of(row: RequestRecord) -> str:
-    """Running, done, refused with a status, or left by the client."""
+def took(row: RequestRecord) -> str:
+    """Seconds; of what is not done, why: running, refused with a status, or left by the client."""
     if row.running:
         return _tr("Running")
-    status = row.status
-    if not status:
+    if not row.status:
         return _tr("Client left")
-    return _tr("Done") if status < _OK_BELOW else _tr("Refused ({status})").format(status=status)
+    return _seconds(row.seconds) if row.status < _OK_BELOW else _tr("Refused ({status})").format(status=row.status)
 
 
 def program_columns() -> list[str]:

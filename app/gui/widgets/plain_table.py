@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QHeaderView, QSizePolicy, QTableWidget, QTableWidg
 
 from app.gui.look import Look
 
-_NARROWEST = 64
+_NARROWEST = 48
 
 
 class PlainTable(QTableWidget):
