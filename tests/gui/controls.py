@@ -25,7 +25,8 @@ MAKERS = {
     "setAccessibleName": (0,),
     "tell": (2, 3, 4),
 }
-PRESSES = {"click", "hover", "switch", "choose", "fill"}
+# What presses in a walk; of all its words one is the control's.
+PRESSES = {"click", "hover", "choose", "fill", "menu", "more", "command", "tick"}
 
 
 def controls():
@@ -56,24 +57,31 @@ def presses():
     found = {}
     for path in sorted((TESTS / "walk").glob("*.py")):
         tree = ast.parse(path.read_text("utf-8"))
-        loops = {}
+        meant = {}  # what a name may stand for: what it is given, or what is walked through
         for node in ast.walk(tree):
             if isinstance(node, ast.For | ast.comprehension):
-                for name in ast.walk(node.target):
+                pairs = [(node.target, node.iter)]
+            elif isinstance(node, ast.Assign):
+                pairs = [(target, node.value) for target in node.targets]
+            else:
+                continue
+            for target, source in pairs:
+                for name in ast.walk(target):
                     if isinstance(name, ast.Name):
-                        loops.setdefault(name.id, []).append(node.iter)
+                        meant.setdefault(name.id, []).append(source)
         found[path.stem] = {
             words
             for call in ast.walk(tree)
-            if isinstance(call, ast.Call) and _name(call) in PRESSES and call.args
-            for words in _words(call.args[0], loops)
+            if isinstance(call, ast.Call) and _name(call) in PRESSES
+            for argument in call.args
+            for words in _words(argument, meant)
         }
     return found
 
 
 def is_pressed(words, pressed):
     """Whether one of these presses is of the control of those words."""
-    pattern = re.compile(re.sub(r"\\\{.*?\\\}", ".+", re.escape(words)))
+    pattern = re.compile(re.sub(r"\\{.*?\\}|%1", ".+", re.escape(words)))
     return any(pattern.fullmatch(each) for each in pressed)
 
 
@@ -89,17 +97,16 @@ def _translated(node):
                     yield part.value
 
 
-def _words(node, loops):
+def _words(node, meant, depth=3):
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     elif isinstance(node, ast.JoinedStr):
         yield "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
     elif isinstance(node, ast.Name):
-        for source in loops.get(node.id, ()):
-            for part in ast.walk(source):
-                if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                    yield part.value
+        for source in meant.get(node.id, ()) if depth else ():
+            yield from _words(source, meant, depth - 1)
     else:
-        for part in ast.walk(node):
+        for part in ast.iter_child_nodes(node):
+            yield from _words(part, meant, depth)
             if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                yield f"{part.value}{{}}"
+                yield part.value.strip("'\"") + "{}"  # the beginning of what is put together

@@ -62,7 +62,7 @@ class MessageWidget(ColumnItem):
         self._column = QVBoxLayout(self)
         # A question's tools take the room between it and its answer.
         asked = message.role == "user"
-        self._column.setContentsMargins(0, unit if asked else 0, 0, 0 if asked else unit)
+        self._column.setContentsMargins(0, unit if asked or narrow else 0, 0, 0 if asked else unit)
         self._column.setSpacing(unit // 2)
         if message.role == "user":
             self._build_question()

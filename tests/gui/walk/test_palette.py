@@ -45,6 +45,48 @@ def test_a_page_a_theme_and_a_chat_are_found_by_typing(walk):
     walk.until("app.activeModalWidget() is None")
 
 
+def command(walk, words):
+    """Choose that command by typing its beginning."""
+    commands(walk)
+    walk.type(words)
+    walk.until(f"spot({words!r})")
+    walk.key("Return")
+
+
+def closed(walk):
+    walk.key("Escape")
+    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+
+
+def test_every_command_does_what_its_button_does(walk):
+    command(walk, "New chat")
+    walk.until("chat.isVisible() and len(chat.controller.tree) == 0")
+    walk.say("What is Tessera?")
+    command(walk, "Choose a model")
+    walk.until("app.focusWidget() is not None and app.focusWidget().accessibleName() == 'Search models'")
+    closed(walk)
+    command(walk, "Saved prompts")
+    walk.until("app.focusWidget() is not None and app.focusWidget().accessibleName() == 'Search prompts'")
+    closed(walk)
+    command(walk, "System prompt and sampling")
+    walk.until("chat.options.isVisible()")
+    for words, there in (
+        ("Keyboard shortcuts", "'Ctrl+K' in says()"),
+        ("About Tessera and its licences", "'Copy version' in says()"),
+        ("Export this chat…", "app.activeModalWidget().windowTitle() == 'Export chat'"),
+        ("Import chats…", "app.activeModalWidget().windowTitle() == 'Import chats'"),
+    ):
+        command(walk, words)
+        walk.until(f"app.activeModalWidget() is not None and {there}")
+        closed(walk)
+    command(walk, "Appearance: Light")
+    walk.until("not desktop.services.look.tokens.dark")
+    command(walk, "Chat with Spark (demo)")
+    walk.until("chat.isVisible() and chat.controller.conversation.model == 'spark'")
+    command(walk, "Go to Settings")
+    walk.until("window.page('settings').isVisible()")
+
+
 def test_the_models_are_told_with_size_place_and_more(walk):
     walk.key("ctrl+n")
     walk.click("Model", "chat.bar")

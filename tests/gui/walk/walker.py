@@ -182,6 +182,12 @@ class Walk:
         self.until("takes_keys()")
         self.screen.hand("key", "--delay", 5, *names)
 
+    def tick(self, name, within="None"):
+        """A click on the mark of a check box, which may be wider than its words."""
+        self.find(name, within)
+        x, y, _, height = self.ask(f"spot({name!r}, {within})")
+        self.click_at(x + height // 2, y + height // 2)
+
     def fill(self, name, text, within="None"):
         """Write that into the field, in the place of what is there."""
         self.click(name, within)

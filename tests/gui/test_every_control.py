@@ -1,0 +1,180 @@
+"""Every control of the window is pressed in a walk, or stands here with the reason why not."""
+
+from collections import Counter
+
+import pytest
+
+from tests.gui.controls import controls, is_pressed, presses
+
+# Names of things that are read, not pressed: texts, tables, progress, pictures, and frames around controls.
+READ = {
+    ("about.py", "Licence"),
+    ("bench/page.py", "Progress of the measurement"),
+    ("bench/page.py", "What was measured before"),
+    ("chat/message_widget.py", "Message text"),
+    ("chat/message_widget.py", "Your message"),
+    ("chat/page.py", "Conversation"),
+    ("chat/tool_item.py", "What the tool answered"),
+    ("code/page.py", "Code"),
+    ("code/transcript.py", "Questions and answers"),
+    ("code/transcript.py", "Your question"),
+    ("connect/page.py", "The change"),
+    ("devices/page.py", "Use of {name}"),
+    ("library/details.py", "Chat template"),
+    ("library/hub_tab.py", "needs an account"),
+    ("library/job_card.py", "Progress"),
+    ("library/model_card.py", "Newer version on the hub"),
+    ("library/recommended.py", "Recommended"),
+    ("server/elsewhere_card.py", "QR code of the link"),
+    ("server/page.py", "Log of the server"),
+    ("server/page.py", "What to paste"),
+    ("widgets/consent_card.py", "What would happen"),
+    ("widgets/mosaic.py", "{n} tensors, {bits} bits on average"),
+}
+# Other words of a control that is pressed by the first ones.
+ALSO_CALLED = {
+    ("about.py", "Parts of the program"): "its entries are pressed by their names",
+    ("chat/sidebar.py", "Chats"): "its rows are pressed by their titles",
+    ("chat/sidebar.py", "Messages found"): "its rows are read in test_prompts",
+    ("chat/sidebar.py", "Search all chats"): "Search chats",
+    ("code/file_tree.py", "Files of the project"): "its rows are pressed by their names",
+    ("code/page.py", "Ask about the project: @file, @folder:path, @symbol:name, @diff"): "Question",
+    ("devices/placement.py", "Let Tessera choose"): "Let Tessera choose: MODEL",
+    ("devices/placement.py", "Pin to this device"): "Pin to this device: MODEL",
+    ("documents/page.py", "Ask in a chat"): "Ask about NAME in a chat",
+    ("documents/page.py", "Read again"): "Read NAME again",
+    ("server/upstreams_card.py", "Remove the rule"): "Remove the rule for MODEL",
+    ("server/upstreams_card.py", "Use its models"): "Use NAME",
+}
+CANNOT = {
+    ("chat/output_options.py", "Reasoning budget"): "the walks' models do not reason",
+    ("chat/page.py", "Show in folder"): "opens a program of the desktop, which a bare X server has not",
+    ("library/model_card.py", "Show in folder"): "opens a program of the desktop, which a bare X server has not",
+    (
+        "server/elsewhere_card.py",
+        "Show a QR code of this server",
+    ): "closed while only loopback is served, as in tests",
+    ("settings_page.py", "Port"): "closed by the environment variable that keeps walks apart",
+    ("tray.py", "Quit"): "a bare X server has no tray",
+    ("tray.py", "Show Tessera"): "a bare X server has no tray",
+    ("update_notice.py", "Open the release page"): "opens a browser",
+}
+# No walk presses these yet; each has a test of its page without a mouse.
+OPEN = {
+    ("chat/context_watch.py", "New chat"),
+    ("chat/context_watch.py", "Summarize the older part"),
+    ("chat/fold_item.py", "Edit the summary"),
+    ("chat/fold_item.py", "Send the originals to the model"),
+    ("chat/fold_item.py", "Take this summary back"),
+    ("chat/message_widget.py", "Continue"),
+    ("chat/places.py", "Cancel"),
+    ("chat/project_dialog.py", "Folder"),
+    ("chat/transcript.py", "Go to the end"),
+    ("chat/welcome.py", "All models"),
+    ("chat/welcome.py", "Download"),
+    ("code/page.py", "Leave out %1"),
+    ("devices/page.py", "Copy"),
+    ("devices/placement.py", "Pin"),
+    ("documents/page.py", "Read scans too"),
+    ("library/hub_tab.py", "Try again"),
+    ("library/hub_tab.py", "Try the speed"),
+    ("library/load_dialog.py", "Automatic"),
+    ("library/model_card.py", "Remove"),
+    ("library/page.py", "A folder (safetensors, ONNX)…"),
+    ("main_window.py", "Close"),
+    ("main_window.py", "Stay"),
+    ("supervisor.py", "Start the server"),
+    ("supervisor.py", "Try again"),
+}
+# Words that several places of the window say: which walk presses those of each.
+WHERE = {
+    ("about.py", "Close"): "test_settings",
+    ("chat/add_server.py", "Add"): "test_tools",
+    ("chat/add_server.py", "Cancel"): "test_small_controls",
+    ("chat/composer.py", "Remove {name}"): "test_small_controls",
+    ("chat/message_actions.py", "Delete"): "test_chats",
+    ("chat/message_editor.py", "Cancel"): "test_small_controls",
+    ("chat/message_widget.py", "Copy"): "test_controls",
+    ("chat/message_widget.py", "More"): "test_chats",
+    ("chat/model_bar.py", "System prompt and sampling"): "test_chat_keeping",
+    ("chat/options.py", "Documents"): "walker",
+    ("chat/options.py", "System prompt"): "test_prompts",
+    ("chat/page.py", "Undo"): "test_chats",
+    ("chat/project_dialog.py", "Cancel"): "test_small_controls",
+    ("chat/project_dialog.py", "Save"): "test_chat_keeping",
+    ("chat/sidebar.py", "Delete"): "test_mends",
+    ("chat/sidebar.py", "Documents"): "walker",
+    ("chat/sidebar.py", "Import chats…"): "test_chat_keeping",
+    ("chat/sidebar.py", "More"): "test_chat_keeping",
+    ("chat/sidebar.py", "Pin"): "test_chat_keeping",
+    ("chat/sidebar.py", "Rename…"): "test_chat_keeping",
+    ("code/page.py", "Edits"): "test_tools",
+    ("code/page.py", "Model"): "test_tools",
+    ("code/review_panel.py", "Apply"): "test_tools",
+    ("code/review_panel.py", "Edits"): "test_tools",
+    ("code/review_panel.py", "Undo"): "test_tools",
+    ("commands.py", "Import chats…"): "test_palette",
+    ("commands.py", "New chat"): "test_palette",
+    ("commands.py", "System prompt and sampling"): "test_palette",
+    ("connect/page.py", "Apply"): "test_connect",
+    ("connect/page.py", "Cancel"): "test_connect",
+    ("connect/page.py", "Model"): "test_small_controls",
+    ("connect/page.py", "Remove {name}"): "test_connect",
+    ("devices/power_card.py", "Apply"): "test_models",
+    ("documents/page.py", "Forget {name}"): "test_controls",
+    ("fit/page.py", "Make it fit"): "test_jobs",
+    ("fit/page.py", "Model"): "test_small_controls",
+    ("library/details.py", "Close"): "test_controls",
+    ("library/hub_tab.py", "Download"): "test_jobs",
+    ("library/job_card.py", "Cancel"): "test_jobs",
+    ("library/load_dialog.py", "Save"): "test_models",
+    ("library/model_card.py", "Make it fit"): "test_jobs",
+    ("library/model_card.py", "Rename…"): "test_controls",
+    ("library/page.py", "Remove"): "test_controls",
+    ("library/page.py", "Undo"): "test_controls",
+    ("server/page.py", "Copy"): "test_other_servers",
+    ("server/rows_card.py", "Add"): "test_other_servers",
+    ("server/rows_card.py", "Forget {name}"): "test_other_servers",
+    ("settings_page.py", "System prompt"): "test_settings",
+    ("shortcuts.py", "Close"): "test_small_controls",
+    ("widgets/basics.py", "Close"): "test_mends",
+}
+
+
+def unpressed():
+    """Controls that no walk presses."""
+    everywhere = set().union(*presses().values())
+    return {control for control in controls() if not is_pressed(control[1], everywhere)}
+
+
+def test_every_control_is_pressed_in_a_walk_or_stands_here_with_its_reason():
+    known = READ | ALSO_CALLED.keys() | CANNOT.keys() | OPEN
+    assert sorted(unpressed() - known) == [], "no walk presses these"
+    said = Counter(words for _, words in controls())
+    gone = {each for each in known - unpressed() if each not in controls() or said[each[1]] == 1}
+    assert sorted(gone) == [], "these are pressed now, or are gone: take them off the list"
+
+
+def test_words_that_are_said_in_several_places_are_pressed_in_each():
+    found = controls()
+    said = Counter(words for _, words in found)
+    shared = {each for each in found if said[each[1]] > 1} - READ - ALSO_CALLED.keys() - CANNOT.keys() - OPEN
+    assert sorted(shared - WHERE.keys()) == []
+    assert sorted(WHERE.keys() - shared) == []
+    pressed = presses()
+    assert [each for each, walk in WHERE.items() if not is_pressed(each[1], pressed[walk])] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "pressed", "so"),
+    [
+        ("Add", {"Add"}, True),
+        ("Add", {"Add a folder…"}, False),
+        ("Revoke {name}", {"Revoke editor"}, True),
+        ("Revoke {name}", {"Revoke {}"}, True),
+        ("Revoke {name}", {"Revoke"}, False),
+        ("Leave out %1", {"Leave out lamp.py"}, True),
+    ],
+)
+def test_what_counts_as_pressed(words, pressed, so):
+    assert is_pressed(words, pressed) is so

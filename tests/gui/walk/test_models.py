@@ -1,0 +1,124 @@
+"""Finding, loading, measuring: filters of the hub, every load setting, the power card, what was measured saved."""
+
+import csv
+import json
+
+import pytest
+
+from tests.gui.walk.walker import ROOT
+
+pytestmark = pytest.mark.timeout(900)  # a model is measured, on a crowded computer
+LIBRARY, MEASURE, DEVICES = "window.page('library')", "window.page('bench')", "window.page('devices')"
+CLIPBOARD = "app.clipboard().text()"
+
+
+@pytest.fixture(scope="module")
+def walk(open_window):
+    return open_window()
+
+
+def test_the_hub_is_asked_with_its_filters_and_a_repository_is_opened_and_left(walk, hub):
+    walk.go("Library")
+    walk.click("Find models")
+    walk.fill("Search models", "Spark")
+    for name, entry, sent in (
+        ("Kind of model", "Chat", "pipeline_tag"),
+        ("Order", "Most likes", "sort"),
+        ("Parameters", "Up to 3 B", "num_parameters"),
+    ):
+        before = len(hub.requests)
+        walk.choose(name, entry, LIBRARY)
+        walk.until("'Spark-GGUF' in says() or 'Nothing found' in says()")
+        assert any(sent in path for _, path, _ in hub.requests[before:]), (name, hub.requests[before:])
+    for name, entry in (("Kind of model", "Any kind"), ("Order", "Trending"), ("Parameters", "Any size")):
+        walk.choose(name, entry, LIBRARY)
+    walk.click("What fits of Spark-GGUF?", LIBRARY)
+    walk.until("'Q4_K_M' in says()")
+    walk.click("← Back", LIBRARY)
+    walk.until("'by org' in says()")
+    walk.fill("Search models", "", LIBRARY)
+    walk.key("Return")
+    walk.until("'These fit this computer.' in says()")
+    walk.click("All sizes", LIBRARY)
+    walk.until(f"'has no repository' in {LIBRARY}.hub.banner.text")  # this hub has two, and no starter's
+    walk.click("On this computer")
+
+
+def test_every_load_setting_is_kept_and_taken_back(walk):
+    walk.go("Library")
+    file = walk.home / "config" / "load.json"
+    walk.click("More about Spark (demo)", LIBRARY)
+    walk.click("Load settings…")
+    walk.until("app.activeModalWidget() is not None and 'Runs on' in says()")
+    walk.fill("Processor threads", "1")
+    walk.fill("Requests at once", "2")
+    walk.choose("Type of the cache", "q8_0 (8.5 bits)")
+    walk.tick("Keep it loaded until it is ejected")
+    walk.click("Save")
+    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+    kept = json.loads(file.read_text())["data"]["spark"]
+    assert (kept["n_threads"], kept["n_parallel"]) == (1, 2)
+    assert kept["keep_loaded"]
+    assert "q8_0" in json.dumps(kept)
+    walk.click("More about Spark (demo)", LIBRARY)
+    walk.click("Load settings…")
+    walk.until("app.activeModalWidget() is not None and 'Runs on' in says()")
+    walk.click("All automatic")
+    walk.click("Save")
+    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+    assert "spark" not in json.loads(file.read_text())["data"]
+
+
+def test_new_files_are_found_and_a_model_is_chatted_with(walk):
+    raw = (ROOT / "assets" / "models" / "spark-f16.gguf").read_bytes()
+    (walk.home / "models").mkdir(exist_ok=True)
+    (walk.home / "models" / "newcomer.gguf").write_bytes(raw)
+    walk.click("Add a file or folder…", LIBRARY)
+    walk.click("Look for new files")
+    walk.until(f"any('newcomer' in c.model.id for c in {LIBRARY}.cards)")
+    walk.click(walk.ask(f"'Chat with ' + next(c for c in {LIBRARY}.cards if 'newcomer' in c.model.id).model.name"))
+    walk.until("chat.isVisible() and 'newcomer' in chat.controller.conversation.model")
+    walk.go("Library")
+
+
+def test_what_was_measured_is_saved_and_the_fastest_settings_are_found(walk):
+    walk.go("Measure")
+    walk.until(f"{MEASURE}.start.isEnabled()")
+    shapes = [f"{MEASURE}.model.itemText({n})" for n in range(20)]
+    walk.choose("Model or shape to measure", next(s for s in map(walk.ask, shapes) if "not downloaded" in s))
+    walk.until(f"{MEASURE}.mix.isVisible()")
+    walk.choose("Precision of the stand-in", walk.ask(f"{MEASURE}.mix.itemText(1)"))
+    walk.choose("Model or shape to measure", "Spark (demo)")
+    walk.fill("Prompt lengths in tokens", "64", MEASURE)
+    walk.fill("Repeats", "1", MEASURE)
+    walk.click("Measure", f"{MEASURE}.start")
+    walk.until(f"{MEASURE}.table.rowCount() == 1 and {MEASURE}.csv.isVisible()", 300)
+    for button, ending in (("Save picture", "png"), ("Save CSV", "csv"), ("Save JSON", "json")):
+        file = walk.home / f"kept.{ending}"
+        walk.click(button, MEASURE)
+        walk.choose_file(file)
+        walk.until(f"'Saved as' in {MEASURE}.banner.text and {file.name!r} in {MEASURE}.banner.text")
+    assert (walk.home / "kept.png").read_bytes().startswith(b"\x89PNG")
+    assert len(list(csv.reader((walk.home / "kept.csv").read_text().splitlines()))) >= 2
+    assert json.loads((walk.home / "kept.json").read_text())
+    walk.click("Find the fastest settings", MEASURE)
+    walk.until(f"{MEASURE}.stop.isVisible()")
+    walk.click("Stop", MEASURE)
+    walk.until(f"not {MEASURE}.stop.isVisible()", 120)
+
+
+def test_the_power_that_work_may_draw_is_bounded(walk):
+    walk.go("Devices")
+    walk.choose("Mode", "Quiet", DEVICES)
+    walk.fill("Cap", "40", DEVICES)
+    walk.fill("Battery share", "10", DEVICES)
+    walk.click("Apply", f"{DEVICES}.power")
+    walk.until(f"not {DEVICES}.power.use.isEnabled()")
+    wish = walk.manage("power")["wish"]
+    assert (wish["mode"], wish["cap_w"], wish["battery_percent"]) == ("quiet", 40, 10)
+    walk.choose("Mode", "As the server was started", DEVICES)
+    walk.fill("Cap", "", DEVICES)
+    walk.fill("Battery share", "", DEVICES)
+    walk.click("Apply", f"{DEVICES}.power")
+    walk.until(f"not {DEVICES}.power.use.isEnabled()")
+    assert not any(walk.manage("power")["wish"].values())
