@@ -227,12 +227,12 @@ class Services:
         from engine.dispatch.placer import Placer  # noqa: PLC0415 - see the top
         from engine.dispatch.resources import open_resources  # noqa: PLC0415 - see the top
         from engine.dispatch.subject import find  # noqa: PLC0415 - see the top
-        from engine.dispatch.types import PlacementOverrides  # noqa: PLC0415 - see the top
+        from engine.dispatch.types import Overrides  # noqa: PLC0415 - see the top
 
         placer = Placer(open_resources(self.paths, MachineState(machine) if machine else None))
         shape, settings = find(model, self.catalogue, placer, projector)
         exact = os.path.isfile(settings.path) and machine is None  # noqa: PTH113 - pathlib is not imported here
-        placement = placer.judge_shape(model, shape, settings, PlacementOverrides(**overrides), exact=exact)
+        placement = placer.judge_shape(model, shape, settings, Overrides(**overrides), exact=exact)
         return placer.report(model, placement, shape), placement
 
     def measured(self, model: str | None = None) -> "list[Report]":

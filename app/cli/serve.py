@@ -79,7 +79,7 @@ def command(
     """Serve until interrupted."""
     import logging  # noqa: PLC0415 - the command's own imports wait until it runs
 
-    from engine.dispatch.types import PlacementOverrides  # noqa: PLC0415
+    from engine.dispatch.types import Overrides  # noqa: PLC0415
     from engine.runner.orphans import die_with_parent  # noqa: PLC0415
     from engine.server.run import ServeOptions, serve  # noqa: PLC0415
 
@@ -100,7 +100,7 @@ def command(
             local_pages=local_pages,
             context=context,
             model=model,
-            overrides=PlacementOverrides(n_parallel=parallel, kv_type=kv, device=device, mode=mode),
+            overrides=Overrides(n_parallel=parallel, kv_type=kv, device=device, mode=mode),
             ttl_s=ttl_s or None,
             max_models=max_models,
             lora=tuple(_adapter(given) for given in lora),

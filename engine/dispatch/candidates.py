@@ -15,7 +15,7 @@ from engine.dispatch.history import PlacementHistory
 from engine.dispatch.priors import BACKENDS
 from engine.dispatch.speed import Speed, expected
 from engine.dispatch.split import layer_bytes, layer_counts, shared_out
-from engine.dispatch.types import PlacementOverrides
+from engine.dispatch.types import Overrides
 from engine.fit.context import need_at
 from engine.fit.need import gpu_layer_start, kv_layer_bytes
 from engine.fit.report import machine_isa, overdraft
@@ -36,7 +36,7 @@ class Question:
 
     shape: ModelShape
     settings: LoadSettings
-    overrides: PlacementOverrides
+    overrides: Overrides
     machine: Machine
     ledger: Ledger
     memory: PlacementHistory
@@ -65,7 +65,7 @@ class Candidate:
         return self.runtime.backend if self.runtime else "cpu"
 
 
-def threads(machine: Machine, overrides: PlacementOverrides, base: LoadSettings) -> int:
+def threads(machine: Machine, overrides: Overrides, base: LoadSettings) -> int:
     """One thread a performance core within affinity and quota; half of them when quiet. A smaller `base` stays."""
     if overrides.n_threads is not None:
         return overrides.n_threads

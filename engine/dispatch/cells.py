@@ -6,7 +6,7 @@ import msgspec
 
 from engine.dispatch.attention import ENOUGH_TOKENS, HARDLY_TWO
 from engine.dispatch.history import Use
-from engine.dispatch.types import PlacementOverrides
+from engine.dispatch.types import Overrides
 from engine.fit.need import CELL_PADDING, kv_layer_bytes
 from engine.fit.shape import ModelShape
 from engine.runner.protocol import LoadSettings
@@ -21,7 +21,7 @@ BUSY: Final = 3.0
 MORE_PARALLEL: Final = 8
 
 
-def grown(overrides: PlacementOverrides, use: Use | None) -> PlacementOverrides:
+def grown(overrides: Overrides, use: Use | None) -> Overrides:
     """`overrides` with more requests at once where nobody chose their number and the model's use asks for more."""
     if overrides.n_parallel is not None or not _several(use) or use is None or use.at_once < BUSY:
         return overrides
@@ -32,9 +32,7 @@ def _several(use: Use | None) -> bool:
     return use is not None and use.tokens >= ENOUGH_TOKENS and use.at_once > HARDLY_TWO
 
 
-def cap_kv_cells(
-    settings: LoadSettings, shape: ModelShape, overrides: PlacementOverrides, use: Use | None
-) -> LoadSettings:
+def cap_kv_cells(settings: LoadSettings, shape: ModelShape, overrides: Overrides, use: Use | None) -> LoadSettings:
     """`settings` whose shared cache holds one whole context, which is what one person needs.
 
     Where the user asked for requests at once, or the model's use shows some, it holds more, up to ROOMY_BYTES.

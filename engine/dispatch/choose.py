@@ -13,7 +13,7 @@ from engine.dispatch.guessing import guessing
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.npu_rule import Offer, Verdict, busy_igpu, judge, power_words, why_npu
 from engine.dispatch.priors import BACKENDS, NPU_LARGEST_PARAMETERS
-from engine.dispatch.types import Alternative, Placement, PlacementOverrides
+from engine.dispatch.types import Alternative, Overrides, Placement
 from engine.fit.context import resize_context
 from engine.fit.shape import ModelShape
 from engine.runner.protocol import LoadSettings
@@ -25,7 +25,7 @@ WORTHWHILE_GAIN = 1.1
 def place(
     shape: ModelShape,
     base: LoadSettings,
-    overrides: PlacementOverrides,
+    overrides: Overrides,
     machine: Machine,
     ledger: Ledger,
     memory: PlacementHistory,
@@ -81,7 +81,7 @@ def place(
     )
 
 
-def requested_settings(base: LoadSettings, overrides: PlacementOverrides) -> LoadSettings:
+def requested_settings(base: LoadSettings, overrides: Overrides) -> LoadSettings:
     """`base` with what the user asked for; a shared cache follows context and parallel requests."""
     settings = resize_context(base, overrides.n_ctx or base.n_ctx, overrides.n_parallel)
     if overrides.kv_type and overrides.kv_type != "f16":
@@ -139,7 +139,7 @@ def _best(candidates: list[Candidate], cpu: Candidate) -> Candidate:
 
 
 def _reasons(
-    chosen: Candidate, overrides: PlacementOverrides, machine: Machine, shape: ModelShape, pinned: bool
+    chosen: Candidate, overrides: Overrides, machine: Machine, shape: ModelShape, pinned: bool
 ) -> tuple[str, ...]:
     reasons = []
     if pinned:
@@ -210,7 +210,7 @@ def _why_processor(chosen: Candidate, machine: Machine, *, pinned: bool) -> list
 
 
 def _alternative(
-    candidate: Candidate, chosen: Candidate, overrides: PlacementOverrides, verdict: Verdict | None
+    candidate: Candidate, chosen: Candidate, overrides: Overrides, verdict: Verdict | None
 ) -> Alternative:
     if not candidate.fits:
         reason = "it does not fit there"

@@ -5,7 +5,7 @@ from typing import Final
 
 from devices.memory import Ledger
 from devices.types import Machine
-from engine.dispatch.types import PlacementOverrides
+from engine.dispatch.types import Overrides
 
 # Watts above idle while a model answers, NPU and integrated GPU. Source: FastFlowLM on Ryzen AI Max 395, users'
 # reports (11.5-14.4 W), and llama.cpp's Vulkan run on the same computer (52 W); see the reference of devices.
@@ -39,7 +39,7 @@ class Verdict:
     reasons: tuple[str, ...]
 
 
-def why_npu(overrides: PlacementOverrides, *, igpu_busy: bool, side_work: bool) -> str:
+def why_npu(overrides: Overrides, *, igpu_busy: bool, side_work: bool) -> str:
     """Why an NPU should get this model, or nothing. `side_work`: embeddings, speech and the like, not a chat."""
     if overrides.mode == "quiet":
         return QUIET

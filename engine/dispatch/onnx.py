@@ -12,7 +12,7 @@ from devices.errors import Overdrawn
 from devices.memory import Ledger
 from devices.types import Device, Machine
 from engine.dispatch.npu_rule import busy_igpu, expected_power, why_npu
-from engine.dispatch.types import Alternative, Placement, PlacementOverrides
+from engine.dispatch.types import Alternative, Overrides, Placement
 from engine.errors import BadModelFile
 from engine.fit.report import ledger_amounts, overdraft, refusal
 from engine.fit.types import FitReport, Need, Part
@@ -67,7 +67,7 @@ def onnx_need(folder: OnnxFolder, settings: LoadSettings) -> Need:
 def place_folder(
     folder: OnnxFolder,
     base: LoadSettings,
-    overrides: PlacementOverrides,
+    overrides: Overrides,
     machine: Machine,
     ledger: Ledger,
     owner: str = "",
@@ -105,7 +105,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 def choose_provider(
     folder: OnnxFolder,
     settings: LoadSettings,
-    overrides: PlacementOverrides,
+    overrides: Overrides,
     machine: Machine,
     igpu_busy: bool,
     environ: Mapping[str, str],
@@ -145,7 +145,7 @@ def choose_provider(
     return Choice(reasons=tuple(reasons), alternatives=tuple(found))
 
 
-def with_power(overrides: PlacementOverrides) -> PlacementOverrides:
+def with_power(overrides: Overrides) -> Overrides:
     """The overrides, with what this computer runs on now."""
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     unplugged = battery is not None and battery.power_plugged is False
@@ -177,7 +177,7 @@ def _compiled(folder: OnnxFolder, adapter: Adapter, npus: list[Device], environ:
     return Choice(device=device, reasons=(f"it was compiled for {adapter.title}{which}", _tried(adapter)))
 
 
-def _pinned(overrides: PlacementOverrides, npus: list[Device]) -> str:
+def _pinned(overrides: Overrides, npus: list[Device]) -> str:
     if overrides.device is None:
         return ""
     wanted = overrides.device.lower()
@@ -186,7 +186,7 @@ def _pinned(overrides: PlacementOverrides, npus: list[Device]) -> str:
     return next(("npu" for d in npus if d.id.lower() == wanted), "")
 
 
-def _npu_reason(folder: OnnxFolder, overrides: PlacementOverrides, igpu_busy: bool) -> str:
+def _npu_reason(folder: OnnxFolder, overrides: Overrides, igpu_busy: bool) -> str:
     """Why an NPU should get this, or nothing."""
     side_work = folder.kind != "generate"  # a chat in ONNX may be of any size
     return why_npu(overrides, igpu_busy=igpu_busy and side_work, side_work=side_work)

@@ -21,7 +21,7 @@ from engine.dispatch.resources import Resources
 from engine.dispatch.speed import weights_read
 from engine.dispatch.split import shared_out
 from engine.dispatch.tuned import Tuned, pinned_elsewhere, tuned_settings
-from engine.dispatch.types import NO_OVERRIDES, Placement, PlacementOverrides, Rung
+from engine.dispatch.types import NO_OVERRIDES, Overrides, Placement, Rung
 from engine.energy.words import energy_words
 from engine.errors import BadModelFile, InputFault
 from engine.fit.context import largest_context, need_at
@@ -59,12 +59,7 @@ class Placer:
         self._dry_runs = resources.dry_runs
 
     def choose(
-        self,
-        model_id: str,
-        settings: LoadSettings,
-        overrides: PlacementOverrides = NO_OVERRIDES,
-        *,
-        exact: bool = False,
+        self, model_id: str, settings: LoadSettings, overrides: Overrides = NO_OVERRIDES, *, exact: bool = False
     ) -> Placement:
         """The placement a load gets: as dispatched, with what worked before after other settings had failed.
 
@@ -78,12 +73,7 @@ class Placer:
         return msgspec.structs.replace(placed, settings=msgspec.structs.replace(placed.settings, **changes))
 
     def placement(
-        self,
-        model_id: str,
-        settings: LoadSettings,
-        overrides: PlacementOverrides = NO_OVERRIDES,
-        *,
-        exact: bool = True,
+        self, model_id: str, settings: LoadSettings, overrides: Overrides = NO_OVERRIDES, *, exact: bool = True
     ) -> Placement:
         """Where and how the model would run now.
 
@@ -101,7 +91,7 @@ class Placer:
         overrides = onnx.with_power(overrides)
         return self.judge_shape(model_id, read_shape(settings.path), settings, overrides, exact=exact)
 
-    def side_work(self, folder: OnnxFolder, overrides: PlacementOverrides) -> onnx.Choice:
+    def side_work(self, folder: OnnxFolder, overrides: Overrides) -> onnx.Choice:
         """Where an encoder or a speech model of fixed shapes would run now, and why. Raises: BadModelFile."""
         machine = self.machine_now()
         settings, busy = LoadSettings(path=str(folder.path)), busy_igpu(machine, self.ledger)
@@ -119,7 +109,7 @@ class Placer:
         model_id: str,
         shape: ModelShape,
         settings: LoadSettings,
-        overrides: PlacementOverrides = NO_OVERRIDES,
+        overrides: Overrides = NO_OVERRIDES,
         *,
         exact: bool = False,
     ) -> Placement:
@@ -136,7 +126,7 @@ class Placer:
         model_id: str,
         shape: ModelShape,
         settings: LoadSettings,
-        overrides: PlacementOverrides = NO_OVERRIDES,
+        overrides: Overrides = NO_OVERRIDES,
         *,
         exact: bool = False,
     ) -> Placement:
@@ -156,12 +146,7 @@ class Placer:
         return far.instead_of(placement, shape, pinned)
 
     def _measured(
-        self,
-        model_id: str,
-        shape: ModelShape,
-        placement: Placement,
-        overrides: PlacementOverrides,
-        machine: Machine,
+        self, model_id: str, shape: ModelShape, placement: Placement, overrides: Overrides, machine: Machine
     ) -> Placement:
         """The placement with what was tuned or measured here for a model of this shape."""
         where, which = machine_key(machine), shape_key(shape)
@@ -188,7 +173,7 @@ class Placer:
         model_id: str,
         shape: ModelShape,
         placement: Placement,
-        overrides: PlacementOverrides,
+        overrides: Overrides,
         machine: Machine,
         tuned: Tuned,
     ) -> Placement:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from engine.dispatch.openvino import is_openvino
-from engine.dispatch.types import Placement, PlacementOverrides
+from engine.dispatch.types import Overrides, Placement
 from engine.json_store import JsonStore
 from engine.measurements.tuning import Choice, Knobs, TuneReport
 from engine.runner.protocol import LoadSettings
@@ -86,7 +86,7 @@ class TunedStore:
             self._store.put([*others, tuned][-KEPT:])
 
 
-def tuned_settings(tuned: Tuned, settings: LoadSettings, overrides: PlacementOverrides) -> LoadSettings:
+def tuned_settings(tuned: Tuned, settings: LoadSettings, overrides: Overrides) -> LoadSettings:
     """The knobs on top of dispatched settings; what the user asked for stays as it is."""
     knobs = tuned.knobs
     if overrides.kv_type:
@@ -102,7 +102,7 @@ def tuned_settings(tuned: Tuned, settings: LoadSettings, overrides: PlacementOve
     return knobs.apply(settings)
 
 
-def pinned_elsewhere(tuned: Tuned, placement: Placement, overrides: PlacementOverrides) -> bool:
+def pinned_elsewhere(tuned: Tuned, placement: Placement, overrides: Overrides) -> bool:
     """The user, or a mode of little power, wants another device than the one that was tuned for."""
     chosen = bool(overrides.device) or is_openvino(placement.settings)
     return chosen and tuned.knobs.devices != placement.settings.devices

@@ -10,7 +10,7 @@ from engine.runner.protocol import LoadSettings
 Mode = Literal["quiet", "balanced", "fast"]
 
 
-class PlacementOverrides(msgspec.Struct, frozen=True, kw_only=True):
+class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     """What the user asked for. None leaves a choice to the dispatcher.
 
     `device` pins a device id, a kind (cpu, igpu, dgpu), a backend (vulkan) or `id/backend`.
@@ -27,7 +27,7 @@ class PlacementOverrides(msgspec.Struct, frozen=True, kw_only=True):
     on_battery: bool = False
 
 
-NO_OVERRIDES = PlacementOverrides()
+NO_OVERRIDES = Overrides()
 
 
 class Alternative(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from engine.api.models import LoadChoices
-from engine.dispatch.types import PlacementOverrides
+from engine.dispatch.types import Overrides
 from engine.errors import InputFault
 from engine.json_store import JsonStore
 from engine.runner.limits import KV_TYPES
@@ -41,7 +41,7 @@ def check_kv_type(name: str | None) -> None:
         raise InputFault(f"{name!r} is not a cache type; use one of {', '.join(KV_TYPES)}.", "kv_type")
 
 
-def with_choices(overrides: PlacementOverrides, choices: LoadChoices) -> PlacementOverrides:
+def with_choices(overrides: Overrides, choices: LoadChoices) -> Overrides:
     """The server's overrides with what was chosen for one model."""
     given = {
         name: value

@@ -11,7 +11,7 @@ import msgspec
 from engine.dispatch.engine_args import with_engine_args
 from engine.dispatch.external import place_remote
 from engine.dispatch.load_settings import load_settings
-from engine.dispatch.types import NO_OVERRIDES, Placement, PlacementOverrides
+from engine.dispatch.types import NO_OVERRIDES, Overrides, Placement
 from engine.errors import BadModelFile, InputFault, ModelNotFound
 from engine.fit.context import resize_context
 from engine.flm.entries import flm_entries
@@ -52,8 +52,8 @@ class ServedModels:
         context: int | None = None,
         aliases: Aliases | None = None,
         cache: Path | None = None,
-        choose: Callable[[str, LoadSettings, PlacementOverrides], Placement] | None = None,
-        overrides: PlacementOverrides = NO_OVERRIDES,
+        choose: Callable[[str, LoadSettings, Overrides], Placement] | None = None,
+        overrides: Overrides = NO_OVERRIDES,
         lora: tuple[tuple[str, str], ...] = (),
         drafts: Drafts | None = None,
         sampling_overrides: SamplingOverrides | None = None,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from devices.process_memory import few_heaps
-from engine.dispatch.types import NO_OVERRIDES, PlacementOverrides
+from engine.dispatch.types import NO_OVERRIDES, Overrides
 from engine.errors import EnvironmentFault, InputFault
 from engine.paths import DEFAULT_HOST, DEFAULT_PORT, Paths, user_paths
 from engine.phases import Phases
@@ -66,7 +66,7 @@ class ServeOptions:
     local_pages: bool = False
     context: int | None = None
     model: str | None = None
-    overrides: PlacementOverrides = NO_OVERRIDES
+    overrides: Overrides = NO_OVERRIDES
     private: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None

@@ -12,7 +12,7 @@ from devices.host_real import RealHost
 from devices.report import live_report
 from engine.dispatch.placer import Placer
 from engine.dispatch.resources import open_resources
-from engine.dispatch.types import PlacementOverrides
+from engine.dispatch.types import Overrides
 from engine.paths import Paths
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
@@ -51,7 +51,7 @@ def test_dispatch(device, tmp_path):
     placer = Placer(open_resources(Paths(*(tmp_path / n for n in "abcde"))))
     settings = LoadSettings(path=SPARK, n_ctx=512, n_parallel=1)
     free_choice = placer.placement("spark", settings)
-    pinned = placer.placement("spark", settings, PlacementOverrides(device="vulkan"))
+    pinned = placer.placement("spark", settings, Overrides(device="vulkan"))
     assert pinned.device == device.id
     assert pinned.settings.devices == (device.runtimes[0].device_name,)
     assert pinned.settings.n_gpu_layers == pinned.n_layers + 1

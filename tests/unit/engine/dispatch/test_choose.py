@@ -16,7 +16,7 @@ from engine.dispatch.history import SAVE_EVERY, PlacementHistory, Use
 from engine.dispatch.ladder import next_rung
 from engine.dispatch.placer import read_shape
 from engine.dispatch.speed import bytes_per_token
-from engine.dispatch.types import NO_OVERRIDES, PlacementOverrides
+from engine.dispatch.types import NO_OVERRIDES, Overrides
 from engine.fit.need import kv_layer_bytes
 from engine.runner.protocol import LoadSettings
 from tests.machines import machines
@@ -80,13 +80,13 @@ def test_a_pin_beats_everything(shape, path):
         (IGPU, "vulkan"),
         ("igpu", "vulkan"),
     ):
-        placement = placed(shape, path, HALO, PlacementOverrides(device=pin))
+        placement = placed(shape, path, HALO, Overrides(device=pin))
         assert placement.backend == expected
         assert placement.reasons[0].startswith("you pinned")
 
 
 def test_a_pin_that_cannot_be_honoured_is_said(shape, path):
-    placement = placed(shape, path, HALO, PlacementOverrides(device="cuda"))
+    placement = placed(shape, path, HALO, Overrides(device="cuda"))
     assert "cuda is not usable here" in placement.reasons[0]
 
 
@@ -102,13 +102,11 @@ def test_a_measurement_on_this_machine_beats_the_prior(shape, path):
 def test_layers_are_split_when_not_all_fit(shape, path):
     whole = placed(shape, path, HALO).need.device_bytes(IGPU)
     machine = with_gpu_memory(HALO, IGPU, whole * 3 // 4)
-    placement = placed(shape, path, machine, PlacementOverrides(device="igpu"))
+    placement = placed(shape, path, machine, Overrides(device="igpu"))
     assert 0 < placement.settings.n_gpu_layers < 7
     assert placement.fits
     assert placement.need.device_bytes(IGPU) <= whole * 3 // 4
-    more = placed(
-        shape, path, machine, PlacementOverrides(device="igpu", n_gpu_layers=placement.settings.n_gpu_layers + 1)
-    )
+    more = placed(shape, path, machine, Overrides(device="igpu", n_gpu_layers=placement.settings.n_gpu_layers + 1))
     assert not more.fits
 
 
@@ -126,11 +124,9 @@ def test_layers_on_a_small_gpu_come_before_cells_to_spare(shape, path):
     spare = placed(shape, path, HALO, memory=memory, settings=roomy)
     assert spare.settings.kv_cells > 4096  # where there is room, there are cells for all
     assert spare.need.device_bytes(IGPU) > tight
-    small = placed(
-        shape, path, with_gpu_memory(HALO, IGPU, tight), PlacementOverrides(device="igpu"), memory, roomy
-    )
+    small = placed(shape, path, with_gpu_memory(HALO, IGPU, tight), Overrides(device="igpu"), memory, roomy)
     assert (small.settings.n_gpu_layers, small.settings.kv_cells, small.fits) == (7, 0, True)
-    overrides = PlacementOverrides(device="igpu", n_gpu_layers=7)
+    overrides = Overrides(device="igpu", n_gpu_layers=7)
     asked = placed(shape, path, with_gpu_memory(HALO, IGPU, tight), overrides, memory, roomy)
     assert (asked.settings.n_gpu_layers, asked.settings.kv_cells, asked.fits) == (7, 0, True)
 
@@ -160,7 +156,7 @@ def test_threads_follow_fast_cores_affinity_quota_and_mode(shape, path):
     hybrid = MACHINES["mtl-zbook-power-g11"]
     roomy = replace(hybrid, memory=replace(hybrid.memory, available_bytes=20 * GIB))
     assert placed(shape, path, roomy).settings.n_threads == 6
-    assert placed(shape, path, roomy, PlacementOverrides(mode="quiet")).settings.n_threads == 3
+    assert placed(shape, path, roomy, Overrides(mode="quiet")).settings.n_threads == 3
     assert placed(shape, path, roomy, settings=base(path, n_threads=1)).settings.n_threads == 1
     limited = CoreCounts(16, 22, 6, 10, 4, 2, quota_cores=1.5)
     pinned = replace(roomy, devices=(replace(roomy.devices[0], cores=limited), *roomy.devices[1:]))
@@ -168,26 +164,21 @@ def test_threads_follow_fast_cores_affinity_quota_and_mode(shape, path):
 
 
 def test_wishes_reach_the_settings(shape, path):
-    overrides = PlacementOverrides(n_ctx=1024, n_parallel=2, kv_type="q8_0")
+    overrides = Overrides(n_ctx=1024, n_parallel=2, kv_type="q8_0")
     settings = placed(shape, path, HALO, overrides, settings=base(path, kv_cells=16384)).settings
     assert (settings.n_ctx, settings.n_parallel, settings.kv_cells) == (1024, 2, 2048)
     assert (settings.type_k, settings.type_v, settings.flash_attn) == ("q8_0", "q8_0", "on")
 
 
 def test_processors_attend_plainly_where_that_is_faster_and_fits(shape, path):
-    settings = placed(shape, path, HALO, PlacementOverrides(device="cpu", n_parallel=2)).settings
+    settings = placed(shape, path, HALO, Overrides(device="cpu", n_parallel=2)).settings
     assert (settings.flash_attn, settings.n_ubatch) == ("off", 128)
     assert placed(shape, path, HALO).settings.flash_attn == "on"
-    assert placed(shape, path, HALO, PlacementOverrides(device="cpu", n_parallel=4)).settings.flash_attn == "auto"
+    assert placed(shape, path, HALO, Overrides(device="cpu", n_parallel=4)).settings.flash_attn == "auto"
     assert (
-        placed(
-            shape, path, HALO, PlacementOverrides(device="cpu", n_parallel=2, kv_type="q8_0")
-        ).settings.flash_attn
-        == "on"
+        placed(shape, path, HALO, Overrides(device="cpu", n_parallel=2, kv_type="q8_0")).settings.flash_attn == "on"
     )
-    kept = placed(
-        shape, path, HALO, PlacementOverrides(device="cpu", n_parallel=2), settings=base(path, flash_attn="on")
-    )
+    kept = placed(shape, path, HALO, Overrides(device="cpu", n_parallel=2), settings=base(path, flash_attn="on"))
     assert kept.settings.flash_attn == "on"
 
 
@@ -196,7 +187,7 @@ def test_the_files_own_head_guesses_where_it_fits_and_nothing_else_does(tmp_path
     shape = read_shape(file)
 
     def uses_it(machine=HALO, **changes):
-        found = placed(shape, file, machine, PlacementOverrides(device="cpu"), settings=base(file, **changes))
+        found = placed(shape, file, machine, Overrides(device="cpu"), settings=base(file, **changes))
         assert found.settings.mtp == any("own head" in reason for reason in found.reasons)
         assert (found.need.part_bytes("draft") > 0) == found.settings.mtp
         return found.settings.mtp
@@ -207,7 +198,7 @@ def test_the_files_own_head_guesses_where_it_fits_and_nothing_else_does(tmp_path
 
     def found(available):
         machine = replace(HALO, memory=replace(HALO.memory, available_bytes=available))
-        return placed(shape, file, machine, PlacementOverrides(device="cpu"), settings=base(file))
+        return placed(shape, file, machine, Overrides(device="cpu"), settings=base(file))
 
     least = next(n for n in range(GIB // 8, HALO.memory.total_bytes, 16 << 20) if found(n).fits)
     near = [found(n) for n in range(least - (16 << 20), least + (64 << 20), 1 << 20)]
@@ -225,7 +216,7 @@ def test_a_model_of_long_chats_attends_plainly_at_its_next_load(shape, path):
         for answer in answers:
             memory.record_use("m", *answer)
         book = Ledger(lambda: HALO)
-        overrides = PlacementOverrides(device="cpu", n_parallel=8)
+        overrides = Overrides(device="cpu", n_parallel=8)
         found = place(shape, base(path), overrides, HALO, book, memory, owner=owner)
         said = any("one long text at a time" in reason for reason in found.reasons)
         assert said == (found.settings.flash_attn == "off")
@@ -243,7 +234,7 @@ def test_a_model_of_long_chats_attends_plainly_at_its_next_load(shape, path):
 def test_large_caches_keep_fused_attention(shape, path):
     def attention(**overrides):
         return placed(
-            shape, path, HALO, PlacementOverrides(device="cpu", **overrides), settings=base(path, kv_cells=4097)
+            shape, path, HALO, Overrides(device="cpu", **overrides), settings=base(path, kv_cells=4097)
         ).settings.flash_attn
 
     assert attention(n_ctx=32768, n_parallel=1) == "off"
@@ -259,7 +250,7 @@ def test_a_shared_cache_is_roomy_where_that_is_cheap(shape, path):
 
     def settings(n_ctx, times, **overrides):
         asked = replaced(base(path), n_ctx=n_ctx, kv_cells=times * n_ctx)
-        return placed(shape, path, HALO, PlacementOverrides(device="cpu", **overrides), memory, asked).settings
+        return placed(shape, path, HALO, Overrides(device="cpu", **overrides), memory, asked).settings
 
     def cells(n_ctx, times):
         return settings(n_ctx, times).kv_cells
@@ -282,7 +273,7 @@ def test_a_roomy_cache_gives_way_to_what_fits(shape, path):
     def fits(available, kv_cells):
         machine = replace(HALO, memory=replace(HALO.memory, available_bytes=available))
         return placed(
-            shape, path, machine, PlacementOverrides(device="cpu"), two_at_once(), base(path, kv_cells=kv_cells)
+            shape, path, machine, Overrides(device="cpu"), two_at_once(), base(path, kv_cells=kv_cells)
         ).fits
 
     least = next(n for n in range(GIB // 8, HALO.memory.total_bytes, 16 << 20) if fits(n, 0))
@@ -387,4 +378,4 @@ def test_a_software_renderer_is_never_preferred(shape, path):
     )
     machine = replace(cpu_only, devices=(cpu, renderer))
     assert placed(shape, path, machine).device == "cpu"
-    assert placed(shape, path, machine, PlacementOverrides(device="vulkan")).settings.devices == ("Vulkan0",)
+    assert placed(shape, path, machine, Overrides(device="vulkan")).settings.devices == ("Vulkan0",)

@@ -11,7 +11,7 @@ from devices.recording import RecordedHost
 from devices.report import recorded_report
 from engine.dispatch.choose import place
 from engine.dispatch.history import PlacementHistory
-from engine.dispatch.types import NO_OVERRIDES, PlacementOverrides
+from engine.dispatch.types import NO_OVERRIDES, Overrides
 from engine.fit.report import fit_report, ledger_amounts
 from engine.fit.shape import shape_of
 from engine.runner.protocol import LoadSettings
@@ -95,13 +95,13 @@ def test_the_discrete_gpu_is_chosen_and_gets_all_layers_that_fit(laptop):
 
 
 def test_a_larger_file_is_split_and_the_split_is_the_largest_that_fits(laptop):
-    placement, book = placed(laptop, GgmlType.Q8_0, PlacementOverrides(device="cuda"))
+    placement, book = placed(laptop, GgmlType.Q8_0, Overrides(device="cuda"))
     layers = placement.settings.n_gpu_layers
     assert 0 < layers < LAYERS
     assert f"{layers} of {LAYERS} layers fit" in " ".join(placement.reasons)
     assert placement.fits
     reserve(placement, book)
-    more, _ = placed(laptop, GgmlType.Q8_0, PlacementOverrides(device="cuda", n_gpu_layers=layers + 1))
+    more, _ = placed(laptop, GgmlType.Q8_0, Overrides(device="cuda", n_gpu_layers=layers + 1))
     assert not more.fits
     on_gpu, on_cpu = (placement.need.device_bytes(d) for d in (RTX_4060, "cpu"))
     assert on_gpu > 4 * GIB
@@ -111,11 +111,11 @@ def test_a_larger_file_is_split_and_the_split_is_the_largest_that_fits(laptop):
 
 
 def test_too_many_pinned_layers_can_be_given_up(laptop):
-    placement, book = placed(laptop, GgmlType.Q8_0, PlacementOverrides(device="cuda", n_gpu_layers=LAYERS))
+    placement, book = placed(laptop, GgmlType.Q8_0, Overrides(device="cuda", n_gpu_layers=LAYERS))
     assert not placement.fits
     report = fit_report("big", shape(GgmlType.Q8_0), placement.settings, laptop, book, gpu=RTX_4060)
     (way,) = [way for way in report.give_ups if way.kind == "offload"]
-    free, _ = placed(laptop, GgmlType.Q8_0, PlacementOverrides(device="cuda"))
+    free, _ = placed(laptop, GgmlType.Q8_0, Overrides(device="cuda"))
     assert way.flags == f"--layers {free.settings.n_gpu_layers}"
     at = msgspec.structs.replace(placement.settings, n_gpu_layers=free.settings.n_gpu_layers)
     assert fit_report("big", shape(GgmlType.Q8_0), at, laptop, Ledger(lambda: laptop), gpu=RTX_4060).fits
@@ -128,7 +128,7 @@ def test_a_second_model_finds_what_the_first_left(laptop):
     second = place(
         shape(GgmlType.Q4_K),
         settings,
-        PlacementOverrides(device="cuda"),
+        Overrides(device="cuda"),
         laptop,
         book,
         PlacementHistory(None),
@@ -142,7 +142,7 @@ def test_a_second_model_finds_what_the_first_left(laptop):
 def test_a_longer_context_takes_layers_off_the_gpu(laptop):
     def layers(n_ctx):
         settings = LoadSettings(path="big.gguf", n_ctx=n_ctx)
-        overrides, memory = PlacementOverrides(device="cuda"), PlacementHistory(None)
+        overrides, memory = Overrides(device="cuda"), PlacementHistory(None)
         return place(shape(GgmlType.Q4_K), settings, overrides, laptop, Ledger(lambda: laptop), memory).settings
 
     found = [layers(n_ctx).n_gpu_layers for n_ctx in (4096, 16384, 32768)]
@@ -156,7 +156,7 @@ def test_no_machine_is_promised_more_than_it_has(name):
     machine = recorded_report(RecordedHost(RECORDINGS[name]))
     backends = {r.backend for d in machine.devices for r in d.runtimes if d.kind in {"igpu", "dgpu"}}
     for pin in (None, "cpu", *backends):
-        placement, book = placed(machine, GgmlType.Q4_K, PlacementOverrides(device=pin))
+        placement, book = placed(machine, GgmlType.Q4_K, Overrides(device=pin))
         if placement.fits:
             reserve(placement, book)
         if pin in backends:

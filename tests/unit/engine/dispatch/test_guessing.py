@@ -13,7 +13,7 @@ from engine.dispatch.guessing import COPIES_BYTES, MAX_ROLLBACK, guessing
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.ladder import next_rung
 from engine.dispatch.placer import read_shape
-from engine.dispatch.types import PlacementOverrides
+from engine.dispatch.types import Overrides
 from engine.runner.limits import rollback
 from engine.runner.protocol import LoadSettings
 from tests.architectures import ARCHITECTURES, write_architecture
@@ -39,7 +39,7 @@ def test_states_that_can_be_taken_back_are_copied_and_counted(name, expected, tm
 
     def placed(**changes):
         book, memory = Ledger(lambda: HALO), PlacementHistory(None)
-        return place(shape, base(**changes), PlacementOverrides(device="cpu"), HALO, book, memory)
+        return place(shape, base(**changes), Overrides(device="cpu"), HALO, book, memory)
 
     found, plain = placed(), placed(max_draft=0)
     assert found.settings.max_rollback == expected
@@ -78,7 +78,7 @@ def test_what_does_not_fit_with_copies_is_loaded_without(tmp_path):
         found = place(
             large,
             base(),
-            PlacementOverrides(device="cpu"),
+            Overrides(device="cpu"),
             machine,
             Ledger(lambda: machine),
             PlacementHistory(None),

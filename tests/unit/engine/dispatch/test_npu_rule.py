@@ -16,7 +16,7 @@ from engine.dispatch.external import place_external
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.npu_rule import PATIENCE_S, Offer, judge
 from engine.dispatch.placer import read_shape
-from engine.dispatch.types import NO_OVERRIDES, PlacementOverrides
+from engine.dispatch.types import NO_OVERRIDES, Overrides
 from engine.onnx.folder import OnnxFolder
 from engine.runner.protocol import LoadSettings
 from tests.machines import machines
@@ -94,7 +94,7 @@ def test_published_watts_are_told_as_such_until_a_meter_told():
 @pytest.mark.parametrize("name", ["lnl-256v", "mtl-zbook-power-g11"])
 def test_an_npu_that_openvino_opened_is_taken_quiet_on_battery_and_beside_a_busy_gpu(shape, name):
     machine = opened(name)
-    for overrides in (PlacementOverrides(mode="quiet"), PlacementOverrides(on_battery=True)):
+    for overrides in (Overrides(mode="quiet"), Overrides(on_battery=True)):
         found = placed(shape, machine, overrides)
         assert found.device == npu_of(machine).id
         assert any("first token of a prompt of 1,000 tokens" in r for r in found.reasons)
@@ -113,15 +113,15 @@ def test_an_npu_that_openvino_opened_is_taken_quiet_on_battery_and_beside_a_busy
 def test_joules_of_this_computer_take_the_model_from_the_npu_again(shape):
     machine = opened("lnl-256v")
     npu, history = npu_of(machine), PlacementHistory(None)
-    usual = placed(shape, machine, PlacementOverrides(on_battery=True, device="cpu"))
+    usual = placed(shape, machine, Overrides(on_battery=True, device="cpu"))
     history.record_energy("m", npu.id, "openvino", 2.0)
-    assert placed(shape, machine, PlacementOverrides(on_battery=True), history=history).device == npu.id
+    assert placed(shape, machine, Overrides(on_battery=True), history=history).device == npu.id
     history.record_energy("m", usual.device, usual.backend, 5.0)
-    found = placed(shape, machine, PlacementOverrides(on_battery=True), history=history)
+    found = placed(shape, machine, Overrides(on_battery=True), history=history)
     assert (found.device, found.backend) == (usual.device, usual.backend)
     [why] = [a.reason for a in found.alternatives if a.device == npu.id]
     assert "now not: on NPU: 2 tokens per joule measured here, 5 on" in why
-    assert placed(shape, machine, PlacementOverrides(mode="quiet"), history=history).device == npu.id
+    assert placed(shape, machine, Overrides(mode="quiet"), history=history).device == npu.id
 
 
 def test_a_slow_first_token_keeps_a_model_off_the_npu_unless_it_must_be_quiet(shape):
@@ -129,11 +129,11 @@ def test_a_slow_first_token_keeps_a_model_off_the_npu_unless_it_must_be_quiet(sh
     large = replaced(shape, tensors=tuple(replace(t, shape=(*t.shape, 1)) for t in shape.tensors))
     slow = replace(npu_of(machine), memory=replace(npu_of(machine).memory, bandwidth_gbs=0.001))
     machine = replace(machine, devices=tuple(slow if d.kind == "npu" else d for d in machine.devices))
-    found = placed(large, machine, PlacementOverrides(on_battery=True))
+    found = placed(large, machine, Overrides(on_battery=True))
     assert found.device != slow.id
     [why] = [a.reason for a in found.alternatives if a.device == slow.id]
     assert "now not: first token of a prompt of 1,000 tokens after about" in why
-    assert placed(large, machine, PlacementOverrides(mode="quiet")).device == slow.id
+    assert placed(large, machine, Overrides(mode="quiet")).device == slow.id
     assert PATIENCE_S == 10
 
 
@@ -164,7 +164,7 @@ def test_dictation_and_embeddings_go_to_recorded_npus_beside_a_busy_gpu(name, pr
         assert chosen.provider == ""
         assert "side work beside the integrated GPU, which is busy, but" in chosen.reasons[0]
     assert onnx.choose_provider(SPEECH, settings, NO_OVERRIDES, machine, False, {}).provider == ""
-    pinned = onnx.choose_provider(SPEECH, settings, PlacementOverrides(device="cpu"), machine, True, {})
+    pinned = onnx.choose_provider(SPEECH, settings, Overrides(device="cpu"), machine, True, {})
     assert pinned.provider == ""
 
 

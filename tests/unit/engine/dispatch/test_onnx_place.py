@@ -8,7 +8,7 @@ from devices.memory import Ledger
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from engine.dispatch.onnx import NPU_RULE, choose_provider, onnx_need, place_folder
-from engine.dispatch.types import NO_OVERRIDES, PlacementOverrides
+from engine.dispatch.types import NO_OVERRIDES, Overrides
 from engine.errors import BadModelFile
 from engine.onnx.folder import OnnxFolder
 from engine.runner.protocol import LoadSettings
@@ -58,9 +58,9 @@ def test_without_a_wish_it_is_the_processor_and_the_npu_is_told_why(folder, plug
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (PlacementOverrides(mode="quiet"), "quiet"),
-        (PlacementOverrides(on_battery=True), "on battery"),
-        (PlacementOverrides(device="npu"), "pinned"),
+        (Overrides(mode="quiet"), "quiet"),
+        (Overrides(on_battery=True), "on battery"),
+        (Overrides(device="npu"), "pinned"),
     ],
 )
 def test_quiet_battery_and_pins_take_the_npu(folder, plugin, overrides, said):
@@ -82,7 +82,7 @@ def test_side_work_goes_there_while_the_integrated_gpu_chats(folder, plugin):
 
 
 def test_a_wish_that_cannot_be_had_says_so_and_stays_on_the_processor(folder):
-    choice = choose(folder, with_npu("Intel"), PlacementOverrides(mode="quiet"))
+    choice = choose(folder, with_npu("Intel"), Overrides(mode="quiet"))
     assert choice.provider == ""
     assert "quiet" in choice.reasons[0]
     assert "pip install" in choice.reasons[0]
@@ -90,11 +90,11 @@ def test_a_wish_that_cannot_be_had_says_so_and_stays_on_the_processor(folder):
 
 def test_a_pin_that_cannot_be_had_is_an_error(folder):
     with pytest.raises(BadModelFile, match="pip install onnxruntime-qnn"):
-        choose(folder, with_npu("Intel"), PlacementOverrides(device="QNN"))
+        choose(folder, with_npu("Intel"), Overrides(device="QNN"))
 
 
 def test_amds_npu_takes_compiled_folders_only(folder):
-    choice = choose(folder, with_npu("AMD"), PlacementOverrides(mode="quiet"))
+    choice = choose(folder, with_npu("AMD"), Overrides(mode="quiet"))
     assert choice.provider == ""
     assert "compiled for it" in choice.alternatives[0].reason
 

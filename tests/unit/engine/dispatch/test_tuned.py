@@ -6,7 +6,7 @@ import pytest
 from engine.dispatch.placer import Placer, read_shape
 from engine.dispatch.resources import open_resources
 from engine.dispatch.tuned import Tuned, TunedStore
-from engine.dispatch.types import PlacementOverrides
+from engine.dispatch.types import Overrides
 from engine.measurements.keys import machine_key, shape_key
 from engine.measurements.reports import Point, Report, Spread
 from engine.measurements.tuning import Choice, Knobs
@@ -70,9 +70,9 @@ def test_what_the_user_asked_for_stays(placer, bundled_model):
     where, which = keys(placer, bundled_model)
     placer.tuned.put(tuned(where, which, knobs=msgspec.structs.replace(KNOBS, n_threads=9, flash_attn="off")))
     settings = LoadSettings(path=str(bundled_model), n_ctx=1024, n_threads=2)
-    quiet = placer.placement("m", settings, PlacementOverrides(mode="quiet"), exact=False)
+    quiet = placer.placement("m", settings, Overrides(mode="quiet"), exact=False)
     assert quiet.settings.n_threads == 1
-    exact = placer.placement("m", settings, PlacementOverrides(kv_type="q4_0"), exact=False)
+    exact = placer.placement("m", settings, Overrides(kv_type="q4_0"), exact=False)
     assert (exact.settings.type_k, exact.settings.flash_attn) == ("q4_0", "on")
     assert exact.settings.repack is False
 

@@ -9,7 +9,7 @@ from devices.battery import SUPPLIES, Battery
 from devices.recording import FORMAT, RecordedHost
 from devices.usage import Usage
 from engine.api.power import PowerLimits
-from engine.dispatch.types import PlacementOverrides
+from engine.dispatch.types import Overrides
 from engine.energy.budget import BatteryBudget
 from engine.energy.ledger import JouleLedger
 from engine.errors import BatterySpent
@@ -35,7 +35,7 @@ def desk(tmp_path, files=None, mode="balanced"):
     runner = Paced()
     model = SimpleNamespace(id="m", runner=runner, settings=LoadSettings(path="x", n_threads=8))
     pool = SimpleNamespace(loaded=[model], admits=None)
-    models = SimpleNamespace(overrides=PlacementOverrides(mode=mode))
+    models = SimpleNamespace(overrides=Overrides(mode=mode))
     host = RecordedHost({"format": FORMAT, "system": "linux", "files": files or {}})
     made = PowerDesk(pool, models, JouleLedger(), tmp_path / "power.json", host)
     return made, runner, model, models, host
