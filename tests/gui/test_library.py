@@ -170,6 +170,16 @@ def test_a_dropped_model_is_offered_both_ways(qtbot, library, server):
     )
 
 
+def test_a_folder_without_a_new_model_is_told(qtbot, library, server, tmp_path):
+    server.routes["POST", "/tessera/v1/models/link"] = Linked(added=())
+    library.add(str(tmp_path), link=True)
+    qtbot.waitUntil(lambda: f"No new model is in {tmp_path.name}." in library.banner.text)
+    file = tmp_path / "known.gguf"
+    file.touch()
+    library.add(str(file), link=True)
+    qtbot.waitUntil(lambda: library.banner.text == "known.gguf is in the library already.")
+
+
 def test_details_show_the_mosaic_and_close(qtbot, library):
     library._show_details("spark")
     qtbot.waitUntil(lambda: library.findChild(DetailsDialog) is not None)

@@ -22,7 +22,7 @@ from app.gui.widgets.basics import Banner, Empty, Page, button, clear, stack
 from app.gui.widgets.popups import Menu
 from engine.api.hub import Updates
 from engine.api.jobs import Job, JobKind, ModelMade, result_of
-from engine.api.library import Model, PullRequest, Removed, Tensor, Verification
+from engine.api.library import Linked, Model, PullRequest, Removed, Tensor, Verification
 from engine.paths import user_paths
 
 # A file that comes back, or a drive, is seen this soon while the page is looked at.
@@ -125,9 +125,20 @@ class LibraryPage(Page):
     def add(self, path: str, *, link: bool) -> None:
         """Copy a model into the library, or use it where it lies."""
         if link:
-            self._services.ask(self.banner, lambda: self._services.api.link(path), lambda _: self.refresh())
+            self._services.ask(
+                self.banner, lambda: self._services.api.link(path), lambda new: self._linked(path, new)
+            )
         else:
             self._services.ask(self.banner, lambda: self._services.api.import_model(path), self._jobs.started)
+
+    def _linked(self, path: str, new: Linked) -> None:
+        self.refresh()
+        if new.added:
+            return
+        told = self.tr("{name} is in the library already.")
+        if Path(path).is_dir():
+            told = self.tr("No new model is in {name}. Models that are put there appear here by themselves.")
+        self.banner.tell(told.format(name=Path(path).name or path), "info")
 
     def offer(self, path: str) -> None:
         """A model was dropped on the window: ask what to do with it."""
