@@ -39,12 +39,17 @@ from marathon_world import World, alive  # noqa: E402
 from soak_traffic import POISON  # noqa: E402
 from variants import write_poisoned  # noqa: E402
 
+from engine.loaded_model import MAX_CRASHES  # noqa: E402
+from engine.pool import CRASH_WINDOW_S  # noqa: E402
+
 BUNDLED = ROOT / "assets" / "models" / "spark-f16.gguf"
 POISONED = "poisoned-spark.gguf"
 DISK_BYTES = 1200 << 20
 # What may be added over the last half beyond three times the scatter: caches fill up to their bounds.
 SLACK = {"MB": 24.0, "descriptors": 12, "threads": 8, "processes": 3, "files": 60}
 LOG_BYTES_PER_S = 4000
+# A runner that is stopped for good is found dead so much later at most.
+FOUND_DEAD_S = 60
 MEASURED_EVERY_S = 5
 
 
@@ -96,7 +101,7 @@ class Marathon:
         """One after another until the time is over; after each the server must answer again."""
         traffic, world = self.traffic, self.world
         only = set(filter(None, self.options.only.split(",")))
-        bag = []
+        bag, felled = [], []
         while time.monotonic() - self.begun < self.seconds:
             if any(task.done() for task in running):
                 return
@@ -107,6 +112,15 @@ class Marathon:
             fault = bag.pop()
             if (only and fault.name not in only) or (last_half and fault.mortal):
                 continue
+            now = time.monotonic()
+            felled = [at for at in felled if now - at < CRASH_WINDOW_S]
+            if fault.fells and len(felled) >= MAX_CRASHES - 1:
+                bag.insert(0, fault)
+                if all(left.fells for left in bag):
+                    bag += self.rng.sample(TABLE, len(TABLE))
+                continue
+            if fault.fells:
+                felled.append(now + FOUND_DEAD_S)
             print(f"{time.monotonic() - self.begun:6.0f} s  {fault.kind}: {fault.name}", flush=True)
             record = [fault.name, time.monotonic(), None, fault.breaks]
             traffic.faults.append(record)

@@ -35,13 +35,17 @@ SPARK = ROOT / "assets" / "models" / "spark-f16.gguf"
 
 @dataclass(frozen=True)
 class Fault:
-    """`breaks`: clients may lose their connection. `mortal`: the server ends, so no line is fitted through it."""
+    """`breaks`: clients may lose their connection. `mortal`: the server ends, so no line is fitted through it.
+
+    `fells`: a runner dies. After a number of those in a time the server, rightly, starts that model no more.
+    """
 
     kind: str
     name: str
     make: Any
     breaks: bool = False
     mortal: bool = False
+    fells: bool = False
 
 
 def spawned(command, **more):
@@ -325,9 +329,9 @@ async def second_server(world, traffic):
 
 
 TABLE = (
-    Fault("process", "runner killed", to_runner(signal.SIGKILL)),
-    Fault("process", "runner crashes", to_runner(signal.SIGSEGV)),
-    Fault("process", "runner stopped for good", to_runner(signal.SIGSTOP)),
+    Fault("process", "runner killed", to_runner(signal.SIGKILL), fells=True),
+    Fault("process", "runner crashes", to_runner(signal.SIGSEGV), fells=True),
+    Fault("process", "runner stopped for good", to_runner(signal.SIGSTOP), fells=True),
     Fault("process", "runner stopped and thawed", runner_pauses),
     Fault("process", "helper process killed", helper_dies),
     Fault("process", "server stopped and thawed", server_pauses, breaks=True),
