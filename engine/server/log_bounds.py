@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import stat
+import sys
 import time
 from typing import Final
 
@@ -16,6 +17,16 @@ KEPT_BYTES: Final = 1 << 20
 _LOOK_S: Final = 15.0
 # Set by whoever gives this process a file for its standard error that is its own to shorten.
 OWN_LOG: Final = "TESSERA_OWN_LOG"
+
+
+log = logging.getLogger(__name__)
+
+
+def ignored_in_a_line() -> None:
+    """What Python cannot raise is one line: an event loop half made for want of descriptors, taken apart."""
+    sys.unraisablehook = lambda told: log.warning(
+        "ignored in %s: %s: %s", getattr(told.object, "__qualname__", "?"), told.exc_type.__name__, told.exc_value
+    )
 
 
 class Sparing(logging.Filter):

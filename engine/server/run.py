@@ -17,6 +17,7 @@ from engine.paths import DEFAULT_HOST, DEFAULT_PORT, Paths, user_paths
 from engine.phases import Phases
 from engine.runner.process import RunnerProcess
 from engine.runner.spare import SpareRunner
+from engine.server.log_bounds import ignored_in_a_line
 from engine.settings.keys import KeyStore
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ def serve(options: ServeOptions) -> None:
     Raises: PortTaken; InputFault: a public address without an API key.
     """
     few_heaps()
+    ignored_in_a_line()
     keys = KeyStore(options.paths.config / "api-keys.json")
     tls = check_tls(options.tls_cert, options.tls_key)
     if not is_loopback(options.host) and not options.api_keys and not keys.all():
