@@ -67,6 +67,35 @@ print(json.dumps({"said": said, "doubtful": doubtful}))
 """
 )
 
+# The CPU as a device whose 20th, 40th, … answer is another: the comparison with the reference ends before.
+UNSTEADY = """
+import json, sys
+from engine.runner.llama.native import device_check, device_verdict, model
+from engine.runner.llama.native.binding import start_backends
+from engine.runner.llama.native.vocabulary import LlamaVocabulary
+from engine.runner.protocol import LoadSettings
+api = start_backends()
+settings = LoadSettings(path=sys.argv[1], n_ctx=256, n_parallel=1, n_threads=1, flash_attn="on")
+loaded = model.load(api, settings, lambda _fraction: True)
+vocabulary = LlamaVocabulary(api, loaded.vocab)
+expected = device_check.reference(loaded, vocabulary)
+calls, rows = 0, device_check.Logits.rows
+def now_and_then(self, count):
+    global calls
+    calls += 1
+    found = rows(self, count).copy()
+    if sys.argv[2] and calls % 20 == 0:
+        found[:, :9] += 4
+    return found
+device_check.Logits.rows = now_and_then
+said = ""
+try:
+    device_verdict.checked(expected, loaded, vocabulary)
+except device_check.DeviceWrong as error:
+    said = str(error)
+print(json.dumps({"said": said, "calls": calls}))
+"""
+
 
 def run(model, spoilt, script=SCRIPT, *more):
     argv = [sys.executable, "-c", script, str(model), spoilt, *more]
@@ -78,6 +107,12 @@ def test_where_noise_could_hide_a_fault_the_operations_decide(bundled_model):
     assert run(bundled_model, "", DOUBTED) == {"said": "", "doubtful": True}
     found = run(bundled_model, "GLU", DOUBTED)
     assert found["said"].endswith("computes something else than the CPU: gated activation (f32, one token)")
+
+
+def test_a_fault_that_comes_now_and_then_is_seen_by_repeating(bundled_model):
+    right, wrong = run(bundled_model, "", UNSTEADY), run(bundled_model, "now and then", UNSTEADY)
+    assert right["said"] == ""
+    assert "gives other numbers for the same tokens" in wrong["said"]
 
 
 def test_the_processor_beside_itself_is_right_and_every_kind_is_seen(bundled_model):

@@ -163,17 +163,15 @@ class _Replay:
         if self._receipt.route == "completions":
             _, requests, _ = await completions.prepared(self._state, _checked(CompletionRequest, body))
             return requests[0], receipts.template_mark(None)
-        overrides = _checked(ChatRequest, body)
-        _, prepared, _ = await chat.prepared(self._state, overrides)
-        seeded = msgspec.structs.replace(prepared.request.sampling, seed=overrides.sampling().get("seed"))
+        asked = _checked(ChatRequest, body)
+        _, prepared, _ = await chat.prepared(self._state, asked)
+        seeded = msgspec.structs.replace(prepared.request.sampling, seed=asked.sampling().get("seed"))
         request = msgspec.structs.replace(prepared.request, sampling=seeded)
         return request, receipts.template_mark(prepared.template)
 
     async def _then(self) -> GenerationRequest:
         """What the model was asked; a receipt comes from anywhere, so it is checked like any request."""
-        overrides = _checked(
-            CompletionRequest, {**self._receipt.asked, "model": self._model, "deterministic": True}
-        )
+        asked = _checked(CompletionRequest, {**self._receipt.asked, "model": self._model, "deterministic": True})
         try:
             form = msgspec.convert(self._receipt.format, _Format)
         except msgspec.ValidationError as error:
@@ -181,7 +179,7 @@ class _Replay:
         marks = [] if form.reasoning is None else [form.reasoning.start, form.reasoning.end, form.reasoning.close]
         if any(len(mark) > _LONGEST_MARK for mark in marks):
             raise InputFault("receipt.format.reasoning: a mark is too long.", "receipt.format.reasoning")
-        (request,) = completions.requests_of(overrides, choose(overrides.sampling()))[:1]
+        (request,) = completions.requests_of(asked, choose(asked.sampling()))[:1]
         constraint = form.constraint
         if constraint is not None:
             try:

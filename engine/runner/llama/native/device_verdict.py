@@ -5,6 +5,7 @@ from typing import Final
 
 from engine.runner.llama.native.binding import KernelsMissing
 from engine.runner.llama.native.device_check import (
+    UNSTEADY_KLD,
     WRONG_KLD_MEAN,
     DeviceWrong,
     Reference,
@@ -12,6 +13,7 @@ from engine.runner.llama.native.device_check import (
     is_doubtful,
     is_wrong,
     prompts,
+    unsteadiness,
 )
 from engine.runner.llama.native.model import LoadedModel, LoadFailed, watched_context
 from engine.runner.llama.native.operation_check import OperationCheck, named
@@ -38,10 +40,13 @@ def checked(
     name = ", ".join(loaded.settings.devices)
     try:
         found = compare(expected, loaded, vocabulary)
+        unsteady = unsteadiness(loaded, prompts(loaded, vocabulary)[0])
     except ValueError as error:
         raise DeviceWrong(f"on {name}, {error}", None) from error
     if is_wrong(found, expected, floor):
         raise DeviceWrong(f"{name} computes something else than the CPU ({found.kld_mean:.2g} nats)", found)
+    if not unsteady <= UNSTEADY_KLD:
+        raise DeviceWrong(f"{name} gives other numbers for the same tokens ({unsteady:.2g} nats apart)", found)
     if not whole and is_doubtful(found, floor) and (wrong := wrong_operations(loaded, vocabulary)):
         raise DeviceWrong(f"{name} computes something else than the CPU: {wrong}", found)
     return found
