@@ -75,8 +75,8 @@ NOISE_FACTOR: Final = 3.0
 WRONG_TOP_FRAC: Final = 0.03
 # The same few tokens again and again: a fault that comes now and then shows in one of so many rounds, or the time
 # that a first load may take longer for it is over. A sound device repeats itself (llvmpipe, CPU: to the bit).
+# A round is a small batch and one token, for which the device has its kernels ready by now.
 ROUNDS: Final = 24
-ROUND_TOKENS: Final = 8
 ROUNDS_S: Final = 1.5
 UNSTEADY_KLD: Final = WRONG_KLD_MEAN / 5
 # Below this part of the floors nothing is looked at more closely. Measured: docs/log.md, device check.
@@ -220,7 +220,7 @@ def unsteadiness(loaded: LoadedModel, tokens: list[int], seconds: float = ROUNDS
     A round is a small batch and a single token, from an empty cache. Raises: ValueError: no numbers came.
     """
     batch, logits = Batch(loaded), Logits(loaded)
-    tokens = tokens[: ROUND_TOKENS + 1]
+    tokens = tokens[: SMALL_BATCH + 1]
     first: Any = None
     largest, end = 0.0, time.monotonic() + seconds
     for _ in range(ROUNDS):
