@@ -106,7 +106,7 @@ class ServerLink(Routes):
     def start(self, host: str, port: int, *, offline: bool = False) -> str:
         """Find a server or start one, and wait until it answers; returns its address.
 
-        Raises: ServerNotStarted: with the last line of its log.
+        Raises: ServerNotStarted: with the last line of its log, and whether time was up.
         """
         with self._lock:
             if self._find() is not None:
@@ -119,8 +119,10 @@ class ServerLink(Routes):
                 if not self._process.alive:
                     break
                 time.sleep(0.05)
+            late = f"It gave no answer within {START_S:.0f} s. " if self._process.alive else ""
+            reason = f"{late}{self._log_tail()}"  # before it is ended: its farewell explains nothing
             self._end_process()
-            raise ServerNotStarted(self._log_tail())
+            raise ServerNotStarted(reason)
 
     def stop(self) -> None:
         """Stop the server if this window started it, and drop the connection."""

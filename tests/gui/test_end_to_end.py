@@ -14,8 +14,10 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QComboBox, QPushButton
 
+from app.client import ServerNotStarted
 from app.db.connection import open_store
 from app.db.store import Store
+from app.gui import server_link
 from app.gui.application import Desktop
 from app.gui.server_link import ServerLink
 
@@ -38,6 +40,16 @@ def desktop(qtbot, home, monkeypatch, tmp_path):
     made.close()
     for left in (made.window, made.jobs, made.services.models, made.services.settings, made.background):
         left.deleteLater()
+
+
+def test_a_server_that_takes_too_long_is_ended_and_says_so(home, monkeypatch):
+    del home
+    monkeypatch.setattr(server_link, "START_S", 0.1)
+    link = ServerLink()
+    with pytest.raises(ServerNotStarted, match="It gave no answer within 0 s") as told:
+        link.start("127.0.0.1", 0)
+    assert "Finished server process" not in str(told.value), "its farewell explains nothing"
+    assert not link.crashed
 
 
 def click(qtbot, widget, text):

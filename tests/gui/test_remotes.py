@@ -2,11 +2,13 @@
 
 import pytest
 
+from app.gui.devices.placement import placement_card
 from app.gui.server.page import ServerPage
 from app.gui.server.remotes_card import _host_and_port
 from app.remote_server import RemoteServer
 from engine.api.chat import ModelList
 from engine.api.keys import NewKey
+from engine.api.machine import ModelPlacement, PlacementAnswer
 from engine.api.remotes import RemoteDevice, RemoteRow, Remotes
 from tests.gui.hands import press, texts
 
@@ -122,3 +124,17 @@ def test_a_code_is_for_servers_that_others_reach(qtbot, show, services, server, 
 )
 def test_an_address_for_ssh_may_name_its_port(place, host, port):
     assert _host_and_port(place) == (host, port)
+
+
+def test_a_model_is_pinned_to_a_device_by_the_name_the_server_knows(qtbot):
+    wanted = []
+    here = ModelPlacement(device="cpu", backend="cpu", n_threads=1, reasons=("one",))
+    there = ModelPlacement(device="remote:desk/CPU", backend="rpc", n_threads=1, reasons=("it is faster",))
+    for placed in (here, there):
+        answer = PlacementAnswer(placement=placed)
+        made = placement_card("spark", "Spark", answer, lambda _, device: wanted.append(device))
+        qtbot.addWidget(made)
+        made.show()
+        press(made, "Pin to this device")
+        made.close()
+    assert wanted == ["cpu/cpu", "remote:desk/CPU"]

@@ -11,6 +11,7 @@ from app.gui.widgets.basics import button, card, label, row, stack
 from engine.api.machine import Alternative, ModelPlacement, PlacementAnswer
 
 Pin = Callable[[str, str | None], object]
+_ELSEWHERE = "rpc"  # the backend of devices of other computers
 
 
 def placement_card(model: str, title: str, answer: PlacementAnswer, pin: Pin) -> QFrame:
@@ -41,8 +42,8 @@ def placement_card(model: str, title: str, answer: PlacementAnswer, pin: Pin) ->
 
 
 def pin_name(placement: ModelPlacement | Alternative) -> str:
-    """What the server calls this device with this backend."""
-    return f"{placement.device}/{placement.backend}"
+    """What the server calls this device with this backend; a device of another computer has one way only."""
+    return placement.device if placement.backend == _ELSEWHERE else f"{placement.device}/{placement.backend}"
 
 
 def _alternative(model: str, item: Alternative, pin: Pin) -> QHBoxLayout:

@@ -85,7 +85,7 @@ class HubTab(QWidget):
         if self.search.text().strip():
             return
         run, api = self._services.background.run, self._services.api
-        run(api.starters, self._show_starters, self._on_error, self)
+        run(api.starters, self._show_starters, self._failing(self.show_starters), self)
 
     def _show_starters(self, answer: Starters) -> None:
         clear(self.results)
@@ -139,7 +139,7 @@ class HubTab(QWidget):
         self._services.background.run(
             lambda: self._services.api.search_hub(text, task, size, sort),
             lambda answer: self._show_hits(answer) if asked == self._shown else None,
-            self._on_error,
+            self._failing(self._search),
             self,
         )
 
@@ -194,7 +194,7 @@ class HubTab(QWidget):
         self._services.background.run(
             lambda: self._services.api.plan_repository(repo),
             self._show_plan,
-            self._on_error,
+            self._failing(lambda: self.open(repo)),
             self,
         )
 
@@ -255,7 +255,7 @@ class HubTab(QWidget):
         self._services.background.run(
             lambda: self._services.api.bench(request),
             self._on_trying,
-            self._on_error,
+            self._failing(lambda: self._try(name)),
             self,
         )
 
@@ -263,9 +263,14 @@ class HubTab(QWidget):
         self.trying.emit(job)
         self._note.setText(self.tr("Measuring a stand-in; its speed will be shown here when you look again."))
 
-    def _on_error(self, error: Exception) -> None:
-        self._note.setText("")
-        self.banner.tell(in_words(error), "warn", (self.tr("Try again"), self._search))
+    def _failing(self, again: Callable[[], object]) -> Callable[[Exception], None]:
+        """Tells an error; `again` does what failed once more."""
+
+        def tell(error: Exception) -> None:
+            self._note.setText("")
+            self.banner.tell(in_words(error), "warn", (self.tr("Try again"), again))
+
+        return tell
 
 
 def speed_words(tok_s: float, measured_on: str | None) -> str:

@@ -91,6 +91,13 @@ def test_a_chat_is_put_into_a_folder_and_the_folder_is_a_project(walk, tmp_path)
     kept = rows(walk, "SELECT instructions, model, path FROM folders")
     assert kept == [("Answer as a pilot of the harbour would.", "spark", str(tmp_path))]
     walk.click("Harbours", "chat.sidebar.tree", button=3)
+    walk.click("Project: instructions, folder, tools…")
+    walk.until("app.activeModalWidget() is not None and 'Instructions' in says()")
+    walk.fill("Folder", str(walk.home))
+    walk.click("Save")
+    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+    assert rows(walk, "SELECT path FROM folders") == [(str(walk.home),)]
+    walk.click("Harbours", "chat.sidebar.tree", button=3)
     walk.click("New chat here")
     walk.until("len(chat.controller.tree) == 0 and chat.controller.conversation.folder_id")
     walk.say("Who is there?")

@@ -19,18 +19,6 @@ def walk(open_window):
     return open_window()
 
 
-def states(walk, kind):
-    """States of the jobs of this kind, oldest first."""
-    return walk.ask(f"[j.state for j in {JOBS} if j.kind.value == {kind!r}]")
-
-
-def ends(walk, kind, number, state, seconds=60):
-    """Wait until the job of that kind and number is in this state."""
-    walk.until(
-        f"([j.state for j in {JOBS} if j.kind.value == {kind!r}] + [''] * 9)[{number}] == {state!r}", seconds
-    )
-
-
 def card_of(words):
     return f"next(c for c in {LIBRARY}.cards if {words!r} in c.model.id)"
 
@@ -47,14 +35,14 @@ def test_a_file_is_copied_checked_and_found_changed(walk, tmp_path):
     file = tmp_path / "traveller.gguf"
     shutil.copyfile(SPARK, file)
     add_copy(walk, file)
-    ends(walk, "import", 0, "done")
+    walk.ends("import", 0, "done")
     walk.until(f"'is ready' in {LIBRARY}.banner.text and any('traveller' in c.model.id for c in {LIBRARY}.cards)")
     copied = next((walk.home / "models").rglob("traveller*.gguf"))
     assert copied.read_bytes() == SPARK.read_bytes()
 
     walk.click(walk.ask(f"'More about ' + {card_of('traveller')}.model.name"), LIBRARY)
     walk.click("Check the file")
-    ends(walk, "verify", 0, "done")
+    walk.ends("verify", 0, "done")
     walk.until(f"any(words in {LIBRARY}.banner.text for words in ('is as it should be', 'was read whole'))")
 
     raw = bytearray(copied.read_bytes())
@@ -95,21 +83,21 @@ def test_a_download_is_paused_resumed_and_cancelled(walk, hub):
     hub.faults.bytes_per_s = 1_000_000
     try:
         walk.click("Download")
-        ends(walk, "pull", 0, "running")
+        walk.ends("pull", 0, "running")
         walk.until(f"' of ' in says({LIBRARY}) and 'Downloading' in says({LIBRARY})")
         walk.picture("download")
         walk.click("Pause", LIBRARY)
-        ends(walk, "pull", 0, "paused")
+        walk.ends("pull", 0, "paused")
         walk.until(f"'paused' in says({LIBRARY})")
         walk.click("Resume", LIBRARY)
-        ends(walk, "pull", 0, "running")
+        walk.ends("pull", 0, "running")
         walk.click("Cancel", LIBRARY)
-        ends(walk, "pull", 0, "cancelled")
+        walk.ends("pull", 0, "cancelled")
         walk.until("not spot('Cancel', window)")
     finally:
         hub.faults.bytes_per_s = 0
     walk.click("Download")
-    ends(walk, "pull", 1, "done")
+    walk.ends("pull", 1, "done")
     walk.click("On this computer")
     walk.until(f"any('other' in c.model.id.lower() for c in {LIBRARY}.cards)")
 
@@ -120,11 +108,11 @@ def test_making_a_model_fit_is_cancelled_and_leaves_nothing(walk):
     walk.click(walk.ask(f"'Make ' + {card_of('spark')}.model.name + ' fit'"), LIBRARY)
     walk.until(f"{FIT}.start.isEnabled()")
     walk.click("Make it fit", f"{FIT}.start")
-    ends(walk, "quantize", 0, "running")
+    walk.ends("quantize", 0, "running")
     walk.until(f"'Step ' in says({FIT}) and ' of 6' in says({FIT})")
     walk.picture("fit-running")
     walk.click("Cancel", FIT)
-    ends(walk, "quantize", 0, "cancelled")
+    walk.ends("quantize", 0, "cancelled")
     walk.until("not spot('Cancel', window)")
     walk.until(f"{FIT}.start.isEnabled()")
     assert not list((walk.home / "models").rglob("spark-*iB*")), "no half file stays"
@@ -138,13 +126,13 @@ def test_a_measurement_is_watched_to_its_end_and_stopped(walk):
     walk.type("64,128")
     walk.until(f"{MEASURE}.lengths.text() == '64,128'")
     walk.click("Measure", f"{MEASURE}.start")
-    ends(walk, "measure", 0, "running")
+    walk.ends("measure", 0, "running")
     walk.click("Stop", MEASURE)
-    ends(walk, "measure", 0, "cancelled")
+    walk.ends("measure", 0, "cancelled")
     walk.until(f"not {MEASURE}.stop.isVisible() and {MEASURE}.start.isEnabled()")
     walk.click("Measure", f"{MEASURE}.start")
     walk.until(f"{MEASURE}.progress.isVisible() and {MEASURE}.note.text()")
-    ends(walk, "measure", 1, "done", 240)
+    walk.ends("measure", 1, "done", 240)
     walk.until(f"{MEASURE}.table.rowCount() == 1 and {MEASURE}.decode.isVisible()")
     walk.picture("measured")
 
@@ -153,9 +141,9 @@ def test_a_server_that_is_killed_at_work_says_what_became_of_it(walk):
     """The job goes on by itself or says that it was cut off; nothing waits for ever."""
     walk.go("Make it fit")
     walk.until(f"{FIT}.start.isEnabled()")
-    before = len(states(walk, "quantize"))
+    before = len(walk.states("quantize"))
     walk.click("Make it fit", f"{FIT}.start")
-    ends(walk, "quantize", before, "running")
+    walk.ends("quantize", before, "running")
     os.kill(walk.server()["pid"], signal.SIGKILL)
     walk.until("'It runs again' in window.banner.text and desktop.services.models.reachable")
     walk.until(
@@ -163,9 +151,9 @@ def test_a_server_that_is_killed_at_work_says_what_became_of_it(walk):
         300,
     )
     walk.picture("cut-off")
-    state = states(walk, "quantize")[before]
+    state = walk.states("quantize")[before]
     if state in {"failed", "paused"}:
         walk.until(f"spot('Resume', {FIT})")
         walk.click("Resume", FIT)
-        ends(walk, "quantize", before, "done", 400)
+        walk.ends("quantize", before, "done", 400)
     walk.until(f"'Done' in {FIT}.banner.text")

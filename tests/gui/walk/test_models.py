@@ -54,12 +54,18 @@ def test_every_load_setting_is_kept_and_taken_back(walk):
     walk.fill("Requests at once", "2")
     walk.choose("Type of the cache", "q8_0 (8.5 bits)")
     walk.tick("Keep it loaded until it is ejected")
+    automatic = "app.activeModalWidget().own_context"
+    walk.click("Context length")
+    walk.until(f"not {automatic}.isChecked()")
+    walk.tick("Automatic", automatic)
+    walk.until(f"{automatic}.isChecked()")
     walk.click("Save")
     walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
     kept = json.loads(file.read_text())["data"]["spark"]
     assert (kept["n_threads"], kept["n_parallel"]) == (1, 2)
     assert kept["keep_loaded"]
     assert "q8_0" in json.dumps(kept)
+    assert kept.get("n_ctx") is None, "the slider was moved, and given back"
     walk.click("More about Spark (demo)", LIBRARY)
     walk.click("Load settings…")
     walk.until("app.activeModalWidget() is not None and 'Runs on' in says()")

@@ -27,6 +27,12 @@ def test_a_prompt_is_saved_and_used_with_its_places_filled(walk):
     walk.picture("prompts")
     walk.key("Return")
     walk.until("app.activeModalWidget() is not None and 'topic' in says()")
+    walk.click("Cancel")
+    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+    assert walk.ask("chat.composer.text") == "", "nothing was put in"
+    walk.click("Saved prompts (/)", "chat.composer")
+    walk.click("Explain")
+    walk.until("app.activeModalWidget() is not None and 'topic' in says()")
     walk.type("Tessera")
     walk.key("Return")
     walk.until("chat.composer.text == 'What is Tessera?' and window.isActiveWindow()")

@@ -1,6 +1,12 @@
-"""What is seldom pressed: leaving dialogs, choices of Make it fit, a file dropped again, a folder read anew."""
+"""What is seldom pressed: leaving dialogs, choices of Make it fit, a folder read anew, scans, a first download."""
 
 import pytest
+
+from engine.library.starters import starter_repo, starters
+from quantize.convert.folder import ConvertRequest, convert
+from tests.documents_made import pdf
+from tests.gui.walk.walker import ROOT
+from tests.small_bert import write_bert_folder
 
 pytestmark = pytest.mark.timeout(400)  # many dialogs, on a crowded computer
 CONNECT, FIT, LIBRARY = "window.page('connect')", "window.page('fit')", "window.page('library')"
@@ -91,3 +97,57 @@ def test_a_folder_of_documents_is_read_again(walk, tmp_path):
     (folder / "vore.md").write_text("# Vore\n\nThe keeper of Vore is Tom Hale.\n")
     walk.click("Read Lights again", DOCUMENTS)
     walk.until(f"'2 documents, 2 pages' in says({DOCUMENTS})", 120)
+
+
+def test_scans_are_read_too_where_one_wants_it(walk, tmp_path):
+    folder = tmp_path / "Letters"
+    folder.mkdir()
+    pdf(folder / "letter.pdf", [["A letter from the keeper of Skerry."], []], pictures={1})
+    walk.go("Documents")
+    walk.click("Add a folder…", DOCUMENTS)
+    walk.choose_file(folder)
+    walk.until(f"'Not read: ' in says({DOCUMENTS})", 120)
+    walk.picture("scans")
+    walk.click("Read scans too", DOCUMENTS)
+    walk.until(f"not spot('Read scans too', {DOCUMENTS})", 120)
+    (kept,) = [each for each in walk.manage("collections")["collections"] if each["name"] == "Letters"]
+    assert kept["ocr"]
+
+
+def test_an_empty_chat_leads_to_models_and_downloads_one(walk, hub):
+    walk.go("Chat")
+    walk.key("ctrl+n")
+    walk.until("len(chat.controller.tree) == 0 and window.isActiveWindow()")
+    walk.click("All models", "chat._welcome")
+    walk.until(f"{LIBRARY}.isVisible()")
+    walk.go("Chat")
+    raw = (ROOT / "assets" / "models" / "spark-f16.gguf").read_bytes()
+    for starter in starters():  # which of them are proposed depends on this computer
+        hub.add(starter.repo, {"small-Q4_K_M.gguf": raw})
+    try:
+        walk.picture("welcome")
+        walk.click("Download", "chat._welcome")
+        walk.ends("pull", 0, "done")
+    finally:
+        for starter in starters():
+            del hub.repos[starter.repo]
+    walk.until("len(desktop.services.models.choices) == 2")
+    assert [model["origin"]["kind"] for model in walk.manage("models")["models"]].count("hub") == 1
+
+
+def test_a_model_that_finds_documents_by_meaning_is_downloaded(walk, hub, tmp_path):
+    folder = write_bert_folder(tmp_path / "minilm", max_position_embeddings=512)
+    file = tmp_path / "minilm.gguf"
+    convert(ConvertRequest(folder=folder, out=file, float_type="F32"), lambda *_: None)
+    repo = starter_repo("all-minilm-l6-v2")
+    hub.add(repo, {"minilm-F32.gguf": file.read_bytes()})
+    try:
+        walk.go("Documents")
+        walk.click("Download a model that finds by meaning", DOCUMENTS)
+        walk.ends("pull", 1, "done")
+    finally:
+        del hub.repos[repo]
+    walk.go("Documents")
+    walk.until(f"not spot('Download a model that finds by meaning', {DOCUMENTS})", 120)
+    collections = "desktop.services.api.collections()"
+    walk.until(f"all(each.embedded for each in {collections})", 120)

@@ -187,3 +187,21 @@ def test_tasks_edits_and_a_commit_message_of_the_code_page(walk, project):
     walk.click("Undo", f"{CODE}.review")
     walk.until(f"'Taken back: lamp.py' in {CODE}.banner.text")
     assert lamp.read_text() == before
+
+
+def test_a_question_is_asked_again_without_a_file(walk, talker):
+    """In the project that is open: what went in is shown below the answer, and each part can be left out."""
+    walk.go("Code")
+    asked = "What does @file:lamp.py say?"
+    walk.fill("Question", asked, CODE)
+    walk.key("Return")
+    chips = f"[w.accessibleName() for w in {CODE}.findChildren(type({CODE}.commit)) if w.isVisible()]"
+    walk.until(f"not {CODE}.controller.busy and any('lamp.py' in name for name in {chips})")
+    assert "def bright" in json.dumps(talker.seen[-1][1]["messages"])
+    name = next(name for name in walk.ask(chips) if "lamp.py" in name)
+    title = name.removeprefix("Leave out ")
+    before = len(talker.seen)
+    walk.click(f"Leave out {title}", CODE)
+    walk.until(f"not {CODE}.controller.busy and {name!r} not in {chips}")
+    assert len(talker.seen) == before + 1
+    assert "def bright" not in json.dumps(talker.seen[-1][1]["messages"][-1])

@@ -261,6 +261,15 @@ class Walk:
         )
         assert not self.loaded(), "nothing brings an ejected model back by itself"
 
+    def states(self, kind):
+        """States of the server's jobs of this kind, oldest first."""
+        return self.ask(f"[j.state for j in desktop.jobs.by_id.values() if j.kind.value == {kind!r}]")
+
+    def ends(self, kind, number, state, seconds=WAIT_S):
+        """Wait until the job of that kind and number is in this state."""
+        of_kind = f"[j.state for j in desktop.jobs.by_id.values() if j.kind.value == {kind!r}]"
+        self.until(f"({of_kind} + [''] * 9)[{number}] == {state!r}", seconds)
+
     def loaded(self):
         """Ids of the models that the server has in memory."""
         return [model["id"] for model in self.manage("loaded")["models"]]

@@ -1,0 +1,59 @@
+"""The Devices page: what mends a backend is copied, and a model that lies elsewhere is pinned here."""
+
+import shutil
+
+import pytest
+
+from devices.backends.libraries import library_folder
+from tests.ssh_hosts import SshHost, Worker
+
+pytestmark = pytest.mark.timeout(400)  # a worker starts, on a crowded computer
+DEVICES = "window.page('devices')"
+CLIPBOARD = "app.clipboard().text()"
+
+
+@pytest.fixture(scope="module")
+def walk(open_window, tmp_path_factory):
+    """Kernels as they are installed, and a Vulkan library that is damaged."""
+    folder = tmp_path_factory.mktemp("kernels")
+    for file in library_folder().iterdir():
+        if file.is_file():
+            (folder / file.name).symlink_to(file)
+    (folder / "libggml-vulkan.so").unlink(missing_ok=True)
+    (folder / "libggml-vulkan.so").write_bytes(b"half a library")
+    return open_window(env={"LLAMA_CPP_LIB_PATH": str(folder)})
+
+
+def test_the_step_that_mends_a_backend_is_copied(walk):
+    walk.go("Devices")
+    walk.until(f"'Does not work' in says({DEVICES})", 150)
+    walk.click("Copy", DEVICES)
+    walk.until(f"'by hand to see its messages' in {CLIPBOARD} and 'vulkan' in {CLIPBOARD}")
+    walk.picture("mend")
+
+
+def test_a_model_on_another_computer_is_pinned_to_this_one(walk, tmp_path):
+    keys = walk.home / "user" / ".ssh"
+    keys.mkdir(mode=0o700)
+    host, worker = SshHost(tmp_path), Worker(tmp_path)
+    shutil.copy(host.identity, keys / "id_ed25519")
+    try:
+        added = {"host": "127.0.0.1", "user": "you", "port": host.port, "worker_port": worker.port}
+        walk.manage("remotes/desk", {**added, "use": "pinned", "host_key": host.fingerprint}, "PUT")
+        walk.manage("remotes/desk/check", {})
+        walk.manage("models/spark/pin", {"device": "desk"})
+        walk.go("Chat")
+        walk.say("What is Tessera?")
+        assert walk.ask("chat.controller.tree.path()[-1].status") == "complete"
+        assert walk.manage("loaded")["models"][0]["backend"].startswith("RPC")
+        walk.go("Devices")
+        walk.click("Pin: spark, Processor", DEVICES)
+        walk.until(f"'will run on cpu/cpu' in {DEVICES}.banner.text")
+        assert walk.manage("models/spark/placement")["pinned"] == "cpu/cpu"
+        walk.find("Let Tessera choose: spark", DEVICES)
+        walk.picture("pinned-here")
+        walk.until("any(c.loaded for c in desktop.services.models.choices)")
+        assert not walk.manage("loaded")["models"][0]["backend"].startswith("RPC"), "it was loaded anew, here"
+    finally:
+        worker.stop()
+        host.stop()

@@ -1,0 +1,158 @@
+"""How work of the server ends: a folder taken in, one converted, an import given up, a fit that cannot be made."""
+
+import shutil
+
+import psutil
+import pytest
+
+from tests.gui.walk.walker import ROOT
+from tests.hollow_model import HollowModel
+from tests.servers import wait_for
+
+pytestmark = pytest.mark.timeout(900)  # a model is measured, on a crowded computer
+SPARK = ROOT / "assets" / "models" / "spark-f16.gguf"
+FOLDER = ROOT / "tests" / "data" / "spark-hf"
+LIBRARY, FIT = "window.page('library')", "window.page('fit')"
+
+
+@pytest.fixture(scope="module")
+def walk(open_window, tmp_path_factory):
+    """A library with a model whose file goes away."""
+    home = tmp_path_factory.mktemp("walk")
+    (home / "models").mkdir()
+    shutil.copyfile(SPARK, home / "models" / "wanderer.gguf")
+    made = open_window(home=home)
+    made.go("Library")
+    return made
+
+
+def card_of(words):
+    return f"next((c for c in {LIBRARY}.cards if {words!r} in c.model.id), None)"
+
+
+def names(walk):
+    return [model["id"] for model in walk.manage("models")["models"]]
+
+
+def files(walk):
+    return sorted(file for file in (walk.home / "models").rglob("*") if file.is_file())
+
+
+def test_a_search_that_failed_and_a_look_that_failed_are_tried_again(walk, hub):
+    walk.click("Find models")
+    hub.faults.server_error = 100
+    try:
+        walk.fill("Search models", "Spark", LIBRARY)
+        walk.key("Return")
+        walk.until(f"'cannot be reached' in {LIBRARY}.hub.banner.text")
+    finally:
+        hub.faults.server_error = 0
+    walk.click("Try again", f"{LIBRARY}.hub.banner")
+    walk.until(f"'Spark-GGUF' in says({LIBRARY})")
+    kept = hub.repos.pop("org/Spark-GGUF")
+    try:
+        walk.click("What fits of Spark-GGUF?", LIBRARY)
+        walk.until(f"spot('Try again', {LIBRARY}.hub.banner)")
+    finally:
+        hub.repos["org/Spark-GGUF"] = kept
+    walk.click("Try again", f"{LIBRARY}.hub.banner")
+    walk.until(f"'Q4_K_M' in says({LIBRARY})")
+
+
+def test_the_speed_of_a_model_that_is_not_here_is_tried(walk):
+    walk.click("Try the speed", LIBRARY)
+    walk.until(f"'Measuring a stand-in' in says({LIBRARY})")
+    walk.ends("measure", 0, "done", 300)
+    walk.click("← Back", LIBRARY)
+    walk.click("What fits of Spark-GGUF?", LIBRARY)
+    walk.until(f"'measured on a stand-in' in says({LIBRARY})")
+    walk.picture("tried")
+    assert "wanderer" in names(walk)
+    assert not any("spark-gguf" in name.lower() for name in names(walk)), "only its header was fetched"
+    walk.click("On this computer")
+
+
+def test_a_model_whose_file_is_gone_is_removed_from_the_list(walk):
+    walk.until(f"{card_of('wanderer')} is not None")
+    (walk.home / "models" / "wanderer.gguf").unlink()
+    walk.until(f"'Its file was moved or deleted' in says({LIBRARY})")
+    walk.click("Remove", card_of("wanderer"))
+    walk.click("Remove", f"{LIBRARY}.banner")
+    walk.until(f"'was removed' in {LIBRARY}.banner.text and {card_of('wanderer')} is None")
+    assert "wanderer" not in names(walk)
+
+
+def test_a_folder_of_safetensors_is_copied_whole(walk, tmp_path):
+    folder = shutil.copytree(FOLDER, tmp_path / "harbour")
+    walk.click("Add a file or folder…", LIBRARY)
+    walk.click("A folder (safetensors, ONNX)…")
+    walk.choose_file(folder)
+    walk.click("Copy it", LIBRARY)
+    walk.ends("import", 0, "done")
+    walk.until(f"'is ready' in {LIBRARY}.banner.text and {card_of('harbour')} is not None")
+    walk.picture("folder")
+    copied = next((walk.home / "models").rglob("harbour"))
+    for file in FOLDER.iterdir():
+        assert (copied / file.name).read_bytes() == file.read_bytes()
+
+
+def test_a_conversion_is_watched_to_its_end_and_its_model_answers(walk, tmp_path):
+    """Begun by another program; the window shows it as its own."""
+    folder = shutil.copytree(FOLDER, tmp_path / "pier")
+    walk.manage("models/convert", {"source": str(folder)})
+    walk.until(f"'Converting pier' in says({LIBRARY})")
+    walk.picture("converting")
+    walk.ends("convert", 0, "done", 240)
+    walk.until(f"'is ready' in {LIBRARY}.banner.text and {card_of('pier')} is not None")
+    walk.until(f"'Converting' not in says({LIBRARY})")
+    made = next((walk.home / "models").rglob("pier*.gguf"))
+    assert made.read_bytes()[:4] == b"GGUF"
+    walk.click("Chat with it", f"{LIBRARY}.banner")
+    walk.until("chat.isVisible() and 'pier' in chat.controller.conversation.model and chat.composer.ready")
+    walk.say("What is Tessera?")
+    assert walk.ask("chat.controller.tree.path()[-1].status") == "complete"
+    assert "pier" in walk.loaded()[0]
+
+
+def test_an_import_is_given_up_and_leaves_nothing(walk, tmp_path):
+    walk.go("Library")
+    large = HollowModel(tmp_path / "large.gguf").write(
+        layers=8, embd=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=32000
+    )  # 4 GB, all of them a hole
+    before, bytes_before = files(walk), large.stat().st_size
+    number = len(walk.states("import"))
+    walk.click("Add a file or folder…", LIBRARY)
+    walk.click("A GGUF file…")
+    walk.choose_file(large)
+    walk.click("Copy it", LIBRARY)
+    walk.ends("import", number, "running")
+    walk.click("Cancel", LIBRARY)
+    walk.ends("import", number, "cancelled")
+    walk.until(f"'Importing' not in says({LIBRARY})")
+    wait_for(lambda: files(walk) == before, what="the end of what was copied")
+    assert large.stat().st_size == bytes_before
+    assert not any("large" in name for name in names(walk))
+
+
+def test_a_fit_whose_work_is_killed_says_so_and_is_put_away(walk):
+    walk.go("Make it fit")
+    walk.until(f"{FIT}.start.isEnabled()")
+    before = files(walk)
+    walk.click("Make it fit", f"{FIT}.start")
+    walk.ends("quantize", 0, "running")
+    server = psutil.Process(walk.server()["pid"])
+
+    def workers():
+        return [child for child in server.children(recursive=True) if "quantize.job.worker" in child.cmdline()]
+
+    wait_for(workers, 60, "a process that measures")
+    for worker in workers():
+        worker.kill()  # as a system without memory would
+    walk.ends("quantize", 0, "failed")
+    walk.until(f"'ended with code' in {FIT}.banner.text")
+    walk.find("Making Spark (demo) fit: not done", FIT)
+    walk.picture("fit-failed")
+    wait_for(lambda: files(walk) == before, what="the end of what was written")
+    walk.click("Remove from this list", FIT)
+    walk.until(f"'not done' not in says({FIT})")
+    assert walk.ask(f"{FIT}.start.isEnabled()"), "and one can try again"

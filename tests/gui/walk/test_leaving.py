@@ -1,0 +1,59 @@
+"""Leaving with work under way, and a server that cannot be had at once."""
+
+import os
+import signal
+import socket
+
+import psutil
+import pytest
+
+from tests.gui.walk.walker import WAIT_S
+from tests.servers import wait_for
+
+pytestmark = pytest.mark.timeout(400)  # servers end and start, on a crowded computer
+FIT = "window.page('fit')"
+STATES = "[j.state for j in desktop.jobs.by_id.values() if j.kind.value == 'quantize']"
+
+
+def test_a_server_that_died_twice_is_started_by_hand_once_its_port_is_free(open_window):
+    walk = open_window()
+    for told in ("It runs again", "ended again"):
+        os.kill(walk.server()["pid"], signal.SIGKILL)
+        walk.until(f"{told!r} in window.banner.text")
+        walk.until(f"desktop.services.models.reachable == {told == 'It runs again'}")
+    port = walk.env["TESSERA_SERVER_PORT"]
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", int(port)))
+        other.listen()
+        walk.click("Start the server", "window.banner")
+        walk.until(f"spot('Try again', window.banner) and {port!r} in window.banner.text")
+        walk.picture("port-taken")
+    walk.click("Try again", "window.banner")
+    walk.until("desktop.services.models.reachable and desktop.link.owned and chat.composer.ready")
+    assert psutil.pid_exists(walk.server()["pid"])
+    walk.say("What is Tessera?")
+    assert walk.ask("chat.controller.tree.path()[-1].status") == "complete"
+    walk.close()
+
+
+def test_closing_with_work_under_way_asks_first(open_window):
+    walk = open_window()
+    walk.go("Make it fit")
+    walk.until(f"{FIT}.start.isEnabled()")
+    walk.click("Make it fit", f"{FIT}.start")
+    walk.until(f"{STATES} == ['running']")
+    walk.key("ctrl+q")
+    walk.until("'would begin anew' in window.banner.text")
+    walk.picture("leaving")
+    walk.click("Stay", "window.banner")
+    walk.until("not window.banner.isVisible()")
+    assert walk.ask(STATES) == ["running"], "it goes on"
+    server = walk.server()["pid"]
+    walk.key("ctrl+q")
+    walk.until("'would begin anew' in window.banner.text")
+    walk.click("Close", "window.banner._actions.itemAt(0).widget()")
+    assert walk.process.wait(WAIT_S) == 0, walk.told()
+    walk.forget()
+    wait_for(lambda: not psutil.pid_exists(server), what="the end of the server")
+    assert not [file for file in (walk.home / "models").rglob("*") if file.is_file()], "no half file stays"

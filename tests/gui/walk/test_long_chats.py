@@ -1,0 +1,112 @@
+"""Chats that grow long: a warning before the context is full, summaries and their originals, answers that run on."""
+
+import json
+import sqlite3
+
+import pytest
+
+OPTIONS = "chat.options"
+LAST = "chat.controller.tree.path()[-1]"
+LEAF = "chat.transcript.item(chat.controller.tree.leaf_id)"
+FOLDS = "chat.controller.compactor.folds"
+
+
+@pytest.fixture(scope="module")
+def walk(open_window):
+    """Short answers, so that the context of the demonstration's model (1,024 tokens) fills as it is meant to."""
+    return open_window(env={"TESSERA_CHAT_MAX_TOKENS": "40"})
+
+
+def folds(walk, columns):
+    with sqlite3.connect(walk.home / "state" / "chats.db") as known:
+        return known.execute(f"SELECT {columns} FROM folds").fetchall()
+
+
+def file_of(walk, name, letters):
+    made = walk.home / name
+    made.write_text(("The light of the harbour turns. " * (letters // 32 + 1))[:letters])
+    return made
+
+
+def new_chat(walk):
+    walk.key("ctrl+n")
+    walk.until("len(chat.controller.tree) == 0 and window.isActiveWindow()")
+
+
+def test_a_chat_that_nears_its_limit_is_summarized_or_left(walk):
+    for number in (1, 2, 3):
+        walk.attach(file_of(walk, f"part{number}.txt", 350))
+        walk.say(f"What is part {number}?")
+    assert folds(walk, "id") == []
+    room = walk.ask("chat._context.n_ctx() - chat.composer.meter._used")
+    walk.attach(file_of(walk, "more.txt", round((room - 100) * 3.5)))
+    walk.until("spot('Summarize the older part', chat.banner)")
+    walk.picture("near-the-limit")
+    walk.click("Summarize the older part", "chat.banner")
+    walk.until(f"len({FOLDS}) == 1")
+    walk.until("'The older part of this chat was summarized' in chat.banner.text")
+    assert folds(walk, "opened, edited") == [(0, 0)]
+
+    walk.attach(file_of(walk, "yet-more.txt", 3000))
+    walk.until("'the model takes' in chat.banner.text")
+    walk.click("New chat", "chat.banner")
+    walk.until("len(chat.controller.tree) == 0 and not chat.controller.conversation.id")
+    assert len(folds(walk, "id")) == 1, "the old chat keeps what it has"
+    for name in ("more.txt", "yet-more.txt"):
+        walk.click(f"Remove {name}", "chat.composer")
+    walk.until("not chat.composer.attachments")
+
+
+def test_a_summary_is_corrected_sent_whole_and_taken_back(walk):
+    walk.click(walk.ask("chat.sidebar.tree.model().index(0, 0, chat.sidebar.tree.model().index(0, 0)).data()"))
+    walk.until(f"len({FOLDS}) == 1")
+    fold = f"chat.transcript.item(-{FOLDS}[0].id)"
+    walk.until(f"{fold} is not None")
+    walk.click("Edit the summary", fold)
+    walk.until("app.focusWidget().accessibleName() == 'Edit the summary'")
+    walk.key("ctrl+a")
+    walk.type("The lights of three harbours were looked at.")
+    walk.until("written() == 'The lights of three harbours were looked at.'")
+    walk.click("Save", fold)
+    walk.until(f"'edited' in says({fold})")
+    assert folds(walk, "summary, edited") == [("The lights of three harbours were looked at.", 1)]
+    walk.picture("summary")
+    walk.tick("Send the originals to the model", fold)
+    walk.until(f"{FOLDS}[0].opened")
+    assert folds(walk, "opened") == [(1,)]
+    walk.tick("Send the originals to the model", fold)
+    walk.until(f"not {FOLDS}[0].opened")
+    walk.click(walk.ask(f"{fold}.fold.accessibleName()"), fold)
+    walk.until("'What is part 1?' in reads(chat.transcript)")
+    walk.click("Take this summary back", fold)
+    walk.until(f"{FOLDS} == []")
+    assert folds(walk, "id") == []
+    walk.until("len(chat.transcript._keys) == len(chat.controller.tree.path())")
+
+
+def test_one_goes_back_to_the_end_of_a_long_chat(walk):
+    x, y, width, height = walk.ask("spot('Conversation')")
+    walk.screen.hand("mousemove", x + width // 2, y + height // 2, "click", "--repeat", 30, "--delay", 5, 4)
+    walk.until("not chat.transcript.at_end")
+    walk.click("Go to the end", "chat.transcript")
+    walk.until("chat.transcript.at_end and not chat.transcript._to_end.isVisible()")
+    assert walk.ask(f"{LEAF}.visibleRegion().isEmpty()") is False
+
+
+def test_an_answer_that_says_the_same_again_and_again_is_ended_and_can_go_on(walk):
+    new_chat(walk)
+    walk.click("System prompt and sampling", "chat.bar")
+    walk.fill("Max tokens", "600", OPTIONS)
+    same = {"type": "array", "items": {"enum": ["the lamp of the tower"]}, "minItems": 100}
+    walk.fill("JSON schema", json.dumps(same), OPTIONS)
+    walk.until("'json_schema' in chat.controller.conversation.sampling")
+    walk.say("Which lamps are there?")
+    walk.until(f"'the answer said the same' in says({LEAF})")
+    number, length = walk.ask(f"[{LAST}.id, len({LAST}.content)]")
+    walk.picture("said-the-same")
+    walk.fill("JSON schema", "", OPTIONS)
+    walk.until("'json_schema' not in chat.controller.conversation.sampling")
+    walk.click("Continue", LEAF)
+    walk.until(f"not chat.controller.busy and len({LAST}.content) > {length}")
+    assert walk.ask(f"{LAST}.id") == number, "it is the same answer, not another one"
+    assert walk.ask(f"{LAST}.status") == "complete"
