@@ -1,4 +1,4 @@
-"""Chats that grow long: a warning before the context is full, summaries and their originals, answers that run on."""
+"""Long chats: a warning before the context is full, summaries and their originals, an answer that runs on."""
 
 import json
 import sqlite3
