@@ -24,6 +24,7 @@ from quantize.evidence import OnProgress, Progress, encode
 
 _STDERR_LINES: Final = 40
 _POLL_S: Final = 0.1
+_KILLED: Final = -9  # subprocess's word for SIGKILL
 
 
 class ChildDied(EnvironmentFault):
@@ -33,7 +34,10 @@ class ChildDied(EnvironmentFault):
 
     def __init__(self, task: str, exit_code: int, stderr_tail: tuple[str, ...]) -> None:
         last = stderr_tail[-1] if stderr_tail else "it said nothing"
-        super().__init__(f"the {task} process ended with code {exit_code}: {last}")
+        if exit_code == _KILLED:
+            super().__init__(f"the {task} process was killed: a system without free memory does so")
+        else:
+            super().__init__(f"the {task} process ended with code {exit_code}: {last}")
         self.task = task
         self.exit_code = exit_code
         self.stderr_tail = stderr_tail

@@ -149,8 +149,8 @@ def test_a_fit_whose_work_is_killed_says_so_and_is_put_away(walk):
     for worker in workers():
         worker.kill()  # as a system without memory would
     walk.ends("quantize", 0, "failed")
-    walk.until(f"'ended with code' in {FIT}.banner.text")
-    walk.find("Making Spark (demo) fit: not done", FIT)
+    walk.until(f"'process was killed' in {FIT}.banner.text")
+    walk.until(f"'fit: not done' in says({FIT})")
     walk.picture("fit-failed")
     wait_for(lambda: files(walk) == before, what="the end of what was written")
     walk.click("Remove from this list", FIT)
