@@ -61,8 +61,6 @@ CANNOT = {
     ("tray.py", "Show Tessera"): "a bare X server has no tray",
     ("update_notice.py", "Open the release page"): "opens a browser",
 }
-# No walk presses these yet; each has a test of its page without a mouse.
-OPEN = set()
 # Words that several places of the window say: which walk presses those of each.
 WHERE = {
     ("about.py", "Close"): "test_settings",
@@ -133,7 +131,7 @@ def unpressed():
 
 
 def test_every_control_is_pressed_in_a_walk_or_stands_here_with_its_reason():
-    known = READ | ALSO_CALLED.keys() | CANNOT.keys() | OPEN
+    known = READ | ALSO_CALLED.keys() | CANNOT.keys()
     assert sorted(unpressed() - known) == [], "no walk presses these"
     said = Counter(words for _, words in controls())
     gone = {each for each in known - unpressed() if each not in controls() or said[each[1]] == 1}
@@ -143,7 +141,7 @@ def test_every_control_is_pressed_in_a_walk_or_stands_here_with_its_reason():
 def test_words_that_are_said_in_several_places_are_pressed_in_each():
     found = controls()
     said = Counter(words for _, words in found)
-    shared = {each for each in found if said[each[1]] > 1} - READ - ALSO_CALLED.keys() - CANNOT.keys() - OPEN
+    shared = {each for each in found if said[each[1]] > 1} - READ - ALSO_CALLED.keys() - CANNOT.keys()
     assert sorted(shared - WHERE.keys()) == []
     assert sorted(WHERE.keys() - shared) == []
     pressed = presses()
