@@ -130,7 +130,7 @@ def test_another_file_is_named_and_shown_to_be_the_cause(served, answer):
 def test_another_plan_is_named_and_shown_to_be_the_cause(served, answer):
     receipt = answer["tessera"]["receipt"]
     served.stop()
-    served.__init__(served.home, "--kv", "q4_0")
+    served.__init__(served.home, "--kv", "bf16")
     try:
         found = replayed(served, receipt, explain=True)
         assert not found["same"]

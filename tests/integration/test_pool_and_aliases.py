@@ -201,7 +201,7 @@ def test_idle_models_leave_also_after_a_moment_without_descriptors(tmp_path):
         try:
             runners = [(await pool.acquire(name)).runner for name in ("a", "b")]
             deadline = time.monotonic() + 20
-            while pool.loaded:
+            while pool.loaded or any(runner.alive for runner in runners):
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.05)
             return [runner.alive for runner in runners]

@@ -79,6 +79,7 @@ def all_routes(routes):
             yield route
 
 
+@pytest.mark.timeout(400)  # some 1,500 requests, and wrong keys are answered slowly
 def test_every_route_refuses_every_wrong_form_of_key(locked, http):
     tried = 0
     paths = routes(locked)
