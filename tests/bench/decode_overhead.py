@@ -65,7 +65,8 @@ def chosen(server, model: str) -> tuple[int, str]:
     url = f"{server.url}/tessera/v1/models/{model}/placement"
     answer = httpx2.get(url, headers={"authorization": f"Bearer {server.token}"}, timeout=60)
     placement = answer.raise_for_status().json()["placement"]
-    return max(placement["n_ctx"], placement["kv_cells"]), placement["flash_attn"]
+    settings = {"n_ctx": 0, "kv_cells": 0, "flash_attn": "auto", **placement["settings"]}
+    return max(settings["n_ctx"], settings["kv_cells"]), settings["flash_attn"]
 
 
 def main() -> None:
