@@ -5,19 +5,22 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from engine.admission import Admission, Unlimited
 from engine.errors import BadModelFile, EngineError, EnvironmentFault, ModelNotLoaded, NotEnoughMemory, RunnerDied
+from engine.generation_hooks import GenerationHooks
 from engine.loaded_model import MAX_CRASHES, REMOTE, SPREAD, LoadedModel, Place, Runner
 from engine.phases import Phases
 from engine.resolving import Elsewhere, Here, ModelSource, Resolved
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.time_spent import current_clock
-from engine.types import Delta, Done, Event, GenerationRequest, Started
+from engine.types import Event, GenerationRequest, Started
 
 log = logging.getLogger(__name__)
 
@@ -58,11 +61,7 @@ class Pool:
         self._ids: dict[str, str] = {}
         self._admitting = asyncio.Lock()
         self._reaper: asyncio.Task[None] | None = None
-        self.on_first_token: Callable[[], None] | None = None
-        # Refuses a request that the user's wishes leave no room for.
-        self.admits: Callable[[LoadedModel, GenerationRequest], None] | None = None
-        # Tells what the end of a request took of energy, as far as that is measured.
-        self.metered: Callable[[LoadedModel, Done], Awaitable[Done]] | None = None
+        self.hooks = GenerationHooks()
         self._ending: set[asyncio.Task[None]] = set()
 
     @property
@@ -304,8 +303,8 @@ class Pool:
         """
         if not model.ready and model.id not in self._models:  # evicted since it was acquired
             model = await self.acquire(model.id, loads=request.priority != "side")
-        if self.admits is not None:
-            self.admits(model, request)
+        if self.hooks.admits is not None:
+            self.hooks.admits(model, request)
         told_start = False
         while True:
             runner = model.runner
@@ -315,37 +314,20 @@ class Pool:
                 await self._admission.widen(model.id, model.settings)
                 model.widened = runner
             try:
-                async for event in self._noted(model, runner, request):
-                    if isinstance(event, Started) and told_start:
-                        continue
-                    told_start = told_start or isinstance(event, Started)
-                    yield event
+                generation = runner.generate(request)
+                running = partial(getattr, runner, "active_requests")
+                async with aclosing(self.hooks.watch(model, self._admission, generation, running)) as events:
+                    async for event in events:
+                        if isinstance(event, Started) and told_start:
+                            continue
+                        told_start = told_start or isinstance(event, Started)
+                        yield event
             except RunnerDied as error:
                 if not await self._replaced(model, runner, error):
                     raise
             else:
                 break
         model.last_used = time.monotonic()
-
-    async def _noted(
-        self, model: LoadedModel, runner: Runner, request: GenerationRequest
-    ) -> AsyncGenerator[Event, None]:
-        """The events of one runner; the admission learns of the first token and of the speed."""
-        async for event in runner.generate(request):
-            if self.on_first_token is not None and isinstance(event, Delta):
-                self.on_first_token()
-                self.on_first_token = None
-            if isinstance(event, Delta | Done) and model.proven != model.settings:
-                model.proven = model.settings
-                self._admission.proven(model.id)
-            if isinstance(event, Done):
-                made, at_once = event.usage.completion_tokens, max(1, runner.active_requests)
-                self._admission.answered(model.id, made, event.usage.prompt_tokens + made / 2, at_once)
-                if event.timings.decode_s > 0 and at_once == 1:
-                    self._admission.observed(model.id, made, event.timings.decode_s)
-                if self.metered is not None:
-                    event = await self.metered(model, event)  # noqa: PLW2901 - the same event, with one more fact
-            yield event
 
     async def _replaced(self, model: LoadedModel, dead: Runner, error: RunnerDied) -> bool:
         """Whether the model runs again, with other settings, after a runner died before its first token."""

@@ -386,7 +386,7 @@ class Answer:
             self._malformed.append("".join(self._refused.pop(event.index)))
 
 
-async def read(answer: Answer, events: AsyncIterator[Event]) -> AsyncIterator[ChatEvent]:
+async def read(answer: Answer, events: AsyncIterator[Event]) -> AsyncGenerator[ChatEvent, None]:
     """The whole answer; leaves the runner's stream, which cancels it, as soon as the answer is done."""
     try:
         async for event in events:

@@ -14,10 +14,11 @@ from engine.phases import Phases
 from engine.runner import protocol
 from engine.runner.channel import Channel
 from engine.runner.generation.scheduler import Output
-from engine.runner.texts import Prompt, Texts, Tokenizer, text_of
+from engine.runner.generation.vocabulary import Vocabulary
+from engine.runner.texts import Prompt, Texts, text_of
 from engine.types import Constraint, ModelFacts
 
-V = TypeVar("V", bound=Tokenizer)
+V = TypeVar("V", bound=Vocabulary)
 
 
 class RunnerService(Generic[V]):
@@ -127,7 +128,7 @@ class RunnerService(Generic[V]):
             self._channel.send(protocol.Heartbeat(step_s=step_s))
             time.sleep(protocol.HEARTBEAT_S)
 
-    def _detokenize(self, message: protocol.Detokenize, vocabulary: Tokenizer) -> None:
+    def _detokenize(self, message: protocol.Detokenize, vocabulary: Vocabulary) -> None:
         known = range(vocabulary.size)
         pieces = [
             vocabulary.pieces[t] if t in known and (message.special or t not in vocabulary.control) else b""

@@ -4,13 +4,13 @@ import itertools
 import queue
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from engine.errors import ConstraintRefused
 from engine.runner import protocol
+from engine.runner.generation.vocabulary import Vocabulary
 from engine.runner.text_limits import Stopped, TooManyTokens
 from engine.types import Constraint
 
@@ -20,33 +20,6 @@ SHORT_CHARS: Final = 16 << 10
 TOKENIZE_CHARS: Final = 4 << 20
 
 Text = protocol.Submit | protocol.Tokenize
-
-
-class Tokenizer(Protocol):
-    """What a service asks of its runner's vocabulary."""
-
-    @property
-    def size(self) -> int:
-        """Tokens there are."""
-
-    @property
-    def pieces(self) -> Sequence[bytes]:
-        """The bytes of each token."""
-
-    @property
-    def control(self) -> AbstractSet[int]:
-        """Tokens that are not shown by default."""
-
-    def tokenize(
-        self,
-        text: str,
-        *,
-        add_special: bool,
-        parse_special: bool,
-        limit: int | None = None,
-        stopped: Callable[[], bool] = ...,
-    ) -> list[int]:
-        """Token ids of `text`. Raises: TooManyTokens: more than `limit`; Stopped."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +64,7 @@ class Texts:
 
     def __init__(
         self,
-        vocabulary: Tokenizer,
+        vocabulary: Vocabulary,
         n_ctx: int,
         deliver: Callable[[Prompt], None],
         send: Callable[[protocol.FromRunner], None],

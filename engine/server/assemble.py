@@ -136,5 +136,5 @@ def assemble(
     server_file = None if options.private or tls else options.paths.server_file
     url = f"{'https' if tls else 'http'}://{host}:{port}"
     start.done("routes")
-    side.pool.on_first_token = partial(start.done, "first token")
+    side.pool.hooks.first_token = partial(start.done, "first token")
     return _Server(config, server_file, url, token, private=options.private)

@@ -41,7 +41,7 @@ class EnergyDesk:
         self.also: Callable[[Usage, float], None] = lambda _usage, _seconds: None
         if utilization is not None:
             utilization.on_sample = self.sampled
-            pool.metered = self.metered
+            pool.hooks.metered = self.metered
 
     def sampled(self, usage: Usage, seconds: float) -> None:
         """A look at the machine, so long after the one before."""

@@ -3,10 +3,10 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from engine.api.stats import ModelUse
-from engine.chat.conversation import AnswerFinished
+from engine.loaded_model import LoadedModel
 from engine.server.recent import note_usage
 from engine.time_spent import current_clock
-from engine.types import Done
+from engine.types import Timings, Usage
 
 _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _ITL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
@@ -67,22 +67,23 @@ class Metrics:
         """Count the tokens of one embedding or rerank request."""
         self.prompt_tokens.labels(model).inc(tokens)
 
-    def finished(self, model: str, done: Done | AnswerFinished) -> None:
-        """Count one finished generation, and tell the clock of the request that it belongs to."""
+    def finished(self, model: LoadedModel, usage: Usage, timings: Timings) -> None:
+        """Count one generation that ended, and tell the clock of the request that it belongs to."""
+        name = model.id
         clock = current_clock()
         if clock is not None:
-            clock.generated(model, done.timings)
-        note_usage(model, done)
-        self.prompt_tokens.labels(model).inc(done.usage.prompt_tokens)
-        self.cached_tokens.labels(model).inc(done.usage.cached_tokens)
-        self.generated_tokens.labels(model).inc(done.usage.completion_tokens)
-        if done.timings.joules:
-            self.joules.labels(model).inc(done.timings.joules)
-        if done.timings.ttft_s > 0:
-            self.ttft.labels(model).observe(done.timings.ttft_s)
-        gaps = done.usage.completion_tokens - 1
+            clock.generated(name, timings)
+        note_usage(name, usage, timings)
+        self.prompt_tokens.labels(name).inc(usage.prompt_tokens)
+        self.cached_tokens.labels(name).inc(usage.cached_tokens)
+        self.generated_tokens.labels(name).inc(usage.completion_tokens)
+        if timings.joules:
+            self.joules.labels(name).inc(timings.joules)
+        if timings.ttft_s > 0:
+            self.ttft.labels(name).observe(timings.ttft_s)
+        gaps = usage.completion_tokens - 1
         if gaps > 0:
-            self.inter_token.labels(model).observe(done.timings.decode_s / gaps)
+            self.inter_token.labels(name).observe(timings.decode_s / gaps)
 
 
 def _by_model(metric: Counter | Histogram, suffix: str) -> dict[str, int]:

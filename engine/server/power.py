@@ -53,7 +53,7 @@ class PowerDesk:
         self._paced: dict[int, Pace] = {}
         self._worked = False
         if pool is not None:
-            pool.admits = self.admits
+            pool.hooks.admits = self.admits
         self._take(self._store.get())
 
     @property

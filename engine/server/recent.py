@@ -10,8 +10,7 @@ from typing import Final
 import msgspec
 
 from engine.api.requests import Program, RecentActivity, RequestRecord
-from engine.chat.conversation import AnswerFinished
-from engine.types import Done
+from engine.types import Timings, Usage
 
 KEPT_REQUESTS: Final = 200
 KEPT_PROGRAMS: Final = 100
@@ -64,12 +63,11 @@ class RecentRequests:
         return RecentActivity(requests=tuple(reversed(self._requests)), programs=programs)
 
 
-def note_usage(model: str, done: Done | AnswerFinished) -> None:
+def note_usage(model: str, usage: Usage, timings: Timings) -> None:
     """Write the numbers of a finished generation to the request that asked for it."""
     record = current.get()
     if record is None:
         return
-    usage, timings = done.usage, done.timings
     record.model = model
     record.prompt_tokens = (record.prompt_tokens or 0) + usage.prompt_tokens
     record.cached_tokens = (record.cached_tokens or 0) + usage.cached_tokens

@@ -72,6 +72,7 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.conversations = Conversations(self.renderer, self.checker)
+        self.pool.hooks.finished = self.metrics.finished
         self.history = WorkHistory(self.pool)
         self.speech = speech_of(self.placer, self.models, self.paths.cache)
         self.energy = EnergyDesk(self.pool, self.utilization, self.placer)

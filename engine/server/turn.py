@@ -3,11 +3,10 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from engine.chat.conversation import ChatEvent, ChatQuery, PreparedChat
+from engine.chat.conversation import ChatEvent, ChatQuery, PreparedChat, read
 from engine.chat.forwarded import ForwardedChat
 from engine.loaded_model import LoadedModel
 from engine.server.state import ServerState
-from engine.types import Done
 from engine.upstreams.runner import UpstreamRunner
 
 
@@ -24,18 +23,9 @@ class Turn:
     async def events(self) -> AsyncGenerator[ChatEvent, None]:
         """The answer as it comes; leaving early cancels it."""
         answer = self.chat.answer()
-        metrics = self._state.metrics
-        async with aclosing(self._state.pool.generate(self.model, self.chat.request)) as generation:
-            async for event in generation:
-                for chat_event in answer.feed(event):
-                    yield chat_event
-                if isinstance(event, Done):
-                    metrics.finished(self.model.id, event)
-                elif answer.done:
-                    early = answer.stopped_early()
-                    metrics.finished(self.model.id, early)
-                    yield early
-                    return
+        async with aclosing(read(answer, self._state.pool.generate(self.model, self.chat.request))) as events:
+            async for event in events:
+                yield event
 
     async def prompt_tokens(self) -> int:
         """Tokens of the prompt, exactly as it would run."""

@@ -124,7 +124,6 @@ async def _events(
                 if isinstance(event, Delta):
                     yield lines, TextDelta(event.text)
                 elif isinstance(event, Done):
-                    state.metrics.finished(model.id, event)
                     yield (
                         lines,
                         AnswerFinished(finish_reason=event.finish_reason, usage=event.usage, timings=event.timings),

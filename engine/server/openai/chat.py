@@ -107,7 +107,7 @@ async def _start(
 ) -> _Started:
     model, chat, grounded = await prepared(state, body, place, asked)
     claim = claimed(state, model, body, chat.template)
-    answers = []
+    answers: list[AsyncIterator[ChatEvent]] = []
     for choice in range(body.n or 1):
         told = bool(body.return_progress and body.stream)
         seeded = msgspec.structs.replace(chat.request.sampling, seed=body.sampling(choice).get("seed"))
@@ -190,8 +190,6 @@ async def _complete(state: ServerState, body: ChatRequest, asked: "Asked | None"
     choices = [_Choice(body.custom_names()) for _ in answers]
     async for index, event in merge(answers):
         choices[index].take(event)
-        if isinstance(event, AnswerFinished):
-            state.metrics.finished(model.id, event)
     ends = [choice.end for choice in choices if choice.end is not None]
     whole = {
         "id": new_id("chatcmpl"),
@@ -267,7 +265,6 @@ async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
             held.setdefault(index, []).extend(event.entries)
         elif isinstance(event, AnswerFinished):
             ends[index] = event
-            state.metrics.finished(model.id, event)
             if entries := held.pop(index, None):
                 yield writer.chunk(index, stream.EMPTY_DELTA, None, _logprobs(entries))
             report = await started.report({index: event})

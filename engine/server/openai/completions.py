@@ -147,7 +147,6 @@ async def _complete(state: ServerState, body: CompletionRequest) -> dict[str, An
             logprobs[index] += [*event.prompt_logprobs, *event.logprobs]
         elif isinstance(event, Done):
             ends[index] = event
-            state.metrics.finished(model.id, event)
     also = await claim.told() if claim is not None else None
     per_prompt = body.n or 1
     usages = [ends[i].usage for i in range(len(texts))]
@@ -215,7 +214,6 @@ async def _stream(state: ServerState, body: CompletionRequest, place: Place) -> 
             yield writer.chunk(index, b'"text":' + msgspec.json.encode(told), None, probabilities)
         elif isinstance(event, Done):
             ends[index] = event
-            state.metrics.finished(model.id, event)
             also = await claim.told() if claim is not None else None
             report = stream.report(begun.notes, {index: event}, begun.sampling, also)
             yield writer.chunk(index, b'"text":""', event.finish_reason, extra=report)

@@ -134,8 +134,6 @@ async def _infill(state: ServerState, body: InfillRequest) -> dict[str, Any]:
                 text += event.text
             elif isinstance(event, Done):
                 done = event
-    if done is not None:
-        state.metrics.finished(model.id, done)
     return chosen_fields(
         {"content": "" if body.n_predict == 0 else text, **ended(model, started, done, truncated=prompt.truncated)},
         body.response_fields,
@@ -158,7 +156,6 @@ async def _infill_stream(state: ServerState, body: InfillRequest) -> AsyncGenera
                     first = {}
             elif isinstance(event, Done):
                 done = event
-                state.metrics.finished(model.id, done)
     yield sse(
         chosen_fields(
             {"content": "", **ended(model, started, done, truncated=prompt.truncated)}, body.response_fields
@@ -194,7 +191,6 @@ async def _fim(state: ServerState, body: FimCompletionRequest) -> dict[str, Any]
             text += event.text
         elif isinstance(event, Done):
             done = event
-            state.metrics.finished(model.id, event)
     assert done is not None
     message = {"role": "assistant", "content": text}
     return {
@@ -217,7 +213,6 @@ async def _fim_stream(state: ServerState, body: FimCompletionRequest) -> AsyncGe
         if isinstance(event, Delta):
             yield writer.chunk(0, stream.delta(event.text))
         elif isinstance(event, Done):
-            state.metrics.finished(model.id, event)
             yield writer.chunk(0, stream.EMPTY_DELTA, event.finish_reason)
             yield writer.usage([event.usage], stream.timings_body(event))
     yield stream.DONE

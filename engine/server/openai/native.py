@@ -248,8 +248,6 @@ async def _whole(state: ServerState, body: NativeRequest) -> list[dict[str, Any]
     answers = [_Answer(model, body, sampling, index) for index in range(len(generations))]
     async for index, event in merge(generations):
         answers[index].feed(event)
-        if isinstance(event, Done):
-            state.metrics.finished(model.id, event)
     return [answer.end() for answer in answers]
 
 
@@ -261,8 +259,6 @@ async def _stream(state: ServerState, body: NativeRequest) -> AsyncGenerator[byt
             told = answers[index].feed(event)
             if told is not None:
                 yield sse(told)
-            if isinstance(event, Done):
-                state.metrics.finished(model.id, event)
     for answer in answers:
         yield sse(answer.end(""))
 

@@ -11,6 +11,7 @@ import httpx2
 import pytest
 from starlette.responses import PlainTextResponse
 
+from engine.pool import Pool
 from engine.server.app import create_app
 from engine.server.auth import Access
 from engine.server.late import LateRoutes
@@ -89,7 +90,7 @@ def test_a_moment_without_descriptors_does_not_leave_them_out(monkeypatch):
 
 def test_a_path_answers_alike_early_and_late():
     """A method that an early route does not have is answered by those behind it, with all that the path can."""
-    state = ServerState(models=None, pool=None, access=Access("secret"), placer=None)
+    state = ServerState(models=None, pool=Pool(None), access=Access("secret"), placer=None)
 
     async def main():
         transport = httpx2.ASGITransport(create_app(state), raise_app_exceptions=False)

@@ -9,6 +9,7 @@ import pytest
 from devices.usage import Usage
 from engine.dispatch.history import PlacementHistory
 from engine.energy.words import NO_METER
+from engine.generation_hooks import GenerationHooks
 from engine.runner.protocol import Stats
 from engine.server.energy import EnergyDesk
 from engine.server.openai.stream import timings_body
@@ -36,7 +37,7 @@ def desk_with(active=1):
     runner = SimpleNamespace(pid=os.getpid(), active_requests=active)
     placed = SimpleNamespace(device="cpu", backend="cpu", need=SimpleNamespace(devices=("cpu",)))
     model = SimpleNamespace(id="m", runner=runner, ready=True, placement=placed)
-    pool, meters = SimpleNamespace(known=[model], metered=None), Meters()
+    pool, meters = SimpleNamespace(known=[model], hooks=GenerationHooks()), Meters()
     placer = SimpleNamespace(history=PlacementHistory(None))
     return EnergyDesk(pool, meters, placer), pool, meters, model, placer
 
@@ -49,7 +50,7 @@ def done(own_s, tokens=100):
 def test_an_answer_is_told_its_joules_and_its_placement_learns():
     async def run():
         desk, pool, meters, model, placer = desk_with(active=0)
-        assert pool.metered == desk.metered
+        assert pool.hooks.metered == desk.metered
         for _ in range(3):
             meters.on_sample(usage(10.0), 1.0)
         model.runner.active_requests = 1

@@ -13,6 +13,7 @@ from engine.dispatch.types import Overrides
 from engine.energy.budget import BatteryBudget
 from engine.energy.ledger import JouleLedger
 from engine.errors import BatterySpent
+from engine.generation_hooks import GenerationHooks
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.runner.rests import Rests
@@ -34,7 +35,7 @@ class Paced(RunnerProcess):
 def desk(tmp_path, files=None, mode="balanced"):
     runner = Paced()
     model = SimpleNamespace(id="m", runner=runner, settings=LoadSettings(path="x", n_threads=8))
-    pool = SimpleNamespace(loaded=[model], admits=None)
+    pool = SimpleNamespace(loaded=[model], hooks=GenerationHooks())
     models = SimpleNamespace(overrides=Overrides(mode=mode))
     host = RecordedHost({"format": FORMAT, "system": "linux", "files": files or {}})
     made = PowerDesk(pool, models, JouleLedger(), tmp_path / "power.json", host)
