@@ -16,7 +16,7 @@ _OPENERS = (":", "{", "(", "[", "=>", "->", "do", "then", "else", "=")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompletionRequest:
+class CompletionQuery:
     """A completion to ask for: the gap, stop strings, and the limit in tokens."""
 
     gap: FimGap
@@ -33,7 +33,7 @@ def request_at(
     extra: tuple[FimFile, ...] = (),
     repository: str | None = None,
     window_chars: int = 12_000,
-) -> CompletionRequest:
+) -> CompletionQuery:
     """What to ask for when the cursor is at character `cursor` of `text`."""
     prefix, suffix = text[:cursor], text[cursor:]
     multiline = wants_block(prefix, suffix)
@@ -42,7 +42,7 @@ def request_at(
     keep_extra = min(num_extra, window_chars // 3)
     keep_prefix = min(len(prefix), window_chars - keep_extra)
     keep_suffix = max((keep_prefix + keep_extra) // _SUFFIX_SHARE, _SUFFIX_FLOOR_CHARS)
-    return CompletionRequest(
+    return CompletionQuery(
         gap=shortened(gap, keep_prefix=keep_prefix, keep_suffix=keep_suffix, keep_extra=keep_extra),
         stop=("\n\n\n",) if multiline else ("\n",),
         max_tokens=MAX_TOKENS_BLOCK if multiline else MAX_TOKENS_LINE,
@@ -63,7 +63,7 @@ def wants_block(prefix: str, suffix: str) -> bool:
     return bool(previous)
 
 
-def offered(text: str, request: CompletionRequest) -> str:
+def offered(text: str, request: CompletionQuery) -> str:
     """The part of a completion worth showing; empty when there is none.
 
     A block ends where it leaves its indentation, where it starts to repeat the text after the cursor, or when

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.client import Client
-from app.code.completion.policy import CompletionRequest, offered
+from app.code.completion.policy import CompletionQuery, offered
 from engine.api.chat import InfillEvent
 
 
@@ -21,7 +21,7 @@ class Suggestion:
     cached_tokens: int
 
 
-def infill_body(request: CompletionRequest, model: str | None = None) -> dict[str, Any]:
+def infill_body(request: CompletionQuery, model: str | None = None) -> dict[str, Any]:
     """The /infill request for a completion."""
     gap = request.gap
     body: dict[str, Any] = {
@@ -37,13 +37,13 @@ def infill_body(request: CompletionRequest, model: str | None = None) -> dict[st
     return body if model is None else {**body, "model": model}
 
 
-def stream(client: Client, request: CompletionRequest, model: str | None = None) -> Generator[InfillEvent]:
+def stream(client: Client, request: CompletionQuery, model: str | None = None) -> Generator[InfillEvent]:
     """The server's events; closing the iterator closes the connection, which ends the work within a ubatch."""
     return client.stream("/infill", InfillEvent, infill_body(request, model))
 
 
 def suggest(
-    client: Client, request: CompletionRequest, model: str | None = None, *, first_only: bool = False
+    client: Client, request: CompletionQuery, model: str | None = None, *, first_only: bool = False
 ) -> Suggestion:
     """Wait for a completion; `first_only` leaves at the first token, as a further keystroke would.
 
