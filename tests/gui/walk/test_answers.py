@@ -124,9 +124,7 @@ def test_the_terminal_says_where_its_answer_is(walk):
 
 
 def test_an_answer_whose_runner_is_killed_keeps_its_text_and_is_tried_again(walk):
-    walk.go("Chat")
-    walk.key("ctrl+n")
-    walk.until("len(chat.controller.tree) == 0")
+    walk.new_chat()
     walk.click("Message", "chat")
     walk.type(QUESTION)
     walk.until(f"chat.composer.text == {QUESTION!r}")

@@ -19,12 +19,6 @@ def ask(walk, text):
     return walk.ask("chat.controller.tree.path()[-1].content")
 
 
-def new_chat(walk):
-    walk.go("Chat")
-    walk.key("ctrl+n")
-    walk.until("len(chat.controller.tree) == 0")
-
-
 def test_the_query_reaches_the_hub_and_a_failed_job_does_not_end_all_progress(walk, hub):
     walk.go("Library")
     walk.click("Find models")
@@ -47,7 +41,7 @@ def test_the_query_reaches_the_hub_and_a_failed_job_does_not_end_all_progress(wa
 
 
 def test_the_editor_of_a_message_can_be_seen_and_used_by_keys(walk):
-    new_chat(walk)
+    walk.new_chat()
     assert ask(walk, "What is Tessera?")
     walk.click("Edit and ask again", "chat")
     editor = walk.until("spot('Edit your message', chat)")
@@ -62,7 +56,7 @@ def test_the_editor_of_a_message_can_be_seen_and_used_by_keys(walk):
 
 
 def test_a_server_that_dies_is_started_again_by_itself_and_then_by_a_button(walk):
-    new_chat(walk)
+    walk.new_chat()
     first = walk.server()
     os.kill(first["pid"], signal.SIGKILL)
     walk.until("'It runs again' in window.banner.text and desktop.services.models.reachable")

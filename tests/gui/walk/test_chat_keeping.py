@@ -22,12 +22,6 @@ def rows(walk, question):
         return known.execute(question).fetchall()
 
 
-def new_chat(walk):
-    walk.go("Chat")
-    walk.key("ctrl+n")
-    walk.until("len(chat.controller.tree) == 0 and window.isActiveWindow()")
-
-
 def named(walk, name):
     """Give the name that a small dialog asks for."""
     walk.until("app.activeModalWidget() is not None and 'Name:' in says()")
@@ -35,7 +29,7 @@ def named(walk, name):
     walk.type(name)
     walk.until(f"written() == {name!r}")
     walk.key("Return")
-    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+    walk.dialog_closed()
 
 
 def menu(walk, row, entry):
@@ -80,14 +74,12 @@ def test_a_chat_is_put_into_a_folder_and_the_folder_is_a_project(walk, tmp_path)
     walk.fill("Instructions", "Answer as a pilot of the harbour would.")
     walk.choose("Model of new chats", "Spark (demo)")
     walk.click("Choose…")
-    walk.until("'Directory' in says() or 'Look in' in says()")
-    walk.type(str(tmp_path))
-    walk.until(f"written() == {str(tmp_path)!r}")
+    walk.name_file(tmp_path)
     walk.key("Return")
     walk.until(f"app.activeModalWidget() is not None and app.activeModalWidget().path.text() == {str(tmp_path)!r}")
     walk.picture("project")
     walk.click("Save")
-    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+    walk.dialog_closed()
     kept = rows(walk, "SELECT instructions, model, path FROM folders")
     assert kept == [("Answer as a pilot of the harbour would.", "spark", str(tmp_path))]
     walk.click("Harbours", "chat.sidebar.tree", button=3)
@@ -95,7 +87,7 @@ def test_a_chat_is_put_into_a_folder_and_the_folder_is_a_project(walk, tmp_path)
     walk.until("app.activeModalWidget() is not None and 'Instructions' in says()")
     walk.fill("Folder", str(walk.home))
     walk.click("Save")
-    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+    walk.dialog_closed()
     assert rows(walk, "SELECT path FROM folders") == [(str(walk.home),)]
     walk.click("Harbours", "chat.sidebar.tree", button=3)
     walk.click("New chat here")
@@ -131,7 +123,7 @@ def test_all_chats_are_exported_and_come_back_by_import(walk):
 
 
 def test_a_chat_comes_out_of_the_archive(walk):
-    new_chat(walk)
+    walk.new_chat()
     walk.say("Out of the way")
     menu(walk, "Out of the way", "Archive")
     walk.until("spot('Archived', chat.sidebar.tree)")
@@ -142,7 +134,7 @@ def test_a_chat_comes_out_of_the_archive(walk):
 
 
 def test_sampling_is_set_kept_for_the_model_and_given_back(walk):
-    new_chat(walk)
+    walk.new_chat()
     walk.click("System prompt and sampling", "chat.bar")
     fields = (
         ("Temperature", "0.30", "temperature", 0.3),

@@ -12,12 +12,6 @@ def walk(open_window):
     return open_window()
 
 
-def new_chat(walk):
-    walk.go("Chat")
-    walk.key("ctrl+n")
-    walk.until("len(chat.controller.tree) == 0 and window.isActiveWindow()")
-
-
 def more(walk, entry, place):
     """An entry of the menu of one message of the chat."""
     walk.click("More", f"chat.transcript.item(chat.controller.tree.path()[{place}].id)")
@@ -25,7 +19,7 @@ def more(walk, entry, place):
 
 
 def test_an_answer_is_edited_a_chat_forked_and_a_message_deleted(walk):
-    new_chat(walk)
+    walk.new_chat()
     walk.say("What is Tessera?")
     walk.say("What is quantization?")
     number = walk.ask("chat.controller.conversation.id")
@@ -48,9 +42,9 @@ def test_an_answer_is_edited_a_chat_forked_and_a_message_deleted(walk):
 
 
 def test_many_chats_are_deleted_together_and_come_back(walk):
-    new_chat(walk)
+    walk.new_chat()
     walk.say("Alpha")
-    new_chat(walk)
+    walk.new_chat()
     walk.say("Beta")
     walk.until("spot('Alpha', chat.sidebar) and spot('Beta', chat.sidebar)")
     walk.click("Alpha", "chat.sidebar")
@@ -64,7 +58,7 @@ def test_many_chats_are_deleted_together_and_come_back(walk):
 
 
 def test_a_schema_and_a_stop_are_kept_with_the_chat_and_obeyed(walk):
-    new_chat(walk)
+    walk.new_chat()
     walk.click("System prompt and sampling", "chat.bar")
     walk.click("JSON schema", "chat.options")
     walk.type('{"type": "object", "properties": {"n": {"type": "boolean"}}, "required": ["n"]}')

@@ -73,7 +73,7 @@ def test_a_model_is_renamed_looked_at_removed_and_brought_back(walk):
     walk.picture("details")
     assert walk.ask("cut()") == []
     walk.click("Close")
-    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+    walk.dialog_closed()
     file = walk.home / "models" / "wanderer.gguf"
     walk.click("More about Traveller", LIBRARY)
     walk.click("Remove…")
@@ -101,7 +101,7 @@ def test_a_folder_of_documents_is_read_asked_in_a_chat_and_forgotten(walk, tmp_p
     walk.click("[1] skerry.md, Skerry", "chat.transcript")
     walk.until("app.activeModalWidget() is not None and 'Berta Quill' in app.activeModalWidget().passage")
     walk.key("Escape")
-    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+    walk.dialog_closed()
     walk.click("System prompt and sampling", "chat.bar")
     walk.go("Documents")
     walk.click("Forget Lights", DOCUMENTS)
@@ -143,8 +143,7 @@ def test_a_setting_is_kept_on_the_disk_and_obeyed_at_once(walk):
 
 
 def test_a_model_is_pinned_to_a_device(walk):
-    walk.go("Chat")
-    walk.key("ctrl+n")
+    walk.new_chat()
     walk.say("What is Tessera?")
     walk.go("Devices")
     walk.click("Refresh", DEVICES)

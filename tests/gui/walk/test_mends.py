@@ -24,12 +24,6 @@ def walk(open_window, tmp_path_factory):
     return made
 
 
-def new_chat(walk):
-    walk.go("Chat")
-    walk.key("ctrl+n")
-    walk.until("len(chat.controller.tree) == 0")
-
-
 def test_a_file_that_was_cut_short_and_one_that_was_moved_say_so(walk):
     walk.go("Library")
     walk.until(f"'in the middle of its header' in says({LIBRARY})")
@@ -77,7 +71,7 @@ def assert_whole_list(walk, *names):
 
 
 def test_an_answer_that_ends_in_code_is_shown_whole(walk):
-    new_chat(walk)
+    walk.new_chat()
     walk.say("What is Tessera?")
     view = "chat.transcript.items()[-1].text_view"
     walk.ask(f"{view}.set_markdown('Text\\n```python\\nprint(1)\\n```')")
@@ -87,9 +81,9 @@ def test_an_answer_that_ends_in_code_is_shown_whole(walk):
 
 
 def test_a_right_click_opens_a_menu_and_leaves_the_chosen_chat(walk):
-    new_chat(walk)
+    walk.new_chat()
     walk.say("First of all")
-    new_chat(walk)
+    walk.new_chat()
     walk.say("Second of all")
     walk.until("spot('Second of all', chat.sidebar)")
     chosen = walk.ask("chat.sidebar.tree.currentIndex().data()")
@@ -115,7 +109,7 @@ def test_an_export_proposes_a_name_and_says_where_it_went(walk):
 
 
 def test_closing_a_banner_gives_the_focus_back(walk):
-    new_chat(walk)
+    walk.new_chat()
     walk.click("Message", "chat")
     walk.click("Second of all", "chat.sidebar", button=3)
     walk.click("Delete")
@@ -129,7 +123,7 @@ def test_closing_a_banner_gives_the_focus_back(walk):
 
 
 def test_a_bubble_keeps_its_shape_when_the_theme_changes(walk):
-    new_chat(walk)
+    walk.new_chat()
     walk.say("A question that is long enough to need more than a single line in a window of this size, " * 2)
     bubble = "chat.transcript.items()[0]._bubble.geometry().getRect()"
     walk.until("any(hasattr(i, '_bubble') for i in chat.transcript.items()[:1])")  # made when it is first drawn
@@ -145,7 +139,7 @@ def test_a_bubble_keeps_its_shape_when_the_theme_changes(walk):
 
 
 def test_a_question_that_is_too_long_alone_offers_to_shorten_it(walk):
-    new_chat(walk)
+    walk.new_chat()
     long = walk.home / "long.txt"
     long.write_text("word " * 3000)
     walk.ask(f"chat.composer.attach([{str(long)!r}])")

@@ -60,7 +60,7 @@ def test_every_load_setting_is_kept_and_taken_back(walk):
     walk.tick("Automatic", automatic)
     walk.until(f"{automatic}.isChecked()")
     walk.click("Save")
-    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+    walk.dialog_closed()
     kept = json.loads(file.read_text())["data"]["spark"]
     assert (kept["n_threads"], kept["n_parallel"]) == (1, 2)
     assert kept["keep_loaded"]
@@ -71,7 +71,7 @@ def test_every_load_setting_is_kept_and_taken_back(walk):
     walk.until("app.activeModalWidget() is not None and 'Runs on' in says()")
     walk.click("All automatic")
     walk.click("Save")
-    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+    walk.dialog_closed()
     assert "spark" not in json.loads(file.read_text())["data"]
 
 

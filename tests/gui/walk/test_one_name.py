@@ -28,7 +28,7 @@ def names_in_chat(walk):
     walk.until("app.focusWidget() is not None and app.focusWidget().accessibleName() == 'Search models'")
     walk.find("Load settings: Spark (demo)")
     walk.key("Escape")
-    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+    walk.dialog_closed()
     return walk.ask("[label for label in says().split(' | ') if label.strip().lower() == 'spark']")
 
 
@@ -71,8 +71,7 @@ def test_a_file_made_here_has_one_size_and_as_many_bits_on_every_page(walk):
     walk.until(f"any(c.model.origin.kind == 'built' for c in {LIBRARY}.cards)")
     told["card"] = walk.ask(f"says({card})")
     name = walk.ask(f"{card}.model.name")
-    walk.go("Chat")
-    walk.key("ctrl+n")
+    walk.new_chat()
     walk.click("Model", "chat.bar")
     row = "[t for t in says().split(' | ') if ' MiB' in t or ' MB' in t]"
     walk.until(f"len({row}) >= 2 and {name!r} in says()")

@@ -55,7 +55,7 @@ def command(walk, words):
 
 def closed(walk):
     walk.key("Escape")
-    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+    walk.dialog_closed()
 
 
 def test_every_command_does_what_its_button_does(walk):

@@ -17,7 +17,7 @@ def test_a_prompt_is_saved_and_used_with_its_places_filled(walk):
     walk.until("app.activeModalWidget() is not None and 'Name:' in says()")
     walk.type("Explain")
     walk.key("Return")
-    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+    walk.dialog_closed()
     walk.click("Message", "chat")
     walk.key("ctrl+a", "BackSpace")
     walk.type("/")
@@ -28,7 +28,7 @@ def test_a_prompt_is_saved_and_used_with_its_places_filled(walk):
     walk.key("Return")
     walk.until("app.activeModalWidget() is not None and 'topic' in says()")
     walk.click("Cancel")
-    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+    walk.dialog_closed()
     assert walk.ask("chat.composer.text") == "", "nothing was put in"
     walk.click("Saved prompts (/)", "chat.composer")
     walk.click("Explain")
@@ -51,14 +51,14 @@ def test_enter_alone_names_a_prompt_by_its_first_words_and_replaces_no_other(wal
         walk.click("Save what is written as a prompt…")
         walk.until(f"app.activeModalWidget() is not None and app.activeModalWidget().textValue() == {name!r}")
         walk.key("Return")
-        walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+        walk.dialog_closed()
         walk.click("Saved prompts (/)", "chat.composer")
         walk.until(f"spot({name!r})")
         assert (
             walk.ask("app.activeModalWidget().list.count()") == number + 2
         )  # "Explain" and "Save what is written"
         walk.key("Escape")
-        walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+        walk.dialog_closed()
         walk.key("ctrl+a", "BackSpace")
 
 
@@ -80,8 +80,7 @@ def test_a_chat_is_archived_from_its_row_and_search_still_finds_it(walk):
 
 
 def test_a_preset_is_a_persona_whose_places_are_asked_for(walk):
-    walk.key("ctrl+n")
-    walk.until("len(chat.controller.tree) == 0")
+    walk.new_chat()
     walk.click("System prompt and sampling", "chat.bar")
     walk.click("System prompt", "chat.options")
     walk.type("You are {{name}}, a keeper of lighthouses.")

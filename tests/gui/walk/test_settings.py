@@ -92,8 +92,7 @@ def test_how_it_chats(walk):
     walk.fill("Daily backups kept", "3", SETTINGS)
     walk.key("Return")
     is_kept(walk, "chat.backup_days", 3)
-    walk.go("Chat")
-    walk.key("ctrl+n")
+    walk.new_chat()
     walk.until("chat.controller.conversation.system_prompt == 'Answer in one sentence.'")
     walk.go("Settings")
 
@@ -128,8 +127,7 @@ def test_how_it_serves_and_what_it_reaches(walk):
 
 
 def test_the_trash_is_emptied_and_the_licences_are_read(walk):
-    walk.go("Chat")
-    walk.key("ctrl+n")
+    walk.new_chat()
     walk.say("What is Tessera?")
     walk.click("What is Tessera?", "chat.sidebar", button=3)
     walk.click("Delete")
@@ -139,7 +137,7 @@ def test_the_trash_is_emptied_and_the_licences_are_read(walk):
     walk.click("Where things are", SETTINGS)
     walk.click("Empty the trash of chats…", SETTINGS)
     walk.click("Discard")
-    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+    walk.dialog_closed()
     wait_for(lambda: chats(walk) == 0, what="an empty trash")
     walk.click("About", SETTINGS)
     walk.click("About Tessera and its licences…", SETTINGS)
@@ -151,4 +149,4 @@ def test_the_trash_is_emptied_and_the_licences_are_read(walk):
     walk.until("'httpx2' in app.activeModalWidget()._text.toPlainText()[:200]")
     walk.picture("about")
     walk.click("Close")
-    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
+    walk.dialog_closed()

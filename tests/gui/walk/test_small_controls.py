@@ -18,17 +18,13 @@ def walk(open_window):
     return open_window()
 
 
-def closed(walk):
-    walk.until("app.activeModalWidget() is None and window.isActiveWindow()")
-
-
 def test_dialogs_are_left_without_any_change(walk, tmp_path):
     walk.click("Tools", "chat.bar")
     walk.until("'was not measured' in says(chat)")  # what stands above the button comes a little later
     walk.click("Add tools…", "chat")
     walk.fill("Name", "never")
     walk.click("Cancel")
-    closed(walk)
+    walk.dialog_closed()
     assert not (walk.home / "config" / "mcp.json").exists()
     walk.click("Tools", "chat.bar")
     notes = tmp_path / "notes.txt"
@@ -48,17 +44,17 @@ def test_dialogs_are_left_without_any_change(walk, tmp_path):
     walk.until("app.activeModalWidget() is not None and 'Name:' in says()")
     walk.type("Lights")
     walk.key("Return")
-    closed(walk)
+    walk.dialog_closed()
     walk.click("Lights", "chat.sidebar.tree", button=3)
     walk.click("Project: instructions, folder, tools…")
     walk.fill("Name", "Harbours")
     walk.click("Cancel")
-    closed(walk)
+    walk.dialog_closed()
     walk.find("Lights", "chat.sidebar.tree")
     walk.key("F1")
     walk.until("app.activeModalWidget() is not None and 'Ctrl+K' in says()")
     walk.click("Close")
-    closed(walk)
+    walk.dialog_closed()
 
 
 def test_make_it_fit_takes_every_wish(walk):
@@ -116,9 +112,7 @@ def test_scans_are_read_too_where_one_wants_it(walk, tmp_path):
 
 
 def test_an_empty_chat_leads_to_models_and_downloads_one(walk, hub):
-    walk.go("Chat")
-    walk.key("ctrl+n")
-    walk.until("len(chat.controller.tree) == 0 and window.isActiveWindow()")
+    walk.new_chat()
     walk.click("All models", "chat._welcome")
     walk.until(f"{LIBRARY}.isVisible()")
     walk.go("Chat")

@@ -117,8 +117,7 @@ def test_tools_are_asked_for_and_decided_about(walk, talker):
     assert ended(walk).endswith("42")
     walk.say("Is two plus forty the same again?")
     assert walk.ask(f"{LAST}.content").endswith("42"), "not asked again in this chat"
-    walk.key("ctrl+n")
-    walk.until("len(chat.controller.tree) == 0")
+    walk.new_chat()
     walk.click("sums", "chat")
     walk.until("'sums' in chat.controller.conversation.tools")
     asked(walk, "In another chat, two plus forty?")

@@ -125,12 +125,16 @@ class Walk:
 
     def until(self, code, seconds=WAIT_S):
         """Wait until that is true; returns it."""
+        if answer := self.comes(code, seconds):
+            return answer
+        self.picture("late")
+        told = f"written: {self.ask('written()')}\nthe window says: {self.ask('says()')}"
+        raise AssertionError(f"not within {seconds} s: {code}\n{told}")
+
+    def comes(self, code, seconds):
+        """What that is once it is true, or its last value after so many seconds."""
         started = time.monotonic()
-        while not (answer := self.ask(code)):
-            if time.monotonic() - started > seconds:
-                self.picture("late")
-                told = f"written: {self.ask('written()')}\nthe window says: {self.ask('says()')}"
-                raise AssertionError(f"not within {seconds} s: {code}\n{told}")
+        while not (answer := self.ask(code)) and time.monotonic() - started < seconds:
             time.sleep(0.03)
         return answer
 
@@ -222,12 +226,35 @@ class Walk:
 
     def choose_file(self, path):
         """That file or folder, in the dialog that was just asked for."""
-        field = "type(app.focusWidget()).__name__ == 'QLineEdit' and app.focusWidget().window() is not window"
-        self.until(field)
-        self.type(str(path))
-        self.until(f"app.focusWidget().text() == {str(path)!r}")
+        self.name_file(path)
         self.key("Return")
+        self.dialog_closed()
+
+    def name_file(self, path):
+        """Write its path into the dialog of files."""
+        field = "app.activeModalWidget().findChild(QLineEdit, 'fileNameEdit')"
+        self.until(f"app.activeModalWidget() is not None and {field} is not None")
+        for _ in range(3):  # on a busy screen the window manager may still take the keyboard away
+            x, y, width, height = self.until(f"screen_rect({field})")
+            self.click_at(x + width // 2, y + height // 2)
+            if not self.comes(f"{field}.hasFocus() and takes_keys()", 10):
+                continue
+            self.key("ctrl+a")
+            self.type(str(path))
+            if self.comes(f"{field}.text() == {str(path)!r}", 10):
+                return
+        self.picture("late")
+        raise AssertionError(f"{path} cannot be written; the window says: {self.ask('says()')}")
+
+    def dialog_closed(self):
+        """Wait until the window has the keyboard back from its dialog."""
         self.until("app.activeModalWidget() is None and window.isActiveWindow()")
+
+    def new_chat(self):
+        """An empty chat, by its shortcut."""
+        self.go("Chat")
+        self.key("ctrl+n")
+        self.until("len(chat.controller.tree) == 0 and window.isActiveWindow()")
 
     def phases(self, code, last, seconds=WAIT_S):
         """What `code` says from now until it begins with `last`: each new text once."""

@@ -22,6 +22,7 @@ from PySide6.QtWidgets import (
     QApplication,
     QComboBox,
     QLabel,
+    QLineEdit,
     QMenu,
     QScrollArea,
     QTabBar,
@@ -48,7 +49,9 @@ class Eye(QObject):
             "takes_keys": takes_keys,
             "words_of": words_of,
             "written": written,
+            "screen_rect": screen_rect,
             "Qt": Qt,
+            "QLineEdit": QLineEdit,
             "app": QApplication,
         }
         self.asked.connect(self.on_asked)
