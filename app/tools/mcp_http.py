@@ -11,10 +11,6 @@ MAX_STREAM_BYTES: Final = 256 << 20
 _CONNECT_S: Final = 15.0
 
 
-class AnswerTooLong(Exception):
-    """A server sent more than it may."""
-
-
 @asynccontextmanager
 async def http_pipes(url: str, headers: Mapping[str, str], read_s: float) -> AsyncIterator[Any]:
     """The (read, write) streams that an `mcp.ClientSession` takes. `read_s`: the longest silence of an answer.
