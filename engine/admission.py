@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from engine.dispatch.types import Rung
+from engine.dispatch.types import Fallback
 from engine.errors import EngineError
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import LoadSettings
@@ -28,7 +28,7 @@ class Admission(Protocol):
         """A load succeeded; `check` is how its device compared with the CPU, None where it was not compared."""
         ...
 
-    async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Rung | None:
+    async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Fallback | None:
         """Other settings to try after a load or the first token failed with `error`; None: give up."""
         ...
 
@@ -73,7 +73,7 @@ class Unlimited:
     async def compared(self, settings: LoadSettings, check: DeviceCheck | None) -> None:
         """Nothing is remembered."""
 
-    async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Rung | None:
+    async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Fallback | None:
         """Nothing else is tried."""
 
     def proven(self, model_id: str) -> None:

@@ -246,12 +246,12 @@ class Pool:
                     raise
             except (RunnerDied, BadModelFile) as error:
                 self._admission.release(model.id)
-                rung = await self._admission.retry(model.id, model.settings, error)
-                if rung is None:
+                fallback = await self._admission.retry(model.id, model.settings, error)
+                if fallback is None:
                     raise
-                log.warning("model=%s could not be loaded (%s); trying: %s", model.id, error, rung.change)
-                model.notes.append(f"It failed to load ({error}), so it was tried again: {rung.change}.")
-                model.settings = rung.settings
+                log.warning("model=%s could not be loaded (%s); trying: %s", model.id, error, fallback.change)
+                model.notes.append(f"It failed to load ({error}), so it was tried again: {fallback.change}.")
+                model.settings = fallback.settings
             else:
                 await self._admission.compared(model.settings, model.facts.device_check)
                 model.phases.done("load")
@@ -337,13 +337,13 @@ class Pool:
             if model.runner is not dead:  # another request that died with it was faster
                 return model.ready
             self._admission.release(model.id)
-            rung = await self._admission.retry(model.id, model.settings, error)
-            if rung is None:
+            fallback = await self._admission.retry(model.id, model.settings, error)
+            if fallback is None:
                 model.crashes.extend([time.monotonic()] * MAX_CRASHES)  # every way was tried just now
                 return False
-            log.warning("model=%s died at its first token (%s); trying: %s", model.id, error, rung.change)
-            model.notes.append(f"It failed at its first token ({error}), so it was tried again: {rung.change}.")
-            model.settings, model.runner = rung.settings, None
+            log.warning("model=%s died at its first token (%s); trying: %s", model.id, error, fallback.change)
+            model.notes.append(f"It failed at its first token ({error}), so it was tried again: {fallback.change}.")
+            model.settings, model.runner = fallback.settings, None
             await self._load(model, None)
         return True
 

@@ -15,8 +15,8 @@ KEPT: Final = 500
 USE_TOKENS: Final = 20_000
 # Answers between two writes of what they taught.
 SAVE_EVERY: Final = 16
-# What the ladder may change and what is therefore remembered.
-LADDER_FIELDS = (
+# What a fallback may change and what is therefore remembered.
+FALLBACK_FIELDS = (
     "devices",
     "n_gpu_layers",
     "tensor_split",
@@ -51,7 +51,7 @@ class Learnt(msgspec.Struct, kw_only=True):
     """What the file of a `PlacementHistory` holds: tables, of which a damaged row costs that row only."""
 
     speeds: Any = None
-    ladders: Any = None
+    fallbacks: Any = msgspec.field(default=None, name="ladders")
     pins: Any = None
     uses: Any = None
     energies: Any = None
@@ -60,9 +60,9 @@ class Learnt(msgspec.Struct, kw_only=True):
 class PlacementHistory:
     """A small JSON file of `speeds`, `ladders`, `pins`, `uses` and `energies`.
 
-    `speeds`: device|backend → GB/s read while decoding. `ladders`: model → settings. `pins`: model → device, or
-    device/backend, that the user chose for it. `uses`: model → tokens, depth and requests at once. `energies`:
-    model|device|backend → tokens generated for a joule.
+    `speeds`: device|backend → GB/s read while decoding. `ladders`: model → settings of the fallback that worked.
+    `pins`: model → device, or device/backend, that the user chose for it. `uses`: model → tokens, depth and
+    requests at once. `energies`: model|device|backend → tokens generated for a joule.
 
     Keys carry what the value depends on, so an update of a driver or a file simply asks anew.
     """
@@ -72,7 +72,7 @@ class PlacementHistory:
         self._lock = threading.Lock()
         found = self._store.get()
         self._speeds: dict[str, float] = _sound_rows(found.speeds, Annotated[float, msgspec.Meta(gt=0)])
-        self._ladders: dict[str, dict[str, Any]] = _sound_rows(found.ladders, dict[str, Any])
+        self._fallbacks: dict[str, dict[str, Any]] = _sound_rows(found.fallbacks, dict[str, Any])
         self._pins: dict[str, str] = _sound_rows(found.pins, str)
         self._uses: dict[str, Use] = _sound_rows(found.uses, Use)
         self._energies: dict[str, float] = _sound_rows(found.energies, Annotated[float, msgspec.Meta(gt=0)])
@@ -135,15 +135,15 @@ class PlacementHistory:
 
     def remembered(self, model: str) -> dict[str, Any]:
         """Load settings that replaced failing ones for this model; empty when none were needed."""
-        return dict(self._ladders.get(model, {}))
+        return dict(self._fallbacks.get(model, {}))
 
     def remember(self, model: str, changes: dict[str, Any]) -> None:
-        """Keep the settings of the rung that worked; empty changes forget it."""
+        """Keep the settings of the fallback that worked; empty changes forget it."""
         with self._lock:
             if changes:
-                self._ladders[model] = changes
+                self._fallbacks[model] = changes
             else:
-                self._ladders.pop(model, None)
+                self._fallbacks.pop(model, None)
             self._save()
 
     def pin(self, model: str) -> str | None:
@@ -157,14 +157,14 @@ class PlacementHistory:
                 self._pins.pop(model, None)
             else:
                 self._pins[model] = device
-            self._ladders.pop(model, None)
+            self._fallbacks.pop(model, None)
             self._save()
 
     def _save(self) -> None:
         self._unsaved = 0
         learnt = Learnt(
             speeds=_newest(self._speeds),
-            ladders=_newest(self._ladders),
+            fallbacks=_newest(self._fallbacks),
             pins=_newest(self._pins),
             uses=_newest(self._uses),
             energies=_newest(self._energies),

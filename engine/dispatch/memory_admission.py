@@ -12,11 +12,11 @@ from devices.process_memory import ProcessMemory, first_child, process_memory
 from engine.dispatch import onnx
 from engine.dispatch.candidates import audit_key
 from engine.dispatch.external import admit_flm, is_external
-from engine.dispatch.history import LADDER_FIELDS
-from engine.dispatch.ladder import FLASH_ATTENTION, next_rung, without_flash_attention
+from engine.dispatch.fallbacks import FLASH_ATTENTION, next_fallback, without_flash_attention
+from engine.dispatch.history import FALLBACK_FIELDS
 from engine.dispatch.placer import ENOUGH_TOKENS, LARGE_READ_BYTES, Placer, offload_target, read_shape
 from engine.dispatch.speed import weights_read
-from engine.dispatch.types import Rung
+from engine.dispatch.types import Fallback
 from engine.errors import (
     BadModelFile,
     DeviceCheckFailed,
@@ -61,7 +61,7 @@ class MemoryAdmission:
         self._checks = placer.resources.checks
         self._loads: dict[str, _Load] = {}
         # Settings that failed, first to last, and then those that are tried now; until a token was generated.
-        self._ladders: dict[str, list[LoadSettings]] = {}
+        self._tried: dict[str, list[LoadSettings]] = {}
         self._audits: set[asyncio.Task[None]] = set()
         self._unanswered: dict[str, asyncio.Event] = {}
 
@@ -136,10 +136,10 @@ class MemoryAdmission:
             self._ledger.attach(model_id, first_child(pid))
             return
         self._ledger.attach(model_id, pid)
-        tried = self._ladders.get(model_id)
+        tried = self._tried.get(model_id)
         if tried:  # a write of a kilobyte, at once: the next crash may come before any task runs
             first, used = tried[0], tried[-1]
-            changes = {f: getattr(used, f) for f in LADDER_FIELDS if getattr(used, f) != getattr(first, f)}
+            changes = {f: getattr(used, f) for f in FALLBACK_FIELDS if getattr(used, f) != getattr(first, f)}
             self._history.remember(model_id, changes)
         answer = asyncio.Event()
         self._unanswered[model_id] = answer
@@ -188,8 +188,8 @@ class MemoryAdmission:
             self._ledger.refine(model_id, ledger_amounts(need), need.resident_bytes, need.by_purpose())
 
     def proven(self, model_id: str) -> None:
-        """What is remembered of the ladder stays as it is: these settings also generate."""
-        self._ladders.pop(model_id, None)
+        """What is remembered of a fallback stays as it is: these settings also generate."""
+        self._tried.pop(model_id, None)
 
     def observed(self, model_id: str, tokens: int, decode_s: float) -> None:
         """A decode speed measured on this machine: it beats the prior at the next placement.
@@ -246,7 +246,7 @@ class MemoryAdmission:
         shape, machine = read_shape(settings.path), self._placer.machine_now()
         self._checks.record(settings, shape, machine, check, wrong_because, operations)
 
-    def _sound(self, settings: LoadSettings, error: SelfCheckFailed) -> Rung | None:
+    def _sound(self, settings: LoadSettings, error: SelfCheckFailed) -> Fallback | None:
         """Keep that these settings compute wrongly; returns the next that are not known to."""
         numbers = error.numbers if isinstance(error, DeviceCheckFailed) else None
         found = msgspec.convert(numbers, DeviceCheck) if numbers else None
@@ -256,14 +256,14 @@ class MemoryAdmission:
             # It is something else, so the same device without flash attention would be as wrong.
             plain = without_flash_attention(settings)
             self._record(plain, found, error.reason, words)
-        rung = self._placer.sound(settings, read_shape(settings.path))
-        if rung is not None and words:
+        fallback = self._placer.sound(settings, read_shape(settings.path))
+        if fallback is not None and words:
             where = ", ".join(settings.devices)
-            told = f"{words} on {where} is wrong with this driver: {rung.change}"
-            return msgspec.structs.replace(rung, change=told)
-        return rung
+            told = f"{words} on {where} is wrong with this driver: {fallback.change}"
+            return msgspec.structs.replace(fallback, change=told)
+        return fallback
 
-    async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Rung | None:
+    async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Fallback | None:
         """What to try after a failed load or first token; None when the file is at fault or nothing is left.
 
         A file that llama.cpp refuses on the processor is broken; on a GPU the backend may be. Where the check after
@@ -276,20 +276,20 @@ class MemoryAdmission:
             return await asyncio.to_thread(self._sound, settings, error)
         if isinstance(error, SelfCheckFailed) and not settings.devices and settings.repack:
             plain = msgspec.structs.replace(settings, repack=False)
-            self._ladders.setdefault(model_id, [settings]).append(plain)
-            return Rung(settings=plain, change="use the weights as the file has them")
+            self._tried.setdefault(model_id, [settings]).append(plain)
+            return Fallback(settings=plain, change="use the weights as the file has them")
         if not isinstance(error, RunnerDied) and not (isinstance(error, BadModelFile) and settings.devices):
-            self._ladders.pop(model_id, None)
+            self._tried.pop(model_id, None)
             return None
-        tried = self._ladders.setdefault(model_id, [settings])
-        rung = next_rung(settings, await asyncio.to_thread(self._placer.machine.now), tuple(tried))
-        if rung is None:
-            del self._ladders[model_id]
+        tried = self._tried.setdefault(model_id, [settings])
+        fallback = next_fallback(settings, await asyncio.to_thread(self._placer.machine.now), tuple(tried))
+        if fallback is None:
+            del self._tried[model_id]
             self._history.remember(model_id, {})  # the next load starts with a free choice
         else:
-            log.warning("model=%s failed, next: %s", model_id, rung.change)
-            tried.append(rung.settings)
-        return rung
+            log.warning("model=%s failed, next: %s", model_id, fallback.change)
+            tried.append(fallback.settings)
+        return fallback
 
 
 def _widened(model_id: str) -> str:

@@ -13,15 +13,15 @@ from engine.dispatch.candidates import audit_key
 from engine.dispatch.choose import place
 from engine.dispatch.engine_args import decided, refused
 from engine.dispatch.external import flm_report, is_external, place_external
-from engine.dispatch.history import LADDER_FIELDS
-from engine.dispatch.ladder import sound_rungs
+from engine.dispatch.fallbacks import sound_fallbacks
+from engine.dispatch.history import FALLBACK_FIELDS
 from engine.dispatch.npu_rule import busy_igpu
 from engine.dispatch.priors import effective_gbs
 from engine.dispatch.resources import Resources
 from engine.dispatch.speed import weights_read
 from engine.dispatch.split import shared_out
 from engine.dispatch.tuned import Tuned, pinned_elsewhere, tuned_settings
-from engine.dispatch.types import NO_OVERRIDES, Overrides, Placement, Rung
+from engine.dispatch.types import NO_OVERRIDES, Fallback, Overrides, Placement
 from engine.energy.words import energy_words
 from engine.errors import BadModelFile, InputFault
 from engine.fit.context import largest_context, need_at
@@ -69,7 +69,7 @@ class Placer:
         if placed.settings.remotes:
             return placed
         remembered = self.history.remembered(model_id)
-        changes = {k: tuple(v) if isinstance(v, list) else v for k, v in remembered.items() if k in LADDER_FIELDS}
+        changes = {k: tuple(v) if isinstance(v, list) else v for k, v in remembered.items() if k in FALLBACK_FIELDS}
         return msgspec.structs.replace(placed, settings=msgspec.structs.replace(placed.settings, **changes))
 
     def placement(
@@ -245,22 +245,22 @@ class Placer:
             far = spread.Spreading(self.resources, self.machine_now(), "", None)
             far.learn(shape, settings, (tokens - 1) / decode_s)
 
-    def sound(self, settings: LoadSettings, shape: ModelShape) -> Rung | None:
+    def sound(self, settings: LoadSettings, shape: ModelShape) -> Fallback | None:
         """What to try instead of settings with which a device computes wrongly; None where they are the CPU's."""
         machine, checks = self.machine_now(), self.resources.checks
-        for rung in sound_rungs(settings, machine) if settings.devices else []:
-            verdict = checks.verdict(rung.settings, shape, machine)
+        for fallback in sound_fallbacks(settings, machine) if settings.devices else []:
+            verdict = checks.verdict(fallback.settings, shape, machine)
             if verdict is None or not verdict.wrong:
-                return rung
+                return fallback
         return None
 
     def _without_wrong(self, shape: ModelShape, placement: Placement, machine: Machine) -> Placement:
         """The placement, or the next one where its device is known to compute something else than the CPU."""
         verdict = self.resources.checks.verdict(placement.settings, shape, machine)
-        rung = self.sound(placement.settings, shape) if verdict is not None and verdict.wrong else None
-        if verdict is None or rung is None:
+        fallback = self.sound(placement.settings, shape) if verdict is not None and verdict.wrong else None
+        if verdict is None or fallback is None:
             return placement
-        gpu, backend = offload_target(rung.settings, machine)
+        gpu, backend = offload_target(fallback.settings, machine)
         device = machine.device(gpu or "cpu")
         which = f" ({verdict.operations} is wrong with this driver)" if verdict.operations else ""
         return msgspec.structs.replace(
@@ -268,9 +268,9 @@ class Placer:
             device=gpu or "cpu",
             device_name=device.name if device else placement.device_name,
             backend=backend,
-            settings=rung.settings,
-            need=self.need(shape, rung.settings, machine, gpu, backend),
-            reasons=(*placement.reasons, f"wrong results with {verdict.what}{which}: {rung.change}"),
+            settings=fallback.settings,
+            need=self.need(shape, fallback.settings, machine, gpu, backend),
+            reasons=(*placement.reasons, f"wrong results with {verdict.what}{which}: {fallback.change}"),
         )
 
     def _with_prefixes(self, model_id: str, placement: Placement, wanted_bytes: int, machine: Machine) -> Placement:

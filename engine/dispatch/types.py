@@ -63,8 +63,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     alternatives: tuple[Alternative, ...] = ()
 
 
-class Rung(msgspec.Struct, frozen=True, kw_only=True):
-    """One step down the ladder after a failure: what changes, in words for the user."""
+class Fallback(msgspec.Struct, frozen=True, kw_only=True):
+    """What is tried after a failure; `change` says in words for the user what it changes."""
 
     settings: LoadSettings
     change: str

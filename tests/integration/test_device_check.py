@@ -10,7 +10,7 @@ import pytest
 
 from devices.types import Device, Machine, Memory, Runtime, SystemMemory
 from engine.dispatch.device_checks import DeviceChecks, check_key
-from engine.dispatch.ladder import sound_rungs
+from engine.dispatch.fallbacks import sound_fallbacks
 from engine.dispatch.placer import read_shape
 from engine.errors import DeviceCheckFailed
 from engine.runner.llama.native.device_check import Reference, compare_rows, is_wrong, read_reference
@@ -186,7 +186,7 @@ def test_verdicts_outlive_the_process_and_are_asked_once(bundled_model, tmp_path
 
 def test_ways_around_a_wrong_device_in_their_order(bundled_model):
     settings = offloaded(bundled_model, type_k="q8_0", type_v="q8_0")
-    changes = [rung.change for rung in sound_rungs(settings, MACHINE)]
+    changes = [fallback.change for fallback in sound_fallbacks(settings, MACHINE)]
     assert changes == ["run on Vulkan0 without flash attention", "use rocm instead (ROCm0)", "run on the processor"]
-    plain = sound_rungs(settings, MACHINE)[0].settings
+    plain = sound_fallbacks(settings, MACHINE)[0].settings
     assert (plain.flash_attn, plain.type_k, plain.type_v) == ("off", "q8_0", "f16")

@@ -66,10 +66,10 @@ def test_on_the_processor_only_the_rewritten_weights_are_given_up(tmp_path):
     settings = LoadSettings(path="m.gguf")
     admission = MemoryAdmission(Placer(open_resources(home_paths(tmp_path))))
     error = SelfCheckFailed("m.gguf", "difference 1.40")
-    rung = asyncio.run(admission.retry("m", settings, error))
-    assert rung is not None
-    assert not rung.settings.repack
-    assert asyncio.run(admission.retry("m", rung.settings, error)) is None
+    fallback = asyncio.run(admission.retry("m", settings, error))
+    assert fallback is not None
+    assert not fallback.settings.repack
+    assert asyncio.run(admission.retry("m", fallback.settings, error)) is None
 
 
 def test_the_server_tries_the_ladder_and_says_what_happened(bundled_model, tmp_path):

@@ -16,6 +16,8 @@ BANNED = {
     "hope": "prior",
     "hopes": "priors",
     "honoured": "unsupported parameter",
+    "ladder": "fallbacks",
+    "rung": "fallback",
     "stake": "budget",
     "winnings": "accepted",
     "wish": "overrides",

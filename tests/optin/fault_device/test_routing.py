@@ -1,7 +1,7 @@
 """A GPU that computes wrongly, behind the real server: caught before the first answer, routed away, told.
 
 Opt-in: `python -m pytest tests/optin/fault_device/test_routing.py`. Needs g++; the plugin is installed as
-the pack of a Vulkan backend, so detection, dispatch, loads and the ladder are those of a real GPU.
+the pack of a Vulkan backend, so detection, dispatch, loads and fallbacks are those of a real GPU.
 """
 
 import hashlib

@@ -12,8 +12,8 @@ from devices.report import recorded_report
 from devices.types import CoreCounts, Runtime
 from engine.dispatch.cells import ROOMY_BYTES
 from engine.dispatch.choose import place
+from engine.dispatch.fallbacks import next_fallback
 from engine.dispatch.history import SAVE_EVERY, PlacementHistory, Use
-from engine.dispatch.ladder import next_rung
 from engine.dispatch.placer import read_shape
 from engine.dispatch.speed import bytes_per_token
 from engine.dispatch.types import NO_OVERRIDES, Overrides
@@ -205,9 +205,9 @@ def test_the_files_own_head_guesses_where_it_fits_and_nothing_else_does(tmp_path
     fitting = [placement.settings.mtp for placement in near if placement.fits]
     assert fitting[0] is False  # rather without it than not at all
     assert fitting[-1] is True
-    rung = next_rung(base(file, mtp=True), HALO, ())
-    assert rung is not None
-    assert rung.settings == base(file)
+    fallback = next_fallback(base(file, mtp=True), HALO, ())
+    assert fallback is not None
+    assert fallback.settings == base(file)
 
 
 def test_a_model_of_long_chats_attends_plainly_at_its_next_load(shape, path):
@@ -302,11 +302,11 @@ def test_the_ladder_goes_from_backend_to_processor(path):
     settings = base(path, devices=("Vulkan0",), n_gpu_layers=7, n_ubatch=512, type_k="q8_0", type_v="q8_0")
     tried, changes = [settings], []
     while True:
-        rung = next_rung(tried[-1], HALO, tuple(tried))
-        if rung is None:
+        fallback = next_fallback(tried[-1], HALO, tuple(tried))
+        if fallback is None:
             break
-        tried.append(rung.settings)
-        changes.append(rung.change)
+        tried.append(fallback.settings)
+        changes.append(fallback.change)
         assert len(tried) < 40
     assert changes[0] == "use rocm instead (ROCm0)"
     assert "read prompts in pieces of 256 tokens" in changes

@@ -9,9 +9,9 @@ from devices.memory import Ledger
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from engine.dispatch.choose import place
+from engine.dispatch.fallbacks import next_fallback
 from engine.dispatch.guessing import COPIES_BYTES, MAX_ROLLBACK, guessing
 from engine.dispatch.history import PlacementHistory
-from engine.dispatch.ladder import next_rung
 from engine.dispatch.placer import read_shape
 from engine.dispatch.types import Overrides
 from engine.runner.limits import rollback
@@ -93,9 +93,9 @@ def test_what_does_not_fit_with_copies_is_loaded_without(tmp_path):
 
 
 def test_without_guesses_is_the_first_thing_to_try_when_a_load_fails():
-    rung = next_rung(base(max_rollback=4), HALO, ())
-    assert rung is not None
-    assert rung.settings == base()
+    fallback = next_fallback(base(max_rollback=4), HALO, ())
+    assert fallback is not None
+    assert fallback.settings == base()
 
 
 def test_a_step_holds_what_can_be_taken_back():

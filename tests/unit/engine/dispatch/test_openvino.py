@@ -15,8 +15,8 @@ from devices.report import recorded_report
 from devices.types import BackendDevice, BackendReport
 from engine.dispatch import openvino
 from engine.dispatch.choose import place
+from engine.dispatch.fallbacks import next_fallback, sound_fallbacks
 from engine.dispatch.history import PlacementHistory
-from engine.dispatch.ladder import next_rung, sound_rungs
 from engine.dispatch.placer import offload_target, read_shape
 from engine.dispatch.types import NO_OVERRIDES, Overrides
 from engine.runner.llama.native.binding import KernelsMissing, start_backends
@@ -131,10 +131,10 @@ def test_types_and_features_it_does_not_take_are_refused_with_the_reason(shape, 
 
 def test_after_a_failure_the_processor_gets_back_what_openvino_went_without(shape, path, laptop):
     settings = placed(shape, path, laptop, Overrides(device="npu")).settings
-    for rung in (next_rung(settings, laptop, (settings,)), sound_rungs(settings, laptop)[0]):
-        assert rung.settings.devices == ()
-        assert rung.settings.n_parallel > 1
-        assert rung.settings.max_draft > 0
+    for fallback in (next_fallback(settings, laptop, (settings,)), sound_fallbacks(settings, laptop)[0]):
+        assert fallback.settings.devices == ()
+        assert fallback.settings.n_parallel > 1
+        assert fallback.settings.max_draft > 0
 
 
 def test_a_load_takes_more_than_the_file(shape, path, laptop):

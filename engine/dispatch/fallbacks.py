@@ -5,7 +5,7 @@ import msgspec
 from devices.types import Machine
 from engine.dispatch.load_settings import DEFAULT_PARALLEL
 from engine.dispatch.openvino import is_openvino
-from engine.dispatch.types import Rung
+from engine.dispatch.types import Fallback
 from engine.runner.protocol import LoadSettings
 
 SMALLEST_UBATCH = 128
@@ -17,57 +17,63 @@ FLASH_ATTENTION = "FLASH_ATTN_EXT"
 UNQUANTIZED = ("f16", "bf16", "f32")
 
 
-def next_rung(settings: LoadSettings, machine: Machine, tried: tuple[LoadSettings, ...]) -> Rung | None:
+def next_fallback(settings: LoadSettings, machine: Machine, tried: tuple[LoadSettings, ...]) -> Fallback | None:
     """The next settings to try; None when nothing is left.
 
     In order: without the model's own head and copies of states, another backend of the same device, a smaller
     ubatch, the plain f16 cache, the CPU, the CPU without rewritten weights, then without mapping the file.
     """
-    return next((rung for rung in _rungs(settings, machine) if rung.settings not in tried), None)
+    return next((fallback for fallback in _fallbacks(settings, machine) if fallback.settings not in tried), None)
 
 
-def _rungs(settings: LoadSettings, machine: Machine) -> list[Rung]:
+def _fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback]:
     replace = msgspec.structs.replace
-    rungs = []
+    fallbacks = []
     if is_openvino(settings):
         return [_processor(settings)]
     if settings.mtp or settings.max_rollback:
-        rungs.append(Rung(settings=replace(settings, mtp=False, max_rollback=0), change="do without guesses ahead"))
+        fallbacks.append(
+            Fallback(settings=replace(settings, mtp=False, max_rollback=0), change="do without guesses ahead")
+        )
     if settings.devices:
         for name, backend in other_backends(settings.devices[0], machine):
             one = replace(settings, devices=(name,), tensor_split=())
-            rungs.append(Rung(settings=one, change=f"use {backend} instead ({name})"))
+            fallbacks.append(Fallback(settings=one, change=f"use {backend} instead ({name})"))
     smaller = settings.n_ubatch // 2
     if smaller >= SMALLEST_UBATCH:
         reduced = replace(settings, n_ubatch=smaller, n_batch=min(settings.n_batch, 4 * smaller))
-        rungs.append(Rung(settings=reduced, change=f"read prompts in pieces of {smaller} tokens"))
+        fallbacks.append(Fallback(settings=reduced, change=f"read prompts in pieces of {smaller} tokens"))
     if (settings.type_k, settings.type_v) != ("f16", "f16"):
         plain = replace(settings, type_k="f16", type_v="f16", flash_attn="auto")
-        rungs.append(Rung(settings=plain, change="keep the context in f16"))
+        fallbacks.append(Fallback(settings=plain, change="keep the context in f16"))
     if settings.n_gpu_layers or settings.devices:
-        rungs.append(_processor(settings))
+        fallbacks.append(_processor(settings))
     if settings.repack:
-        rungs.append(Rung(settings=replace(settings, repack=False), change="use the weights as the file has them"))
+        fallbacks.append(
+            Fallback(settings=replace(settings, repack=False), change="use the weights as the file has them")
+        )
     if settings.use_mmap:
-        rungs.append(Rung(settings=replace(settings, use_mmap=False), change="read the file instead of mapping it"))
-    return rungs
+        fallbacks.append(
+            Fallback(settings=replace(settings, use_mmap=False), change="read the file instead of mapping it")
+        )
+    return fallbacks
 
 
-def sound_rungs(settings: LoadSettings, machine: Machine) -> list[Rung]:
+def sound_fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback]:
     """What to try where a device computes wrongly, in order: without flash attention, other backends, the CPU."""
     replace = msgspec.structs.replace
     name = ", ".join(settings.devices)
-    rungs = []
+    fallbacks = []
     if is_openvino(settings):
         return [_processor(settings)]
     if settings.flash_attn != "off":
         plain = without_flash_attention(settings)
-        rungs.append(Rung(settings=plain, change=f"run on {name} without flash attention"))
+        fallbacks.append(Fallback(settings=plain, change=f"run on {name} without flash attention"))
     if settings.devices:
         for other, backend in other_backends(settings.devices[0], machine):
             one = replace(settings, devices=(other,), tensor_split=())
-            rungs.append(Rung(settings=one, change=f"use {backend} instead ({other})"))
-    return [*rungs, _processor(settings)]
+            fallbacks.append(Fallback(settings=one, change=f"use {backend} instead ({other})"))
+    return [*fallbacks, _processor(settings)]
 
 
 def without_flash_attention(settings: LoadSettings) -> LoadSettings:
@@ -76,14 +82,14 @@ def without_flash_attention(settings: LoadSettings) -> LoadSettings:
     return msgspec.structs.replace(settings, flash_attn="off", type_v=cache)
 
 
-def _processor(settings: LoadSettings) -> Rung:
+def _processor(settings: LoadSettings) -> Fallback:
     """llama.cpp's own kernels; what OpenVINO had to go without comes back."""
     cpu = msgspec.structs.replace(settings, n_gpu_layers=0, devices=(), tensor_split=(), cpu_expert_layers=0)
     if is_openvino(settings):
         cpu = msgspec.structs.replace(
             cpu, n_parallel=DEFAULT_PARALLEL, max_draft=MAX_DRAFT, n_batch=2048, n_ubatch=512
         )
-    return Rung(settings=cpu, change="run on the processor")
+    return Fallback(settings=cpu, change="run on the processor")
 
 
 def other_backends(device_name: str, machine: Machine) -> list[tuple[str, str]]:
