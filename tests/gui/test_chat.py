@@ -5,6 +5,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QPushButton
 
 from app.db import conversations, messages
+from app.db.records import Attachment
 from app.gui.chat.fold_item import FoldItem
 from app.gui.chat.message_widget import MessageWidget
 from engine.api.chat import ModelRow, TokenCount
@@ -240,8 +241,45 @@ def test_drafts_survive_switching_and_restarting(qtbot, services, page):
     page.composer.set_text("half a thought")
     page.new_chat()
     assert page.composer.text == ""
+    page.composer.set_text("a question of a chat that is not there yet")
     page.open(first)
     qtbot.waitUntil(lambda: page.composer.text == "half a thought")
+    page.new_chat()
+    assert page.composer.text == "a question of a chat that is not there yet"
+
+
+def test_what_is_attached_stays_with_its_chat(qtbot, tmp_path, page):
+    """A file that was meant for one chat is not sent with a question of another one."""
+    ask(qtbot, page, "First chat")
+    first = page.controller.conversation.id
+    page.new_chat()
+    ask(qtbot, page, "Second chat")
+    (tmp_path / "letter.txt").write_text("Only for the second chat")
+    page.composer.attach([str(tmp_path / "letter.txt")])
+    qtbot.waitUntil(lambda: len(page.composer.attachments) == 1)
+    second = page.controller.conversation.id
+    page.open(first)
+    qtbot.waitUntil(lambda: page.controller.conversation.id == first)
+    assert page.composer.attachments == []
+    assert not [
+        part for part in page.composer.findChildren(QLabel) if "letter.txt" in part.text() and part.isVisible()
+    ]
+    page.open(second)
+    qtbot.waitUntil(lambda: page.controller.conversation.id == second)
+    assert [item.name for item in page.composer.attachments] == ["letter.txt"]
+
+
+def test_a_draft_that_does_not_fit_moves_into_a_new_chat(qtbot, tmp_path, services, page):
+    ask(qtbot, page, "First chat")
+    first = page.controller.conversation.id
+    page.composer.set_draft("Too long for this one", [Attachment("long.txt", "text/plain", "words " * 10)])
+    page._context.new_chat_wanted.emit()
+    assert page.controller.conversation.id == 0
+    assert page.composer.text == "Too long for this one"
+    assert [item.name for item in page.composer.attachments] == ["long.txt"]
+    page.open(first)
+    qtbot.waitUntil(lambda: page.controller.conversation.id == first)
+    assert (page.composer.text, page.composer.attachments) == ("", [])
 
 
 def test_a_full_disk_keeps_the_text_in_the_editor(qtbot, services, page, monkeypatch):
@@ -252,10 +290,11 @@ def test_a_full_disk_keeps_the_text_in_the_editor(qtbot, services, page, monkeyp
         raise StoreUnwritable(services.store.opened.path, "database or disk is full")
 
     monkeypatch.setattr(turns, "ask", full)
-    page.composer.set_text("Precious words")
+    page.composer.set_draft("Precious words", [Attachment("notes.txt", "text/plain", "Precious notes")])
     page.composer.send()
     qtbot.waitUntil(page.banner.isVisible)
     assert page.composer.text == "Precious words"
+    assert [item.text for item in page.composer.attachments] == ["Precious notes"]
     assert "disk is full" in page.banner.text
     assert not page.controller.busy
 

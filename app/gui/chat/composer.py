@@ -1,6 +1,6 @@
 """Where the user writes: grows with the text, takes files, shows how full the context is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QEvent, QMimeData, QRectF, QSize, Qt, Signal
@@ -215,9 +215,16 @@ class Composer(QFrame):
         return self._ready
 
     def set_text(self, text: str) -> None:
-        """Replace the draft."""
+        """Replace the text."""
         if text != self.text:
             self.editor.setPlainText(text)
+
+    def set_draft(self, text: str, attachments: Sequence[Attachment]) -> None:
+        """Replace the text and what is attached."""
+        self.set_text(text)
+        if self.attachments or attachments:
+            self.attachments = list(attachments)
+            self._show_chips()
 
     def draft_tokens(self) -> int:
         """About how many tokens the draft and its documents take."""

@@ -35,7 +35,7 @@ class ChatController(QObject):
     phase_changed = Signal(int, object)  # id, Phase
     busy_changed = Signal(bool)
     conversation_changed = Signal(object)
-    save_failed = Signal(str, str)  # the text that was not saved, why
+    save_failed = Signal(str, tuple, str)  # the question that was not saved, its attachments, why
     failed = Signal(object)  # ApiError: the answer ended with it
 
     def __init__(self, services: Services, parent: QObject | None = None) -> None:
@@ -182,7 +182,7 @@ class ChatController(QObject):
             self.open(self.conversation.id, parent)
 
         future = self._services.store.submit(messages.remove, self.conversation.id, message_id)
-        self._watch(future, gone, lambda error: self.save_failed.emit("", in_words(error)))
+        self._watch(future, gone, lambda error: self.save_failed.emit("", (), in_words(error)))
 
     def stop(self) -> None:
         """End the answer here; what has arrived is kept."""
@@ -208,7 +208,7 @@ class ChatController(QObject):
         self._second_wanted = self.second_model not in {"", self.conversation.model}
         draft = turns.Draft(self.conversation, parent_id, text, attachments)
         future = self._services.store.submit(turns.ask, draft)
-        self._watch(future, self._on_turn, lambda error: self._on_not_saved(error, text))
+        self._watch(future, self._on_turn, lambda error: self._on_not_saved(error, text, attachments))
 
     def _set_starting(self) -> None:
         self._starting = True
@@ -229,10 +229,10 @@ class ChatController(QObject):
             self.conversation_changed.emit(self.conversation)
         self._generate(turn.answer.id, WholeAnswer(), continue_last=False)
 
-    def _on_not_saved(self, error: Exception, text: str = "") -> None:
+    def _on_not_saved(self, error: Exception, text: str = "", given: tuple[Attachment, ...] = ()) -> None:
         self._starting = False
         self.busy_changed.emit(False)
-        self.save_failed.emit(text, in_words(error))
+        self.save_failed.emit(text, given, in_words(error))
 
     def _generate(self, message_id: int, answer: WholeAnswer, *, continue_last: bool) -> None:
         """Ask the model, once the tools that are switched on are there."""
@@ -353,7 +353,7 @@ class ChatController(QObject):
             status=message.status,
             facts=message.facts,
         )
-        self._watch(future, None, lambda error: self.save_failed.emit("", in_words(error)))
+        self._watch(future, None, lambda error: self.save_failed.emit("", (), in_words(error)))
 
     def _count(self, message: Message, answer: WholeAnswer) -> None:
         """How fast a stopped answer was: the server tells that at the end only, so its tokens are counted."""
@@ -394,7 +394,7 @@ class ChatController(QObject):
             return
         arrived = {"content": answer.content, "reasoning": answer.reasoning}
         future = self._services.store.submit(messages.write_text, self._answer_id, **arrived, status="streaming")
-        self._watch(future, None, lambda error: self.save_failed.emit("", in_words(error)))
+        self._watch(future, None, lambda error: self.save_failed.emit("", (), in_words(error)))
 
     def _watch(self, future: Any, on_done: Any = None, on_error: Any = None) -> None:
         self._services.background.watch(future, on_done, on_error, self)

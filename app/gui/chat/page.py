@@ -1,6 +1,6 @@
 """The chat page: conversations on the left, one of them on the right."""
 
-from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QSplitter, QWidget
 
@@ -11,6 +11,7 @@ from app.db.records import Attachment, Conversation
 from app.gui.chat.composer import Composer
 from app.gui.chat.context_watch import ContextWatch
 from app.gui.chat.controller import ChatController
+from app.gui.chat.drafts import Drafts
 from app.gui.chat.import_export import ChatImportExport
 from app.gui.chat.items import MessageItems
 from app.gui.chat.message_actions import MessageActions
@@ -30,7 +31,6 @@ from app.gui.show_in_folder import show_in_folder
 from app.gui.widgets.basics import SCROLL_BAR, Banner, label, row, stack
 from app.gui.widgets.column import ColumnItem
 
-_DRAFT_MS = 600
 _FOLD_HEIGHT = 160  # before it is laid out
 _ROOM_FOR_BOTH = 42  # letters of body text: the narrowest list beside the narrowest chat
 _PAIR_SHARE = 1.6  # of the width of one answer
@@ -66,9 +66,7 @@ class ChatPage(QSplitter):
         self.side = SideWork(services, self.controller, self.composer, self)
         self._actions = MessageActions(services, self.controller, self.banner, self)
         self._items = MessageItems(services, self.controller, self._actions, self.transcript.scroll_to)
-        self._draft_timer = QTimer(self)
-        self._draft_timer.setSingleShot(True)
-        self._draft_timer.setInterval(_DRAFT_MS)
+        self._drafts = Drafts(self.controller, self.composer, self)
         self._build()
         self._connect()
         self._show_models()
@@ -120,7 +118,6 @@ class ChatPage(QSplitter):
         self.composer.stopped.connect(chat.stop)
         self.composer.draft_changed.connect(self._on_draft)
         self.composer.failed.connect(lambda text: self.banner.tell(text, "warn"))
-        self._draft_timer.timeout.connect(self.save_draft)
         self._welcome.asked.connect(lambda text: self._on_sent(text, ()) if self.composer.ready else None)
         self._welcome.library_pressed.connect(self.library_wanted)
         self._welcome.pull_pressed.connect(self.pull_wanted)
@@ -146,7 +143,7 @@ class ChatPage(QSplitter):
         self.bar.fold_pressed.connect(lambda: self.sidebar.setVisible(not self.sidebar.isVisible()))
         self.bar.tools_pressed.connect(self.tools.toggle)
         self.bar.tune_pressed.connect(lambda: self.options.setVisible(not self.options.isVisible()))
-        self._context.new_chat_wanted.connect(self.new_chat)
+        self._context.new_chat_wanted.connect(self._move_to_new_chat)
         self._actions.server_wanted.connect(self.server_wanted)
         self._actions.edit_wanted.connect(self._edit)
         self._actions.asked_anew.connect(self._ask_anew)
@@ -211,17 +208,18 @@ class ChatPage(QSplitter):
 
     def save_draft(self) -> None:
         """Keep what is being written."""
-        self._draft_timer.stop()
-        chat = self.controller.conversation
-        if chat.id and self.composer.text != chat.draft and not self._opening:
-            self.controller.change(draft=self.composer.text)
+        self._drafts.save()
+
+    def _move_to_new_chat(self) -> None:
+        text, attachments = self._drafts.take()
+        self.new_chat()
+        self.composer.set_draft(text, attachments)
+        self._context.refresh()
 
     def stop(self) -> None:
         """End the answer that is being written."""
         self.controller.stop()
 
-    _opening = False
-    _shown_id = -1
     _wanted_message = 0
 
     def _default_model(self) -> str:
@@ -255,23 +253,18 @@ class ChatPage(QSplitter):
     def _on_draft(self, text: str) -> None:
         del text
         self._context.refresh()
-        self._draft_timer.start()
 
     # -- what the conversation does
 
     def _on_opened(self) -> None:
-        self._opening = True
         path = self.controller.tree.path()
         if self._wanted_message:
             self._items.expand(self._wanted_message)
         self.transcript.set_keys(self._items.keys())
         self._welcome.setVisible(not path)
         self.transcript.setVisible(bool(path))
-        if self._shown_id != self.controller.conversation.id:  # another branch leaves what is being written alone
-            self._shown_id = self.controller.conversation.id
-            self.composer.set_text(self.controller.conversation.draft)
+        self._drafts.show()
         self.banner.hide()
-        self._opening = False
         if self._wanted_message:
             self.transcript.scroll_to(self._wanted_message)
             self._wanted_message = 0
@@ -315,15 +308,14 @@ class ChatPage(QSplitter):
                 self.transcript.rebuild(leaf)  # which one to go on with is asked when both are there
 
     def _on_conversation(self, conversation: Conversation) -> None:
-        self._shown_id = conversation.id
         if self._options is not None:
             self._options.show_conversation(conversation)
         self.sidebar.select(conversation.id)
         self._show_models()
 
-    def _on_save_failed(self, text: str, reason: str) -> None:
-        if text:
-            self.composer.set_text(text)
+    def _on_save_failed(self, text: str, attachments: tuple[Attachment, ...], reason: str) -> None:
+        if text or attachments:
+            self.composer.set_draft(text, attachments)
         self.banner.tell(
             self.tr("This could not be saved: {reason}. Your text is still here.").format(reason=reason), "bad"
         )
