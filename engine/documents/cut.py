@@ -87,9 +87,10 @@ def _table(block: Block) -> Iterator[Block]:
 
 def _long(block: Block) -> Iterator[Block]:
     """Cut at line ends, then at ends of sentences, then anywhere, each piece near the target."""
-    rest, line = block.text, block.line
-    while len(rest) > MOST_CHARS:
-        window = rest[:MOST_CHARS]
+    text, start, line = block.text, 0, block.line
+    while len(text) - start > MOST_CHARS:
+        # A piece of the text at a time: what is left of a file without line ends may have 100 million characters.
+        window = text[start : start + MOST_CHARS]
         cut = -1
         for mark in ("\n", ". ", "? ", "! ", "; ", " "):
             found = window.rfind(mark, TARGET_CHARS // 2)
@@ -97,9 +98,10 @@ def _long(block: Block) -> Iterator[Block]:
                 cut = found + len(mark)
                 break
         cut = cut if cut > 0 else MOST_CHARS
-        piece = rest[:cut]
+        piece = window[:cut]
         yield Block(block.kind, piece.strip("\n"), line=line)
         line += piece.count("\n") if line else 0
-        rest = rest[cut:]
+        start += cut
+    rest = text[start:]
     if rest.strip():
         yield Block(block.kind, rest.strip("\n"), line=line)

@@ -91,7 +91,7 @@ class _Reading:
         except OSError as error:
             problem = error.strerror or str(error)
         except MemoryError:
-            problem = "reading it needs more memory than it may have"
+            raise SystemExit(1) from None  # a fresh child has more of it; the parent asks once more, page by page
         except Exception as error:  # noqa: BLE001 - whatever a damaged file does to a parser is a reason
             problem = f"it is damaged ({type(error).__name__})"
         self._open = None

@@ -14,6 +14,8 @@ from engine.documents.types import PageRead, ReadAnswer, ReadRequest
 PAGE_LIMIT_S: Final = 60.0
 OCR_PAGE_LIMIT_S: Final = 300.0
 MEMORY_BYTES: Final = 3 << 29
+# A page of 200 dots an inch needs 1.4 GB and leaves pieces of the heap behind; past the limit a new child goes on.
+OCR_MEMORY_BYTES: Final = 1 << 31
 _decode = msgspec.msgpack.Decoder(ReadAnswer).decode
 
 
@@ -24,7 +26,10 @@ class Reader:
         self._ocr = ocr
         self._limit_s = OCR_PAGE_LIMIT_S if ocr else PAGE_LIMIT_S
         self._child = BoundedChild(
-            "engine.documents.reader_child", timeout_s=self._limit_s, memory_bytes=MEMORY_BYTES, background=True
+            "engine.documents.reader_child",
+            timeout_s=self._limit_s,
+            memory_bytes=OCR_MEMORY_BYTES if ocr else MEMORY_BYTES,
+            background=True,
         )
         self._lock = threading.Lock()
 

@@ -68,7 +68,11 @@ def main():
         file = scanned(made.pdf(place / "drawn.pdf", wanted), place, turned=options.turned)
         reader = Reader(ocr=True)
         began = time.monotonic()
+        read_pages = 0
         for answer in reader.read(file, "pdf"):
+            if answer.problem:
+                print(f"problem: {answer.problem}", flush=True)
+            read_pages += len(answer.pages)
             for page in answer.pages:
                 text = " ".join(" ".join(chunk.text for chunk in page.chunks).split())
                 want = " ".join(" ".join(wanted[page.number - 1]).split())
@@ -78,6 +82,8 @@ def main():
                 shares = f"{1 - costs[0] / costs[1]:.4f} {1 - costs[2] / costs[3]:.4f}"
                 print(f"page {page.number}: {shares} {page.problem}", flush=True)
         reader.close()
+    if read_pages != len(wanted):
+        raise SystemExit(f"{read_pages} of {len(wanted)} pages were answered")
     print(f"{len(wanted)} pages in {time.monotonic() - began:.0f} s; right characters")
     print(f"with spaces {1 - totals[0] / totals[1]:.4f}, without {1 - totals[2] / totals[3]:.4f}")
 

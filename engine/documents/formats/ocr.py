@@ -1,6 +1,7 @@
 """Text of pictures by PP-OCRv6 on ONNX Runtime, from the package rapidocr with its models (the extra `ocr`)."""
 
 import os
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,8 @@ _LEAST_CONFIDENCE: Final = 0.5
 # The mean confidence of a page the right way up is above .95, of one upside down below .8.
 _SURE: Final = 0.85
 _MAX_PIXELS: Final = 40_000_000
+# ONNX Runtime tells it in words only: "Failed to allocate memory", "bad allocation", "std::bad_alloc".
+_OUT_OF_MEMORY: Final = re.compile("alloc", re.IGNORECASE)
 
 
 def picture(path: Path) -> Iterator[Page]:
@@ -67,7 +70,14 @@ def read_picture(pixels: Any) -> tuple[Block, ...]:
 
 def _read(pixels: Any, *, turned: bool) -> list[tuple[Any, str, float]]:
     """Corners, text and confidence of each line; with `turned` lines that look upside down are turned."""
-    read = _recognizer()(pixels, use_cls=turned)
+    try:
+        read = _recognizer()(pixels, use_cls=turned)
+    except Unreadable:
+        raise
+    except Exception as error:  # the package wraps what ONNX Runtime raises in a class of its own
+        if _OUT_OF_MEMORY.search(str(error)):
+            raise MemoryError from error
+        raise Unreadable(f"OCR could not read it ({type(error).__name__})") from error
     if read.boxes is None:
         return []
     return [(box, text, float(sure)) for box, text, sure in zip(read.boxes, read.txts, read.scores, strict=True)]

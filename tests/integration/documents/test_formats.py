@@ -50,6 +50,20 @@ def test_a_scan_without_ocr_installed_says_what_to_install(tmp_path):
     assert any(words in pages[1].problem for words in ("OCR is not installed", "OCR could read"))
 
 
+def test_a_document_that_needs_too_much_memory_says_so_after_a_fresh_child_tried_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "MEMORY_BYTES", 300 << 20)
+    (tmp_path / "large.txt").write_text("whale " * (20 << 20))
+    (tmp_path / "small.txt").write_text("The dory is red.")
+    reader = Reader()
+    try:
+        pages, problem = read(reader, tmp_path / "large.txt")
+        assert (pages, problem) == ([], "reading it needs too much memory")
+        pages, problem = read(reader, tmp_path / "small.txt")
+        assert (text_of(pages[0]), problem) == ("The dory is red.", "")
+    finally:
+        reader.close()
+
+
 def test_a_long_pdf_comes_in_several_answers_without_a_gap(reader, tmp_path):
     path = made.pdf(tmp_path / "long.pdf", [[f"This is page {n}."] for n in range(1, 201)])
     answers = list(reader.read(path, "pdf"))
