@@ -57,6 +57,9 @@ def test_a_summary_is_corrected_sent_whole_and_taken_back(walk):
     walk.until(f"len({FOLDS}) == 1")
     fold = f"chat.transcript.item(-{FOLDS}[0].id)"
     walk.until(f"{fold} is not None")
+    walk.hover("Conversation")
+    scroll_up = ("click", "--repeat", 30, "--delay", 5, 4)
+    walk.screen.hand(*scroll_up)  # it stands above what is left of the chat
     walk.click("Edit the summary", fold)
     walk.until("app.focusWidget().accessibleName() == 'Edit the summary'")
     walk.key("ctrl+a")
@@ -91,9 +94,12 @@ def test_one_goes_back_to_the_end_of_a_long_chat(walk):
 def test_an_answer_that_says_the_same_again_and_again_is_ended_and_can_go_on(walk):
     walk.new_chat()
     walk.click("System prompt and sampling", "chat.bar")
-    walk.fill("Max tokens", "600", OPTIONS)
+    walk.fill("Max tokens", "800", OPTIONS)
     walk.fill("Temperature", "0.00", OPTIONS)  # drawn at random, blanks between the items would differ
-    same = {"type": "array", "items": {"enum": ["the lamp of the tower"]}, "minItems": 100}
+    passage = (
+        "the lamp of the tower stands above the harbour and its light goes round over the sea until the day begins"
+    )
+    same = {"type": "array", "items": {"enum": [passage]}, "minItems": 100}
     walk.fill("JSON schema", json.dumps(same), OPTIONS)
     walk.until("'json_schema' in chat.controller.conversation.sampling")
     walk.say("Which lamps are there?")

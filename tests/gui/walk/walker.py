@@ -232,16 +232,16 @@ class Walk:
 
     def name_file(self, path):
         """Write its path into the dialog of files."""
-        field = "app.activeModalWidget().findChild(QLineEdit, 'fileNameEdit')"
-        self.until(f"app.activeModalWidget() is not None and {field} is not None")
-        for _ in range(3):  # on a busy screen the window manager may still take the keyboard away
-            x, y, width, height = self.until(f"screen_rect({field})")
-            self.click_at(x + width // 2, y + height // 2)
-            if not self.comes(f"{field}.hasFocus() and takes_keys()", 10):
-                continue
+        field = "type(app.focusWidget()).__name__ == 'QLineEdit' and app.focusWidget().window() is not window"
+        self.until("spot('File name:') or spot('Directory:')")
+        for _ in range(3):
+            if not self.comes(field, 10):  # on a busy screen the window manager may give the keyboard to another
+                x, y, width, height = self.until("spot('File name:') or spot('Directory:')")
+                self.click_at(x + 2 * width, y + height // 2)
+                self.until(field)
             self.key("ctrl+a")
             self.type(str(path))
-            if self.comes(f"{field}.text() == {str(path)!r}", 10):
+            if self.comes(f"written() == {str(path)!r}", 10):
                 return
         self.picture("late")
         raise AssertionError(f"{path} cannot be written; the window says: {self.ask('says()')}")

@@ -22,7 +22,6 @@ from PySide6.QtWidgets import (
     QApplication,
     QComboBox,
     QLabel,
-    QLineEdit,
     QMenu,
     QScrollArea,
     QTabBar,
@@ -49,9 +48,7 @@ class Eye(QObject):
             "takes_keys": takes_keys,
             "words_of": words_of,
             "written": written,
-            "screen_rect": screen_rect,
             "Qt": Qt,
-            "QLineEdit": QLineEdit,
             "app": QApplication,
         }
         self.asked.connect(self.on_asked)
