@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from engine.runner.generation.sampler import NotFinite, Sampler
+from engine.runner.llama.batch.whole_draw import ANY_SEED, WholeDraw, same_generator, skip
 from engine.runner.llama.native import chain
 from engine.types import SamplingParams
 
@@ -51,6 +52,14 @@ class ChainSampler(Sampler):
         self._cut_top_k = in_default_order and params.top_k > 0 and params.dry_multiplier <= 0
         self._cut_top_k = self._cut_top_k and params.top_n_sigma <= 0
         self._plain = not (self._cut_min_p or self._cut_top_p or self._cut_top_k)
+        self._whole: WholeDraw | None = None
+        if (
+            self._plain
+            and self._chain is not None
+            and _temperature_alone(params, self.seed)
+            and same_generator(api)
+        ):
+            self._whole = WholeDraw(self.seed, params.temperature)
 
     def accept(self, token: int) -> None:
         """Note a token that is now part of the sequence."""
@@ -65,6 +74,12 @@ class ChainSampler(Sampler):
     def _choose(self, row: Any, best: int) -> int:
         if self._chain is None:
             return best
+        if self._whole is not None:
+            token = self._whole.token(row, best)
+            if token is not None:
+                return token
+            skip(self._api, self._chain, self._whole.behind)
+            self._whole.behind = 0
         if self._plain:
             return self._run_chain(np.arange(len(row), dtype=np.int32), row)
         ids: Any
@@ -113,6 +128,25 @@ class ChainSampler(Sampler):
             self._api.llama_sampler_free(stages)
         self._chains = []
         self._before = self._chain = None
+
+
+def _temperature_alone(p: SamplingParams, seed: int) -> bool:
+    """Nothing but the temperature and the draw is left of a chain that cuts nothing in advance."""
+    return (
+        p.order is None
+        and 0 <= seed < ANY_SEED
+        and p.temperature > 0
+        and p.dynatemp_range <= 0
+        and p.mirostat == 0
+        and p.adaptive_target < 0
+        and p.dry_multiplier <= 0
+        and p.top_n_sigma <= 0
+        and p.typical_p >= 1
+        and p.xtc_probability <= 0
+        and p.top_k <= 0
+        and p.top_p >= 1
+        and p.min_p <= 0
+    )
 
 
 def _highest(row: Any, k: int) -> Any:

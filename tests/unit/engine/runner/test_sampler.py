@@ -260,3 +260,46 @@ def test_only_the_highest_are_looked_at_and_the_same_is_drawn(vocab, size, param
     assert size < 8192 or len(_highest(logits, params["top_k"])) < size / 10
     cut.close()
     whole.close()
+
+
+@pytest.mark.parametrize("size", [90, 8192, 49152, 50001])
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+def test_a_draw_by_temperature_alone_is_the_chains(vocab, size, temperature):
+    """Sums over blocks draw what llama.cpp draws; where they cannot tell, its chain goes on at the same number."""
+    rng = np.random.default_rng(size)
+    blocks, whole = (make(vocab, seed=5, temperature=temperature) for _ in range(2))
+    assert blocks._whole is not None
+    whole._whole = None
+    asked = []
+    run_chain = blocks._run_chain
+    blocks._run_chain = lambda ids, logits: asked.append(len(ids)) or run_chain(ids, logits)
+    for n in range(150):
+        logits = (rng.standard_normal(size) * (n % 5)).astype(np.float32)  # every fifth: all the same
+        if n % 7 == 1:
+            logits[rng.permutation(size)[: size - 5]] = -np.inf
+        assert blocks.sample(logits.copy()) == whole.sample(logits.copy())
+    assert len(asked) < 30
+    assert size < 49152 or asked
+    blocks.close()
+    whole.close()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"order": ("temperature",)},
+        {"dynatemp_range": 0.5},
+        {"mirostat": 2},
+        {"typical_p": 0.9},
+        {"xtc_probability": 0.5},
+        {"top_n_sigma": 1.0},
+        {"min_p": 0.1},
+        {"adaptive_target": 0.5},
+        {"dry_multiplier": 0.8},
+        {"seed": 0xFFFFFFFF},
+    ],
+)
+def test_other_stages_leave_the_draw_to_the_chain(vocab, params):
+    sampler = make(vocab, **params)
+    assert sampler._whole is None
+    sampler.close()
