@@ -1,7 +1,7 @@
 """A server on another machine that terminal and window use instead of one of this computer."""
 
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -11,7 +11,9 @@ from engine.paths import Paths, user_paths
 from engine.upstreams.keys import UpstreamKeys
 
 if TYPE_CHECKING:
-    from app.client import Client
+    from app.client import ChatClient
+
+C = TypeVar("C", bound="ChatClient")
 
 # In the environment these win over what `tessera connect` kept.
 URL_VARIABLE: Final = "TESSERA_SERVER"
@@ -38,16 +40,14 @@ class RemoteServer:
         """Its address; empty where none was chosen."""
         return os.environ.get(URL_VARIABLE, "").strip() or self._store.get().url
 
-    def client(self) -> "Client | None":
+    def client(self, kind: type[C]) -> C | None:
         """A client of the chosen server; None where none was chosen. Raises: InputFault: a bad address."""
-        from app.client import Client  # noqa: PLC0415 - a command's own server starts before this is imported
-
         named = os.environ.get(URL_VARIABLE, "").strip()
         if named:
             url, key = parts_of(named)
-            return Client(url, os.environ.get(KEY_VARIABLE) or key)
+            return kind(url, os.environ.get(KEY_VARIABLE) or key)
         kept = self._store.get().url
-        return Client(kept, self._keys.get(_KEY)) if kept else None
+        return kind(kept, self._keys.get(_KEY)) if kept else None
 
     def choose(self, url: str, key: str | None) -> str:
         """Use this server from now on; tells where the key is kept, or an empty string."""

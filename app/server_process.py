@@ -8,12 +8,14 @@ import sys
 import threading
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from devices.child_command import own_command
 
 if TYPE_CHECKING:
-    from app.client import Client
+    from app.client import ChatClient
+
+C = TypeVar("C", bound="ChatClient")
 
 START_S: Final = 60.0  # imports on a crowded machine; a server that ended is told at once
 
@@ -61,12 +63,12 @@ class ServerProcess:
         self._drain = threading.Thread(target=self._read_stderr, daemon=True)
         self._drain.start()
 
-    def connect(self) -> "Client":
-        """Wait until the server takes requests.
+    def connect(self, kind: type[C]) -> C:
+        """A client of the server, once that takes requests.
 
         Raises: ServerNotStarted: it ended or did not come up in START_S.
         """
-        from app.client import Client, ServerNotStarted  # noqa: PLC0415 - while the server starts
+        from app.client import ServerNotStarted  # noqa: PLC0415 - while the server starts
 
         assert self._process.stdout is not None
         timer = threading.Timer(START_S, self._process.kill)
@@ -80,7 +82,7 @@ class ServerProcess:
         except ValueError:
             self.stop()
             raise ServerNotStarted("; ".join(self._stderr)) from None
-        return Client(told["url"], told["token"])
+        return kind(told["url"], told["token"])
 
     def stop(self) -> None:
         """End the server and wait for it."""

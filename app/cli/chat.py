@@ -14,7 +14,7 @@ from app.tools.shown import shown_text
 
 if TYPE_CHECKING:
     from app.cli.chat_tools import ChatTools
-    from app.client import Answer, Client, ToolCall
+    from app.client import Answer, ChatClient, Client, ToolCall
     from engine.api.chat import Runaway
 
 HELP = (
@@ -76,7 +76,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Answer --prompt, or hold a conversation."""
-    from app.cli.connection import connected  # noqa: PLC0415 - the command's own imports wait until it runs
+    from app.cli.connection import answering, connected  # noqa: PLC0415 - the command's own imports wait until it runs
 
     if prompt == "-":
         prompt = sys.stdin.read()
@@ -86,15 +86,8 @@ def command(
     given["lora"] = [_adapter(choice) for choice in lora] or None
     given |= {"deterministic": deterministic or receipt is not None or None, "receipt": receipt is not None or None}
     options = {k: v for k, v in given.items() if v is not None} | {"loop_guard": loop_guard}
-    # A model that is to be kept elsewhere, or with a draft, must not be loaded as it was before.
-    with connected((model or "default") if device is None and draft is None else None) as client:
-        chosen = model or default_model(client)
-        if device is not None:
-            _keep_on(client, chosen, None if device == "auto" else device)
-        if draft is not None:
-            from engine.api.models import LoadRequest  # noqa: PLC0415 - as above
 
-            client.load(chosen, LoadRequest(draft="" if draft == "none" else draft))
+    def converse(client: "ChatClient", chosen: str) -> None:
         opened = _opened(tools) if tools else None
         try:
             chat = Conversation(client, chosen, system, options, opened, receipt)
@@ -105,6 +98,21 @@ def command(
         finally:
             if opened is not None:
                 opened.close()
+
+    if device is None and draft is None:
+        with answering(model or "default") as client:
+            converse(client, model or default_model(client))
+        return
+    # A model that is to be kept elsewhere, or with a draft, must not be loaded as it was before.
+    with connected() as client:
+        chosen = model or default_model(client)
+        if device is not None:
+            _keep_on(client, chosen, None if device == "auto" else device)
+        if draft is not None:
+            from engine.api.models import LoadRequest  # noqa: PLC0415 - see above
+
+            client.load(chosen, LoadRequest(draft="" if draft == "none" else draft))
+        converse(client, chosen)
 
 
 def _opened(names: tuple[str, ...]) -> "ChatTools":
@@ -127,7 +135,7 @@ def _keep_on(client: "Client", model: str, device: str | None) -> None:
         say(note, fg="yellow", err=True)
 
 
-def default_model(client: "Client") -> str:
+def default_model(client: "ChatClient") -> str:
     """The model the server names as its default; a toy is named as one."""
     from engine.services import Services  # noqa: PLC0415 - see command
 
@@ -170,7 +178,7 @@ class Conversation:
 
     def __init__(
         self,
-        client: "Client",
+        client: "ChatClient",
         model: str,
         system: str | None,
         options: dict[str, Any],

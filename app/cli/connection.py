@@ -1,15 +1,17 @@
 """A client for commands that need a server: the running one, else one of the command's own."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from app.remote_server import RemoteServer
 from app.server_process import ServerProcess
 from engine.services import user_paths
 
 if TYPE_CHECKING:
-    from app.client import Client
+    from app.client import ChatClient, Client
+
+C = TypeVar("C", bound="ChatClient")
 
 
 @contextmanager
@@ -18,15 +20,41 @@ def connected(model: str | None = None, *, here: bool = False) -> "Iterator[Clie
 
     `here`: one on this computer, never the one that `tessera connect` chose.
     """
+
+    def kind() -> "type[Client]":
+        from app.client import Client  # noqa: PLC0415 - our own server starts beside it
+
+        return Client
+
+    with _connected(kind, model, here=here) as client:
+        yield client
+
+
+@contextmanager
+def answering(model: str) -> "Iterator[ChatClient]":
+    """The same for a chat, whose first token comes sooner."""
+
+    def kind() -> "type[ChatClient]":
+        from app.client import ChatClient  # noqa: PLC0415 - our own server starts beside it
+
+        return ChatClient
+
+    with _connected(kind, model, here=False) as client:
+        yield client
+
+
+@contextmanager
+def _connected(kind: Callable[[], type[C]], model: str | None, *, here: bool) -> Iterator[C]:
     # Where none has said that it runs, ours starts while this process still imports what speaks to it.
     own = None if user_paths().server_file.exists() or (not here and RemoteServer().url) else _own(model)
-    from app.client import local_server, running_server  # noqa: PLC0415 - as just said
+    client_kind = kind()
+    from app.client.finding import chosen_server, server_here  # noqa: PLC0415 - as just said
 
-    find = local_server if here else running_server
-    client = find() if own is None else None
+    find = server_here if here else chosen_server
+    client = find(client_kind) if own is None else None
     if client is None:
         own = own or _own(model)
-        client = own.connect()
+        client = own.connect(client_kind)
     try:
         yield client
     finally:

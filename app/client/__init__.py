@@ -1,15 +1,21 @@
-"""The local server as the terminal and the window use it."""
+"""The local server as the terminal and the window use it. What only a `Client` needs is imported with it."""
+
+from typing import TYPE_CHECKING, Any
 
 from app.client.answers import Answer, AnswerStream, ToolCall, ToolCalls, WholeAnswer, answers, chat_body
 from app.client.errors import ApiError, JobFailed, ServerNotStarted, ServerUnreachable, UnexpectedAnswer
-from app.client.http import Client, local_server, running_server
-from app.client.routes import Routes
+from app.client.http import ChatClient
 from app.client.stream import Stream
+
+if TYPE_CHECKING:
+    from app.client.full import Client, local_server, running_server
+    from app.client.routes import Routes
 
 __all__ = [
     "Answer",
     "AnswerStream",
     "ApiError",
+    "ChatClient",
     "Client",
     "JobFailed",
     "Routes",
@@ -25,3 +31,12 @@ __all__ = [
     "local_server",
     "running_server",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What is imported only where it is asked for: a chat's first token does not wait for its types."""
+    if name not in ("Client", "Routes", "local_server", "running_server"):
+        raise AttributeError(name)
+    from app.client import full  # noqa: PLC0415 - see above
+
+    return getattr(full, name)

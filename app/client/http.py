@@ -9,10 +9,9 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 from app.client.asking import Body
+from app.client.chat_routes import ChatRoutes
 from app.client.errors import ApiError, ServerUnreachable, UnexpectedAnswer
-from app.client.routes import Routes
 from app.client.wire import Closed, Failed, Reply, Wire
-from engine.paths import Paths, user_paths
 from engine.version import __version__
 
 T = TypeVar("T")
@@ -24,8 +23,11 @@ READ_S: Final = 600.0
 NO_QUERY: Final[Mapping[str, Any]] = {}
 
 
-class Client(Routes):
-    """Speaks to one server, process `pid` where that is known. Close it, or use it in a `with` block."""
+class ChatClient(ChatRoutes):
+    """Speaks to one server, process `pid` where that is known. Close it, or use it in a `with` block.
+
+    All but a chat needs a `Client`, whose types take longer to import than a first token may.
+    """
 
     def __init__(self, url: str, token: str | None = None, pid: int = 0) -> None:
         self.url = url
@@ -163,35 +165,3 @@ def _from_body(status: int, body: dict[str, Any]) -> ApiError:
         status = HTTPStatus.BAD_REQUEST if wrong else HTTPStatus.INTERNAL_SERVER_ERROR
     facts = {k: v for k, v in error.items() if k not in ("message", "type", "param", "code")}
     return ApiError(status, str(error.get("code")), str(error.get("message")), error.get("param"), facts)
-
-
-def running_server(paths: Paths | None = None) -> Client | None:
-    """A client for this user's running server, or None. The file of a server that crashed names a dead process.
-
-    Where the user chose a server on another machine (`tessera connect`), a client for that.
-    Raises: ApiError: the chosen one does not answer, or refuses the key.
-    """
-    from app.remote_server import RemoteServer  # noqa: PLC0415 - it makes clients
-
-    chosen = RemoteServer(paths).client()
-    if chosen is not None:
-        try:
-            chosen.chat_models()
-        except BaseException:
-            chosen.close()
-            raise
-        return chosen
-    return local_server(paths)
-
-
-def local_server(paths: Paths | None = None) -> Client | None:
-    """A client for the server that runs on this computer, whatever `tessera connect` chose; None without one."""
-    try:
-        found = json.loads((paths or user_paths()).server_file.read_text())
-        client = Client(str(found["url"]), str(found["token"]), int(found["pid"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if client.trusted():
-        return client
-    client.close()
-    return None

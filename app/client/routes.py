@@ -8,10 +8,9 @@ from contextlib import closing
 from types import NoneType
 from typing import Any
 
-from app.client.answers import AnswerStream, chat_body
 from app.client.asking import OURS, path_part
+from app.client.chat_routes import ChatRoutes
 from app.client.job_routes import JobRoutes
-from engine.api.chat import ChatChunk, ModelList, ModelRow, TokenCount
 from engine.api.collections import (
     Collection,
     CollectionChange,
@@ -60,30 +59,14 @@ from engine.api.upstreams import UpstreamKeyRequest, UpstreamRequest, UpstreamRo
 from engine.runner.engine_args import EngineArgs
 
 
-class Routes(JobRoutes):
+class Routes(ChatRoutes, JobRoutes):
     """The server's routes over any connection to it."""
 
     # ------------------------------------------------------------------ chat
 
-    def chat_models(self) -> tuple[ModelRow, ...]:
-        """Models the server can load."""
-        return self.get("/v1/models", ModelList).data
-
-    def answer(self, body: Mapping[str, Any]) -> AnswerStream:
-        """Stream the answer to a request of `chat_body`'s shape. Closing it stops the generation."""
-        return AnswerStream(self.stream("/v1/chat/completions", ChatChunk, body))
-
     def replay(self, body: ReplayRequest) -> Replayed:
         """Give a receipt's answer again, or find what makes it another."""
         return self.post(f"{OURS}/replay", Replayed, body)
-
-    def chat(self, model: str, messages: list[dict[str, Any]], **options: Any) -> AnswerStream:
-        """Stream an answer to a conversation."""
-        return self.answer(chat_body(model, messages, options))
-
-    def count_tokens(self, model: str, text: str) -> int:
-        """Tokens of a text as the model counts them."""
-        return self.post("/tokenize", TokenCount, {"model": model, "content": text}).count
 
     # ------------------------------------------------------------------ the library
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from app.client import Client
 from app.cluster.types import Asked, Deployed
 from app.server_process import ServerProcess
 from engine.upstreams.http import HttpClient
@@ -24,7 +25,7 @@ class Replica:
         arguments = ["--parallel", str(told.parallel), "--ttl", "0"]
         arguments += ["--ctx", str(told.n_ctx)] if told.n_ctx else []
         self._server = ServerProcess(*arguments)
-        self._client = self._server.connect()
+        self._client = self._server.connect(Client)
         self._check_file()
         self._client.load(told.model)
         self._http = HttpClient(told.model, self._client.url)

@@ -20,7 +20,7 @@ def client(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TESSERA_HOME", str(tmp_path_factory.mktemp("fim-home")))
         server = ServerProcess()
-        client = server.connect()
+        client = server.connect(Client)
     yield client
     client.close()
     server.stop()

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from app.child import CHILDREN, EXIT_UNKNOWN
+from app.client import Client
 from app.server_process import ServerProcess
 from devices.backends.child import run_child
 from devices.child_command import child_command, interpreter, own_command
@@ -80,7 +81,7 @@ class TestInAFolderWithModulesOfItsOwn:
     def test_a_server_starts_and_renders_and_generates(self):
         server = ServerProcess()
         try:
-            with server.connect() as client:
+            with server.connect(Client) as client:
                 answer = list(client.chat("spark", [{"role": "user", "content": "Hi"}], max_tokens=2))
                 assert answer
         finally:
@@ -133,7 +134,7 @@ class TestFrozen:
     def test_a_server_of_its_own_starts(self, frozen):
         server = ServerProcess()
         try:
-            with server.connect() as client:
+            with server.connect(Client) as client:
                 assert client.healthy()
         finally:
             server.stop()

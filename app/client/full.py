@@ -1,0 +1,20 @@
+"""A client with every route."""
+
+from app.client.finding import chosen_server, server_here
+from app.client.http import ChatClient
+from app.client.routes import Routes
+from engine.paths import Paths
+
+
+class Client(ChatClient, Routes):
+    """Speaks to one server about everything."""
+
+
+def running_server(paths: Paths | None = None) -> Client | None:
+    """As `chosen_server`. Raises: ApiError."""
+    return chosen_server(Client, paths)
+
+
+def local_server(paths: Paths | None = None) -> Client | None:
+    """As `server_here`."""
+    return server_here(Client, paths)
