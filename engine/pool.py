@@ -240,7 +240,9 @@ class Pool:
                 )
                 model.phases.done("runner")
                 try:
-                    model.facts = await runner.load(await self._admission.to_load(model.settings), progress)
+                    settings = await self._admission.to_load(model.settings)
+                    progress("", 0.0)
+                    model.facts = await runner.load(settings, progress)
                 except BaseException:
                     runner.kill()
                     raise

@@ -1,5 +1,6 @@
 """Entry point of every runner process: `python -m engine.runner.main ENGINE PARENT_PID`."""
 
+import gc
 import os
 import sys
 
@@ -14,8 +15,11 @@ def main() -> int:
     die_with_parent(parent_pid)
     channel = claim_stdio()
     if engine == "llama":
+        gc.disable()  # what is imported is no garbage: looking for some takes a tenth of the start
         from engine.runner.llama.service import LlamaRunner  # noqa: PLC0415 - only this engine's libraries
 
+        gc.freeze()
+        gc.enable()
         return LlamaRunner(channel).run()
     if engine == "onnx":
         from engine.runner.onnx.service import OnnxRunner  # noqa: PLC0415 - only this engine's libraries

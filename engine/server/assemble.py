@@ -1,6 +1,7 @@
 """Put a server together: its models, routes, and uvicorn around them."""
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -49,6 +50,8 @@ class _Server(uvicorn.Server):
             handler.addFilter(Sparing())
         self._log_keeper = loop.create_task(keep_short())
         await super().startup(sockets)
+        gc.freeze()
+        gc.enable()
         if self._private:
             sys.stdout.write(json.dumps({"url": self._url, "token": self._token}) + "\n")
             sys.stdout.flush()

@@ -4,10 +4,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from engine.errors import EngineError
 from engine.library.types import ModelEntry
 from engine.pool import Pool
+
+# Finding and placing a model takes less than a tenth of a second; the server answers soon where it does not.
+PLACED_S: Final = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +21,7 @@ class FirstModel:
 
     def __init__(self, pool: Pool, entry: Callable[[str], Awaitable[ModelEntry]], name: str) -> None:
         self._name = name
+        self._begun = asyncio.Event()
         self.found = asyncio.ensure_future(entry(name))
         self._load = asyncio.create_task(self._loaded(pool))
 
@@ -26,9 +31,17 @@ class FirstModel:
         except EngineError:  # who waits for it tells
             return
         try:
-            await pool.acquire(self._name)
+            await pool.acquire(self._name, on_progress=lambda _: self._begun.set())
         except EngineError as error:
             log.error("model=%s is not loaded at the start: %s", self._name, error)  # noqa: TRY400 - as elsewhere
+
+    async def with_runner(self) -> None:
+        """Wait until a runner loads it and this process has nothing more to do for it, at most PLACED_S."""
+        begun = asyncio.ensure_future(self._begun.wait())
+        try:
+            await asyncio.wait((begun, self._load), timeout=PLACED_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            begun.cancel()
 
     async def end(self) -> None:
         """Wait for nobody: the pool ends what it loads."""

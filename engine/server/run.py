@@ -1,6 +1,7 @@
 """Run the server in this process until it is told to stop."""
 
 import asyncio
+import gc
 import ipaddress
 import socket
 import ssl
@@ -142,6 +143,7 @@ def serve(options: ServeOptions) -> None:
 
     Raises: PortTaken; InputFault: a public address without an API key.
     """
+    gc.disable()  # what is imported is no garbage; on again when the server answers
     few_heaps()
     ignored_in_a_line()
     keys = KeyStore(options.paths.config / "api-keys.json")
@@ -175,7 +177,9 @@ async def _serve(
         side = open_model_side(options, spare)
         start.done("models")
         first = _first_model(side, options.model) if options.model is not None else None
-        # In a thread: the first model is found, placed and loaded meanwhile.
+        if first is not None:  # two threads of one interpreter would make both late
+            await first.with_runner()
+        # In a thread: the first model is loaded meanwhile.
         assemble = await asyncio.to_thread(_assembler)
         if first is not None and not options.private:
             await first.found
