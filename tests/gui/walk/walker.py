@@ -235,9 +235,8 @@ class Walk:
         field = "type(app.focusWidget()).__name__ == 'QLineEdit' and app.focusWidget().window() is not window"
         self.until("spot('File name:') or spot('Directory:')")
         for _ in range(3):
-            if not self.comes(field, 10):  # on a busy screen the window manager may give the keyboard to another
-                x, y, width, height = self.until("spot('File name:') or spot('Directory:')")
-                self.click_at(x + 2 * width, y + height // 2)
+            if not self.comes(field, 5):  # a window that opens late is taken for one that steals the keyboard
+                self.screen.hand("windowactivate", self.ask("int(app.activeModalWidget().winId())"))
                 self.until(field)
             self.key("ctrl+a")
             self.type(str(path))
