@@ -2,8 +2,10 @@
 
 Usage: python tests/bench/quant_frontier.py [--model F.gguf] [--mixes Q3_K_M,Q4_K_M] [--kinds rows,craft,sequential]
        [--tier balanced] [--tokens 32768] [--calibration-tokens 32768] [--llama-cpp DIR] [--threads 2]
-       [--held-out TEXT] [--picture docs/quant_frontier.svg] [--work DIR]
+       [--held-out TEXT...] [--also POINTS.json...] [--picture docs/quant_frontier.svg] [--work DIR]
 
+Every text of --held-out gives a table; the picture shows the first one's. --also takes points of earlier runs
+(DIR/points.json) into both: tier max is a run of its own. The forecast is what the plan expected of its own file.
 Stock mixes are built with the same importance matrix; with --llama-cpp (a folder with llama-quantize and
 llama-perplexity) they are built and everything is judged by those tools, else by our own, which agree with them.
 """
@@ -49,8 +51,9 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Point:
-    """One file."""
+    """One file on one text."""
 
+    text: str
     mix: str
     kind: str
     bytes: int
@@ -60,6 +63,17 @@ class Point:
     p99: float
     top1: float
     perplexity: float
+    forecast: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One file to judge, and the KL divergence that was expected of it."""
+
+    mix: str
+    kind: str
+    path: Path
+    forecast: float
 
 
 @contextmanager
@@ -70,6 +84,11 @@ def told(what: str) -> Iterator[None]:
     now = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = now.ru_utime + now.ru_stime - cpu.ru_utime - cpu.ru_stime
     print(f"{what} in {time.monotonic() - wall:.0f} s, {spent:.0f} s of processors", flush=True)
+
+
+def expected(damage: dict[str, dict[str, float]], types: dict[str, str]) -> float:
+    """What evidence expects of a mix: the damages of its tensors, added up."""
+    return sum(row[types[name]] for name, row in damage.items() if types[name] in row)
 
 
 def types_for(model: Path, evidence: Evidence, kind: str, limit: int, head: int) -> dict[str, str]:
@@ -138,12 +157,12 @@ def main() -> None:
     parser.add_argument("--calibration-tokens", type=int, default=32_768)
     parser.add_argument("--llama-cpp", type=Path)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--held-out", type=Path, default=ROOT / "assets/text/heldout.txt")
+    parser.add_argument("--held-out", type=Path, nargs="+", default=[ROOT / "assets/text/heldout.txt"])
+    parser.add_argument("--also", type=Path, nargs="+", default=[])
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--work", type=Path, default=Path("build/quant_frontier"))
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    text = args.held_out
     request = MeasureRequest(
         source=args.model,
         calibration=ROOT / "assets/text/calibration.txt",
@@ -156,7 +175,7 @@ def main() -> None:
         measured = measure(request, lambda _p: None, lambda: False)
     file = read_gguf(args.model)
     spec = model_spec(file)
-    rows: list[tuple[str, str, Path]] = []
+    rows: list[Row] = []
     for mix in args.mixes.split(","):
         stock = {n: t.name for n, t in stock_types(spec, mix, has_imatrix=True).items()}
         path = args.work / f"{mix}-stock.gguf"
@@ -167,7 +186,7 @@ def main() -> None:
             )
         else:
             write(path, request, measured, stock, "stock")
-        rows.append((mix, "stock", path))
+        rows.append(Row(mix, "stock", path, expected(measured.evidence.damage("stock"), stock)))
         slots = [TensorSlot(t.name, t.shape, t.ggml_type) for t in file.tensors]
         head = len(header({**copied_metadata(file), "general.quantization_version": scalar(2)}, slots))
         for kind in args.kinds.split(","):
@@ -176,28 +195,33 @@ def main() -> None:
             ours = args.work / f"{mix}-{kind}.gguf"
             with told(f"{mix} {kind}: rounded and written"):
                 write(ours, request, measured, types, kind)
-            rows.append((mix, kind, ours))
+            rows.append(Row(mix, kind, ours, expected(measured.evidence.damage(kind), types)))
             slots = [TensorSlot(t.name, t.shape, GgmlType[types[t.name]]) for t in file.tensors]
             assert ours.stat().st_size == file_bytes(head, slots) <= limit
-    with told("judged"):
-        points = judge(args, rows, text)
-    table(points)
+    points = [Point(**p) for path in args.also for p in json.loads(path.read_text())]
+    for text in args.held_out:
+        with told(f"judged on {text.name}"):
+            points += judge(args, rows, text)
+    for text in dict.fromkeys(p.text for p in points):
+        table([p for p in points if p.text == text])
     (args.work / "points.json").write_text(json.dumps([asdict(p) for p in points], indent=1))
     if args.picture:
-        args.picture.write_text(picture(points, args.model.stem), encoding="utf-8")
+        first = [p for p in points if p.text == args.held_out[0].name]
+        args.picture.write_text(picture(first, args.model.stem), encoding="utf-8")
 
 
-def judge(args: argparse.Namespace, rows: list[tuple[str, str, Path]], text: Path) -> list[Point]:
+def judge(args: argparse.Namespace, rows: list[Row], text: Path) -> list[Point]:
     """Figures of all files."""
-    files = [path for _, _, path in rows]
+    files = [row.path for row in rows]
     if args.llama_cpp:
         found = judge_by_llama_cpp(args.llama_cpp, args.model, text, args.tokens // 512, files)
         return [
             Point(
-                mix, kind, path.stat().st_size, v["kld"], v["kld"] - 1.96 * v["se"], v["kld"] + 1.96 * v["se"],
-                v["p99"], v["top1"] / 100, v["perplexity"],
+                text.name, row.mix, row.kind, row.path.stat().st_size,
+                v["kld"], v["kld"] - 1.96 * v["se"], v["kld"] + 1.96 * v["se"],
+                v["p99"], v["top1"] / 100, v["perplexity"], row.forecast,
             )
-            for (mix, kind, path), v in zip(rows, found, strict=True)
+            for row, v in zip(rows, found, strict=True)
         ]  # fmt: skip
     threads = args.threads
     reports = verify(
@@ -207,22 +231,23 @@ def judge(args: argparse.Namespace, rows: list[tuple[str, str, Path]], text: Pat
     )
     return [
         Point(
-            mix, kind, r.file_bytes, r.kld_mean.value, r.kld_mean.low, r.kld_mean.high,
-            r.kld_p99, r.top1_agreement_frac.value, r.perplexity.value,
+            text.name, row.mix, row.kind, r.file_bytes, r.kld_mean.value, r.kld_mean.low, r.kld_mean.high,
+            r.kld_p99, r.top1_agreement_frac.value, r.perplexity.value, row.forecast,
         )
-        for (mix, kind, _), r in zip(rows, reports, strict=True)
+        for row, r in zip(rows, reports, strict=True)
     ]  # fmt: skip
 
 
 def table(points: list[Point]) -> None:
     """Print what was found, with the ratio to the stock mix of the same size."""
     stock = {p.mix: p.kld for p in points if p.kind == "stock"}
-    print("| size of | kind | bytes | KLD mean [95 %] | of stock | KLD 99 % | top-1 % | PPL |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(f"\n{points[0].text}\n")
+    print("| size of | kind | bytes | KLD mean [95 %] | of stock | of forecast | KLD 99 % | top-1 % | PPL |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for p in points:
         print(
             f"| {p.mix} | {p.kind} | {p.bytes} | {p.kld:.5f} [{p.low:.5f}, {p.high:.5f}] "
-            f"| {p.kld / stock[p.mix]:.3f} "
+            f"| {p.kld / stock[p.mix]:.3f} | {p.kld / p.forecast:.2f} "
             f"| {p.p99:.4f} | {100 * p.top1:.2f} | {p.perplexity:.3f} |"
         )
 
