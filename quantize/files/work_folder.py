@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 from urllib.parse import quote
 
@@ -74,10 +75,23 @@ class WorkFolder:
 
     def sweep(self) -> None:
         """Remove the unfinished parts of processes that were killed."""
-        for path in self.path.rglob("*.partial"):
+        for path in list(self.path.rglob("*.partial")):
             pid = path.name.split(".")[-2]
             if pid.isdecimal() and int(pid) != os.getpid() and not psutil.pid_exists(int(pid)):
-                path.unlink(missing_ok=True)
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder of this process for the time of the `with`, on the disk of the cache."""
+        path = self.path / f"scratch-{token_hex(4)}.{os.getpid()}.partial"
+        path.mkdir()
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
 
     def part(self, kind: str, name: str, suffix: str) -> Path:
         """The file of one part; tensor names become safe file names."""

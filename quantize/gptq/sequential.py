@@ -46,7 +46,7 @@ def round_in_order(request: SequentialRequest, send: Step) -> int:
     done = 0
     total = float(sum(source.info(n).num_values for n in wanted.types))
     passed = 0.0
-    with ModelPair(wanted.measure, request.max_tokens) as pair:
+    with folder.scratch() as room, ModelPair(wanted.measure, request.max_tokens, room) as pair:
         writer = _Writer(folder, source, wanted, pair.rounded)
         for group in first:
             done += writer.craft(group)

@@ -10,7 +10,6 @@ from statistics import median
 
 import msgspec
 
-from quantize.evidence import MOMENT_BYTES
 from quantize.files.work_folder import read_json, write_json
 from quantize.job.request import Forecast, QuantizeReport
 from quantize.measure.bands import probes
@@ -34,8 +33,10 @@ _LOAD_S = 1.0  # starting a child and loading Python's libraries
 _VERIFY_RUNS = 4.3  # the source once, and two quantized files, which are slower at many tokens at a time
 _SAMPLED_ROWS = 128
 _SEQUENTIAL_TOKENS = 32_768
-# Places of a layer whose inputs the sequential pass collects anew: attention, its output, both halves of the rest.
-_STAGES_PER_LAYER = 4
+# Layers that the sequential pass evaluates for each layer, both models and all places whose inputs it collects
+# anew: the layer before, parts of its own (attention, its output, both halves of the rest), and the reference's.
+_SEQUENTIAL_LAYERS = 3.7
+_SWAPPED_PART = 0.55  # of a model that a swap is evaluated on, on average: from its layer on
 _TYPES = 7  # that a row is crafted into, on average
 _KEPT_RATES = 5
 
@@ -108,8 +109,9 @@ def _core_seconds(shape: JobShape) -> dict[str, float]:
     body = weights - sum(t.num_values for t in matrices if role_of(t.name) in {Role.TOKEN_EMBD, Role.OUTPUT})
     vocab = next((t.shape[1] for t in matrices if role_of(t.name) is Role.TOKEN_EMBD), 0)
 
-    def evaluated(tokens: float, predicted: float) -> float:
-        return tokens * (2 * body + 2 * predicted * head) / _EVAL_FLOPS + tokens * predicted * vocab * _LOGIT_S
+    def evaluated(tokens: float, predicted: float, part: float = 1.0) -> float:
+        flops = 2 * part * body + 2 * predicted * head
+        return tokens * flops / _EVAL_FLOPS + tokens * predicted * vocab * _LOGIT_S
 
     phases = dict.fromkeys(PHASES, 0.0)
     phases["hash"] = shape.source_bytes / _HASH_BYTES
@@ -119,27 +121,26 @@ def _core_seconds(shape: JobShape) -> dict[str, float]:
         phases["measure"] = _measuring(shape, matrices, evaluated)
     if shape.rounding in {"craft", "sequential"}:
         phases["round"] = sum(_crafted(t) for t in matrices) + _LOAD_S
-    if shape.rounding == "sequential":  # both models, each time up to the layer in hand: half of them on average
-        phases["round"] += _STAGES_PER_LAYER * model.num_layers * evaluated(_SEQUENTIAL_TOKENS, 0.0)
+    if shape.rounding == "sequential":
+        phases["round"] += _SEQUENTIAL_LAYERS * evaluated(_SEQUENTIAL_TOKENS, 0.0)
     if shape.verify_tokens:
         phases["write"] += weights / _WRITE_WEIGHTS
         phases["verify"] = _VERIFY_RUNS * (evaluated(shape.verify_tokens, 0.5) + weights / 1e9) + _LOAD_S
     return phases
 
 
-def _measuring(shape: JobShape, matrices: list[TensorSpec], evaluated: Callable[[float, float], float]) -> float:
+def _measuring(shape: JobShape, matrices: list[TensorSpec], evaluated: Callable[..., float]) -> float:
     tokens = min(shape.max_tokens, tokens_for_width(max((t.row_values for t in matrices), default=1)))
     groups = {(t.name.rpartition(".")[0].rpartition(".")[0], t.row_values) for t in matrices}
     squares = sum(float(width) ** 2 for _, width in groups)
     probed = probes(shape.model.num_layers, shape.tier, len(matrices))
     sampled = [min(t.num_rows, _SAMPLED_ROWS) * t.row_values for t in matrices]
     crafted = 1.0 if shape.tier == "max" else min(1.0, probed / max(1, 4 * shape.model.num_layers))
-    # Where moments do not fit into memory at once, the text is read again, each time up to the layers in hand.
-    passes = -(-4 * squares // MOMENT_BYTES)
     return (
-        evaluated(tokens, 0.0) * (passes + 1) / 2
+        # Once, also where moments do not fit into memory at once: each pass goes on where the one before ended.
+        evaluated(tokens, 0.0)
         + tokens * squares / _GRAM_FLOPS
-        + probed * evaluated(shape.probe_tokens, 0.5)
+        + probed * evaluated(shape.probe_tokens, 0.5, _SWAPPED_PART)
         + sum(sampled) * _PLAIN_S * (1 + 3 * crafted)
         + crafted * _TYPES * sum(_grid_seconds(s, t.row_values) for s, t in zip(sampled, matrices, strict=True))
         + 4 * _LOAD_S

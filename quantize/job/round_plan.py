@@ -10,8 +10,7 @@ from quantize.files.work_folder import Group, WorkFolder
 from quantize.gptq.sequential import SequentialRequest
 from quantize.gptq.tensors import TensorsRequest, packed_path
 from quantize.job.travelling import PlanFile
-from quantize.measure.moments import partition
-from quantize.measure.run import ensure_moments, joined, keeps_moments, share_out
+from quantize.measure.run import ensure_moments, in_passes, joined, keeps_moments, share_out
 from quantize.native.source_weights import SourceWeights
 from quantize.types import QuantPlan, Rounding
 
@@ -99,12 +98,14 @@ class _Rounding:
         keep = keeps_moments(folder, groups)
         grouped = {name for g in groups for name in g.members}
         self.round([n for n in pending if n not in grouped])
-        for subset in partition([g for g in groups if set(g.members) & set(pending)], measure.memory_bytes):
-            ensure_moments(measure, folder, subset, self._on_progress, self._cancelled)
-            self.round([n for g in subset for n in g.members if n in pending])
-            if not keep:
-                for group in subset:
-                    folder.drop_moments(group)
+        wanted = [g for g in groups if set(g.members) & set(pending)]
+        with in_passes(folder, wanted, measure.memory_bytes) as passes:
+            for subset, of_these in passes:
+                ensure_moments(measure, folder, subset, self._on_progress, self._cancelled, of_these)
+                self.round([n for g in subset for n in g.members if n in pending])
+                if not keep:
+                    for group in subset:
+                        folder.drop_moments(group)
 
     def round(self, names: list[str]) -> None:
         """Round tensors whose second moments, where needed, are there."""

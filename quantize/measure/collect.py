@@ -1,5 +1,7 @@
 """Tasks of the measuring child that load the model: finding its groups, collecting second moments."""
 
+from pathlib import Path
+
 import msgspec
 import numpy as np
 
@@ -8,16 +10,26 @@ from quantize.files.imatrix import Importance, write_imatrix
 from quantize.files.work_folder import Group, WorkFolder, read_json, write_array, write_json, writing_whole
 from quantize.measure.moments import GroupTap, MomentSums, MomentTap, tokens_needed
 from quantize.native.calibration import WINDOW, read_windows
+from quantize.native.cuts import Cut
 from quantize.native.lane import Lane, Tokens
 from quantize.native.reference import ReferenceModel
+from quantize.native.resume import PartTap
 from quantize.native.source_weights import SourceWeights
+from quantize.native.streams import Streams
+from quantize.native.taps import NodeTap
 
 
 class MomentsRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Collect the second moments of the groups of these names."""
+    """Collect the second moments of the groups of these names.
+
+    `then` is the group that the next pass begins with, if one follows. In `streams`, a folder, each pass leaves the
+    residual stream that the next one goes on from; without it all passes begin with the first layer.
+    """
 
     measure: MeasureRequest
     groups: tuple[str, ...]
+    then: str = ""
+    streams: Path | None = None
 
 
 def survey(request: MeasureRequest, send: Step) -> int:
@@ -45,16 +57,14 @@ def collect_moments(request: MomentsRequest, send: Step) -> int:
     sums = MomentSums(groups)
     with _load(measure) as model:
         windows = read_windows(model, measure.calibration, read_json(folder.path / "tokens.json"), spread=True)
+        parts = _Parts(model, request, folder.groups() or (), len(windows))
 
         def watch(lane: Lane, index: int, part: tuple[int, Tokens]) -> None:
             number, window = part
             try:
-                lane.run(
-                    window[None],
-                    everywhere,
-                    MomentTap(sums, number, range(number - index, number)),
-                    drop_logits=True,
-                )
+                tap = parts.tap(MomentTap(sums, number, range(number - index, number)), number)
+                lane.run(window[None], everywhere, tap, drop_logits=True)
+                parts.save(tap, number)
             finally:
                 sums.end(number)
 
@@ -67,8 +77,47 @@ def collect_moments(request: MomentsRequest, send: Step) -> int:
         with writing_whole(path) as partial, partial.open("wb") as file:
             np.savez(file, mean=diagonals, tokens=sums.tokens[group.name])
         write_array(folder.part("moments", group.name, ".npy"), means)
+    parts.done()
     send(len(windows), len(windows), "")
     return int(windows.size)
+
+
+class _Parts:
+    """Which part of the model a pass evaluates, and the streams it begins with and leaves."""
+
+    def __init__(
+        self, model: ReferenceModel, request: MomentsRequest, groups: tuple[Group, ...], windows: int
+    ) -> None:
+        self._streams = Streams(request.streams, windows) if request.streams else None
+        self._start: Cut | None = None
+        self._goal: Cut | None = None
+        if self._streams is None:
+            return
+        cuts = model.cuts()
+        places = {g.name: g.input_node or g.name for g in groups}
+        starts = [self._streams.last_before(cuts, places[name]) for name in request.groups]
+        if None not in starts:
+            self._start = min((s for s in starts if s is not None), key=lambda c: c.layer, default=None)
+        goal = cuts.before(places[request.then]) if request.then else None
+        if goal is not None and (self._start is None or self._start.layer < goal.layer):
+            self._goal = goal
+
+    def tap(self, inner: NodeTap, window: int) -> PartTap:
+        """What a window is evaluated with."""
+        given = None
+        if self._streams is not None and self._start is not None:
+            given = (self._start, self._streams.read(self._start, window))
+        return PartTap(inner, start=given, reads=[self._goal] if self._goal else [])
+
+    def save(self, tap: PartTap, window: int) -> None:
+        """Leave a window's stream to the next pass."""
+        if self._streams is not None and self._goal is not None:
+            self._streams.write(self._goal, window, tap.found[self._goal.layer])
+
+    def done(self) -> None:
+        """The pass is over: what it began with is not needed on."""
+        if self._streams is not None:
+            self._streams.keep(self._goal or self._start)
 
 
 def write_importance(folder: WorkFolder, groups: tuple[Group, ...], dataset: str) -> None:

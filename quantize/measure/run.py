@@ -1,7 +1,9 @@
 """Measuring a model: second moments, rounding errors and sensitivities, each in children, each cached."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -19,6 +21,17 @@ from quantize.measure.sensitivity import AlphaRequest, Swapped, swap_errors
 # Second moments stay on disk for the rounding that follows if they take no more than this share of what is free.
 _KEEP_FRAC = 0.5
 _PLAIN_SHARE = 0.1  # what a group costs that is not crafted, of one that is
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """A pass over the text among others: the folder of what one leaves the next, the group that one begins with."""
+
+    streams: Path | None = None
+    then: str = ""
+
+
+ALONE = Passes()
 
 
 def measure(
@@ -62,9 +75,10 @@ def measure_inputs(request: MeasureRequest, on_progress: OnProgress, cancelled: 
     folder = WorkFolder.open(request)
     folder.sweep()
     groups = _surveyed(request, folder, on_progress, cancelled)
-    for subset in partition(groups, request.memory_bytes):
-        unseen = [g for g in subset if g.seen and folder.diagonals(g) is None]
-        ensure_moments(request, folder, unseen, on_progress, cancelled)
+    with in_passes(folder, groups, request.memory_bytes) as passes:
+        for subset, of_these in passes:
+            unseen = [g for g in subset if g.seen and folder.diagonals(g) is None]
+            ensure_moments(request, folder, unseen, on_progress, cancelled, of_these)
     write_importance(folder, groups, request.calibration.name)
     return folder.imatrix
 
@@ -93,11 +107,28 @@ def ensure_moments(
     groups: list[Group],
     on_progress: OnProgress,
     cancelled: Cancelled,
+    passes: Passes = ALONE,
 ) -> None:
     """Collect the second moments of those groups that have none in the cache, in one pass over the text."""
     missing = tuple(g.name for g in groups if g.seen and folder.moments(g) is None)
     if missing:
-        run_task("moments", MomentsRequest(measure=request, groups=missing), on_progress, cancelled)
+        task = MomentsRequest(measure=request, groups=missing, then=passes.then, streams=passes.streams)
+        run_task("moments", task, on_progress, cancelled)
+
+
+@contextmanager
+def in_passes(
+    folder: WorkFolder, groups: Iterable[Group], memory_bytes: int
+) -> Iterator[Iterator[tuple[list[Group], Passes]]]:
+    """Groups in subsets whose second moments fit a memory, each to be collected in a pass of its own."""
+    subsets = partition(groups, memory_bytes)
+    firsts = [next((g.name for g in s if g.seen), "") for s in subsets]
+    if len(subsets) < 2:  # noqa: PLR2004  one pass leaves nothing to another
+        yield ((s, ALONE) for s in subsets)
+        return
+    with folder.scratch() as streams:
+        nexts = [next(filter(None, firsts[i + 1 :]), "") for i in range(len(subsets))]
+        yield ((s, Passes(streams, then)) for s, then in zip(subsets, nexts, strict=True))
 
 
 def keeps_moments(folder: WorkFolder, groups: tuple[Group, ...]) -> bool:
@@ -141,19 +172,23 @@ def _measure_errors(
 ) -> None:
     keep = keeps_moments(folder, groups)
     crafted = set(representatives(groups, request.tier).values())
-    for subset in partition(groups, request.memory_bytes):
-        unseen = [g for g in subset if g.seen and folder.diagonals(g) is None]
-        pending = [g for g in subset if not has_errors(folder, g, request.qtypes, crafted=g.name in crafted)]
-        ensure_moments(request, folder, pending + [g for g in unseen if g not in pending], on_progress, cancelled)
-        cost = {g.name: len(g.members) * g.width**2 * (1.0 if g.name in crafted else _PLAIN_SHARE) for g in pending}
-        parts = share_out(pending, executor.parts or request.threads, cost) if pending else []
-        report = joined(on_progress, float(len(pending)))
-        names = tuple(sorted(crafted))
-        tasks = [ErrorsRequest(measure=request, groups=p, crafted=names) for p in parts]
-        executor.run([("errors", task) for task in tasks], report, cancelled)
-        if not keep:
-            for group in subset:
-                folder.drop_moments(group)
+    with in_passes(folder, groups, request.memory_bytes) as passes:
+        for subset, of_these in passes:
+            unseen = [g for g in subset if g.seen and folder.diagonals(g) is None]
+            pending = [g for g in subset if not has_errors(folder, g, request.qtypes, crafted=g.name in crafted)]
+            wanted = pending + [g for g in unseen if g not in pending]
+            ensure_moments(request, folder, wanted, on_progress, cancelled, of_these)
+            cost = {
+                g.name: len(g.members) * g.width**2 * (1.0 if g.name in crafted else _PLAIN_SHARE) for g in pending
+            }
+            parts = share_out(pending, executor.parts or request.threads, cost) if pending else []
+            report = joined(on_progress, float(len(pending)))
+            names = tuple(sorted(crafted))
+            tasks = [ErrorsRequest(measure=request, groups=p, crafted=names) for p in parts]
+            executor.run([("errors", task) for task in tasks], report, cancelled)
+            if not keep:
+                for group in subset:
+                    folder.drop_moments(group)
 
 
 def _assemble(request: MeasureRequest, folder: WorkFolder, groups: tuple[Group, ...], swapped: Swapped) -> Evidence:

@@ -1,5 +1,6 @@
 """How far the model's predictions move when tensors are swapped in place for coarser ones: the source of alpha."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -16,12 +17,15 @@ from quantize.native.blocks import dequantize_rows, quantize_rows
 from quantize.native.calibration import read_windows
 from quantize.native.lane import Lane, Logits, Tokens
 from quantize.native.reference import ReferenceModel
+from quantize.native.resume import PartTap, RestTap
 from quantize.native.source_weights import SourceWeights
+from quantize.native.streams import Streams
 
 _LOGITS_BYTES = 256 << 20  # of the reference's predictions kept in memory
 # Tokens of a window in which a swap is judged. Shorter than WINDOW, so that the same tokens come from more places:
 # positions of one window agree with each other. Measured: docs/log.md, "Quantization in minutes" ("Bands").
 PROBE_WINDOW = 256
+_STREAMS = 8  # places in the model from which a swap is evaluated on: the last one before it
 
 
 class AlphaRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,12 +55,15 @@ def measure_swaps(request: AlphaRequest, send: Step) -> Swapped:
     units = probe_units(groups, measure.tier, swap_errors(folder, groups, measure))
     path = swaps_file(folder, measure.tier, measure.probe_tokens)
     known: dict[str, float] = read_json(path) or {}
-    with ReferenceModel(
-        measure.source, window=PROBE_WINDOW, threads=measure.threads, gpu_layers=measure.gpu_layers
-    ) as model:
+    with (
+        folder.scratch() as room,
+        ReferenceModel(
+            measure.source, window=PROBE_WINDOW, threads=measure.threads, gpu_layers=measure.gpu_layers
+        ) as model,
+    ):
         windows = read_windows(model, measure.calibration, measure.probe_tokens, PROBE_WINDOW, spread=True)
         keep = _kept_positions(model.num_vocab, len(windows))
-        probe = _Probe(model, windows, keep)
+        probe = _Probe(model, windows, keep, room)
         loaded = set(model.weights)
         for index, unit in enumerate(units):
             send(index, len(units), unit.name)
@@ -71,7 +78,7 @@ def measure_swaps(request: AlphaRequest, send: Step) -> Swapped:
             known[unit.name] = 0.0  # nothing in the evaluated graph depends on it
             if swaps:
                 with model.swapped(swaps):
-                    known[unit.name] = probe.kld()
+                    known[unit.name] = probe.kld(swaps)
             write_json(path, known)
         send(len(units), len(units), "")
     return Swapped(tokens=int(windows.size), kld=known)
@@ -80,25 +87,39 @@ def measure_swaps(request: AlphaRequest, send: Step) -> Swapped:
 class _Probe:
     """The reference's predictions on a few windows, and how far others are from them."""
 
-    def __init__(self, model: ReferenceModel, windows: npt.NDArray[np.int32], keep: npt.NDArray[np.bool_]) -> None:
+    def __init__(
+        self, model: ReferenceModel, windows: npt.NDArray[np.int32], keep: npt.NDArray[np.bool_], room: Path
+    ) -> None:
         self.model = model
-        self._windows = [window[None] for window in windows]
+        self._windows = list(enumerate(windows[:, None]))
         self._keep = keep
+        self._cuts = model.cuts()
+        self._streams = Streams(room, len(windows))
+        layers = sorted(self._cuts.by_layer)
+        reads = [self._cuts.by_layer[n] for n in layers[:: -(-len(layers) // _STREAMS) or 1]]
 
-        def predict(lane: Lane, _: int, window: Tokens) -> Logits:
-            return log_softmax(self._logits(lane, window))
+        def predict(lane: Lane, _: int, part: tuple[int, Tokens]) -> Logits:
+            tap = PartTap(RestTap(), reads=reads)
+            logits = self._logits(lane, part[1], tap)
+            for cut in reads:
+                self._streams.write(cut, part[0], tap.found[cut.layer])
+            return log_softmax(logits)
 
         self._reference = list(model.side_by_side(self._windows, predict))
 
-    def _logits(self, lane: Lane, window: Tokens) -> Logits:
-        logits: Logits = lane.run(window, self._keep).reshape(-1, self.model.num_vocab)
+    def _logits(self, lane: Lane, window: Tokens, tap: PartTap) -> Logits:
+        logits: Logits = lane.run(window, self._keep, tap).reshape(-1, self.model.num_vocab)
         return logits
 
-    def kld(self) -> float:
-        """Mean KL divergence of the model as it now is from the model as it was loaded."""
+    def kld(self, changed: Iterable[str]) -> float:
+        """Mean KL divergence of the model with these weights changed from the model as it was loaded."""
+        starts = [self._streams.last_before(self._cuts, name) for name in changed]
+        start = None if None in starts else min((s for s in starts if s), key=lambda c: c.index, default=None)
 
-        def compare(lane: Lane, _: int, part: tuple[Tokens, Logits]) -> npt.NDArray[np.float64]:
-            return kld_from(part[1], self._logits(lane, part[0]))
+        def compare(lane: Lane, _: int, part: tuple[tuple[int, Tokens], Logits]) -> npt.NDArray[np.float64]:
+            (number, window), expected = part
+            given = (start, self._streams.read(start, number)) if start else None
+            return kld_from(expected, self._logits(lane, window, PartTap(RestTap(), start=given)))
 
         parts = list(zip(self._windows, self._reference, strict=True))
         return float(np.concatenate(list(self.model.side_by_side(parts, compare))).mean())

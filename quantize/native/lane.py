@@ -122,6 +122,8 @@ class Lane:
             status = self._lib.llama_decode(self._context, batch)
         finally:
             self._tap = None
+            if tap is not None:
+                tap.ended()
         if self._tap_error is not None:
             raise self._tap_error
         if status != 0:

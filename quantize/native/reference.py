@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from quantize.native.cuts import Cuts, GraphTap, find_cuts
 from quantize.native.graph import GgmlTensor, op_id, read_bytes, tensor_at, write_bytes
 from quantize.native.lane import Lane, LoadFailed, Logits, Tokens
 from quantize.native.libraries import llama
@@ -47,6 +48,7 @@ class ReferenceModel:
         self._lib = llama()
         self._path = path
         self._lanes: list[Lane] = []
+        self._gpu_layers = gpu_layers
         params = self._lib.llama_model_default_params()
         # In memory of our own, in ggml's plain layout: so that weights may be overwritten.
         params.load_mode = self._lib.LLAMA_LOAD_MODE_NONE
@@ -143,6 +145,15 @@ class ReferenceModel:
     ) -> Logits:
         """Evaluate windows, as `Lane.run` does."""
         return self._lanes[0].run(windows, keep, tap, drop_logits=drop_logits)
+
+    def cuts(self) -> Cuts:
+        """Where an evaluation of one whole window can begin; nowhere else where parts are on a GPU."""
+        if self._gpu_layers:
+            return find_cuts([])
+        window = self._lanes[0].window
+        tap = GraphTap(window)
+        self.run(np.zeros((1, window), np.int32), np.ones(window, np.bool_), tap, drop_logits=True)
+        return find_cuts(tap.nodes)
 
     def side_by_side(self, parts: Sequence[P], work: Callable[[Lane, int, P], T]) -> Iterator[T]:
         """Answers of `work(lane, index of the lane, part)`, in the order of the parts.

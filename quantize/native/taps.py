@@ -14,6 +14,9 @@ class NodeTap:
         """Read a node that was asked for, just computed. False ends this graph here."""
         raise NotImplementedError
 
+    def ended(self) -> None:
+        """Called after each evaluation, also after one that failed."""
+
 
 class Tap(NodeTap):
     """Watches the inputs of multiplications with named weights."""

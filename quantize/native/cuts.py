@@ -1,0 +1,169 @@
+"""Places where a graph can be begun in the middle: where the residual stream says all of what was before."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from quantize.native.graph import GgmlTensor, name_of, op_id, tensor_at
+from quantize.native.taps import NodeTap
+
+_LAYER = re.compile(r"^blk\.(\d+)\.")
+_PARAMETER = re.compile(r"\.(weight|bias)$")
+_TYPE_F32 = 0
+_MAX_SRC = 10
+# How far before a layer's first weight the node that feeds it is looked for: a norm and a few views lie between.
+_NEAR = 12
+
+
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything after node `index` of a graph needs of what lies before it only that node and those of `kept`.
+
+    `layer` is the first one that comes after; the node's values are (tokens, `width`) float32. The nodes of `kept`
+    multiply nothing and take no weights: what all layers share, as a mask in another type.
+    """
+
+    layer: int
+    index: int
+    name: str
+    width: int
+    kept: frozenset[int]
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """What cuts are found by. `storage` is the address of the memory written to, `reads` those it is computed from.
+
+    `stream` says whether it could be the residual stream, `uses` the weights it takes.
+    """
+
+    name: str
+    storage: int
+    address: int
+    reads: tuple[int, ...]
+    width: int = 0
+    stream: bool = False
+    multiplies: bool = False
+    uses: tuple[str, ...] = ()
+
+    @property
+    def layers(self) -> set[int]:
+        """The layers whose weights it takes."""
+        return {int(m[1]) for m in map(_LAYER.match, self.uses) if m}
+
+
+class Cuts(msgspec.Struct, frozen=True, kw_only=True):
+    """The cuts of a graph by layer, and the first node of each name or that uses a weight of that name."""
+
+    by_layer: dict[int, Cut]
+    first: dict[str, int]
+
+    def before(self, name: str, among: Collection[int] | None = None) -> Cut | None:
+        """The last cut before a weight is used or a node computed; of those of some layers, if told."""
+        place = self.first.get(name, -1)
+        found = [c for n, c in self.by_layer.items() if c.index < place and (among is None or n in among)]
+        return max(found, key=lambda c: c.index, default=None)
+
+    def after(self, name: str) -> Cut | None:
+        """The cut at the end of a weight's layer, if there is one."""
+        found = _LAYER.match(name)
+        return self.by_layer.get(int(found[1]) + 1) if found else None
+
+
+class GraphTap(NodeTap):
+    """Notes every node of a graph and computes none of them: the evaluation's results mean nothing."""
+
+    def __init__(self, tokens: int) -> None:
+        self.nodes: list[Node] = []
+        self._tokens = tokens
+        self._silenced: list[tuple[GgmlTensor, int]] = []
+
+    def asks(self, address: int, node: GgmlTensor) -> bool:
+        """Note it, and leave it out."""
+        sources = [tensor_at(a) for a in node.src[:_MAX_SRC] if a]
+        names = [name_of(s) for s in sources]
+        self.nodes.append(
+            Node(
+                name=name_of(node),
+                address=address,
+                storage=int(node.view_src or address),
+                reads=tuple(
+                    int(s.view_src or a) for s, a in zip(sources, (a for a in node.src if a), strict=False)
+                ),
+                width=int(node.ne[0]),
+                stream=node.type == _TYPE_F32 and not node.view_src and list(node.ne[1:]) == [self._tokens, 1, 1],
+                multiplies=node.op in (op_id("MUL_MAT"), op_id("MUL_MAT_ID")),
+                uses=tuple(n for n in names if _PARAMETER.search(n)),
+            )
+        )
+        silence(node, self._silenced)
+        return False
+
+    def takes(self, address: int, node: GgmlTensor) -> bool:
+        """Never called."""
+        raise NotImplementedError
+
+    def ended(self) -> None:
+        """Give the nodes back what they do."""
+        restore(self._silenced)
+
+
+def silence(node: GgmlTensor, into: list[tuple[GgmlTensor, int]]) -> None:
+    """Have a node left out when its graph is computed, until `restore`."""
+    into.append((node, int(node.op)))
+    node.op = 0  # Source: ggml.h, GGML_OP_NONE: every backend passes over it
+
+
+def restore(silenced: list[tuple[GgmlTensor, int]]) -> None:
+    """Undo `silence`: llama.cpp may use the graph again."""
+    for node, op in silenced:
+        node.op = op
+    silenced.clear()
+
+
+def find_cuts(nodes: Sequence[Node]) -> Cuts:
+    """Cuts by layer, for layers from the second on before which there is one."""
+    first: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        for name in (node.name, *node.uses):
+            first.setdefault(name, index)
+    first_use: dict[int, int] = {}
+    for index, node in enumerate(nodes):
+        for layer in node.layers:
+            first_use.setdefault(layer, index)
+    touching: dict[int, list[int]] = {}
+    for index, node in enumerate(nodes):
+        touching.setdefault(node.storage, []).append(index)
+    found = {}
+    for layer, used in first_use.items():
+        if layer == 0:
+            continue
+        for index in range(used - 1, max(-1, used - _NEAR), -1):
+            cut = _cut_at(nodes, touching, index, layer)
+            if cut is not None:
+                found[layer] = cut
+                break
+    return Cuts(by_layer=found, first=first)
+
+
+def _cut_at(nodes: Sequence[Node], touching: Mapping[int, list[int]], index: int, layer: int) -> Cut | None:
+    """The cut at one node, if what follows needs nothing else before it that is dear."""
+    node = nodes[index]
+    if not node.stream or any(min(later.layers, default=layer) < layer for later in nodes[index + 1 :]):
+        return None
+    kept: set[int] = set()
+    # Whoever touches memory that is read is needed: a cache is written by one node and read by another.
+    pending = [s for later in nodes[index + 1 :] for s in (later.storage, *later.reads)]
+    seen = {node.address}
+    while pending:
+        storage = pending.pop()
+        if storage in seen:
+            continue
+        seen.add(storage)
+        for before in touching.get(storage, ()):
+            if before > index or before in kept:
+                continue
+            if nodes[before].multiplies or nodes[before].uses:
+                return None
+            kept.add(before)
+            pending += nodes[before].reads
+    return Cut(layer=layer, index=index, name=node.name, width=node.width, kept=frozenset(kept))

@@ -1,0 +1,99 @@
+"""Evaluating a part of a model: from the residual stream before a layer, as an earlier run left it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from quantize.native.cuts import Cut, restore, silence
+from quantize.native.graph import GgmlTensor, name_of, read_floats, write_bytes
+from quantize.native.taps import NodeTap
+
+Floats = npt.NDArray[np.float32]
+
+
+class GraphDiffers(Exception):
+    """A graph is not the one its cuts were found in; the node that was expected and the one that is there."""
+
+    def __init__(self, expected: str, found: str) -> None:
+        super().__init__(f"the graph has {found!r} where {expected!r} was")
+
+
+class RestTap(NodeTap):
+    """Reads nothing, so that a graph is computed to its end."""
+
+    def asks(self, address: int, node: GgmlTensor) -> bool:
+        """Never."""
+        del address, node
+        return False
+
+    def takes(self, address: int, node: GgmlTensor) -> bool:
+        """Never called."""
+        raise NotImplementedError
+
+
+class PartTap(NodeTap):
+    """Leaves out what lies before a cut, whose values are given, and reads the values at other cuts.
+
+    `inner` sees the nodes after the start. The graph ends when `inner` ends it, but not before the last value is
+    read; without `inner` it ends there. `found` has the values by layer, (tokens, width), copied.
+    """
+
+    def __init__(
+        self, inner: NodeTap | None, *, start: tuple[Cut, Floats] | None = None, reads: Sequence[Cut] = ()
+    ) -> None:
+        self.found: dict[int, Floats] = {}
+        self._inner = inner
+        self._start = start
+        self._reads = {cut.index: cut for cut in reads}
+        self._next = 0
+        self._silenced: list[tuple[GgmlTensor, int]] = []
+        self._asked: dict[int, tuple[Cut | None, bool]] = {}
+
+    def asks(self, address: int, node: GgmlTensor) -> bool:
+        """Leave nodes before the start out; pass later ones on."""
+        index = self._next
+        self._next += 1
+        if self._start is not None and index <= self._start[0].index:
+            cut = self._start[0]
+            if index not in cut.kept:
+                silence(node, self._silenced)
+            if index == cut.index:
+                _check(cut, node)
+            return index == cut.index
+        read = self._reads.get(index)
+        if read is not None:
+            _check(read, node)
+        wanted = self._inner is not None and self._inner.asks(address, node)
+        if read is None and not wanted:
+            return False
+        self._asked[address] = (read, wanted)
+        return True
+
+    def takes(self, address: int, node: GgmlTensor) -> bool:
+        """Put the given values in, or read what was asked for."""
+        if self._start is not None and address not in self._asked:
+            values = np.ascontiguousarray(self._start[1], np.float32)
+            restore(self._silenced)
+            self._start = None
+            write_bytes(node, values.view(np.uint8).reshape(-1))
+            return True
+        read, wanted = self._asked[address]
+        if read is not None:
+            values = read_floats(node)
+            self.found[read.layer] = values.reshape(-1, values.shape[-1]).copy()
+            del self._reads[read.index]
+        if wanted:
+            assert self._inner is not None
+            if not self._inner.takes(address, node):
+                self._inner = None
+        return self._inner is not None or bool(self._reads)
+
+    def ended(self) -> None:
+        """Undo what an evaluation that broke off left."""
+        restore(self._silenced)
+
+
+def _check(cut: Cut, node: GgmlTensor) -> None:
+    if name_of(node) != cut.name:
+        raise GraphDiffers(cut.name, name_of(node))

@@ -1,0 +1,43 @@
+"""The residual stream before a layer, for every window of a text, kept on disk between evaluations."""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from quantize.files.work_folder import write_array
+from quantize.native.cuts import Cut, Cuts
+
+Floats = npt.NDArray[np.float32]
+
+
+class Streams:
+    """A folder of arrays (tokens, width), float32: one file for each layer and window."""
+
+    def __init__(self, folder: Path, windows: int) -> None:
+        self._folder = folder
+        self._windows = windows
+        folder.mkdir(exist_ok=True)
+
+    def last_before(self, cuts: Cuts, name: str) -> Cut | None:
+        """The last cut before a weight or node whose stream is here for every window."""
+        whole = [n for n in cuts.by_layer if all(self._path(n, w).exists() for w in range(self._windows))]
+        return cuts.before(name, whole)
+
+    def read(self, cut: Cut, window: int) -> Floats:
+        """What one window has before a layer."""
+        values: Floats = np.load(self._path(cut.layer, window))
+        return values
+
+    def write(self, cut: Cut, window: int, values: Floats) -> None:
+        """Keep what one window has. Raises: DiskFull."""
+        write_array(self._path(cut.layer, window), values)
+
+    def keep(self, cut: Cut | None) -> None:
+        """Remove all others."""
+        for path in self._folder.glob("*.npy"):
+            if cut is None or not path.name.startswith(f"{cut.layer}."):
+                path.unlink(missing_ok=True)
+
+    def _path(self, layer: int, window: int) -> Path:
+        return self._folder / f"{layer}.{window}.npy"

@@ -1,0 +1,124 @@
+"""Evaluating a part of a model gives the very bits of the whole; second moments and swaps are made of that."""
+
+import json
+import os
+import subprocess
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+from architectures import ARCHITECTURES
+from measured_model import ROOT, ignore, never
+
+from quantize.child import run_task
+from quantize.evidence import RoundRequest
+from quantize.files.work_folder import WorkFolder, file_sha256
+from quantize.gptq.sequential import SequentialRequest
+from quantize.gptq.tensors import packed_path
+from quantize.measure.collect import MomentsRequest
+from quantize.measure.run import measure_inputs
+from quantize.measure.sensitivity import AlphaRequest, swaps_file
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+# Whose layers have more between them than the residual stream: RWKV 7's first layer is mixed into all others.
+WHOLE = {"RWKV 7"}
+
+
+def test_every_architecture_gives_the_bits_of_the_whole(tmp_path):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    command = [sys.executable, str(ROOT / "tests/parts_of_models.py"), str(tmp_path)]
+
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+
+    found = json.loads(done.stdout)
+    assert len(found) >= len(ARCHITECTURES) - 1
+    assert {name: f["wrong"] for name, f in found.items() if f["wrong"]} == {}
+    assert {name for name, f in found.items() if f["layers"] != [1, 2, 3]} == WHOLE
+
+
+@pytest.fixture
+def few(request_for, tmp_path):
+    return msgspec.structs.replace(request_for, cache_dir=tmp_path / "cache", max_tokens=2048)
+
+
+def moments_of(request):
+    folder = WorkFolder.open(request)
+    return {g.name: np.array(folder.moments(g)) for g in folder.groups() if g.seen}
+
+
+def test_moments_of_several_passes_are_those_of_one(few, tmp_path):
+    measure_inputs(few, ignore, never)
+    once = moments_of(few)
+    small = msgspec.structs.replace(few, cache_dir=tmp_path / "small", memory_bytes=2 << 20)
+    measure_inputs(small, ignore, never)
+    several = moments_of(small)
+
+    assert several.keys() == once.keys()
+    for name, moments in once.items():
+        np.testing.assert_array_equal(several[name], moments)
+    folder = WorkFolder.open(small).path
+    assert not list(folder.glob("scratch-*"))
+
+
+def test_a_pass_goes_on_from_the_stream_that_the_one_before_left(few, tmp_path):
+    """With the stream set to nothing the next pass sees nothing: it was read, and no layer before it evaluated."""
+    run_task("survey", few, ignore, never)
+    folder = WorkFolder.open(few)
+    first, later = "blk.0.attn_q.weight", "blk.4.ffn_down.weight"
+    streams = tmp_path / "streams"
+    streams.mkdir()
+    task = MomentsRequest(measure=few, groups=(first,), then=later, streams=streams)
+    run_task("moments", task, ignore, never)
+    kept = sorted(streams.iterdir())
+    for path in kept:
+        np.save(path, np.zeros_like(np.load(path)))
+
+    run_task("moments", msgspec.structs.replace(task, groups=(later,), then=""), ignore, never)
+
+    assert len(kept) == 4
+    assert all(p.name.startswith("4.") for p in kept)
+    group = next(g for g in folder.groups() if g.name == later)
+    assert not folder.moments(group).any()
+
+
+def whole(request):
+    """The same request where models are evaluated whole: with layers on a GPU, which this build has not."""
+    return msgspec.structs.replace(request, gpu_layers=1)
+
+
+def test_swaps_are_judged_the_same_from_the_layer_they_change_on(measured, request_for):
+    found = []
+    for request in (request_for, whole(request_for)):
+        path = swaps_file(WorkFolder.open(request), "balanced", request.probe_tokens)
+        path.unlink()
+        found.append(run_task("alpha", AlphaRequest(measure=request), ignore, never))
+
+    assert found[0] == found[1]
+    assert sum(v > 0 for v in found[0]["kld"].values()) > 20
+
+
+def test_rounding_in_order_gives_the_same_bytes_layer_by_layer(measured, request_for):
+    names = (
+        "blk.0.attn_q",
+        "blk.0.ffn_down",
+        "blk.3.attn_v",
+        "blk.3.attn_output",
+        "blk.7.ffn_up",
+        "blk.7.ffn_down",
+    )
+    types = {f"{n}.weight": "Q4_K" for n in names}
+    folder = WorkFolder.open(request_for)
+    hashes = []
+    for request in (request_for, whole(request_for)):
+        alone = msgspec.structs.replace(request, threads=1)
+        task = RoundRequest(measure=alone, types=types, rounding="sequential")
+        run_task("sequential", SequentialRequest(round=task, max_tokens=2048), ignore, never)
+        paths = [packed_path(folder, task, name) for name in types]
+        hashes.append([file_sha256(p) for p in paths])
+        for path in paths:
+            path.unlink()
+
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes[0])) == len(types)

@@ -1,0 +1,50 @@
+"""Evaluate models whole and from every cut on, and say as JSON whether the bits agree: parts_of_models.py FOLDER.
+
+A program of its own, as llama.cpp may end the process.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from architectures import ARCHITECTURES, write_architecture
+
+from quantize.native.reference import ReferenceModel
+from quantize.native.resume import PartTap, RestTap
+
+WINDOW = 64
+
+
+def compared(path: Path) -> dict[str, object]:
+    """Layers that an evaluation can begin with, and those where it gives other logits than the whole model."""
+    with ReferenceModel(path, window=WINDOW, threads=1) as model:
+        cuts = model.cuts()
+        tokens = np.random.default_rng(0).integers(5, min(model.num_vocab, 380), (1, WINDOW)).astype(np.int32)
+        keep = np.ones(WINDOW, np.bool_)
+        whole = model.run(tokens, keep)
+        reading = PartTap(RestTap(), reads=list(cuts.by_layer.values()))
+        wrong = [] if (model.run(tokens, keep, reading) == whole).all() else ["reading"]
+        other = (tokens + 1) % 380
+        for layer, cut in cuts.by_layer.items():
+            start = (cut, reading.found[layer])
+            # Tokens are other ones: nothing of what comes before the cut may matter.
+            if not (model.run(other, keep, PartTap(RestTap(), start=start)) == whole).all():
+                wrong.append(str(layer))
+        if not (model.run(tokens, keep) == whole).all():
+            wrong.append("afterwards")
+        return {"layers": sorted(cuts.by_layer), "wrong": wrong}
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    found = {}
+    for name, architecture in ARCHITECTURES.items():
+        if architecture.arch != "t5":  # its decoder wants an encoder's answer
+            path = write_architecture(folder / "model.gguf", architecture)
+            found[name] = compared(path)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
