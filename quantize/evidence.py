@@ -50,7 +50,8 @@ class TensorEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor: how much of its output each type spoils, and what that costs the model.
 
     `alpha` is KL divergence (nats a token) for each unit of relative output error; `errors[rounding][qtype]` is
-    tr(dW H dW^T) / tr(W H W^T). Tensors of one `group` were swapped together.
+    tr(dW H dW^T) / tr(W H W^T), and the share that inputs in 8 bits spoil. Tensors of one `group` were swapped
+    together.
     """
 
     name: str

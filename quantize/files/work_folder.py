@@ -21,7 +21,7 @@ from quantize.evidence import MeasureRequest
 
 _HASH_CHUNK = 1 << 22
 _FULL_BYTES = 1 << 20
-_VERSION = 6  # raised when the meaning of a cached part changes
+_VERSION = 7  # raised when the meaning of a cached part changes
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +119,14 @@ class WorkFolder:
             return None
         with np.load(path) as stored:
             return stored["mean"], stored["tokens"]
+
+    def peaks(self, group: Group) -> dict[int, npt.NDArray[np.float32]]:
+        """By length of block: (experts, blocks) mean squares of the largest value in each block of the inputs."""
+        path = self.part("moments", group.name, ".diagonal.npz")
+        if not path.exists():
+            return {}
+        with np.load(path) as stored:
+            return {int(k.removeprefix("peaks")): stored[k] for k in stored.files if k.startswith("peaks")}
 
     def tokens(self, group: Group, expert: int) -> int | None:
         """Tokens that the second moments of one expert rest on; None if they are not there."""

@@ -1,6 +1,7 @@
 """Tasks of the measuring child that load the model: finding its groups, collecting second moments."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -75,7 +76,10 @@ def collect_moments(request: MomentsRequest, send: Step) -> int:
         diagonals = np.ascontiguousarray(means.diagonal(axis1=1, axis2=2))
         path = folder.part("moments", group.name, ".diagonal.npz")
         with writing_whole(path) as partial, partial.open("wb") as file:
-            np.savez(file, mean=diagonals, tokens=sums.tokens[group.name])
+            seen = np.maximum(sums.tokens[group.name], 1)[:, None]
+            values: dict[str, Any] = {"mean": diagonals, "tokens": sums.tokens[group.name]}
+            values |= {f"peaks{b}": (p / seen).astype(np.float32) for b, p in sums.peaks[group.name].items()}
+            np.savez(file, **values)
         write_array(folder.part("moments", group.name, ".npy"), means)
     parts.done()
     send(len(windows), len(windows), "")

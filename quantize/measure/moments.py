@@ -25,6 +25,11 @@ _LEAST_TOKENS = 32_768
 _EXPERTS_A_TOKEN = 4  # experts a token is sent to, taken as few: more only means more tokens for each
 
 
+# Values that share a scale when inputs are rounded to 8 bits: for weights in blocks of 32 and of 256.
+# Source: ggml-common.h, block_q8_0 and block_q8_K.
+PEAK_BLOCKS = (32, 256)
+
+
 class BadActivations(InputFault):
     """The inputs of a tensor are not finite on the calibration text: the model is damaged."""
 
@@ -82,6 +87,7 @@ class GroupTap(Tap):
 class MomentSums:
     """Sums of x x^T over tokens for some groups and experts, added to window by window from several lanes.
 
+    `peaks[group][block]` are sums of the squares of the largest value in each block of a token's values.
     Windows are added in their order whatever the lanes' timing, so that sums do not depend on how many there are.
     """
 
@@ -92,6 +98,10 @@ class MomentSums:
         }
         self.tokens: dict[str, npt.NDArray[np.int64]] = {
             g.name: np.zeros(g.experts, np.int64) for g in self.groups.values()
+        }
+        self.peaks: dict[str, dict[int, npt.NDArray[np.float64]]] = {
+            g.name: {b: np.zeros((g.experts, g.width // b)) for b in PEAK_BLOCKS if g.width % b == 0}
+            for g in self.groups.values()
         }
         self._turn = threading.Condition()
         self._passed: dict[str, set[int]] = {name: set() for name in self.groups}
@@ -104,6 +114,9 @@ class MomentSums:
             self._turn.wait_for(lambda: all(w in passed or w in self._ended for w in waits_for))
         for expert, rows in parts:
             add_gram(self.sums[name][expert], rows)
+            for block, sums in self.peaks[name].items():
+                highest = np.abs(rows).reshape(len(rows), -1, block).max(axis=2)
+                sums[expert] += np.einsum("tb,tb->b", highest, highest, dtype=np.float64)
             self.tokens[name][expert] += len(rows)
         with self._turn:
             passed.add(window)

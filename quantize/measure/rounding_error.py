@@ -1,5 +1,7 @@
 """How much of each tensor's output a type spoils, measured on sampled rows for every way of rounding."""
 
+from collections.abc import Mapping
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,11 @@ from quantize.native.source_weights import SourceWeights
 # Rows and experts a tensor is judged by. Measured: 128 rows give its error within a tenth (docs/log.md, craft).
 SAMPLED_ROWS = 128
 SAMPLED_EXPERTS = 4
+
+# Steps from nothing to the largest value of a block of 8-bit inputs. Source: ggml-quants.c, quantize_row_q8_0_ref.
+_STEPS = 127
+# Under this name stands, beside the ways of rounding, what rounding the inputs spoils.
+_INPUTS = "inputs"
 
 Errors = dict[str, dict[str, dict[str, float]]]
 
@@ -68,13 +75,33 @@ def measure_errors(request: ErrorsRequest, send: Step) -> int:
 
 
 def filled(errors: dict[str, dict[str, float]], model: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Errors of a tensor by rounding and type; what was not measured follows the ratios of a tensor of its role."""
-    stock = errors["stock"]
+    """Errors of a tensor by rounding and type, those that inputs in 8 bits make included.
+
+    What was not measured follows the ratios of a tensor of its role.
+    """
+    stock, inputs = errors["stock"], errors[_INPUTS]
     found = {"stock": stock}
     for rounding in ("rows", "craft"):
         ratios = {q: model[rounding][q] / max(model["stock"][q], 1e-30) for q in stock}
         found[rounding] = errors.get(rounding) or {q: stock[q] * ratios[q] for q in stock}
-    return found
+    return {r: {q: e + inputs[q] for q, e in by_type.items()} for r, by_type in found.items()}
+
+
+def input_error(
+    weights: npt.NDArray[np.float32], qtype: str, peaks: Mapping[int, npt.NDArray[np.float32]]
+) -> float:
+    """What rounding the inputs to 8 bits spoils of the output, in the unit of tr(dW H dW^T).
+
+    llama.cpp multiplies quantized weights with inputs in blocks as long as their own, 32 or 256. A value is off by
+    up to half a step either way, all amounts equally likely; a step is a 127th of the block's largest value.
+    Args: weights: (rows, row_values). peaks: by length of block, (blocks,) mean squares of the largest value; a
+    table that is only looked up has none.
+    """
+    block = max((b for b in peaks if b <= type_traits(qtype).block_values), default=0)
+    if not block:
+        return 0.0
+    squares = np.einsum("rk,rk->k", weights, weights, dtype=np.float64)
+    return float(squares.reshape(-1, block).sum(axis=1) @ peaks[block]) / (12 * _STEPS**2)
 
 
 def _measure_group(
@@ -82,6 +109,7 @@ def _measure_group(
 ) -> Errors:
     moments = folder.moments(group) if group.seen else None
     experts = np.unique(np.linspace(0, group.experts - 1, SAMPLED_EXPERTS).round().astype(int))
+    peaks = folder.peaks(group)
     spoiled: dict[tuple[str, str, str], float] = {}
     total: dict[str, float] = {}
     for expert in experts:
@@ -98,9 +126,12 @@ def _measure_group(
             if crafted:
                 rounded |= {("rows", q): plain_rows(weights, q, curvature, EXPONENTS) for q in qtypes}
                 rounded |= {("craft", q): r for q, r in craft_rows(weights, qtypes, curvature).items()}
-            for (rounding, qtype), result in rounded.items():
+            amounts = {key: float(result.errors.sum(dtype=np.float64)) for key, result in rounded.items()}
+            here = {block: values[int(expert)] for block, values in peaks.items()}
+            amounts |= {(_INPUTS, q): input_error(weights, q, here) for q in qtypes}
+            for (rounding, qtype), amount in amounts.items():
                 key = (name, rounding, qtype)
-                spoiled[key] = spoiled.get(key, 0.0) + float(result.errors.sum(dtype=np.float64))
+                spoiled[key] = spoiled.get(key, 0.0) + amount
     found: Errors = {name: {} for name in group.members}
     for (name, rounding, qtype), error in spoiled.items():
         found[name].setdefault(rounding, {})[qtype] = error / max(total[name], 1e-30)
