@@ -45,7 +45,7 @@ def test_it_is_what_rounding_the_inputs_does(inputs, peaks, qtype, block):
     found = input_error(weights, qtype, peaks)
 
     assert set(peaks) == set(PEAK_BLOCKS)
-    # Beside an outlier many values are far below a step and lose only themselves: foretold are up to a quarter more.
+    # Beside an outlier many values are far below a step and lose only themselves: up to a quarter too much is told.
     assert 0.97 * seen < found < 1.25 * seen
 
 
