@@ -22,7 +22,7 @@ from engine.runner.process import RunnerProcess  # noqa: E402 - after sys.path
 from engine.runner.protocol import LoadSettings  # noqa: E402
 from engine.types import Constraint, Done, GenerationRequest, SamplingParams  # noqa: E402
 
-SOURCE = ROOT / "engine" / "runner" / "llama" / "prefix_store.py"
+SOURCE = ROOT / "engine" / "runner" / "llama" / "cache" / "prefix_store.py"
 FIRST_ID = 300
 
 

@@ -36,19 +36,24 @@ def spent(pid: int) -> float:
     return sum(t.user + t.system + t.children_user + t.children_system for t in times)
 
 
+def named(model: Path) -> str:
+    """Its name in our library, which no model that comes with Tessera has."""
+    return f"bench-{model.stem}"
+
+
 def home_with(model: Path, folder: Path) -> Path:
     """Folders nobody has used, with the model in them."""
     (folder / "models").mkdir(parents=True)
-    (folder / "models" / model.name).symlink_to(model)
+    (folder / "models" / f"{named(model)}.gguf").symlink_to(model)
     return folder
 
 
 def ours(model: Path, folder: Path, *arguments: str) -> tuple[float, float]:
     """Seconds from the start of `tessera serve --model` to a first token, and processor seconds."""
     started = time.perf_counter()
-    server = RunningServer(home_with(model, folder), "--ctx", str(CONTEXT), "--model", model.stem, *arguments)
+    server = RunningServer(home_with(model, folder), "--ctx", str(CONTEXT), "--model", named(model), *arguments)
     try:
-        complete(server.url, model.name, PROMPT, 1)
+        complete(server.url, named(model), PROMPT, 1)
         return time.perf_counter() - started, spent(server.process.pid)
     finally:
         server.stop()
@@ -89,9 +94,9 @@ def resident(model: Path, folder: Path) -> float:
     """Seconds of a terminal's command to its first character, where a server has the model loaded."""
     server = RunningServer(home_with(model, folder), "--ctx", str(CONTEXT))
     try:
-        complete(server.url, model.name, PROMPT, 1)
+        complete(server.url, named(model), PROMPT, 1)
         time.sleep(3)
-        return statistics.median(chat(model.name, folder) for _ in range(3))
+        return statistics.median(chat(named(model), folder) for _ in range(3))
     finally:
         server.stop()
 
@@ -122,7 +127,7 @@ def main() -> None:
             if options.only == "servers":
                 continue
             wall.setdefault("cold chat -p, the bundled toy", []).append(chat("spark", folder / "c"))
-            wall.setdefault("cold chat -p", []).append(chat(model.name, home_with(model, folder / "d")))
+            wall.setdefault("cold chat -p", []).append(chat(named(model), home_with(model, folder / "d")))
             wall.setdefault("chat -p beside a server", []).append(resident(model, folder / "e"))
             wall.setdefault("--help", []).append(helped())
     for what, values in wall.items():

@@ -1,0 +1,99 @@
+"""Processor seconds of both servers for the same work, in turns: what can be compared on a machine that others use.
+
+    python tests/bench/processor_seconds.py MODEL.gguf --tools FOLDER [--rounds 5] [--only ROW ...]
+
+FOLDER holds llama-server, see against_llama_server.py. One thread a side, since two that meet at barriers burn time
+while one of them waits for a core. User and system seconds of a server and all its children; ratios above 1: ours
+does more with a second. Nothing of this says how long anybody waits.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "bench")]
+
+from against_llama_server import Sides, fresh, report  # noqa: E402 - after sys.path
+from clients import together  # noqa: E402
+from starting import spent  # noqa: E402
+from table import Values, in_turns  # noqa: E402
+
+from app.client import Client  # noqa: E402
+from engine.api.models import LoadChoices  # noqa: E402
+
+# Late routes, the dry run and the grammar table come in the pauses after a first answer.
+SETTLED_S = 20.0
+
+
+def cost(sides: Sides, side: str, requests: list[tuple[list[int], int]], **options) -> float:
+    """Processor seconds of one side for requests (prompt, tokens of the answer) that come at once."""
+    process = sides.ours.process if side == "ours" else sides.rival.process
+    before = spent(process.pid)
+    together([lambda p=p, n=n: sides.ask(side, p, n, **options) for p, n in requests])
+    return spent(process.pid) - before
+
+
+def compared(
+    name: str, sides: Sides, rounds: int, make: Callable[[], list[tuple[list[int], int]]], **options
+) -> None:
+    """One line: tokens a processor second."""
+    found: Values = {"ours": [], "rival": []}
+    for turns in in_turns(rounds):
+        requests = make()
+        tokens = sum(len(prompt) + answer for prompt, answer in requests)
+        for side in turns:
+            found[side].append(tokens / cost(sides, side, requests, **options))
+    report(f"{name}, tokens a processor second", *found.values(), "tok/s")
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--tools", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="*")
+    options = parser.parse_args()
+    rng = random.Random(1)
+    sampled = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 7}
+
+    def short(count: int):
+        return lambda: [(fresh(rng, rng.randrange(16, 128)), rng.randrange(24, 64)) for _ in range(count)]
+
+    rows: dict[str, tuple[Callable[[], list[tuple[list[int], int]]], dict]] = {
+        "decode": (lambda: [(fresh(rng, 8), 128)], {}),
+        "reading": (lambda: [(fresh(rng, 1500), 1)], {}),
+        "four": (short(4), {}),
+        "eight": (short(8), {}),
+        "sixteen": (short(16), {}),
+        "sampled": (short(8), sampled),
+        "long": (lambda: [(fresh(rng, rng.randrange(300, 600)), 48) for _ in range(8)], {}),
+        "sharing": (lambda: _sharing(rng), {}),
+    }
+    with tempfile.TemporaryDirectory() as home:
+        sides = Sides(str(options.model.resolve()), options.tools, Path(home), 1, 16)
+        try:
+            with Client(sides.ours.url, sides.ours.token) as client:
+                client.set_load_settings(sides.name, LoadChoices(n_threads=1))
+            for side in ("ours", "rival"):
+                sides.ask(side, [300] * 8, 8)
+            time.sleep(SETTLED_S)
+            for name, (make, more) in rows.items():
+                if options.only is None or name in options.only:
+                    compared(name, sides, options.rounds, make, **more)
+        finally:
+            sides.close()
+
+
+def _sharing(rng: random.Random) -> list[tuple[list[int], int]]:
+    prefix = fresh(rng, 800)
+    return [(prefix + fresh(rng, 16), 4) for _ in range(8)]
+
+
+if __name__ == "__main__":
+    main()
