@@ -53,7 +53,10 @@ def main():
             begun, made = time.monotonic(), 0
             # As it grows: after every turn that leaves the context too full, as in the window's idle time.
             for upto in range(2, len(path) + 1, 2):
-                made += compaction(connection, client, chat_id, MODEL, given.context, upto).run()
+                new = compaction(connection, client, chat_id, MODEL, given.context, upto).run()
+                made += new
+                if new:  # an hour's run that is stopped has said this much
+                    print(f"message {upto}: {made} folds after {time.monotonic() - begun:.0f} s", flush=True)
             known = folds.of_conversation(connection, chat_id)
             print(f"{made} folds in {time.monotonic() - begun:.0f} s, {len(plan.in_force(path, known))} in force")
             print(f"context now {compaction(connection, client, chat_id, MODEL, given.context).tokens()} tokens")
