@@ -16,6 +16,7 @@ from engine.server.guard import NOBODY_ELSE, Guard, refuse
 from engine.server.handlers import HANDLERS
 from engine.server.last_resort import LastResort
 from engine.server.late import LateRoutes
+from engine.server.loop_watch import start_threads
 from engine.server.openai import chat, completions, models
 from engine.server.request_log import RequestLog
 from engine.server.routing import EarlyRoute
@@ -114,6 +115,7 @@ def create_app(
 async def _make_ready(state: ServerState, late: LateRoutes) -> None:
     """Once nobody waits for an answer: what later requests would otherwise wait for."""
     await late.ready_when_idle(lambda: state.pool.busy)
+    await start_threads()
     try:
         state.checker.warm()
         if state.has_collections:

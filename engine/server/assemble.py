@@ -19,6 +19,7 @@ from engine.server.app import create_app
 from engine.server.auth import Access, new_token, remove_server_file, running_server_url, write_server_file
 from engine.server.connections import connection_class, connection_limit, quieten
 from engine.server.log_bounds import Sparing, keep_short
+from engine.server.loop_watch import LoopWatch
 from engine.server.model_side import ModelSide
 from engine.server.run import BACKLOG, ServeOptions, is_loopback
 from engine.server.state import ServerState
@@ -41,6 +42,7 @@ class _Server(uvicorn.Server):
         self._url = url
         self._token = token
         self._log_keeper: asyncio.Task[None] | None = None
+        self._loop_watch: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Publish the address after the sockets are served."""
@@ -50,6 +52,7 @@ class _Server(uvicorn.Server):
             handler.addFilter(Sparing())
         self._log_keeper = loop.create_task(keep_short())
         await super().startup(sockets)
+        self._loop_watch = loop.create_task(LoopWatch().watch())
         gc.freeze()
         gc.enable()
         if self._private:
@@ -76,8 +79,9 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take the address back first: uvicorn ends by raising the signal it caught, and nothing runs after it."""
-        if self._log_keeper is not None:
-            self._log_keeper.cancel()
+        for task in (self._log_keeper, self._loop_watch):
+            if task is not None:
+                task.cancel()
         if self._server_file is not None:
             remove_server_file(self._server_file)
         await super().shutdown(sockets)

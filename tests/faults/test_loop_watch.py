@@ -1,0 +1,69 @@
+"""A real server whose event loop stands still ends, says where its threads are, and can be started again."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import httpx2
+import pytest
+
+from tests.scripted import ScriptedServer
+from tests.servers import RunningServer, wait_for
+
+# The server as it is, but for its patience and a place where its loop can be held.
+HELD = """
+import signal, sys, time
+from engine.server import loop_watch
+loop_watch.LoopWatch.__init__.__defaults__ = (3,)
+signal.signal(signal.SIGUSR1, lambda *_: time.sleep(60))
+from app.cli.main import main
+sys.argv = ["tessera", "serve", "--port", "0"]
+main()
+"""
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    real = subprocess.Popen
+
+    def held(command, **options):
+        return real([sys.executable, "-c", HELD] if "serve" in command else command, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", held)
+    running = RunningServer(tmp_path)
+    yield running
+    running.stop()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_a_server_that_stands_still_ends_and_says_where_it_stood(server):
+    assert httpx2.get(f"{server.url}/health", timeout=10).status_code == 200
+    server.process.send_signal(signal.SIGUSR1)
+    assert server.process.wait(40) == 70
+    assert "has stood still for 3 s" in server.log
+    assert "most recent call first" in server.log
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_a_server_that_was_stopped_for_longer_goes_on(server):
+    os.kill(server.process.pid, signal.SIGSTOP)
+    time.sleep(6)
+    os.kill(server.process.pid, signal.SIGCONT)
+    assert httpx2.get(f"{server.url}/health", timeout=10).status_code == 200
+    time.sleep(2)
+    assert server.process.poll() is None
+
+
+def test_a_server_has_its_worker_threads_before_it_needs_them(tmp_path):
+    def workers():
+        return sum(thread.name.startswith("asyncio_") for thread in threading.enumerate())
+
+    others, wanted = workers(), min(32, (os.cpu_count() or 1) + 4)
+    server = ScriptedServer(tmp_path / "home")
+    try:
+        wait_for(lambda: workers() - others == wanted, 60, "the worker threads of a server that nobody asks")
+    finally:
+        server.stop()
