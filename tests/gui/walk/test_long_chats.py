@@ -28,6 +28,11 @@ def file_of(walk, name, letters):
     return made
 
 
+def scroll_up(walk):
+    x, y, width, height = walk.ask("spot('Conversation')")
+    walk.screen.hand("mousemove", x + width // 2, y + height // 2, "click", "--repeat", 30, "--delay", 5, 4)
+
+
 def test_a_chat_that_nears_its_limit_is_summarized_or_left(walk):
     for number in (1, 2, 3):
         walk.attach(file_of(walk, f"part{number}.txt", 350))
@@ -57,9 +62,7 @@ def test_a_summary_is_corrected_sent_whole_and_taken_back(walk):
     walk.until(f"len({FOLDS}) == 1")
     fold = f"chat.transcript.item(-{FOLDS}[0].id)"
     walk.until(f"{fold} is not None")
-    walk.hover("Conversation")
-    scroll_up = ("click", "--repeat", 30, "--delay", 5, 4)
-    walk.screen.hand(*scroll_up)  # it stands above what is left of the chat
+    scroll_up(walk)  # it stands above what is left of the chat
     walk.click("Edit the summary", fold)
     walk.until("app.focusWidget().accessibleName() == 'Edit the summary'")
     walk.key("ctrl+a")
@@ -83,8 +86,7 @@ def test_a_summary_is_corrected_sent_whole_and_taken_back(walk):
 
 
 def test_one_goes_back_to_the_end_of_a_long_chat(walk):
-    x, y, width, height = walk.ask("spot('Conversation')")
-    walk.screen.hand("mousemove", x + width // 2, y + height // 2, "click", "--repeat", 30, "--delay", 5, 4)
+    scroll_up(walk)
     walk.until("not chat.transcript.at_end")
     walk.click("Go to the end", "chat.transcript")
     walk.until("chat.transcript.at_end and not chat.transcript._to_end.isVisible()")

@@ -52,7 +52,8 @@ def test_from_the_first_start_to_a_connected_editor_in_eight_clicks(open_window,
 
     notes = tmp_path / "skerry.txt"
     notes.write_text(DOCUMENT)
-    walk.new_chat()
+    walk.key("ctrl+n")
+    walk.until("len(chat.controller.tree) == 0 and window.isActiveWindow()")
     walk.attach(notes)  # 1
     walk.key("ctrl+l")
     walk.until("app.focusWidget() is chat.composer.editor")
