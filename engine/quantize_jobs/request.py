@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,6 +28,7 @@ from quantize.texts import CALIBRATION, HELD_OUT
 from quantize.types import DeviceKind
 
 _SOURCE_SUFFIX = re.compile(r"[-.](f16|bf16|f32|fp16|q8_0)$", re.IGNORECASE)
+_MAKING_S = 0.02  # many times what making a folder takes
 
 
 def build_request(
@@ -88,10 +90,16 @@ def in_library(name: str, options: QuantizeOptions, paths: Paths) -> Path:
 
 def _made(folder: Path) -> Path:
     """The folder, from now on there: even a plan of a checkpoint needs room to convert it. Raises: CannotWrite."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CannotWrite(str(folder), error.strerror or str(error)) from error
+    for again in (True, True, False):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            break
+        except FileExistsError as error:  # another plan was making it at this very moment, or it is a file
+            if not again:
+                raise CannotWrite(str(folder), error.strerror or str(error)) from error
+            time.sleep(_MAKING_S)
+        except OSError as error:
+            raise CannotWrite(str(folder), error.strerror or str(error)) from error
     return folder
 
 

@@ -1,0 +1,58 @@
+"""Where a quantized file is to lie: the library's folder is there once somebody asks, whoever makes it."""
+
+import os
+import threading
+
+import pytest
+
+from engine.library.errors import CannotWrite
+from engine.paths import Paths
+from engine.quantize_jobs.options import QuantizeOptions
+from engine.quantize_jobs.request import in_library
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return Paths(*(tmp_path / name for name in ("config", "models", "state", "cache", "logs")))
+
+
+def target(paths):
+    return in_library("spark", QuantizeOptions(source="spark", budget_bytes=5_000_000), paths)
+
+
+def test_plans_at_once_make_the_folder_together(paths):
+    found, begun = [], threading.Barrier(8)
+
+    def ask():
+        begun.wait()
+        found.append(target(paths))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1
+    assert len(found) == 8
+    assert (paths.models / "local").is_dir()
+
+
+def test_a_folder_that_is_there_a_moment_later_will_do(paths, monkeypatch):
+    made, refused = os.mkdir, []
+
+    def mkdir(path, mode=0o777):
+        if str(path).endswith("local") and not refused:
+            refused.append(path)
+            raise FileExistsError(17, "File exists", path)
+        made(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    assert target(paths).parent.is_dir()
+    assert refused
+
+
+def test_a_file_in_its_place_is_told(paths):
+    paths.models.mkdir()
+    (paths.models / "local").write_text("")
+    with pytest.raises(CannotWrite, match="File exists"):
+        target(paths)
