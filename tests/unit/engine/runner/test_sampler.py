@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from engine.runner.generation.sampler import NotFinite, token_logprob
+from engine.runner.llama.batch import whole_draw
 from engine.runner.llama.batch.sampler import ChainSampler, _highest, _nucleus
 from engine.runner.llama.native.binding import start_backends
 from engine.types import SamplingParams
@@ -303,3 +304,11 @@ def test_other_stages_leave_the_draw_to_the_chain(vocab, params):
     sampler = make(vocab, **params)
     assert sampler._whole is None
     sampler.close()
+
+
+def test_the_random_numbers_are_those_that_the_standard_of_c_demands():
+    """[rand.predef]: the 10,000th number of a std::mt19937 with its own seed is 4123659995."""
+    generator = whole_draw.mersenne_twister(5489)
+    for _ in range(9999):
+        generator.getrandbits(32)
+    assert generator.getrandbits(32) == 4123659995
