@@ -144,6 +144,8 @@ def main() -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (ROOT, os.environ.get("PYTHONPATH")) if p)
     if testing:
         os.chdir(ROOT)
+        # The tests start hundreds of processes, which would each compile a thousand modules anew.
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         quick = QUICK_RUN if "--quick" in rest else []
         return run([venv_python(), "-m", "pytest", *(rest[1:] or WHOLE_RUN), *quick])
     return run([venv_python(), "-m", "app", *rest])

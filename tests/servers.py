@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # servers are compiled, as an installed program is
 START_S = 120  # a crowded machine imports for long; a server that ended is told at once
 
 

@@ -1,6 +1,7 @@
 """start.py and its parts, on machines that lack things."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -125,3 +126,16 @@ def test_the_test_command_asks_for_a_screen_and_a_hand(monkeypatch):
         packages[0] for packages in system.missing(gui=True, compiler=True, tests=True).values()
     }
     assert "xvfb" not in {packages[0] for packages in system.missing(gui=True, compiler=True).values()}
+
+
+def test_what_the_tests_start_is_compiled_once(start, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setattr(sys, "argv", ["start.py", "test", "-q", "tests/unit"])
+    monkeypatch.setattr(start, "is_ready", lambda _kind: True)
+    seen = []
+    monkeypatch.setattr(start, "run", lambda command: seen.append((command, dict(os.environ))) or 0)
+    monkeypatch.chdir(ROOT)
+    assert start.main() == 0
+    [(command, environment)] = seen
+    assert command[-2:] == ["-q", "tests/unit"]
+    assert "PYTHONDONTWRITEBYTECODE" not in environment
