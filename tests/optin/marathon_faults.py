@@ -344,7 +344,7 @@ TABLE = (
     Fault("limits", "descriptors run out", descriptors_run_out, breaks=True),
     Fault("limits", "300 idle connections", idle_connections, breaks=True),
     Fault("limits", "memory of the server", server_memory, breaks=True),
-    Fault("limits", "memory of a runner", runner_memory),
+    Fault("limits", "memory of a runner", runner_memory, fells=True),
     Fault("clock", "an hour ahead", clock_jumps(3600)),
     Fault("clock", "a day back", clock_jumps(-86_400)),
     Fault("clock", "twenty years back", clock_jumps(-20 * 31_557_600)),
