@@ -70,6 +70,7 @@ NOT_READY = {"amd_device_found": False, "devices": [], "memlock_ok": False, "rea
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # an answer is two writes
 
     def log_message(self, *_):
         pass

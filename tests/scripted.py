@@ -84,7 +84,8 @@ class ScriptedServer:
             placer=placer,
             paths=paths,
         )
-        listener = socket.socket()
+        # As in engine/server/run.py: with its protocol said asyncio sets TCP_NODELAY.
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", 0))
         listener.listen(256)

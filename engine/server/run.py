@@ -95,7 +95,8 @@ def bind(host: str, port: int) -> socket.socket:
     Raises: PortTaken, InputFault: the address does not exist here.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Only with its protocol said does asyncio send each piece at once, not 40 ms later (TCP_NODELAY).
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     if sys.platform != "win32":
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
