@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.server.auth import Access, Forbidden, TooManyFailures, Unauthorized
+from engine.server.freed_memory import give_back_when_idle
 from engine.server.guard import NOBODY_ELSE, Guard, refuse
 from engine.server.handlers import HANDLERS
 from engine.server.last_resort import LastResort
@@ -113,7 +114,7 @@ def create_app(
 
 
 async def _make_ready(state: ServerState, late: LateRoutes) -> None:
-    """Once nobody waits for an answer: what later requests would otherwise wait for."""
+    """Once nobody waits for an answer: what later requests would otherwise wait for. Then memory, until the end."""
     await late.ready_when_idle(lambda: state.pool.busy)
     await start_threads()
     try:
@@ -122,6 +123,7 @@ async def _make_ready(state: ServerState, late: LateRoutes) -> None:
             await state.desk()
     except OSError as error:  # whoever asks for them tries again
         log.warning("collections or grammars are not ready yet: %s", error)
+    await give_back_when_idle(lambda: state.pool.busy)
 
 
 async def health() -> dict[str, str]:
