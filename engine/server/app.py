@@ -81,10 +81,12 @@ def create_app(
         if state.utilization is not None:
             state.utilization.start()
         rest = asyncio.create_task(_make_ready(state, late))
+        memory = asyncio.create_task(give_back_when_idle(lambda: state.pool.busy))
         yield
-        rest.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await rest
+        for task in (memory, rest):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
         if state.utilization is not None:
             await state.utilization.stop()
         await state.streams.close()
@@ -114,7 +116,7 @@ def create_app(
 
 
 async def _make_ready(state: ServerState, late: LateRoutes) -> None:
-    """Once nobody waits for an answer: what later requests would otherwise wait for. Then memory, until the end."""
+    """Once nobody waits for an answer: what later requests would otherwise wait for."""
     await late.ready_when_idle(lambda: state.pool.busy)
     await start_threads()
     try:
@@ -123,7 +125,6 @@ async def _make_ready(state: ServerState, late: LateRoutes) -> None:
             await state.desk()
     except OSError as error:  # whoever asks for them tries again
         log.warning("collections or grammars are not ready yet: %s", error)
-    await give_back_when_idle(lambda: state.pool.busy)
 
 
 async def health() -> dict[str, str]:

@@ -72,3 +72,30 @@ def test_threads_share_two_heaps_where_that_is_asked(tmp_path, heaps, most):
     number = report.read_text().count("<heap ")
     assert number <= most
     assert heaps == "few" or number > 2, "the test shows nothing where the library makes few by itself"
+
+
+FREEING = """
+import ctypes, psutil
+from devices.process_memory import give_back_freed
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+def held():
+    return psutil.Process().memory_info().rss
+before = held()
+blocks = [libc.malloc(60_000) for _ in range(1000)]
+for block in blocks:
+    ctypes.memset(block, 1, 60_000)
+for block in blocks[:-1]:
+    libc.free(ctypes.c_void_p(block))
+print(held() - before)
+assert give_back_freed()
+print(held() - before)
+"""
+
+
+@linux
+def test_what_was_freed_under_a_block_in_use_is_given_back():
+    told = subprocess.run([sys.executable, "-c", FREEING], capture_output=True, text=True, check=True)
+    kept, left = map(int, told.stdout.split())
+    assert kept > 50e6
+    assert left < 5e6
