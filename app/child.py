@@ -18,6 +18,7 @@ CHILDREN: Final = frozenset(
         "engine.bench.standin",
         "engine.chat.constraint_child",
         "engine.chat.render_child",
+        "engine.quantize_jobs.regex_child",
         "engine.remotes.tunnel_child",
         "engine.documents.reader_child",
         "engine.runner.llama.memory_probe",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from engine.onnx.discovery import ProviderReport
     from engine.quantize_jobs.options import QuantizeOptions
     from engine.quantize_jobs.own_text import OwnText
+    from engine.quantize_jobs.tasks import TaskSets
     from engine.sampling import Chosen  # noqa: TC004 - for annotations elsewhere
     from engine.settings.keys import KeyStore
     from engine.settings.sampling import SamplingOverrides
@@ -169,11 +170,14 @@ class Services:
 
         return beside_source(source_of(self.catalogue, options.source).path, options, self.paths)
 
-    def quantize_plan(self, options: "QuantizeOptions") -> "QuantizeReport":
-        """The likely plan and what the job would take. Raises: InputFault, EnvironmentFault."""
+    def quantize_plan(self, options: "QuantizeOptions", named: "TaskSets") -> "QuantizeReport":
+        """The likely plan and what the job would take; `named` tasks may be its gate.
+
+        Raises: InputFault, EnvironmentFault.
+        """
         from engine.quantize_jobs.job import predict  # noqa: PLC0415 - see the top
 
-        return predict(self.catalogue, options, self.placer.resources)
+        return predict(self.catalogue, options, self.placer.resources, named)
 
     def own_text(self, sources: "Iterable[Path]", scratch: "Path", chats: "Iterable[str]") -> "OwnText":
         """The user's own text as files to calibrate on and to judge by, in `scratch`. Raises: InputFault."""

@@ -76,7 +76,7 @@ def command(
 
 
 def _table(made: "list[Certificate]") -> None:
-    from app.evals.intervals import share_text  # noqa: PLC0415 - see command
+    from quantize.intervals import share_text  # noqa: PLC0415 - see command
 
     categories = list(made[0].by_category())
     width = max(len(certificate.model) for certificate in made)

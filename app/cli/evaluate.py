@@ -87,7 +87,7 @@ def command(
 
 
 def _facts(made: "list[Evaluation]") -> dict[str, object]:
-    from app.evals.intervals import paired, wilson  # noqa: PLC0415 - see command
+    from quantize.intervals import paired, wilson  # noqa: PLC0415 - see command
 
     told: dict[str, object] = {
         "models": [
@@ -108,7 +108,7 @@ def _facts(made: "list[Evaluation]") -> dict[str, object]:
 
 
 def _words(made: "list[Evaluation]") -> str:
-    from app.evals.intervals import paired, share_text  # noqa: PLC0415 - see command
+    from quantize.intervals import paired, share_text  # noqa: PLC0415 - see command
 
     lines = [f"{one.model}: {share_text(one.num_passed, len(one.results))} solved at the first try" for one in made]
     if len(made) > 1:

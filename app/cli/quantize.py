@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.quantize_options import Duration, LockOption, Size, check_plan
+from app.cli.quantize_options import Duration, LockOption, Size, check_plan, gate_of
 from app.cli.say import say
 from engine.services import DEFAULT_CONTEXT
 
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from engine.api.quantizing import QuantizeRequest
     from quantize.job.request import QuantizeReport
 
+EXIT_VETOED = 1
+_CONSENT = (
+    "The programs that the model writes will be run on this computer, in a sandbox without network and without "
+    "your files. Go on?"
+)
 # Options that have the same name here and there.
 _SAME_NAME = (
     "fit", "bpw", "mix", "tier", "rounding", "device", "threads", "verify", "time_s", "overwrite", "force",
@@ -67,7 +72,13 @@ _SAME_NAME = (
     help="Text like what the model will be used for: files, folders, a project, or your own chats (asked first). "
     "What is gained there and elsewhere is told.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask before chats are read.")
+@click.option(
+    "--gate",
+    metavar="certify|evaluate|FILE",
+    help="Ask the original and the new file the same tasks before the file is kept: tool calls, programs, or your "
+    "own (JSON Lines of prompt and answer or regex). One that does clearly worse is not kept.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask before chats are read or programs of the model are run.")
 @click.option(
     "--imatrix",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -112,10 +123,13 @@ def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
     import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
 
     from app.cli.quantize_text import calibration_of  # noqa: PLC0415
+    from app.evals.gate_tasks import NAMED_TASKS  # noqa: PLC0415
     from engine.services import Services  # noqa: PLC0415
 
     if given["plan_keys"]:
         check_plan(given["plan_file"], list(given["plan_keys"]))
+    if given["gate"] == "evaluate" and not given["yes"] and not given["plan_only"]:
+        click.confirm(_CONSENT, abort=True, err=True)
     request = _request(source, given)
     request.options().check()
     with (
@@ -126,8 +140,11 @@ def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
         request = msgspec.structs.replace(request, out=target, **texts)
         plan_only = given["plan_only"]
         made = _made_by_cluster if given["cluster"] else _made
-        report = services.quantize_plan(request.options()) if plan_only else made(request, quiet=as_json)
+        options = request.options()
+        report = services.quantize_plan(options, NAMED_TASKS) if plan_only else made(request, quiet=as_json)
     _print(report, as_json=as_json)
+    if report.out is None and not plan_only:
+        sys.exit(EXIT_VETOED)
 
 
 def _made(request: "QuantizeRequest", *, quiet: bool) -> "QuantizeReport":
@@ -178,6 +195,7 @@ def _request(source: str, given: dict[str, Any]) -> "QuantizeRequest":
         imatrix=_whole(given["imatrix"]),
         plan_file=_whole(given["plan_file"]),
         export_plan=_whole(given["export_plan"]),
+        gate=gate_of(given["gate"]),
         **{k: given[k] for k in _SAME_NAME},
     )
 

@@ -76,6 +76,16 @@ class LockOption(click.ParamType[tuple[str, str, bool]]):
         return pattern, qtype, least
 
 
+def gate_of(given: str | None) -> str | None:
+    """A task by its name, or the whole path of a file of tasks. Raises: click.UsageError: there is none."""
+    if given in {None, "certify", "evaluate"}:
+        return given
+    path = Path(str(given)).expanduser()
+    if not path.is_file():
+        raise click.UsageError(f"--gate: {given!r} is neither certify nor evaluate nor a file.")
+    return str(path.absolute())
+
+
 def check_plan(plan: Path | None, keys: list[str]) -> None:
     """Raises: click.UsageError: keys without a plan. ClickException: the plan is not signed by one of the keys."""
     from app.kernel_index import check_signature  # noqa: PLC0415 - cryptography is slow to import

@@ -79,6 +79,7 @@ def command(
     """Serve until interrupted."""
     import logging  # noqa: PLC0415 - the command's own imports wait until it runs
 
+    from app.evals.gate_tasks import NAMED_TASKS  # noqa: PLC0415
     from engine.dispatch.types import Overrides  # noqa: PLC0415
     from engine.runner.orphans import die_with_parent  # noqa: PLC0415
     from engine.server.run import ServeOptions, serve  # noqa: PLC0415
@@ -108,6 +109,7 @@ def command(
             tls_cert=tls_cert,
             tls_key=tls_key,
             private=parent is not None,
+            named_tasks=NAMED_TASKS,
         )
     )
 

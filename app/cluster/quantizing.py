@@ -15,8 +15,11 @@ import numpy as np
 import ray
 
 from app.cluster.types import NAMESPACE, ClusterFile
+from app.evals.gate_tasks import NAMED_TASKS
+from engine.dispatch.memory_admission import MemoryAdmission
 from engine.jobs import Control, Progress
 from engine.paths import Paths
+from engine.quantize_jobs.gate import Gatekeeper
 from engine.quantize_jobs.job import make as make_file
 from engine.quantize_jobs.options import QuantizeOptions
 from engine.remotes.kernel import kernel_name
@@ -57,7 +60,9 @@ def quantize_on_cluster(
         with closing(Services(paths)) as services:
             executor = Executor(RayTasks().run, _EACH_ITS_OWN)
             resources = services.placer.resources
-            done = make_file(services.catalogue, options, Control(show), resources, executor)
+            admission = MemoryAdmission(services.placer)
+            gates = Gatekeeper(services.placer, admission, paths.cache / "quantize", NAMED_TASKS)
+            done = make_file(services.catalogue, options, Control(show), resources, executor, lambda: gates)
         return msgspec.convert(done["report"], QuantizeReport)
     finally:
         ray.shutdown()

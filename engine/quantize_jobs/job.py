@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -20,21 +20,35 @@ from quantize.child import HERE, Executor
 from quantize.evidence import Progress
 from quantize.job.request import QuantizeReport
 
+if TYPE_CHECKING:
+    from engine.quantize_jobs.gate import Gatekeeper
+    from engine.quantize_jobs.tasks import TaskSets
+    from quantize.job.gate import GateTask
+
+OpenGates: TypeAlias = "Callable[[], Gatekeeper]"
 _BAR = 1000  # steps of the one bar of a job
 
 
-def register(registry: JobRegistry, open_catalogue: Callable[[], Catalogue], resources: Resources) -> None:
+def register(
+    registry: JobRegistry, open_catalogue: Callable[[], Catalogue], resources: Resources, open_gates: OpenGates
+) -> None:
     """Teach a registry the kind `quantize`: one at a time, for it takes every core."""
 
     def run(params: dict[str, Any], control: Control) -> dict[str, Any]:
         with closing(open_catalogue()) as catalogue:
-            return make(catalogue, msgspec.convert(params, QuantizeOptions), control, resources)
+            return make(
+                catalogue, msgspec.convert(params, QuantizeOptions), control, resources, open_gates=open_gates
+            )
 
     registry.register(JobKind.QUANTIZE, run, parallel=1)
 
 
-def predict(catalogue: Catalogue, options: QuantizeOptions, resources: Resources) -> QuantizeReport:
+def predict(
+    catalogue: Catalogue, options: QuantizeOptions, resources: Resources, named: "TaskSets | None" = None
+) -> QuantizeReport:
     """The likely plan, from what is known about this model so far; nothing is measured or written.
+
+    `named` are the tasks that a gate may name.
 
     Without a goal the plan is the largest one, whose `smallest_bytes` bounds what can be asked for.
 
@@ -44,12 +58,13 @@ def predict(catalogue: Catalogue, options: QuantizeOptions, resources: Resources
     from quantize.job.execute import quantize as run_quantize  # noqa: PLC0415 - as above
 
     source = source_of(catalogue, options.source)
+    gate = told_task(options, named or {})
     if not options.goals:
         options = msgspec.structs.replace(options, budget_bytes=max(source.num_bytes, 1))
     try:
         out = target_of(source, options, catalogue.paths)
         preview = build_request(
-            msgspec.structs.replace(options, plan_only=True), source.path, out, catalogue.paths, resources
+            msgspec.structs.replace(options, plan_only=True), source.path, out, catalogue.paths, resources, gate
         )
         return run_quantize(preview, lambda _: None, lambda: False)
     except quantize.errors.QuantizeError as error:
@@ -62,8 +77,11 @@ def make(
     control: Control,
     resources: Resources,
     executor: Executor = HERE,
+    open_gates: "OpenGates | None" = None,
 ) -> dict[str, Any]:
     """Make the file, and list it where it is the library's; its `model` is empty where it is not.
+
+    `open_gates` gives what asks a gate's tasks. Where a gate vetoes, `path` is empty too: no file is there.
 
     Raises: InputFault, EnvironmentFault, the quantizer's errors; Cancelled and Paused from `control`.
     """
@@ -72,18 +90,36 @@ def make(
 
     source = source_of(catalogue, options.source)
     out = target_of(source, options, catalogue.paths)
-    request = build_request(options, source.path, out, catalogue.paths, resources)
+    judge, gate = None, None
+    if options.gate is not None and open_gates is not None:
+        gates = open_gates()
+        tasks = gates.tasks(options.gate)
+        judge, gate = gates.judge(tasks), tasks.told
+    elif options.gate is not None:
+        raise InputFault("Nobody here can ask a model tasks.", "gate")
+    request = build_request(options, source.path, out, catalogue.paths, resources, gate)
 
     def progress(at: Progress) -> None:
         control.report(at.phase, round(_BAR * (at.share or 0.0)), _BAR, "", at.detail, left_s=at.left_s)
 
     try:
-        report = run_quantize(request, progress, lambda: control.stopping, executor)
+        report = run_quantize(request, progress, lambda: control.stopping, executor, judge)
     except quantize.errors.Cancelled:
         control.check()  # a pause, not a cancellation
         raise
+    if report.out is None:
+        return {"model": "", "path": "", "report": as_json(report)}
     made = catalogue.add(out, Origin(kind="built")).id if options.out is None else ""
     return {"model": made, "path": str(out), "report": as_json(report)}
+
+
+def told_task(options: QuantizeOptions, named: "TaskSets") -> "GateTask | None":
+    """What the gate of these options asks; None without one. Raises: InputFault: no task. EnvironmentFault."""
+    if options.gate is None:
+        return None
+    from engine.quantize_jobs.tasks import task_set  # noqa: PLC0415 - not while the server starts
+
+    return task_set(options.gate, named).told
 
 
 def as_json(report: QuantizeReport) -> dict[str, Any]:

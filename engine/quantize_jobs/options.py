@@ -9,6 +9,8 @@ from engine.paths import DEFAULT_CONTEXT, whole_path
 from quantize.types import DeviceKind, Goal, Lock, Rounding, Tier
 
 _MIB, _GIB = 1 << 20, 1 << 30
+# The tasks that a gate may name; any other is a file.
+NAMED = ("certify", "evaluate")
 _FILES = ("out", "calibration", "own_text", "imatrix", "plan_file", "export_plan")
 
 
@@ -21,7 +23,8 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
     and `imatrix` are files. `own_text` is text to judge
     by too. `time_s` is a time to spend, which decides the tier. `plan_file` is a plan to follow, which is a goal by
     itself, `export_plan` where to write one. `out` None: a name of its own among the library's models. Files are
-    whole paths.
+    whole paths. `gate` is a task that the file must not do clearly worse than the source: certify, evaluate, or a
+    file of tasks.
     """
 
     source: str
@@ -46,6 +49,7 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float | None = None
     plan_file: str | None = None
     export_plan: str | None = None
+    gate: str | None = None
     plan_only: bool = False
     overwrite: bool = False
     force: bool = False
@@ -62,6 +66,8 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
             named = getattr(self, field)
             if named is not None:
                 whole_path(named, field)
+        if self.gate is not None and self.gate not in NAMED:
+            whole_path(self.gate, "gate")
         if not self.goals:
             raise InputFault("Say what is wanted: one of budget_bytes, bpw, mix and fit.", "budget_bytes")
         if len(self.goals) > 1:

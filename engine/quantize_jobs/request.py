@@ -22,6 +22,7 @@ from engine.quantize_jobs.options import QuantizeOptions
 from quantize.child import run_task
 from quantize.convert.folder import ConvertRequest
 from quantize.files.gguf_split import read_gguf_model
+from quantize.job.gate import GateTask
 from quantize.job.plan_file import read_plan
 from quantize.job.request import QuantizeRequest
 from quantize.texts import CALIBRATION, HELD_OUT
@@ -32,9 +33,14 @@ _MAKING_S = 0.02  # many times what making a folder takes
 
 
 def build_request(
-    options: QuantizeOptions, source: Path, out: Path, paths: Paths, resources: Resources
+    options: QuantizeOptions,
+    source: Path,
+    out: Path,
+    paths: Paths,
+    resources: Resources,
+    gate: GateTask | None = None,
 ) -> QuantizeRequest:
-    """Everything the job needs to know to make `out` of `source`.
+    """Everything the job needs to know to make `out` of `source`; `gate` is what the gate of the options asks.
 
     Raises: InputFault: not exactly one goal, or a file that is no whole path. Whatever reading the source raises.
     """
@@ -62,6 +68,7 @@ def build_request(
         own_text=whole_path(options.own_text, "own_text") if options.own_text else None,
         plan=given,
         export_plan=whole_path(options.export_plan, "export_plan") if options.export_plan else None,
+        gate=gate,
         plan_only=options.plan_only,
         overwrite=options.overwrite,
         force=options.force,

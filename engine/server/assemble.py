@@ -109,13 +109,14 @@ def assemble(
         start=start,
         links=side.links,
         remotes=side.remotes,
+        named_tasks=options.named_tasks,
     )
     state.metrics.registry.register(utilization)
 
     def before_late() -> None:
         from engine.server.job_kinds import register  # noqa: PLC0415 - only routes that come late start jobs
 
-        state.bench_service = register(jobs, options.paths, side.placer, side.admission)
+        state.bench_service = register(jobs, options.paths, side.placer, side.admission, options.named_tasks)
 
     public = () if is_loopback(options.host) else (options.host, socket.gethostname())
     callers = Callers(

@@ -16,17 +16,33 @@ from engine.quantize_jobs import job as quantizing
 
 if TYPE_CHECKING:
     from engine.library.hub.plan import Judge
+    from engine.quantize_jobs.gate import Gatekeeper
+    from engine.quantize_jobs.tasks import TaskSets
 
 
-def register(jobs: JobRegistry, paths: Paths, placer: Placer, admission: MemoryAdmission) -> BenchService:
-    """Teach a registry every kind; what measures is returned."""
+def register(
+    jobs: JobRegistry,
+    paths: Paths,
+    placer: Placer,
+    admission: MemoryAdmission,
+    named_tasks: "TaskSets | None" = None,
+) -> BenchService:
+    """Teach a registry every kind; what measures is returned. `named_tasks` are those that a gate may name."""
     catalogue = partial(Catalogue, paths, scan=False)
     work.register(jobs, catalogue, partial(_judge, placer))
-    quantizing.register(jobs, catalogue, placer.resources)
+    quantizing.register(
+        jobs, catalogue, placer.resources, partial(_gates, paths, placer, admission, named_tasks or {})
+    )
     converting.register(jobs, catalogue)
     bench_service = BenchService(paths, placer, admission, catalogue)
     measuring.register(jobs, bench_service)
     return bench_service
+
+
+def _gates(paths: Paths, placer: Placer, admission: MemoryAdmission, named: "TaskSets") -> "Gatekeeper":
+    from engine.quantize_jobs.gate import Gatekeeper  # noqa: PLC0415 - few jobs ask tasks
+
+    return Gatekeeper(placer, admission, paths.cache / "quantize", named)
 
 
 def _judge(placer: Placer) -> "Judge":

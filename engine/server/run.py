@@ -24,6 +24,7 @@ from engine.settings.keys import KeyStore
 if TYPE_CHECKING:
     import uvicorn
 
+    from engine.quantize_jobs.tasks import TaskSets
     from engine.server.first_model import FirstModel
     from engine.server.model_side import ModelSide
 
@@ -55,7 +56,8 @@ class ServeOptions:
     `containers`, `apps` and `local_pages` are the switches of `Callers`.
     `model` is loaded at the start; of a private server, only if it is there.
     `lora` are (model, adapter file), loaded with that model and used by the requests that name them. `draft` names
-    a model that guesses ahead for all others of its vocabulary.
+    a model that guesses ahead for all others of its vocabulary. `named_tasks` are tasks that a
+    quantization may have to pass before it is kept.
     """
 
     host: str = DEFAULT_HOST
@@ -76,6 +78,7 @@ class ServeOptions:
     max_models: int | None = None
     lora: tuple[tuple[str, str], ...] = ()
     draft: str | None = None
+    named_tasks: "TaskSets" = field(default_factory=dict)
     paths: Paths = field(default_factory=user_paths)
 
 

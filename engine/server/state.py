@@ -35,6 +35,7 @@ from engine.upstreams.links import UpstreamLinks
 
 if TYPE_CHECKING:
     from engine.measure_jobs.work import BenchService
+    from engine.quantize_jobs.tasks import TaskSets
     from engine.server.documents.desk import Desk
 
 
@@ -58,6 +59,7 @@ class ServerState:
     energy: EnergyDesk = field(init=False)
     power: PowerDesk = field(init=False)
     bench_service: "BenchService | None" = None
+    named_tasks: "TaskSets" = field(default_factory=dict)
     links: UpstreamLinks = field(default_factory=lambda: UpstreamLinks(UpstreamBook()))
     remotes: Remotes = field(default_factory=lambda: Remotes(RemoteBook()))
     recent: RecentRequests = field(default_factory=RecentRequests)

@@ -8,7 +8,10 @@ _BYTES = 768
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Hashes, figures and choices; KL divergences in nats a token on held-out text."""
+    """Hashes, figures and choices; KL divergences in nats a token on held-out text.
+
+    `gate`: the task it was asked, and cases passed by the source and by it (`certify 31>30/34`).
+    """
 
     version: int = 1
     tool: str = ""
@@ -24,6 +27,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kld_p99: float | None = None
     stock_mix: str = ""
     stock_kld_mean: float | None = None
+    gate: str = ""
 
     def encode(self) -> bytes:
         """JSON padded to the fixed length. Raises: ValueError: it does not fit."""

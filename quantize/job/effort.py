@@ -88,6 +88,7 @@ def job_shape(
         max_tokens=request.max_tokens,
         probe_tokens=request.probe_tokens,
         verify_tokens=min(compared, request.verify_tokens) if verifies else 0,
+        gate=request.gate,
         threads=request.threads,
         source_bytes=source_bytes,
         converts=request.source.is_dir(),

@@ -20,17 +20,11 @@ from quantize.job.bar import Bar
 from quantize.job.compare import no_rival, verdict, verify_request
 from quantize.job.effort import Spent, effort_of, job_shape, spend
 from quantize.job.forecast import JobShape, forecast, known_rates, learn_rates, seconds_by_phase
-from quantize.job.plan_file import (
-    NO_PLAN,
-    applied,
-    check_claim,
-    check_source,
-    check_texts,
-    plan_of,
-    same_or_not,
-    write_plan,
-)
-from quantize.job.report import provenance_of, report_path, write_report
+from quantize.job.gate import GateReport, Mix, cautions
+from quantize.job.gating import NOT_THE_SOURCE, Judge, ask_gate, nearly_exact
+from quantize.job.plan_file import applied, check_claim, check_source, check_texts
+from quantize.job.publish import publish
+from quantize.job.question import question_of
 from quantize.job.request import QuantizeReport, QuantizeRequest, Shipped
 from quantize.job.round_plan import round_plan, types_to_craft
 from quantize.job.source import (
@@ -42,30 +36,36 @@ from quantize.job.source import (
     identity,
     whole_spec,
 )
-from quantize.job.write_model import WriteRequest, plain_types, stamp
+from quantize.job.write_model import WriteRequest, plain_types
 from quantize.measure.kv_cache import KvDamage, KvRequest, kv_damage, with_damage
 from quantize.measure.run import measure, measure_inputs, measured_before, never_measured
 from quantize.measure.verify import verify
 from quantize.plan.plan import Question, given_plan, make_plan, stock_plans
-from quantize.plan.priors import prior_damage
-from quantize.types import EvidenceRef, FileReport, ModelSpec, QuantPlan, Rounding, StockPlan
+from quantize.types import FileReport, ModelSpec, QuantPlan, Rounding, StockPlan
 
 _TOOL = "tessera"
 _EXPECTED = "nothing was measured yet: the mix and its figures are expectations, and will change"
 
 
 def quantize(
-    request: QuantizeRequest, on_progress: OnProgress, cancelled: Cancelled, executor: Executor = HERE
+    request: QuantizeRequest,
+    on_progress: OnProgress,
+    cancelled: Cancelled,
+    executor: Executor = HERE,
+    judge: Judge | None = None,
 ) -> QuantizeReport:
     """Do the whole job; blocks. The output appears under its own name only when all of it is there and checked.
 
+    `judge` asks the tasks of the request's gate; where that vetoes, the report says so and no file is left.
     Raises: BudgetTooSmall, InvalidOption, BadFile and its kin, BadWeights, UnsupportedModel: the request or source.
     DiskFull, NotWritable, SourceChanged, ChildDied: the surroundings. Cancelled. No file is left behind then.
     """
+    if request.gate is not None and judge is None and not request.plan_only:
+        raise InvalidOption("--gate", "nobody here can ask a model tasks")
     if request.out.resolve() == request.source.resolve():
         raise InvalidOption("OUT", "it is the SOURCE itself, which is never written to")
     with Output(request.out, overwrite=request.overwrite or request.plan_only) as output:
-        return _Job(request, output, on_progress, cancelled, executor).run()
+        return _Job(request, output, on_progress, cancelled, executor, judge).run()
 
 
 class _Job:
@@ -78,12 +78,15 @@ class _Job:
         on_progress: OnProgress,
         cancelled: Cancelled,
         executor: Executor,
+        judge: Judge | None,
     ) -> None:
         self.request = request
         self.output = output
         self.on_progress = Bar(on_progress)
         self.cancelled = cancelled
         self.executor = executor
+        self.judge = judge
+        self.asked_all = False
         self.seconds: dict[str, float] = {}
         self.rates = known_rates(request.cache_dir)
         self.spent: Spent | None = None
@@ -223,6 +226,7 @@ class _Job:
             task = msgspec.structs.replace(ours, out=out, types=rival.types, file_type=ftype, packed={})
             stock = self._written(task)
         shipped: Shipped = "ours"
+        gate: GateReport | None = None
         reports: tuple[FileReport, ...] = ()
         own: FileReport | None = None
         if self.verifies:
@@ -233,35 +237,32 @@ class _Job:
             self.warnings += said
             if self.request.plan is not None:
                 check_claim(self.request.plan, reports[0].kld_mean)
+        if self.request.gate is not None:
+            candidates: dict[Mix, Path] = {"ours": made} if shipped == "ours" else {}
+            gate = self._gated(question, ours, candidates | ({"stock": stock} if stock else {}))
+            shipped = gate.passed or "nothing"
         chosen, types = made, plan.types
         if shipped == "stock" and rival is not None and stock is not None:
             chosen, types = stock, rival.types
+        kept = shipped != "nothing"
         report = msgspec.structs.replace(
             report,
-            out=str(self.output.path),
-            file_bytes=chosen.stat().st_size,
+            out=str(self.output.path) if kept else None,
+            file_bytes=chosen.stat().st_size if kept else None,
             shipped=shipped,
+            gate=gate,
             ours=reports[0] if reports else None,
             stock_mix=rival.name if rival else None,
             stock=reports[1] if len(reports) > 1 else None,
             own=own,
             warnings=tuple(self.warnings),
         )
-        given, exports = self.request.plan, self.request.export_plan
-        provenance = given.provenance if given and shipped == "ours" else provenance_of(report, self.request.tier)
-        stamp(chosen, provenance)
-        digest = file_sha256(chosen) if given or exports else ""
-        if given and shipped == "ours":
-            report = msgspec.structs.replace(report, warnings=(*report.warnings, same_or_not(given, digest)))
-        exported = plan_of(self.request, report, crafted.keys(), provenance, digest) if exports else None
-        if exports and not exported:
-            report = msgspec.structs.replace(report, warnings=(*report.warnings, NO_PLAN))
-        check_unchanged(self.request.source, self.identity)
-        self.output.publish(chosen, types)
-        write_report(report_path(self.output.path), report)
-        if exports and exported:
-            write_plan(exports, exported)
+        if not kept:
+            check_unchanged(self.request.source, self.identity)
+            return report
+        report = publish(self.request, self.output, report, chosen, types, crafted.keys(), self.identity)
         whole = {"convert", "write", "verify", *(("hash", "measure", "round") if self.fresh else ())}
+        whole |= {"gate"} if self.asked_all else set()
         learn_rates(self.request.cache_dir, self._shape(question.model, report.source_bytes), report, whole)
         return report
 
@@ -315,28 +316,7 @@ class _Job:
     def _question(
         self, spec: ModelSpec, header_bytes: int, measured: Measured | None, imatrix: Path | None
     ) -> Question:
-        request = self.request
-        reference = EvidenceRef(
-            tier=request.tier,
-            # A plan before measuring counts on the importance matrix that measuring will give.
-            has_imatrix=imatrix is not None or request.tier != "instant",
-            imatrix_sha256=file_sha256(imatrix) if imatrix else "",
-            sensitivity_sha256=measured.evidence.sha256 if measured else "",
-            crafted=self.rounding in {"craft", "sequential"},
-        )
-        evidence = measured.evidence if measured else None
-        return Question(
-            model=spec,
-            damage=evidence.damage(self.rounding) if evidence else prior_damage(spec),
-            stock_damage=evidence.damage("stock") if evidence else None,
-            evidence=reference,
-            header_bytes=header_bytes,
-            kv=request.kv,
-            locks=request.locks,
-            doubled_head_types=frozenset(request.doubled_head_types),
-            device=request.device,
-            speeds=request.speeds or None,
-        )
+        return question_of(self.request, self.rounding, spec, header_bytes, measured, imatrix)
 
     def _imatrix(self, measured: Measured | None) -> Path | None:
         return self.request.imatrix or (measured.imatrix if measured else None)
@@ -384,6 +364,23 @@ class _Job:
         with self._phase("verify"):
             task = verify_request(self.request, source, made, stock, text)
             return verify(task, self.on_progress, self.cancelled)
+
+    def _gated(self, question: Question, ours: WriteRequest, candidates: dict[Mix, Path]) -> GateReport:
+        """Ask the reference and one candidate after the other, until one of them may be kept."""
+        assert self.judge is not None
+        assert self.request.gate is not None
+        source, digest, note = ours.source, self.source_sha256, ""
+        if not self.judge.fits(source):
+            task, room = nearly_exact(question, ours, self.output.partial("reference"))
+            self.output.require_room(room)
+            source, note = self._written(task), NOT_THE_SOURCE
+            digest = file_sha256(source)
+        with self._phase("gate"):
+            gate, self.asked_all = ask_gate(
+                self.judge, self.request.gate, (source, digest, note), candidates, self.on_progress, self.cancelled
+            )
+        self.warnings += cautions(gate)
+        return gate
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

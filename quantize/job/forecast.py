@@ -11,6 +11,7 @@ from statistics import median
 import msgspec
 
 from quantize.files.work_folder import read_json, write_json
+from quantize.job.gate import GateTask
 from quantize.job.request import Forecast, QuantizeReport
 from quantize.measure.bands import probes
 from quantize.measure.moments import tokens_for_width
@@ -20,7 +21,7 @@ from quantize.tensor_rules import allows_quantization
 from quantize.types import ModelSpec, Rounding, TensorSpec, Tier
 
 # Phases as `QuantizeReport.seconds` names them, in the order in which a bar goes through them.
-PHASES = ("convert", "hash", "measure", "plan", "round", "write", "verify")
+PHASES = ("convert", "hash", "measure", "plan", "round", "write", "verify", "gate")
 Rates = Mapping[str, float]
 
 # Seconds of one core for a unit of work, units as in `_core_seconds`.
@@ -29,6 +30,9 @@ _EVAL_FLOPS, _GRAM_FLOPS = 150e9, 70e9
 _HASH_BYTES, _WRITE_WEIGHTS, _CONVERT_BYTES = 400e6, 16e6, 150e6
 _LOGIT_S = 12e-9  # comparing one logit with the reference's
 _PLAIN_S, _CRAFT_S, _CRAFT_COLUMN_S, _FACTOR_S = 1.7e-6, 0.27e-6, 0.12e-9, 3.5e-11
+# Bytes of weights read for one token of an answer, by all cores together. Measured: docs/log.md, engine.
+_DECODE_BYTES = 10e9
+_GATE_FILE_FRAC = 0.3  # of the 16 bits of the source, for a forecast before there is a file
 _LOAD_S = 1.0  # starting a child and loading Python's libraries
 _VERIFY_RUNS = 4.3  # the source once, and two quantized files, which are slower at many tokens at a time
 _SAMPLED_ROWS = 128
@@ -42,7 +46,7 @@ _KEPT_RATES = 5
 
 
 class JobShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides how long a job takes. `verify_tokens` 0: nothing is compared."""
+    """What decides how long a job takes. `verify_tokens` 0: nothing is compared; `gate` None: no task is asked."""
 
     model: ModelSpec
     tier: Tier
@@ -50,6 +54,7 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     probe_tokens: int
     verify_tokens: int
+    gate: GateTask | None = None
     threads: int = 1
     source_bytes: int = 0
     converts: bool = False
@@ -126,6 +131,10 @@ def _core_seconds(shape: JobShape) -> dict[str, float]:
     if shape.verify_tokens:
         phases["write"] += weights / _WRITE_WEIGHTS
         phases["verify"] = _VERIFY_RUNS * (evaluated(shape.verify_tokens, 0.5) + weights / 1e9) + _LOAD_S
+    if shape.gate is not None:
+        told = shape.gate
+        read_s = 2 * weights * (1 + _GATE_FILE_FRAC) / _DECODE_BYTES * shape.threads  # memory serves all cores
+        phases["gate"] = 2 * evaluated(told.prompt_tokens, 0.0) + told.answer_tokens * read_s + 4 * _LOAD_S
     return phases
 
 

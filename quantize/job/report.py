@@ -8,8 +8,10 @@ import msgspec
 
 from quantize.files.provenance import Provenance
 from quantize.ggml_types import TIME_UNIT
+from quantize.job.gate import lines as gate_lines
+from quantize.job.gate import receipt
 from quantize.job.request import QuantizeReport
-from quantize.types import FileReport, QuantPlan, Tier
+from quantize.types import FileReport, Interval, QuantPlan, Tier
 
 _MIB = 1024 * 1024
 _SUFFIX = ".tessera.json"
@@ -59,8 +61,10 @@ def summary(report: QuantizeReport) -> list[str]:
     if report.ours is not None:
         lines.append(_measured("measured", report))
     if report.own is not None:
-        lines.append(_own(report.own, report.ours))
-    if report.shipped == "nothing":
+        lines += _own(report.own, report.ours)
+    if report.gate is not None:
+        lines += gate_lines(report.gate)
+    elif report.shipped == "nothing":
         forecast = report.forecast
         lines.append(
             f"would take about {_duration(forecast.seconds)}, {forecast.disk_bytes / _MIB:,.0f} MiB of disk, "
@@ -87,12 +91,23 @@ def _measured(word: str, report: QuantizeReport) -> str:
     return text if ratio is None else f"{text}, ratio {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
-def _own(own: FileReport, elsewhere: FileReport | None) -> str:
-    """What calibrating on somebody's own text gives there, beside what it gives on text of all kinds."""
+def _own(own: FileReport, elsewhere: FileReport | None) -> list[str]:
+    """What calibrating on somebody's own text gives there, and what it gives, or takes, on text of all kinds."""
     text = f"on your own text: KL divergence {own.kld_mean.value:.5f}"
     if own.ratio is None or elsewhere is None or elsewhere.ratio is None:
-        return text
-    return f"{text}, {own.ratio.value:.3f} of the stock mix's; elsewhere {elsewhere.ratio.value:.3f}"
+        return [text]
+    return [
+        f"{text}, {_beside_stock(own.ratio)}",
+        f"elsewhere: KL divergence {elsewhere.kld_mean.value:.5f}, {_beside_stock(elsewhere.ratio)}",
+    ]
+
+
+def _beside_stock(ratio: Interval) -> str:
+    """Gained or lost, beside the stock mix of the same size."""
+    if ratio.low <= 1 <= ratio.high:
+        return f"neither gained nor lost beside the stock mix ({ratio.low:.3f} to {ratio.high:.3f} of its)"
+    change = f"{abs(1 - ratio.value):.0%} {'less' if ratio.value < 1 else 'more'} than the stock mix"
+    return f"{'gained' if ratio.value < 1 else 'lost'}: {change} ({ratio.low:.3f} to {ratio.high:.3f} of its)"
 
 
 def _duration(seconds: float) -> str:
@@ -128,4 +143,5 @@ def provenance_of(report: QuantizeReport, tier: Tier) -> Provenance:
         kld_p99=shipped.kld_p99 if shipped else None,
         stock_mix=report.stock_mix or "",
         stock_kld_mean=report.stock.kld_mean.value if report.stock else None,
+        gate=receipt(report.gate, "stock" if report.shipped == "stock" else "ours") if report.gate else "",
     )

@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from quantize.job.gate import GateReport, GateTask
 from quantize.job.travelling import PlanFile
 from quantize.types import DeviceKind, FileReport, Goal, KvOption, Lock, QuantPlan, Rounding, Tier
 
@@ -22,7 +23,8 @@ class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     `max_tokens` and `probe_tokens` are of the calibration text, for moments and for each swap. `force` allows
     sources that are already quantized below Q8_0. `speeds` are measured decoding times by type. `own_text` is the
     user's own text, held out, on which the result is judged too. `plan` is a plan to
-    follow instead of making one, `export_plan` where to write one that others can follow.
+    follow instead of making one, `export_plan` where to write one that others can follow. `gate` is a task that the
+    file must not do clearly worse than the source.
     """
 
     source: Path
@@ -49,6 +51,7 @@ class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     own_text: Path | None = None
     plan: PlanFile | None = None
     export_plan: Path | None = None
+    gate: GateTask | None = None
     plan_only: bool = False
     overwrite: bool = False
     force: bool = False
@@ -70,7 +73,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 class QuantizeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about a finished job: lies as JSON beside the file.
 
-    `shipped` tells whose mix the file holds; `nothing` for a plan alone. `ours` and `stock` are measured on text
+    `shipped` tells whose mix the file holds; `nothing` for a plan alone, or where the `gate` let none pass (then
+    `out` is None). `ours` and `stock` are measured on text
     that was not used for calibration. `seconds` by phase. `effort` is what a given time was spent on, `more` what
     more time would buy. `own` is our file on the user's own text. `kv_damage` is the KL
     divergence that a coarser K or V costs this model, by tokens of context.
@@ -90,6 +94,7 @@ class QuantizeReport(msgspec.Struct, frozen=True, kw_only=True):
     stock_mix: str | None = None
     stock: FileReport | None = None
     own: FileReport | None = None
+    gate: GateReport | None = None
     seconds: dict[str, float] = {}
     effort: str = ""
     kv_damage: dict[str, dict[int, float]] = {}

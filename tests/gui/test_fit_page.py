@@ -4,6 +4,7 @@ import time
 
 import msgspec
 import pytest
+from PySide6.QtWidgets import QFileDialog
 
 from app.gui.fit.label_places import Box, place
 from app.gui.fit.page import FitPage
@@ -12,7 +13,8 @@ from app.gui.jobs import Jobs
 from engine.api.jobs import JobKind, Progress, Quantized
 from engine.api.library import Models
 from engine.api.quantizing import QuantizeRequest
-from quantize.types import KvOption
+from quantize.job.gate import GateReport, compared
+from quantize.types import Interval, KvOption
 from tests.gui.fake_server import Events
 from tests.gui.hands import press, texts
 from tests.gui.wire import SPARK, job, quantize_report, sketch
@@ -97,6 +99,68 @@ def test_the_report_is_shown_and_leads_to_a_chat(qtbot, fit):
     assert wanted.args == ["spark-5"]
 
 
+def checked(mix, before, after, cases=50):
+    return compared(mix, [n < before for n in range(cases)], [n < after for n in range(cases)])
+
+
+def shown(fit, report, model=""):
+    made = Quantized(model=model, path="", report=report)
+    done = job(
+        JobKind.QUANTIZE, "done", title="Spark", updated_at=time.time() + 1, result=msgspec.to_builtins(made)
+    )
+    fit._jobs._on_jobs([done])
+
+
+def test_a_task_is_chosen_asked_for_and_taken_back(qtbot, fit, server, tmp_path):
+    def asked(gate):
+        return any((body or {}).get("gate") == gate for _, _, body in server.requests)
+
+    def choose(value):
+        fit.gate.box.setCurrentIndex(fit.gate.box.findData(value))
+        fit.gate.box.activated.emit(fit.gate.box.currentIndex())
+
+    assert fit.gate.gate is None
+    choose("certify")
+    qtbot.waitUntil(lambda: asked("certify"))
+    choose("file")
+    fit.gate.findChild(QFileDialog).reject()
+    qtbot.waitUntil(lambda: fit.gate.gate == "certify")
+    choose("file")
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text("")
+    fit.gate.findChild(QFileDialog).fileSelected.emit(str(mine))
+    qtbot.waitUntil(lambda: asked(str(mine)))
+    assert fit.gate.box.currentText() == "Check mine.jsonl before keeping it"
+    fit.gate.box.setCurrentIndex(0)
+    fit.gate.box.activated.emit(0)
+    assert fit._request().gate is None
+
+
+def test_a_veto_is_told_with_its_numbers_and_what_to_do(qtbot, fit):
+    checks = (checked("ours", 38, 31), checked("stock", 38, 30))
+    gate = GateReport(task="certify", reference="", checks=checks)
+    report = quantize_report(5_000_000, 0.005, 0.010)
+    report = msgspec.structs.replace(report, gate=gate, shipped="nothing", out=None, file_bytes=None)
+    shown(fit, report)
+    qtbot.waitUntil(lambda: "Nothing was kept: it did the task clearly worse" in fit.banner.text)
+    qtbot.waitUntil(lambda: "Choose a larger file" in texts(fit))
+    assert "Task certify: 38 of 50 right before, 31 after. A likely loss of 3 to 23 points: not kept." in texts(fit)
+    assert "Task certify, stock mix: 38 of 50 right before, 30 after." in texts(fit)
+    assert "Chat with it" not in texts(fit.banner)
+
+
+def test_a_gate_that_lets_pass_and_ones_own_text_are_on_the_card(qtbot, fit):
+    gate = GateReport(task="mine.jsonl", reference="", checks=(checked("ours", 38, 37),))
+    report = quantize_report(5_000_000, 0.005, 0.010)
+    ours = msgspec.structs.replace(report.ours, ratio=Interval(1.2, 1.1, 1.3))
+    own = msgspec.structs.replace(report.ours, ratio=Interval(0.4, 0.35, 0.45))
+    shown(fit, msgspec.structs.replace(report, gate=gate, ours=ours, own=own), "spark-5")
+    qtbot.waitUntil(lambda: "Task mine.jsonl: 38 of 50 right before, 37 after." in texts(fit))
+    assert "no clear loss" in texts(fit)
+    assert "On your own text: 60 % less loss than the stock mix." in texts(fit)
+    assert "On text of all kinds: 20 % more loss than the stock mix." in texts(fit)
+
+
 def test_a_refused_size_says_why_and_cannot_start(qtbot, fit, server):
     message = "The smallest possible file has 3,039,776 bytes."
     server.routes["POST", "/tessera/v1/quantize/plan"] = (
@@ -109,7 +173,7 @@ def test_a_refused_size_says_why_and_cannot_start(qtbot, fit, server):
 
 
 def test_the_phases_of_a_job_are_six_steps_in_plain_words(qapp):
-    phases = ["hash", "convert", "survey", "moments", "errors", "alpha", "plan", "round", "write", "verify"]
+    phases = ["hash", "convert", "survey", "moments", "errors", "alpha", "plan", "round", "write", "verify", "gate"]
     told = [step_words(phase) for phase in phases]
     assert told == sorted(told), "in the order in which they happen"
     assert told[0] == "Step 1 of 6: reading the model"

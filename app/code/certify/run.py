@@ -19,7 +19,7 @@ from engine.json_store import write_atomically
 SUITE_VERSION = 1
 OWN = "own"
 # Enough for any right answer; a model that talks on has failed already.
-_MAX_TOKENS = 400
+MAX_TOKENS = 400
 
 
 class CaseResult(msgspec.Struct, frozen=True):
@@ -107,17 +107,18 @@ def template_has_tools(client: Client, model: str) -> bool:
 def run_case(client: Client, model: str, case: Case) -> CaseResult:
     """Ask once and check the answer."""
     begun = time.monotonic()
-    asked = {"temperature": 0, "max_tokens": _MAX_TOKENS, "loop_guard": True, "deterministic": True}
+    asked = {"temperature": 0, "max_tokens": MAX_TOKENS, "loop_guard": True, "deterministic": True}
     options: dict[str, Any] = {**asked, **case.options}
     try:
         turn = ServerModel(client, model, options).turn(list(case.messages), list(case.tools))
-        reason = _checked(case, turn.text, turn.calls)
+        reason = checked(case, turn.text, turn.calls)
     except ApiError as error:
         reason = f"{error.code}: {error.message}"
     return CaseResult(case.name, case.category, reason is None, time.monotonic() - begun, reason)
 
 
-def _checked(case: Case, text: str, made: Iterable[tuple[str, str, str]]) -> str | None:
+def checked(case: Case, text: str, made: Iterable[tuple[str, str, str]]) -> str | None:
+    """Why an answer with these (id, name, arguments) of calls is wrong, or None."""
     calls = []
     for _, name, arguments in made:
         try:

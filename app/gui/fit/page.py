@@ -9,6 +9,7 @@ from app.gui import words
 from app.gui.api import in_words
 from app.gui.fit.aim import Aim
 from app.gui.fit.frontier import FrontierPlot, size_words
+from app.gui.fit.gate import GateChoice
 from app.gui.fit.report import report_card
 from app.gui.fit.sources import unfit
 from app.gui.jobs import Jobs
@@ -91,6 +92,8 @@ class FitPage(Page):
         self._report = QVBoxLayout()
         self.aim = Aim()
         self.aim.changed.connect(self._on_aim)
+        self.gate = GateChoice()
+        self.gate.changed.connect(self._forecast)
         self._build()
         jobs.finished.connect(self._on_finished)
         services.models.reachable_changed.connect(lambda reachable: self._refresh() if reachable else None)
@@ -98,7 +101,7 @@ class FitPage(Page):
     def _build(self) -> None:
         look = self._services.look
         choose = Flow()
-        for overrides in (self.model, self.aim, self.tier):
+        for overrides in (self.model, self.aim, self.tier, self.gate):
             choose.add(overrides)
         ends = row(self._smallest, 1, self._largest)
         go = row(self.size_words, 1, self.start)
@@ -196,6 +199,7 @@ class FitPage(Page):
             model=self.model.currentData() or "",
             tier=self.tier.currentData(),
             budget_bytes=self.budget_bytes or None,
+            gate=self.gate.gate,
         )
         return self.aim.on(made) if self.aim.is_context and self._range[1] else made
 
@@ -338,5 +342,8 @@ class FitPage(Page):
             return
         clear(self._report)
         self._report.addWidget(report_card(self._services.look, made.report))
+        if made.report.out is None:
+            self.banner.tell(self.tr("Nothing was kept: it did the task clearly worse than the original."), "warn")
+            return
         chat = (self.tr("Chat with it"), lambda: self.chat_wanted.emit(made.model))
         self.banner.tell(self.tr("Done: {name} is in your library.").format(name=made.model), "ok", chat)

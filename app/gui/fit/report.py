@@ -10,6 +10,7 @@ from app.gui.look import Look
 from app.gui.widgets.basics import card, label
 from app.gui.widgets.mosaic import Mosaic, PrecisionLegend, tiles_of_tensors
 from engine.api.quantizing import FileReport, QuantizeReport
+from quantize.types import Interval
 
 
 def report_card(look: Look, report: QuantizeReport) -> QFrame:
@@ -26,18 +27,25 @@ def report_card(look: Look, report: QuantizeReport) -> QFrame:
         heads.append(_tr("Stock {name}").format(name=report.stock_mix or ""))
     for column, text in enumerate(heads):
         grid.addWidget(label(text, "small"), 0, column)
+    asked = [label(text, wrap=True) for text in [*own_words(report), *gate_words(report)]]
     if not ours:
-        return card(verdict, mosaic, PrecisionLegend(look), label(_tr("Not compared: that was left out."), "small"))
+        left_out = label(_tr("Not compared: that was left out."), "small")
+        return card(verdict, mosaic, PrecisionLegend(look), left_out, *asked)
     for number, (words_, written) in enumerate(_MEASURES, 1):
         grid.addWidget(label(_tr(words_)), number, 0)
         for column, found in enumerate([ours, stock][: len(heads) - 1], 1):
             text = written(found) if found else ""
             grid.addWidget(label(text, "strong" if column == 1 else ""), number, column)
-    return card(verdict, mosaic, PrecisionLegend(look), grid, spacing=12)
+    return card(verdict, mosaic, PrecisionLegend(look), grid, *asked, spacing=12)
 
 
 def _verdict(report: QuantizeReport) -> str:
     size = words.size(report.file_bytes or report.plan.file_bytes)
+    if report.shipped == "nothing" and report.gate:
+        return _tr("Nothing was kept. Choose a larger file, or measure more thoroughly. The original is untouched.")
+    if report.shipped == "stock" and _vetoed_ours(report):
+        told = _tr("{size}. Ours did the task clearly worse, the stock mix {name} did not and was written.")
+        return told.format(size=size, name=report.stock_mix or "")
     if report.shipped == "stock":
         told = _tr("{size}. Ours was not clearly better than the stock mix {name}, which was written.")
         return told.format(size=size, name=report.stock_mix or "")
@@ -47,6 +55,50 @@ def _verdict(report: QuantizeReport) -> str:
             size=size, n=words.whole(100 * ratio), name=report.stock_mix or ""
         )
     return size
+
+
+def _vetoed_ours(report: QuantizeReport) -> bool:
+    return report.gate is not None and report.gate.checks[0].mix == "ours"
+
+
+def gate_words(report: QuantizeReport) -> list[str]:
+    """What the task said of each file that was asked: counts, and the interval of what was lost."""
+    if report.gate is None:
+        return []
+    told = []
+    for check in report.gate.checks:
+        if check.mix == "ours":
+            text = _tr("Task {task}: {before} of {cases} right before, {after} after.")
+        else:
+            text = _tr("Task {task}, stock mix: {before} of {cases} right before, {after} after.")
+        counts = text.format(task=report.gate.task, before=check.before, cases=check.cases, after=check.after)
+        low, high = 100 * check.loss.low, 100 * check.loss.high
+        if check.vetoed:
+            likely = _tr("A likely loss of {low} to {high} points: not kept.")
+        elif high < 0:
+            likely, low, high = _tr("A likely gain of {low} to {high} points."), -high, -low
+        else:
+            likely, low = _tr("Between {low} points better and {high} worse: no clear loss."), -low
+        told.append(f"{counts} {likely.format(low=words.whole(low), high=words.whole(high))}")
+    return told
+
+
+def own_words(report: QuantizeReport) -> list[str]:
+    """What is gained on the user's own text, and what is lost elsewhere, beside the stock mix of the same size."""
+    if report.own is None or report.own.ratio is None:
+        return []
+    told = [_change(_tr("On your own text: {change}."), report.own.ratio)]
+    if report.ours is not None and report.ours.ratio is not None:
+        told.append(_change(_tr("On text of all kinds: {change}."), report.ours.ratio))
+    return told
+
+
+def _change(text: str, ratio: Interval) -> str:
+    if ratio.low <= 1 <= ratio.high:
+        return text.format(change=_tr("as large a loss as the stock mix has"))
+    less = ratio.value < 1
+    change = _tr("{n} % less loss than the stock mix") if less else _tr("{n} % more loss than the stock mix")
+    return text.format(change=change.format(n=words.whole(100 * abs(1 - ratio.value))))
 
 
 _MEASURES: tuple[tuple[str, Callable[[FileReport], str]], ...] = (

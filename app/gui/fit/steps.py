@@ -11,7 +11,7 @@ _STEPS: tuple[tuple[str, frozenset[str]], ...] = (
     ("measuring damage", frozenset({"measure", "errors", "alpha"})),
     ("choosing precisions", frozenset({"plan"})),
     ("writing the file", frozenset({"round", "sequential", "write"})),
-    ("checking the result", frozenset({"verify"})),
+    ("checking the result", frozenset({"verify", "gate"})),
 )
 _TELL_FROM = 0.03  # of the whole; before it, the time left is a guess
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 
 from engine.api.jobs import Job, JobKind
 from engine.api.quantizing import PlanForecast, QuantizeRequest, QuantizeSketch
-from engine.quantize_jobs.job import predict, source_of, target_of
+from engine.quantize_jobs.job import predict, source_of, target_of, told_task
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
 
@@ -19,7 +19,7 @@ async def plan(request: Request, body: QuantizeRequest) -> QuantizeSketch:
     """The likely plan and what the job would take; nothing is measured or written."""
     state = server_state(request)
     catalogue = await state.models.catalogue()
-    report = await asyncio.to_thread(predict, catalogue, body.options(), state.placer.resources)
+    report = await asyncio.to_thread(predict, catalogue, body.options(), state.placer.resources, state.named_tasks)
     entry = await asyncio.to_thread(catalogue.get, body.model)
     context = None
     if entry is not None and entry.format == "gguf":
@@ -35,6 +35,7 @@ async def start(request: Request, body: QuantizeRequest) -> Job:
     state = server_state(request)
     options = body.options()
     options.check()
+    await asyncio.to_thread(told_task, options, state.named_tasks)
     catalogue = await state.models.catalogue()
     source = await asyncio.to_thread(source_of, catalogue, options.source)
     await asyncio.to_thread(target_of, source, options, catalogue.paths)

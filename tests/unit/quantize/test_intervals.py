@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from app.evals.intervals import paired, share_text, wilson
+from quantize.intervals import paired, share_text, wilson
 
 
 def test_wilson_is_the_textbook_value():

@@ -35,6 +35,18 @@ def paired(first: Sequence[bool], second: Sequence[bool]) -> tuple[float, float,
     return change, max(-1.0, min(change, middle - half)), min(1.0, max(change, middle + half))
 
 
+def mcnemar(lost: int, won: int) -> float:
+    """How often chance alone splits the cases that differ at least so unevenly, 0 to 1.
+
+    Source: McNemar (1947), exact, with half of the observed split's own weight (mid-p; Fagerland et al. 2013).
+    """
+    n, fewer = lost + won, min(lost, won)
+    if n == 0 or lost == won:
+        return 1.0
+    tail = sum(math.comb(n, k) for k in range(fewer)) + math.comb(n, fewer) / 2
+    return min(1.0, float(2 * tail / 2**n))
+
+
 def share_text(passed: int, total: int) -> str:
     """A share with its interval, in words."""
     low, high = wilson(passed, total)

