@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -62,6 +61,7 @@ class Child:
         self.progress: deque[Progress] = deque(maxlen=64)
         self._stderr: deque[str] = deque(maxlen=_STDERR_LINES)
         self._answered = False
+        self._told_all = threading.Event()
         one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         one["OMP_WAIT_POLICY"] = "passive"
         raw = encode(request).decode() + "\n"
@@ -90,7 +90,9 @@ class Child:
 
     def poll(self) -> bool:
         """Whether it has ended. Raises: the task's own error. ChildDied: it ended without an answer."""
-        if self._process.poll() is None:
+        try:  # one that closed its output is about to end
+            self._process.wait(_POLL_S if self._told_all.is_set() else 0)
+        except subprocess.TimeoutExpired:
             return False
         self._close()
         if self.error is not None:
@@ -123,6 +125,12 @@ class Child:
                 self.result, self._answered = event["value"], True
             else:
                 self.error, self._answered = rebuilt(event["value"]), True
+
+        self._told_all.set()
+
+    def wait(self, seconds: float) -> None:
+        """Until its output ends, or so long."""
+        self._told_all.wait(seconds)
 
     def _read_stderr(self) -> None:
         assert self._process.stderr is not None
@@ -159,8 +167,8 @@ def run_tasks(
                     on_progress(index, child.progress.popleft())
                 if ended:
                     running.discard(index)
-            if running:
-                time.sleep(_POLL_S)
+            if running:  # a job starts hundreds of children, so the end of one is not only looked for
+                children[min(running)].wait(_POLL_S)
     finally:
         for child in children:
             child.kill()

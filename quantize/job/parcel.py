@@ -16,7 +16,7 @@ from quantize.evidence import MeasureRequest, decode, encode
 from quantize.files.gguf_write import ALIGNMENT, TensorSlot, header, padded
 from quantize.files.work_folder import Group, WorkFolder, write_json, write_whole
 from quantize.gptq.tensors import TensorsRequest, packed_path
-from quantize.job.tasks import TASKS
+from quantize.job.tasks import task_named
 from quantize.measure.rounding_error import ErrorsRequest
 from quantize.native.source_weights import SourceWeights
 
@@ -87,7 +87,7 @@ def perform(parcel: Parcel, source: Bytes, read: dict[str, Bytes], room: Path) -
 
     Raises: whatever the task raises; ChildDied.
     """
-    kind = TASKS[parcel.task][0]
+    kind = task_named(parcel.task)[0]
     (room / _SOURCE).write_bytes(source.data)
     (room / _TEXT).write_bytes(b"")
     for name in (n for n in read if n == _IMATRIX):

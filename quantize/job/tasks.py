@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 
-from quantize.convert.folder import ConvertRequest, convert, prepare
 from quantize.evidence import MeasureRequest, Step, VerifyRequest
 from quantize.gptq.sequential import SequentialRequest, round_in_order
 from quantize.gptq.tensors import TensorsRequest, round_tensors
@@ -15,10 +14,10 @@ from quantize.measure.kv_cache import KvRequest, measure_kv
 from quantize.measure.rounding_error import ErrorsRequest, measure_errors
 from quantize.measure.sensitivity import AlphaRequest, measure_swaps
 from quantize.measure.verify import verify_files
-from quantize.onnx.folder import convert_task
-from quantize.onnx.request import OnnxRequest
 
-TASKS: dict[str, tuple[type[msgspec.Struct], Callable[[Any, Step], Any]]] = {
+TaskKind = tuple[type[msgspec.Struct], Callable[[Any, Step], Any]]
+
+_MEASURING: dict[str, TaskKind] = {
     "survey": (MeasureRequest, survey),
     "moments": (MomentsRequest, collect_moments),
     "errors": (ErrorsRequest, measure_errors),
@@ -27,8 +26,20 @@ TASKS: dict[str, tuple[type[msgspec.Struct], Callable[[Any, Step], Any]]] = {
     "verify": (VerifyRequest, verify_files),
     "alpha": (AlphaRequest, measure_swaps),
     "kv": (KvRequest, measure_kv),
-    "convert": (ConvertRequest, convert),
-    "prepare": (ConvertRequest, prepare),
-    "onnx": (OnnxRequest, convert_task),
     "write": (WriteRequest, write_model),
 }
+
+
+def task_named(name: str) -> TaskKind:
+    """The request and the function of a task. Raises: KeyError."""
+    if name in ("convert", "prepare"):
+        # A job starts a child for each tensor; what only converting needs would be two fifths of its start.
+        from quantize.convert.folder import ConvertRequest, convert, prepare  # noqa: PLC0415
+
+        return ConvertRequest, convert if name == "convert" else prepare
+    if name == "onnx":
+        from quantize.onnx.folder import convert_task  # noqa: PLC0415
+        from quantize.onnx.request import OnnxRequest  # noqa: PLC0415
+
+        return OnnxRequest, convert_task
+    return _MEASURING[name]

@@ -11,7 +11,7 @@ import msgspec
 from quantize.child import described
 from quantize.errors import QuantizeError
 from quantize.evidence import Progress, decode
-from quantize.job.tasks import TASKS
+from quantize.job.tasks import task_named
 
 
 def main() -> int:
@@ -23,7 +23,7 @@ def main() -> int:
         return 2
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        kind, run = TASKS[sys.argv[1]]
+        kind, run = task_named(sys.argv[1])
         answer = run(decode(request, kind), _Sender(out, sys.argv[1]))
     except (QuantizeError, OSError) as error:
         _emit(out, "fault", described(error))
