@@ -4,6 +4,8 @@ from PySide6.QtCore import QCoreApplication
 
 from app.client import ServerUnreachable
 from app.error_text import describe
+from app.gui import words
+from engine.api.jobs import Job
 
 
 def in_words(error: BaseException) -> str:
@@ -12,4 +14,9 @@ def in_words(error: BaseException) -> str:
         return QCoreApplication.translate(
             "api", "The server does not answer. It may be starting; if not, start it on the Server page."
         )
-    return describe(error)
+    return words.sentence(describe(error))
+
+
+def failure_of(job: Job) -> str:
+    """Why a job failed or stands still, for a banner or its card; empty where nobody knows."""
+    return words.sentence(job.error.message) if job.error is not None else ""

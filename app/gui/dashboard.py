@@ -96,11 +96,12 @@ class DashboardPage(Page):
         for note, there in zip(self._notes, (stats.use, recent.requests), strict=True):
             note.setVisible(not there)
         self._fill(history)
-        self.history.show_rows([requests.request_row(row) for row in recent.requests[:_SHOWN_REQUESTS]])
+        title = self._services.models.title
+        self.history.show_rows([requests.request_row(row, title) for row in recent.requests[:_SHOWN_REQUESTS]])
         self.table.show_rows(
             [
                 [
-                    self._services.models.title(use.model),
+                    title(use.model),
                     *map(words.whole, (use.requests, use.prompt_tokens, use.generated_tokens)),
                 ]
                 for use in stats.use

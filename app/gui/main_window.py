@@ -18,6 +18,7 @@ from app.gui.services import Services
 from app.gui.shortcuts import SHORTCUTS, ShortcutSheet
 from app.gui.tray import Tray
 from app.gui.widgets.basics import Banner, stack
+from app.gui.widgets.kept_splitter import keep_splitters, restore_splitters
 from engine.paths import user_paths
 
 _USUAL, _SMALLEST = QSize(1180, 760), QSize(720, 480)
@@ -100,6 +101,7 @@ class MainWindow(QMainWindow):
         """A page, made if need be."""
         if name not in self._made:
             self._made[name] = self._entries[name].make()
+            restore_splitters(self._made[name], self._geometry)
             self._stack.addWidget(self._made[name])
         return self._made[name]
 
@@ -122,6 +124,8 @@ class MainWindow(QMainWindow):
         self.chat.save_draft()
         self._geometry.setValue("geometry", self.saveGeometry())
         self._geometry.setValue("sidebar", self.chat.saveState())
+        for page in self._made.values():
+            keep_splitters(page, self._geometry)
         self._geometry.setValue("conversation", self.chat.controller.conversation.id)
         if not self.chat.controller.conversation.id:
             self._geometry.setValue("draft", self.chat.composer.text)

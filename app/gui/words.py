@@ -2,13 +2,14 @@
 
 import re
 
-from PySide6.QtCore import QCoreApplication, QDate, QLocale, Qt
+from PySide6.QtCore import QCoreApplication, QDate, QDateTime, QLocale, Qt
 
 from app import format as plain
 
 _EXACT_BELOW = 10
 UNKNOWN = "—"  # a number nobody has
 _QUANTIZED = re.compile(r"(?i)([-_.](gguf|i?q\d\w*|f16|bf16|f32|mxfp4))+$")
+_WORD = re.compile(r"[a-z]+(?=[\s,;:.!?]|$)(?![.:]\S)")  # no name of a file, no address
 _WEEKDAY = re.compile(r"^dddd?,?\s+|,?\s*dddd?$")
 _SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 
@@ -46,6 +47,14 @@ def model_name(repo: str) -> str:
     return _QUANTIZED.sub("", repo.rpartition("/")[2])
 
 
+def sentence(text: str) -> str:
+    """What a server or a library said, as a sentence: a capital first and an end; names stay as they are."""
+    said = text.strip()
+    if _WORD.match(said):
+        said = said[0].upper() + said[1:]
+    return said if not said or said[-1] in ".!?…:)" else f"{said}."
+
+
 def files(number: int) -> str:
     """1 file, 12 files."""
     return _tr("1 file") if number == 1 else _tr("{n} files").format(n=whole(number))
@@ -80,6 +89,12 @@ def date(day: QDate) -> str:
     """1 May 2026, 1. Mai 2026: the long form of the language without the day of the week."""
     form = _WEEKDAY.sub("", QLocale().dateFormat(QLocale.FormatType.LongFormat))
     return QLocale().toString(day, form)
+
+
+def moment(seconds: float) -> str:
+    """1 May 2026, 14:05: a time since 1970 on this computer's clock."""
+    at = QDateTime.fromSecsSinceEpoch(int(seconds))
+    return f"{date(at.date())}, {QLocale().toString(at.time(), 'HH:mm')}"
 
 
 JOBS = {

@@ -89,7 +89,7 @@ def make(
     from quantize.job.execute import quantize as run_quantize  # noqa: PLC0415 - as above
 
     source = source_of(catalogue, options.source)
-    out = target_of(source, options, catalogue.paths)
+    out = room_for(source, options, catalogue.paths)
     judge, gate = None, None
     if options.gate is not None and open_gates is not None:
         gates = open_gates()
@@ -154,12 +154,21 @@ def source_of(catalogue: Catalogue, named: str) -> Source:
 
 
 def target_of(source: Source, options: QuantizeOptions, paths: Paths) -> Path:
-    """Where the file is to lie. Raises: InputFault: that is not a whole path; CannotWrite."""
+    """Where the file is to lie. Raises: InputFault: that is not a whole path."""
     from engine.quantize_jobs.request import in_library  # noqa: PLC0415 - not while the server starts
 
     if options.out is None:
         return in_library(source.stem, options, paths)
     return whole_path(options.out, "out")
+
+
+def room_for(source: Source, options: QuantizeOptions, paths: Paths) -> Path:
+    """Where the file is to lie, with the library's folder for it made. Raises: InputFault; CannotWrite."""
+    from engine.quantize_jobs.request import make_room  # noqa: PLC0415 - not while the server starts
+
+    out = target_of(source, options, paths)
+    make_room(out, paths)
+    return out
 
 
 def _engine_error(error: quantize.errors.QuantizeError) -> Exception:

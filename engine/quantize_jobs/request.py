@@ -81,13 +81,13 @@ def beside_source(source: Path, options: QuantizeOptions, paths: Paths) -> Path:
     name = _SOURCE_SUFFIX.sub("", source.name if source.is_dir() else source.stem)
     folder = source.absolute().parent
     if is_installed(folder):
-        folder = _made(paths.models)
+        folder = paths.models
     return folder / f"{name}-{options.words()}.gguf"
 
 
 def in_library(name: str, options: QuantizeOptions, paths: Paths) -> Path:
-    """A file in the library's own folder that says what it is and is not in use. Raises: CannotWrite."""
-    folder = _made(paths.models / "local")
+    """A file in the library's own folder that says what it is and is not in use; nothing is made for it."""
+    folder = paths.models / "local"
     stem = f"{name.replace('/', '-')}-{options.words()}"
     number = 1
     while (path := folder / f"{stem}{f'-{number}' if number > 1 else ''}.gguf").exists():
@@ -95,19 +95,21 @@ def in_library(name: str, options: QuantizeOptions, paths: Paths) -> Path:
     return path
 
 
-def _made(folder: Path) -> Path:
-    """The folder, from now on there: even a plan of a checkpoint needs room to convert it. Raises: CannotWrite."""
+def make_room(out: Path, paths: Paths) -> None:
+    """Make the folder of a file that is to be written into the library. Raises: CannotWrite."""
+    folder = out.parent
+    if not folder.is_relative_to(paths.models):  # a folder that somebody named is there, or its name is wrong
+        return
     for again in (True, True, False):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             break
-        except FileExistsError as error:  # another plan was making it at this very moment, or it is a file
+        except FileExistsError as error:  # another job was making it at this very moment, or it is a file
             if not again:
                 raise CannotWrite(str(folder), error.strerror or str(error)) from error
             time.sleep(_MAKING_S)
         except OSError as error:
             raise CannotWrite(str(folder), error.strerror or str(error)) from error
-    return folder
 
 
 def measured_speeds(paths: Paths, machine: MachineState, device: DeviceKind = "cpu") -> dict[str, float]:

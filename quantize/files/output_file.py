@@ -26,17 +26,21 @@ class Output:
     """Where a job writes. Leaving the block removes every unfinished file, also after an error.
 
     A second process watches this one and removes them if it is killed. What both leave behind when both are
-    killed (a power cut) is removed by the next job in the same folder.
+    killed (a power cut) is removed by the next job in the same folder. Where nothing is to be written
+    (`writes=False`), the folder is looked at and left as it is; it need not be there yet.
     """
 
-    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
+    def __init__(self, path: Path, *, overwrite: bool = False, writes: bool = True) -> None:
         self.path = path.absolute()
-        self._overwrite = overwrite
+        self._overwrite, self._writes = overwrite, writes
         self._partials: list[Path] = []
         self._guard: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
         """Raises: InvalidOption: the file exists. NotWritable: the folder is missing or read-only."""
+        if not self._writes:
+            _check_place(self.path.parent)
+            return self
         if self.path.exists() and not self._overwrite:
             raise InvalidOption("OUT", f"{self.path} exists already; choose another name or allow to overwrite it")
         folder = self.path.parent
@@ -104,6 +108,15 @@ class Output:
             if self.path.exists():
                 raise InvalidOption("OUT", f"{self.path} was made by another job meanwhile") from None
             partial.rename(self.path)
+
+
+def _check_place(folder: Path) -> None:
+    """Raises: NotWritable: the folder, or the nearest one above it that is there, takes no file."""
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    if not there.is_dir():
+        raise NotWritable(str(there), "it is no folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise NotWritable(str(there), "it is read-only")
 
 
 def check_written(path: Path, types: dict[str, str]) -> None:

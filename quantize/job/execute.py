@@ -64,7 +64,7 @@ def quantize(
         raise InvalidOption("--gate", "nobody here can ask a model tasks")
     if request.out.resolve() == request.source.resolve():
         raise InvalidOption("OUT", "it is the SOURCE itself, which is never written to")
-    with Output(request.out, overwrite=request.overwrite or request.plan_only) as output:
+    with Output(request.out, overwrite=request.overwrite, writes=not request.plan_only) as output:
         return _Job(request, output, on_progress, cancelled, executor, judge).run()
 
 

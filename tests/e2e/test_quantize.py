@@ -6,6 +6,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.servers import RunningServer
+
 pytestmark = pytest.mark.e2e
 
 WISH = {"model": "spark", "budget_bytes": 5_000_000, "tier": "instant"}
@@ -32,6 +34,18 @@ def test_a_plan_tells_what_would_come_out(server):
     assert report["forecast"]["seconds"] > 0
     assert report["out"] is None
     assert report["plan"]["best_stock"]
+
+
+def test_a_plan_changes_nothing_in_the_library(tmp_path):
+    server = RunningServer(tmp_path)
+    try:
+        before = sorted((tmp_path / "models").rglob("*"))
+        with manage(server) as client:
+            for wish in (WISH, {"model": WISH["model"], "fit": True}):
+                assert client.post("/tessera/v1/quantize/plan", json=wish).status_code == 200
+        assert sorted((tmp_path / "models").rglob("*")) == before
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize(

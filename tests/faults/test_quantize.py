@@ -105,6 +105,21 @@ def test_a_plan_alone_writes_nothing(tmp_path):
     assert left(tmp_path) == set()
 
 
+def test_a_plan_changes_nothing_where_its_file_would_lie(tmp_path):
+    """Neither a folder that is not there yet, nor what an ended job left, nor the time of the folder."""
+    run(tmp_path, plan_only=True, out=tmp_path / "models" / "local" / "out.gguf")
+    assert not (tmp_path / "models").exists()
+    old = tmp_path / ".other.gguf.999999999.ours.partial"
+    old.write_bytes(b"x")
+    before = tmp_path.stat().st_mtime_ns
+    run(tmp_path, plan_only=True, out=tmp_path / "out.gguf")
+    assert old.exists()
+    assert tmp_path.stat().st_mtime_ns == before
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotWritable, match="no folder"):
+        run(tmp_path, plan_only=True, out=tmp_path / "file" / "local" / "out.gguf")
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
@@ -313,8 +328,8 @@ def test_files_of_dead_jobs_are_swept(tmp_path):
     old.write_bytes(b"x")
     kept = tmp_path / f".other.gguf.{os.getppid()}.ours.partial"
     kept.write_bytes(b"x")
-    run(tmp_path, plan_only=True)
-    assert left(tmp_path) == {kept.name}
+    run(tmp_path)
+    assert left(tmp_path) == {kept.name, "out.gguf", "out.tessera.json"}
 
 
 def test_two_jobs_on_one_source_and_one_target(tmp_path, source):

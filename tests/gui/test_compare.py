@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QLabel, QPushButton
 from app.db import messages
 from app.gui.chat.page import ChatPage
 from app.gui.chat.pair_widget import PairWidget
+from app.gui.widgets.facts_line import FactsLine
 from engine.api.chat import ModelRow
 
 
@@ -32,6 +33,12 @@ def ask(qtbot, page, text="Hi there"):
     page.composer.set_text(text)
     qtbot.keyClick(page.composer.editor, Qt.Key.Key_Return)
     qtbot.waitUntil(lambda: not page.controller.busy)
+
+
+def facts_of(pane):
+    """The line with speed and tokens."""
+    (line,) = pane.findChildren(FactsLine)
+    return line
 
 
 def pair(page):
@@ -63,6 +70,10 @@ def test_both_models_answer_one_question_and_the_chat_goes_on_from_the_chosen_on
         assert shown.pane(message.id).text_view.toPlainText() == "Hello world"
     assert shown.pane(first.id).x() < shown.pane(second.id).mapTo(shown, shown.rect().topLeft()).x()
     assert shown.pane(second.id).mapTo(shown, shown.pane(second.id).rect().bottomLeft()).y() <= shown.height()
+
+    heights = {facts_of(shown.pane(message.id)).height() for message in (first, second)}
+    assert len(heights) == 1, "the facts of both stand on one line each"
+    assert max(heights) < 2 * shown.fontMetrics().height()
 
     go_on = next(b for b in shown.findChildren(QPushButton) if b.text() == "Go on with this one")
     qtbot.mouseClick(go_on, Qt.MouseButton.LeftButton)

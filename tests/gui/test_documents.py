@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from PySide6.QtWidgets import QToolButton
+from PySide6.QtWidgets import QPushButton, QToolButton
 
 from app.db.records import Message
 from app.gui.chat.options import ChatOptions
@@ -61,7 +61,10 @@ def test_a_model_that_finds_by_meaning_is_offered_where_there_is_none(services, 
     read = {**SEA, "state": "ready", "embedded": 0}
     server.routes["GET", "/tessera/v1/collections"] = msgspec.convert({"collections": [read]}, Collections)
     page = show(DocumentsPage(services))
-    qtbot.waitUntil(lambda: "by their words only" in words_in(page))
+    qtbot.waitUntil(
+        lambda: any(made.text() == "Download" and made.isVisible() for made in page.findChildren(QPushButton))
+    )
+    assert "by their words only" in words_in(page)
     with qtbot.waitSignal(page.model_wanted) as told:
         press(page, "Download")
     assert starter_repo(told.args[0]) == "second-state/All-MiniLM-L6-v2-Embedding-GGUF"

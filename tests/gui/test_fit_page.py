@@ -1,12 +1,16 @@
 """Make it fit: the forecast while the slider moves, the job, its report."""
 
+import itertools
 import time
 
 import msgspec
 import pytest
+from PySide6.QtCore import QPoint
 from PySide6.QtWidgets import QFileDialog
 
-from app.gui.fit.label_places import Box, place
+from app.gui import words
+from app.gui.fit.frontier import FrontierPlot
+from app.gui.fit.label_places import Box, along, place
 from app.gui.fit.page import FitPage
 from app.gui.fit.steps import step_words
 from app.gui.jobs import Jobs
@@ -17,7 +21,7 @@ from quantize.job.gate import GateReport, compared
 from quantize.types import Interval, KvOption
 from tests.gui.fake_server import Events
 from tests.gui.hands import press, texts
-from tests.gui.wire import SPARK, job, quantize_report, sketch
+from tests.gui.wire import SPARK, failed, job, quantize_report, sketch
 
 
 @pytest.fixture
@@ -70,7 +74,7 @@ def test_a_context_can_be_aimed_for_with_a_way_to_store_it(qtbot, fit, server):
     server.routes["POST", "/tessera/v1/quantize"] = (400, {"error": {"message": "not now"}})
     qtbot.waitUntil(fit.start.isEnabled)
     fit.start.click()
-    qtbot.waitUntil(lambda: fit.banner.text == "not now")
+    qtbot.waitUntil(lambda: fit.banner.text == "Not now.")
     body = next(body for _, path, body in server.requests if path == "/tessera/v1/quantize")
     wanted = QuantizeRequest(model="spark", fit=True, n_ctx=32768, kv_type="q4_0")
     assert msgspec.convert(body, QuantizeRequest) == wanted
@@ -170,6 +174,73 @@ def test_a_refused_size_says_why_and_cannot_start(qtbot, fit, server):
     fit._forecast()
     qtbot.waitUntil(lambda: fit.banner.text == message)
     assert not fit.start.isEnabled()
+
+
+def test_a_failed_forecast_is_asked_for_again_by_a_button(qtbot, fit, server):
+    good = server.routes["POST", "/tessera/v1/quantize/plan"]
+    server.routes["POST", "/tessera/v1/quantize/plan"] = (500, {"error": {"message": "the disk is away"}})
+    fit._forecast()
+    qtbot.waitUntil(lambda: fit.banner.text == "The disk is away.")
+    assert not fit.start.isEnabled()
+    server.routes["POST", "/tessera/v1/quantize/plan"] = good
+    press(fit.banner, "Try again")
+    qtbot.waitUntil(fit.start.isEnabled)
+    assert not fit.banner.isVisible()
+
+
+def test_what_a_job_failed_of_is_a_sentence(qtbot, fit):
+    ended = failed(JobKind.QUANTIZE, "no room on spark-f16.gguf", title="Spark", updated_at=time.time() + 1)
+    fit._jobs._on_jobs([ended])
+    qtbot.waitUntil(lambda: fit.banner.text == "No room on spark-f16.gguf.")
+    assert texts(fit).count("No room on spark-f16.gguf.") == 2, "the card of the job says the same"
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("it is read-only", "It is read-only."),
+        ("spark-f16.gguf: no such file", "spark-f16.gguf: no such file."),
+        ("http://127.0.0.1 is away", "http://127.0.0.1 is away."),
+        ("Why not?", "Why not?"),
+        ("", ""),
+    ],
+)
+def test_a_sentence_leaves_names_as_they_are(said, told):
+    assert words.sentence(said) == told
+
+
+def test_the_axis_of_the_loss_tells_what_the_points_have(qtbot, look):
+    """Not a thousand times as much, as soon as the axis has its name."""
+    plot = FrontierPlot(look)
+    qtbot.addWidget(plot)
+    plot.show_points({5 << 20: 0.005, 8 << 20: 0.05}, [])
+    for _ in range(2):
+        axis = plot.getPlotItem().getAxis("left")
+        assert axis.scale * axis.autoSIPrefixScale == 1
+        plot.restyle()
+
+
+def test_curve_and_tensors_stand_side_by_side_where_there_is_room(qtbot, fit):
+    picture = fit.picture
+
+    def beside():
+        return picture.mosaic.mapTo(picture, QPoint()).x() > picture.plot.geometry().center().x()
+
+    fit.resize(1280, 800)
+    qtbot.waitUntil(beside)
+    fit.resize(640, 800)
+    qtbot.waitUntil(lambda: not beside())
+
+
+def test_names_keep_off_a_line_too():
+    points = along((0.0, 0.0), (100.0, 0.0), 6)
+    assert points[0][0] > 0
+    assert points[-1][0] < 100
+    assert all(second[0] - first[0] <= 6 for first, second in itertools.pairwise(points))
+    taken = [Box(x - 3, -3, 6, 6) for x, _ in points]
+    found = place(50, 0, 40, 14, taken)
+    assert found is not None
+    assert not any(found.meets(other) for other in taken)
 
 
 def test_the_phases_of_a_job_are_six_steps_in_plain_words(qapp):

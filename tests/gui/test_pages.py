@@ -188,7 +188,7 @@ def test_the_dashboard_reads_the_counters_and_what_was_before_it_was_opened(qtbo
         "active": "2", "waiting": "7", "memory": "1.5",
     }  # fmt: skip
     running, done = page.history.texts()
-    assert done[:3] == ["OpenAI/Python", "chat/completions", "spark"]
+    assert done[:3] == ["OpenAI/Python", "chat/completions", "Spark (demo)"]
     assert done[4:] == ["1200", "1000", "50", "12 ms", "431.5", "2.5 s"]
     assert running[2] == "—"
     assert running[4:] == ["—", "—", "—", "—", "—", "Running"]

@@ -134,7 +134,7 @@ def test_every_text_of_every_page_goes_through_the_translation(qtbot, home, pseu
     assert translated("{n} tokens") == "[{n} tökéñš~~~~]"
     names = {
         "http", "tessera ", "Spark", str(home), "VS Code", "Ctrl", "Return", "Esc", "F1", "Shift", "pip ", "npm ",
-        "Zed", "Aider", "Continue", "Cline", "curl", "openai", "Claude", "Codex", "Tessera", "no route",
+        "Zed", "Aider", "Continue", "Cline", "curl", "openai", "Claude", "Codex", "Tessera", "No route",
         "aider", "OpenCode", "llama", "GiB",
     }  # fmt: skip
     missed = {}

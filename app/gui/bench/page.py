@@ -1,6 +1,5 @@
 """The bench page: measure a model or a shape, watch it, compare with what was measured before, export."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +20,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.gui import words
+from app.gui.api import failure_of
 from app.gui.bench import export
 from app.gui.bench.plots import BusyPlot, SpeedPlot
 from app.gui.jobs import Jobs
@@ -272,7 +272,7 @@ class BenchPage(Page):
         self.note.hide()
         self._on_model()
         if job.state == "failed" and job.error is not None:
-            self.banner.tell(job.error.message, "bad")
+            self.banner.tell(failure_of(job), "bad")
         found = result_of(job, Measured)
         if found is not None and found.reports:
             self.banner.tell("\n".join(map(self._tuned, found.reports)), "ok")
@@ -303,7 +303,7 @@ class BenchPage(Page):
             points = sorted(result.points, key=lambda p: p.length)
             settings = f"{result.backend}, {result.threads} threads, {result.type_k}, ub {result.n_ubatch}"
             cells = [
-                time.strftime("%Y-%m-%d %H:%M", time.localtime(result.started_at)),
+                words.moment(result.started_at),
                 result.model + (self.tr(" (stand-in)") if result.stand_in else ""),
                 settings,
                 words.whole(points[-1].prefill_tok_s.median) if points else "",
@@ -341,8 +341,7 @@ class BenchPage(Page):
             made.setEnabled(bool(self.selected))
 
     def _name(self, result: BenchResult) -> str:
-        when = time.strftime("%m-%d %H:%M", time.localtime(result.started_at))
-        return f"{result.model}, {result.threads} ({when})"
+        return f"{result.model}, {result.threads} ({words.moment(result.started_at)})"
 
     def _save(self, kind: str) -> None:
         name, _ = QFileDialog.getSaveFileName(self, self.tr("Save"), f"measured.{kind}", f"*.{kind}")

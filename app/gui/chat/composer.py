@@ -183,6 +183,7 @@ class Composer(QFrame):
         self._send.clicked.connect(self._on_send_clicked)
         look.changed.connect(self._refresh)
         self._hint = label(self.tr("Enter sends · Shift+Enter for a new line"), "small")
+        self._hint.setMinimumWidth(1)  # or it would hold the composer as wide as it once was
         self._tools = row(spacing=8)
         self.setLayout(
             stack(
@@ -269,7 +270,8 @@ class Composer(QFrame):
     def resizeEvent(self, event: QResizeEvent) -> None:
         """The hint gives way where there is little room."""
         super().resizeEvent(event)
-        self._hint.setVisible(self.width() > self._hint.sizeHint().width() + _BESIDE_HINT)
+        beside = self._hint.sizeHint().width() + self._tools.sizeHint().width() + _BESIDE_HINT
+        self._hint.setVisible(self.width() > beside)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         """Files may be dropped."""

@@ -20,8 +20,8 @@ def used_tokens(message: Message) -> int:
     return int(usage.get("total_tokens", 0)) if isinstance(usage, dict) else 0
 
 
-def answer_summary(message: Message, n_ctx: int = 0) -> str:
-    """Speed, time to the first token and context used, as far as they are known."""
+def answer_facts(message: Message, n_ctx: int = 0) -> list[str]:
+    """Speed, time to the first token and context used, as far as they are known; what matters most first."""
     usage, timings = message.facts.get("usage"), message.facts.get("timings")
     parts: list[str] = []
     if isinstance(timings, dict):
@@ -53,7 +53,7 @@ def answer_summary(message: Message, n_ctx: int = 0) -> str:
         parts.append(_tr("edited by you"))
     if message.status == "stopped":
         parts.append(_tr("stopped by you"))
-    return " · ".join(parts)
+    return parts
 
 
 def _energy(timings: object) -> list[str]:

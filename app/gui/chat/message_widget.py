@@ -9,13 +9,14 @@ from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 
 from app.answer_phase import Phase
 from app.db.records import Message
-from app.gui.chat.facts import answer_summary, runaway_words
+from app.gui.chat.facts import answer_facts, runaway_words
 from app.gui.chat.message_editor import MessageEditor
 from app.gui.chat.phase_label import PhaseLabel
 from app.gui.look import Look
 from app.gui.markdown.view import MarkdownView
 from app.gui.widgets.basics import IconButton, button, label, row, stack
 from app.gui.widgets.column import ColumnItem
+from app.gui.widgets.facts_line import FactsLine
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Menu
 
@@ -60,9 +61,7 @@ class MessageWidget(ColumnItem):
         self._width = 0
         unit = look.tokens.unit
         self._column = QVBoxLayout(self)
-        # A question's tools take the room between it and its answer.
-        asked = message.role == "user"
-        self._column.setContentsMargins(0, unit if asked or narrow else 0, 0, 0 if asked else unit)
+        self._column.setContentsMargins(0, unit, 0, unit)
         self._column.setSpacing(unit // 2)
         if message.role == "user":
             self._build_question()
@@ -120,7 +119,9 @@ class MessageWidget(ColumnItem):
         )
 
     def _bubble_width(self, width: int) -> int:
-        widest = round(width * _BUBBLE_SHARE) - 4 * self._look.tokens.unit
+        unit = self._look.tokens.unit
+        beside = width - self._tools.sizeHint().width() - unit
+        widest = min(round(width * _BUBBLE_SHARE), beside) - 4 * unit
         return min(widest, max(24, self._body.ideal_width()))
 
     def _add_view(self, text: str, inset: int = 0) -> MarkdownView:
@@ -152,13 +153,18 @@ class MessageWidget(ColumnItem):
                 )
                 chips.add(chip)
             self._column.addLayout(row(1, chips))
-        self._column.addLayout(row(1, self._bubble))
-        actions = row(1, spacing=2)
+        # Beside the bubble: below it they would hold its answer off, seen or not.
+        self._tools = QWidget()
+        actions = row(spacing=2)
         self._add_branch_switch(actions)
         actions.addWidget(self._tool("edit", self.tr("Edit and ask again"), self.start_edit))
         actions.addWidget(self._copy_tool())
         actions.addWidget(self._more_tool())
-        self._column.addLayout(actions)
+        self._tools.setLayout(actions)
+        line = row(1, spacing=unit)
+        line.addWidget(self._tools, 0, Qt.AlignmentFlag.AlignBottom)
+        line.addWidget(self._bubble)
+        self._column.addLayout(line)
         self._rest()
 
     def enterEvent(self, event: QEnterEvent) -> None:
@@ -184,13 +190,14 @@ class MessageWidget(ColumnItem):
         accept = self.tr("Ask again") if mine else self.tr("Save")
         editor = MessageEditor(self._look, self.message.content, name, accept)
         self._editor = editor
-        shown = self._bubble if mine else self._body
+        shown = (self._bubble, self._tools) if mine else (self._body,)
 
         def close() -> None:
             editor.hide()
             editor.deleteLater()
             self._editor = None
-            shown.show()
+            for widget in shown:
+                widget.show()
             self.height_changed.emit()
 
         def ask(text: str) -> None:
@@ -200,8 +207,9 @@ class MessageWidget(ColumnItem):
         editor.closed.connect(close)
         editor.accepted.connect(ask)
         editor.height_changed.connect(self.height_changed)
-        shown.hide()
-        self._column.insertWidget(self._column.count() - 2, editor)
+        for widget in shown:
+            widget.hide()
+        self._column.insertWidget(self._column.count() - (1 if mine else 2), editor)
         editor.show()  # a layout gives no height to what is not shown, and it is asked for its height now
         editor.setFocus()
         self.height_changed.emit()
@@ -236,13 +244,13 @@ class MessageWidget(ColumnItem):
                 self._tool("continue", self.tr("Continue this answer"), lambda: self.continued.emit(message.id))
             )
         actions.addWidget(self._more_tool())
-        summary = answer_summary(message, self._n_ctx)
-        if summary and self._narrow:
-            self._column.addWidget(label(summary, "small", wrap=True))
+        facts = answer_facts(message, self._n_ctx)
+        if facts and self._narrow:
+            self._column.addWidget(FactsLine(facts))
             actions.addStretch(1)
-        elif summary:
+        elif facts:
             actions.addSpacing(self._look.tokens.unit)
-            actions.addWidget(label(summary, "small", wrap=True), 1)
+            actions.addWidget(label(" · ".join(facts), "small", wrap=True), 1)
         else:
             actions.addStretch(1)
         self._column.addLayout(actions)

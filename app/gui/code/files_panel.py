@@ -2,16 +2,18 @@
 
 from collections.abc import Callable
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QSplitter, QWidget
+from PySide6.QtWidgets import QWidget
 
+from app.gui.api import in_words
 from app.gui.code.coloured import coloured_lines, language_of
 from app.gui.code.file_tree import FileTree
 from app.gui.code.source_view import Selected, SourceText, SourceView
 from app.gui.services import Services
-from app.gui.widgets.basics import label, stack
+from app.gui.widgets.basics import IconButton, label, row, stack
+from app.gui.widgets.elided import ElidedLabel
+from app.gui.widgets.kept_splitter import kept_splitter
 
-_TREE, _SOURCE = 200, 330  # pixels, until they are pulled
+_TREE, _SOURCE = 180, 520  # pixels, until they are pulled
 
 
 class FilesPanel(QWidget):
@@ -24,19 +26,21 @@ class FilesPanel(QWidget):
         self.tree = FileTree(services.look)
         self.tree.chosen.connect(self.open)
         self.source = SourceView(services.look)
-        self.heading = label(self.tr("Choose a file"), "strong")
+        self.heading = ElidedLabel(self.tr("Choose a file"), "strong")
         self.hint = label(self.tr("Select lines, then Explain, Fix, Document or Write tests."), "small", wrap=True)
         shown = QWidget()
-        column = stack(self.heading, self.hint, spacing=8, margins=(8, 0, 0, 0))
+        self.fold = IconButton(
+            services.look,
+            "sidebar",
+            self.tr("Show or hide the list of files"),
+            lambda: self.tree.setVisible(self.tree.isHidden()),
+        )
+        head = row(self.fold, self.heading, spacing=4)
+        head.setStretch(1, 1)
+        column = stack(head, self.hint, spacing=8, margins=(8, 0, 0, 0))
         column.addWidget(self.source, 1)
         shown.setLayout(column)
-        split = QSplitter(Qt.Orientation.Horizontal)
-        split.setHandleWidth(1)
-        split.addWidget(self.tree)
-        split.addWidget(shown)
-        split.setStretchFactor(0, 0)
-        split.setStretchFactor(1, 1)
-        split.setSizes([_TREE, _SOURCE])
+        split = kept_splitter("code.files", self.tree, shown, sizes=(_TREE, _SOURCE))
         layout = stack(spacing=0, margins=(8, 8, 8, 8))
         layout.addWidget(split, 1)
         self.setLayout(layout)
@@ -65,7 +69,7 @@ class FilesPanel(QWidget):
         def failed(error: Exception) -> None:
             if self._wanted == path:
                 self._show(None)
-                self.heading.setText(str(error))
+                self.heading.setText(in_words(error))
 
         self._services.background.run(work, done, failed, self)
 

@@ -4,12 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import (
     QCheckBox,
     QFileDialog,
-    QSplitter,
     QStackedWidget,
     QTabWidget,
     QWidget,
@@ -33,11 +31,13 @@ from app.gui.code.transcript import Transcript
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, Empty, button, label, row, rule, stack
 from app.gui.widgets.flow import Flow
+from app.gui.widgets.kept_splitter import kept_splitter
 from app.gui.widgets.popups import Choice
 
 # What a model has at least when the server does not say.
 _FALLBACK_CONTEXT = 4096
 _MAX_PASTED = 20_000
+_TALK, _FILES = 400, 800  # pixels, until they are pulled: what is read needs the room
 
 
 class CodePage(QWidget):
@@ -69,15 +69,14 @@ class CodePage(QWidget):
         self.hint = Empty(
             self.tr("Ask about this project"),
             self.tr(
-                "The files that matter are found and shown with each answer. Or select lines and choose a task."
+                "The files that matter are found and shown with each answer. Name others with @file, @folder:path, "
+                "@symbol:name or @diff, or select lines and choose a task."
             ),
         )
         self.chips = Flow()
         self.used = label("", "small", wrap=True)
         self.composer = Composer(services.look, services.background)
-        self.composer.set_words(
-            self.tr("Ask about the project: @file, @folder:path, @symbol:name, @diff"), self.tr("Question")
-        )
+        self.composer.set_words(self.tr("Ask about the project, or name a @file"), self.tr("Question"))
         self.agent = QCheckBox(self.tr("Work with tools"))
         self.agent.setToolTip(
             self.tr("The model reads, edits and runs commands by itself; each edit and command is asked.")
@@ -122,11 +121,7 @@ class CodePage(QWidget):
         left.setLayout(column)
         self.tabs.addTab(self.files, self.tr("Files"))
         self.tabs.addTab(self.review, self.tr("Edits"))
-        split = QSplitter(Qt.Orientation.Horizontal)
-        split.setHandleWidth(1)
-        split.addWidget(left)
-        split.addWidget(self.tabs)
-        split.setSizes([5000, 6000])
+        split = kept_splitter("code.sides", left, self.tabs, sizes=(_TALK, _FILES))
         self.pages.addWidget(self.empty)
         self.pages.addWidget(split)
         layout = stack(self.banner, top, rule(), spacing=0)
@@ -313,7 +308,7 @@ class CodePage(QWidget):
         if isinstance(error, UncommittedChanges | GitFailed):
             chosen = self.review.chosen
             anyway = (self.tr("Write anyway"), lambda: self.controller.apply(chosen, allow_uncommitted=True))
-            self.banner.tell(str(error), "warn", anyway)
+            self.banner.tell(in_words(error), "warn", anyway)
             return
         self.transcript.end()
         self.banner.tell(in_words(error), "bad")

@@ -126,7 +126,7 @@ class DocumentsPage(Page):
         again.setAccessibleName(self.tr("Read {name} again").format(name=found.name))
         ocr = button(self.tr("Read scans too"), lambda: self._change(partial(self._read_scans, found.id)))
         ocr.setVisible(bool(found.unread_pages) and not found.ocr)
-        problems = [text[:1].upper() + text[1:] for text in found.problems]
+        problems = map(words.sentence, found.problems)
         lines = [self._amount(found), self._state(found), *map(_at_home, found.sources), *problems]
         if found.failed or found.unread_pages:
             lines.append(

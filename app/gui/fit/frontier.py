@@ -1,13 +1,14 @@
 """The frontier: bytes against loss, our mixes and the stock ones, and where the slider stands."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from math import log10
 
 import pyqtgraph
 from PySide6.QtCore import QCoreApplication, QPointF, Qt, QTimer
 
 from app.gui import words
-from app.gui.fit.label_places import Box, place
+from app.gui.fit.label_places import Box, along, place
 from app.gui.look import Look
 from app.gui.widgets.chart import Chart
 from engine.api.quantizing import StockPlan
@@ -15,6 +16,7 @@ from quantize.plan.stock_rules import WELL_KNOWN
 
 _MIB = 1 << 20
 _DOT = 10  # pixels of a point
+_LINE = 6  # pixels that a line needs for itself
 _HEIGHT = 320  # pixels: below the choices, and above the fold of a window of 780
 
 
@@ -93,13 +95,19 @@ class FrontierPlot(Chart):
         self._settle.start(0)
 
     def _place_labels(self) -> None:
-        """Names beside their points, where they cover neither points nor each other."""
+        """Names beside their points, where they cover neither points nor lines nor each other."""
         box = self.getViewBox()
         stock = [(row.file_bytes / _MIB, log10(row.damage or 1)) for row in self._stock_rows]
         taken = []
         for x, y in (*stock, *self._points):
             at = box.mapViewToScene(QPointF(x, y))
             taken.append(Box(at.x() - _DOT / 2, at.y() - _DOT / 2, _DOT, _DOT))
+        curve = [box.mapViewToScene(QPointF(x, y)) for x, y in self._points]
+        taken += [
+            Box(x - _LINE / 2, y - _LINE / 2, _LINE, _LINE)
+            for first, last in pairwise(curve)
+            for x, y in along((first.x(), first.y()), (last.x(), last.y()), _LINE)
+        ]
         line = box.mapViewToScene(QPointF(self._here.value(), 0.0)).x()
         whole = box.sceneBoundingRect()
         taken.append(Box(line - 1, whole.top(), 2, whole.height()))  # a dash through a name spoils it

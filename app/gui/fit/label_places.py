@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, hypot
 
 # Directions to try, best first: right above, above, right, left above, left, below.
 _WAYS = ((0.0, -1.0), (-0.5, -1.0), (0.0, -0.5), (-1.0, -1.0), (-1.0, -0.5), (0.0, 0.0), (-0.5, 0.0))
@@ -25,6 +26,16 @@ class Box:
             and self.top < other.top + other.height
             and other.top < self.top + self.height
         )
+
+
+def along(first: tuple[float, float], last: tuple[float, float], step: float) -> list[tuple[float, float]]:
+    """Points of the line between two points, at most a step apart, without its ends."""
+    far = hypot(last[0] - first[0], last[1] - first[1])
+    count = ceil(far / step)
+    return [
+        (first[0] + (last[0] - first[0]) * n / count, first[1] + (last[1] - first[1]) * n / count)
+        for n in range(1, count)
+    ]
 
 
 def place(x: float, y: float, width: float, height: float, taken: Sequence[Box]) -> Box | None:

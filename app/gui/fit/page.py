@@ -6,18 +6,18 @@ from PySide6.QtWidgets import QSlider, QVBoxLayout
 
 from app.client import ApiError
 from app.gui import words
-from app.gui.api import in_words
+from app.gui.api import failure_of, in_words
 from app.gui.fit.aim import Aim
-from app.gui.fit.frontier import FrontierPlot, size_words
+from app.gui.fit.frontier import size_words
 from app.gui.fit.gate import GateChoice
+from app.gui.fit.picture import PlanPicture
 from app.gui.fit.report import report_card
 from app.gui.fit.sources import unfit
 from app.gui.jobs import Jobs
 from app.gui.library.job_card import JobList
 from app.gui.services import Services
-from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, label, row, set_kind, stack
+from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, label, row, set_kind
 from app.gui.widgets.flow import Flow
-from app.gui.widgets.mosaic import Mosaic, PrecisionLegend, tiles_of_tensors
 from app.gui.widgets.popups import Choice
 from engine.api.jobs import Job, JobKind, Quantized, result_of
 from engine.api.library import Model
@@ -83,12 +83,7 @@ class FitPage(Page):
         self.chips = Flow()
         self.start = button(self.tr("Make it fit"), self._start, "primary")
         self.start.setEnabled(False)
-        self.mosaic = Mosaic(look, height=96)
-        self.rival = Mosaic(look, height=96)
-        self._ours_name, self._rival_name = label("", "small"), label("", "small")
-        self._rival_name.hide()
-        self.rival.hide()
-        self.plot = FrontierPlot(look)
+        self.picture = PlanPicture(look)
         self._report = QVBoxLayout()
         self.aim = Aim()
         self.aim.changed.connect(self._on_aim)
@@ -114,15 +109,9 @@ class FitPage(Page):
         )
         self._none.hide()
         self._choices = card(choose, go, self.slider, ends, self.chips, spacing=12)
-        sides = row(
-            stack(self._ours_name, self.mosaic, spacing=4),
-            stack(self._rival_name, self.rival, spacing=4),
-            spacing=24,
-        )
-        self._picture = card(self.plot, sides, PrecisionLegend(look), spacing=12)
-        for widget in (self._none, self._choices, self._picture):
+        for widget in (self._none, self._choices, self.picture):
             self.content.addWidget(widget)
-        self._picture.hide()  # until there is something to draw
+        self.picture.hide()  # until there is something to draw
 
     def showEvent(self, event: QShowEvent) -> None:
         """Look for models when the page is opened."""
@@ -174,8 +163,8 @@ class FitPage(Page):
         self._range = (0, 0)
         self._ours, self._stock = {}, ()
         self.start.setEnabled(False)
-        self.plot.show_points({}, [])
-        self._picture.hide()
+        self.picture.show_points({}, [])
+        self.picture.hide()
         clear(self._report)
         if self.model.currentData():
             self._forecast()
@@ -191,7 +180,7 @@ class FitPage(Page):
     def _on_slider(self) -> None:
         if self._range[1] and not self.aim.is_context:
             self.size_words.setText(words.size(self.budget_bytes))
-            self.plot.show_here(self.budget_bytes)
+            self.picture.plot.show_here(self.budget_bytes)
             self._delay.start()
 
     def _request(self) -> QuantizeRequest:
@@ -225,7 +214,7 @@ class FitPage(Page):
         if isinstance(error, ApiError) and error.status == 404 and error.code != "model_not_found":  # noqa: PLR2004
             self.banner.tell(self.tr("This server cannot make models fit yet."), "warn")
         else:
-            self.banner.tell(in_words(error), "warn")
+            self.banner.tell(in_words(error), "warn", (self.tr("Try again"), self._forecast))
 
     def _show_forecast(self, sketch: QuantizeSketch, model: str) -> None:
         if self._refused:  # what a finished job says stays
@@ -237,26 +226,13 @@ class FitPage(Page):
             self._sweep(model)
             return
         self.start.setEnabled(True)
-        self._picture.show()
+        self.picture.show()
         self.size_words.setText(size_words(plan.file_bytes, plan.bpw))
-        self._show_mosaics(plan)
+        self.picture.show_plan(plan)
         self._ours[plan.file_bytes] = plan.damage
         self._stock = plan.stock or self._stock
-        self.plot.show_points(self._ours, self._stock)
-        self.plot.show_here(plan.file_bytes)
+        self.picture.show_points(self._ours, self._stock)
         self._show_chips(plan, sketch.forecast)
-
-    def _show_mosaics(self, plan: QuantPlan) -> None:
-        """Ours, and beside it the stock mix of this size whose types are known."""
-        self.mosaic.show_tiles(tiles_of_tensors(plan.tensors))
-        self._ours_name.setText(self.tr("Tessera · {size}").format(size=words.size(plan.file_bytes)))
-        stock = next((row for row in plan.stock if row.types), None)
-        for widget in (self.rival, self._rival_name):
-            widget.setVisible(stock is not None)
-        if stock is not None:
-            self.rival.show_tiles(tiles_of_tensors(plan.tensors, stock.types))
-            told = self.tr("Stock mix {name} · {size}")
-            self._rival_name.setText(told.format(name=stock.name, size=words.size(stock.file_bytes)))
 
     def _show_chips(self, plan: QuantPlan, forecast: PlanForecast) -> None:
         self.chips.clear()
@@ -317,7 +293,7 @@ class FitPage(Page):
                 self._ours.update({plan.file_bytes: plan.damage for plan in found})
                 if found:
                     self._stock = found[-1].stock or self._stock
-                self.plot.show_points(self._ours, self._stock)
+                self.picture.show_points(self._ours, self._stock)
 
         self._services.background.run(plans, show, lambda _: None, self)
 
@@ -336,7 +312,7 @@ class FitPage(Page):
         if job.kind is not JobKind.QUANTIZE:
             return
         if job.state == "failed" and job.error is not None:
-            self.banner.tell(job.error.message, "bad")
+            self.banner.tell(failure_of(job), "bad")
         made = result_of(job, Quantized) if job.state == "done" else None
         if made is None:
             return

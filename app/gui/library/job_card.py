@@ -4,6 +4,7 @@ from PySide6.QtCore import QCoreApplication, Qt
 from PySide6.QtWidgets import QFrame, QProgressBar, QVBoxLayout, QWidget
 
 from app.gui import words
+from app.gui.api import failure_of
 from app.gui.fit.steps import left_s, share, step_words
 from app.gui.jobs import Jobs
 from app.gui.look import Look
@@ -112,12 +113,12 @@ def title_of(job: Job) -> str:
 
 def note_of(job: Job) -> str:
     """How far it is, or why it stands."""
-    progress, reason = job.progress, job.error.message if job.error else ""
+    progress, reason = job.progress, failure_of(job)
     if job.state == "failed":
         return reason or tr("It failed.")
     parts: list[str] = []
     if job.state == "paused":
-        parts.append(reason or tr("Paused"))
+        parts.append(reason.rstrip(".") or tr("Paused"))
     if job.state == "queued":
         parts.append(tr("Waiting for its turn"))
     left = progress.eta_s

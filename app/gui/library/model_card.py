@@ -1,5 +1,7 @@
 """One model on this computer."""
 
+from pathlib import PurePath
+
 from PySide6.QtCore import QCoreApplication, Qt, Signal
 from PySide6.QtWidgets import QFrame
 
@@ -51,7 +53,8 @@ class ModelCard(QFrame):
         mosaic = Mosaic(look, height=48)
         mosaic.setFixedSize(80, 56)
         mosaic.show_tiles(tiles_of_types(model.details.type_bytes, 40))
-        title = label(name, "strong")
+        title = label(spoken_name(model), "strong", wrap=True)
+        title.setToolTip(model.path)
         facts = label(facts_of(model), "small", wrap=True)
         chips = Flow(spacing=4)
         for words_, kind in chips_of(model, tool_calls_frac):
@@ -111,6 +114,14 @@ class ModelCard(QFrame):
         remove = menu.add("trash", self.tr("Remove…"), lambda: self.remove_pressed.emit(identity, name), "bad")
         remove.setEnabled(self.model.origin.kind not in {"bundled", "installed"})
         menu.below(at)
+
+
+def spoken_name(model: Model) -> str:
+    """The name as a person says it. One that is only the name of its file loses what the line below it tells."""
+    file = PurePath(model.path).name.removesuffix(".gguf")
+    if model.name != file or not model.details.quantization:
+        return model.name
+    return words.model_name(model.name).replace("_", " ") or model.name
 
 
 def facts_of(model: Model) -> str:

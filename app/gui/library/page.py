@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QFileDialog, QInputDialog, QTabWidget, QVBoxLayout
 
 from app.client import ApiError
 from app.code.certify.run import CertificateStore
-from app.gui.api import in_words
+from app.gui.api import failure_of, in_words
 from app.gui.jobs import Jobs
 from app.gui.library.details import DetailsDialog
 from app.gui.library.hub_tab import HubTab
@@ -343,7 +343,7 @@ class LibraryPage(Page):
 
     def _on_job_finished(self, job: Job) -> None:
         if job.state == "failed":
-            self.banner.tell(f"{title_of(job)}: {job.error.message if job.error else ''}", "bad")
+            self.banner.tell(f"{title_of(job)}. {failure_of(job)}".rstrip(), "bad")
         if job.state != "done":
             return
         self.refresh()

@@ -10,7 +10,7 @@ from PySide6.QtGui import QPixmap
 from PySide6.QtWidgets import QFrame, QLabel, QLineEdit
 
 from app.client import ApiError, Client
-from app.gui.api import in_words
+from app.gui import words
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, label, row, stack
 from app.remote_server import RemoteServer, parts_of
@@ -119,7 +119,7 @@ class ElsewhereCard(QFrame):
     def _failed(self, error: Exception) -> None:
         self._refresh_buttons()
         # The one that was asked, not this window's: "start it" would be the wrong advice.
-        self._banner.tell(str(error) if isinstance(error, ApiError) else in_words(error), "bad")
+        self._banner.tell(words.sentence(str(error)), "bad")
 
     def _back(self) -> None:
         self._remote.forget()

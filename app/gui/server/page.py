@@ -206,7 +206,7 @@ class ServerPage(Page):
         self.programs.setVisible(bool(programs))
         self._nobody.setVisible(not programs)
         asked = answer.requests[:_SHOWN_REQUESTS]
-        self.requests.show_rows([requests.request_row(request) for request in asked])
+        self.requests.show_rows([requests.request_row(request, self._services.models.title) for request in asked])
         self.requests.setVisible(bool(asked))
         self._none.setVisible(not asked)
 

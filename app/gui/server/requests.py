@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Callable
 
 from PySide6.QtCore import QCoreApplication, QDateTime, QLocale
 
@@ -21,12 +22,12 @@ def request_columns() -> list[str]:
     ]  # fmt: skip
 
 
-def request_row(row: RequestRecord) -> list[str]:
-    """One request in words; what nobody measured is a dash."""
+def request_row(row: RequestRecord, title: Callable[[str], str] = str) -> list[str]:
+    """One request in words; what nobody measured is a dash. `title`: the name of a model by its id."""
     return [
         _VERSION.sub("", row.program),
         row.route.removeprefix("/v1/"),
-        row.model or words.UNKNOWN,
+        title(row.model) if row.model else words.UNKNOWN,
         clock(row.time),
         _whole(row.prompt_tokens),
         _whole(row.cached_tokens),

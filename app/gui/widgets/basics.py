@@ -27,6 +27,8 @@ from app.gui.motion import appear
 # The grid of all pages: the widest column, the distance from its edges, and the room kept for a scroll bar.
 PAGE_WIDTH, PAGE_MARGIN, SCROLL_BAR = 960, 32, 12
 
+_EMPTY_WIDTH = 440  # the widest line of an empty page
+
 LabelKind = Literal["", "muted", "small", "title", "strong", "chip", "chip-ok", "chip-warn", "chip-bad", "glyph"]
 Tone = Literal["info", "ok", "warn", "bad"]
 
@@ -327,10 +329,13 @@ class Empty(QWidget):
         heading = label(title, "strong")
         words = label(text, "muted", wrap=True)
         words.setAlignment(Qt.AlignmentFlag.AlignHCenter)
-        words.setFixedWidth(440)
+        words.setMinimumWidth(_EMPTY_WIDTH // 2)
+        words.setMaximumWidth(_EMPTY_WIDTH)
         layout = stack(1, spacing=8)
         layout.addWidget(heading, 0, Qt.AlignmentFlag.AlignHCenter)
-        layout.addLayout(row(1, words, 1))  # aligned instead, it would not get the height its lines need
+        line = row(1, words, 1)
+        line.setStretch(1, 100)
+        layout.addLayout(line)  # aligned instead, it would not get the height its lines need
         if action:
             layout.addSpacing(8)
             layout.addWidget(button(action, self.pressed.emit, "primary"), 0, Qt.AlignmentFlag.AlignHCenter)

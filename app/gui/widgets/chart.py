@@ -47,10 +47,12 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
             axis.setPen(pyqtgraph.mkPen(tokens.colour("border")))
             axis.setTextPen(pyqtgraph.mkPen(tokens.colour("muted")))
             axis.setStyle(tickFont=self._look.font("small"), tickLength=0)
-            axis.enableAutoSIPrefix(False)
             if axis.labelText:  # its letters keep the size they had when it was made
                 axis.label.setFont(self._look.font("small"))
                 axis.setLabel(axis.labelText, color=tokens.colours["muted"])
+            # Switched off alone, it scales once more: values below 1 would be told a thousand times too large.
+            axis.setSIPrefixEnableRanges(())
+            axis.enableAutoSIPrefix(False)
 
     def line(self, xs: list[float], ys: list[float], colour: QColor, *, symbol: str | None = None) -> Any:
         """One curve; with a symbol its points are marked."""

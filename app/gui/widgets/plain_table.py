@@ -31,6 +31,7 @@ class PlainTable(QTableWidget):
             item = self.horizontalHeaderItem(column)
             assert item is not None
             item.setTextAlignment(self._alignment(column))
+        self.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names differ at their ends
         self.setShowGrid(False)
         self.setEditTriggers(QTableWidget.EditTrigger.NoEditTriggers)
         self.setSelectionMode(QTableWidget.SelectionMode.NoSelection)

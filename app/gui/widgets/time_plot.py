@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyqtgraph
 from PySide6.QtCore import QCoreApplication
-from PySide6.QtGui import QColor
+from PySide6.QtGui import QColor, QFontMetrics
 from PySide6.QtWidgets import QFrame
 
 from app.gui import words
@@ -15,7 +15,8 @@ from app.gui.widgets.basics import label, row, stack
 from app.gui.widgets.chart import Chart, value_words
 
 KEPT_S = 180
-_HEIGHT = 112
+_HEIGHT = 88  # of the curve; the words of the axis have their own room
+_AXIS, _GAP = 40, 4
 _MINUTES = 2  # ago, where the axis has a word
 _ROOM = 1.1  # above the highest point
 _TICKS = 2
@@ -32,16 +33,13 @@ class TimePlot(QFrame):
         self.value = label(words.UNKNOWN, "title")
         self._points: deque[tuple[float, float]] = deque()
         self.plot = Chart(look, title)
-        self.plot.setFixedHeight(_HEIGHT)
         self._curve = self.plot.plot([], [], fillLevel=0, antialias=True)
         self.plot.setXRange(-KEPT_S, 0, padding=0)
         self._axis = self.plot.getPlotItem().getAxis("left")
         self._clock = self.plot.getPlotItem().getAxis("bottom")
         ago = QCoreApplication.translate("TimePlot", "{n} min ago")
-        now = QCoreApplication.translate("TimePlot", "now")
-        self._clock.setTicks([[(-60.0 * _MINUTES, ago.format(n=_MINUTES)), (0.0, now)]])
-        self._clock.setStyle(hideOverlappingLabels=False)  # or the word at the edge is left out
-        self.plot.getPlotItem().setContentsMargins(0, 8, 16, 4)
+        self._now = QCoreApplication.translate("TimePlot", "now")
+        self._clock.setTicks([[(-60.0 * _MINUTES, ago.format(n=_MINUTES)), (0.0, self._now)]])
         self._scale(1.0)
         self.setLayout(
             stack(
@@ -94,7 +92,14 @@ class TimePlot(QFrame):
         pale.setAlphaF(0.18)
         self._curve.setPen(pyqtgraph.mkPen(colour, width=2))
         self._curve.setBrush(pale)
-        self._axis.setWidth(40)
+        metrics = QFontMetrics(self._look.font("small"))
+        self._axis.setWidth(max(_AXIS, metrics.horizontalAdvance("1,000") + _GAP))
+        self._clock.setHeight(metrics.height() + _GAP)
+        self.plot.setFixedHeight(_HEIGHT + metrics.height() + _GAP)
+        # A word that would stand over the edge by more than this is left out whole.
+        ends = metrics.horizontalAdvance(self._now) // 2 + _GAP
+        self._clock.setStyle(hideOverlappingLabels=ends)
+        self.plot.getPlotItem().setContentsMargins(0, 8, max(16, ends), 4)
 
 
 def _round_up(value: float) -> float:

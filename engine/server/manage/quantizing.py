@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 
 from engine.api.jobs import Job, JobKind
 from engine.api.quantizing import PlanForecast, QuantizeRequest, QuantizeSketch
-from engine.quantize_jobs.job import predict, source_of, target_of, told_task
+from engine.quantize_jobs.job import predict, room_for, source_of, told_task
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
 
@@ -38,5 +38,5 @@ async def start(request: Request, body: QuantizeRequest) -> Job:
     await asyncio.to_thread(told_task, options, state.named_tasks)
     catalogue = await state.models.catalogue()
     source = await asyncio.to_thread(source_of, catalogue, options.source)
-    await asyncio.to_thread(target_of, source, options, catalogue.paths)
+    await asyncio.to_thread(room_for, source, options, catalogue.paths)
     return state.jobs.start(JobKind.QUANTIZE, source.title, msgspec.to_builtins(options))

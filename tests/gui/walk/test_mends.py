@@ -63,6 +63,25 @@ def test_make_it_fit_opens_on_a_model_that_can_be_used_and_says_why_others_canno
     assert any("Start from the original" in str(words) for words in walk.ask(closed))
 
 
+def test_a_forecast_that_failed_is_asked_for_again(walk):
+    walk.go("Make it fit")
+    walk.until(f"{FIT}.start.isEnabled()")
+    at = f"next(n for n in range({FIT}.model.count()) if 'wanderer' in {FIT}.model.itemData(n))"
+    walk.choose("Model", walk.ask(f"{FIT}.model.itemText({at})"), FIT)
+    walk.until(f"{FIT}.model.currentData() == 'wanderer' and {FIT}.start.isEnabled()")
+    away = walk.models.parent / "away.gguf"
+    (walk.models / "wanderer.gguf").rename(away)
+    walk.click("Size of the file", FIT)
+    walk.key("Right")
+    walk.until(f"{FIT}.banner.isVisible() and not {FIT}.start.isEnabled()")
+    walk.picture("forecast-failed")
+    said = walk.ask(f"{FIT}.banner.text")
+    assert said.endswith(".")
+    away.rename(walk.models / "wanderer.gguf")
+    walk.click("Try again", FIT)
+    walk.until(f"{FIT}.start.isEnabled() and not {FIT}.banner.isVisible()")
+
+
 def assert_whole_list(walk, *names):
     """Every entry of the list that is open can be seen whole."""
     time.sleep(0.45)  # a list takes no click that could be the second half of the one that opened it

@@ -24,6 +24,7 @@ from PySide6.QtWidgets import (
     QLabel,
     QMenu,
     QScrollArea,
+    QSplitter,
     QTabBar,
     QWidget,
 )
@@ -49,6 +50,8 @@ class Eye(QObject):
             "words_of": words_of,
             "written": written,
             "Qt": Qt,
+            "QPoint": QPoint,
+            "QSplitter": QSplitter,
             "app": QApplication,
         }
         self.asked.connect(self.on_asked)

@@ -1,4 +1,4 @@
-"""Where a quantized file is to lie: the library's folder is there once somebody asks, whoever makes it."""
+"""Where a quantized file is to lie: the library's folder is made when a file is to be written, whoever makes it."""
 
 import os
 import threading
@@ -8,7 +8,7 @@ import pytest
 from engine.library.errors import CannotWrite
 from engine.paths import Paths
 from engine.quantize_jobs.options import QuantizeOptions
-from engine.quantize_jobs.request import in_library
+from engine.quantize_jobs.request import in_library, make_room
 
 
 @pytest.fixture
@@ -16,11 +16,27 @@ def paths(tmp_path):
     return Paths(*(tmp_path / name for name in ("config", "models", "state", "cache", "logs")))
 
 
-def target(paths):
+def asked(paths):
     return in_library("spark", QuantizeOptions(source="spark", budget_bytes=5_000_000), paths)
 
 
-def test_plans_at_once_make_the_folder_together(paths):
+def target(paths):
+    out = asked(paths)
+    make_room(out, paths)
+    return out
+
+
+def test_asking_for_the_place_makes_nothing(paths):
+    assert asked(paths).parent == paths.models / "local"
+    assert not paths.models.exists()
+
+
+def test_a_folder_of_somebody_else_is_not_made(paths, tmp_path):
+    make_room(tmp_path / "typo" / "out.gguf", paths)
+    assert not (tmp_path / "typo").exists()
+
+
+def test_jobs_at_once_make_the_folder_together(paths):
     found, begun = [], threading.Barrier(8)
 
     def ask():

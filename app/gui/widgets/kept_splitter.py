@@ -1,0 +1,38 @@
+"""Sides of a page that are pulled to another width, and stay so when the window is opened again."""
+
+from PySide6.QtCore import QByteArray, QSettings, Qt
+from PySide6.QtWidgets import QSplitter, QWidget
+
+_GROUP = "splitters"
+
+
+def kept_splitter(name: str, first: QWidget, second: QWidget, *, sizes: tuple[int, int]) -> QSplitter:
+    """Two sides; in a wider window the second grows. `sizes` in pixels hold until somebody pulls."""
+    made = QSplitter(Qt.Orientation.Horizontal)
+    made.setObjectName(name)
+    made.setHandleWidth(1)
+    made.setChildrenCollapsible(False)
+    for side in (first, second):
+        made.addWidget(side)
+    made.setStretchFactor(0, 0)
+    made.setStretchFactor(1, 1)
+    made.setSizes(list(sizes))
+    return made
+
+
+def keep_splitters(page: QWidget, settings: QSettings) -> None:
+    """Remember how the sides of the page stand."""
+    for split in _named(page):
+        settings.setValue(f"{_GROUP}/{split.objectName()}", split.saveState())
+
+
+def restore_splitters(page: QWidget, settings: QSettings) -> None:
+    """The sides as they stood when the window was last closed."""
+    for split in _named(page):
+        state = settings.value(f"{_GROUP}/{split.objectName()}")
+        if isinstance(state, QByteArray):
+            split.restoreState(state)
+
+
+def _named(page: QWidget) -> list[QSplitter]:
+    return [split for split in page.findChildren(QSplitter) if split.objectName()]

@@ -1,0 +1,84 @@
+"""Words where there is little room: facts go whole, names are cut in their middle, names of files are spoken."""
+
+import msgspec
+import pytest
+from PySide6.QtCore import QSettings
+from PySide6.QtWidgets import QWidget
+
+from app.gui.library.model_card import spoken_name
+from app.gui.widgets.elided import ElidedLabel
+from app.gui.widgets.facts_line import FactsLine
+from app.gui.widgets.kept_splitter import keep_splitters, kept_splitter, restore_splitters
+from tests.gui.wire import SPARK
+
+FACTS = ["6.7 tokens/s", "first after 1.3 s", "100 tokens", "stopped at the length limit"]
+
+
+def shown(qtbot, widget, width):
+    if not widget.isVisible():
+        qtbot.addWidget(widget)
+        widget.show()
+    widget.resize(width, widget.sizeHint().height())
+    qtbot.waitUntil(lambda: widget.width() == width)
+    return widget.text()
+
+
+def test_facts_that_do_not_fit_go_whole_and_the_tip_has_them(qtbot):
+    line = FactsLine(FACTS)
+    whole = " · ".join(FACTS)
+    assert shown(qtbot, line, 900) == whole
+    assert line.toolTip() == ""
+    height = line.height()
+    room = line.fontMetrics().horizontalAdvance(whole) - 1
+    assert shown(qtbot, line, room) == "6.7 tokens/s · first after 1.3 s · 100 tokens · …"
+    assert line.toolTip() == line.accessibleName() == whole
+    assert shown(qtbot, line, 40) == "6.7 tokens/s · …"
+    assert line.sizeHint().height() == height, "one line at any width"
+    assert shown(qtbot, line, 900) == whole
+
+
+def test_a_long_name_is_cut_in_its_middle_and_its_tip_is_whole(qtbot):
+    name = ElidedLabel("engine/runner/llama/cache/prefix_files.py", "strong")
+    qtbot.addWidget(name)
+    assert name.minimumSizeHint().width() < 120
+    name.resize(120, 24)
+    name.grab()
+    assert name.toolTip() == name.text()
+    name.resize(900, 24)
+    name.grab()
+    assert name.toolTip() == ""
+
+
+def test_pulled_sides_are_kept_in_the_settings(qtbot, tmp_path):
+    settings = QSettings(str(tmp_path / "window.ini"), QSettings.Format.IniFormat)
+
+    def page():
+        made = kept_splitter("sides", QWidget(), QWidget(), sizes=(300, 700))
+        holder = QWidget()
+        made.setParent(holder)
+        qtbot.addWidget(holder)
+        made.resize(1001, 400)
+        holder.show()
+        return holder, made
+
+    first, split = page()
+    assert split.sizes() == [300, 700]
+    split.setSizes([450, 550])
+    keep_splitters(first, settings)
+    second, other = page()
+    restore_splitters(second, settings)
+    assert other.sizes() == [450, 550]
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "said"),
+    [
+        ("Qwen2.5-7B-Instruct-Q4_K_M", "/m/Qwen2.5-7B-Instruct-Q4_K_M.gguf", "Qwen2.5-7B-Instruct"),
+        ("SmolLM2 135M Instruct", "/m/smollm2-135m-q4_1.gguf", "SmolLM2 135M Instruct"),
+        ("mine-Q8_0", "/m/other.gguf", "mine-Q8_0"),
+        ("Q4_K_M", "/m/Q4_K_M.gguf", "Q4 K M"),
+    ],
+)
+def test_the_first_line_of_a_model_is_what_a_person_says(name, path, said):
+    """A name given by hand, or by its maker, stays as it is."""
+    assert spoken_name(msgspec.structs.replace(SPARK, name=name, path=path)) == said
