@@ -71,7 +71,7 @@ class BenchPage(Page):
         self.mix = Choice()
         self.mix.addItems(list(STAND_IN_MIXES))
         self.mix.setAccessibleName(self.tr("Precision of the stand-in"))
-        self.lengths = QLineEdit("128,512,2048")
+        self.lengths = QLineEdit("128, 512, 2048")
         self.lengths.setAccessibleName(self.tr("Prompt lengths in tokens"))
         self.repeats = QSpinBox()
         self.repeats.setRange(1, 20)

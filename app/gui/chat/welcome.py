@@ -41,7 +41,7 @@ class Welcome(QScrollArea):
         self._first = QWidget()
         self._proposals = QVBoxLayout()
         self._proposals.setSpacing(8)
-        self._questions = Flow()
+        self._questions = Flow(centred=True)
         self._asked_of = ""
         self._try = _heading("")
         self._begin = _heading(self.tr("Or begin with a model that fits this computer"))

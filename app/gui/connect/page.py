@@ -79,12 +79,10 @@ class ConnectPage(Page):
             )
         here = self._here[name] = label(self.tr("Installed"), "chip")
         here.hide()
-        chips = Flow(spacing=4)
-        for chip in (state, here):
-            chips.add(chip)
-        text = stack(
-            label(integration.title, "strong", wrap=True), chips, label(hint, "small", wrap=True), spacing=4
-        )
+        head = Flow(spacing=8)
+        for part in (label(integration.title, "strong"), state, here):
+            head.add(part)
+        text = stack(head, label(hint, "small", wrap=True), spacing=4)
         line = row(self._glyph(name), text, remove, connect, spacing=12)
         line.setStretch(1, 1)
         return card(line, margin=12)

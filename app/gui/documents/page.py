@@ -15,6 +15,7 @@ from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, lab
 from engine.api.collections import Collection, CollectionChange, CollectionRequest
 
 _LOOK_MS = 1500
+_EMPTY_HEIGHT = 400  # pixels in whose middle an empty page speaks
 # A starter of some 25 MB: the smallest that makes vectors.
 _FINDS_BY_MEANING = "all-minilm-l6-v2"
 
@@ -45,6 +46,7 @@ class DocumentsPage(Page):
             self.tr("Add a folder…"),
         )
         self.empty.pressed.connect(self._choose)
+        self.empty.setMinimumHeight(_EMPTY_HEIGHT)
         self.empty.hide()
         self._place = QVBoxLayout()
         self._place.setSpacing(8)

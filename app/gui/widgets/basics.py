@@ -333,7 +333,7 @@ class Empty(QWidget):
         words.setMaximumWidth(_EMPTY_WIDTH)
         layout = stack(1, spacing=8)
         layout.addWidget(heading, 0, Qt.AlignmentFlag.AlignHCenter)
-        line = row(1, words, 1)
+        line = row(1, words, 1, margins=(16, 0, 16, 0))
         line.setStretch(1, 100)
         layout.addLayout(line)  # aligned instead, it would not get the height its lines need
         if action:

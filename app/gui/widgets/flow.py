@@ -5,10 +5,11 @@ from PySide6.QtWidgets import QLayout, QLayoutItem, QSizePolicy, QWidget
 
 
 class FlowLayout(QLayout):
-    """Places items left to right and wraps like words."""
+    """Places items left to right and wraps like words; each line in the middle where it is `centred`."""
 
-    def __init__(self, parent: QWidget | None = None, spacing: int = 8) -> None:
+    def __init__(self, parent: QWidget | None = None, spacing: int = 8, *, centred: bool = False) -> None:
         super().__init__(parent)
+        self._centred = centred
         self._items: list[QLayoutItem] = []
         self._gap = spacing
         self.setContentsMargins(QMargins(0, 0, 0, 0))
@@ -59,29 +60,42 @@ class FlowLayout(QLayout):
         return size
 
     def _place(self, rect: QRect, *, move: bool) -> int:
-        x, y, line = rect.x(), rect.y(), 0
+        y = rect.y()
+        for line in self._lines(rect.width()):
+            height = max(size.height() for _, size in line)
+            used = sum(size.width() for _, size in line) + self._gap * (len(line) - 1)
+            x = rect.x() + ((rect.width() - used) // 2 if self._centred else 0)
+            for item, size in line if move else ():
+                item.setGeometry(QRect(QPoint(x, y), size))
+                x += size.width() + self._gap
+            y += height + self._gap
+        return max(y - self._gap - rect.y(), 0)
+
+    def _lines(self, width: int) -> list[list[tuple[QLayoutItem, QSize]]]:
+        """What stands in each line of that width."""
+        lines: list[list[tuple[QLayoutItem, QSize]]] = []
+        left = -1
         for item in self._items:
             if item.isEmpty():
                 continue
             size = item.sizeHint()
-            if size.width() > rect.width():
+            if size.width() > width:
                 wraps = item.hasHeightForWidth()
-                size = QSize(rect.width(), item.heightForWidth(rect.width()) if wraps else size.height())
-            if x + size.width() > rect.right() + 1 and line:
-                x, y, line = rect.x(), y + line + self._gap, 0
-            if move:
-                item.setGeometry(QRect(QPoint(x, y), size))
-            x += size.width() + self._gap
-            line = max(line, size.height())
-        return y + line - rect.y()
+                size = QSize(width, item.heightForWidth(width) if wraps else size.height())
+            if size.width() > left:
+                lines.append([])
+                left = width
+            lines[-1].append((item, size))
+            left -= size.width() + self._gap
+        return lines
 
 
 class Flow(QWidget):
     """A widget with a flow layout."""
 
-    def __init__(self, spacing: int = 8) -> None:
+    def __init__(self, spacing: int = 8, *, centred: bool = False) -> None:
         super().__init__()
-        self._flow = FlowLayout(self, spacing)
+        self._flow = FlowLayout(self, spacing, centred=centred)
         policy = QSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Minimum)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)

@@ -76,8 +76,8 @@ def test_an_answer_stands_as_far_from_its_question_as_from_the_next_one(walk):
     gaps = [title - top - height for (top, height), title in zip(edges, titles, strict=True)]
     assert all(8 <= gap <= 24 for gap in gaps), gaps
     tops = walk.ask(f"[i.y() for i in {items}]")
-    walk.hover("What is quantization?", "chat.transcript")
-    walk.until(f"{bubbles}[-1].underMouse()")
+    walk.hover("Your message", "chat.transcript")
+    walk.until(f"any(i.underMouse() for i in {bubbles})")
     walk.settle()
     assert walk.ask(f"[i.y() for i in {items}]") == tops, "what appears under the pointer moves nothing"
     walk.picture("chat-room")
