@@ -12,7 +12,6 @@ READ = {
     ("bench/page.py", "Progress of the measurement"),
     ("bench/page.py", "What was measured before"),
     ("chat/message_widget.py", "Message text"),
-    ("chat/message_widget.py", "Your message"),
     ("chat/page.py", "Conversation"),
     ("chat/tool_item.py", "What the tool answered"),
     ("code/page.py", "Code"),

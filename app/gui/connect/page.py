@@ -64,7 +64,7 @@ class ConnectPage(Page):
         self._on_models()
 
     def _card(self, name: str, integration: Integration) -> QFrame:
-        state = label("", "chip")
+        state = label(self.tr("Not connected"), "chip")
         connect = button(self.tr("Connect"), lambda: self._plan(integration))
         remove = button(self.tr("Remove"), lambda: self._plan_removal(integration))
         words = self.tr("Connect {name}").format(name=integration.title)
@@ -80,7 +80,7 @@ class ConnectPage(Page):
         here = self._here[name] = label(self.tr("Installed"), "chip")
         here.hide()
         head = Flow(spacing=8)
-        for part in (label(integration.title, "strong"), state, here):
+        for part in (label(integration.title, "strong", wrap=True), state, here):
             head.add(part)
         text = stack(head, label(hint, "small", wrap=True), spacing=4)
         line = row(self._glyph(name), text, remove, connect, spacing=12)
