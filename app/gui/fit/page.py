@@ -98,7 +98,8 @@ class FitPage(Page):
         choose = Flow()
         for overrides in (self.model, self.aim, self.tier, self.gate):
             choose.add(overrides)
-        ends = row(self._smallest, 1, self._largest)
+        size = row(self._smallest, self.slider, self._largest, spacing=12)
+        size.setStretch(1, 1)
         go = row(self.size_words, 1, self.start)
         self.content.addWidget(self.banner)
         self.content.addWidget(JobList(look, self._jobs, frozenset({JobKind.QUANTIZE})))
@@ -108,7 +109,7 @@ class FitPage(Page):
             self.tr("Download a model in its original precision (F16, BF16 or safetensors) in the library."),
         )
         self._none.hide()
-        self._choices = card(choose, go, self.slider, ends, self.chips, spacing=12)
+        self._choices = card(choose, go, size, self.chips, spacing=8)
         for widget in (self._none, self._choices, self.picture):
             self.content.addWidget(widget)
         self.picture.hide()  # until there is something to draw

@@ -32,7 +32,7 @@ class PlanPicture(QFrame):
         ours = stack(self._ours_name, self.mosaic, spacing=4)
         rival = stack(self._rival_name, self.rival, spacing=4)
         self._pair = QBoxLayout(QBoxLayout.Direction.TopToBottom)
-        self._pair.setSpacing(12)
+        self._pair.setSpacing(8)
         for side in (ours, rival):
             self._pair.addLayout(side, 1)
         tensors = stack(self._pair, PrecisionLegend(look), 1, spacing=8)
