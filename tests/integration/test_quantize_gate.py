@@ -1,7 +1,5 @@
 """A gate with real models and real runners: what is clearly worse is not kept, what is as good is."""
 
-import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -16,10 +14,8 @@ import pytest
 from app.evals.gate_tasks import NAMED_TASKS
 from engine.dispatch.memory_admission import MemoryAdmission
 from engine.errors import InputFault
-from engine.quantize_jobs.asking import ask_all
 from engine.quantize_jobs.gate import Gatekeeper
-from engine.quantize_jobs.tasks import TaskSet, own_tasks
-from engine.runner.protocol import LoadSettings
+from engine.quantize_jobs.tasks import TaskSet
 from engine.services import Services
 from quantize.errors import Cancelled
 from quantize.files.gguf_file import read_gguf
@@ -31,47 +27,16 @@ from quantize.job.report import read_report, report_path, summary
 from quantize.job.request import QuantizeRequest
 from quantize.texts import CALIBRATION, HELD_OUT
 from quantize.types import Goal
+from tests.golden_tasks import golden_tasks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
 SPARK = ROOT / "assets/models/spark-f16.gguf"
-COMMANDS = [
-    "tar",
-    "grep",
-    "ls",
-    "cp",
-    "mv",
-    "rm",
-    "git",
-    "find",
-    "curl",
-    "ssh",
-    "sed",
-    "awk",
-    "ps",
-    "kill",
-    "df",
-    "du",
-]
-TOKENS = 14
 
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):
-    """Tasks whose right answers are what the original says of these commands: what another file of it may lose."""
-    folder = tmp_path_factory.mktemp("tasks")
-    asked = [{"prompt": f"How do I use {c}?", "answer": "x", "max_tokens": TOKENS} for c in COMMANDS]
-    blank = folder / "blank.jsonl"
-    blank.write_text("\n".join(map(json.dumps, asked)), "utf-8")
-    said = []
-    loaded = [(task.name, task) for task in own_tasks(blank).load()]
-    settings = LoadSettings(path=str(SPARK), n_ctx=1024, kv_cells=1024, n_parallel=1)
-    asyncio.run(ask_all(settings, loaded, lambda key, task, answer: said.append(answer.text), lambda: False))
-    assert len({*said}) > len(COMMANDS) // 2, said
-    path = folder / "commands.jsonl"
-    golden = [line | {"answer": text.strip()} for line, text in zip(asked, said, strict=True)]
-    path.write_text("\n".join(map(json.dumps, golden)), "utf-8")
-    return path
+    return golden_tasks(tmp_path_factory.mktemp("tasks"), SPARK)
 
 
 @pytest.fixture

@@ -1,0 +1,55 @@
+"""`tessera quantize --gate` as a person and as a program see it: by the server, with its exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.golden_tasks import golden_tasks
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+ROOT = Path(__file__).resolve().parents[3]
+SPARK = ROOT / "assets/models/spark-f16.gguf"
+
+
+def tessera(home, *arguments):
+    env = {**os.environ, "TESSERA_HOME": str(home)}
+    command = [sys.executable, "-m", "app", "quantize", str(SPARK), *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=580)
+
+
+def test_a_veto_ends_with_one_and_its_numbers_and_leaves_no_file(tmp_path):
+    out = tmp_path / "made"
+    out.mkdir()
+    tasks = golden_tasks(tmp_path, SPARK)
+    wanted = (out / "small.gguf", "--budget", "3100000B", "--tier", "instant", "--gate", tasks, "--json")
+    done = tessera(tmp_path / "home", *wanted)
+    assert done.returncode == 1, done.stderr
+    report = json.loads(done.stdout)
+    (check,) = report["gate"]["checks"]
+    assert (report["shipped"], report["out"], check["vetoed"], check["before"]) == ("nothing", None, True, 16)
+    assert list(out.iterdir()) == []
+
+
+def test_what_a_gate_will_take_is_told_before(tmp_path):
+    home = tmp_path / "home"
+    plain = json.loads(tessera(home, "--bpw", "4.5", "--plan-only", "--json").stdout)
+    gated = json.loads(tessera(home, "--bpw", "4.5", "--plan-only", "--json", "--gate", "certify").stdout)
+    assert "gate" not in plain["forecast"]["phases"]
+    assert gated["forecast"]["phases"]["gate"] > 0
+    assert gated["forecast"]["seconds"] > plain["forecast"]["seconds"]
+
+
+def test_a_wrong_file_of_tasks_is_refused_with_its_line(tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": "x", "answer": "y"}\n{"prompt": "x"}\n', "utf-8")
+    done = tessera(tmp_path / "home", tmp_path / "out.gguf", "--bpw", "4.5", "--gate", bad)
+    assert done.returncode == 3
+    assert "bad.jsonl, line 2: give either an answer or a regex." in done.stderr
+    assert "Traceback" not in done.stderr
+    absent = tessera(tmp_path / "home", "--bpw", "4.5", "--gate", "cretify")
+    assert absent.returncode == 2
+    assert "neither certify nor evaluate nor a file" in absent.stderr
