@@ -1,8 +1,11 @@
 """One measurement of the bundled model, shared by all tests of measuring."""
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hollow_model import HollowModel
 from measured_model import CALIBRATION, SOURCE, TYPES, ignore, never
 
@@ -25,8 +28,19 @@ def request_for(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def measured(request_for):
-    return measure(request_for, ignore, never)
+def measured(request_for, tmp_path_factory):
+    """Where tests run in several processes, the first one measures and each of the others has a copy of its own."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return measure(request_for, ignore, never)
+    once = tmp_path_factory.getbasetemp().parent / "measured-once"
+    with FileLock(once.with_suffix(".lock")):
+        if once.exists():
+            shutil.copytree(once, request_for.cache_dir, dirs_exist_ok=True)
+            return measure(request_for, ignore, never)  # only reads what is there
+        found = measure(request_for, ignore, never)
+        shutil.copytree(request_for.cache_dir, once.with_suffix(".partial"))
+        once.with_suffix(".partial").rename(once)
+    return found
 
 
 @pytest.fixture
