@@ -7,7 +7,6 @@ from typing import Final
 # Every module that is started as a child. A package recipe must take these along, for nothing imports them.
 CHILDREN: Final = frozenset(
     {
-        "app.code.agent.landlock",
         "app.code.index.worker",
         "app.tools.calculate_child",
         "app.formulas",
@@ -15,6 +14,7 @@ CHILDREN: Final = frozenset(
         "devices.backends.onnx_child",
         "devices.backends.openvino_child",
         "devices.kernel_packs.abi",
+        "devices.landlock",
         "engine.bench.standin",
         "engine.chat.constraint_child",
         "engine.chat.render_child",

@@ -52,10 +52,11 @@ def _budget_too_small(error: Any) -> str:
 
 def _unsupported_model(error: Any) -> str:
     known = f" Supported: {', '.join(error.supported)}." if error.supported else ""
-    return (
-        f"{error.path}: {error.reason}.{known} A GGUF file of the model, or llama.cpp's own converter, may help: "
-        f"see docs/convert.md."
-    )
+    return f"{error.path}: {error.reason}.{known} A GGUF file of the model may help: see docs/convert.md."
+
+
+def _converter_needed(error: Any) -> str:
+    return f"{error.path}: {error.reason}. `tessera models convert {error.path}` offers to get it."
 
 
 _WORDS: Final[dict[type[BaseException], Callable[[Any], str]]] = {
@@ -63,6 +64,7 @@ _WORDS: Final[dict[type[BaseException], Callable[[Any], str]]] = {
     quantizer.DiskFull: _not_enough_disk,
     quantizer.BudgetTooSmall: _budget_too_small,
     quantizer.UnsupportedModel: _unsupported_model,
+    quantizer.ConverterNeeded: _converter_needed,
     HashMismatch: _hash_mismatch,
 }
 

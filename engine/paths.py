@@ -53,6 +53,11 @@ class Paths:
     logs: Path
 
     @property
+    def converter(self) -> Path:
+        """Where llama.cpp's own converter lies with the packages it needs, if somebody wanted it."""
+        return self.models.parent / "converter"
+
+    @property
     def server_file(self) -> Path:
         """Address and token of the running server, readable by this user only."""
         return self.state / "server.json"

@@ -118,6 +118,16 @@ class UnsupportedModel(InputFault):
         self.supported = supported
 
 
+class ConverterNeeded(UnsupportedModel):
+    """This converter does not know the architecture, llama.cpp's own does."""
+
+    code = "converter_needed"
+
+    def __init__(self, path: str, architecture: str) -> None:
+        super().__init__(path, f"{architecture} is not one of our families; llama.cpp's own converter knows it")
+        self.architecture = architecture
+
+
 class BadWeights(InputFault):
     """A tensor holds values no model can have (NaN or infinity), or is of the wrong shape."""
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from app.cli.converter import converter_command
 from app.cli.models_engine_args import engine_args_command
 from app.cli.models_files import convert_command, import_command, link_command, remove_command, verify_command
 from app.cli.models_hub import pull_command, search_command, starters_command
@@ -60,6 +61,7 @@ for sub in (
     pull_command,
     import_command,
     convert_command,
+    converter_command,
     link_command,
     verify_command,
     sampling_command,

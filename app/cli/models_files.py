@@ -40,19 +40,26 @@ def import_command(path: Path, as_json: bool) -> None:
     default="auto",
     help="Type of the weights. auto keeps 16 bits as they are and makes F16 of F32.",
 )
+@click.option("--yes", "-y", is_flag=True, help="Get llama.cpp's converter without asking if it is needed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def convert_command(folder: Path, out: Path | None, float_type: "FloatType", as_json: bool) -> None:
+def convert_command(folder: Path, out: Path | None, float_type: "FloatType", yes: bool, as_json: bool) -> None:
     """Convert the Hugging Face FOLDER (safetensors) to a GGUF file and add it to the library.
 
-    Language models of the families that tessera quantize knows, and BERT for embeddings and ranking.
+    Tessera's own converter knows the usual families; for others it offers llama.cpp's, which is fetched once.
     """
+    from app.cli.converter import with_converter  # noqa: PLC0415 - see import
     from app.cli.job_line import finish, this_computers_server  # noqa: PLC0415 - see import
     from engine.api.converting import ConvertedFile, ConvertRequest  # noqa: PLC0415 - see import
 
     target = str(out.absolute()) if out else None
     request = ConvertRequest(source=str(folder.absolute()), out=target, float_type=float_type)
-    with this_computers_server() as client, bar() as show:
-        made = finish(client, client.convert(request), ConvertedFile, show)
+    with this_computers_server() as client:
+
+        def converted() -> ConvertedFile:
+            with bar() as show:
+                return finish(client, client.convert(request), ConvertedFile, show)
+
+        made = with_converter(client, converted, ask=not yes)
     if not as_json:
         for note in made.notes:
             say(note, err=True)

@@ -3,6 +3,7 @@
 import json
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,11 @@ _SAME_NAME = (
     help="Ask the original and the new file the same tasks before the file is kept: tool calls, programs, or your "
     "own (JSON Lines of prompt and answer or regex). One that does clearly worse is not kept.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask before chats are read or programs of the model are run.")
+@click.option(
+    "--yes",
+    is_flag=True,
+    help="Do not ask before chats are read, programs of the model are run or llama.cpp's converter is fetched.",
+)
 @click.option(
     "--imatrix",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -139,7 +144,7 @@ def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
         target = _whole(out) or str(services.quantize_target(request.options()))
         request = msgspec.structs.replace(request, out=target, **texts)
         plan_only = given["plan_only"]
-        made = _made_by_cluster if given["cluster"] else _made
+        made = _made_by_cluster if given["cluster"] else partial(_made, ask=not given["yes"])
         options = request.options()
         report = services.quantize_plan(options, NAMED_TASKS) if plan_only else made(request, quiet=as_json)
     _print(report, as_json=as_json)
@@ -147,14 +152,37 @@ def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
         sys.exit(EXIT_VETOED)
 
 
-def _made(request: "QuantizeRequest", *, quiet: bool) -> "QuantizeReport":
-    """The report of the file once the server here has made it."""
+def _made(request: "QuantizeRequest", *, quiet: bool, ask: bool) -> "QuantizeReport":
+    """The report of the file once the server here has made it.
+
+    A folder of a family that only llama.cpp's converter knows becomes a file of the library first.
+    """
+    import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
+
+    from app.cli.converter import NEEDED, with_converter  # noqa: PLC0415 - as above
     from app.cli.job_line import finish, this_computers_server  # noqa: PLC0415 - as above
+    from app.client import JobFailed  # noqa: PLC0415 - as above
+    from engine.api.converting import ConvertedFile, ConvertRequest  # noqa: PLC0415 - as above
     from engine.api.jobs import Quantized  # noqa: PLC0415
 
     line = _Line(enabled=not quiet and sys.stderr.isatty())
     try:
         with this_computers_server() as client:
+            try:
+                return finish(client, client.quantize(request), Quantized, line.update).report
+            except JobFailed as error:
+                if error.code != NEEDED:
+                    raise
+            line.clear()
+
+            def converted() -> ConvertedFile:
+                return finish(
+                    client, client.convert(ConvertRequest(source=request.model)), ConvertedFile, line.update
+                )
+
+            made = with_converter(client, converted, ask=ask)
+            say(f"{made.model} was made by llama.cpp's converter: {made.path}", err=True)
+            request = msgspec.structs.replace(request, model=made.path)
             return finish(client, client.quantize(request), Quantized, line.update).report
     finally:
         line.clear()

@@ -2,7 +2,7 @@
 
 from app.client.asking import OURS, Asking, path_part
 from app.client.stream import Stream
-from engine.api.converting import ConvertRequest, OnnxConvertRequest
+from engine.api.converting import ConverterRemoved, ConverterState, ConvertRequest, OnnxConvertRequest
 from engine.api.jobs import Job, Jobs
 from engine.api.library import ImportRequest, PullRequest
 from engine.api.measuring import BenchRequest, TuneRequest
@@ -39,6 +39,18 @@ class JobRoutes(Asking):
     def convert(self, request: ConvertRequest) -> Job:
         """Start making a GGUF file of a Hugging Face folder."""
         return self.post(f"{OURS}/models/convert", Job, request)
+
+    def converter(self) -> ConverterState:
+        """Whether llama.cpp's converter is here, and what getting it takes."""
+        return self.get(f"{OURS}/converter", ConverterState)
+
+    def fetch_converter(self) -> Job:
+        """Start fetching llama.cpp's converter."""
+        return self.post(f"{OURS}/converter", Job)
+
+    def remove_converter(self) -> ConverterRemoved:
+        """Remove llama.cpp's converter."""
+        return self.delete(f"{OURS}/converter", ConverterRemoved)
 
     def convert_onnx(self, request: OnnxConvertRequest) -> Job:
         """Start making an ONNX folder of a GGUF model."""

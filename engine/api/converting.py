@@ -20,6 +20,36 @@ class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     float_type: Literal["auto", "F16", "BF16", "F32"] = "auto"
 
 
+class ConverterState(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tessera/v1/converter: llama.cpp's own converter, for families that Tessera's does not know.
+
+    `bytes` is what lies on the disk now, unfinished or old parts too. Getting it downloads about `download_bytes`,
+    takes about `disk_bytes` of disk and `seconds` over a fast line. `architectures` are those it knows.
+    """
+
+    installed: bool
+    version: str
+    path: str
+    bytes: int
+    download_bytes: int
+    disk_bytes: int
+    seconds: float
+    architectures: tuple[str, ...]
+
+
+class ConverterFetched(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a job of kind `convert` that fetched llama.cpp's converter."""
+
+    path: str
+    bytes: int
+
+
+class ConverterRemoved(msgspec.Struct, frozen=True, kw_only=True):
+    """DELETE /tessera/v1/converter: the bytes that are free again."""
+
+    freed_bytes: int
+
+
 class FixedShapes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Quantized graphs of fixed shapes: `context` tokens in all, weights of 8 or 4 `bits`.
 

@@ -8,10 +8,13 @@ import msgspec
 from engine.errors import InputFault
 from engine.jobs import Control
 from engine.library.catalogue import Catalogue
+from engine.library.converter.environment import installed
+from engine.library.converter.run import convert_with
 from engine.library.errors import CannotWrite
 from engine.library.types import ModelEntry, Origin
 from quantize.child import run_task
 from quantize.convert.folder import Converted, ConvertRequest, FloatType
+from quantize.errors import ConverterNeeded
 from quantize.evidence import Progress
 
 
@@ -20,7 +23,9 @@ def convert_folder(
 ) -> tuple[ModelEntry, Converted]:
     """Convert `folder` and list the file; without `out` it lies beside the library's own models.
 
-    Raises: InputFault, CannotWrite, quantize.errors.QuantizeError; Cancelled from `control` (nothing is left then).
+    A family of llama.cpp's that is not ours is left to its own converter, where that is installed.
+    Raises: ConverterNeeded: it is not. InputFault, CannotWrite, NoConverter, quantize.errors.QuantizeError;
+    Cancelled from `control` (nothing is left then).
     """
     folder = folder.absolute()
     if not (folder / "config.json").is_file():
@@ -30,16 +35,28 @@ def convert_folder(
         raise InputFault(f"{target} is there already; name another file.", "out")
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
 
-    def tell(progress: Progress) -> None:
-        control.report("converting", int(progress.done), int(progress.total))
-
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        request = ConvertRequest(folder=folder, out=partial, float_type=float_type)
-        done = msgspec.convert(run_task("convert", request, tell, lambda: control.stopping), Converted)
+        done = _written(catalogue, folder, partial, float_type, control)
         partial.rename(target)
     except OSError as error:
         raise CannotWrite(str(target), error.strerror or str(error)) from error
     finally:
         partial.unlink(missing_ok=True)
     return catalogue.add(target, Origin(kind="built")), done
+
+
+def _written(catalogue: Catalogue, folder: Path, out: Path, float_type: FloatType, control: Control) -> Converted:
+    """Write `out` with our converter, or with llama.cpp's where only that knows the family."""
+
+    def tell(progress: Progress) -> None:
+        control.report("converting", int(progress.done), int(progress.total))
+
+    request = ConvertRequest(folder=folder, out=out, float_type=float_type)
+    try:
+        return msgspec.convert(run_task("convert", request, tell, lambda: control.stopping), Converted)
+    except ConverterNeeded:
+        converter = installed(catalogue.paths.converter)
+        if converter is None:
+            raise
+    return convert_with(converter, folder, out, float_type, control)

@@ -33,15 +33,28 @@ class ToOnnx(msgspec.Struct, frozen=True, kw_only=True, tag="onnx", tag_field="t
     fixed: FixedOptions | None = None
 
 
+class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="converter", tag_field="to"):
+    """Fetch llama.cpp's own converter and the packages it needs."""
+
+
 def register(registry: JobRegistry, open_catalogue: Callable[[], Catalogue]) -> None:
     """Teach a registry the kind `convert`; one at a time, for it reads and writes whole models."""
 
     def run(params: dict[str, Any], control: Control) -> dict[str, Any]:
-        task = msgspec.convert(params, ToGguf | ToOnnx)
+        task = msgspec.convert(params, ToGguf | ToOnnx | Fetch)
         with closing(open_catalogue()) as catalogue:
+            if isinstance(task, Fetch):
+                return _fetched(catalogue, control)
             return _gguf(catalogue, task, control) if isinstance(task, ToGguf) else _onnx(catalogue, task, control)
 
     registry.register(JobKind.CONVERT, run)
+
+
+def _fetched(catalogue: Catalogue, control: Control) -> dict[str, Any]:
+    from engine.library.converter.environment import install  # noqa: PLC0415 - not while the server starts
+
+    made = install(catalogue.paths.converter, control)
+    return {"path": str(made.folder), "bytes": made.num_bytes}
 
 
 def _gguf(catalogue: Catalogue, task: ToGguf, control: Control) -> dict[str, Any]:

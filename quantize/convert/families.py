@@ -5,8 +5,9 @@ from collections.abc import Callable
 from quantize.convert import bert, gemma2, gemma3, llama, phi3, qwen2, qwen3, qwen3_moe, smollm3
 from quantize.convert.checkpoint import Checkpoint, text_config
 from quantize.convert.decoder import Config
+from quantize.convert.llama_cpp import known_architectures
 from quantize.convert.recipe import Recipe
-from quantize.errors import BadFile, UnsupportedModel
+from quantize.errors import BadFile, ConverterNeeded, UnsupportedModel
 
 _FAMILIES = (bert, llama, qwen2, qwen3, qwen3_moe, gemma2, gemma3, phi3, smollm3)
 _BY_NAME: dict[str, Callable[[Checkpoint, Config], Recipe]] = {
@@ -16,11 +17,18 @@ SUPPORTED = tuple(sorted(_BY_NAME))
 
 
 def architecture(source: Checkpoint) -> str:
-    """The architecture's name. Raises: UnsupportedModel: unknown, or its weights are already quantized."""
+    """The architecture's name.
+
+    Raises: ConverterNeeded: only llama.cpp's converter knows it. UnsupportedModel: nobody does, or its weights are
+    already quantized.
+    """
     names = source.config.get("architectures") or []
     name = names[0] if isinstance(names, list) and names else None
     if name not in _BY_NAME:
-        raise UnsupportedModel(str(source.folder), f"the architecture {name!r} is not supported", SUPPORTED)
+        if isinstance(name, str) and name in known_architectures():
+            raise ConverterNeeded(str(source.folder), name)
+        unknown = f"neither this converter nor llama.cpp's own knows the architecture {str(name)[:80]!r}"
+        raise UnsupportedModel(str(source.folder), unknown, SUPPORTED)
     method = (source.config.get("quantization_config") or {}).get("quant_method")
     if method:
         raise UnsupportedModel(str(source.folder), f"its weights are already quantized ({method})")

@@ -14,6 +14,7 @@ from app.gui.fit.label_places import Box, along, place
 from app.gui.fit.page import FitPage
 from app.gui.fit.steps import step_words
 from app.gui.jobs import Jobs
+from engine.api.converting import ConverterState
 from engine.api.jobs import JobKind, Progress, Quantized
 from engine.api.library import Models
 from engine.api.quantizing import QuantizeRequest
@@ -241,6 +242,44 @@ def test_names_keep_off_a_line_too():
     found = place(50, 0, 40, 14, taken)
     assert found is not None
     assert not any(found.meets(other) for other in taken)
+
+
+def test_a_family_that_is_not_ours_is_asked_for_then_converted_and_chosen(qtbot, fit, server):
+    """Nothing is fetched before the click; then both jobs follow by themselves."""
+    granite = msgspec.structs.replace(
+        SPARK, id="granite", name="Granite", path="/models/granite", format="safetensors"
+    )
+    made = msgspec.structs.replace(SPARK, id="granite-f16", name="Granite F16")
+    state = ConverterState(
+        installed=False, version="1", path="/c", bytes=0, download_bytes=320 << 20, disk_bytes=1 << 30, seconds=120,
+        architectures=("GraniteForCausalLM",),
+    )  # fmt: skip
+    needed = (400, {"error": {"message": "not one of ours", "code": "converter_needed"}})
+    plans = lambda body: needed if body["model"] == "granite" else sketch(17_000_000)  # noqa: E731
+    server.routes["POST", "/tessera/v1/quantize/plan"] = plans
+    server.routes["GET", "/tessera/v1/converter"] = state
+    server.routes["GET", "/tessera/v1/models"] = Models(models=(granite,))
+    fit.choose("granite")
+    qtbot.waitUntil(lambda: "does not know the family of Granite" in fit.banner.text)
+    assert "320 MiB" in fit.banner.text
+    assert "1.0 GiB" in fit.banner.text
+    assert not fit.start.isEnabled()
+    asked = [path for method, path, _ in server.requests if method == "POST"]
+    assert "/tessera/v1/converter" not in asked
+    fetched = job(JobKind.CONVERT, "done", id="fetch", result={"path": "/c", "bytes": 1})
+    ended = job(JobKind.CONVERT, "done", id="turn", result={"model": "granite-f16", "path": "/m", "type": "F16"})
+    server.routes["POST", "/tessera/v1/converter"] = lambda body: (202, job(JobKind.CONVERT, id="fetch"))
+    server.routes["POST", "/tessera/v1/models/convert"] = lambda body: (202, job(JobKind.CONVERT, id="turn"))
+    press(fit.banner, "Get it and convert")
+    qtbot.waitUntil(lambda: "fetch" in fit._foreign._awaited)
+    fit._jobs.finished.emit(fetched)
+    qtbot.waitUntil(lambda: "turn" in fit._foreign._awaited)
+    assert [body for _, path, body in server.requests if path == "/tessera/v1/models/convert"] == [
+        {"source": "/models/granite"}
+    ]
+    server.routes["GET", "/tessera/v1/models"] = Models(models=(granite, made))
+    fit._jobs.finished.emit(ended)
+    qtbot.waitUntil(lambda: fit.model.currentData() == "granite-f16")
 
 
 def test_the_phases_of_a_job_are_six_steps_in_plain_words(qapp):

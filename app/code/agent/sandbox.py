@@ -16,31 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from app.code.agent import landlock
 from app.code.agent.nested import ASIDE, put_aside, repositories
 from app.code.agent.steering import keep, put_back
+from devices import landlock
 from devices.child_command import child_command
 from devices.programs import installed_program
 
-# What programs are made of, on any distribution.
-_SYSTEM_FOLDERS: Final = (
-    "/usr",
-    "/bin",
-    "/sbin",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/libx32",
-    "/etc",
-    "/opt",
-    "/nix",
-    "/gnu",
-)
-# Without a space of processes of its own the rest of it would show what other programs were started with: keys.
-_PROC: Final = tuple(
-    f"/proc/{name}"
-    for name in ("self", "cpuinfo", "meminfo", "stat", "loadavg", "uptime", "version", "filesystems", "sys")
-)
 # What belongs to a program that is installed outside of them: PREFIX/bin and these beside it.
 _BESIDE_PROGRAMS: Final = ("lib", "lib64", "libexec", "include", "share", "pyvenv.cfg")
 # What names programs in a repository, or another place to read such names from. Source: git, gitrepository-layout.
@@ -109,13 +90,18 @@ def sandboxed(argv: Sequence[str], folder: Path, openings: Openings, scratch: Pa
     wanted = {
         "argv": list(argv),
         "folder": str(folder),
-        "readable": [*_SYSTEM_FOLDERS, *_PROC, "/run/systemd/resolve", *_program_places(argv[0], home)],
+        "readable": [
+            *landlock.SYSTEM_FOLDERS,
+            *landlock.PROC,
+            "/run/systemd/resolve",
+            *_program_places(argv[0], home),
+        ],
         "writable": [str(folder), str(scratch), *([str(home)] if openings.home else [])],
         "network": openings.network,
         "hidden": sorted(HIDDEN_VARIABLES),
         "variables": variables,
     }
-    return list(child_command("app.code.agent.landlock", json.dumps(wanted)))
+    return list(child_command("devices.landlock", json.dumps(wanted)))
 
 
 def _bubblewrapped(argv: Sequence[str], folder: Path, openings: Openings, program: str) -> list[str]:
@@ -123,7 +109,7 @@ def _bubblewrapped(argv: Sequence[str], folder: Path, openings: Openings, progra
     options = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     if openings.network:
         options += ["--share-net"]
-    for system in _SYSTEM_FOLDERS:
+    for system in landlock.SYSTEM_FOLDERS:
         options += ["--ro-bind-try", system, system]
     options += ["--proc", "/proc", "--dev", "/dev"]
     for scratch in ("/tmp", "/var/tmp", "/run"):  # noqa: S108 - the sandbox's own, in memory

@@ -8,6 +8,7 @@ from app.client import ApiError
 from app.gui import words
 from app.gui.api import failure_of, in_words
 from app.gui.fit.aim import Aim
+from app.gui.fit.foreign import NEEDED, ForeignFamily
 from app.gui.fit.frontier import size_words
 from app.gui.fit.gate import GateChoice
 from app.gui.fit.picture import PlanPicture
@@ -57,6 +58,8 @@ class FitPage(Page):
         self._stock: tuple[StockPlan, ...] = ()
         look = services.look
         self.banner = Banner(look)
+        self._foreign = ForeignFamily(services, jobs, self.banner, self)
+        self._foreign.converted.connect(self.choose)
         self.model = Choice()
         self.model.setAccessibleName(self.tr("Model"))
         self.model.setMinimumWidth(220)
@@ -102,7 +105,7 @@ class FitPage(Page):
         size.setStretch(1, 1)
         go = row(self.size_words, 1, self.start)
         self.content.addWidget(self.banner)
-        self.content.addWidget(JobList(look, self._jobs, frozenset({JobKind.QUANTIZE})))
+        self.content.addWidget(JobList(look, self._jobs, frozenset({JobKind.QUANTIZE, JobKind.CONVERT})))
         self.content.addLayout(self._report)
         self._none = Empty(
             self.tr("No model to make smaller yet"),
@@ -212,7 +215,10 @@ class FitPage(Page):
     def _show_refusal(self, error: Exception) -> None:
         self._refused = True
         self.start.setEnabled(False)
-        if isinstance(error, ApiError) and error.status == 404 and error.code != "model_not_found":  # noqa: PLR2004
+        chosen = next((model for model in self._models if model.id == self.model.currentData()), None)
+        if isinstance(error, ApiError) and error.code == NEEDED and chosen is not None:
+            self._foreign.offer(chosen)
+        elif isinstance(error, ApiError) and error.status == 404 and error.code != "model_not_found":  # noqa: PLR2004
             self.banner.tell(self.tr("This server cannot make models fit yet."), "warn")
         else:
             self.banner.tell(in_words(error), "warn", (self.tr("Try again"), self._forecast))

@@ -142,6 +142,8 @@ def phase_words(phase: str) -> str:
         "downloading": tr("Downloading"),
         "verifying": tr("Checking"),
         "copying": tr("Copying"),
+        "converting": tr("Converting"),
+        "fetching": tr("Fetching"),
         "measuring": tr("Measuring"),
         "tuning": tr("Trying settings"),
         "pricing types": tr("Timing precisions"),

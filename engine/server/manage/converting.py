@@ -1,14 +1,19 @@
-"""/tessera/v1/models/convert and /tessera/v1/onnx/convert: other formats of a model, made as jobs."""
+"""/tessera/v1/models/convert and /tessera/v1/onnx/convert: other formats of a model, made as jobs.
 
+/tessera/v1/converter: llama.cpp's own converter, for families that ours does not know.
+"""
+
+import asyncio
 from pathlib import Path
 
 import msgspec
 from fastapi import APIRouter, Request
 
-from engine.api.converting import ConvertRequest, OnnxConvertRequest
+from engine.api.converting import ConverterRemoved, ConverterState, ConvertRequest, OnnxConvertRequest
 from engine.api.jobs import Job, JobKind
+from engine.errors import EnvironmentFault
 from engine.paths import whole_path
-from engine.quantize_jobs.convert import ToGguf, ToOnnx
+from engine.quantize_jobs.convert import Fetch, ToGguf, ToOnnx
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
 from quantize.onnx.request import FixedOptions
@@ -39,6 +44,47 @@ async def to_onnx(request: Request, body: OnnxConvertRequest) -> Job:
     return _start(request, task)
 
 
+@router.get("/converter")
+async def converter(request: Request) -> ConverterState:
+    """Whether llama.cpp's converter is here, and what getting it takes."""
+    return await asyncio.to_thread(_state, request)
+
+
+@router.post("/converter", status_code=202)
+async def fetch_converter(request: Request) -> Job:
+    """Start fetching llama.cpp's converter; asking for it is the consent."""
+    return server_state(request).jobs.start(JobKind.CONVERT, "llama.cpp's converter", msgspec.to_builtins(Fetch()))
+
+
+@router.delete("/converter")
+async def remove_converter(request: Request) -> ConverterRemoved:
+    """Remove llama.cpp's converter with its packages; not while something is converted."""
+    from engine.library.converter.environment import remove  # noqa: PLC0415 - not while the server starts
+
+    jobs = server_state(request).jobs
+    if any(job.kind is JobKind.CONVERT and job.state in {"queued", "running"} for job in jobs.jobs()):
+        raise EnvironmentFault("Something is being converted; wait for it or cancel it, then remove the converter.")
+    freed = await asyncio.to_thread(remove, _folder(request))
+    return ConverterRemoved(freed_bytes=freed)
+
+
+def _state(request: Request) -> ConverterState:
+    from engine.library.converter import environment  # noqa: PLC0415 - as above
+    from quantize.convert.llama_cpp import known_architectures  # noqa: PLC0415 - as above
+
+    folder = _folder(request)
+    return ConverterState(
+        installed=environment.installed(folder) is not None,
+        version=environment.VERSION,
+        path=str(folder),
+        bytes=environment.size_on_disk(folder),
+        download_bytes=environment.DOWNLOAD_BYTES,
+        disk_bytes=environment.DISK_BYTES,
+        seconds=environment.SECONDS,
+        architectures=tuple(sorted(known_architectures())),
+    )
+
+
 def _start(request: Request, task: ToGguf | ToOnnx) -> Job:
     title = Path(task.source).name
     return server_state(request).jobs.start(JobKind.CONVERT, title, msgspec.to_builtins(task))
@@ -46,3 +92,7 @@ def _start(request: Request, task: ToGguf | ToOnnx) -> Job:
 
 def _wanted(out: str | None) -> str | None:
     return None if out is None else str(whole_path(out, "out"))
+
+
+def _folder(request: Request) -> Path:
+    return server_state(request).paths.converter

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from app.code.agent import landlock, nested, sandbox
+from app.code.agent import nested, sandbox
 from app.code.agent.command import run_command
 from app.code.agent.sandbox import Openings
+from devices import landlock
 from tests.code_project import git
 
 pytestmark = pytest.mark.skipif(not landlock.version(), reason="no Landlock here")

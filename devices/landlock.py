@@ -1,7 +1,7 @@
-"""The sandbox where bubblewrap does not work: Landlock for files, a filter of system calls for sockets.
+"""A command confined by the kernel: Landlock for files, a filter of system calls for sockets.
 
 Run as a child: it starts the command restricted, waits for it, and ends whatever it left behind. Rules can only
-add, so what the project's repository must keep is checked afterwards (`steering.py`).
+add: what must not change within a writable folder its owner checks afterwards.
 """
 
 import ctypes
@@ -35,6 +35,25 @@ _IO_URING_SETUP, _X32 = 425, 0x40000000
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
 _INTERNET: Final = (2, 10, 16)  # version 4, version 6, and the list of interfaces that is read before them
 _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+# What programs are made of, on any distribution.
+SYSTEM_FOLDERS: Final = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/etc",
+    "/opt",
+    "/nix",
+    "/gnu",
+)
+# Without a space of processes of its own the rest of it would show what other programs were started with: keys.
+PROC: Final = tuple(
+    f"/proc/{name}"
+    for name in ("self", "cpuinfo", "meminfo", "stat", "loadavg", "uptime", "version", "filesystems", "sys")
+)
 _NOT_STARTED = 127
 
 

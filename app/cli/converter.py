@@ -1,0 +1,115 @@
+"""`tessera models converter`: llama.cpp's own converter, and asking for it where a command meets its families."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from app.cli.progress import bar
+from app.cli.say import say
+from app.format import size
+
+if TYPE_CHECKING:
+    from app.client import Client
+    from engine.api.converting import ConverterState
+
+T = TypeVar("T")
+NEEDED = "converter_needed"
+
+
+@click.group("converter")
+def converter_command() -> None:
+    """llama.cpp's own converter, for families that Tessera's does not know: fetched when wanted, run confined."""
+
+
+@converter_command.command("show")
+@click.option("--architectures", is_flag=True, help="List the architectures it knows.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def show_command(architectures: bool, as_json: bool) -> None:
+    """Whether it is here, how much disk it takes, and what getting it takes."""
+    import msgspec  # noqa: PLC0415 - keeps `tessera --help` fast
+
+    from app.cli.job_line import this_computers_server  # noqa: PLC0415 - as above
+
+    with this_computers_server() as client:
+        state = client.converter()
+    if as_json:
+        click.echo(msgspec.json.encode(state).decode())
+        return
+    if state.installed:
+        say(f"llama.cpp's converter ({state.version}) is here: {size(state.bytes)} in {state.path}")
+    else:
+        kept = f" {size(state.bytes)} of an earlier try are here." if state.bytes else ""
+        say(f"llama.cpp's converter ({state.version}) is not here. {_cost(state)}{kept}")
+    if architectures:
+        say("\n".join(state.architectures))
+
+
+@converter_command.command("install")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+def install_command(yes: bool) -> None:
+    """Fetch it. Ctrl-C stops; a later try goes on from there."""
+    from app.cli.job_line import this_computers_server  # noqa: PLC0415 - see show
+
+    with this_computers_server() as client:
+        get_converter(client, ask=not yes)
+
+
+@converter_command.command("remove")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+def remove_command(yes: bool) -> None:
+    """Remove it with its packages; models that it made stay."""
+    from app.cli.job_line import this_computers_server  # noqa: PLC0415 - see show
+
+    with this_computers_server() as client:
+        state = client.converter()
+        if not state.bytes:
+            say("llama.cpp's converter is not here.")
+            return
+        if not yes:
+            click.confirm(f"Remove llama.cpp's converter, {size(state.bytes)}?", abort=True, err=True)
+        freed = client.remove_converter().freed_bytes
+    say(f"Removed: {size(freed)} are free again.")
+
+
+def get_converter(client: "Client", *, ask: bool) -> None:
+    """Fetch it if it is not here, saying before what that takes. Raises: click.Abort: it is not wanted."""
+    from app.cli.job_line import finish  # noqa: PLC0415 - see show
+    from engine.api.converting import ConverterFetched  # noqa: PLC0415 - see show
+
+    state = client.converter()
+    if state.installed:
+        say("llama.cpp's converter is here.")
+        return
+    say(_cost(state), err=True)
+    if ask:
+        click.confirm("Get llama.cpp's converter?", abort=True, err=True)
+    with bar() as show:
+        made = finish(client, client.fetch_converter(), ConverterFetched, show)
+    say(f"llama.cpp's converter is ready: {size(made.bytes)} in {made.path}", err=True)
+
+
+def with_converter(client: "Client", work: Callable[[], T], *, ask: bool) -> T:
+    """Do it; where llama.cpp's converter is needed and wanted, fetch that and do it again.
+
+    Raises: click.Abort: it is not wanted. Whatever `work` raises.
+    """
+    from app.client import JobFailed  # noqa: PLC0415 - see show
+
+    try:
+        return work()
+    except JobFailed as error:
+        if error.code != NEEDED:
+            raise
+        say(error.message, err=True)
+    get_converter(client, ask=ask)
+    return work()
+
+
+def _cost(state: "ConverterState") -> str:
+    minutes = max(1, round(state.seconds / 60))
+    return (
+        f"Getting it downloads about {size(state.download_bytes)} (torch for the processor, transformers), takes "
+        f"about {minutes} min over a fast line and {size(state.disk_bytes)} of disk. "
+        "`tessera models converter remove` removes it."
+    )

@@ -1,0 +1,1 @@
+"""llama.cpp's own converter in an environment of its own: fetched when wanted, run confined, removed again."""

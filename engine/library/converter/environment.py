@@ -1,0 +1,294 @@
+"""The environment of llama.cpp's converter: made of locked packages when somebody wants it, and removed again.
+
+<converter>/<key>/            a virtual environment
+<converter>/<key>/llama.cpp   the converter, taken out of the locked source archive of llama-cpp-python
+<converter>/<key>/fetched     what was downloaded so far; removed when it is whole
+<converter>/<key>/ready.json  written last
+
+Every package has its hashes in `assets/converter`. The processor's build of torch is on an index of its own, whose
+address is llama.cpp's: its list of requirements names it.
+"""
+
+import contextlib
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from devices.child_command import interpreter
+from engine.errors import EnvironmentFault
+from engine.jobs import Control
+from quantize.convert.llama_cpp import ASSETS
+
+VERSION: Final = "0.3.36"
+# Measured: 2026-11-23 on Linux x86-64, docs/log.md, "llama.cpp's own converter": files fetched, the environment,
+# and the time over a fast line; the time of others is that of the download.
+DOWNLOAD_BYTES: Final = 320_000_000
+DISK_BYTES: Final = 1_000_000_000
+SECONDS: Final = 120.0
+_NEEDED_DISK_BYTES: Final = DISK_BYTES + DOWNLOAD_BYTES
+_READY: Final = "ready.json"
+# torch is one requirement a system; more are told as one.
+_MANY: Final = 3
+_POLL_S: Final = 0.2
+_TORCH: Final = "torch=="
+_BUILDS_ARCHIVES: Final = ("packaging==", "pathspec==", "scikit-build-core==")
+_REQUIREMENTS: Final = "requirements/requirements-convert_hf_to_gguf.txt"
+_VOCABULARIES: Final = ("models/ggml-vocab-gpt-neox.gguf", "models/ggml-vocab-llama-spm.gguf")
+_WANTED: Final = ("convert_hf_to_gguf.py", "conversion/", "gguf-py/gguf/", "LICENSE", _REQUIREMENTS, *_VOCABULARIES)
+_MAX_MEMBER_BYTES: Final = 8 << 20
+# Pythons that the locked wheels exist for.
+_PYTHONS: Final = {("linux", "aarch64"): ((3, 12),)}
+_USUAL_PYTHONS: Final = ((3, 11), (3, 12), (3, 13))
+_PIP: Final = ("-m", "pip", "--disable-pip-version-check", "--no-input")
+
+
+class NoConverter(EnvironmentFault):
+    """llama.cpp's converter could not be made here; the message says why."""
+
+    code = "converter_failed"
+
+
+class Converter(msgspec.Struct, frozen=True, kw_only=True):
+    """One that is ready: its interpreter, llama.cpp's files, and its bytes on the disk."""
+
+    folder: Path
+    num_bytes: int
+
+    @property
+    def python(self) -> Path:
+        """The environment's interpreter."""
+        return _python_in(self.folder)
+
+    @property
+    def source(self) -> Path:
+        """llama.cpp's files."""
+        return self.folder / "llama.cpp"
+
+
+class _Ready(msgspec.Struct, frozen=True):
+    num_bytes: int
+
+
+def installed(folder: Path) -> Converter | None:
+    """The converter of the present locks, if it is there."""
+    place = folder / _key()
+    try:
+        ready = msgspec.json.decode((place / _READY).read_bytes(), type=_Ready)
+    except (OSError, ValueError):
+        return None
+    return Converter(folder=place, num_bytes=ready.num_bytes)
+
+
+def size_on_disk(folder: Path) -> int:
+    """Bytes of everything below the folder, unfinished and old ones too."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # pip moved it on
+                total += (Path(parent) / name).lstat().st_size
+    return total
+
+
+def remove(folder: Path) -> int:
+    """Remove it; the bytes that are free then. Raises: NoConverter: the system refuses."""
+    freed = size_on_disk(folder)
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise NoConverter(f"{folder} cannot be removed: {error.strerror or error}") from error
+    return freed
+
+
+def install(folder: Path, control: Control) -> Converter:
+    """Make it; what an earlier try fetched is taken. Nothing of it counts before it is whole.
+
+    Raises: NoConverter: no fitting Python, no room, no index, or a package that is not the locked one. Cancelled,
+    Paused from `control`.
+    """
+    there = installed(folder)
+    if there is not None:
+        return there
+    place = folder / _key()
+    try:
+        _remove_others(folder, place)
+        place.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(place).free
+        if free < _NEEDED_DISK_BYTES:
+            raise NoConverter(f"it needs {_NEEDED_DISK_BYTES >> 20} MiB in {folder}; {free >> 20} MiB are free")
+        _Making(place, control).run()
+        num_bytes = size_on_disk(place)
+        part = place / f"{_READY}.part"
+        part.write_bytes(msgspec.json.encode(_Ready(num_bytes)))
+        part.replace(place / _READY)
+    except OSError as error:
+        raise NoConverter(f"{place}: {error.strerror or error}") from error
+    return Converter(folder=place, num_bytes=num_bytes)
+
+
+def requirements(lock: str) -> tuple[str, ...]:
+    """The single requirements of a lock, each with its hashes."""
+    return tuple(block for block in re.split(r"(?m)^(?=[A-Za-z])", lock) if block.strip())
+
+
+def archive_index(requirements_file: str) -> tuple[str, ...]:
+    """Pip's words for the index that llama.cpp takes the processor's torch from."""
+    found = re.search(r"(?m)^--extra-index-url\s+(https://\S+)\s*$", requirements_file)
+    return ("--extra-index-url", found[1]) if found else ()
+
+
+def _key() -> str:
+    digest = hashlib.sha256()
+    for name in ("packages.txt", "source.txt", "run.py"):
+        digest.update((ASSETS / name).read_bytes())
+    return f"{VERSION}-{digest.hexdigest()[:12]}"
+
+
+def _python_in(place: Path) -> Path:
+    return place / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def _remove_others(folder: Path, place: Path) -> None:
+    for other in folder.iterdir() if folder.is_dir() else ():
+        if other != place:
+            shutil.rmtree(other)
+
+
+def _fitting_python() -> str:
+    """A Python that the locked wheels are for. Raises: NoConverter: none is here."""
+    fitting = _PYTHONS.get((sys.platform, platform.machine()), _USUAL_PYTHONS)
+    named = [shutil.which(f"python{major}.{minor}") for major, minor in reversed(fitting)]
+    with contextlib.suppress(FileNotFoundError):
+        named.insert(0, interpreter()[0])
+    for python in filter(None, named):
+        asked = [python, "-I", "-c", "import sys; print(*sys.version_info[:2])"]
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
+            said = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False).stdout
+            if tuple(map(int, said.split())) in fitting:
+                return python
+    words = ", ".join(f"{major}.{minor}" for major, minor in fitting)
+    raise NoConverter(f"its packages are for Python {words}, and none of these is installed")
+
+
+class _Making:
+    """One run of making it; each step that is done is not done again."""
+
+    def __init__(self, place: Path, control: Control) -> None:
+        self._place = place
+        self._control = control
+        self._fetched = place / "fetched"
+        self._temporary = place / "temporary"
+
+    def run(self) -> None:
+        """Raises: NoConverter, OSError; Cancelled, Paused."""
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        for made in (self._fetched, self._temporary):
+            made.mkdir(exist_ok=True)
+        if not _python_in(self._place).exists():
+            self._call([_fitting_python(), "-m", "venv", str(self._place)], "the environment could not be made")
+        packages = requirements((ASSETS / "packages.txt").read_text(encoding="ascii"))
+        first = [one for one in packages if one.startswith(_BUILDS_ARCHIVES)]
+        torch = [one for one in packages if one.startswith(_TORCH)]
+        rest = [one for one in packages if one not in first and one not in torch]
+        self._fetch(first)
+        self._install(first)
+        index = archive_index(self._archive())
+        self._fetch(rest)
+        self._fetch(torch, index)
+        self._install([*rest, *torch])
+        trial = [str(_python_in(self._place)), "-I", str(ASSETS / "run.py"), str(self._place / "llama.cpp")]
+        self._call(trial, "it does not start")
+        shutil.rmtree(self._fetched)
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _fetch(self, wanted: Sequence[str], index: Sequence[str] = ()) -> None:
+        """Packages, unless an earlier try fetched them all."""
+        mark = self._fetched / hashlib.sha256("".join(wanted).encode()).hexdigest()[:16]
+        if not mark.exists():
+            words = [*index, "--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--require-hashes"]
+            what = wanted[0].split("==")[0] if len(wanted) < _MANY else "packages"
+            self._pip(["download", *words, "-r", self._lock(wanted), "-d", str(self._fetched)], what)
+            mark.touch()
+
+    def _install(self, wanted: Sequence[str]) -> None:
+        words = ["--no-index", "--find-links", str(self._fetched), "--no-deps", "--require-hashes"]
+        self._pip(["install", "--no-compile", *words, "-r", self._lock(wanted)], "packages")
+
+    def _archive(self) -> str:
+        """Take the converter out of the locked source archive; its list of requirements."""
+        target = self._place / "llama.cpp"
+        if not target.is_dir():
+            lock = ASSETS / "source.txt"
+            words = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--no-cache-dir"]
+            order = ["download", *words, "--require-hashes", "-r", str(lock), "-d", str(self._fetched)]
+            self._pip(order, "llama.cpp's source archive")
+            archive = next(self._fetched.glob("llama_cpp_python-*.tar.gz"))
+            unpack(archive, self._temporary / "llama.cpp")
+            (self._temporary / "llama.cpp").rename(target)
+        return (target / _REQUIREMENTS).read_text(encoding="utf-8")
+
+    def _lock(self, wanted: Sequence[str]) -> str:
+        path = self._temporary / "lock.txt"
+        path.write_text("".join(wanted), encoding="ascii")
+        return str(path)
+
+    def _pip(self, words: Sequence[str], what: str) -> None:
+        command = [str(_python_in(self._place)), *_PIP, *words, "-q", "--progress-bar", "off"]
+        self._call(command, f"{what} could not be fetched", note=what)
+
+    def _call(self, command: Sequence[str], failed: str, note: str = "") -> None:
+        """Run to the end, telling how much is fetched. Raises: NoConverter; Cancelled, Paused."""
+        said = self._temporary / "said.txt"
+        unwanted = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_USER", "PIP_REQUIRE_VIRTUALENV")
+        variables = {name: value for name, value in os.environ.items() if name not in unwanted}
+        variables |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(self._temporary))
+        with (
+            said.open("w+", encoding="utf-8", errors="replace") as log,
+            subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=variables
+            ) as process,
+        ):
+            try:
+                while process.poll() is None:
+                    self._control.check()
+                    self._tell(note)
+                    time.sleep(_POLL_S)
+            except BaseException:
+                process.kill()
+                raise
+            log.seek(0)
+            lines = [line.strip() for line in log if line.strip() and not line.startswith("WARNING")]
+        if process.returncode != 0:
+            last = next((line for line in reversed(lines) if line.startswith("ERROR")), "".join(lines[-1:]))
+            raise NoConverter(f"{failed}: {last[:300] or f'exit code {process.returncode}'}")
+
+    def _tell(self, note: str) -> None:
+        done = size_on_disk(self._fetched) + size_on_disk(self._temporary)
+        self._control.report("fetching", min(done, DOWNLOAD_BYTES), DOWNLOAD_BYTES, note=note)
+
+
+def unpack(archive: Path, target: Path) -> None:
+    """The converter's files of a source archive of llama-cpp-python. Raises: NoConverter: they are not in it."""
+    try:
+        with tarfile.open(archive) as opened:
+            for member in opened:
+                _, found, path = member.name.partition("/vendor/llama.cpp/")
+                if found and member.isfile() and member.size <= _MAX_MEMBER_BYTES and path.startswith(_WANTED):
+                    member.name = path
+                    opened.extract(member, target, filter="data")
+    except (tarfile.TarError, EOFError) as error:
+        raise NoConverter(f"{archive.name} cannot be unpacked: {error}") from error
+    if not (target / "convert_hf_to_gguf.py").is_file() or not (target / _REQUIREMENTS).is_file():
+        raise NoConverter(f"{archive.name} holds no converter")

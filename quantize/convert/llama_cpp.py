@@ -1,0 +1,108 @@
+"""What llama.cpp's own converter may be given: the architectures it knows, and a folder without programs in it.
+
+It runs elsewhere (engine.library.converter). `assets/converter/architectures.txt` is the list of the pinned source
+archive, read from it by `architectures_in`.
+"""
+
+import ast
+import functools
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from quantize.convert.checkpoint import Checkpoint
+from quantize.errors import BadFile, UnsupportedModel
+from quantize.files.json_file import read_json
+from quantize.files.safetensors_file import safe_member
+
+ASSETS: Final = Path(__file__).resolve().parents[2] / "assets" / "converter"
+# The name of the table in llama.cpp's conversion/__init__.py.
+_TABLE: Final = "TEXT_MODEL_MAP"
+# What describes a model; everything else of a folder (programs, pickles, pictures) stays where it is.
+_SUFFIXES: Final = frozenset({".json", ".jinja", ".model", ".safetensors", ".tiktoken", ".txt"})
+# Files that may name a program of the publisher under this key.
+_DESCRIBING: Final = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+_PROGRAMS: Final = "auto_map"
+_MAX_JSON_BYTES: Final = 4 * 1024 * 1024
+_MAX_FILES: Final = 2000
+
+
+def architectures_in(source: str) -> tuple[str, ...]:
+    """The architectures of language models that a conversion/__init__.py registers; nothing of it is run.
+
+    Raises: ValueError: it holds no such table.
+    """
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == _TABLE:
+            found = ast.literal_eval(node.value) if node.value is not None else None
+            if isinstance(found, dict) and all(isinstance(name, str) for name in found):
+                return tuple(sorted(found))
+    raise ValueError(f"there is no table {_TABLE} of names")
+
+
+@functools.cache
+def known_architectures() -> frozenset[str]:
+    """Those of the pinned converter."""
+    return frozenset((ASSETS / "architectures.txt").read_text(encoding="ascii").split())
+
+
+class Staged(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder made of links and small copies; `reads` are the folders behind the links."""
+
+    folder: Path
+    reads: tuple[Path, ...]
+    weight_bytes: int
+    notes: tuple[str, ...]
+
+
+def stage(source: Path, into: Path, root: Path | None = None) -> Staged:
+    """Lay out in `into` what the converter may read of a model's folder: no programs, no pickles, no links outside.
+
+    Raises: BadFile, IncompleteFile, RefusedFormat, Unreadable: the folder's fault. UnsupportedModel: its tokenizer
+    is a program of the publisher's.
+    """
+    checked = Checkpoint(source, root)
+    notes = []
+    reads = set()
+    into.mkdir(parents=True)
+    files = sorted(p for p in source.iterdir() if p.is_file())
+    if len(files) > _MAX_FILES:
+        raise BadFile(str(source), f"{len(files)} files; at most {_MAX_FILES} are looked at")
+    for file in files:
+        if file.name in _DESCRIBING:
+            if _copied(source, file.name, into, root):
+                notes.append(f"{file.name} names a program of the publisher's: it was left out")
+        elif file.suffix.lower() in _SUFFIXES:
+            real = safe_member(source, file.name, root).resolve()
+            (into / file.name).symlink_to(real)
+            reads.add(real.parent)
+        elif file.suffix == ".py":
+            notes.append(f"{file.name} was not run")
+    _pooling(source, into)
+    return Staged(folder=into, reads=tuple(sorted(reads)), weight_bytes=checked.file_bytes, notes=tuple(notes))
+
+
+def _copied(source: Path, name: str, into: Path, root: Path | None) -> bool:
+    """Copy a description without the programs it names; True: it named some."""
+    given = read_json(safe_member(source, name, root), _MAX_JSON_BYTES)
+    named = given.pop(_PROGRAMS, None)
+    if (
+        named
+        and name == "tokenizer_config.json"
+        and not any((source / file).is_file() for file in ("tokenizer.json", "tokenizer.model"))
+    ):
+        raise UnsupportedModel(
+            str(source), "its tokenizer is a program of the publisher's, and no other code is run"
+        )
+    (into / name).write_bytes(msgspec.json.encode(given))
+    return bool(named)
+
+
+def _pooling(source: Path, into: Path) -> None:
+    """How an embedding model pools, which sentence-transformers keeps in a folder of its own."""
+    for config in sorted(source.glob("*_Pooling/config.json")):
+        name = config.parent.name
+        if config.resolve().is_relative_to(source.resolve()):
+            (into / name).mkdir()
+            (into / name / config.name).write_bytes(msgspec.json.encode(read_json(config, _MAX_JSON_BYTES)))
