@@ -206,8 +206,8 @@ def edit_config(folder: Path, **changes) -> None:
 
 
 def test_unknown_architectures_come_with_the_list_of_known_ones(tmp_path, folder):
-    edit_config(folder, architectures=["MambaForCausalLM"])
-    with pytest.raises(UnsupportedModel, match=r"MambaForCausalLM.*Qwen3ForCausalLM") as caught:
+    edit_config(folder, architectures=["RetNetForCausalLM"])
+    with pytest.raises(UnsupportedModel, match=r"RetNetForCausalLM.*Qwen3ForCausalLM") as caught:
         run(folder, tmp_path / "out.gguf")
     assert "Gemma3ForCausalLM" in caught.value.supported
 
