@@ -23,9 +23,8 @@ class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class ConverterState(msgspec.Struct, frozen=True, kw_only=True):
     """GET /tessera/v1/converter: llama.cpp's own converter, for families that Tessera's does not know.
 
-    `bytes` is what lies on the disk now, unfinished or old parts too. Getting it downloads about `download_bytes` and
-    takes about `disk_bytes` of disk and `seconds` (measured: two busy cores, a fast line). `architectures` are those
-    it knows.
+    `bytes` is what lies on the disk now, unfinished or old parts too. Getting it downloads about `download_bytes`,
+    takes about `disk_bytes` of disk and `seconds` (measured: two busy cores). `architectures` are those it knows.
     """
 
     installed: bool

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from PySide6.QtCore import QObject, Signal
 
 from app.gui import words
+from app.gui.api import failure_of
 from app.gui.jobs import Jobs
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner
@@ -82,6 +83,6 @@ class ForeignFamily(QObject):
         if then is None:
             return
         if job.error is not None:
-            self._banner.tell(job.error.message, "bad")
+            self._banner.tell(failure_of(job), "bad")
         elif job.state == "done":
             then(job)
