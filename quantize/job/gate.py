@@ -97,6 +97,13 @@ def lines(gate: GateReport) -> list[str]:
     return told
 
 
+def could_veto(gate: GateReport) -> bool:
+    """Whether losing all that the original passes would have been a veto."""
+    check = gate.checks[-1]
+    best = [True] * check.before + [False] * (check.cases - check.before)
+    return compared(check.mix, best, [False] * check.cases).vetoed
+
+
 def cautions(gate: GateReport) -> tuple[str, ...]:
     """What must not be overlooked: nothing was kept, and what to do; or this task could not veto at all."""
     check, task = gate.checks[-1], gate.task
@@ -104,8 +111,7 @@ def cautions(gate: GateReport) -> tuple[str, ...]:
         which = "the file does" if len(gate.checks) == 1 else "this mix and the stock mix of the same size do"
         why = f"nothing was kept: {which} {task} clearly worse than the original"
         return (f"{why}. Allow more bytes, or take a more thorough tier; the source is untouched",)
-    best = [True] * check.before + [False] * (check.cases - check.before)
-    if compared(check.mix, best, [False] * check.cases).vetoed:
+    if could_veto(gate):
         return ()
     few = f"the original passes {check.before} of {check.cases} cases of {task}"
     return (f"{few}: losing them all could be chance, so this task could not veto",)

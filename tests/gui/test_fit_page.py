@@ -166,6 +166,13 @@ def test_a_gate_that_lets_pass_and_ones_own_text_are_on_the_card(qtbot, fit):
     assert "On text of all kinds: 20 % more loss than the stock mix." in texts(fit)
 
 
+def test_the_card_says_where_a_gate_could_not_judge_as_it_should(qtbot, fit):
+    gate = GateReport(task="certify", reference="in 8 bits", checks=(checked("ours", 1, 0),))
+    shown(fit, msgspec.structs.replace(quantize_report(5_000_000, 0.005, 0.010), gate=gate), "spark-5")
+    qtbot.waitUntil(lambda: "this task could not veto" in texts(fit))
+    assert "Compared with the original in 8 bits" in texts(fit)
+
+
 def test_a_refused_size_says_why_and_cannot_start(qtbot, fit, server):
     message = "The smallest possible file has 3,039,776 bytes."
     server.routes["POST", "/tessera/v1/quantize/plan"] = (

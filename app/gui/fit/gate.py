@@ -43,6 +43,7 @@ class GateChoice(QWidget):
         for value, name, words in _GATES:
             self.box.addItem(self.tr(name), value)
             self.box.setItemData(self.box.count() - 1, self.tr(words), Qt.ItemDataRole.ToolTipRole)
+        self.box.setSizeAdjustPolicy(Choice.SizeAdjustPolicy.AdjustToContents)  # a file's name comes later
         self.box.activated.connect(lambda _: self._on_chosen())
         self.setLayout(row(self.box))
 

@@ -10,6 +10,7 @@ from app.gui.look import Look
 from app.gui.widgets.basics import card, label
 from app.gui.widgets.mosaic import Mosaic, PrecisionLegend, tiles_of_tensors
 from engine.api.quantizing import FileReport, QuantizeReport
+from quantize.job.gate import could_veto
 from quantize.types import Interval
 
 
@@ -80,6 +81,10 @@ def gate_words(report: QuantizeReport) -> list[str]:
         else:
             likely, low = _tr("Between {low} points better and {high} worse: no clear loss."), -low
         told.append(f"{counts} {likely.format(low=words.whole(low), high=words.whole(high))}")
+    if not could_veto(report.gate):
+        told.append(_tr("The original itself does so few of them that this task could not veto."))
+    if report.gate.reference:
+        told.append(_tr("Compared with the original in 8 bits: as it is it does not fit into the free memory."))
     return told
 
 
