@@ -14,7 +14,7 @@ from quantize.job.request import QuantizeReport
 from quantize.plan.model_spec import model_spec
 from quantize.plan.plan import Question, make_plan
 from quantize.plan.priors import prior_damage
-from quantize.types import EvidenceRef, Goal
+from quantize.types import EvidenceRef, FileReport, Goal, Interval
 
 
 @pytest.fixture
@@ -150,3 +150,29 @@ def test_a_given_time_buys_the_most_thorough_step_that_fits(plan):
 def test_plans_travel_as_json(plan):
     _, chosen = plan
     assert msgspec.json.decode(msgspec.json.encode(chosen), type=type(chosen)) == chosen
+
+
+def measured(value, low, high) -> FileReport:
+    some = Interval(0.01, 0.009, 0.011)
+    return FileReport(
+        path="a.gguf",
+        file_bytes=1,
+        tokens=1000,
+        kld_mean=some,
+        kld_median=0.005,
+        kld_p99=0.04,
+        kld_p999=0.1,
+        top1_agreement_frac=Interval(0.95, 0.94, 0.96),
+        perplexity=Interval(17.4, 17.0, 18.0),
+        reference_perplexity=17.2,
+        ratio=Interval(value, low, high),
+    )
+
+
+def test_what_is_gained_on_ones_own_text_and_lost_elsewhere_is_told(plan):
+    report = told(*plan, shipped="ours", own=measured(0.4, 0.35, 0.45), ours=measured(1.2, 1.1, 1.3))
+    lines = "\n".join(summary(report))
+    assert "on your own text: KL divergence 0.01000, gained: 60% less than the stock mix (0.350 to 0.450" in lines
+    assert "elsewhere: KL divergence 0.01000, lost: 20% more than the stock mix (1.100 to 1.300 of its)" in lines
+    even = told(*plan, shipped="ours", own=measured(0.9, 0.8, 1.1), ours=measured(0.4, 0.3, 0.5))
+    assert "neither gained nor lost beside the stock mix (0.800 to 1.100 of its)" in "\n".join(summary(even))
