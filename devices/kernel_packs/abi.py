@@ -10,10 +10,8 @@ from typing import Final
 
 import msgspec
 
-from devices.backends.child import run_child
 from devices.backends.libraries import ggml_library
 from devices.backends.symbols import ggml_functions
-from devices.child_command import child_command
 from devices.errors import PackRefused
 from devices.kernel_packs.manifest import Manifest, this_platform
 
@@ -42,6 +40,9 @@ def headers_hash(folder: Path) -> str:
 
 def installed_abi(libraries: Path) -> Abi:
     """The ABI of the libraries in this folder, asked in a child. Raises: PackRefused: they do not load."""
+    from devices.backends.child import run_child  # noqa: PLC0415 - runners import this module and start nothing
+    from devices.child_command import child_command  # noqa: PLC0415 - as above
+
     outcome = run_child(child_command("devices.kernel_packs.abi", str(libraries)), TIMEOUT_S)
     if outcome.answer is None or not outcome.answer.get("ggml_version"):
         raise PackRefused(f"the installed llama.cpp libraries do not load: {outcome.reason}")

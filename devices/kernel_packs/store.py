@@ -7,9 +7,7 @@
 import contextlib
 import os
 import shutil
-import tarfile
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import IO, Final
 
@@ -144,6 +142,9 @@ class PackStore:
 
 def _unpacked(source: Path, work: Path) -> Manifest:
     """Copy the manifest and the files it names from `source` into `work`."""
+    import tarfile  # noqa: PLC0415 - every runner imports this module, to look which packs there are
+    import zipfile  # noqa: PLC0415 - as above
+
     if source.is_dir():
         manifest = manifests.parse(_head(source / manifests.NAME))
         for file in manifest.files:
@@ -160,6 +161,8 @@ def _unpacked(source: Path, work: Path) -> Manifest:
 
 
 def _from_zip(source: Path, work: Path) -> Manifest:
+    import zipfile  # noqa: PLC0415 - see _unpacked
+
     with zipfile.ZipFile(source) as archive:
         members = {Path(info.filename).name: info for info in archive.infolist() if not info.is_dir()}
         if manifests.NAME not in members:
@@ -175,6 +178,8 @@ def _from_zip(source: Path, work: Path) -> Manifest:
 
 
 def _from_tar(source: Path, work: Path) -> Manifest:
+    import tarfile  # noqa: PLC0415 - see _unpacked
+
     with tarfile.open(source) as archive:
         members = {Path(member.name).name: member for member in archive if member.isfile()}
         held = archive.extractfile(members[manifests.NAME]) if manifests.NAME in members else None

@@ -35,7 +35,7 @@ from engine.onnx.folder import OnnxFolder
 from engine.runner.engine_args import given
 from engine.runner.protocol import LoadSettings
 from quantize.errors import QuantizeError
-from quantize.files.gguf_split import read_gguf_model
+from quantize.files.known_headers import known_gguf_model
 
 log = logging.getLogger(__name__)
 # Kept prefixes get at most this part of the memory that a load leaves free.
@@ -394,6 +394,6 @@ def offload_target(settings: LoadSettings, machine: Machine) -> tuple[str | None
 def read_shape(path: str) -> ModelShape:
     """The shape of a file on disk. Raises: BadModelFile."""
     try:
-        return model_shape(read_gguf_model(path))
+        return model_shape(known_gguf_model(path))
     except QuantizeError as error:
         raise BadModelFile(path, str(error)) from error

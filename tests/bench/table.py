@@ -37,6 +37,7 @@ def start(model: Path, tools: Path, rounds: int) -> None:
         wall: Values = {"ours": [], "rival": []}
         spent: Values = {"ours": [], "rival": []}
         with tempfile.TemporaryDirectory() as homes:
+            starting.compile_program(model, Path(homes))
             for i, turns in enumerate(in_turns(rounds)):
                 for side in turns:
                     ours = side == "ours"

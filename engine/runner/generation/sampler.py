@@ -2,7 +2,7 @@
 
 import abc
 import math
-import secrets
+import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
@@ -39,7 +39,7 @@ class Sampler(abc.ABC):
 
     def __init__(self, params: SamplingParams, prompt: list[int]) -> None:
         self._params = params
-        self.seed = params.seed if params.seed is not None else secrets.randbits(32)
+        self.seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(4), "little")
         self._recent: list[int] = prompt[-params.repeat_last_n :] if params.repeat_last_n > 0 else []
         self._counts: Counter[int] = Counter()
         self._bias_ids = np.fromiter(params.logit_bias, np.int64, len(params.logit_bias))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import psutil
 
 from devices.backends import openvino
 from engine.runner import protocol
@@ -33,6 +32,7 @@ from engine.runner.llama.native.device_check import (
     read_reference,
 )
 from engine.runner.llama.native.device_verdict import checked
+from engine.runner.llama.native.pages import LargePages
 from engine.runner.llama.native.rpc import NoWorker, add_workers
 from engine.runner.llama.native.self_check import SelfCheckFailed, self_check
 from engine.runner.llama.native.vocabulary import LONGEST_TOKEN_BYTES, LlamaVocabulary
@@ -107,6 +107,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         self._facts: ModelFacts | None = None
         self._embedder: Embedder | None = None
         self._rests = Rests()
+        self._pages = LargePages()
         self._vision: Vision | None = None
         self._vision_error = "this model reads text only: no projector (mmproj-*.gguf) is beside it"
 
@@ -141,7 +142,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             if settings.engine_args.rpc:
                 add_workers(api, settings.engine_args.rpc)
             self._phases.done("backends")
-            loaded = llama_model.load(api, settings, on_progress, self._phases)
+            loaded = self._pages.loading()(llama_model.load)(api, settings, on_progress, self._phases)
             vocabulary = LlamaVocabulary(api, loaded.vocab)
             self._phases.done("vocabulary")
             self._tell_check(settings)
@@ -238,6 +239,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                 use()
             if self._constraints is not None:
                 self._constraints.warm()
+            self._pages.collapse(self._inbox.empty)
         return self._inbox.get()
 
     def _keep_prefixes(self, scheduler: Scheduler) -> None:
@@ -362,6 +364,8 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             self._channel.send(fault)
 
     def _stats(self, stats_id: int, scheduler: Scheduler) -> protocol.Stats:
+        import psutil  # noqa: PLC0415 - .013 s that a first token would wait for
+
         both = [scheduler, *([self._exact] if self._exact is not None else [])]
         return protocol.Stats(
             id=stats_id,

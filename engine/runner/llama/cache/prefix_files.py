@@ -7,11 +7,11 @@ A file holds the tokens it stands for and a checksum; it belongs to one model, c
 import contextlib
 import errno
 import hashlib
-import logging
 import os
 import queue
 import shutil
 import struct
+import sys
 import threading
 import zlib
 from pathlib import Path
@@ -22,8 +22,6 @@ import numpy as np
 
 from engine.runner.llama.cache.prefix_index import Key, StoredPrefix
 from engine.runner.llama.cache.state_buffer import state_buffer
-
-log = logging.getLogger(__name__)
 
 _MAGIC: Final = b"TSKV1\n"
 _HEADER: Final = struct.Struct(">I")
@@ -126,7 +124,7 @@ class PrefixFiles:
             try:
                 self._write_file(entry, data, path)
             except OSError as error:
-                log.warning("prefix not stored path=%s error=%s", path, error)
+                sys.stderr.write(f"prefix not stored path={path} error={error}\n")
             if self._waiting.pop(entry, None) is None:  # removed while it was written
                 path.unlink(missing_ok=True)
 

@@ -5,7 +5,6 @@ two-byte buffer it answers 0, and 1 once a byte is written; no interpreter lock 
 """
 
 import ctypes
-import ctypes.util
 import sys
 from typing import Any
 

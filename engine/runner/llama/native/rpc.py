@@ -6,7 +6,6 @@ It knows neither keys nor encryption, so both ends stay on loopback: the way bet
 import contextlib
 import ctypes
 import re
-import socket
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -90,6 +89,8 @@ def _served(lib: Any) -> list[int]:
 
 def _check(endpoint: str) -> None:
     """A worker that is not there would end this process in the middle of a load."""
+    import socket  # noqa: PLC0415 - few models have workers
+
     match = _ENDPOINT.fullmatch(endpoint)
     if match is None or not 0 < int(match["port"]) <= _MOST_PORT:
         raise NoWorker(f"rpc: {endpoint!r} is not {LOOPBACK}:PORT; reach other machines through a tunnel (ssh -L)")

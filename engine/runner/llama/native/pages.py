@@ -1,0 +1,112 @@
+"""Pages of 2 MiB on Linux: taken while a model loads where they are at hand, else put together in pauses.
+
+A virtual machine whose host hands out memory when it is first touched waits for each such page. Small ones mostly
+come from what somebody gave back a moment ago.
+"""
+
+import contextlib
+import ctypes
+import mmap
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+SIZE: Final = 2 << 20
+ASKED: Final = re.compile(r"glibc\.malloc\.hugetlb=(\d)")
+# Clearing one takes .05 to .4 ms, 3.5 where the host has to find its memory. Measured: docs/log.md, Starting.
+SLOW_S: Final = 0.001
+# So many are tried, and given back: what a load takes first.
+TRIED: Final = 16
+# Of linux/prctl.h and asm-generic/mman-common.h.
+PR_SET_THP_DISABLE: Final = 41
+MADV_COLLAPSE: Final = 25
+_SMALL: Final = 4096
+_MAP: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p 00000000 00:00 0\b", re.ASCII)
+# The top bit of each entry: the page is there. Source: admin-guide/mm/pagemap.rst.
+_ENTRY: Final = 8
+_PRESENT: Final = 0x80
+
+
+class LargePages:
+    """Of this process. `loading` around what takes much memory, `collapse` in the pauses behind it."""
+
+    def __init__(self) -> None:
+        self.postponed = False
+        self._left: list[int] | None = None
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """Memory taken inside comes in small pages where large ones are slow to come by."""
+        forbidden = asked() and slow() and _forbid(1)
+        try:
+            yield
+        finally:
+            if forbidden:
+                _forbid(0)
+                self.postponed = True
+
+    def collapse(self, idle: Callable[[], bool]) -> None:
+        """Put together what was postponed, while `idle`; each page takes some milliseconds at most."""
+        if not self.postponed:
+            return
+        if self._left is None:
+            self._left = whole_ranges()
+        libc = ctypes.CDLL(None)
+        while self._left and idle():
+            place = ctypes.c_void_p(self._left.pop())
+            if libc.madvise(place, ctypes.c_size_t(SIZE), MADV_COLLAPSE):
+                self._left.clear()  # a kernel before 6.1, or no such page is left
+        self.postponed = bool(self._left)
+
+
+def asked() -> bool:
+    """Large pages are wanted here. The last word counts."""
+    wishes = ASKED.findall(os.environ.get("GLIBC_TUNABLES", ""))
+    return sys.platform == "linux" and bool(wishes) and wishes[-1] == "1"
+
+
+def slow() -> bool:
+    """Whether one of a few such pages takes longer than the clearing of one does."""
+    try:
+        with mmap.mmap(-1, (TRIED + 1) * SIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as region:
+            region.madvise(mmap.MADV_HUGEPAGE)
+            view: Any = (ctypes.c_char * len(region)).from_buffer(region)
+            try:
+                return any(_touched_s(view, SIZE * n) > SLOW_S for n in range(1, TRIED + 1))
+            finally:
+                del view
+    except (OSError, AttributeError):
+        return False
+
+
+def _touched_s(view: Any, at: int) -> float:
+    """Processor seconds of a first touch: what others' use of the cores takes is not counted."""
+    began = time.thread_time()
+    view[at] = b"\x01"
+    return time.thread_time() - began
+
+
+def whole_ranges() -> list[int]:
+    """Addresses of this process's own memory in ranges of 2 MiB that are wholly there."""
+    found = []
+    try:
+        with open("/proc/self/maps", encoding="utf-8") as maps:  # noqa: PTH123 - of this process at this moment
+            places = [(int(m[1], 16), int(m[2], 16)) for m in map(_MAP.match, maps) if m]
+        with open("/proc/self/pagemap", "rb") as pages:  # noqa: PTH123 - as above
+            for begin, end in places:
+                for at in range(begin + -begin % SIZE, end - SIZE + 1, SIZE):
+                    pages.seek(at // _SMALL * _ENTRY)
+                    entries = pages.read(SIZE // _SMALL * _ENTRY)
+                    if min(entries[_ENTRY - 1 :: _ENTRY], default=0) >= _PRESENT:
+                        found.append(at)
+    except OSError:
+        return []
+    return found
+
+
+def _forbid(value: int) -> bool:
+    """Large pages for this process and what it starts, or again as the system says; whether that was possible."""
+    return bool(ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, value, 0, 0, 0) == 0)
