@@ -1,25 +1,23 @@
-"""Pages of 2 MiB on Linux: taken while a model loads where they are at hand, else put together in pauses.
+"""Pages of 2 MiB on Linux: taken while a model loads, in virtual machines put together in the pauses behind that.
 
-A virtual machine whose host hands out memory when it is first touched waits for each such page. Small ones mostly
-come from what somebody gave back a moment ago.
+The host of a virtual machine hands out memory when it is first touched, and each such page waits for it: clearing a
+cache of 189 MB took .04 to .44 s of processor time. Small pages mostly come from what somebody gave back a moment
+ago: .11 to .12 s (docs/log.md, Starting).
 """
 
 import contextlib
 import ctypes
-import mmap
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 SIZE: Final = 2 << 20
 ASKED: Final = re.compile(r"glibc\.malloc\.hugetlb=(\d)")
-# Clearing one takes .05 to .4 ms, 3.5 where the host has to find its memory. Measured: docs/log.md, Starting.
-SLOW_S: Final = 0.001
-# So many are tried, and given back: what a load takes first.
-TRIED: Final = 16
+CPUINFO: Final = "/proc/cpuinfo"
+# The first processor's lines are shorter; those of all take milliseconds to make.
+_FIRST: Final = 8192
 # Of linux/prctl.h and asm-generic/mman-common.h.
 PR_SET_THP_DISABLE: Final = 41
 MADV_COLLAPSE: Final = 25
@@ -39,8 +37,8 @@ class LargePages:
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
-        """Memory taken inside comes in small pages where large ones are slow to come by."""
-        forbidden = asked() and slow() and _forbid(1)
+        """Memory taken inside comes in small pages in a virtual machine."""
+        forbidden = asked() and virtual() and _forbid(1)
         try:
             yield
         finally:
@@ -64,29 +62,17 @@ class LargePages:
 
 def asked() -> bool:
     """Large pages are wanted here. The last word counts."""
-    wishes = ASKED.findall(os.environ.get("GLIBC_TUNABLES", ""))
-    return sys.platform == "linux" and bool(wishes) and wishes[-1] == "1"
+    overrides = ASKED.findall(os.environ.get("GLIBC_TUNABLES", ""))
+    return sys.platform == "linux" and bool(overrides) and overrides[-1] == "1"
 
 
-def slow() -> bool:
-    """Whether one of a few such pages takes longer than the clearing of one does."""
+def virtual() -> bool:
+    """Whether this system says that it runs in a virtual machine. Processors of ARM do not tell."""
     try:
-        with mmap.mmap(-1, (TRIED + 1) * SIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as region:
-            region.madvise(mmap.MADV_HUGEPAGE)
-            view: Any = (ctypes.c_char * len(region)).from_buffer(region)
-            try:
-                return any(_touched_s(view, SIZE * n) > SLOW_S for n in range(1, TRIED + 1))
-            finally:
-                del view
-    except (OSError, AttributeError):
+        with open(CPUINFO, encoding="utf-8", errors="replace") as told:  # noqa: PTH123 - the first processor only
+            return re.search(r"^flags\s*:.*\bhypervisor\b", told.read(_FIRST), re.MULTILINE) is not None
+    except OSError:
         return False
-
-
-def _touched_s(view: Any, at: int) -> float:
-    """Processor seconds of a first touch: what others' use of the cores takes is not counted."""
-    began = time.thread_time()
-    view[at] = b"\x01"
-    return time.thread_time() - began
 
 
 def whole_ranges() -> list[int]:

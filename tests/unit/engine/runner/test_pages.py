@@ -39,8 +39,8 @@ def wanted(monkeypatch):
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
 
 
-def test_small_pages_while_large_ones_are_slow_and_large_ones_in_the_pause(wanted, monkeypatch):
-    monkeypatch.setattr(pages, "slow", lambda: True)
+def test_small_pages_in_a_virtual_machine_and_large_ones_in_the_pause(wanted, monkeypatch):
+    monkeypatch.setattr(pages, "virtual", lambda: True)
     before, kept = large_kib(), LargePages()
     with kept.loading():
         taken = region()
@@ -60,8 +60,8 @@ def test_small_pages_while_large_ones_are_slow_and_large_ones_in_the_pause(wante
     assert not kept.postponed
 
 
-def test_large_pages_where_they_are_at_hand(wanted, monkeypatch):
-    monkeypatch.setattr(pages, "slow", lambda: False)
+def test_large_pages_on_a_machine_of_its_own(wanted, monkeypatch):
+    monkeypatch.setattr(pages, "virtual", lambda: False)
     before, kept = large_kib(), LargePages()
     with kept.loading(), region() as taken:
         fill(taken)
@@ -71,7 +71,7 @@ def test_large_pages_where_they_are_at_hand(wanted, monkeypatch):
 
 
 def test_the_system_decides_again_behind_a_load_that_failed(wanted, monkeypatch):
-    monkeypatch.setattr(pages, "slow", lambda: True)
+    monkeypatch.setattr(pages, "virtual", lambda: True)
     with pytest.raises(OSError, match="no model"), LargePages().loading():
         raise OSError("no model")
     before = large_kib()
@@ -100,14 +100,25 @@ def test_only_ranges_that_are_wholly_there_are_put_together():
 def test_the_last_word_of_the_user_counts(monkeypatch, tunables, told):
     monkeypatch.setenv("GLIBC_TUNABLES", tunables)
     assert pages.asked() is told
-    monkeypatch.setattr(pages, "slow", lambda: True)
+    monkeypatch.setattr(pages, "virtual", lambda: True)
     kept = LargePages()
     with kept.loading():
         pass
     assert kept.postponed is told
 
 
-def test_trying_tells_and_gives_back():
-    before = large_kib()
-    assert pages.slow() in {True, False}
-    assert large_kib() - before < SIZE >> 10
+@pytest.mark.parametrize(
+    ("told", "is_virtual"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu hypervisor lahf_lm\n", True),
+        ("processor\t: 0\nflags\t\t: fpu lahf_lm\nbugs\t: hypervisor\n", False),
+        ("processor\t: 0\nFeatures\t: fp asimd\n", False),
+        (None, False),
+    ],
+)
+def test_the_processor_tells_whether_it_is_virtual(monkeypatch, tmp_path, told, is_virtual):
+    file = tmp_path / "cpuinfo"
+    if told is not None:
+        file.write_text(told)
+    monkeypatch.setattr(pages, "CPUINFO", str(file))
+    assert pages.virtual() is is_virtual
