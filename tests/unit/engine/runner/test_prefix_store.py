@@ -232,7 +232,7 @@ def test_a_file_under_anothers_name_is_deleted(tmp_path):
 
 
 @pytest.mark.parametrize("bound", ["LEAST_FREE_FRAC", "MOST_FREE_BYTES"])
-def test_the_rest_of_the_disk_is_left_to_others(tmp_path, monkeypatch, bound, caplog):
+def test_the_rest_of_the_disk_is_left_to_others(tmp_path, monkeypatch, bound, capsys):
     """Chats and downloads need it more than prefixes, which are computed again in seconds."""
     everything = {"LEAST_FREE_FRAC": 1.0, "MOST_FREE_BYTES": 1 << 60}
     for name, value in everything.items():
@@ -246,5 +246,5 @@ def test_the_rest_of_the_disk_is_left_to_others(tmp_path, monkeypatch, bound, ca
     store.put(KEY, tokens(4, 5, 6), state())
     store.close()
     assert len(list(tmp_path.glob("*/*.kv"))) == 1
-    assert "the rest of the disk is for other things" in caplog.text
+    assert "the rest of the disk is for other things" in capsys.readouterr().err
     assert disk_store(tmp_path).best(tokens(4, 5, 6), KEY, whole_only=False)[1] < 3
