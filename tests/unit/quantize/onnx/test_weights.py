@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import onnx_models
-import onnxruntime as ort
 import pytest
 from shapes import SHAPES, scaled, write_shape
 
@@ -224,6 +223,8 @@ def test_the_fixed_form_computes_the_formulas(tmp_path, name):
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])
 def test_fixed_graphs_of_qwen_follow_the_formulas(tmp_path, name):
     """Quantized graphs, a piece and then steps, against the oracle of the text that begins as every one does."""
+    import onnxruntime as ort
+
     source = write_shape(tmp_path / "m.gguf", replace(small(name), vocab=4096))
     model = read_gguf_model(source)
     words = tokenizer_json(model.parts[0])
