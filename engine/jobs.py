@@ -263,7 +263,7 @@ class JobRegistry:
     def jobs(self) -> tuple[Job, ...]:
         """Every job, newest first."""
         with self._lock:
-            return tuple(sorted(self._jobs.values(), key=lambda j: j.created_at, reverse=True))
+            return tuple(reversed(self._jobs.values()))  # by begin: the clock may have been set back since
 
     def wait(self, job_id: str, timeout_s: float | None = None) -> Job:
         """Block until the job stands still (ended or paused)."""
@@ -308,7 +308,7 @@ class JobRegistry:
     def _begin(self, job: Job) -> Job:
         with self._lock:
             control = Control(lambda progress: self._update(job.id, progress=progress))
-            self._store(msgspec.structs.replace(job, state="queued", error=None, updated_at=time.time()))
+            self._store(msgspec.structs.replace(job, state="queued", error=None, updated_at=_later(job)))
             self._launch(job, control)
         return self.get(job.id)
 
@@ -359,7 +359,8 @@ class JobRegistry:
 
     def _update(self, job_id: str, **changes: Any) -> None:
         with self._lock:
-            job = msgspec.structs.replace(self._jobs[job_id], updated_at=time.time(), **changes)
+            before = self._jobs[job_id]
+            job = msgspec.structs.replace(before, updated_at=_later(before), **changes)
             self._store(job, to_disk="state" in changes)
 
     def _store(self, job: Job, *, to_disk: bool = True) -> None:
@@ -382,8 +383,13 @@ class JobRegistry:
         for job in self._kept.get():
             if job.state in {"queued", "running"}:
                 # Newer than every progress told before: who followed the job then takes this as its latest state.
-                job = msgspec.structs.replace(job, state="paused", updated_at=time.time())  # noqa: PLW2901
+                job = msgspec.structs.replace(job, state="paused", updated_at=_later(job))  # noqa: PLW2901
             self._jobs[job.id] = job
+
+
+def _later(job: Job) -> float:
+    """Now, or when it last changed: who follows it takes the latest for its state, also when a clock was set back."""
+    return max(time.time(), job.updated_at)
 
 
 def _unforeseen(job_id: str, error: Exception) -> Fault:

@@ -3,11 +3,12 @@
 import asyncio
 import json
 import threading
+import time
 
 import pytest
 
 from engine.errors import EnvironmentFault, InputFault
-from engine.jobs import Control, JobKind, JobRegistry, Paused
+from engine.jobs import _KEPT, Control, JobKind, JobRegistry, Paused
 from quantize.errors import BadFile
 from quantize.errors import Cancelled as QuantizeCancelled
 
@@ -164,6 +165,24 @@ def test_the_list_stays_bounded(tmp_path):
     assert len(registry.jobs()) <= 201
     assert len(json.loads((tmp_path / "jobs.json").read_bytes())["data"]) <= 201
     assert registry.jobs()[0].title == "229"
+
+
+def test_a_job_begun_after_the_clock_was_set_back_is_kept_and_is_the_newest(registry, monkeypatch):
+    for number in range(_KEPT):
+        registry.wait(registry.start(JobKind.QUANTIZE, str(number), {"steps": 0}).id, 5)
+    monkeypatch.setattr(time, "time", lambda began=time.time(): began - 86_400)
+    job = registry.start(JobKind.QUANTIZE, "today, says the clock", {"steps": 1})
+    assert registry.wait(job.id, 5).state == "done"
+    assert registry.jobs()[0].id == job.id
+    assert len(registry.jobs()) == _KEPT
+
+
+def test_a_job_never_seems_older_than_it_was_told(registry, monkeypatch):
+    job = registry.start(JobKind.QUANTIZE, "a clock that goes back", {"steps": 5_000})
+    before = until(registry, job.id, "running").updated_at
+    monkeypatch.setattr(time, "time", lambda: before - 3600)
+    registry.cancel(job.id)
+    assert registry.wait(job.id, 5).updated_at >= before
 
 
 def test_events_for_asyncio(registry):
