@@ -388,7 +388,7 @@ class JobRegistry:
 
 
 def _later(job: Job) -> float:
-    """Now, or when it last changed: who follows it takes the latest for its state, also when a clock was set back."""
+    """Now, or when it last changed: followers take the latest for its state, also when a clock was set back."""
     return max(time.time(), job.updated_at)
 
 

@@ -166,8 +166,9 @@ class _Search:
     """Looks for patterns in a process that can be ended."""
 
     def __init__(self) -> None:
-        module = "engine.quantize_jobs.regex_child"
-        self._child = BoundedChild(module, timeout_s=_SEARCH_S, memory_bytes=_SEARCH_BYTES)
+        self._child = BoundedChild(
+            "engine.quantize_jobs.regex_child", timeout_s=_SEARCH_S, memory_bytes=_SEARCH_BYTES
+        )
 
     def finds(self, pattern: str, text: str) -> bool:
         """Whether it is in a text. Raises: InputFault: that takes without end."""

@@ -59,6 +59,8 @@ CANNOT = {
     ("tray.py", "Quit"): "a bare X server has no tray",
     ("tray.py", "Show Tessera"): "a bare X server has no tray",
     ("update_notice.py", "Open the release page"): "opens a browser",
+    ("fit/foreign.py", "Convert it"): "needs the converter's environment of 1 GB (optin/llama_cpp_door.py)",
+    ("fit/foreign.py", "Get it and convert"): "fetches 320 MB; pressed before recorded answers in test_fit_page",
 }
 # Words that several places of the window say: which walk presses those of each.
 WHERE = {

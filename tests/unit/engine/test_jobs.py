@@ -170,7 +170,8 @@ def test_the_list_stays_bounded(tmp_path):
 def test_a_job_begun_after_the_clock_was_set_back_is_kept_and_is_the_newest(registry, monkeypatch):
     for number in range(_KEPT):
         registry.wait(registry.start(JobKind.QUANTIZE, str(number), {"steps": 0}).id, 5)
-    monkeypatch.setattr(time, "time", lambda began=time.time(): began - 86_400)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 86_400)
     job = registry.start(JobKind.QUANTIZE, "today, says the clock", {"steps": 1})
     assert registry.wait(job.id, 5).state == "done"
     assert registry.jobs()[0].id == job.id
