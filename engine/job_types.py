@@ -1,5 +1,6 @@
 """What a job is, as everybody sees it."""
 
+import time
 from enum import Enum
 from typing import Any, Literal, Self
 
@@ -83,3 +84,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def ended(self) -> bool:
         """Whether nothing more will happen to it."""
         return self.state in ENDED
+
+    def changed(self, **changes: Any) -> Self:
+        """The record after a change now. Never older: followers take the latest, also when a clock was set back."""
+        return msgspec.structs.replace(self, updated_at=max(time.time(), self.updated_at), **changes)

@@ -308,7 +308,7 @@ class JobRegistry:
     def _begin(self, job: Job) -> Job:
         with self._lock:
             control = Control(lambda progress: self._update(job.id, progress=progress))
-            self._store(msgspec.structs.replace(job, state="queued", error=None, updated_at=_later(job)))
+            self._store(job.changed(state="queued", error=None))
             self._launch(job, control)
         return self.get(job.id)
 
@@ -359,8 +359,7 @@ class JobRegistry:
 
     def _update(self, job_id: str, **changes: Any) -> None:
         with self._lock:
-            before = self._jobs[job_id]
-            job = msgspec.structs.replace(before, updated_at=_later(before), **changes)
+            job = self._jobs[job_id].changed(**changes)
             self._store(job, to_disk="state" in changes)
 
     def _store(self, job: Job, *, to_disk: bool = True) -> None:
@@ -383,13 +382,8 @@ class JobRegistry:
         for job in self._kept.get():
             if job.state in {"queued", "running"}:
                 # Newer than every progress told before: who followed the job then takes this as its latest state.
-                job = msgspec.structs.replace(job, state="paused", updated_at=_later(job))  # noqa: PLW2901
+                job = job.changed(state="paused")  # noqa: PLW2901
             self._jobs[job.id] = job
-
-
-def _later(job: Job) -> float:
-    """Now, or when it last changed: followers take the latest for its state, also when a clock was set back."""
-    return max(time.time(), job.updated_at)
 
 
 def _unforeseen(job_id: str, error: Exception) -> Fault:
