@@ -8,12 +8,12 @@ import msgspec
 
 from quantize.evidence import Cancelled, OnProgress, Progress
 from quantize.files.work_folder import file_sha256
+from quantize.ggml_types import NEARLY_EXACT
 from quantize.job.gate import GateCheck, GateReport, GateTask, Mix, compared
 from quantize.job.source import file_type
 from quantize.job.write_model import WriteRequest
 from quantize.plan.plan import Question, stock_plans
 
-_NEARLY_EXACT: Final = "Q8_0"
 NOT_THE_SOURCE: Final = (
     "compared with the source in 8 bits: in 16 bits it does not fit into the memory that is free"
 )
@@ -77,8 +77,8 @@ def ask_gate(
 
 def nearly_exact(question: Question, ours: WriteRequest, out: Path) -> tuple[WriteRequest, int]:
     """How to write the source in 8 bits, and the bytes that takes: a reference where 16 bits are too many."""
-    nearly = next(s for s in stock_plans(question) if s.name == _NEARLY_EXACT)
-    number = file_type(_NEARLY_EXACT)
+    nearly = next(s for s in stock_plans(question) if s.name == NEARLY_EXACT.name)
+    number = file_type(NEARLY_EXACT.name)
     task = msgspec.structs.replace(
         ours, out=out, types=nearly.types, file_type=number, packed={}, imatrix=None, provenance=False
     )
