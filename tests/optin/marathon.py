@@ -222,7 +222,11 @@ class Marathon:
                 f"scatter {scatter:.2f}"
             )
             if grown > max(3 * scatter, SLACK[what]):
-                self.world.blame(f"{what} of {who} grow: {60 * slope:+.3f} a minute over the last half")
+                course = [f"{(t - points[0][0]) / 60:.0f}: {v:.0f}" for t, v in late[:: -(-len(late) // 12)]]
+                self.world.blame(
+                    f"{what} of {who} grow: {60 * slope:+.3f} a minute over the last half "
+                    f"(by minutes of its life {', '.join(course)})"
+                )
 
     # ------------------------------------------------------------------ the end
 
