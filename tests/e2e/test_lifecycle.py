@@ -116,14 +116,15 @@ def test_t24_a_hundred_disconnects_leave_nothing_behind(own_server):
         for worker in workers:
             worker.join()
 
-    ten_leave()  # the event loop's pool of threads has its full size from here on
+    ten_leave()
     wait_for(lambda: active(own_server) == 0, 20, "the end of the first generations")
     files, threads = process.num_fds(), process.num_threads()
     for _ in range(10):
         ten_leave()
     wait_for(lambda: active(own_server) == 0, 20, "the end of all generations")
     wait_for(lambda: process.num_fds() <= files + 2, what="closed connections")
-    assert process.num_threads() <= threads + 2
+    pool = min(32, (os.cpu_count() or 1) + 4)  # asyncio's own bound: it grows whenever none of its threads is idle
+    assert process.num_threads() <= threads + pool
 
 
 def test_t24_a_client_that_stops_reading_holds_nobody_up_and_is_let_go(own_server):

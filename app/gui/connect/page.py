@@ -67,6 +67,7 @@ class ConnectPage(Page):
         state = label(self.tr("Not connected"), "chip")
         connect = button(self.tr("Connect"), lambda: self._plan(integration))
         remove = button(self.tr("Remove"), lambda: self._plan_removal(integration))
+        remove.hide()
         words = self.tr("Connect {name}").format(name=integration.title)
         connect.setAccessibleName(words)
         remove.setAccessibleName(self.tr("Remove {name}").format(name=integration.title))

@@ -66,7 +66,8 @@ def test_make_it_fit_opens_on_a_model_that_can_be_used_and_says_why_others_canno
 def test_a_forecast_that_failed_is_asked_for_again(walk):
     walk.go("Make it fit")
     walk.until(f"{FIT}.start.isEnabled()")
-    at = f"next(n for n in range({FIT}.model.count()) if 'wanderer' in {FIT}.model.itemData(n))"
+    at = f"next((n for n in range({FIT}.model.count()) if 'wanderer' in {FIT}.model.itemData(n)), None)"
+    walk.until(f"{at} is not None")  # the page shows what it knew until its list has been asked for anew
     walk.choose("Model", walk.ask(f"{FIT}.model.itemText({at})"), FIT)
     walk.until(f"{FIT}.model.currentData() == 'wanderer' and {FIT}.start.isEnabled()")
     away = walk.models.parent / "away.gguf"
