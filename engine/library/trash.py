@@ -63,7 +63,8 @@ class Trash:
             raise CannotWrite(str(entry.path), error.strerror or str(error)) from error
         with self._catalogue.store.writing():
             self._catalogue.store.forget(key_of(entry))
-            if not own:
+            # A file that is gone hides nothing: whatever is put there later is another one, or it came back.
+            if not own and (entry.state == "offline" or any(Path(file.path).exists() for file in entry.files)):
                 self._catalogue.store.hide(key_of(entry), hidden=True)
         _log.info("removed model=%s files=%d", entry.id, len(own))
         return self._removed(ticket, record)

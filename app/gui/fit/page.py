@@ -137,7 +137,9 @@ class FitPage(Page):
         return round(low + (high - low) * self.slider.value() / _STEPS)
 
     def _refresh(self) -> None:
-        self._services.ask(self.banner, self._services.api.library, self._show_models)
+        api = self._services.api
+        self._services.ask(self.banner, api.library, self._show_models)
+        self._services.ask(self.banner, lambda: api.library(refresh=True), self._show_models)
 
     def _show_models(self, models: tuple[Model, ...]) -> None:
         self._models = [model for model in models if model.state == "online"]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, Qt, QTimer, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QFileDialog, QInputDialog, QTabWidget, QVBoxLayout, QWidget
 
@@ -77,10 +77,17 @@ class LibraryPage(Page):
         services.look.changed.connect(self._rebuild)
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Look again when the page is opened."""
+        """Show what is known, and look for what was put into the folders since."""
         super().showEvent(event)
         self.refresh()
+        self.refresh(look_again=True)
         self._timer.start()
+
+    def changeEvent(self, event: QEvent) -> None:
+        """Look again when a person comes back, perhaps from copying a file into a folder."""
+        super().changeEvent(event)
+        if event.type() == QEvent.Type.ActivationChange and self.isActiveWindow() and self.isVisible():
+            self.refresh(look_again=True)
 
     def hideEvent(self, event: QHideEvent) -> None:
         """Nothing runs for a page that is not seen."""
@@ -88,8 +95,8 @@ class LibraryPage(Page):
         self._timer.stop()
 
     def refresh(self, *, look_again: bool = False) -> None:
-        """Ask the server for the models."""
-        if not look_again and (self._asking or not self._services.models.reachable):
+        """Ask the server for the models; `look_again` has it look for new files first."""
+        if not self._services.models.reachable or (self._asking and not look_again):
             return
         self._asking = True
 

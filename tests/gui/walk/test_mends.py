@@ -40,6 +40,9 @@ def test_a_file_that_was_cut_short_and_one_that_was_moved_say_so(walk):
     assert "Linked from ?" not in walk.ask(f"says({LIBRARY})")
     assert moved.exists()
     moved.rename(walk.models / "wanderer.gguf")
+    walk.go("Chat")
+    walk.go("Library")  # what was put into a folder is found when the page is opened
+    walk.until(f"any(c.model.id == 'wanderer' for c in {LIBRARY}.cards)", 10)
 
 
 def test_make_it_fit_opens_on_a_model_that_can_be_used_and_says_why_others_cannot(walk):
@@ -67,7 +70,7 @@ def test_a_forecast_that_failed_is_asked_for_again(walk):
     walk.go("Make it fit")
     walk.until(f"{FIT}.start.isEnabled()")
     at = f"next((n for n in range({FIT}.model.count()) if 'wanderer' in {FIT}.model.itemData(n)), None)"
-    walk.until(f"{at} is not None")  # the page shows what it knew until its list has been asked for anew
+    walk.until(f"{at} is not None")
     walk.choose("Model", walk.ask(f"{FIT}.model.itemText({at})"), FIT)
     walk.until(f"{FIT}.model.currentData() == 'wanderer' and {FIT}.start.isEnabled()")
     away = walk.models.parent / "away.gguf"

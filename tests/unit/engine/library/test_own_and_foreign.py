@@ -292,6 +292,18 @@ def test_a_linked_file_is_never_deleted(catalogue, tmp_path, gguf):
         trash.restore(tickets[0])
 
 
+def test_a_model_forgotten_while_its_file_was_away_is_found_when_it_is_back(catalogue, put, gguf):
+    path = put("m.gguf", gguf())
+    catalogue.refresh()
+    path.unlink()
+    Trash(catalogue).remove(catalogue.get("m"))
+    catalogue.refresh()
+    assert catalogue.get("m") is None
+    put("m.gguf", gguf())
+    assert catalogue.refresh().added == ("m",)
+    assert catalogue.get("m").state == "online"
+
+
 def test_folders_go_to_the_trash_as_a_whole(catalogue):
     folder = catalogue.paths.models / "spark-hf"
     shutil.copytree(SPARK_HF, folder)
