@@ -64,7 +64,7 @@ def test_a_model_that_finds_by_meaning_is_offered_where_there_is_none(services, 
     qtbot.waitUntil(
         lambda: any(made.text() == "Download" and made.isVisible() for made in page.findChildren(QPushButton))
     )
-    assert "by their words only" in words_in(page)
+    assert "finds passages by meaning" in words_in(page)
     with qtbot.waitSignal(page.model_wanted) as told:
         press(page, "Download")
     assert starter_repo(told.args[0]) == "second-state/All-MiniLM-L6-v2-Embedding-GGUF"
@@ -78,7 +78,7 @@ def test_no_model_is_offered_where_one_works_or_none_is_wanted(services, server,
     server.routes["GET", "/tessera/v1/collections"] = msgspec.convert({"collections": [read]}, Collections)
     page = show(DocumentsPage(services))
     qtbot.waitUntil(lambda: "Sea" in words_in(page))
-    assert "by their words only" not in words_in(page)
+    assert "finds passages by meaning" not in words_in(page)
 
 
 def test_an_empty_page_says_what_would_be_there_and_has_one_button(services, server, show, qtbot):

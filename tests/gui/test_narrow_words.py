@@ -6,8 +6,10 @@ from PySide6.QtCore import QSettings
 from PySide6.QtWidgets import QWidget
 
 from app.gui.library.model_card import spoken_name
+from app.gui.widgets.basics import label
 from app.gui.widgets.elided import ElidedLabel
 from app.gui.widgets.facts_line import FactsLine
+from app.gui.widgets.flow import Flow
 from app.gui.widgets.kept_splitter import keep_splitters, kept_splitter, restore_splitters
 from tests.gui.wire import SPARK
 
@@ -35,6 +37,21 @@ def test_facts_that_do_not_fit_go_whole_and_the_tip_has_them(qtbot):
     assert shown(qtbot, line, 40) == "6.7 tokens/s · …"
     assert line.sizeHint().height() == height, "one line at any width"
     assert shown(qtbot, line, 900) == whole
+
+
+def test_a_line_that_has_room_does_not_wrap_and_one_that_has_none_does(qtbot):
+    flow = Flow()
+    name = label("Continue (VS Code, JetBrains)", "strong", wrap=True)
+    flow.add(name)
+    flow.add(label("Not connected", "chip"))
+    qtbot.addWidget(flow)
+    flow.resize(600, 60)
+    flow.show()
+    one_line = name.fontMetrics().height()
+    qtbot.waitUntil(lambda: 0 < name.height() < 2 * one_line)
+    assert name.width() >= name.fontMetrics().horizontalAdvance(name.text())
+    flow.resize(120, 120)
+    qtbot.waitUntil(lambda: name.height() >= 2 * one_line and name.width() <= 120)
 
 
 def test_a_long_name_is_cut_in_its_middle_and_its_tip_is_whole(qtbot):

@@ -113,10 +113,10 @@ class DocumentsPage(Page):
     def _model_card(self) -> QFrame:
         get = button(self.tr("Download"), partial(self.model_wanted.emit, _FINDS_BY_MEANING))
         get.setAccessibleName(self.tr("Download a model that finds by meaning"))
-        said = self.tr(
-            "Passages are found by their words only. all-MiniLM-L6-v2, a small model, finds them by meaning, too."
-        )
-        return card(row(label(said, "small", wrap=True), 1, get))
+        said = self.tr("all-MiniLM-L6-v2, a small model, finds passages by meaning, too.")
+        line = row(label(said, "small", wrap=True), get)
+        line.setStretch(0, 1)
+        return card(line)
 
     def _card(self, found: Collection) -> QFrame:
         read = self._services.api.refresh_collection

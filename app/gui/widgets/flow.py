@@ -1,7 +1,7 @@
 """A row of chips that wraps."""
 
 from PySide6.QtCore import QMargins, QPoint, QRect, QSize, Qt
-from PySide6.QtWidgets import QLayout, QLayoutItem, QSizePolicy, QWidget
+from PySide6.QtWidgets import QLabel, QLayout, QLayoutItem, QSizePolicy, QWidget
 
 
 class FlowLayout(QLayout):
@@ -78,7 +78,7 @@ class FlowLayout(QLayout):
         for item in self._items:
             if item.isEmpty():
                 continue
-            size = item.sizeHint()
+            size = _on_one_line(item)
             if size.width() > width:
                 wraps = item.hasHeightForWidth()
                 size = QSize(width, item.heightForWidth(width) if wraps else size.height())
@@ -88,6 +88,16 @@ class FlowLayout(QLayout):
             lines[-1].append((item, size))
             left -= size.width() + self._gap
         return lines
+
+
+def _on_one_line(item: QLayoutItem) -> QSize:
+    """What the item takes where there is room; a label that may wrap asks for less than its line by itself."""
+    shown = item.widget()
+    if not (isinstance(shown, QLabel) and shown.wordWrap()):
+        return item.sizeHint()
+    sides = shown.contentsMargins()
+    width = shown.fontMetrics().size(0, shown.text()).width() + sides.left() + sides.right() + 2 * shown.margin()
+    return QSize(width, shown.heightForWidth(width))
 
 
 class Flow(QWidget):
