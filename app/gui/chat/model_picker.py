@@ -44,7 +44,7 @@ class ModelPicker(QObject):
         palette.open_over(window)
         run, api = self._services.background.run, self._services.api
         run(api.library, self._on_files, lambda _: None, self)
-        run(lambda: api.library(refresh=True), self._on_files, lambda _: None, self)  # files that were put there since
+        run(lambda: api.library(refresh=True), self._on_files, lambda _: None, self)  # new files too
         for choice in self._services.models.choices:
             if choice.id not in self._places:
                 self._ask_place(choice.id)
