@@ -139,23 +139,21 @@ def _history(model: str | None, *, as_json: bool) -> None:
 
 
 def _show(report: "Report", before: "Report | None") -> None:
-    from rich.console import Console  # noqa: PLC0415 - only for people
-    from rich.table import Table  # noqa: PLC0415
+    from app.cli.shown import console, escape, table  # noqa: PLC0415 - only for people
 
-    console = Console()
-    console.print(
-        f"{report.model}: {report.description}, {report.size_bytes / 2**30:.2f} GiB, {report.threads} threads"
-    )
+    out = console()
+    name = escape(f"{report.model}: {report.description}")
+    out.print(f"{name}, {report.size_bytes / 2**30:.2f} GiB, {report.threads} threads")
     if report.stand_in:
-        console.print("measured on a stand-in with random weights")
+        out.print("measured on a stand-in with random weights")
     metered = any(p.tokens_per_joule is not None for p in report.points)
     names = ("prompt", "prefill tok/s", "decode tok/s", "first token", "between tokens, 50/90/99 %")
-    table = Table(*names, *(["tokens a joule"] if metered else []))
+    rows = []
     known = {p.length: p for p in before.points} if before else {}
     for p in report.points:
         was = known.get(p.length)
         change = f" ({p.decode_tok_s.median / was.decode_tok_s.median - 1:+.0%})" if was else ""
-        table.add_row(
+        cells = (
             str(p.length),
             f"{p.prefill_tok_s.median:.1f} ({p.prefill_tok_s.low:.1f}-{p.prefill_tok_s.high:.1f})",
             f"{p.decode_tok_s.median:.1f} ({p.decode_tok_s.low:.1f}-{p.decode_tok_s.high:.1f}){change}",
@@ -163,13 +161,14 @@ def _show(report: "Report", before: "Report | None") -> None:
             "/".join(f"{gap * 1000:.1f}" for gap in p.itl_s) + " ms",
             *([f"{p.tokens_per_joule:.2f}" if p.tokens_per_joule is not None else "-"] if metered else []),
         )
-    console.print(table)
+        rows.append(cells)
+    out.print(table((*names, *(["tokens a joule"] if metered else [])), rows, cut=names[-1]))
     for c in report.concurrency:
-        console.print(f"{c.parallel} at once: {c.total_tok_s.median:.1f} tok/s together")
+        out.print(f"{c.parallel} at once: {c.total_tok_s.median:.1f} tok/s together")
     power = [p.power_w for p in report.points if p.power_w is not None]
     watts = f", {sum(power) / len(power):.1f} W" if power else ""
     if power and report.rest_w is not None:
         watts += f" ({report.rest_w:.1f} at rest)"
-    console.print(f"loaded in {report.load_s:.1f} s, {report.rss_bytes / 2**20:.0f} MiB resident{watts}")
+    out.print(f"loaded in {report.load_s:.1f} s, {report.rss_bytes / 2**20:.0f} MiB resident{watts}")
     if report.drift < 0.9:  # noqa: PLR2004 - see Report.drift
-        console.print(f"The machine got slower while measuring ({report.drift:.0%}): heat, or other programs.")
+        out.print(f"The machine got slower while measuring ({report.drift:.0%}): heat, or other programs.")

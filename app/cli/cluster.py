@@ -12,12 +12,11 @@ from importlib.util import find_spec
 from typing import Final
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from app.cli.connection import connected
 from app.cli.quantize_options import Size
 from app.cli.say import say
+from app.cli.shown import console, table
 from app.cluster.types import DOOR_PORT, RAY_PORT, ClusterFile, Deployed, cluster_file
 from devices.child_command import interpreter
 from engine.api.upstreams import UpstreamRequest, UpstreamRule
@@ -131,14 +130,17 @@ def status() -> None:
     from app.cluster import deploying  # noqa: PLC0415 - Ray
 
     deploying.connect(known)
-    nodes = Table("node", "memory for models", "free")
-    for node in deploying.nodes():
-        nodes.add_row(node["address"], f"{node['total_bytes'] / 1e9:.1f} GB", f"{node['free_bytes'] / 1e9:.1f} GB")
-    models = Table("model", "state", "replicas", "")
+    nodes = [
+        (node["address"], f"{node['total_bytes'] / 1e9:.1f} GB", f"{node['free_bytes'] / 1e9:.1f} GB")
+        for node in deploying.nodes()
+    ]
+    models = []
     for name, row in deploying.deployed().items():
         replicas = ", ".join(f"{count} {state.lower()}" for state, count in row["replicas"].items())
-        models.add_row(name, row["state"].lower(), replicas, row["reason"])
-    Console().print(nodes, models)
+        models.append((name, row["state"].lower(), replicas, row["reason"]))
+    out = console()
+    out.print(table(("node", "memory for models", "free"), nodes, cut="node"))
+    out.print(table(("model", "state", "replicas", "reason"), models, cut="reason"))
 
 
 @command.command("down")

@@ -59,48 +59,32 @@ def _machine(record: Path | None, replay: Path | None, *, no_try: bool, fresh: b
 
 
 def _print(machine: "Machine") -> None:
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
-    from app.cli.shown import escape  # noqa: PLC0415
+    from app.cli.shown import console, escape, table  # noqa: PLC0415
     from app.format import size  # noqa: PLC0415
 
-    console = Console(highlight=False)
+    out = console()
     place = ", ".join(
         part for part in (machine.product, machine.system, machine.kernel, machine.environment) if part
     )
-    console.print(f"[bold]{escape(place)}[/bold]")
+    out.print(f"[bold]{escape(place)}[/bold]")
     ram = machine.memory
     speed = f", {ram.bandwidth_gbs:.0f} GB/s ({ram.bandwidth_source})" if ram.bandwidth_gbs else ""
     limit = f", limited to {size(ram.limit_bytes)} by {ram.limit_source}" if ram.limit_bytes else ""
-    console.print(
-        f"Memory {size(ram.installed_bytes)}, {size(ram.available_bytes)} available{escape(limit + speed)}\n"
-    )
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("device", "kind", "name", "memory", "free", "state", "backends"):
-        table.add_column(column, overflow="fold")
+    out.print(f"Memory {size(ram.installed_bytes)}, {size(ram.available_bytes)} available{escape(limit + speed)}\n")
+    rows = []
     for device in machine.devices:
         usable = [r for r in device.runtimes if r.state == "usable"]
         names = (r.device_name if r.backend == "openvino" else r.backend for r in usable)  # pinned by that name
         backends = ", ".join(dict.fromkeys(names))
         cells = (device.id, KIND_NAMES[device.kind], _described(device), size(device.memory.budget_bytes))
-        table.add_row(
-            *map(
-                escape,
-                (
-                    *cells,
-                    size(device.memory.available_bytes),
-                    STATES.get(device.state, device.state),
-                    backends or "-",
-                ),
-            )
-        )
-    console.print(table)
+        state = STATES.get(device.state, device.state)
+        rows.append((*cells, size(device.memory.available_bytes), state, backends or "-"))
+    out.print(table(("device", "kind", "name", "memory", "free", "state", "backends"), rows, cut="name"))
     for device in machine.devices:
         if device.state != "usable" and device.fix_hint:
-            console.print(f"\n{escape(device.name)}: {escape(device.reason)}.\n  {escape(device.fix_hint)}")
+            out.print(f"\n{escape(device.name)}: {escape(device.reason)}.\n  {escape(device.fix_hint)}")
     if machine.findings:
-        console.print("\nRun `tessera doctor` for what to improve.")
+        out.print("\nRun `tessera doctor` for what to improve.")
 
 
 def _described(device: "Device") -> str:

@@ -60,18 +60,16 @@ def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
 
 
 def _print(findings: tuple[object, ...], summary: str) -> None:
-    from rich.console import Console  # noqa: PLC0415 - see command
-
-    from app.cli.shown import escape  # noqa: PLC0415 - see command
+    from app.cli.shown import console, escape  # noqa: PLC0415 - see command
     from devices.types import Finding  # noqa: PLC0415 - see command
 
-    console = Console(highlight=False)
-    console.print(escape(summary))
+    out = console()
+    out.print(escape(summary))
     for finding in findings:
         assert isinstance(finding, Finding)
-        console.print(f"\n{MARKS[finding.severity]}: {escape(finding.title)}")
+        out.print(f"\n{MARKS[finding.severity]}: {escape(finding.title)}")
         for line in (finding.detail, finding.fix):
             if line:
-                console.print(f"  {escape(line)}")
+                out.print(f"  {escape(line)}")
     if not findings:
-        console.print("\nNothing to mend.")
+        out.print("\nNothing to mend.")

@@ -78,34 +78,29 @@ def _as_json(report: "FitReport", placement: "Placement") -> dict[str, object]:
 
 
 def _print(report: "FitReport", placement: "Placement") -> None:
-    from rich.console import Console  # noqa: PLC0415 - see command
-    from rich.table import Table  # noqa: PLC0415 - see command
-
-    from app.cli.shown import escape  # noqa: PLC0415 - see command
+    from app.cli.shown import console, escape, table  # noqa: PLC0415 - see command
     from app.format import size  # noqa: PLC0415 - see command
 
-    console = Console(highlight=False)
+    out = console()
     need = report.need
     verdict = "fits" if report.fits else "does not fit"
     speed = f", about {placement.decode_tok_s:.0f} tok/s ({placement.basis})" if placement.decode_tok_s else ""
-    console.print(f"[bold]{escape(report.model)}[/bold] {verdict} on {escape(placement.device_name)}{speed}")
-    console.print(f"context {need.n_ctx} tokens, {need.n_sequences} sequences, cache {need.type_k}/{need.type_v}\n")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("part", "device", "bytes", "based on"):
-        table.add_column(column, justify="right" if column == "bytes" else "left")
+    out.print(f"[bold]{escape(report.model)}[/bold] {verdict} on {escape(placement.device_name)}{speed}")
+    out.print(f"context {need.n_ctx} tokens, {need.n_sequences} sequences, cache {need.type_k}/{need.type_v}\n")
+    rows = []
     for part in need.parts:
         mapped = f" ({size(part.mapped_bytes)} mapped)" if part.mapped_bytes else ""
-        table.add_row(part.name, part.device, size(part.num_bytes) + mapped, part.basis)
-    console.print(table)
+        rows.append((part.name, part.device, size(part.num_bytes) + mapped, part.basis))
+    out.print(table(("part", "device", "bytes", "based on"), rows, cut="device", right="bytes"))
     for device in need.devices:
         free = size(report.available_bytes.get(device))
-        console.print(f"\n{device}: {size(need.device_bytes(device))} needed, {free} available")
-    console.print(f"Largest context that fits: {report.largest_context} tokens" if report.largest_context else "")
+        out.print(f"\n{device}: {size(need.device_bytes(device))} needed, {free} available")
+    out.print(f"Largest context that fits: {report.largest_context} tokens" if report.largest_context else "")
     for reason in (*placement.reasons, *([placement.energy] if placement.energy else [])):
-        console.print(f"- {escape(reason)}")
+        out.print(f"- {escape(reason)}")
     for way in report.give_ups[:3]:
-        console.print(f"To make it fit: {escape(way.text)}: {size(way.needed_bytes)} ({escape(way.flags)})")
+        out.print(f"To make it fit: {escape(way.text)}: {size(way.needed_bytes)} ({escape(way.flags)})")
     if not report.fits and not report.give_ups:
-        console.print("Nothing that can be given up here makes it fit: it needs a machine with more memory.")
+        out.print("Nothing that can be given up here makes it fit: it needs a machine with more memory.")
     for note in report.notes:
-        console.print(f"Note: {escape(note)}")
+        out.print(f"Note: {escape(note)}")

@@ -7,7 +7,14 @@ import click
 
 from app.cli.converter import converter_command
 from app.cli.models_engine_args import engine_args_command
-from app.cli.models_files import convert_command, import_command, link_command, remove_command, verify_command
+from app.cli.models_files import (
+    convert_command,
+    import_command,
+    link_command,
+    remove_command,
+    rename_command,
+    verify_command,
+)
 from app.cli.models_hub import pull_command, search_command, starters_command
 from app.cli.models_loaded import loaded_command, unload_command
 from app.cli.models_sampling import sampling_command
@@ -67,6 +74,7 @@ for sub in (
     sampling_command,
     engine_args_command,
     remove_command,
+    rename_command,
     loaded_command,
     unload_command,
 ):
@@ -85,36 +93,28 @@ def as_dict(entry: "ModelEntry") -> dict[str, Any]:
 
 
 def _print_table(entries: tuple["ModelEntry", ...]) -> None:
-    from rich.console import Console  # noqa: PLC0415 - see list
-    from rich.table import Table  # noqa: PLC0415 - see list
-
-    from app.cli.shown import escape  # noqa: PLC0415 - see list
+    from app.cli.shown import console, escape, table  # noqa: PLC0415 - see list
     from app.format import parameters, size  # noqa: PLC0415 - see list
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("id", no_wrap=True)
-    for column in ("size", "parameters", "quantization", "can", "from", "state"):
-        table.add_column(column, overflow="fold")
+    rows = []
     for entry in entries:
         can = ", ".join(c for c in entry.capabilities if c != "completion")
-        cells = (size(entry.size_bytes), parameters(entry.details.n_params), entry.details.quantization, can)
-        table.add_row(*map(escape, (entry.id, *cells, _source(entry), entry.state)))
-    console = Console(highlight=False)
-    console.print(table)
+        amounts = (size(entry.size_bytes), parameters(entry.details.n_params), entry.details.quantization)
+        rows.append((entry.id, *amounts, can, entry.state, _source(entry)))
+    out = console()
+    out.print(table(("id", "size", "params", "type", "can", "state", "from"), rows, cut="from"))
     for entry in entries:
         if entry.state == "broken":
-            console.print(f"\n{escape(entry.id)}: {escape(entry.problem or '')}", style="yellow")
+            out.print(f"\n{escape(entry.id)}: {escape(entry.problem or '')}", style="yellow")
         elif entry.state == "offline":
-            console.print(
-                f"\n{escape(entry.id)} is offline: the drive of {escape(str(entry.path))} is not mounted."
-            )
+            out.print(f"\n{escape(entry.id)} is offline: the drive of {escape(str(entry.path))} is not mounted.")
         elif entry.state == "missing":
-            console.print(
+            out.print(
                 f"\n{escape(entry.id)}: {escape(str(entry.path))} was moved or deleted. "
                 "tessera models link ITS-NEW-PLACE, or tessera models remove it."
             )
     if all(e.origin.kind in {"bundled", "installed"} for e in entries):
-        console.print("\nThese come with Tessera and are small. Find a larger one: tessera models search qwen3")
+        out.print("\nThese come with Tessera and are small. Find a larger one: tessera models search qwen3")
 
 
 def _source(entry: "ModelEntry") -> str:

@@ -1,4 +1,4 @@
-"""`tessera models import`, `link`, `verify` and `remove`."""
+"""`tessera models import`, `link`, `verify`, `rename` and `remove`."""
 
 import json
 from pathlib import Path
@@ -120,6 +120,19 @@ def verify_command(model: str, as_json: bool) -> None:
             say(f"{check.path}\n  sha256 {check.sha256}: {verdict}")
     if not found.ok:
         raise SystemExit(_BROKEN_EXIT)
+
+
+@click.command("rename")
+@click.argument("model")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def rename_command(model: str, name: str, as_json: bool) -> None:
+    """Show MODEL to people as NAME ("" is its own again); its id stays."""
+    from app.cli.job_line import this_computers_server  # noqa: PLC0415 - see import
+
+    with this_computers_server() as client:
+        entry = client.rename(client.model(model).id, name)
+    _say(as_json, {"model": entry.id, "name": entry.name}, f"{entry.id} is shown as {entry.name}.")
 
 
 @click.command("remove")

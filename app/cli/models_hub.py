@@ -148,21 +148,17 @@ def _json_line(progress: "Progress") -> None:
 
 
 def _print_hits(hits: tuple["RepoHit", ...]) -> None:
-    from rich.console import Console  # noqa: PLC0415 - see search
-    from rich.table import Table  # noqa: PLC0415 - see search
-
-    from app.cli.shown import escape  # noqa: PLC0415 - see search
+    from app.cli.shown import console, table  # noqa: PLC0415 - see search
     from app.format import parameters  # noqa: PLC0415 - see search
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("repository", "parameters", "architecture", "context", "downloads", "updated", ""):
-        table.add_column(column, no_wrap=column == "repository")
+    rows = []
     for hit in hits:
         context = f"{hit.context_train:,}" if hit.context_train else "?"
         updated = (hit.updated or "?")[:10]
         cells = (parameters(hit.n_params or 0), hit.architecture or "?", context, f"{hit.downloads:,}", updated)
-        table.add_row(*map(escape, (hit.repo, *cells, "gated" if hit.gated else "")))
-    Console(highlight=False).print(table if hits else "Nothing found.")
+        rows.append((hit.repo, *cells, "gated" if hit.gated else ""))
+    heads = ("repository", "params", "architecture", "context", "downloads", "updated", "")
+    console().print(table(heads, rows, cut="architecture") if hits else "Nothing found.")
 
 
 def _print_plan(plan: "RepoPlan", *, as_json: bool) -> None:
@@ -171,15 +167,11 @@ def _print_plan(plan: "RepoPlan", *, as_json: bool) -> None:
 
         click.echo(msgspec.json.encode(plan).decode())
         return
-    from rich.console import Console  # noqa: PLC0415 - see search
-    from rich.table import Table  # noqa: PLC0415 - see search
-
-    from app.cli.shown import escape  # noqa: PLC0415 - see search
+    from app.cli.shown import console, escape, table  # noqa: PLC0415 - see search
     from app.format import size  # noqa: PLC0415 - see search
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("quantization", "size", "bits per weight", "needs", "fits", "tok/s", ""):
-        table.add_column(column)
+    rows: list[tuple[str, ...]] = []
+    best = -1
     for option in plan.options:
         verdict = option.verdict
         bits = f"{option.bits_per_weight:.2f}" if option.bits_per_weight else ""
@@ -187,14 +179,14 @@ def _print_plan(plan: "RepoPlan", *, as_json: bool) -> None:
         fits = ("yes" if verdict.fits else "no") if verdict else ""
         speed = f"{verdict.decode_tok_s:.0f}" if verdict and verdict.decode_tok_s else ""
         note = option.problem or ("best for this machine" if option.best else "")
-        cells = (option.choice.label, size(option.choice.size_bytes), bits, needs, fits, speed, note)
-        table.add_row(*map(escape, cells), style="bold" if option.best else "")
-    console = Console(highlight=False)
-    console.print(table)
+        best = len(rows) if option.best else best
+        rows.append((option.choice.label, size(option.choice.size_bytes), bits, needs, fits, speed, note))
+    out = console()
+    out.print(table(("type", "size", "bits per weight", "needs", "fits", "tok/s", ""), rows, cut="", bold=best))
     if plan.own:
         for line in _own_build_words(plan.repository.repo, plan.own):
-            console.print(escape(line))
-    console.print(f"Read {size(plan.fetched_bytes)} of headers in {plan.elapsed_s:.1f} s.", style="dim")
+            out.print(escape(line))
+    out.print(f"Read {size(plan.fetched_bytes)} of headers in {plan.elapsed_s:.1f} s.", style="dim")
 
 
 def _own_build_words(repo: str, own: "OwnBuild") -> list[str]:

@@ -3,11 +3,10 @@
 import getpass
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from app.cli.connection import connected
 from app.cli.say import say
+from app.cli.shown import console, table
 from app.client import ApiError
 from engine.api.remotes import RemoteRequest, RemoteRow
 
@@ -74,14 +73,13 @@ def list_remotes() -> None:
     if not found.remotes:
         say("There are none. Over there: tessera worker. Here: tessera remote add NAME USER@HOST")
         return
-    table = Table("name", "address", "state", "devices", "the way there", "used", "models")
+    rows = []
     for row in found.remotes:
         devices = ", ".join(f"{d.description} ({d.free_bytes / 1e9:.1f} GB free)" for d in row.devices)
-        table.add_row(
-            row.name, f"{row.user}@{row.host}:{row.port}", row.state, devices, _way(row), row.use,
-            ", ".join(row.models),
-        )  # fmt: skip
-    Console().print(table)
+        address = f"{row.user}@{row.host}:{row.port}"
+        rows.append((row.name, address, row.state, devices, _way(row), row.use, ", ".join(row.models)))
+    heads = ("name", "address", "state", "devices", "the way there", "used", "models")
+    console().print(table(heads, rows, cut="devices"))
     for row in found.remotes:
         if row.reason:
             say(f"{row.name}: {row.reason}")

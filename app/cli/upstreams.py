@@ -1,11 +1,10 @@
 """`tessera upstreams`: other servers (vLLM, SGLang, llama-server, another Tessera), and what may go there."""
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from app.cli.connection import connected
 from app.cli.say import say
+from app.cli.shown import console, table
 from engine.api.upstreams import UpstreamRequest, UpstreamRow, UpstreamRule
 
 
@@ -52,12 +51,12 @@ def list_upstreams() -> None:
     if not found.upstreams:
         say("There are none. Add one: tessera upstreams add NAME URL")
         return
-    table = Table("name", "address", "kind", "state", "key", "models")
+    rows = []
     for row in found.upstreams:
         models = ", ".join(f"{m.name}{'' if m.allowed else ' (no rule)'}" for m in row.models[:6])
         more = f", and {len(row.models) - 6} more" if len(row.models) > 6 else ""  # noqa: PLR2004 - as above
-        table.add_row(row.name, row.url, row.kind, _state(row), row.key or "none", models + more)
-    Console().print(table)
+        rows.append((row.name, row.url, row.kind, _state(row), row.key or "none", models + more))
+    console().print(table(("name", "address", "kind", "state", "key", "models"), rows, cut="models"))
     for number, rule in enumerate(found.rules, 1):
         say(f"rule {number}: {_words(rule)}")
     if not found.rules:

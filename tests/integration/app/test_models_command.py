@@ -101,6 +101,8 @@ def test_import_and_link(tessera, home, tmp_path):
     assert json.loads(tessera("link", tmp_path / "elsewhere", "--json"))["added"] == ["mine"]
     assert "no new model" in tessera("link", tmp_path / "elsewhere")
     assert json.loads(tessera("import", tmp_path / "elsewhere/mine.gguf", "--json"))["model"] == "mine-2"
+    assert "mine-2 is shown as My model" in tessera("rename", "mine-2", "My model")
+    assert json.loads(tessera("rename", "mine-2", "", "--json")) == {"model": "mine-2", "name": "mine"}
     assert "forgotten" in tessera("remove", "mine", "--yes")
     assert (tmp_path / "elsewhere/mine.gguf").exists()
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from app.cli import main as cli_main
 from app.cli.chat import Conversation
 from app.cli.say import say
-from app.cli.shown import escape
+from app.cli.shown import console, escape, table
 from app.client import Answer
 
 ESCAPES = "\x1b[2J\x1b]52;c;aGk=\x07\u202e\x9b8m"
@@ -56,9 +56,37 @@ def test_names_in_tables():
     assert "[red]" in out.getvalue()
 
 
-def test_tables_escape_through_one_door():
-    rough = [p.name for p in CLI.glob("*.py") if "from rich.markup import" in p.read_text(encoding="utf-8")]
-    assert rough == []
+def test_a_table_shows_any_text_as_it_is(capsys):
+    rows = [("[red]a", "1", ESCAPES + "b"), ("c", "2,000", "d")]
+    console().print(table(("name", "bytes", "from"), rows, cut="from", right="bytes"))
+    lines = capsys.readouterr().out.splitlines()
+    assert not any(map(STEERING.search, lines))
+    assert [line.split()[0] for line in lines] == ["name", "[red]a", "c"]
+    assert "\\x1b[2J" in lines[1]
+    assert lines[1].index("1  ") == lines[2].index("2,000") + 4
+
+
+@pytest.mark.parametrize(("width", "whole"), [(None, True), (60, False)])
+def test_a_terminal_cuts_one_column_and_a_pipe_none(monkeypatch, capsys, width, whole):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if width:
+        monkeypatch.setenv("COLUMNS", str(width))
+    rows = [("smollm2-135m-instruct", "93.8 MiB", "online", "somebody/a-very-long-name-of-a-repository-GGUF" * 2)]
+    console().print(table(("id", "size", "state", "from"), rows, cut="from"))
+    head, line = (text.rstrip() for text in capsys.readouterr().out.splitlines())
+    assert head.split() == ["id", "size", "state", "from"]
+    assert line.startswith("smollm2-135m-instruct  93.8 MiB  online  somebody/")
+    assert line.endswith(rows[0][-1] if whole else "…")
+    assert whole or len(line) == width
+
+
+def test_tables_are_made_through_one_door():
+    rough = [
+        p.name
+        for p in CLI.glob("*.py")
+        if re.search(r"from rich\.(markup|table) import|from rich import", p.read_text(encoding="utf-8"))
+    ]
+    assert rough == ["shown.py"]
 
 
 def test_lines_are_printed_through_one_door():
