@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from app.cli.phase_line import PhaseLine
+from app.cli.piped import asked
 from app.cli.say import say
 from app.tools.shown import shown_text
 
@@ -30,7 +31,9 @@ MAX_ROUNDS = 12
     help="Chat with MODEL (default: a loaded model, else one you got, else the one that comes with Tessera)."
 )
 @click.argument("model", required=False)
-@click.option("--prompt", "-p", help="Ask this once and leave; '-' reads standard input.")
+@click.option(
+    "--prompt", "-p", help="Ask this once, with text piped in below it, and leave; '-' is what is piped in alone."
+)
 @click.option("--system", "-s", help="System prompt.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Tokens an answer may have.")
 @click.option("--temperature", "-t", type=click.FloatRange(0, 5), help="0: always the likeliest token.")
@@ -78,8 +81,7 @@ def command(
     """Answer --prompt, or hold a conversation."""
     from app.cli.connection import answering, connected  # noqa: PLC0415 - the command's own imports wait until it runs
 
-    if prompt == "-":
-        prompt = sys.stdin.read()
+    prompt = asked(prompt)
     if as_json and prompt is None:
         raise click.UsageError("--json needs --prompt.")
     given: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}

@@ -43,6 +43,42 @@ def test_the_prompt_can_come_from_standard_input():
     assert json.loads(piped.stdout)["answer"] == json.loads(given.stdout)["answer"]
 
 
+def test_what_is_piped_in_stands_below_the_prompt(tmp_path):
+    (tmp_path / "note.txt").write_text("a token\n")
+    options = ("-t", "0", "--json", "--max-tokens", "8")
+    given = json.loads(tessera("chat", "spark", "-p", "What is\n\na token", *options).stdout)
+    piped = json.loads(tessera("chat", "spark", "-p", "What is", *options, stdin="a token\n").stdout)
+    with (tmp_path / "note.txt").open() as file:
+        command = [sys.executable, "-m", "app", "chat", "spark", "-p", "What is", *options]
+        read = json.loads(subprocess.run(command, cwd=ROOT, stdin=file, capture_output=True, timeout=90).stdout)
+    assert given["usage"]["prompt_tokens"] > 5
+    assert piped["usage"]["prompt_tokens"] == read["usage"]["prompt_tokens"] == given["usage"]["prompt_tokens"]
+    assert piped["answer"] == read["answer"] == given["answer"]
+
+
+def test_a_pipe_that_stays_open_and_empty_holds_nobody_up():
+    reading, writing = os.pipe()
+    try:
+        command = [sys.executable, "-m", "app", "chat", "spark", "-p", "Hi", "--max-tokens", "3"]
+        done = subprocess.run(command, cwd=ROOT, stdin=reading, capture_output=True, text=True, timeout=60)
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert done.returncode == 0
+    assert done.stdout.strip()
+    assert "Nothing came on standard input within 3 s" in done.stderr
+
+
+def test_a_file_far_too_large_is_refused_before_a_model_is_loaded(tmp_path):
+    (tmp_path / "image.bin").touch()
+    os.truncate(tmp_path / "image.bin", 100 << 20)
+    with (tmp_path / "image.bin").open() as file:
+        command = [sys.executable, "-m", "app", "chat", "spark", "-p", "What is this?"]
+        done = subprocess.run(command, cwd=ROOT, stdin=file, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "16 MiB" in done.stderr
+
+
 def test_a_conversation_remembers():
     done = tessera("chat", "-t", "0", stdin="Hello\n/help\n/new\nHello\n/exit\n")
     answers = [line for line in done.stdout.splitlines() if line]
