@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from filelock import FileLock, Timeout
 
@@ -39,15 +39,22 @@ class NotNow(Exception):
     """Vectors cannot be made at the moment; the message says why, empty where somebody else is simply first."""
 
 
+class EmbeddingModel(NamedTuple):
+    """The model that makes vectors, and what it wants to read before each passage."""
+
+    id: str
+    passage_prefix: str = ""
+
+
 class Embedding(Protocol):
     """Makes vectors beside other work. Called from threads."""
 
-    def model(self, wanted: str) -> str | None:
-        """The id of the embedding model in use, `wanted` or one that is there; None: there is none."""
+    def model(self, wanted: str) -> EmbeddingModel | None:
+        """The embedding model in use, `wanted` or one that is there; None: there is none."""
         ...
 
-    def embed(self, model: str, texts: Sequence[str]) -> Sequence[Any]:
-        """A vector for each text. Raises: NotNow."""
+    def embed(self, model: EmbeddingModel, texts: Sequence[str]) -> Sequence[Any]:
+        """A vector for each passage. Raises: NotNow."""
         ...
 
 
@@ -295,12 +302,12 @@ class Collections:
         model = self.embedding.model(definition.embedding_model)
         if model is None:
             raise NotNow("there is no embedding model here, so passages are found by their words only")
-        if live.store.use_model(model):
+        if live.store.use_model(model.id, model.passage_prefix):
             live.embedded_to = 0
             return True
         made = self.embedding.embed(model, [text for _, text in missing])
         rows = [(chunk_id, packed(v)) for (chunk_id, _), v in zip(missing, made, strict=True)]
-        live.store.add_vectors(model, rows)
+        live.store.add_vectors(model.id, rows)
         live.embedded_to = missing[-1][0]
         live.embedding_problem = ""
         return True

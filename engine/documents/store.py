@@ -260,13 +260,17 @@ class Store:
                 vectors,
             )
 
-    def use_model(self, model: str) -> bool:
-        """Vectors are made by this model from now on; True where it is another one, and the old ones are gone."""
+    def use_model(self, model: str, passage_prefix: str = "") -> bool:
+        """Vectors are made by this model from now on, of passages behind this prefix.
+
+        True where it was another one, or another prefix, and the old vectors are gone.
+        """
+        made_by = {"embedding_model": model, "passage_prefix": passage_prefix}
         with self.lock, self._db:
-            if self.fact("embedding_model") == model:
+            if all(self.fact(name) == value for name, value in made_by.items()):
                 return False
             self._db.execute("DELETE FROM vector")
-            self._db.execute("INSERT OR REPLACE INTO fact VALUES('embedding_model', ?)", (model,))
+            self._db.executemany("INSERT OR REPLACE INTO fact VALUES(?, ?)", made_by.items())
         return True
 
     # ------------------------------------------------------------------ asking

@@ -38,7 +38,7 @@ class Vectors:
 
     def _drop(self) -> None:
         self._last = 0
-        self._model = ""
+        self._made_by = ("", "")
         self._count = 0
         self._ids = np.empty(0, np.int64)
         self._scales = np.empty(0, np.float32)
@@ -69,11 +69,11 @@ class Vectors:
     def _load(self) -> None:
         with self._store.lock:
             db = self._store.connection
-            model = self._store.fact("embedding_model")
+            made_by = self._store.fact("embedding_model"), self._store.fact("passage_prefix")
             there = int(db.execute("SELECT count(*) FROM vector").get)
-            if model != self._model or self._count - there > _STALE * max(there, 1000):
+            if made_by != self._made_by or self._count - there > _STALE * max(there, 1000):
                 self._drop()
-                self._model = model
+                self._made_by = made_by
             rows = list(
                 db.execute("SELECT id, chunk_id, vector FROM vector WHERE id > ? ORDER BY id", (self._last,))
             )

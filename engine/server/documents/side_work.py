@@ -5,12 +5,13 @@ import contextlib
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from engine.documents.registry import NONE, NotNow
+from engine.documents.registry import NONE, EmbeddingModel, NotNow
 from engine.errors import EngineError
+from engine.library.retrieval_prompts import RetrievalPrompts, retrieval_prompts
 
 if TYPE_CHECKING:
     from engine.loaded_model import LoadedModel
@@ -23,6 +24,11 @@ _PAUSE_S: Final = 1.0
 _CHOICE_S: Final = 10.0
 
 
+class _Usable(NamedTuple):
+    capabilities: tuple[str, ...]
+    prompts: RetrievalPrompts
+
+
 class SideWork:
     """Chooses the embedding model and makes vectors with it. `model` and `embed` are called from threads."""
 
@@ -32,7 +38,7 @@ class SideWork:
         self._closed = threading.Event()
         self._asked = 0
         self._busy_until = 0.0
-        self._models: tuple[float, dict[str, tuple[str, ...]]] = (0.0, {})
+        self._models: tuple[float, dict[str, _Usable]] = (0.0, {})
 
     def close(self) -> None:
         """Make no more vectors; who waits for some is told."""
@@ -44,47 +50,63 @@ class SideWork:
         """The model's id: `wanted`, else one that is loaded, else the smallest that can; None: there is none."""
         if wanted == NONE:
             return None
+        models = await self._usable()
+        if wanted:
+            return wanted if wanted in models else None
+        able = [model for model, usable in models.items() if capability in usable.capabilities]
+        loaded = {m.id for m in self._state.pool.loaded}
+        return next((m for m in able if m in loaded), able[0] if able else None)
+
+    async def _usable(self) -> dict[str, _Usable]:
+        """The models that are there, from small to large."""
         at, models = self._models
         if time.monotonic() - at > _CHOICE_S:
             entries = await self._state.models.entries()
             usable = [e for e in entries if e.details is not None and e.state == "online"]
             usable.sort(key=lambda e: sum(f.size_bytes for f in e.files))
-            models = {e.id: e.details.capabilities for e in usable if e.details is not None}
+            models = {e.id: _Usable(e.details.capabilities, retrieval_prompts(e)) for e in usable}
             self._models = time.monotonic(), models
-        if wanted:
-            return wanted if wanted in models else None
-        able = [model for model, capabilities in models.items() if capability in capabilities]
-        loaded = {m.id for m in self._state.pool.loaded}
-        return next((m for m in able if m in loaded), able[0] if able else None)
+        return models
 
-    def model(self, wanted: str) -> str | None:
+    def model(self, wanted: str) -> EmbeddingModel | None:
         """The embedding model of a collection."""
-        found: str | None = self._run(self.choose(wanted, "embedding"))
+        found: EmbeddingModel | None = self._run(self._embedding_model(wanted))
         return found
+
+    async def _embedding_model(self, wanted: str) -> EmbeddingModel | None:
+        chosen = await self.choose(wanted, "embedding")
+        return None if chosen is None else EmbeddingModel(chosen, (await self._prompts(chosen)).passage)
+
+    async def _prompts(self, model: str) -> RetrievalPrompts:
+        usable = (await self._usable()).get(model)
+        return usable.prompts if usable is not None else RetrievalPrompts()
 
     # ------------------------------------------------------------------ making
 
-    def embed(self, model: str, texts: Sequence[str]) -> Sequence[Any]:
-        """A vector for each text, float32 of (width,). Raises: NotNow."""
+    def embed(self, model: EmbeddingModel, texts: Sequence[str]) -> Sequence[Any]:
+        """A vector for each passage, float32 of (width,). Raises: NotNow."""
+        read = [model.passage_prefix + text for text in texts]
         try:
-            found: Sequence[Any] = self._run(self._beside(model, texts))
+            found: Sequence[Any] = self._run(self._beside(model.id, read))
         except EngineError as error:
-            raise NotNow(f"{model} cannot embed: {error}") from error
+            raise NotNow(f"{model.id} cannot embed: {error}") from error
         return found
 
     async def question(self, model: str, text: str) -> Any:
         """The vector of a question that somebody waits for; side work gives way to it."""
         self._asked += 1
         try:
-            return (await self._embedded(model, [text]))[0]
+            prompts = await self._prompts(model)
+            return (await self._embedded(model, [prompts.question + text]))[0]
         finally:
             self._asked -= 1
 
     async def vectors(self, model: str, texts: Sequence[str]) -> Sequence[Any]:
-        """Vectors that somebody waits for."""
+        """Vectors that somebody waits for, of texts to compare with each other: all are read as passages."""
         self._asked += 1
         try:
-            return await self._embedded(model, texts)
+            prompts = await self._prompts(model)
+            return await self._embedded(model, [prompts.passage + text for text in texts])
         finally:
             self._asked -= 1
 

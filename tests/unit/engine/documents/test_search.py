@@ -56,3 +56,14 @@ def test_scores_are_shares_of_the_most_there_can_be(store):
     assert all(0 <= hit.score <= 1 for hit in hits)
     (best,) = find(store, Vectors(store), "rust", None, "words", 1)
     assert best.score == 1.0
+
+
+def test_other_texts_before_the_passages_make_all_vectors_anew(store):
+    vectors = Vectors(store)
+    old = {chunk_id for chunk_id, _ in vectors.nearest(np.array((1.0, 0.0)), 9)}
+    assert not store.use_model("m")
+    assert store.use_model("m", "passage: ")
+    assert store.counts().embedded == 0
+    store.add_vectors("m", [(min(old), packed(np.array((1.0, 0.0))))])
+    assert vectors.nearest(np.array((1.0, 0.0)), 9) == [(min(old), pytest.approx(1.0, abs=1e-3))]
+    assert not store.use_model("m", "passage: ")

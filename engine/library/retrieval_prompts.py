@@ -1,0 +1,58 @@
+"""What embedding models were trained to read before a question and before a passage, by family.
+
+A GGUF file does not carry it, so the family is told by name. Sources: the model cards on huggingface.co, named
+beside each row. Families that want nothing (all-MiniLM, GTE, Granite, Jina v2) need no row.
+"""
+
+import re
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from engine.library.types import ModelEntry
+
+
+class RetrievalPrompts(NamedTuple):
+    """Texts put before a question and before a passage; empty where the model wants none."""
+
+    question: str = ""
+    passage: str = ""
+
+
+_SEARCHING: Final = RetrievalPrompts("Represent this sentence for searching relevant passages: ")
+_TASK: Final = "Instruct: Given a web search query, retrieve relevant passages that answer the query\n"
+
+# The first pattern that is found in one of a model's names counts; names are in small letters, parted by hyphens.
+_FAMILIES: Final = tuple(
+    (re.compile(rf"(?<![a-z0-9]){pattern}"), prompts)
+    for pattern, prompts in (
+        # Qwen/Qwen3-Embedding-0.6B: no space behind "Query:".
+        (r"qwen3-embedding", RetrievalPrompts(f"{_TASK}Query:")),
+        # intfloat/e5-mistral-7b-instruct, intfloat/multilingual-e5-large-instruct
+        (r"e5-[a-z0-9-]*instruct", RetrievalPrompts(f"{_TASK}Query: ")),
+        # intfloat/e5-small-v2, intfloat/multilingual-e5-small
+        (r"e5-(small|base|large)", RetrievalPrompts("query: ", "passage: ")),
+        # BAAI/bge-small-en-v1.5, BAAI/bge-small-zh-v1.5; BAAI/bge-m3 wants nothing.
+        (r"bge-(small|base|large)-en", _SEARCHING),
+        (r"bge-(small|base|large)-zh", RetrievalPrompts("为这个句子生成表示以用于检索相关文章：")),  # noqa: RUF001
+        # nomic-ai/nomic-embed-code
+        (r"nomic-embed-code", RetrievalPrompts("Represent this query for searching relevant code: ")),
+        # nomic-ai/nomic-embed-text-v1.5, nomic-ai/nomic-embed-text-v2-moe, nomic-ai/modernbert-embed-base
+        (r"(nomic-embed-text|modernbert-embed)", RetrievalPrompts("search_query: ", "search_document: ")),
+        # Snowflake/snowflake-arctic-embed-l-v2.0, Snowflake/snowflake-arctic-embed-m-v1.5
+        (r"arctic-embed2|arctic-embed-[a-z]+-v2", RetrievalPrompts("query: ")),
+        (r"arctic-embed", _SEARCHING),
+        # mixedbread-ai/mxbai-embed-large-v1
+        (r"mxbai-embed-(large|2d-large)", _SEARCHING),
+        # google/embeddinggemma-300m
+        (r"embeddinggemma", RetrievalPrompts("task: search result | query: ", "title: none | text: ")),
+    )
+)
+
+
+def retrieval_prompts(entry: ModelEntry) -> RetrievalPrompts:
+    """What this model wants to read, by the names it goes by: in its header, on disk, on the hub."""
+    on_disk = (Path(path).name for path in (entry.folder or "", *(file.path for file in entry.files[:1])))
+    names = (entry.details.title, *on_disk, entry.origin.repo or "", entry.id)
+    plain = [re.sub(r"[^a-z0-9.]+", "-", name.lower()) for name in names]
+    found = (prompts for pattern, prompts in _FAMILIES if any(pattern.search(name) for name in plain))
+    return next(found, RetrievalPrompts())

@@ -1,0 +1,66 @@
+"""A collection gives an embedding model its passages and questions behind the texts it was trained with."""
+
+import apsw
+import httpx2
+import numpy as np
+import pytest
+from bert_shape import write_bert
+from servers import RunningServer, wait_for
+
+from engine.documents.store import embedded_text
+from engine.documents.vectors import unpacked
+
+KNOWN = ("query", "passage", "represent", "this", "sentence", ":")
+PASSAGE = "one two three tile"
+QUESTION = "two tile"
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """For each model: ask the server, the stored vector of the one passage, and the question's cosine with it."""
+    home, place = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("texts")
+    (home / "models").mkdir()
+    for seed, name in enumerate(("multilingual-e5-small", "bge-small-en-v1.5", "all-minilm-l6-v2")):
+        write_bert(home / "models" / f"{name}.gguf", seed=seed, known=KNOWN)
+    (place / "w1.txt").write_text(PASSAGE)
+    server = RunningServer(home)
+    with httpx2.Client(
+        base_url=server.url, headers={"authorization": f"Bearer {server.token}"}, timeout=60
+    ) as client:
+
+        def vector(model, text):
+            answer = client.post("/v1/embeddings", json={"model": model, "input": text})
+            assert answer.status_code == 200, answer.text
+            return np.array(answer.json()["data"][0]["embedding"])
+
+        def about(model):
+            body = {"name": model, "sources": [str(place)], "embedding_model": model}
+            made = client.post("/tessera/v1/collections", json=body).json()
+            path = f"/tessera/v1/collections/{made['id']}"
+            wait_for(lambda: client.get(path).json()["embedded"] == 1, 60, "the vector")
+            (index,) = home.rglob(f"*{made['id']}*/index.db")
+            stored = unpacked(apsw.Connection(str(index)).execute("SELECT vector FROM vector").get)
+            (hit,) = client.post(f"{path}/search", json={"query": QUESTION}).json()["passages"]
+            return stored, hit["cosine"]
+
+        yield vector, about
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    ("model", "question", "passage"),
+    [
+        ("multilingual-e5-small", "query: ", "passage: "),
+        ("bge-small-en-v1.5", "Represent this sentence for searching relevant passages: ", ""),
+        ("all-minilm-l6-v2", "", ""),
+    ],
+)
+def test_what_is_read_is_what_the_model_was_trained_with(asked, model, question, passage):
+    vector, about = asked
+    read = embedded_text("w1", "", PASSAGE)
+    wanted, plain = vector(model, passage + read), vector(model, "passage: " + read if not passage else read)
+    stored, cosine = about(model)
+    assert stored @ wanted > 0.999  # a byte a number
+    assert stored @ plain < stored @ wanted - 0.01
+    assert abs(vector(model, question + QUESTION) @ stored - cosine) < 2e-3
+    assert abs(vector(model, "passage: " + QUESTION) @ stored - cosine) > 2e-3
