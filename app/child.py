@@ -30,6 +30,7 @@ CHILDREN: Final = frozenset(
         "engine.runner.onnx.probe",
         "engine.runner.onnx.speech.child",
         "engine.runner.onnx.speech.convert",
+        "engine.vllm.guard",
         "quantize.files.guard",
         "quantize.job.worker",
     }

@@ -60,6 +60,19 @@ def first_child(pid: int) -> int:
         return pid
 
 
+def heaviest_descendant(pid: int) -> int:
+    """Of a process and all that it started, the one with most memory; itself where it is gone."""
+    try:
+        process = psutil.Process(pid)
+        sizes = {}
+        for found in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                sizes[found.pid] = found.memory_info().rss
+    except psutil.Error:
+        return pid
+    return max(sizes, key=lambda found: sizes[found], default=pid)
+
+
 def _portable(pid: int) -> ProcessMemory | None:
     try:
         process = psutil.Process(pid)

@@ -1,5 +1,6 @@
 """Addresses of servers."""
 
+import socket
 from urllib.parse import urlsplit
 
 
@@ -7,3 +8,10 @@ def is_plain_text(url: str) -> bool:
     """Whether what is sent there can be read on the way: no TLS, and not this machine."""
     parts = urlsplit(url)
     return parts.scheme == "http" and parts.hostname not in {"127.0.0.1", "localhost", "::1"}
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -89,10 +89,12 @@ class Services:
         return self._placer or Placer(open_resources(self.paths))
 
     def models(self) -> "tuple[ModelEntry, ...]":
-        """Every model on this computer, those of FastFlowLM too."""
+        """Every model on this computer, those of FastFlowLM and for vLLM too."""
         from engine.flm.entries import flm_entries  # noqa: PLC0415 - see the top
+        from engine.vllm.entries import vllm_entries  # noqa: PLC0415 - see the top
 
-        return (*self.catalogue.entries(), *flm_entries())
+        entries = self.catalogue.entries()
+        return (*entries, *flm_entries(), *vllm_entries(entries))
 
     def model(self, name: str) -> "ModelEntry":
         """One model. Raises: ModelNotFound."""

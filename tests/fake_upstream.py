@@ -43,7 +43,7 @@ TOO_LONG = {
 class FakeUpstream:
     """Started on a free port. `seen` are the bodies it was asked with, `hung_up` the answers a client left."""
 
-    def __init__(self, kind="vllm", key=None, delay_s=0.0):
+    def __init__(self, kind="vllm", key=None, delay_s=0.0, listen=("127.0.0.1", 0)):
         self.kind, self.key, self.delay_s = kind, key, delay_s
         self.seen, self.keys, self.hung_up = [], [], 0
         self.connections = []
@@ -78,7 +78,7 @@ class FakeUpstream:
             def handle_error(self, request, client_address):
                 """Clients leave; that is what some tests are about."""
 
-        self.server = Server(("127.0.0.1", 0), Handler)
+        self.server = Server(listen, Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         self._thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
         self._thread.start()

@@ -6,11 +6,13 @@ from devices.errors import Overdrawn
 from devices.memory import Ledger
 from devices.types import Machine
 from engine.dispatch.types import Placement
+from engine.dispatch.vllm import admit_vllm, place_vllm, vllm_report
 from engine.fit.need import CPU
 from engine.fit.report import ledger_amounts, overdraft, refusal
 from engine.fit.types import FitReport, Need, Part
 from engine.flm.detect import PREFIX, FlmModel, installed_model, tag_of
 from engine.runner.protocol import LoadSettings
+from engine.vllm.detect import PREFIX as VLLM
 
 # What stands before the names of models that another server runs.
 UPSTREAM: Final = "upstream:"
@@ -20,12 +22,14 @@ UNKNOWN_BYTES: Final = 3_000_000_000
 
 
 def is_external(path: str) -> bool:
-    """Whether the settings name a model of FastFlowLM or of an upstream instead of a file."""
-    return path.startswith((PREFIX, UPSTREAM))
+    """Whether the settings name a model of FastFlowLM, of vLLM or of an upstream instead of a file."""
+    return path.startswith((PREFIX, VLLM, UPSTREAM))
 
 
 def place_external(settings: LoadSettings, machine: Machine, ledger: Ledger, owner: str = "") -> Placement:
-    """On the NPU that FastFlowLM drives, or on the upstream that has the model."""
+    """On the NPU that FastFlowLM drives, where vLLM runs it, or on the upstream that has the model."""
+    if settings.path.startswith(VLLM):
+        return place_vllm(settings, machine, ledger, owner)
     if settings.path.startswith(UPSTREAM):
         return place_remote(settings)
     model = installed_model(tag_of(settings.path))
@@ -61,8 +65,24 @@ def flm_need(settings: LoadSettings, model: FlmModel) -> Need:
     )
 
 
-def admit_flm(model_id: str, settings: LoadSettings, machine: Machine, ledger: Ledger) -> None:
-    """Reserve what a load takes. Raises: NotEnoughMemory."""
+def admit_external(model_id: str, settings: LoadSettings, machine: Machine, ledger: Ledger) -> None:
+    """Reserve what a load takes here; an upstream's takes nothing. Raises: NotEnoughMemory, BadModelFile."""
+    if settings.path.startswith(VLLM):
+        admit_vllm(model_id, settings, machine, ledger)
+    elif settings.path.startswith(PREFIX):
+        _admit_flm(model_id, settings, machine, ledger)
+
+
+def external_report(model_id: str, placement: Placement, machine: Machine, ledger: Ledger) -> FitReport:
+    """Whether it fits now; another server's always does."""
+    if placement.settings.path.startswith(VLLM):
+        return vllm_report(model_id, placement, machine, ledger)
+    if placement.settings.path.startswith(PREFIX):
+        return flm_report(model_id, placement, machine, ledger)
+    return FitReport(model=model_id, fits=True, need=placement.need, available_bytes={}, largest_context=0)
+
+
+def _admit_flm(model_id: str, settings: LoadSettings, machine: Machine, ledger: Ledger) -> None:
     need = flm_need(settings, installed_model(tag_of(settings.path)))
     try:
         ledger.reserve(model_id, ledger_amounts(need), "flm|npu", parts=need.by_purpose())

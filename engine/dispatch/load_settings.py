@@ -32,6 +32,10 @@ def load_settings(
     embeds = bool({"embedding", "rerank"} & set(entry.capabilities))
     if entry.format == "flm":
         return LoadSettings(path=entry.folder or "", n_ctx=n_ctx, n_parallel=1)
+    if entry.format == "vllm":
+        return LoadSettings(
+            path=entry.folder or "", n_ctx=n_ctx, kv_cells=n_ctx * DEFAULT_PARALLEL, n_parallel=DEFAULT_PARALLEL
+        )
     onnx = entry.format == "onnx"  # one generator a sequence, each with a cache of its full length
     threads = 1 if entry.size_bytes < ONE_THREAD_BYTES else usable_cores()
     return LoadSettings(

@@ -11,7 +11,7 @@ from devices.memory import Amount
 from devices.process_memory import ProcessMemory, first_child, process_memory
 from engine.dispatch import onnx
 from engine.dispatch.candidates import audit_key
-from engine.dispatch.external import admit_flm, is_external
+from engine.dispatch.external import admit_external, is_external
 from engine.dispatch.fallbacks import FLASH_ATTENTION, next_fallback, without_flash_attention
 from engine.dispatch.history import FALLBACK_FIELDS
 from engine.dispatch.placer import ENOUGH_TOKENS, LARGE_READ_BYTES, Placer, offload_target, read_shape
@@ -33,6 +33,7 @@ from engine.runner.buffers import BufferLog
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
 from engine.types import DeviceCheck
+from engine.vllm.detect import PREFIX as VLLM
 
 log = logging.getLogger(__name__)
 # llama.cpp is asked what a load really takes when the first answer has ended, or after this time without one: the
@@ -78,8 +79,7 @@ class MemoryAdmission:
         """
         self._loads[model_id] = _Load(settings=settings)
         if is_external(settings.path):
-            if settings.path.startswith(PREFIX):
-                admit_flm(model_id, settings, self._placer.machine_now(), self._ledger)
+            admit_external(model_id, settings, self._placer.machine_now(), self._ledger)
             return
         machine = self._placer.machine_now()
         if onnx.is_folder(settings.path):
@@ -134,6 +134,10 @@ class MemoryAdmission:
         if load is not None and load.settings.path.startswith(PREFIX):
             # What the NPU holds may not show in a process, so nothing is learnt from what is measured.
             self._ledger.attach(model_id, first_child(pid))
+            return
+        if load is not None and load.settings.path.startswith(VLLM):
+            self._ledger.attach(model_id, pid)
+            self._ledger.record_measured(model_id)
             return
         self._ledger.attach(model_id, pid)
         tried = self._tried.get(model_id)

@@ -12,7 +12,7 @@ from engine.dispatch import onnx, openvino, spread
 from engine.dispatch.candidates import audit_key
 from engine.dispatch.choose import place
 from engine.dispatch.engine_args import decided, refused
-from engine.dispatch.external import flm_report, is_external, place_external
+from engine.dispatch.external import external_report, is_external, place_external
 from engine.dispatch.fallbacks import sound_fallbacks
 from engine.dispatch.history import FALLBACK_FIELDS
 from engine.dispatch.npu_rule import busy_igpu
@@ -29,7 +29,6 @@ from engine.fit.dry_run import DryRunFailed, dry_run
 from engine.fit.report import fit_report, machine_isa, overdraft
 from engine.fit.shape import ModelShape, model_shape
 from engine.fit.types import WORKERS, DryRun, FitReport, Need, Part
-from engine.flm.detect import PREFIX
 from engine.measurements.keys import machine_key, shape_key
 from engine.onnx.folder import OnnxFolder
 from engine.runner.engine_args import given
@@ -288,10 +287,8 @@ class Placer:
 
     def report(self, model_id: str, placement: Placement, shape: ModelShape | None = None) -> FitReport:
         """Whether that placement fits now, the largest context, and what to give up if not."""
-        if placement.settings.path.startswith(PREFIX):
-            return flm_report(model_id, placement, self.machine.now(), self.ledger)
         if is_external(placement.settings.path):
-            return FitReport(model=model_id, fits=True, need=placement.need, available_bytes={}, largest_context=0)
+            return external_report(model_id, placement, self.machine.now(), self.ledger)
         if placement.device == WORKERS or placement.settings.remotes:
             fits, machine = placement.fits, self.machine.now()
             free = {d: self.ledger.available(d, machine) for d in placement.need.devices if d != WORKERS}

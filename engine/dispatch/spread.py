@@ -24,6 +24,8 @@ DryRunner = Callable[[LoadSettings], DryRun | None]
 FASTER: Final = 1.3
 # Until a link was measured: a home network's.
 UNMEASURED: Final = Link(rtt_s=0.005, up_bytes_s=10e6, down_bytes_s=10e6)
+# A worker is not believed to have become faster than this by one answer: then the speed kept for here is too low.
+MOST_OFF: Final = 4.0
 # How often a token waits for an answer of each worker, and what a step sends beside hidden rows and the attention's
 # mask: places, and the calls themselves. Measured: docs/log.md, layers on other machines.
 ROUNDS: Final = 1
@@ -214,9 +216,6 @@ class Spreading:
     def times(self, shape: ModelShape, settings: LoadSettings) -> tuple[float, float, float]:
         """Seconds of one token: here, on the workers, on the links."""
         share = _shares(shape, settings)
-        cpu = self._machine.device("cpu")
-        slow = self._history.speed_gbs("cpu", "cpu")
-        slow = slow or (bandwidth_gbs(cpu)[0] if cpu is not None else 1.0) * CPU_EFFICIENCY
         total = weights_read(shape) / 1e9
         known = {far.id: far for far in _known(self._book)}
         far_s = link_s = 0.0
@@ -229,16 +228,34 @@ class Spreading:
             far_s += part * total / max(0.01, self._gbs(far))
             link = far.link
             link_s += ROUNDS * link.rtt_s + up / link.up_bytes_s + down / link.down_bytes_s
-        return share[0] * total / max(0.01, slow), far_s, link_s
+        return share[0] * total / max(0.01, self._here_gbs()), far_s, link_s
+
+    def _here_gbs(self) -> float:
+        """GB/s this processor reads beside workers: measured so, alone, or expected."""
+        cpu = self._machine.device("cpu")
+        expected = (bandwidth_gbs(cpu)[0] if cpu is not None else 1.0) * CPU_EFFICIENCY
+        return self._history.speed_gbs("cpu", BACKEND) or self._history.speed_gbs("cpu", "cpu") or expected
 
     def learn(self, shape: ModelShape, settings: LoadSettings, tok_s: float) -> None:
-        """What an answer's speed says of the one worker's device that took part."""
+        """What an answer's speed says of the one worker's device that took part, and of this processor.
+
+        One time cannot tell two speeds apart. What is not explained by a speed measured here alone is the
+        worker's; without such a speed, or where it would leave the worker next to no time, both are as far off.
+        """
         devices = [d for d in devices_of(settings, self._machine) if d is not None]
-        here, _, link = self.times(shape, settings)
-        left = 1 / tok_s - here - link
-        if len(devices) == 1 and left > 0:
-            share = _shares(shape, settings)[1]
-            self._history.record_speed(devices[0], BACKEND, int(share * weights_read(shape)), 1 / left)
+        here, far, link = self.times(shape, settings)
+        both = 1 / tok_s - link
+        if len(devices) != 1 or far <= 0 or both <= 0:
+            return
+        share = _shares(shape, settings)
+        read = weights_read(shape)
+        left = both - here
+        if self._history.speed_gbs("cpu", "cpu") is None or left < far / MOST_OFF:
+            scale = both / (here + far)
+            left = far * scale
+            if here > 0:
+                self._history.record_speed("cpu", BACKEND, int(share[0] * read), 1 / (here * scale))
+        self._history.record_speed(devices[0], BACKEND, int(share[1] * read), 1 / left)
 
     def _placement(self, shape: ModelShape, settings: LoadSettings, taken: Need, tok_s: float) -> Placement:
         n_layers = len(shape.layers)

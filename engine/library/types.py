@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-Format = Literal["gguf", "safetensors", "onnx", "flm", "remote"]
+Format = Literal["gguf", "safetensors", "onnx", "flm", "vllm", "remote"]
 State = Literal["online", "offline", "missing", "changed", "broken"]
 OriginKind = Literal["bundled", "installed", "hub", "file", "linked", "built", "remote"]
 

@@ -47,6 +47,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     `cpu_expert_layers` layers stay on the processor wherever those layers are.
     `path` is the first file of a split model, or a folder. `provider` names the execution provider of an ONNX model
     (empty: the folder's own choice, else the CPU); `allow_fallback` lets operators it does not take run on the CPU.
+    `gpu_frac` is the part of its GPU's memory that vLLM may take; `provider` then names it (`cuda:` and a number).
     `max_draft` is the longest guess that one step checks (0: none). `mtp` loads the file's own head for guesses.
     `max_rollback` tokens can be taken back from a recurrent state, by so many copies of it for each sequence.
     `engine_args` is what llama.cpp is told beside these. `remotes` are workers that hold the last layers, one entry
@@ -81,6 +82,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     embeddings: bool = False
     provider: str = ""
     allow_fallback: bool = False
+    gpu_frac: float = 0.0
     cache_dir: str | None = None
     cache_ram_bytes: int = 0
     cache_disk_bytes: int = 0

@@ -7,7 +7,7 @@ from engine.dispatch.memory_admission import MemoryAdmission
 from engine.dispatch.placer import Placer
 from engine.dispatch.resources import open_resources
 from engine.library.catalogue import Catalogue
-from engine.loaded_model import REMOTE, SPREAD, Runner
+from engine.loaded_model import REMOTE, SPREAD, VLLM, Runner
 from engine.pool import Pool
 from engine.remotes.desk import Remotes
 from engine.runner.spare import ENGINE, SpareRunner
@@ -60,6 +60,10 @@ def open_model_side(options: ServeOptions, spare: SpareRunner) -> ModelSide:
     async def start(engine: str, path: str) -> Runner:
         if engine == REMOTE:
             return links.runner(path)
+        if engine == VLLM:
+            from engine.upstreams.own_vllm import VllmRunner  # noqa: PLC0415 - only where vLLM is installed
+
+            return VllmRunner(path)
         if engine == SPREAD:
             from engine.remotes.runner import RemoteRunner  # noqa: PLC0415 - only where layers lie on workers
 

@@ -18,7 +18,7 @@ from engine.flm.entries import flm_entries
 from engine.library.catalogue import Catalogue
 from engine.library.default_model import default_model
 from engine.library.types import ModelEntry
-from engine.loaded_model import REMOTE
+from engine.loaded_model import REMOTE, VLLM
 from engine.resolving import Resolved
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
@@ -30,12 +30,13 @@ from engine.settings.engine_args import EngineArgsStore
 from engine.settings.sampling import SamplingOverrides, recommended_for
 from engine.upstreams.book import UpstreamBook
 from engine.upstreams.types import PREFIX, UNTOLD_CONTEXT, Way
+from engine.vllm.entries import vllm_entries
 
 # The name of whatever model answers when a client names none, unless an alias says otherwise.
 DEFAULT_NAME: Final = "default"
 log = logging.getLogger(__name__)
 
-ENGINES: Final = {"gguf": "llama", "onnx": "onnx", "flm": "flm", "remote": REMOTE}
+ENGINES: Final = {"gguf": "llama", "onnx": "onnx", "flm": "flm", "vllm": VLLM, "remote": REMOTE}
 # The tag that Ollama's lists put behind names without one.
 LATEST: Final = ":latest"
 
@@ -117,11 +118,12 @@ class ServedModels:
         )
 
     async def external(self, *, fresh: bool = False) -> tuple[ModelEntry, ...]:
-        """Models that FastFlowLM has; its program is asked once, and again with `fresh`."""
+        """Models that FastFlowLM has, its program asked once, and again with `fresh`; and folders for vLLM."""
+        catalogue = await self.catalogue()
         async with self._lock:
             if self._flm is None or fresh:
                 self._flm = await asyncio.to_thread(flm_entries)
-            return self._flm
+            return (*self._flm, *await asyncio.to_thread(lambda: vllm_entries(catalogue.entries())))
 
     async def entry(self, name: str) -> ModelEntry:
         """The model of that name or alias, known to be on disk and sound; Ollama's tag `:latest` may follow it.

@@ -2,14 +2,14 @@
 
 import struct
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
 from engine.chat.conversation import AnswerLogprobs
 from engine.chat.events import AnswerEvent, TextDelta
 from engine.chat.forwarded import ForwardedChat, forward_text
-from engine.errors import InputFault
+from engine.errors import InputFault, RunnerDied
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import Embedded, LoadSettings, Stats
 from engine.types import Delta, Done, Event, GenerationRequest, ModelFacts, Started, Timings, Usage
@@ -20,12 +20,12 @@ from engine.upstreams.replies import refusal
 from engine.upstreams.stream import ChatReader
 from engine.upstreams.types import UNTOLD_CONTEXT, Health, Known
 
+# What an answer of another server is made of.
+Piece = Event | AnswerEvent | AnswerLogprobs
+
 
 class UpstreamRunner:
     """What the pool and the routes ask of a runner, over the network."""
-
-    pid = None
-    died = None
 
     def __init__(self, link: UpstreamLink, model: str, book: UpstreamBook) -> None:
         self._link, self._model, self._book = link, model, book
@@ -34,6 +34,16 @@ class UpstreamRunner:
         self.active_requests = 0
         self.buffers = BufferLog()
         self.facts: ModelFacts | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """None: it is no process of ours."""
+        return None
+
+    @property
+    def died(self) -> RunnerDied | None:
+        """None: another server's end shows when it is asked."""
+        return None
 
     @property
     def alive(self) -> bool:
@@ -60,7 +70,7 @@ class UpstreamRunner:
         self.facts = _facts(known or Known(name=self._model), health, settings)
         return self.facts
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Event | AnswerEvent | AnswerLogprobs]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Piece, None]:
         """The answer as it comes; leaving early hangs up, and the upstream stops. Raises: as `refusal`."""
         chat = isinstance(request, ForwardedChat)
         kind = self.facts.forwards if self.facts is not None else ""

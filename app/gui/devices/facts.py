@@ -20,6 +20,7 @@ _PRODUCTS = {
     "hexagon": "Hexagon",
     "hip": "ROCm",
     "flm": "FastFlowLM",
+    "vllm": "vLLM",
 }
 _PARAMETERS_AT_4_BITS = 8 / 4.5  # parameters a byte holds at the usual 4.5 bits
 _KEPT_FREE = 0.8  # room for the cache and the system

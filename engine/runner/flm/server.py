@@ -11,8 +11,8 @@ import httpx2
 import psutil
 
 from devices.environment import without_secrets
+from engine.addresses import free_port
 from engine.flm.detect import executable
-from engine.flm.port import free_port
 
 # Large models take minutes to reach the NPU. Source: Lemonade waits as long.
 READY_S: Final = 300.0

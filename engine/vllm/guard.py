@@ -1,0 +1,50 @@
+"""Child process between the server and vLLM, so that vLLM and its own children never outlive the server.
+
+Usage: python -m engine.vllm.guard PROGRAM [ARGUMENT ...]. Starts the program as the head of a process group and
+ends the whole group when its own input ends, which happens however the server ends. Exits as the program did.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Final
+
+# vLLM stops its engine's process and frees the GPU in this time; then it is killed.
+STOP_S: Final = 10.0
+_NOT_STARTED: Final = 127
+
+
+def main(command: list[str]) -> int:
+    """Start, wait, and end with it."""
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    except OSError as error:
+        sys.stderr.write(f"{command[0]} could not be started: {error.strerror}\n")
+        return _NOT_STARTED
+    threading.Thread(target=_end_with_input, args=(process,), daemon=True).start()
+    code = process.wait()
+    _signal(process.pid, kill=True)  # its engine may live on for a while when it crashed
+    return code if code >= 0 else 128 - code
+
+
+def _end_with_input(process: subprocess.Popen[bytes]) -> None:
+    sys.stdin.buffer.read()
+    _signal(process.pid, kill=False)
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        _signal(process.pid, kill=True)
+
+
+def _signal(group: int, *, kill: bool) -> None:
+    if sys.platform == "win32":
+        return  # vLLM does not run there
+    with contextlib.suppress(ProcessLookupError):  # all of them are gone
+        os.killpg(group, signal.SIGKILL if kill else signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
