@@ -30,7 +30,7 @@ from engine.vllm.detect import describe, executable, folder_of
 READY_S: Final = 1200.0
 LOOK_EVERY_S: Final = 0.25
 # An answer that breaks off is blamed on vLLM's end if that shows within this time.
-LAST_WORDS_S: Final = 1.0
+LAST_WORDS_S: Final = 3.0
 # The guard's own limit and some: behind it the process is left to the guard.
 END_S: Final = 15.0
 _KEPT_LINES: Final = 40
@@ -67,6 +67,7 @@ class VllmRunner(UpstreamRunner):
         self._process: asyncio.subprocess.Process | None = None
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._reading: asyncio.Task[None] | None = None
+        self._told_to_end = False
 
     @property
     def pid(self) -> int | None:
@@ -81,7 +82,7 @@ class VllmRunner(UpstreamRunner):
     @property
     def died(self) -> RunnerDied | None:
         """How it ended by itself, if it did."""
-        if self._stopped or self._process is None or self._process.returncode is None:
+        if self._told_to_end or self._process is None or self._process.returncode is None:
             return None
         return RunnerDied(self._process.returncode, f"vLLM ended: {self._last_words()}", tuple(self._lines))
 
@@ -117,6 +118,8 @@ class VllmRunner(UpstreamRunner):
                 await asyncio.wait_for(self._process.wait(), LAST_WORDS_S)
             died = self.died
             if died is None:
+                if self._stopped:  # nothing answers there any more: a new one takes its place
+                    self.kill()
                 raise
             raise VllmFailed(f"vLLM ended in the middle of the answer: {self._last_words()}") from died
 
@@ -170,6 +173,6 @@ class VllmRunner(UpstreamRunner):
 
     def kill(self) -> None:
         """Its input ends, and the guard ends it; without waiting."""
-        self._stopped = True
+        self._stopped = self._told_to_end = True
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()

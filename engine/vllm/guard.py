@@ -31,7 +31,8 @@ def main(command: list[str]) -> int:
 
 
 def _end_with_input(process: subprocess.Popen[bytes]) -> None:
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 1 << 12):  # not its buffer, whose lock would be held when this process ends
+        pass
     _signal(process.pid, kill=False)
     try:
         process.wait(STOP_S)
