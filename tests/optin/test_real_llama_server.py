@@ -1,0 +1,181 @@
+"""A real llama-server as an upstream: through Tessera, in every protocol, it answers what it answers straight.
+
+    LLAMA_SERVER=/path/to/llama-server pytest -o addopts= tests/optin/test_real_llama_server.py
+
+Without the variable, the `llama-server` of the search path is taken.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+
+import httpx2
+import pytest
+from servers import ROOT, RunningServer, wait_for
+
+from engine.addresses import free_port
+
+PROGRAM = os.environ.get("LLAMA_SERVER") or shutil.which("llama-server")
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no llama-server")
+SPARK = ROOT / "assets" / "models" / "spark-f16.gguf"
+KEY, CONTEXT = "sk-of-a-test", 1024
+PROMPT = "Tell me about rain."
+GREEDY = {"temperature": 0, "max_tokens": 24}
+
+
+class LlamaServer:
+    def __init__(self, folder):
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = (folder / "llama-server.log").open("wb")
+        command = [
+            PROGRAM,
+            "-m",
+            SPARK,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--alias",
+            "spark",
+            "--api-key",
+        ]
+        command += [KEY, "-c", str(2 * CONTEXT), "-np", "2", "-t", "1", "--slots", "--jinja", "--no-warmup"]
+        self.process = subprocess.Popen(list(map(str, command)), stdout=self.log, stderr=self.log)
+        self.http = httpx2.Client(base_url=self.url, headers={"authorization": f"Bearer {KEY}"}, timeout=60)
+        wait_for(self._ready, 60, "llama-server")
+
+    def _ready(self):
+        assert self.process.poll() is None, "it ended"
+        try:
+            return self.http.get("/health").status_code == 200
+        except httpx2.HTTPError:
+            return False
+
+    def working(self):
+        return any(slot["is_processing"] for slot in self.http.get("/slots").json())
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+        self.http.close()
+        self.log.close()
+
+
+@pytest.fixture(scope="module")
+def http(tmp_path_factory):
+    running = RunningServer(
+        tmp_path_factory.mktemp("gateway"), env={"PYTHON_KEYRING_BACKEND": "keyring.backends.fail.Keyring"}
+    )
+    head = {"authorization": f"Bearer {running.token}"}
+    with httpx2.Client(base_url=running.url, headers=head, timeout=90) as client:
+        yield client
+    running.stop()
+
+
+@pytest.fixture
+def there(http, tmp_path):
+    llama = LlamaServer(tmp_path)
+    row = http.put("/tessera/v1/upstreams/desk", json={"url": llama.url, "key": KEY}).json()
+    assert (row["kind"], row["state"]) == ("llama-server", "ok")
+    http.put("/tessera/v1/upstream-rules", json={"model": "desk/*", "upstream": "desk"}).raise_for_status()
+    yield llama
+    llama.stop()
+    http.delete("/tessera/v1/upstreams/desk")
+
+
+def ask(client, model, **more):
+    body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], **GREEDY, **more}
+    answer = client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def text(answer):
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+def test_it_says_through_every_protocol_what_it_says_straight(http, there):
+    straight = ask(there.http, "spark")
+    said, usage = text(straight), straight.json()["usage"]
+    assert said
+    here = ask(http, "desk/spark")
+    assert text(here) == said
+    assert here.json()["usage"]["prompt_tokens"] == usage["prompt_tokens"]
+    assert here.json()["usage"]["completion_tokens"] == usage["completion_tokens"]
+    lines = [x[6:] for x in ask(http, "desk/spark", stream=True).text.splitlines() if x.startswith("data: {")]
+    pieces = [json.loads(x)["choices"][0]["delta"].get("content") or "" for x in lines]
+    assert "".join(pieces) == said
+    assert sum(map(bool, pieces)) > 4, "as it was made, not in one piece"
+    talk = [{"role": "user", "content": PROMPT}]
+    anthropic = {"model": "desk/spark", "messages": talk, **GREEDY}
+    assert http.post("/v1/messages", json=anthropic).json()["content"][0]["text"] == said
+    ollama = {
+        "model": "desk/spark",
+        "messages": talk,
+        "stream": False,
+        "options": {"temperature": 0, "num_predict": 24},
+    }
+    assert http.post("/api/chat", json=ollama).json()["message"]["content"] == said
+    responses = {"model": "desk/spark", "input": PROMPT, "temperature": 0, "max_output_tokens": 24}
+    made = http.post("/v1/responses", json=responses).json()
+    assert made["output"][-1]["content"][0]["text"] == said
+
+
+def test_a_schema_holds_there(http, there):
+    schema = {"type": "object", "properties": {"sky": {"enum": ["grey", "blue"]}}, "required": ["sky"]}
+    form = {"type": "json_schema", "json_schema": {"name": "sky", "schema": schema}}
+    assert json.loads(text(ask(http, "desk/spark", response_format=form, max_tokens=60)))["sky"] in {"grey", "blue"}
+
+
+def test_tokens_are_counted_as_it_counts(http, there):
+    body = {"model": "desk/spark", "content": "Rain, and what it does to a city."}
+    counted = http.post("/tokenize", json=body)
+    assert counted.status_code == 200, counted.text
+    assert counted.json()["tokens"] == there.http.post("/tokenize", json=body).json()["tokens"]
+
+
+def test_too_long_a_prompt_is_told_with_both_counts(http, there):
+    body = {"model": "desk/spark", "messages": [{"role": "user", "content": "rain " * 3000}]}
+    answer = http.post("/v1/chat/completions", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert error["prompt_tokens"] > CONTEXT
+    assert error["context_tokens"] == CONTEXT
+
+
+def test_a_wrong_key_is_told(http, there):
+    row = http.put("/tessera/v1/upstreams/desk/key", json={"key": "sk-wrong"}).json()
+    # Its list of models is open to everybody; a request is not.
+    assert row["state"] in {"ok", "refused"}
+    body = {"model": "desk/spark", "messages": [{"role": "user", "content": PROMPT}]}
+    answer = http.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_refuses_key")
+
+
+def endless(http):
+    body = {"model": "desk/spark", "messages": [{"role": "user", "content": PROMPT}], "stream": True}
+    return http.stream("POST", "/v1/chat/completions", json={**body, "max_tokens": 900, "ignore_eos": True})
+
+
+def test_a_client_that_leaves_stops_it(http, there):
+    with endless(http) as answer:
+        assert next(answer.iter_raw())
+        wait_for(there.working, 20, "its work")
+    wait_for(lambda: not there.working(), 5, "the end of its work")
+
+
+def test_killed_in_the_middle_of_an_answer(http, there):
+    with endless(http) as answer:
+        seen = []
+        for line in answer.iter_lines():
+            seen.append(line)
+            if len(seen) == 1:
+                there.process.kill()
+    error = json.loads(next(x for x in seen if '"error"' in x)[6:])["error"]
+    assert error["code"] == "upstream_broke_off"
+    there.process.wait()
+    body = {"model": "desk/spark", "messages": [{"role": "user", "content": PROMPT}]}
+    again = http.post("/v1/chat/completions", json=body)
+    assert (again.status_code, again.json()["error"]["code"]) == (502, "upstream_unreachable")
