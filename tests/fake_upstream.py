@@ -1,8 +1,8 @@
 """A server of OpenAI's protocol whose answers have the shapes of vLLM's and SGLang's, and their errors.
 
-The shapes are those of the projects' own issue threads and sources (2026): vLLM streams reasoning as
-`delta.reasoning`, SGLang as `delta.reasoning_content` among fields that are null. The last message says what goes
-wrong.
+The shapes are those of streams that others recorded from vLLM 0.23 to 0.29 and from SGLang of 2025 and 2026, field
+by field, and of the projects' own issue threads: vLLM streams reasoning as `delta.reasoning`, SGLang as
+`delta.reasoning_content` among fields that are null. The last message says what goes wrong.
 """
 
 import contextlib
@@ -134,7 +134,14 @@ class FakeUpstream:
             delta = {"role": None, "content": None, "reasoning_content": None, "tool_calls": None, **delta}
             extra = {"usage": None, **extra}
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        choice |= {"matched_stop": None} if self.kind == "sglang" else {}
+        if self.kind == "sglang":  # a token's id, or a text, where one stopped the answer
+            choice |= {"matched_stop": 151645 if finish == "stop" else None}
+        elif self.kind == "vllm":
+            first = delta.get("role") is not None
+            extra = {"prompt_token_ids": None, "prompt_text": None, **extra} if first else extra
+            choice |= {} if first else {"token_ids": None}
+            choice |= {"stop_reason": None} if finish else {}
+            delta |= {"content": ""} if finish and not delta else {}
         head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": MODEL}
         return {**head, "choices": [choice], **extra}
 
@@ -168,7 +175,10 @@ class FakeUpstream:
             else:
                 count = self.talk(send, body, said)
             usage = {"prompt_tokens": 11, "total_tokens": 11 + count, "completion_tokens": count}
-            send({"choices": [], "usage": {**usage, "prompt_tokens_details": {"cached_tokens": 4}}})
+            told = {"vllm": {"system_fingerprint": "vllm-0.26.0-77852039"}, "sglang": {"metadata": {}}}
+            usage |= {"reasoning_tokens": 0} if self.kind == "sglang" else {}
+            usage |= {"prompt_tokens_details": {"cached_tokens": 4}}
+            send({"choices": [], "usage": usage, **told.get(self.kind, {})})
             send(b"data: [DONE]\n\n")
             request.wfile.write(b"0\r\n\r\n")
         except OSError:
