@@ -1,12 +1,12 @@
 """From a question in words to the parts of the project that bear on it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from app.code.index.database import ChunkHit, IndexDatabase, SymbolHit
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]+|[0-9]{2,}|[^\W\d_]{2,}")
-_IDENTIFIER = re.compile(r"[A-Za-z_]+[A-Za-z0-9]*[_A-Z.][A-Za-z0-9_.]*|[a-z_]{3,}(?=\()")
+_NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*)(\()?")
 _STOP_WORDS = (
     "a about all also am an and any are as at be because been but by can could did do does doing done each for "
     "from get gets has have he her here hers him his how i if in into is it its just like make makes me more "
@@ -19,6 +19,8 @@ _STOP = frozenset(_STOP_WORDS.split())
 _MAX_TERMS = 10
 # A word in more than this share of all chunks tells nothing and costs the most to rank.
 _COMMON_SHARE = 0.08
+# A shorter name before a bracket is a word as often: "it(", "as(".
+_LEAST_CALLED = 3
 
 
 def search_chunks(database: IndexDatabase, question: str, limit: int = 24) -> list[ChunkHit]:
@@ -46,10 +48,20 @@ def search_terms(database: IndexDatabase, question: str) -> list[str]:
 def named_symbols(database: IndexDatabase, question: str, limit: int = 6) -> list[SymbolHit]:
     """Definitions whose name stands in the question as an identifier, unless too many share it."""
     hits: list[SymbolHit] = []
-    for name in dict.fromkeys(match.strip(".") for match in _IDENTIFIER.findall(question)):
+    for name in dict.fromkeys(_identifiers(question)):
         found = [hit for hit in database.symbols_named(name, limit=8) if hit.kind != "heading"]
         hits += found[:2] if len(found) <= limit else []
     return hits[:limit]
+
+
+def _identifiers(question: str) -> Iterator[str]:
+    """Words that only code has: with a capital, an underscore or a dot inside, or called."""
+    for found, called in _NAME.findall(question):
+        name = found.rstrip(".")  # of the sentence
+        inside = name[1:]
+        is_call = bool(called) and len(name) >= _LEAST_CALLED and name.islower()
+        if is_call or "_" in inside or "." in inside or inside != inside.lower():
+            yield name
 
 
 def merged(hits: Sequence[ChunkHit], gap: int = 4) -> list[ChunkHit]:

@@ -8,7 +8,8 @@ from tree_sitter import QueryCursor
 from app.code.index.languages import grammar
 
 _HEADING = re.compile(r"^(#{1,6})\s+(.+?)\s*#*$")
-_MIXED_WORD = re.compile(r"[A-Za-z]*[a-z][A-Z][A-Za-z]*|[A-Z]{2,}[a-z][A-Za-z]*")
+_LETTERS = re.compile(r"[A-Za-z]+")
+_CASE_CHANGES = re.compile(r"[a-z][A-Z]|[A-Z][A-Z][a-z]")
 _WORD_PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 # One chunk is what one search hit brings into a context: a function or two.
 _CHUNK_LINES = 60
@@ -123,5 +124,6 @@ def chunks_of(text: str, symbols: list[Symbol]) -> list[Chunk]:
 
 def _words(text: str) -> str:
     """The parts of CamelCase names, which the tokenizer of the full-text index would keep whole."""
-    parts = {part for word in set(_MIXED_WORD.findall(text)) for part in _WORD_PART.findall(word)}
+    mixed = (word for word in set(_LETTERS.findall(text)) if _CASE_CHANGES.search(word))
+    parts = {part for word in mixed for part in _WORD_PART.findall(word)}
     return " ".join(sorted(parts))

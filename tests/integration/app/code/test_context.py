@@ -3,7 +3,9 @@ import pytest
 from app.code.context.assemble import assemble
 from app.code.context.mentions import Mention, mentions_in
 from app.code.context.pieces import Piece
+from app.code.context.search import _identifiers, named_symbols
 from app.code.git import Git
+from app.code.index.symbols import _words
 from app.code.tokens import TokenEstimate
 from tests.code_project import git
 
@@ -91,6 +93,29 @@ def test_a_question_in_words_finds_the_file_and_a_removed_piece_stays_out(index)
     again = assemble(index, "who deploys the spaceship?", 500, by_words, excluded=frozenset({key}))
     assert key not in keys(again)
     assert context.without(key).used_tokens == context.used_tokens - context.pieces[0].num_tokens
+
+
+@pytest.mark.parametrize("unit", ["a", "A", "aA", "_", ".", "a1", "(", "a(", " "])
+def test_a_question_of_one_endless_word_is_read_at_once(index, unit):
+    """Tried one start after the other these take days, and Python lets no other thread run meanwhile."""
+    index.refresh()
+    endless = unit * (200_000 // len(unit))
+    assert named_symbols(index.database, f"{endless} find_node") == named_symbols(index.database, "find_node") != []
+    assert _words(endless) in {"", "A a", "a"} or unit == "aA"
+
+
+@pytest.mark.parametrize(
+    ("question", "names"),
+    [
+        ("why does parseConfig fail", ["parseConfig"]),
+        ("Why is numpy.array slow?", ["numpy.array"]),
+        ("call open( with snake_case and __init__", ["open", "snake_case", "__init__"]),
+        ("ax1(2) as it( is, HTTP", ["ax1", "HTTP"]),
+        ("Nothing here is code. At all", []),
+    ],
+)
+def test_identifiers_of_a_question(question, names):
+    assert list(_identifiers(question)) == names
 
 
 def test_given_pieces_come_first_and_lines_are_not_given_twice(index):
