@@ -44,7 +44,7 @@ _SENTENCES = (
     "$x^2$ | a | b |\n|---|---|\n| 1 | 2 |",
 )
 # A hole in a text, or what only programs say. Chats, code and names that were typed are left out.
-_WRONG = re.compile(r"\{[a-z_]+\}|\bNone\b|<[\w.]+ object at|Traceback|\bnan\b|%[12]\b|\bKeyError\b")
+_WRONG = re.compile(r"(?<!\{)\{[a-z_]+\}(?!\})|\bNone\b|<[\w.]+ object at|Traceback|\bnan\b|%[12]\b|\bKeyError\b")
 # Texts of the platform plugin of tests, not of the program.
 _KNOWN = re.compile(r"This plugin does not support|XDG_RUNTIME_DIR|OpenType support missing")
 
