@@ -73,14 +73,16 @@ def check(
     pieces: Sequence[tuple[int, str]],
     stems: Callable[[str], list[str]],
     vectors: tuple[Any, Any] | None = None,
+    floor: float = 0.0,
 ) -> list[Verdict]:
     """A verdict on each sentence.
 
     vectors: unit vectors of the sentences and of the pieces, float32 of (n, width) each; None: words decide alone.
+    floor: the cosine of unrelated texts by their model.
     """
     held = [set(stems(text)) for _, text in pieces]
     everything = set().union(*held) if held else set()
-    cosines = vectors[0] @ vectors[1].T if vectors is not None and len(pieces) else None
+    cosines = (vectors[0] @ vectors[1].T - floor) / (1 - floor) if vectors is not None and len(pieces) else None
     return [
         _verdict(sentence, pieces, held, everything, stems, None if cosines is None else cosines[row])
         for row, sentence in enumerate(asked)

@@ -71,11 +71,20 @@ def document_counts(store: Store, stems: Any) -> dict[str, int]:
 
 
 def find(
-    store: Store, vectors: Vectors, question: str, vector: Any | None, ways: Ways = "both", limit: int = 8
+    store: Store,
+    vectors: Vectors,
+    question: str,
+    vector: Any | None,
+    ways: Ways = "both",
+    limit: int = 8,
+    floor: float = 0.0,
 ) -> list[Hit]:
-    """The best passages. `vector` is the question's unit vector; without one only words are looked for."""
+    """The best passages. `vector` is the question's unit vector; without one only words are looked for.
+
+    `floor` is the cosine of unrelated texts by the model; cosines of hits are counted from there.
+    """
     words = by_words(store, question) if ways != "meaning" or vector is None else []
-    meaning = vectors.nearest(vector, CANDIDATES) if ways != "words" and vector is not None else []
+    meaning = vectors.nearest(vector, CANDIDATES, floor) if ways != "words" and vector is not None else []
     return fused(store, words, meaning, limit)
 
 

@@ -28,6 +28,11 @@ def unpacked(blob: bytes) -> Any:
     return np.frombuffer(blob[4:], np.int8).astype(np.float32) * np.frombuffer(blob[:4], _SCALE)[0]
 
 
+def above(cosine: Any, floor: float) -> Any:
+    """Cosines of a model whose unrelated texts are at `floor`, as of one that has them at 0; 1 stays 1."""
+    return (cosine - floor) / (1 - floor)
+
+
 class Vectors:
     """The vectors of a collection in memory, read as they come. Safe from any thread."""
 
@@ -49,8 +54,8 @@ class Vectors:
         with self._lock:
             self._drop()
 
-    def nearest(self, question: Any, limit: int) -> list[tuple[int, float]]:
-        """Ids of the passages nearest to a unit vector, with their cosines, best first."""
+    def nearest(self, question: Any, limit: int, floor: float = 0.0) -> list[tuple[int, float]]:
+        """Ids of the passages nearest to a unit vector, with their cosines counted from that floor, best first."""
         with self._lock:
             self._load()
             if not self._count or self._rows.shape[1] != len(question):
@@ -64,7 +69,7 @@ class Vectors:
             most = min(limit, self._count)
             best = np.argpartition(-cosines, most - 1)[:most]
             best = best[np.argsort(-cosines[best])]
-            return [(int(self._ids[i]), float(cosines[i])) for i in best]
+            return [(int(self._ids[i]), float(above(cosines[i], floor))) for i in best]
 
     def _load(self) -> None:
         with self._store.lock:

@@ -1,4 +1,4 @@
-"""What embedding models were trained to read before a question and before a passage, by family.
+"""What embedding models read before a question and a passage, and where their cosines begin, by family.
 
 A GGUF file does not carry it, so the family is told by name. Sources: the model cards on huggingface.co, named
 beside each row. Families that want nothing (all-MiniLM, GTE, Granite, Jina v2) need no row.
@@ -12,10 +12,14 @@ from engine.library.types import ModelEntry
 
 
 class RetrievalPrompts(NamedTuple):
-    """Texts put before a question and before a passage; empty where the model wants none."""
+    """Texts put before a question and before a passage; empty where the model wants none.
+
+    `floor`: the cosine that texts of different matters have, where the card tells one.
+    """
 
     question: str = ""
     passage: str = ""
+    floor: float = 0.0
 
 
 _SEARCHING: Final = RetrievalPrompts("Represent this sentence for searching relevant passages: ")
@@ -29,8 +33,8 @@ _FAMILIES: Final = tuple(
         (r"qwen3-embedding", RetrievalPrompts(f"{_TASK}Query:")),
         # intfloat/e5-mistral-7b-instruct, intfloat/multilingual-e5-large-instruct
         (r"e5-[a-z0-9-]*instruct", RetrievalPrompts(f"{_TASK}Query: ")),
-        # intfloat/e5-small-v2, intfloat/multilingual-e5-small
-        (r"e5-(small|base|large)", RetrievalPrompts("query: ", "passage: ")),
+        # intfloat/e5-small-v2, intfloat/multilingual-e5-small; their FAQ: cosines lie around .7 to 1.
+        (r"e5-(small|base|large)", RetrievalPrompts("query: ", "passage: ", 0.7)),
         # BAAI/bge-small-en-v1.5, BAAI/bge-small-zh-v1.5; BAAI/bge-m3 wants nothing.
         (r"bge-(small|base|large)-en", _SEARCHING),
         (r"bge-(small|base|large)-zh", RetrievalPrompts("为这个句子生成表示以用于检索相关文章：")),  # noqa: RUF001

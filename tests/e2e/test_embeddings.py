@@ -12,6 +12,7 @@ import pytest
 from bert_shape import write_bert
 
 from engine.errors import ContextOverflow, InputFault
+from engine.runner.llama.native.binding import start_backends
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 
@@ -185,3 +186,20 @@ def test_lm_studio_list_tells_the_loaded_context(server):
     assert entry["loaded_context_length"] == 1024
     assert entry["type"] == "llm"
     assert httpx2.get(f"{server.url}/api/v0/models/spark").json() == entry
+
+
+def test_an_encoder_runs_in_bf16_where_that_is_faster_and_gives_the_same_vectors(tmp_path):
+    path = write_bert(tmp_path / "bert.gguf")
+    texts = ["one two three", "tile s", "two w1 w2 w3 tile"]
+
+    async def work(runner, facts):
+        return facts.description, vectors(await runner.embed(texts))
+
+    plain, exact = in_runner(path, work)  # a chat model's settings: the file as it is
+    description, fast = in_runner(path, work, embeddings=True)
+    told = start_backends().llama_print_system_info()
+    able = all(name in told for name in (b"AVX512_BF16 = 1", b"LLAMAFILE = 1"))
+    assert ("BF16" in description) == able
+    assert "BF16" not in plain
+    assert all(a @ b > 0.999 for a, b in zip(exact, fast, strict=True))
+    assert any((a != b).any() for a, b in zip(exact, fast, strict=True)) == able

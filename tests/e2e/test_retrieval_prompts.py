@@ -62,5 +62,6 @@ def test_what_is_read_is_what_the_model_was_trained_with(asked, model, question,
     stored, cosine = about(model)
     assert stored @ wanted > 0.999  # a byte a number
     assert stored @ plain < stored @ wanted - 0.01
-    assert abs(vector(model, question + QUESTION) @ stored - cosine) < 2e-3
-    assert abs(vector(model, "passage: " + QUESTION) @ stored - cosine) > 2e-3
+    floor = 0.7 if "e5" in model else 0.0  # E5's cosines lie between .7 and 1: they are counted from there
+    assert abs(vector(model, question + QUESTION) @ stored - (floor + (1 - floor) * cosine)) < 2e-3
+    assert abs(vector(model, "passage: " + QUESTION) @ stored - (floor + (1 - floor) * cosine)) > 2e-3

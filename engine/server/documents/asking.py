@@ -67,7 +67,8 @@ class Grounded:
             return self.report()
         pieces = checking.windows(passages)
         vectors = await self._vectors([s.text for s in asked], [text for _, text in pieces])
-        verdicts = await asyncio.to_thread(self._check, asked, pieces, vectors)
+        floor = await self._desk.side_work.floor(self._live.store.fact("embedding_model"))
+        verdicts = await asyncio.to_thread(self._check, asked, pieces, vectors, floor)
         found = tuple(
             CheckedSentence(
                 start=v.sentence.start,
@@ -84,10 +85,14 @@ class Grounded:
         return self.report()
 
     def _check(
-        self, asked: list[checking.Sentence], pieces: list[tuple[int, str]], vectors: tuple[Any, Any] | None
+        self,
+        asked: list[checking.Sentence],
+        pieces: list[tuple[int, str]],
+        vectors: tuple[Any, Any] | None,
+        floor: float,
     ) -> list[checking.Verdict]:
         with self._live.store.lock:
-            return checking.check(asked, pieces, self._live.store.stemmer.stems, vectors)
+            return checking.check(asked, pieces, self._live.store.stemmer.stems, vectors, floor)
 
     async def _vectors(self, asked: list[str], pieces: list[str]) -> tuple[Any, Any] | None:
         model = self._live.store.fact("embedding_model")

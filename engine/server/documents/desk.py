@@ -72,7 +72,8 @@ class Desk:
         reranker = await self._reranker(live.definition)
         limit = max(wanted.limit, _RERANKED) if reranker else wanted.limit
         used: Ways = "words" if vector is None else wanted.ways
-        hits, found = await asyncio.to_thread(_look, live, wanted.query, vector, used, limit)
+        floor = await self.side_work.floor(live.store.fact("embedding_model"))
+        hits, found = await asyncio.to_thread(_look, live, wanted.query, vector, used, limit, floor)
         if reranker:
             try:
                 hits = await self._reranked(reranker, wanted.query, hits)
@@ -202,8 +203,10 @@ class Desk:
         )
 
 
-def _look(live: Live, question: str, vector: Any | None, ways: Ways, limit: int) -> tuple[list[Hit], Any]:
-    hits = find(live.store, live.vectors, question, vector, ways, limit)
+def _look(
+    live: Live, question: str, vector: Any | None, ways: Ways, limit: int, floor: float
+) -> tuple[list[Hit], Any]:
+    hits = find(live.store, live.vectors, question, vector, ways, limit, floor)
     return hits, evidence(live.store, question, hits)
 
 

@@ -81,6 +81,10 @@ class SideWork:
         usable = (await self._usable()).get(model)
         return usable.prompts if usable is not None else RetrievalPrompts()
 
+    async def floor(self, model: str) -> float:
+        """The cosine of unrelated texts by this model."""
+        return (await self._prompts(model)).floor
+
     # ------------------------------------------------------------------ making
 
     def embed(self, model: EmbeddingModel, texts: Sequence[str]) -> Sequence[Any]:

@@ -32,6 +32,8 @@ EMBED_LIMIT: Final = 8192
 OUTPUT_BYTES: Final = 1 << 30
 # Tokens of a causal model decoded at once: a chat waits no longer than this beside an embedding.
 CHUNK: Final = 512
+# Tokens of several inputs decoded at once: enough to fill the kernels, few enough to attend to in vain.
+SHARED: Final = 256
 MAX_SEQUENCES: Final = 16
 # Characters of a word that may be one token, where tokens do not spell the text.
 _LONG_WORD: Final = 256
@@ -243,7 +245,7 @@ class Embedder:
         batch.clear()
         count = 0
         # Attention is computed over the whole batch: long inputs share it with nobody.
-        budget = max(len(tokens), min(CHUNK, self._chunk))
+        budget = max(len(tokens), min(SHARED, self._chunk))
         for index in range(first, min(first + MAX_SEQUENCES, len(job.inputs))):
             piece = self._input(job, index)
             if len(piece) > budget:

@@ -1,5 +1,6 @@
 """Load one model file with checked settings, and tell what was loaded."""
 
+import contextlib
 import ctypes
 import time
 from collections.abc import Callable, Sequence
@@ -102,6 +103,14 @@ def _model_params(api: Any, settings: LoadSettings, on_progress: Callable[[float
         params.devices = ctypes.cast(devices, ctypes.c_void_p)
         keep.append(devices)
     return params, keep
+
+
+def _file(api: Any, settings: LoadSettings, *, dry_run: bool) -> contextlib.AbstractContextManager[str]:
+    if dry_run or not settings.embeddings:
+        return contextlib.nullcontext(settings.path)
+    from engine.runner.llama.native.bfloat16 import fastest_file  # noqa: PLC0415 - chat models start without it
+
+    return fastest_file(api, settings)
 
 
 def _check(settings: LoadSettings) -> None:
@@ -222,7 +231,10 @@ def load(
         params.no_alloc = True
         params.load_mode = api.LLAMA_LOAD_MODE_NONE
     phases = phases or Phases()
-    model = api.llama_model_load_from_file(settings.path.encode(), params)
+    with _file(api, settings, dry_run=dry_run) as path:
+        if path != settings.path:
+            params.load_mode = api.LLAMA_LOAD_MODE_NONE
+        model = api.llama_model_load_from_file(path.encode(), params)
     phases.done("weights")
     del keep
     if not model:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.documents.search import find
+from engine.documents.search import evidence, find
 from engine.documents.store import Store
 from engine.documents.types import Chunk, PageRead
 from engine.documents.vectors import Vectors, packed
@@ -67,3 +67,16 @@ def test_other_texts_before_the_passages_make_all_vectors_anew(store):
     store.add_vectors("m", [(min(old), packed(np.array((1.0, 0.0))))])
     assert vectors.nearest(np.array((1.0, 0.0)), 9) == [(min(old), pytest.approx(1.0, abs=1e-3))]
     assert not store.use_model("m", "passage: ")
+
+
+def test_cosines_of_a_model_that_has_them_close_together_count_from_where_they_begin(store):
+    # The vector of page 3 is (1, 0); seen from (.9, .44) it has .9, and page 1 with most words has .89 and .83.
+    seen_from = np.array((0.9, 0.436))
+    plain = find(store, Vectors(store), "salt", seen_from, "both", 9)
+    counted = find(store, Vectors(store), "salt", seen_from, "both", 9, 0.7)
+    assert [hit.chunk.id for hit in plain] == [hit.chunk.id for hit in counted]
+    for before, after in zip(plain, counted, strict=True):
+        assert after.cosine == pytest.approx((before.cosine - 0.7) / 0.3)
+    question = "Who won the chess championship of 1972?"
+    hits = [find(store, Vectors(store), question, seen_from, "both", 9, floor) for floor in (0.0, 0.7)]
+    assert [evidence(store, question, found).found for found in hits] == [True, False]

@@ -24,8 +24,8 @@ def entry(file="model.gguf", title="", repo=None):
 @pytest.mark.parametrize(
     ("file", "prompts"),
     [
-        ("multilingual-e5-small-Q8_0.gguf", RetrievalPrompts("query: ", "passage: ")),
-        ("e5_base_v2.f16.gguf", RetrievalPrompts("query: ", "passage: ")),
+        ("multilingual-e5-small-Q8_0.gguf", RetrievalPrompts("query: ", "passage: ", 0.7)),
+        ("e5_base_v2.f16.gguf", RetrievalPrompts("query: ", "passage: ", 0.7)),
         ("bge-small-en-v1.5-q8_0.gguf", SEARCHING),
         ("bge-m3-q8_0.gguf", NOTHING),
         ("nomic-embed-text-v1.5.Q4_K_M.gguf", RetrievalPrompts("search_query: ", "search_document: ")),

@@ -1,0 +1,83 @@
+"""Weights of an embedding model as BF16, where the processor multiplies those faster than F16 and F32.
+
+With AVX-512 BF16 an encoder takes .7 of F16's processor time; cosines with the vectors of F32 stay above .9999
+(docs/log.md, "Documents"). llama.cpp reads types from the file only, so it is given a copy that lives for the load.
+"""
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from engine.runner.protocol import LoadSettings
+from quantize.convert.checkpoint import f32_to_bf16
+from quantize.errors import QuantizeError
+from quantize.files.gguf_file import TensorInfo, read_gguf
+from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, scalar
+from quantize.ggml_types import GgmlType
+
+# The copy is written at each load; what is larger would wait for the disk, and is quantized as a rule.
+MAX_BYTES: Final = 512 << 20
+# As llama_print_system_info has them: the instructions, and the kernels that use them.
+_NEEDED: Final = (b"AVX512_BF16 = 1", b"LLAMAFILE = 1")
+_WIDE: Final = {GgmlType.F16: "<f2", GgmlType.F32: "<f4"}
+_MATRIX: Final = 2
+_FILE_TYPE: Final = 32  # llama.h, LLAMA_FTYPE_MOSTLY_BF16
+
+
+@contextlib.contextmanager
+def fastest_file(api: Any, settings: LoadSettings) -> Iterator[str]:
+    """The file to load: a copy with BF16 matrices that is removed afterwards, or the model's own."""
+    if not _suits(api, settings):
+        yield settings.path
+        return
+    with tempfile.TemporaryDirectory(prefix="tessera-", ignore_cleanup_errors=True) as place:
+        copy = Path(place) / "bf16.gguf"
+        try:
+            made = write_bfloat16(Path(settings.path), copy)
+        except (QuantizeError, OSError, ValueError) as error:
+            sys.stderr.write(f"no copy in BF16, the file is loaded as it is: {error}\n")
+            made = False
+        yield str(copy) if made else settings.path
+
+
+def _suits(api: Any, settings: LoadSettings) -> bool:
+    if not settings.embeddings or settings.devices or settings.n_gpu_layers:
+        return False
+    path = Path(settings.path)
+    told = api.llama_print_system_info()
+    return path.is_file() and path.stat().st_size <= MAX_BYTES and all(name in told for name in _NEEDED)
+
+
+def write_bfloat16(source: Path, out: Path) -> bool:
+    """Copy a file with the matrices of its blocks in BF16; False: it has none that are F16 or F32, or is a part.
+
+    Raises: BadFile, IncompleteFile, Unreadable, OSError.
+    """
+    file = read_gguf(source)
+    changed = {t.name for t in file.tensors if _is_matrix(t)}
+    if not changed or int(file.metadata.get("split.count", 0) or 0) > 1:  # type: ignore[arg-type]  # a number there
+        return False
+    slots = [TensorSlot(t.name, t.shape, GgmlType.BF16 if t.name in changed else t.ggml_type) for t in file.tensors]
+    metadata = copied_metadata(file) | {"general.file_type": scalar(_FILE_TYPE)}
+    writer = GgufWriter(out, metadata, slots)
+    try:
+        for tensor in file.tensors:
+            raw = file.tensor_bytes(tensor)
+            if tensor.name in changed:
+                raw = f32_to_bf16(raw.view(_WIDE[tensor.ggml_type]).astype(np.float32))
+            writer.write(tensor.name, [raw])
+        writer.close()
+    except BaseException:
+        writer.abandon()
+        raise
+    return True
+
+
+def _is_matrix(tensor: TensorInfo) -> bool:
+    """A weight that rows are multiplied with; embeddings are looked up, and norms are small."""
+    return tensor.name.startswith("blk.") and len(tensor.shape) == _MATRIX and tensor.ggml_type in _WIDE
