@@ -195,7 +195,7 @@ def test_an_encoder_runs_in_bf16_where_that_is_faster_and_gives_the_same_vectors
     async def work(runner, facts):
         return facts.description, vectors(await runner.embed(texts))
 
-    plain, exact = in_runner(path, work)  # a chat model's settings: the file as it is
+    plain, exact = in_runner(path, work, embeddings=True, repack=False)  # weights as the file has them
     description, fast = in_runner(path, work, embeddings=True)
     told = start_backends().llama_print_system_info()
     able = all(name in told for name in (b"AVX512_BF16 = 1", b"LLAMAFILE = 1"))

@@ -21,7 +21,8 @@ def rows(engine, path, inputs, query=None):
     async def main():
         runner = await RunnerProcess.start(engine, str(path))
         try:
-            await runner.load(LoadSettings(path=str(path), n_ctx=64, embeddings=True, n_threads=1))
+            settings = LoadSettings(path=str(path), n_ctx=64, embeddings=True, n_threads=1, repack=False)
+            await runner.load(settings)  # weights as the file has them
             done = await runner.embed(inputs, query=query)
             return np.stack([np.frombuffer(v, "<f4") for v in done.vectors]), done.token_counts
         finally:

@@ -2,6 +2,7 @@
 
 With AVX-512 BF16 an encoder takes .7 of F16's processor time; cosines with the vectors of F32 stay above .9999
 (docs/log.md, "Documents"). llama.cpp reads types from the file only, so it is given a copy that lives for the load.
+Without `repack` weights stay as the file has them.
 """
 
 import contextlib
@@ -46,7 +47,7 @@ def fastest_file(api: Any, settings: LoadSettings) -> Iterator[str]:
 
 
 def _suits(api: Any, settings: LoadSettings) -> bool:
-    if not settings.embeddings or settings.devices or settings.n_gpu_layers:
+    if not (settings.embeddings and settings.repack) or settings.devices or settings.n_gpu_layers:
         return False
     path = Path(settings.path)
     told = api.llama_print_system_info()
