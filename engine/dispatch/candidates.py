@@ -11,6 +11,7 @@ from devices.memory import Ledger
 from devices.types import Device, Machine, Runtime
 from engine.dispatch import openvino
 from engine.dispatch.attention import plain_attention
+from engine.dispatch.file_weights import file_weights
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.priors import BACKENDS
 from engine.dispatch.speed import Speed, expected
@@ -82,13 +83,14 @@ def audit_key(shape: ModelShape, backend: str) -> str:
 
 
 def on_processor(asked: Question, dry_run: DryRunner) -> Candidate:
-    """llama.cpp's own kernels on the CPU: plain attention where that suits, spare cells where they fit."""
+    """llama.cpp's own kernels on the CPU: the faster ones for its types and use, spare cells where they fit."""
     count = threads(asked.machine, asked.overrides, asked.settings)
     settings = msgspec.structs.replace(
         asked.settings, n_gpu_layers=0, devices=(), n_threads=count, n_threads_batch=count
     )
     cpu, shape = asked.machine.devices[0], asked.shape
     isa = machine_isa(asked.machine)
+    settings = file_weights(settings, shape, isa) or settings
     correction = asked.ledger.audits.correction(audit_key(shape, "cpu"))
 
     def at(tried: LoadSettings) -> Candidate:

@@ -9,6 +9,7 @@ from engine.dispatch import openvino
 from engine.dispatch.attention import LONG_CHATS_WHY, MOST_PARALLEL, PLAIN_WHY
 from engine.dispatch.candidates import Candidate, DryRunner, Question, on_gpus, on_processor, through_openvino
 from engine.dispatch.cells import cap_kv_cells, grown
+from engine.dispatch.file_weights import FILE_WEIGHTS_WHY
 from engine.dispatch.guessing import guessing
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.npu_rule import Offer, Verdict, busy_igpu, judge, power_words, why_npu
@@ -203,6 +204,8 @@ def _why_processor(chosen: Candidate, machine: Machine, *, pinned: bool) -> list
         reasons.append("no GPU here is expected to be faster than the processor")
     count = chosen.settings.n_threads
     reasons.append(f"{count} {'thread' if count == 1 else 'threads'}: one for each fast core that may be used")
+    if not chosen.settings.repack and chosen.settings.engine_args.repack is None:
+        reasons.append(FILE_WEIGHTS_WHY)
     if chosen.settings.flash_attn == "off":
         few = chosen.settings.n_parallel <= MOST_PARALLEL
         reasons.append(PLAIN_WHY if few else f"{PLAIN_WHY}, and {LONG_CHATS_WHY}")

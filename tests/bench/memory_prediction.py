@@ -49,8 +49,13 @@ class Row:
         return (self.need.resident_bytes - self.measured_bytes) / self.measured_bytes
 
 
-def measure(path: str, n_ctx: int, kv_type: str, n_parallel: int = 4, *, plain: bool = False) -> Row:
-    """Predict, load, fill the context, compare. `plain`: attention and ubatch as dispatched for a processor."""
+def measure(
+    path: str, n_ctx: int, kv_type: str, n_parallel: int = 4, *, plain: bool = False, repack: bool = True
+) -> Row:
+    """Predict, load, fill the context, compare.
+
+    `plain`: attention and ubatch as dispatched for a processor; `repack` False: weights as the file has them.
+    """
     settings = LoadSettings(
         path=path,
         n_ctx=n_ctx,
@@ -59,6 +64,7 @@ def measure(path: str, n_ctx: int, kv_type: str, n_parallel: int = 4, *, plain: 
         type_v=kv_type,
         flash_attn="off" if plain else "on",
         n_ubatch=DENSE_PIECE if plain else 512,
+        repack=repack,
     )
     isa = inventory(RealHost()).devices[0].isa
     need = estimate(read_shape(path), settings, isa, dry_run=dry_run(settings))

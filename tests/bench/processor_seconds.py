@@ -68,6 +68,7 @@ def main() -> None:
     rows: dict[str, tuple[Callable[[], list[tuple[list[int], int]]], dict]] = {
         "decode": (lambda: [(fresh(rng, 8), 128)], {}),
         "reading": (lambda: [(fresh(rng, 1500), 1)], {}),
+        "reading 4,096": (lambda: [(fresh(rng, 4096), 1)], {}),
         "four": (short(4), {}),
         "eight": (short(8), {}),
         "sixteen": (short(16), {}),

@@ -1,0 +1,123 @@
+"""Processor seconds of a prompt by kernel family: rewritten weights, the file's own, another backend, attention.
+
+    python -m tests.bench.prompt_kernels MODEL.gguf [--rows 512 4096 1 8] [--rounds 3] [--plugin LIBRARY]
+                                         [--cpu LIBRARY] [--micro 128 2048]
+
+A process a side, loaded before the first round, taking turns; `llama_decode` alone, one thread: two that meet at
+barriers burn time while one of them waits for a core. 512 `--rows` or more are one prompt, fewer are steps of so
+many, 48 in all. `--plugin` is a library of one more backend, such as libggml-blas.so; `--cpu` another build of the
+CPU's; `--micro` are sizes of a micro-batch to try beside 512. Prints the least processor time of a side and its
+gain over the first.
+"""
+
+import argparse
+import ctypes
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPPED_ROWS, PROMPT_ROWS = 48, 512
+
+
+def child(side: dict[str, Any]) -> None:
+    """Answers each line on stdin (rows) with the processor seconds they took."""
+    from engine.runner.llama.native import binding
+
+    api = binding.load_api()
+    lib = binding.ggml(api)
+    quiet = api.llama_log_callback(lambda *_: None)  # kept: llama.cpp calls it as long as it lives
+    api.llama_log_set(quiet, None)
+    lib.ggml_backend_load.restype = ctypes.c_void_p
+    cpu = side["cpu"] or binding.library_folder() / "libggml-cpu.so"
+    for library in filter(None, (side.get("plugin"), cpu)):
+        if not lib.ggml_backend_load(str(library).encode()):
+            raise SystemExit(f"{library} did not load")
+    api.llama_backend_init()
+    of_model = api.llama_model_default_params()
+    of_model.n_gpu_layers, of_model.use_extra_bufts = 0, side.get("repack", True)
+    model = api.llama_model_load_from_file(side["model"].encode(), of_model)
+    params = api.llama_context_default_params()
+    params.n_ctx = params.n_batch = side["cells"]
+    params.n_ubatch = side.get("micro", 512)
+    params.n_threads = params.n_threads_batch = 1
+    params.flash_attn_type = side.get("fused", 1)
+    context = api.llama_init_from_model(model, params)
+    memory = api.llama_get_memory(context)
+    vocabulary = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))
+    rng = random.Random(1)
+    tokens = [rng.randrange(100, vocabulary - 100) for _ in range(side["cells"])]
+
+    def decode(count: int) -> None:
+        array = (ctypes.c_int32 * count)(*tokens[:count])
+        if api.llama_decode(context, api.llama_batch_get_one(array, count)) != 0:
+            raise SystemExit("llama_decode failed")
+
+    decode(8)
+    for line in sys.stdin:
+        rows = int(line)
+        api.llama_memory_clear(memory, True)
+        started = time.process_time()
+        for _ in range(1 if rows >= PROMPT_ROWS else max(1, STEPPED_ROWS // rows)):
+            decode(rows)
+        api.llama_synchronize(context)
+        print(time.process_time() - started, flush=True)
+
+
+def sides(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What is compared, by name."""
+    common = {"model": str(options.model), "cpu": options.cpu, "cells": max(512, *options.rows)}
+    found: dict[str, dict[str, Any]] = {
+        "rewritten": {},
+        "file": {"repack": False},
+        "file, plain, 128": {"repack": False, "fused": 0, "micro": 128},
+    }
+    found |= {f"file, {size}": {"repack": False, "micro": size} for size in options.micro}
+    if options.plugin:
+        found["plugin"] = {"plugin": options.plugin}
+        found["file, plugin"] = {"repack": False, "plugin": options.plugin}
+    return {name: {**common, **changes} for name, changes in found.items()}
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--rows", type=int, nargs="+", default=[512, 1, 8])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--plugin")
+    parser.add_argument("--cpu")
+    parser.add_argument("--micro", type=int, nargs="*", default=[])
+    options = parser.parse_args()
+    running = {}
+    for name, side in sides(options).items():
+        command = [sys.executable, "-m", "tests.bench.prompt_kernels", "--child", json.dumps(side)]
+        pipe = subprocess.PIPE
+        running[name] = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+    for rows in options.rows:
+        found: dict[str, list[float]] = {name: [] for name in running}
+        for turn in range(options.rounds):
+            for name, process in sorted(running.items(), reverse=turn % 2 == 1):
+                assert process.stdin is not None
+                assert process.stdout is not None
+                print(rows, file=process.stdin, flush=True)
+                found[name].append(float(process.stdout.readline()))
+        first = min(found["rewritten"])
+        for name, seconds in found.items():
+            least = min(seconds)
+            print(f"{rows:6} rows  {name:18} {least:8.3f} s  gain {first / least:.2f}", flush=True)
+    for process in running.values():
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        child(json.loads(sys.argv[2]))
+    else:
+        main()
