@@ -23,8 +23,11 @@ def add(name: str, *, manage: bool) -> None:
 @command.command("list")
 def list_keys() -> None:
     """Names and scopes."""
-    for key in Services().keys.all():
+    keys = Services().keys.all()
+    for key in keys:
         say(f"{key.name}\t{', '.join(key.scopes)}")
+    if not keys:
+        say("There are none: programs on this computer need none. Make one: tessera keys add NAME", err=True)
 
 
 @command.command("remove")

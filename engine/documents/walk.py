@@ -1,6 +1,7 @@
 """The files of a collection's sources, as they are on disk now."""
 
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from engine.documents.kinds import SKIPPED_FOLDERS, kind_of
 
 # Far more files than a person has documents; a mistaken "/" must end somewhere.
 MAX_FILES = 500_000
+_MAX_RULES_BYTES = 1 << 20
 # Reasons that say something about the file, not about this moment.
 _GONE = (FileNotFoundError, NotADirectoryError, PermissionError)
 
@@ -125,9 +127,12 @@ def _with_rules(
     folder: Path, rules: tuple[tuple[Path, GitIgnoreSpec], ...]
 ) -> tuple[tuple[Path, GitIgnoreSpec], ...]:
     """The rules with those of a folder. Raises: OSError: they are there and cannot be read at this moment."""
+    path = folder / ".gitignore"
     try:
-        lines = (folder / ".gitignore").read_text("utf-8", "replace").splitlines()
-        return (*rules, (folder, GitIgnoreSpec.from_lines(lines)))
+        state = path.stat()
+        if not stat.S_ISREG(state.st_mode) or state.st_size > _MAX_RULES_BYTES:  # a pipe would be waited for
+            return rules
+        return (*rules, (folder, GitIgnoreSpec.from_lines(path.read_text("utf-8", "replace").splitlines())))
     except (*_GONE, IsADirectoryError, ValueError):
         return rules
 

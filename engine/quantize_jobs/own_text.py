@@ -2,12 +2,12 @@
 
 import os
 import re
-import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
+from engine.documents.walk import Walk
 from engine.errors import InputFault
 from quantize.texts import CALIBRATION
 
@@ -20,7 +20,8 @@ _PIECE_CHARS = 4096
 _HELD_OUT_EVERY = 5
 # Fewer characters held out give no four windows of 512 tokens.
 _LEAST_HELD_OUT_CHARS = 16_384
-_SKIPPED = frozenset({"node_modules", "target", "dist", "build", "__pycache__", "venv", "site-packages"})
+_MOST_FILES = 4000
+_READ_BYTES = 16 << 20
 _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
 
@@ -37,8 +38,8 @@ class OwnText:
 def gather(sources: Iterable[Path], scratch: Path, chats: Iterable[str] = ()) -> OwnText:
     """Write the two files into `scratch`, readable by their owner alone; the same sources give the same bytes.
 
-    A folder under git gives the files git knows, another one all that are text. Half of what is calibrated on is
-    the text that comes with the program.
+    A folder gives its files of text and code, but for what is hidden or left out by .gitignore. Half of what is
+    calibrated on is the text that comes with the program.
     Raises: InputFault: no text was found.
     """
     texts = [t for source in sources for t in _texts(source)]
@@ -78,10 +79,15 @@ def _fairly(texts: list[str]) -> list[str]:
 
 
 def _texts(source: Path) -> Iterator[str]:
-    for path in [source] if source.is_file() else _files(source):
+    files = [source] if source.is_file() else _files(source)
+    # So much of each that all together stay within a bound that a folder of 100,000 files does not pass either.
+    limit = (
+        _ALL_BYTES if source.is_file() else min(_FILE_BYTES, max(_PIECE_CHARS, _READ_BYTES // max(len(files), 1)))
+    )
+    for path in files:
         try:
             with path.open("rb") as file:
-                raw = file.read(_FILE_BYTES if source.is_dir() else _ALL_BYTES)
+                raw = file.read(limit)
         except OSError:
             continue  # gone or not ours to read: the rest still counts
         if not _BINARY.search(raw):
@@ -91,16 +97,9 @@ def _texts(source: Path) -> Iterator[str]:
 
 
 def _files(folder: Path) -> list[Path]:
-    command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    try:
-        done = subprocess.run(command, capture_output=True, check=False, timeout=60)
-        if done.returncode == 0:
-            names = done.stdout.decode("utf-8", "surrogateescape").split("\0")
-            return sorted(p for n in names if n and (p := folder / n).is_file() and not p.is_symlink())
-    except (OSError, subprocess.TimeoutExpired):
-        pass  # no git here: the folder as it lies
-    found = []
-    for place, folders, files in os.walk(folder):
-        folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in _SKIPPED)
-        found += [p for f in sorted(files) if not f.startswith(".") and not (p := Path(place) / f).is_symlink()]
-    return found
+    """What is neither hidden nor left out by .gitignore, from all over the folder where there are too many.
+
+    Git itself is not asked: the settings of a repository somebody else made can name programs that it would run.
+    """
+    found = [Path(file.path) for file in Walk([str(folder)]).files()]
+    return found[:: max(1, -(-len(found) // _MOST_FILES))]

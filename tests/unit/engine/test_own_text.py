@@ -1,11 +1,13 @@
 """A person's own text to calibrate on: what is taken, what is left; the same sources give the same bytes."""
 
+import os
 import stat
 import subprocess
 
 import pytest
 
 from engine.errors import InputFault
+from engine.quantize_jobs import own_text
 from engine.quantize_jobs.own_text import gather
 
 pytestmark = pytest.mark.process
@@ -46,10 +48,37 @@ def test_a_project_gives_its_text_and_nothing_hidden_binary_or_foreign(project, 
     assert "PASSWORD" not in both
     assert "theirs" not in both
     assert "\x89PNG" not in both
-    assert found.files == 6 + git
+    assert found.files == 6
     assert 3 * len(held_out) < text.count("our own code") * len(LINE) < 5 * len(held_out)
     assert stat.S_IMODE(found.calibration.stat().st_mode) == 0o600
     assert gathered(project, tmp_path, "b")[1] == text
+
+
+def test_nothing_that_a_repository_names_is_run_and_no_pipe_is_waited_for(project, tmp_path):
+    subprocess.run(["git", "init", "-q", project], check=True)
+    for key in ("core.fsmonitor", "core.hooksPath"):
+        subprocess.run(["git", "-C", project, "config", key, f"touch {tmp_path / 'ran'}; false"], check=True)
+    os.mkfifo(project / ".gitignore")
+    os.mkfifo(project / "src" / "pipe.py")
+    found, text = gathered(project, tmp_path, "a")
+    assert found.files == 6
+    assert "# part 5" in text + found.held_out.read_text()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_of_very_many_files_some_from_all_over_are_read(tmp_path, monkeypatch):
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for n in range(90):
+        (folder / f"{n:03}.txt").write_text(f"file {n} says so. " * 5000)
+    monkeypatch.setattr(own_text, "_MOST_FILES", 40)
+    monkeypatch.setattr(own_text, "_READ_BYTES", 30 * 5000)
+    found, text = gathered(folder, tmp_path, "a")
+    assert found.files == 30
+    assert found.characters <= 30 * 5000
+    both = text + found.held_out.read_text()
+    assert "file 0 says" in both
+    assert "file 87 says" in both
 
 
 def test_one_huge_file_leaves_room_for_the_others(tmp_path):
