@@ -81,9 +81,8 @@ def _fairly(texts: list[str]) -> list[str]:
 def _texts(source: Path) -> Iterator[str]:
     files = [source] if source.is_file() else _files(source)
     # So much of each that all together stay within a bound that a folder of 100,000 files does not pass either.
-    limit = (
-        _ALL_BYTES if source.is_file() else min(_FILE_BYTES, max(_PIECE_CHARS, _READ_BYTES // max(len(files), 1)))
-    )
+    share = max(_PIECE_CHARS, _READ_BYTES // max(len(files), 1))
+    limit = _ALL_BYTES if source.is_file() else min(_FILE_BYTES, share)
     for path in files:
         try:
             with path.open("rb") as file:
