@@ -190,6 +190,9 @@ class Ledger:
         free = {pool.id: pool.free_bytes - pool.reserve_bytes for pool in pools(machine)}
         for reservation in self._held.values():
             if reservation.owner == exclude:
+                # A load in its place finds free what its process holds now; the system counts that as taken.
+                now = self._measure(reservation.pid) if reservation.pid else None
+                free[RAM] = free.get(RAM, 0) + (now.anonymous_bytes if now is not None else 0)
                 continue
             held = reservation.measured or (self._measure(reservation.pid) if reservation.pid else None)
             for pool, drawn in reservation.drawn.items():

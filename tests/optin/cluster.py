@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 import httpx2
+import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -184,14 +185,33 @@ async def talks(world, count):
     return sum(found)
 
 
+def runners(world):
+    """Processor seconds of each replica's runner so far, by its process and the home of its node."""
+    homes = {str(home) for home in (world.folder / "head", *world.homes)}
+    found = {}
+    for process in psutil.process_iter(["cmdline"]):
+        with contextlib.suppress(psutil.Error):
+            home = (
+                process.environ().get("TESSERA_HOME") if "engine.runner.main" in process.info["cmdline"] else None
+            )
+            if home in homes:
+                found[process.pid, Path(home).name] = process.cpu_times().user
+    return found
+
+
 def affinity(world, options):
-    """Second turns with and without."""
+    """Second turns with and without, and how the work was divided meanwhile."""
     shares = {}
     for wanted in (False, True):
         took = world.deploy(least=3, most=3, affinity=wanted)
         wait_for(lambda: world.replicas() == 3, PATIENCE_S, "three replicas")
         time.sleep(3)  # until the door has seen that it was deployed anew
+        before = runners(world)
         shares[wanted] = asyncio.run(talks(world, options.talks)) / options.talks
+        spent = {
+            f"{home} {pid}": round(s - before.get((pid, home), 0), 2) for (pid, home), s in runners(world).items()
+        }
+        print(f"     processor seconds of each replica's runner: {spent}", flush=True)
         words = "with" if wanted else "without"
         print(f"second turns that found their cache, {words} affinity: {shares[wanted]:.0%} of {options.talks} "
               f"(deployed in {took:.0f} s)", flush=True)  # fmt: skip

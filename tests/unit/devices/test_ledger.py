@@ -113,6 +113,7 @@ def test_what_a_runner_already_holds_is_not_subtracted_again():
     memory = replace(HYBRID.memory, available_bytes=HYBRID.memory.available_bytes - 6 * GIB)
     machine[0] = replace(HYBRID, memory=memory)
     assert before - book.available("cpu") == 6 * GIB
+    assert book.available("cpu", exclude="model") == before, "a load in its place has what it holds now"
 
 
 def test_mapped_weights_stay_counted_although_the_system_calls_them_available():
