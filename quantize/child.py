@@ -17,6 +17,7 @@ import msgspec
 from devices.child_command import child_command
 from devices.environment import without_secrets
 from devices.process_memory import bound_memory
+from quantize.arithmetic import environment_of
 from quantize.errors import Cancelled, DiskFull, EnvironmentFault, InputFault, QuantizeError
 from quantize.evidence import Cancelled as CancelledCheck
 from quantize.evidence import OnProgress, Progress, encode
@@ -64,6 +65,7 @@ class Child:
         self._told_all = threading.Event()
         one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         one["OMP_WAIT_POLICY"] = "passive"
+        one |= environment_of(request)
         raw = encode(request).decode() + "\n"
         self._process = subprocess.Popen(
             child_command("quantize.job.worker", task),

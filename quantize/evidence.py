@@ -91,8 +91,9 @@ class MeasureRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `cache_dir` keeps everything by content hash: a second run, or one after a kill, goes on where it was.
     `max_tokens` bounds the calibration text, `probe_tokens` what each swap is judged on, `memory_bytes` the second
-    moments held at a time. `source_sha256` and `calibration_sha256` are what the files were when the job began
-    (empty: whatever they are).
+    moments held at a time. `arithmetic` is what sums are computed with (`quantize.arithmetic`; empty: what this
+    processor does best), and measurements of each are kept apart. `source_sha256` and
+    `calibration_sha256` are what the files were when the job began (empty: whatever they are).
     """
 
     source: Path
@@ -102,6 +103,7 @@ class MeasureRequest(msgspec.Struct, frozen=True, kw_only=True):
     qtypes: tuple[str, ...] = tuple(t.name for t in MEASURED)
     threads: int = 1
     gpu_layers: int = 0
+    arithmetic: str = ""
     source_sha256: str = ""
     calibration_sha256: str = ""
     max_tokens: int = 32_768

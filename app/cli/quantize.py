@@ -116,7 +116,9 @@ _SAME_NAME = (
 @click.option("--verify/--no-verify", default=None, help="Compare with the stock mix on held-out text.")
 @click.option("--plan-only", is_flag=True, help="Show the plan and what it would take; write nothing.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
-@click.option("--force", is_flag=True, help="Also from a source already quantized below Q8_0.")
+@click.option(
+    "--force", is_flag=True, help="Also from a source already quantized below Q8_0, and other bytes than a plan's."
+)
 @click.option(
     "--cluster",
     is_flag=True,

@@ -1,7 +1,8 @@
 """The judge of a gate: a file is asked the cases of a task, and what it says is kept by its hash."""
 
 import asyncio
-from contextlib import ExitStack
+import os
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from hashlib import sha256 as hash_of
 from pathlib import Path
@@ -26,6 +27,7 @@ _LEAST_CONTEXT: Final = 1024
 _CHARS_A_TOKEN: Final = 2.5  # of the densest text there is in a task
 _TEMPLATE_TOKENS: Final = 256  # what a template puts around a case
 _OWNER: Final = "asking a task"
+_MOST_FILES: Final = 100  # whose answers are kept; those of 500 cases take some 500 kB
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class RunnerJudge:
 
     def ask(self, model: Path, sha256: str, on_progress: OnProgress, cancelled: CancelledCheck) -> Answered:
         """Ask what was not asked before. Raises: Cancelled. BadModelFile, RunnerDied, NotEnoughMemory. OSError."""
-        kept = _Kept(self._keeper.cache / "gate" / f"{sha256}.jsonl")
+        kept = KeptAnswers(self._keeper.cache / "gate" / f"{sha256}.jsonl")
         keys = [_key(task) for task in self._tasks]
         left = [(key, task) for key, task in zip(keys, self._tasks, strict=True) if key not in kept.said]
         total = float(len(keys))
@@ -119,14 +121,19 @@ def _key(task: Task) -> str:
     return hash_of(b"\0".join((kernel_name().encode(), *asked))).hexdigest()[:32]
 
 
-class _Kept:
-    """The answers of one file, a line each: what was said before a kill is there after it."""
+class KeptAnswers:
+    """The answers of one file, a line each: what was said before a kill is there after it.
 
-    def __init__(self, path: Path) -> None:
+    Beside it at most `most` files' answers are kept, those that were read or added to last.
+    """
+
+    def __init__(self, path: Path, most: int = _MOST_FILES) -> None:
+        self._most = most
         self._path = path
         self.said: dict[str, Said] = {}
         try:
             lines = path.read_bytes().split(b"\n")
+            os.utime(path)
         except OSError:
             lines = []
         for line in lines:
@@ -139,6 +146,17 @@ class _Kept:
     def add(self, key: str, said: Said) -> None:
         """Keep one more, readable by its owner alone. Raises: OSError."""
         self.said[key] = said
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not self._path.exists():
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._forget()
         with self._path.open("ab") as file:
             file.write(b"\n" + msgspec.json.encode((key, said)) + b"\n")
+
+    def _forget(self) -> None:
+        """Make room for one more file's answers."""
+        old = []
+        for path in self._path.parent.glob("*.jsonl"):
+            with suppress(OSError):  # another job forgot it first
+                old.append((path.stat().st_mtime_ns, path))
+        for _, path in sorted(old, reverse=True)[self._most - 1 :]:
+            path.unlink(missing_ok=True)

@@ -67,7 +67,8 @@ class WorkFolder:
         ):
             if before and found != before:
                 raise SourceChanged(str(path))
-        key = sha256(f"{_VERSION} {source} {text} {request.max_tokens}".encode()).hexdigest()[:24]
+        facts = f"{_VERSION} {source} {text} {request.max_tokens} {request.arithmetic}".rstrip()
+        key = sha256(facts.encode()).hexdigest()[:24]
         path = request.cache_dir / key
         for part in ("moments", "errors", "packed"):
             (path / part).mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from quantize.job.effort import Spent, effort_of, job_shape, spend
 from quantize.job.forecast import JobShape, forecast, known_rates, learn_rates, seconds_by_phase
 from quantize.job.gate import GateReport, Mix, cautions
 from quantize.job.gating import NOT_THE_SOURCE, Judge, ask_gate, nearly_exact
-from quantize.job.plan_file import applied, check_claim, check_source, check_texts
+from quantize.job.plan_file import applied, arithmetic_for, check_claim, check_source, check_texts
 from quantize.job.publish import publish
 from quantize.job.question import question_of
 from quantize.job.request import QuantizeReport, QuantizeRequest, Shipped
@@ -95,6 +95,7 @@ class _Job:
         self.kv_damage: tuple[KvDamage, ...] = ()
         self.warnings: list[str] = []
         self.identity: Identity = ()
+        self.arithmetic = arithmetic_for(request)
         self._take(request)
 
     def _take(self, request: QuantizeRequest) -> None:
@@ -309,6 +310,7 @@ class _Job:
             tier="max" if self.request.tier == "max" else "balanced",
             threads=self.request.threads,
             gpu_layers=self.request.gpu_layers,
+            arithmetic=self.arithmetic,
             max_tokens=self.request.max_tokens,
             probe_tokens=self.request.probe_tokens,
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from quantize.arithmetic import arithmetic_here
 from quantize.errors import InvalidOption, Unreadable
 from quantize.files.provenance import Provenance
 from quantize.files.work_folder import file_sha256
@@ -58,6 +59,26 @@ def write_plan(path: Path, plan: PlanFile) -> None:
         partial.unlink(missing_ok=True)
 
 
+def arithmetic_for(request: "QuantizeRequest") -> str:
+    """What a job computes its sums with: as plans that travel do where one is followed or written.
+
+    Raises: InvalidOption: the plan's arithmetic cannot be had here, and no other was allowed (`force`).
+    """
+    plan = request.plan
+    if plan is None:
+        measures = request.tier != "instant"
+        return arithmetic_here() if request.export_plan and measures else ""
+    if plan.arithmetic in {"", arithmetic_here()}:
+        return plan.arithmetic
+    if not request.force:
+        raise InvalidOption(
+            "--plan",
+            f"its file was computed with the arithmetic of {plan.arithmetic}, which this processor or this build "
+            "of llama.cpp has not: other bytes would come out. --force makes that other file, measured here",
+        )
+    return ""
+
+
 def check_source(plan: PlanFile, spec: ModelSpec, source_sha256: str) -> None:
     """Raises: InvalidOption: the plan is of another source."""
     if plan.architecture != spec.architecture:
@@ -105,14 +126,19 @@ def applied(plan: PlanFile, made: QuantPlan) -> QuantPlan:
 NO_PLAN = "no plan was exported: the file is a stock mix, or was not compared"
 
 
-def same_or_not(plan: PlanFile, digest: str) -> str:
-    """What to say of a file made by a plan."""
+def same_or_not(plan: PlanFile, digest: str, *, force: bool) -> str:
+    """What to say of a file made by a plan. Raises: InvalidOption: other bytes came out, which `force` allows."""
     if digest == plan.file_sha256:
         return f"byte for byte the file the plan describes (SHA-256 {digest[:16]}…)"
-    return (
+    found = (
         "not byte for byte the file the plan describes: the arithmetic of this processor or of this build of "
-        "llama.cpp differs in its last bits. It was measured here and holds what the plan claims"
+        "llama.cpp differs in its last bits"
     )
+    if not force:
+        raise InvalidOption(
+            "--plan", f"what came out is {found}. --force keeps such a file, which is measured here"
+        )
+    return f"{found}. It was measured here and holds what the plan claims"
 
 
 def plan_of(
@@ -135,6 +161,7 @@ def plan_of(
         max_tokens=request.max_tokens,
         calibration_sha256=file_sha256(request.calibration),
         imatrix_sha256=file_sha256(request.imatrix) if request.imatrix else "",
+        arithmetic=arithmetic_for(request),
         types=plan.types,
         plain=tuple(t.name for t in plan.tensors if t.qtype != t.source_qtype and t.name not in crafted),
         best_stock=plan.best_stock,

@@ -25,14 +25,16 @@ def publish(
 ) -> QuantizeReport:
     """Stamp the `chosen` file, check it and give it its name; the report with what was found on the way.
 
-    Raises: SourceChanged: it is no longer what it was. BadFile, InvalidOption: as `Output.publish`. OSError.
+    Raises: SourceChanged: it is no longer what it was. BadFile, InvalidOption: as `Output.publish`; other bytes
+    than those of the plan that was followed. OSError.
     """
     given, exports = request.plan, request.export_plan
     provenance = given.provenance if given and report.shipped == "ours" else provenance_of(report, request.tier)
     stamp(chosen, provenance)
     digest = file_sha256(chosen) if given or exports else ""
     if given and report.shipped == "ours":
-        report = msgspec.structs.replace(report, warnings=(*report.warnings, same_or_not(given, digest)))
+        told = same_or_not(given, digest, force=request.force)
+        report = msgspec.structs.replace(report, warnings=(*report.warnings, told))
     exported = plan_of(request, report, crafted, provenance, digest) if exports else None
     if exports and not exported:
         report = msgspec.structs.replace(report, warnings=(*report.warnings, NO_PLAN))

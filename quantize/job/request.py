@@ -21,9 +21,10 @@ class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     `doubled_head_types` the types in which a tied head is held twice, for goals of kind "fit". `cache_dir`
     keeps measurements. `time_s` is a time to spend: it decides tier, rounding and the tokens looked at.
     `max_tokens` and `probe_tokens` are of the calibration text, for moments and for each swap. `force` allows
-    sources that are already quantized below Q8_0. `speeds` are measured decoding times by type. `own_text` is the
-    user's own text, held out, on which the result is judged too. `plan` is a plan to
-    follow instead of making one, `export_plan` where to write one that others can follow. `gate` is a task that the
+    sources that are already quantized below Q8_0, and other bytes than those of the `plan` that is followed.
+    `speeds` are measured decoding times by type. `own_text` is the user's own text, held out, on which the result
+    is judged too. `plan` is a plan to follow instead of making one, `export_plan` where to write one that others
+    can follow. `gate` is a task that the
     file must not do clearly worse than the source.
     """
 

@@ -6,7 +6,7 @@ from quantize.files.provenance import Provenance
 from quantize.types import Goal, Interval, Rounding, Tier
 
 FORMAT = "tessera-plan"
-VERSION = 1
+VERSION = 2
 # Raised whenever the same plan would make other bytes: another way of collecting moments or of rounding.
 RECIPE = 2
 
@@ -16,8 +16,8 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     `types` by tensor; those in `plain` are rounded by ggml though the rest is crafted. `max_tokens` and
     `calibration_sha256` decide the second moments, `imatrix_sha256` is of an importance matrix that was given
-    (empty: measured, or none). `kld` and `ratio` (to `stock_mix`) were measured on held-out text; `file_sha256` is
-    of the finished file.
+    (empty: measured, or none), `arithmetic` what sums were computed with (empty: what the maker's processor does
+    best). `kld` and `ratio` (to `stock_mix`) were measured on held-out text; `file_sha256` is of the finished file.
     """
 
     format: str = FORMAT
@@ -31,6 +31,7 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_tokens: int
     calibration_sha256: str
     imatrix_sha256: str = ""
+    arithmetic: str = ""
     types: dict[str, str]
     plain: tuple[str, ...] = ()
     best_stock: str | None = None

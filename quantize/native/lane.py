@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quantize.errors import EnvironmentFault
 from quantize.ggml_types import GgmlType
 from quantize.native.graph import tensor_at
 from quantize.native.libraries import llama
@@ -16,8 +17,10 @@ _FLASH_ATTENTION_ON = 1  # Source: llama.h, enum llama_flash_attn_type
 Logits = npt.NDArray[np.float32]
 
 
-class LoadFailed(Exception):
-    """llama.cpp would not load the file or make a context for it; `path` and the step that failed."""
+class LoadFailed(EnvironmentFault):
+    """llama.cpp would not load the file, make a context for it or evaluate it; `path` and the step that failed."""
+
+    code = "model_failed"
 
     def __init__(self, path: str, step: str) -> None:
         super().__init__(f"llama.cpp could not {step}: {path}")

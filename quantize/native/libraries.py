@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from devices.backends.symbols import ggml_functions
+from quantize.arithmetic import cpu_library
 
 
 @cache
@@ -40,16 +41,26 @@ def ggml_base() -> ctypes.CDLL:
 def llama() -> ModuleType:
     """The low-level bindings of libllama with every backend plugin loaded and the log silenced.
 
+    Where one CPU library is to compute alone, no other is loaded, no GPU's either.
     Once a process: `llama_backend_init` is not undone.
+    Raises: OSError: that library cannot be used here.
     """
     from llama_cpp import llama_cpp  # noqa: PLC0415  importing it loads 60 MB of libraries
 
     llama_cpp.llama_log_set(_LOG, None)
     lib = ggml_functions(llama_cpp._lib, library_dir())  # noqa: SLF001  the bindings offer no public name
-    load = lib.ggml_backend_load_all_from_path
-    load.argtypes = [ctypes.c_char_p]
-    load.restype = None
-    load(str(library_dir()).encode())
+    alone = cpu_library()
+    if alone is None:
+        load = lib.ggml_backend_load_all_from_path
+        load.argtypes = [ctypes.c_char_p]
+        load.restype = None
+        load(str(library_dir()).encode())
+    else:
+        load_one = lib.ggml_backend_load
+        load_one.argtypes = [ctypes.c_char_p]
+        load_one.restype = ctypes.c_void_p
+        if not load_one(str(alone).encode()):
+            raise OSError(f"{alone.name} cannot be used on this processor")
     llama_cpp.llama_backend_init()
     bindings: ModuleType = llama_cpp
     return bindings

@@ -121,11 +121,21 @@ def test_a_claim_that_does_not_hold_here_is_refused(given, tmp_path):
     check_claim(given[1], given[1].kld)
 
 
-def test_bytes_that_differ_are_told(given, tmp_path):
+def test_bytes_that_differ_are_refused_and_told_where_they_are_allowed(given, tmp_path):
     other = msgspec.structs.replace(given[1], provenance=Provenance(tool="another"))
-    report = follow(given, tmp_path, other)
+    with pytest.raises(InvalidOption, match="not byte for byte"):
+        follow(given, tmp_path, other)
+    assert {p.name for p in tmp_path.iterdir()} == {"cache"}
+    report = follow(given, tmp_path, other, force=True)
     assert any("not byte for byte" in w for w in report.warnings)
     assert (tmp_path / "again.gguf").exists()
+
+
+def test_a_plan_of_arithmetic_that_is_not_here_is_refused_before_anything_is_computed(given, tmp_path):
+    foreign = msgspec.structs.replace(given[1], arithmetic="arm64-v9")
+    with pytest.raises(InvalidOption, match="the arithmetic of arm64-v9"):
+        follow(given, tmp_path, foreign)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_plan_that_is_not_utf8_is_refused(tmp_path):

@@ -1,10 +1,12 @@
 """A user's own file of tasks: what it may say, what is refused and why, and when an answer is right."""
 
 import json
+import os
 
 import pytest
 
 from engine.errors import InputFault
+from engine.quantize_jobs.gate import KeptAnswers
 from engine.quantize_jobs.options import QuantizeOptions
 from engine.quantize_jobs.tasks import LEAST_CASES, MOST_CASES, Said, holds, own_tasks, task_set
 
@@ -15,6 +17,25 @@ def written(folder, *lines):
     path = folder / "tasks.jsonl"
     path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines), "utf-8")
     return path
+
+
+def test_answers_are_kept_of_the_files_asked_last(tmp_path):
+    """As many as are allowed: what is read again stays, what nobody asked for longest goes."""
+    paths = [tmp_path / "gate" / f"{number}.jsonl" for number in range(5)]
+    for age, path in enumerate(paths[:3]):
+        KeptAnswers(path, most=3).add("key", Said(f"answer {path.stem}"))
+        os.utime(path, (1_000_000 + age, 1_000_000 + age))
+    assert KeptAnswers(paths[0], most=3).said == {"key": Said("answer 0")}
+
+    for path in paths[3:]:
+        new = KeptAnswers(path, most=3)
+        new.add("key", Said("new"))
+        new.add("another", Said("new"))
+
+    assert {p.name for p in (tmp_path / "gate").iterdir()} == {"0.jsonl", "3.jsonl", "4.jsonl"}
+    assert KeptAnswers(paths[4], most=3).said.keys() == {"key", "another"}
+    assert KeptAnswers(paths[1], most=3).said == {}
+    assert not paths[1].exists(), "what is only looked for is not made"
 
 
 def test_a_file_of_tasks_is_read_with_what_it_will_take(tmp_path):

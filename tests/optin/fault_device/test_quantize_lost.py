@@ -1,0 +1,94 @@
+"""A GPU that is lost in the middle of a quantization: told, nothing kept, and the next run goes on without it.
+
+Opt-in: `python -m pytest tests/optin/fault_device/test_quantize_lost.py`. Needs g++; the device computes with the
+processor's own kernels, so what was measured before it was lost has the very bits of a run without it.
+"""
+
+import hashlib
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(Path(__file__).parent)]
+
+from measured_model import HELD_OUT, ignore, never  # noqa: E402
+from plugin import build  # noqa: E402
+from small_folder import first_layers, short_text  # noqa: E402
+
+from quantize.child import Child, ChildDied  # noqa: E402
+from quantize.files.gguf_file import read_gguf  # noqa: E402
+from quantize.job.execute import quantize  # noqa: E402
+from quantize.job.request import QuantizeRequest  # noqa: E402
+from quantize.native.lane import LoadFailed  # noqa: E402
+from quantize.types import Goal  # noqa: E402
+
+pytestmark = pytest.mark.timeout(1800)
+ALL_LAYERS = 99
+# The tasks that evaluate the model, and after how many results the device is lost: none of the first window's, some
+# of a later one's. A survey evaluates 32 tokens of one layer.
+LOSSES = [("survey", 4), ("moments", 200), ("alpha", 200), ("verify", 200)]
+
+
+def request(folder: Path, source: Path, **changes) -> QuantizeRequest:
+    facts = {
+        "source": source,
+        "out": folder / "out.gguf",
+        "goal": Goal(kind="bpw", bpw=4.4),
+        "calibration": short_text(folder / "text.txt"),
+        "held_out": HELD_OUT,
+        "cache_dir": folder / "cache",
+        "threads": 2,
+        "verify_tokens": 4096,
+        "gpu_layers": ALL_LAYERS,
+    }
+    return QuantizeRequest(**(facts | changes))
+
+
+def left(folder: Path) -> set[str]:
+    return {p.name for p in folder.iterdir()} - {"source", "text.txt", "cache"}
+
+
+def weights(path: Path) -> dict[str, str]:
+    """Hashes of the tensors; what a file says of itself has figures of the evaluations that found its mix."""
+    file = read_gguf(path)
+    return {t.name: hashlib.sha256(file.tensor_bytes(t)).hexdigest() for t in file.tensors}
+
+
+@pytest.mark.parametrize("mode", ["fail", "abort"])
+def test_a_gpu_lost_at_every_phase_is_told_and_the_next_run_goes_on_without_it(tmp_path, monkeypatch, mode):
+    """As drivers do: an evaluation that reports failure, and a library that ends its process."""
+    plugin = build(ROOT / "build" / "fault_device")
+    source = first_layers(tmp_path / "source", 1)
+    started = Child.__init__
+    victim, computed = "", set()
+
+    def start(self, task, wanted):
+        with monkeypatch.context() as here:
+            here.setenv("GGML_BACKEND_PATH", str(plugin))
+            after = dict(LOSSES).get(task)
+            if after is not None and task == victim:
+                here.setenv("FAULT_DEVICE", f"mode={mode};after={after}")
+            started(self, task, wanted)
+        computed.add(task)
+
+    monkeypatch.setattr(Child, "__init__", start)
+    wanted = request(tmp_path, source)
+    for victim, _ in LOSSES:
+        error, words = (LoadFailed, "could not") if mode == "fail" else (ChildDied, f"the {victim} process ended")
+        with pytest.raises(error, match=words):
+            quantize(wanted, ignore, never)
+        assert victim in computed
+        assert left(tmp_path) == set(), victim
+        assert not list((tmp_path / "cache").rglob("*.partial")), victim
+    monkeypatch.setattr(Child, "__init__", started)
+
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    made = quantize(request(tmp_path, source, gpu_layers=0), ignore, never)
+    undisturbed = quantize(request(plain, source, gpu_layers=0), ignore, never)
+
+    assert made.shipped == undisturbed.shipped == "ours"
+    assert made.plan.types == undisturbed.plan.types
+    assert weights(tmp_path / "out.gguf") == weights(plain / "out.gguf")
