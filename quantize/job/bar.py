@@ -37,8 +37,8 @@ class Bar:
     def __call__(self, progress: Progress) -> None:
         """Tell how far the whole is; it never goes back."""
         total = sum(self._phases.values())
-        if total <= 0:
-            self._on_progress(progress)
+        if total <= 0:  # what a worker says is left is of its own phase
+            self._on_progress(msgspec.structs.replace(progress, left_s=None))
             return
         phase, first, part = _INSIDE.get(progress.phase, (progress.phase, 0.0, 1.0))
         if phase in self._phases:

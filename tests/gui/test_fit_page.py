@@ -14,6 +14,7 @@ from app.gui.fit.label_places import Box, along, place
 from app.gui.fit.page import FitPage
 from app.gui.fit.steps import step_words
 from app.gui.jobs import Jobs
+from app.gui.library.job_card import note_of
 from engine.api.converting import ConverterState
 from engine.api.jobs import JobKind, Progress, Quantized
 from engine.api.library import Models
@@ -287,6 +288,15 @@ def test_a_family_that_is_not_ours_is_asked_for_then_converted_and_chosen(qtbot,
     server.routes["GET", "/tessera/v1/models"] = Models(models=(granite, made))
     fit._jobs.finished.emit(ended)
     qtbot.waitUntil(lambda: fit.model.currentData() == "granite-f16")
+
+
+def test_the_time_left_is_the_jobs_own_however_long_it_waited(qapp):
+    """The job weighs its forecast against its pace; how long it waited for its turn says nothing of it."""
+    waited = job(JobKind.QUANTIZE, progress=Progress(phase="moments", done=10, total=1000, eta_s=200.0))
+    waited = msgspec.structs.replace(waited, created_at=waited.updated_at - 3600)
+    assert note_of(waited) == "Step 2 of 6: learning how it is used · 1 % · about 3 min left"
+    unknown = msgspec.structs.replace(waited, progress=Progress(phase="convert", done=0, total=1000))
+    assert note_of(unknown) == "Step 1 of 6: reading the model · 0 %"
 
 
 def test_the_phases_of_a_job_are_six_steps_in_plain_words(qapp):

@@ -2,7 +2,7 @@
 
 from PySide6.QtCore import QCoreApplication
 
-from engine.api.jobs import Job, Progress
+from engine.api.jobs import Progress
 
 # Phases of quantize.job.execute and of its workers by step.
 _STEPS: tuple[tuple[str, frozenset[str]], ...] = (
@@ -13,7 +13,6 @@ _STEPS: tuple[tuple[str, frozenset[str]], ...] = (
     ("writing the file", frozenset({"round", "sequential", "write"})),
     ("checking the result", frozenset({"verify", "gate"})),
 )
-_TELL_FROM = 0.03  # of the whole; before it, the time left is a guess
 
 
 def step_words(phase: str) -> str:
@@ -26,15 +25,6 @@ def step_words(phase: str) -> str:
 def share(progress: Progress) -> float:
     """How much of the whole is done, 0 to 1: the job counts its phases by the time each should take."""
     return min(progress.done / progress.total, 1.0) if progress.total else 0.0
-
-
-def left_s(job: Job) -> float | None:
-    """Seconds still to go, from those it took so far; None while that says nothing."""
-    done = share(job.progress)
-    if done < _TELL_FROM:
-        return None
-    spent = job.updated_at - job.created_at
-    return max(spent, 0.0) * (1 - done) / done
 
 
 def _position(phase: str) -> int:

@@ -5,7 +5,7 @@ from PySide6.QtWidgets import QFrame, QProgressBar, QVBoxLayout, QWidget
 
 from app.gui import words
 from app.gui.api import failure_of
-from app.gui.fit.steps import left_s, share, step_words
+from app.gui.fit.steps import share, step_words
 from app.gui.jobs import Jobs
 from app.gui.look import Look
 from app.gui.widgets.basics import IconButton, clear, label, row, stack
@@ -121,17 +121,15 @@ def note_of(job: Job) -> str:
         parts.append(reason.rstrip(".") or tr("Paused"))
     if job.state == "queued":
         parts.append(tr("Waiting for its turn"))
-    left = progress.eta_s
     if job.kind is JobKind.QUANTIZE and job.state in {"running", "paused"}:
         parts += [step_words(progress.phase), f"{words.whole(100 * share(progress))} %"]
-        left = left_s(job)
     else:
         parts += [phase_words(progress.phase), amount_of(progress), progress.note]
     if job.state == "running":
         if progress.stalled:
             parts.append(tr("nothing has come for a while"))
-        elif left:
-            parts.append(tr("about {time} left").format(time=words.duration(left)))
+        elif progress.eta_s:
+            parts.append(tr("about {time} left").format(time=words.duration(progress.eta_s)))
     return " · ".join(part for part in parts if part)
 
 

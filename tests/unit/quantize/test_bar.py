@@ -23,8 +23,8 @@ def clock(monkeypatch):
 def test_phases_count_by_the_time_they_should_take(clock):
     seen = []
     bar = Bar(seen.append)
-    bar(at("read"))
-    assert seen[-1].share is None  # nothing is known of the model yet
+    bar(Progress(phase="convert", done=1.0, total=4.0, left_s=3.0))
+    assert (seen[-1].share, seen[-1].left_s) == (None, None)  # nothing is known of the model yet
     bar.expect(PHASES)
     for phase, done, share in [
         ("hash", 1.0, 0.05), ("survey", 0.0, 0.05), ("alpha", 1.0, 0.55), ("plan", 0.0, 0.55),
