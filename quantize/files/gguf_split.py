@@ -35,6 +35,12 @@ def parse_split_name(file_name: str) -> SplitName | None:
     return name if 1 <= name.number <= name.count <= _MAX_PARTS else None
 
 
+def model_files(path: Path) -> tuple[Path, ...]:
+    """The files of a model, of which `path` is the only or the first one."""
+    name = parse_split_name(path.name)
+    return (path,) if name is None else tuple(path.with_name(name.part(n)) for n in range(1, name.count + 1))
+
+
 @dataclass(frozen=True, slots=True)
 class GgufModel:
     """Every part of one model; the first one's metadata speaks for all."""
@@ -72,14 +78,13 @@ def read_gguf_model(path: str | os.PathLike[str]) -> GgufModel:
     Raises: IncompleteFile: a part or its end is missing. BadFile. Unreadable.
     """
     path = Path(path)
-    name = parse_split_name(path.name)
-    if name is None:
+    if parse_split_name(path.name) is None:
         whole = read_gguf(path)
         count = whole.metadata.get("split.count", 1)
         if isinstance(count, int) and count > 1:
             raise BadFile(str(path), f"one of {count} parts, but not named like one (…-00001-of-{count:05d}.gguf)")
         return GgufModel((whole,))
-    paths = [path.with_name(name.part(number)) for number in range(1, name.count + 1)]
+    paths = model_files(path)
     missing = [p.name for p in paths if not p.exists()]
     if missing:
         present = sum(p.stat().st_size for p in paths if p.exists())

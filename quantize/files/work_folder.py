@@ -18,6 +18,7 @@ import psutil
 
 from quantize.errors import DiskFull, SourceChanged, Unreadable
 from quantize.evidence import MeasureRequest
+from quantize.files.gguf_split import model_files
 
 _HASH_CHUNK = 1 << 22
 _FULL_BYTES = 1 << 20
@@ -49,8 +50,11 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 class WorkFolder:
     """The cache of one source and one calibration text."""
 
-    def __init__(self, path: Path, source_sha256: str, calibration_sha256: str) -> None:
+    def __init__(
+        self, path: Path, source_sha256: str, calibration_sha256: str, read: tuple[tuple[Path, str], ...] = ()
+    ) -> None:
         self.path = path
+        self._read = read
         self.source_sha256 = source_sha256
         self.calibration_sha256 = calibration_sha256
 
@@ -60,7 +64,8 @@ class WorkFolder:
 
         Raises: Unreadable. SourceChanged: source or text are no longer what they were. OSError: it cannot be made.
         """
-        source, text = file_sha256(request.source, request.cache_dir), file_sha256(request.calibration)
+        read = tuple((p, identity_of(p)) for p in (*model_files(request.source), request.calibration))
+        source, text = model_sha256(request.source, request.cache_dir), file_sha256(request.calibration)
         for path, found, before in (
             (request.source, source, request.source_sha256),
             (request.calibration, text, request.calibration_sha256),
@@ -72,7 +77,29 @@ class WorkFolder:
         path = request.cache_dir / key
         for part in ("moments", "errors", "packed"):
             (path / part).mkdir(parents=True, exist_ok=True)
-        return cls(path, source, text)
+        return cls(path, source, text, read)
+
+    @contextmanager
+    def keeping(self, path: Path) -> Iterator[Path]:
+        """`writing_whole` for a part, which is not kept where what it was made of has changed since.
+
+        Raises: SourceChanged: source or text. DiskFull.
+        """
+        with writing_whole(path) as partial:
+            yield partial
+            for read, identity in self._read:
+                if identity_of(read) != identity:
+                    raise SourceChanged(str(read))
+
+    def keep_json(self, path: Path, value: Any) -> None:
+        """Write a part. Raises: SourceChanged, DiskFull: as `keeping`."""
+        with self.keeping(path) as partial:
+            partial.write_bytes(msgspec.json.encode(value))
+
+    def keep_array(self, path: Path, array: npt.NDArray[Any]) -> None:
+        """Write a part as .npy. Raises: SourceChanged, DiskFull: as `keeping`."""
+        with self.keeping(path) as partial, partial.open("wb") as file:
+            np.save(file, array)
 
     def sweep(self) -> None:
         """Remove the unfinished parts of processes that were killed."""
@@ -140,17 +167,33 @@ class WorkFolder:
 
 
 def hash_is_known(path: Path, cache_dir: Path) -> bool:
-    """Whether `file_sha256` would answer from the cache: a file never hashed was never measured either."""
+    """Whether `model_sha256` would answer from the cache: a file never hashed was never measured either."""
     try:
-        return _remembered(path, cache_dir).exists()
-    except OSError:
+        return all(_remembered(p, cache_dir).exists() for p in model_files(path))
+    except Unreadable:
         return False
 
 
+def identity_of(path: Path) -> str:
+    """What of a file changes when its bytes do. Raises: Unreadable."""
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise Unreadable(str(path), error.strerror or str(error)) from error
+    return f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
+
+
 def _remembered(path: Path, cache_dir: Path) -> Path:
-    stat = path.stat()
-    identity = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
-    return cache_dir / "hashes" / sha256(identity.encode()).hexdigest()
+    return cache_dir / "hashes" / sha256(identity_of(path).encode()).hexdigest()
+
+
+def model_sha256(path: Path, cache_dir: Path | None = None) -> str:
+    """SHA-256 of a model's file; of the hashes of all of them, one after the other, where there are several.
+
+    Raises: Unreadable.
+    """
+    found = [file_sha256(p, cache_dir) for p in model_files(path)]
+    return found[0] if len(found) == 1 else sha256("".join(found).encode()).hexdigest()
 
 
 def file_sha256(path: Path, cache_dir: Path | None = None) -> str:

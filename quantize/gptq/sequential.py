@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.evidence import RoundRequest, Step
-from quantize.files.work_folder import Group, WorkFolder, writing_whole
+from quantize.files.work_folder import Group, WorkFolder
 from quantize.gptq.curvature import make_curvature
 from quantize.gptq.model_pair import ModelPair, layer_name
 from quantize.gptq.rows import craft_rows
@@ -90,7 +90,7 @@ class _Writer:
         """Round against the reference's own inputs."""
         names = self.missing([group])
         for name in names:
-            with writing_whole(self._path(name)) as partial, partial.open("wb") as file:
+            with self._folder.keeping(self._path(name)) as partial, partial.open("wb") as file:
                 for _, blocks in self._rounder.chunks(name):
                     file.write(blocks.data)
         self.take_over(group)
@@ -113,7 +113,7 @@ class _Writer:
             qtype = self._request.types[name]
             exact = np.ascontiguousarray(targets, np.float32)
             rounded = craft_rows(exact, (qtype,), curvature, threads=self._threads)[qtype]
-            with writing_whole(self._path(name)) as partial:
+            with self._folder.keeping(self._path(name)) as partial:
                 partial.write_bytes(rounded.blocks.tobytes())
         self.take_over(group)
         return len(names)

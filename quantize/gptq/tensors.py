@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from quantize.evidence import RoundRequest, Step
 from quantize.files.imatrix import Importance, read_imatrix
-from quantize.files.work_folder import Group, WorkFolder, file_sha256, writing_whole
+from quantize.files.work_folder import Group, WorkFolder, file_sha256
 from quantize.gptq.curvature import Curvature, group_curvature
 from quantize.gptq.rows import EXPONENTS, craft_rows, plain_rows
 from quantize.native.blocks import quantize_rows
@@ -50,7 +50,7 @@ def round_tensors(request: TensorsRequest, send: Step) -> int:
     for name in request.names:
         path = packed_path(folder, wanted, name)
         if not path.exists():
-            with writing_whole(path) as partial, partial.open("wb") as file:
+            with folder.keeping(path) as partial, partial.open("wb") as file:
                 for values, blocks in rounder.chunks(name):
                     file.write(blocks.data)
                     send(passed + values, total, name)

@@ -15,7 +15,7 @@ from quantize.evidence import Cancelled, Measured, MeasureRequest, OnProgress, P
 from quantize.files.gguf_split import read_gguf_model
 from quantize.files.output_file import Output
 from quantize.files.provenance import provenance_bytes
-from quantize.files.work_folder import file_sha256, hash_is_known
+from quantize.files.work_folder import file_sha256, hash_is_known, model_sha256
 from quantize.job.bar import Bar
 from quantize.job.compare import no_rival, verdict, verify_request
 from quantize.job.effort import Spent, effort_of, job_shape, spend
@@ -143,7 +143,7 @@ class _Job:
         # A preview must not read a model of many gigabytes only to find that nothing is known about it.
         unknown = request.plan_only and not (request.plan or hash_is_known(source, request.cache_dir))
         with self._phase("hash"):
-            source_hash = "" if unknown else file_sha256(source, request.cache_dir)
+            source_hash = "" if unknown else model_sha256(source, request.cache_dir)
             self.source_sha256 = source_hash
             self.text_sha256 = file_sha256(request.calibration) if self.rounding != "stock" else ""
         if request.plan is not None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from quantize.errors import InvalidOption, SourceChanged, Unreadable
-from quantize.files.gguf_split import GgufModel
+from quantize.files.gguf_split import GgufModel, model_files
 from quantize.files.gguf_write import header
 from quantize.ggml_types import FLOAT_TYPES, NEARLY_EXACT, GgmlType, bits_per_weight
 from quantize.job.write_model import output_metadata, output_slots
@@ -20,7 +20,7 @@ _DEFAULT_FILE_TYPE = MIXES[USUAL_MIX].ftype
 
 def identity(source: Path) -> Identity:
     """Names, sizes and times of change of a source's files. Raises: Unreadable."""
-    paths = sorted(p for p in source.iterdir() if p.is_file()) if source.is_dir() else [source]
+    paths = sorted(p for p in source.iterdir() if p.is_file()) if source.is_dir() else model_files(source)
     try:
         stats = [(p.name, p.stat()) for p in paths]
     except OSError as error:

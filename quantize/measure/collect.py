@@ -8,7 +8,7 @@ import numpy as np
 
 from quantize.evidence import MeasureRequest, Step
 from quantize.files.imatrix import Importance, write_imatrix
-from quantize.files.work_folder import Group, WorkFolder, read_json, write_array, write_json, writing_whole
+from quantize.files.work_folder import Group, WorkFolder, read_json
 from quantize.measure.moments import GroupTap, MomentSums, MomentTap, tokens_needed
 from quantize.native.calibration import WINDOW, read_windows
 from quantize.native.cuts import Cut
@@ -43,8 +43,8 @@ def survey(request: MeasureRequest, send: Step) -> int:
         model.run(windows[:1, :32], np.ones(32, np.bool_), tap)
         groups = tap.groups(source)
     tokens = min(int(windows.size), tokens_needed(groups) // WINDOW * WINDOW)
-    write_json(folder.path / "tokens.json", tokens)
-    write_json(folder.path / "groups.json", groups)
+    folder.keep_json(folder.path / "tokens.json", tokens)
+    folder.keep_json(folder.path / "groups.json", groups)
     send(1, 1, "")
     return tokens
 
@@ -75,12 +75,12 @@ def collect_moments(request: MomentsRequest, send: Step) -> int:
         means = sums.means(group.name)
         diagonals = np.ascontiguousarray(means.diagonal(axis1=1, axis2=2))
         path = folder.part("moments", group.name, ".diagonal.npz")
-        with writing_whole(path) as partial, partial.open("wb") as file:
+        with folder.keeping(path) as partial, partial.open("wb") as file:
             seen = np.maximum(sums.tokens[group.name], 1)[:, None]
             values: dict[str, Any] = {"mean": diagonals, "tokens": sums.tokens[group.name]}
             values |= {f"peaks{b}": (p / seen).astype(np.float32) for b, p in sums.peaks[group.name].items()}
             np.savez(file, **values)
-        write_array(folder.part("moments", group.name, ".npy"), means)
+        folder.keep_array(folder.part("moments", group.name, ".npy"), means)
     parts.done()
     send(len(windows), len(windows), "")
     return int(windows.size)

@@ -8,7 +8,7 @@ import numpy as np
 
 from quantize.child import run_task
 from quantize.evidence import Cancelled, MeasureRequest, OnProgress, Step
-from quantize.files.work_folder import WorkFolder, read_json, write_json
+from quantize.files.work_folder import WorkFolder, read_json
 from quantize.measure.divergence import kld_from, log_softmax
 from quantize.native.calibration import TextTooShort, read_windows
 from quantize.native.lane import Lane
@@ -53,12 +53,13 @@ class KvDamage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kv_damage(request: KvRequest, on_progress: OnProgress, cancelled: Cancelled) -> tuple[KvDamage, ...]:
-    """Measure, or read from the cache. Raises: Cancelled. ChildDied. TextTooShort, Unreadable."""
-    path = WorkFolder.open(request.measure).path / f"kv-{'-'.join(request.types)}.json"
+    """Measure, or read from the cache. Raises: Cancelled. ChildDied. TextTooShort, Unreadable, SourceChanged."""
+    folder = WorkFolder.open(request.measure)
+    path = folder.path / f"kv-{'-'.join(request.types)}.json"
     known = read_json(path)
     if known is None:
         known = run_task("kv", request, on_progress, cancelled)
-        write_json(path, known)
+        folder.keep_json(path, known)
     return msgspec.convert(known, tuple[KvDamage, ...])
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.evidence import MeasureRequest, Step
-from quantize.files.work_folder import Group, WorkFolder, read_json, write_json
+from quantize.files.work_folder import Group, WorkFolder, read_json
 from quantize.ggml_types import ANCHORS, SMALL_BLOCKS
 from quantize.gptq.curvature import group_curvature
 from quantize.gptq.rows import EXPONENTS, craft_rows, plain_rows
@@ -68,7 +68,7 @@ def measure_errors(request: ErrorsRequest, send: Step) -> int:
         if not has_errors(folder, group, request.measure.qtypes, crafted=crafted):
             qtypes = measured_types(group.width, request.measure.qtypes)
             errors = _measure_group(folder, source, group, qtypes, crafted=crafted)
-            write_json(folder.part("errors", group.name, ".json"), errors)
+            folder.keep_json(folder.part("errors", group.name, ".json"), errors)
             done += 1
     send(len(groups), len(groups), "")
     return done

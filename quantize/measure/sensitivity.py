@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.evidence import MeasureRequest, Step
-from quantize.files.work_folder import Group, WorkFolder, read_json, write_json
+from quantize.files.work_folder import Group, WorkFolder, read_json
 from quantize.ggml_types import ANCHORS
 from quantize.measure.bands import probe_units
 from quantize.measure.divergence import kld_from, log_softmax
@@ -79,7 +79,7 @@ def measure_swaps(request: AlphaRequest, send: Step) -> Swapped:
             if swaps:
                 with model.swapped(swaps):
                     known[unit.name] = probe.kld(swaps)
-            write_json(path, known)
+            folder.keep_json(path, known)
         send(len(units), len(units), "")
     return Swapped(tokens=int(windows.size), kld=known)
 

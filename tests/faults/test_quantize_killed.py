@@ -12,9 +12,11 @@ import pytest
 from measured_model import HELD_OUT, ignore, never
 from small_folder import first_layers, short_text
 
-from quantize.child import Child, ChildDied
+from quantize.child import Child, ChildDied, run_task
+from quantize.convert.folder import ConvertRequest
 from quantize.errors import DiskFull, SourceChanged
 from quantize.evidence import encode
+from quantize.files.gguf_file import read_gguf
 from quantize.job.execute import quantize
 from quantize.job.report import read_report
 from quantize.job.request import QuantizeRequest
@@ -85,6 +87,10 @@ def digest(folder: Path) -> str:
     return hashlib.sha256(b"".join(p.read_bytes() for p in sorted(folder.iterdir()))).hexdigest()
 
 
+def digest_of(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
 def test_kill_9_at_every_phase_leaves_nothing(tmp_path, source):
     before = digest(source)
     for phase in PHASES:
@@ -146,6 +152,36 @@ def test_a_source_or_text_that_changes_in_the_middle_is_told_and_nothing_is_kept
     assert left(tmp_path) == set()
     path.write_bytes(before)
     assert quantize(wanted, ignore, never).shipped == "ours"
+
+
+@pytest.mark.parametrize("phase", ["moments", "errors", "round"])
+def test_a_file_that_is_written_to_in_the_middle_leaves_nothing_of_the_other_in_the_cache(tmp_path, source, phase):
+    """Children map the file: what they read meanwhile is of the changed one, though its hash was the old one's."""
+    whole = tmp_path / "source.gguf"
+    run_task("convert", ConvertRequest(folder=source, out=whole), ignore, never)
+    wanted = request(tmp_path, whole)
+    before, changed = whole.read_bytes(), []
+
+    def change(progress):
+        if progress.phase == phase and progress.total > 1 and not changed:
+            changed.append(phase)
+            with whole.open("r+b") as file:
+                for tensor in read_gguf(whole).tensors:
+                    if tensor.ggml_type.name == "F16":
+                        file.seek(tensor.offset)
+                        file.write(bytes(tensor.nbytes))
+
+    with pytest.raises(SourceChanged, match=whole.name):
+        quantize(wanted, change, never)
+    assert changed
+    assert left(tmp_path) == {"source.gguf"}
+    whole.write_bytes(before)
+    made = quantize(wanted, ignore, never)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    undisturbed = quantize(request(plain, whole), ignore, never)
+    assert made.shipped == undisturbed.shipped == "ours"
+    assert digest_of(tmp_path / "out.gguf") == digest_of(plain / "out.gguf")
 
 
 def test_two_jobs_measure_one_source_at_once(tmp_path, source):

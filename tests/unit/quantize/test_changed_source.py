@@ -1,0 +1,60 @@
+"""What is kept of a source is of that source: files written to meanwhile, and parts beside the first."""
+
+import shutil
+
+import pytest
+from measured_model import SOURCE
+
+from quantize.errors import SourceChanged
+from quantize.evidence import MeasureRequest, RoundRequest
+from quantize.files.gguf_file import read_gguf
+from quantize.files.work_folder import WorkFolder, hash_is_known, model_sha256
+from quantize.gptq.tensors import TensorsRequest, packed_path, round_tensors
+from quantize.job.source import check_unchanged, identity
+
+NAMES = ("blk.0.attn_q.weight", "blk.1.attn_q.weight", "blk.2.attn_q.weight")
+
+
+def measured(folder, source):
+    (folder / "text").write_text("x")
+    return MeasureRequest(source=source, calibration=folder / "text", cache_dir=folder / "cache")
+
+
+def test_tensors_of_a_file_that_was_written_to_are_not_kept(tmp_path):
+    source = shutil.copy(SOURCE, tmp_path / "source.gguf")
+    task = RoundRequest(measure=measured(tmp_path, source), types=dict.fromkeys(NAMES, "Q4_0"), rounding="stock")
+    places = {t.name: t.offset for t in read_gguf(source).tensors}
+
+    def spoil(done, total, name):
+        if name == NAMES[1]:  # it was read, but is not kept yet; the next one is read changed
+            with source.open("r+b") as file:
+                file.seek(places[NAMES[2]])
+                file.write(bytes(4096))
+
+    with pytest.raises(SourceChanged, match=source.name):
+        round_tensors(TensorsRequest(round=task, names=NAMES), spoil)
+
+    shutil.copy(SOURCE, source)
+    folder = WorkFolder.open(task.measure)
+    assert [packed_path(folder, task, name).exists() for name in NAMES] == [True, False, False]
+    assert not list((tmp_path / "cache").rglob("*.partial"))
+
+
+def test_a_model_in_parts_is_known_by_all_of_them(tmp_path):
+    parts = [tmp_path / f"model-0000{n}-of-00002.gguf" for n in (1, 2)]
+    for n, part in enumerate(parts):
+        part.write_bytes(bytes([n]) * 100)
+    cache = tmp_path / "cache"
+    assert not hash_is_known(parts[0], cache)
+    before, seen = model_sha256(parts[0], cache), identity(parts[0])
+    assert hash_is_known(parts[0], cache)
+    request = measured(tmp_path, parts[0])
+    place = WorkFolder.open(request).path
+
+    parts[1].write_bytes(bytes([7]) * 100)
+
+    assert not hash_is_known(parts[0], cache)
+    assert model_sha256(parts[0], cache) != before
+    assert WorkFolder.open(request).path != place
+    with pytest.raises(SourceChanged):
+        check_unchanged(parts[0], seen)
