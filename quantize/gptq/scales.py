@@ -25,7 +25,8 @@ def fit_scales(blocks: Bytes, qtype: str, targets: Floats, curvature: Curvature)
     slopes = [_slope(packed, qtype, at, rows, width) for at in layout.scales]
     errors = dequantize_rows(blocks, qtype, width)[:, curvature.order].T - targets
     pull = curvature.moments @ errors
-    places = np.argsort(curvature.order)
+    places = np.empty_like(curvature.order)
+    places[curvature.order] = np.arange(width)
     for block in range(width // size):
         columns = places[block * size : (block + 1) * size]
         moments = curvature.moments[columns]
