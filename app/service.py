@@ -6,7 +6,6 @@ systemd's user manager on Linux, launchd on macOS, the task scheduler on Windows
 import os
 import plistlib
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
+
+from devices.programs import installed_program
 
 NAME: Final = "tessera"
 LABEL: Final = "io.github.tessera.Tessera"
@@ -91,7 +92,7 @@ def status(found: Manager) -> Status:
     """Whether it is installed and runs; asks the manager, changes nothing."""
     installed = found.path.exists()
     running = False
-    if installed and shutil.which(found.running[0]):
+    if installed and installed_program(found.running[0]):
         done = _run(found.running)
         running = done.returncode == 0 and found.running_words in done.stdout
     return Status(manager=found.name, path=found.path, installed=installed, running=running)
@@ -183,7 +184,7 @@ def _windows(command: Sequence[str], env: Mapping[str, str]) -> Manager:
 
 def _check_present(found: Manager) -> None:
     program = found.running[0]
-    if shutil.which(program) is None:
+    if installed_program(program) is None:
         raise ServiceFailed(
             f"{program} is not here, so {found.name} cannot keep the service; run `tessera serve` from what "
             "starts programs on this system"
@@ -193,7 +194,12 @@ def _check_present(found: Manager) -> None:
 def _run(argv: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     try:
         return subprocess.run(
-            list(argv), capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
+            [installed_program(argv[0]) or argv[0], *argv[1:]],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise ServiceFailed(f"`{shlex.join(argv)}` gave no answer within {TIMEOUT_S:g} s") from error

@@ -4,10 +4,11 @@ A source installation asks the interpreter for a module. A frozen build has no i
 the `tessera` command, which `app.cli.main` turns into the child when `--child` comes first.
 """
 
-import shutil
 import sys
 from pathlib import Path
 from typing import Final
+
+from devices.programs import installed_program
 
 CHILD_OPTION: Final = "--child"
 # Not `-m`, which would look for the module in the current folder first.
@@ -35,7 +36,7 @@ def interpreter(*arguments: str) -> tuple[str, ...]:
     """
     if not getattr(sys, "frozen", False):
         return (sys.executable, *arguments)
-    found = shutil.which("python3") or shutil.which("python")
+    found = installed_program("python3") or installed_program("python")
     if found is None:
         raise FileNotFoundError("no Python is installed; this build of Tessera has none of its own for other code")
     return (found, *arguments)

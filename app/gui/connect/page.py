@@ -1,6 +1,5 @@
 """Connect: write an editor's or agent's configuration after showing the change, and take it back."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from app.gui.services import Services
 from app.gui.widgets.basics import Banner, Page, button, card, label, row, set_kind, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice
+from devices.programs import installed_program
 from engine.paths import user_paths
 
 _GLYPH = 20  # pixels; what it stands on is twice as large
@@ -112,7 +112,7 @@ class ConnectPage(Page):
             return {
                 name: (
                     self._store.connected(name),
-                    integration.launch is not None and shutil.which(name) is not None,
+                    integration.launch is not None and installed_program(name) is not None,
                 )
                 for name, integration in INTEGRATIONS.items()
             }

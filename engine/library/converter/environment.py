@@ -26,6 +26,7 @@ from typing import Final
 import msgspec
 
 from devices.child_command import interpreter
+from devices.programs import installed_program
 from engine.errors import EnvironmentFault
 from engine.jobs import Control
 from quantize.convert.llama_cpp import ASSETS
@@ -169,7 +170,7 @@ def _remove_others(folder: Path, place: Path) -> None:
 def _fitting_python() -> str:
     """A Python that the locked wheels are for. Raises: NoConverter: none is here."""
     fitting = _PYTHONS.get((sys.platform, platform.machine()), _USUAL_PYTHONS)
-    named = [shutil.which(f"python{major}.{minor}") for major, minor in reversed(fitting)]
+    named = [installed_program(f"python{major}.{minor}") for major, minor in reversed(fitting)]
     with contextlib.suppress(FileNotFoundError):
         named.insert(0, interpreter()[0])
     for python in filter(None, named):

@@ -2,13 +2,14 @@
 
 import math
 import os
-import shutil
 import struct
 import subprocess
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+
+from devices.programs import installed_program
 
 Samples = npt.NDArray[np.float32]
 RATE: Final = 16_000
@@ -111,7 +112,7 @@ def resampled(samples: Samples, rate: int) -> Samples:
 
 
 def _by_ffmpeg(data: bytes) -> Samples:
-    program = shutil.which("ffmpeg")
+    program = installed_program("ffmpeg")
     if program is None:
         raise BadSound("only WAV files are read here; install ffmpeg for other kinds, or convert it")
     command = [program, "-nostdin", "-v", "error", "-protocol_whitelist", "pipe", "-i", "pipe:0", "-map", "0:a:0"]
