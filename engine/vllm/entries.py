@@ -18,6 +18,7 @@ def vllm_entries(entries: Iterable[ModelEntry]) -> tuple[ModelEntry, ...]:
             id=f"{PREFIX}{entry.id}",
             name=f"{entry.name} (vLLM)",
             format="vllm",
+            files=(),  # those of the folder itself, which has its own entry
             folder=f"{PREFIX}{entry.folder}",
         )
         for entry in entries

@@ -54,7 +54,8 @@ def model_of(server):
 def ask(server, text, **options):
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=90) as client:
         body = {"model": model_of(server), "messages": [{"role": "user", "content": text}], **options}
-        return client.chat.completions.create(**body)
+        answer = client.chat.completions.create(**body)
+        return list(answer) if options.get("stream") else answer  # read while the client is open
 
 
 def get(server, path):
@@ -70,6 +71,8 @@ def gone(pids):
 def test_a_folder_is_served_with_its_memory_set_aside_and_ends_with_its_model(start):
     server = start()
     model = model_of(server)
+    (listed,) = [m for m in get(server, "models")["models"] if m["id"] == model]
+    assert (listed["format"], listed["size_bytes"]) == ("vllm", 0), "the folder's own entry has its bytes"
     weights = sum(f.stat().st_size for f in (server.home / "models" / "small").glob("*.safetensors"))
     answer = ask(server, "hello", seed=7)
     assert answer.choices[0].message.content == "Hello from up there"
