@@ -4,6 +4,7 @@ Every condition under which llama.cpp would abort the process is checked before 
 micro-batch, positions beyond the trained context, sequence ids and token ids.
 """
 
+import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -12,6 +13,7 @@ import numpy as np
 
 from engine.runner.inputs import shortened
 from engine.runner.limits import KV_TYPES
+from engine.runner.llama.batch.threads import WIDE_ROWS, ThreadGovernor
 from engine.runner.llama.native.batch import Batch
 from engine.runner.llama.native.engine_args import apply_to_context
 from engine.runner.llama.native.model import LoadedModel
@@ -89,6 +91,7 @@ class Embedder:
             api.llama_model_n_cls_out(loaded.model) if self.ranks else api.llama_model_n_embd_out(loaded.model)
         )
         self._memory = api.llama_get_memory(self._context)
+        self._governor = ThreadGovernor(int(api.llama_n_threads_batch(self._context)))
         self._batch = Batch(
             replace(
                 loaded, context=self._context, memory=self._memory, n_batch=self._chunk, max_outputs=self._chunk
@@ -280,11 +283,23 @@ class Embedder:
             self._loaded.api.llama_memory_clear(self._memory, False)
 
     def _run(self) -> None:
+        rows, began, used = self._batch.size, time.perf_counter(), time.process_time()
         code = self._batch.decode()
         if code != 0:
             self._loaded.api.llama_memory_clear(self._memory, False)
             raise ValueError(f"llama_decode returned {code}")
         self._loaded.api.llama_synchronize(self._context)
+        now = time.perf_counter()
+        self._note_step(rows, now - began, time.process_time() - used, now)
+
+    def _note_step(self, rows: int, seconds: float, cpu_s: float, now: float) -> None:
+        """Fewer threads while other programs take the cores: two that wait for each other cost far more."""
+        if rows < WIDE_ROWS:
+            return  # a question: too short to judge by
+        before = self._governor.threads
+        self._governor.note(seconds / rows, cpu_s / rows, now)
+        if self._governor.threads != before:
+            self._loaded.api.llama_set_n_threads(self._context, *[self._governor.threads] * 2)
 
     def _row(self, seq_id: int) -> Any:
         pointer = self._loaded.api.llama_get_embeddings_seq(self._context, seq_id)

@@ -1,0 +1,41 @@
+"""Embedding takes fewer threads where other programs hold the cores, and takes them back when those are gone."""
+
+from types import SimpleNamespace
+
+from engine.runner.llama.batch.embed import Embedder
+from engine.runner.llama.batch.threads import ThreadGovernor
+
+ROWS = 256
+
+
+def embedder(set_to):
+    made = object.__new__(Embedder)
+    api = SimpleNamespace(llama_set_n_threads=lambda _context, *counts: set_to.append(counts))
+    made._loaded, made._context, made._governor = SimpleNamespace(api=api), "context", ThreadGovernor(2)
+    return made
+
+
+def steps(made, now, count, seconds, share, rows=ROWS):
+    """Decodes that take `seconds[threads]`, whose threads ran that share of the time; returns the time then."""
+    for _ in range(count):
+        threads = made._governor.threads
+        now += seconds[threads]
+        made._note_step(rows, seconds[threads], share[threads] * threads * seconds[threads], now)
+    return now
+
+
+def test_a_busy_machine_gets_one_thread_and_a_quiet_one_all():
+    set_to = []
+    made = embedder(set_to)
+    now = steps(made, 0.0, 12, {1: 0.1, 2: 1.0}, {1: 0.9, 2: 0.3})
+    assert set_to[0] == (1, 1)
+    assert made._governor.settled == 1
+    steps(made, now + 60.0, 12, {1: 0.1, 2: 0.05}, {1: 1.0, 2: 1.0})
+    assert set_to[-1] == (2, 2)
+    assert made._governor.settled == 2
+
+
+def test_a_short_question_is_no_measure():
+    set_to = []
+    steps(embedder(set_to), 0.0, 40, {1: 0.1, 2: 1.0}, {1: 0.9, 2: 0.3}, rows=8)
+    assert not set_to
