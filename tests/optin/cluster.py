@@ -192,7 +192,9 @@ def runners(world):
     for process in psutil.process_iter(["cmdline"]):
         with contextlib.suppress(psutil.Error):
             home = (
-                process.environ().get("TESSERA_HOME") if "engine.runner.main" in process.info["cmdline"] else None
+                process.environ().get("TESSERA_HOME")
+                if "engine.runner.main" in (process.info["cmdline"] or ())
+                else None
             )
             if home in homes:
                 found[process.pid, Path(home).name] = process.cpu_times().user
@@ -205,7 +207,7 @@ def affinity(world, options):
     for wanted in (False, True):
         took = world.deploy(least=3, most=3, affinity=wanted)
         wait_for(lambda: world.replicas() == 3, PATIENCE_S, "three replicas")
-        time.sleep(3)  # until the door has seen that it was deployed anew
+        time.sleep(15)  # until the door has seen that it was deployed anew, also on a busy machine
         before = runners(world)
         shares[wanted] = asyncio.run(talks(world, options.talks)) / options.talks
         spent = {
