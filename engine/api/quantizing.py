@@ -44,6 +44,7 @@ class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     contexts of `n_ctx` fit beside the weights, their cache in `kv_type` (null: the best). `time_s`: a time to
     spend, which decides the tier. `out`, `calibration`, `own_text` (to judge by too), `imatrix`, `plan_file` (a
     goal by itself) and `export_plan` are whole paths on this computer; without `out` the file joins the library.
+    `calibration` may be a folder: its text is mixed half and half with ours, and a part of it judged by.
     `gate`: `certify`, `evaluate` (runs programs the model writes, in the sandbox) or the whole path of a file of
     tasks; a file that does it clearly worse than the source is not kept (then the result's `path` is empty).
     """

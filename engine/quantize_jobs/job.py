@@ -54,7 +54,8 @@ def predict(
 
     Raises: InputFault, EnvironmentFault: the model or the options.
     """
-    from engine.quantize_jobs.request import build_request  # noqa: PLC0415 - not while the server starts
+    from engine.quantize_jobs.own_text import texts_of  # noqa: PLC0415 - not while the server starts
+    from engine.quantize_jobs.request import build_request  # noqa: PLC0415 - as above
     from quantize.job.execute import quantize as run_quantize  # noqa: PLC0415 - as above
 
     source = source_of(catalogue, options.source)
@@ -63,10 +64,9 @@ def predict(
         options = msgspec.structs.replace(options, budget_bytes=max(source.num_bytes, 1))
     try:
         out = target_of(source, options, catalogue.paths)
-        preview = build_request(
-            msgspec.structs.replace(options, plan_only=True), source.path, out, catalogue.paths, resources, gate
-        )
-        return run_quantize(preview, lambda _: None, lambda: False)
+        with texts_of(msgspec.structs.replace(options, plan_only=True)) as told:
+            preview = build_request(told, source.path, out, catalogue.paths, resources, gate)
+            return run_quantize(preview, lambda _: None, lambda: False)
     except quantize.errors.QuantizeError as error:
         raise _engine_error(error) from error
 
@@ -85,7 +85,8 @@ def make(
 
     Raises: InputFault, EnvironmentFault, the quantizer's errors; Cancelled and Paused from `control`.
     """
-    from engine.quantize_jobs.request import build_request  # noqa: PLC0415 - not while the server starts
+    from engine.quantize_jobs.own_text import texts_of  # noqa: PLC0415 - not while the server starts
+    from engine.quantize_jobs.request import build_request  # noqa: PLC0415 - as above
     from quantize.job.execute import quantize as run_quantize  # noqa: PLC0415 - as above
 
     source = source_of(catalogue, options.source)
@@ -97,13 +98,14 @@ def make(
         judge, gate = gates.judge(tasks), tasks.told
     elif options.gate is not None:
         raise InputFault("Nobody here can ask a model tasks.", "gate")
-    request = build_request(options, source.path, out, catalogue.paths, resources, gate)
 
     def progress(at: Progress) -> None:
         control.report(at.phase, round(_BAR * (at.share or 0.0)), _BAR, "", at.detail, left_s=at.left_s)
 
     try:
-        report = run_quantize(request, progress, lambda: control.stopping, executor, judge)
+        with texts_of(options) as told:
+            request = build_request(told, source.path, out, catalogue.paths, resources, gate)
+            report = run_quantize(request, progress, lambda: control.stopping, executor, judge)
     except quantize.errors.Cancelled:
         control.check()  # a pause, not a cancellation
         raise

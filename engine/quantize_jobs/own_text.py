@@ -3,12 +3,18 @@
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
 
 from engine.documents.walk import Walk
 from engine.errors import InputFault
+from engine.paths import whole_path
+from engine.quantize_jobs.options import QuantizeOptions
 from quantize.texts import CALIBRATION
 
 # Text taken from one file, and from all together: as much as the text that comes with the program, so that a model
@@ -58,6 +64,29 @@ def gather(sources: Iterable[Path], scratch: Path, chats: Iterable[str] = ()) ->
     if sum(map(len, judged)) >= _LEAST_HELD_OUT_CHARS:
         held_out = _written(scratch / "held-out.txt", judged)
     return OwnText(calibration, held_out, files, sum(map(len, pieces)))
+
+
+@contextmanager
+def texts_of(options: QuantizeOptions) -> Iterator[QuantizeOptions]:
+    """The options with a folder to calibrate on made into texts, which are removed in the end; others as they are.
+
+    Raises: InputFault: no whole path, or too little text in it to tell afterwards what was gained.
+    """
+    folder = whole_path(options.calibration, "calibration") if options.calibration else None
+    if folder is None or not folder.is_dir():
+        yield options
+        return
+    with TemporaryDirectory(prefix="calibration-") as scratch:
+        found = gather([folder], Path(scratch))
+        if found.held_out is None and options.own_text is None:
+            least = _LEAST_HELD_OUT_CHARS * _HELD_OUT_EVERY
+            raise InputFault(
+                f"{folder.name} has {found.characters:,} characters of text; some {least:,} are needed to fit a "
+                "file to it and to judge it by a part.",
+                "calibration",
+            )
+        own = options.own_text or str(found.held_out)
+        yield msgspec.structs.replace(options, calibration=str(found.calibration), own_text=own)
 
 
 def _written(path: Path, pieces: list[str]) -> Path:

@@ -142,6 +142,23 @@ def test_a_task_is_chosen_asked_for_and_taken_back(qtbot, fit, server, tmp_path)
     assert fit._request().gate is None
 
 
+def test_text_of_ones_own_is_chosen_asked_for_and_taken_back(qtbot, fit, server, tmp_path):
+    def choose(place):
+        fit.text.box.setCurrentIndex(place)
+        fit.text.box.activated.emit(place)
+
+    assert fit._request().calibration is None
+    choose(1)
+    fit.text.findChild(QFileDialog).reject()
+    qtbot.waitUntil(lambda: fit.text.box.currentIndex() == 0)
+    choose(1)
+    fit.text.findChild(QFileDialog).fileSelected.emit(str(tmp_path))
+    qtbot.waitUntil(lambda: any((body or {}).get("calibration") == str(tmp_path) for *_, body in server.requests))
+    assert fit.text.box.currentText() == f"Fit it to {tmp_path.name} too"
+    choose(0)
+    assert fit._request().calibration is None
+
+
 def test_a_veto_is_told_with_its_numbers_and_what_to_do(qtbot, fit):
     checks = (checked("ours", 38, 31), checked("stock", 38, 30))
     gate = GateReport(task="certify", reference="", checks=checks)

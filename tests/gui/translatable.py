@@ -8,6 +8,7 @@ from app.gui.devices.facts import BACKENDS, KINDS, PARTS
 from app.gui.devices.page import _STATES
 from app.gui.fit.aim import _CACHES
 from app.gui.fit.gate import _GATES
+from app.gui.fit.own_text import _TEXTS
 from app.gui.fit.page import _LOSS_WORDS, _TIERS
 from app.gui.fit.report import _MEASURES
 from app.gui.fit.steps import _STEPS
@@ -49,7 +50,7 @@ def tables():
     found |= {name.capitalize() for row in SETTINGS for name in row.choices if len(name) > 2}
     found |= {text for knob in KNOBS for text in (knob.title, knob.description)}
     found |= {*KINDS.values(), *PARTS.values(), *_CAN.values(), *(words for words, _ in _STATES.values())}
-    found |= {text for _, name, words in (*_TIERS, *_GATES) for text in (name, words)}
+    found |= {text for _, name, words in (*_TIERS, *_GATES, *_TEXTS) for text in (name, words)}
     found |= {words for _, words, _ in _LOSS_WORDS} | {"large"}
     found |= {words for words, _ in _MEASURES} | {step[0] for step in _STEPS}
     found |= {words for table in (_SIZES, _SORTS, _TASKS) for _, words in table}

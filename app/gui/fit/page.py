@@ -11,6 +11,7 @@ from app.gui.fit.aim import Aim
 from app.gui.fit.foreign import NEEDED, ForeignFamily
 from app.gui.fit.frontier import size_words
 from app.gui.fit.gate import GateChoice
+from app.gui.fit.own_text import OwnTextChoice
 from app.gui.fit.picture import PlanPicture
 from app.gui.fit.report import report_card
 from app.gui.fit.sources import unfit
@@ -90,8 +91,10 @@ class FitPage(Page):
         self._report = QVBoxLayout()
         self.aim = Aim()
         self.aim.changed.connect(self._on_aim)
+        self.text = OwnTextChoice()
         self.gate = GateChoice()
-        self.gate.changed.connect(self._forecast)
+        for choice in (self.text, self.gate):
+            choice.changed.connect(self._forecast)
         self._build()
         jobs.finished.connect(self._on_finished)
         services.models.reachable_changed.connect(lambda reachable: self._refresh() if reachable else None)
@@ -99,8 +102,8 @@ class FitPage(Page):
     def _build(self) -> None:
         look = self._services.look
         choose = Flow()
-        for overrides in (self.model, self.aim, self.tier, self.gate):
-            choose.add(overrides)
+        for control in (self.model, self.aim, self.tier, self.text, self.gate):
+            choose.add(control)
         size = row(self._smallest, self.slider, self._largest, spacing=12)
         size.setStretch(1, 1)
         go = row(self.size_words, 1, self.start)
@@ -194,6 +197,7 @@ class FitPage(Page):
             model=self.model.currentData() or "",
             tier=self.tier.currentData(),
             budget_bytes=self.budget_bytes or None,
+            calibration=self.text.folder,
             gate=self.gate.gate,
         )
         return self.aim.on(made) if self.aim.is_context and self._range[1] else made

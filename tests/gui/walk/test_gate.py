@@ -45,3 +45,21 @@ def test_the_new_file_is_asked_the_tasks_and_the_card_says_what_came_out(walk, t
     walk.ends("quantize", before, "done", 600)
     walk.until(f"'Task commands.jsonl: 5 of 5 right before, 5 after.' in says({FIT})")
     walk.picture("gate-passed")
+
+
+def test_a_model_is_fitted_to_a_folder_of_ones_own_and_the_card_says_what_is_gained(walk, tmp_path):
+    (tmp_path / "0.md").write_text("# Commands\n")
+    walk.go("Make it fit")
+    walk.choose("Check a task before keeping it", "Keep it without a task", FIT)
+    walk.choose("Text it is fitted to", "Fit it to my own text too…", FIT)
+    walk.choose_file(tmp_path)
+    walk.until(f"'characters of text' in {FIT}.banner.text and not {FIT}.start.isEnabled()")
+    for n in range(60):
+        (tmp_path / f"{n}.md").write_text(f"# Command {n}\n\nUse tar -x to unpack number {n}.\n" * 60)
+    walk.click("Try again", FIT)
+    walk.until(f"{FIT}.text.folder == {str(tmp_path)!r} and {FIT}.start.isEnabled()")
+    before = len(walk.states("quantize"))
+    walk.click("Make it fit", f"{FIT}.start")
+    walk.ends("quantize", before, "done", 600)
+    walk.until(f"'On your own text:' in says({FIT})")
+    walk.picture("own-text")

@@ -3,12 +3,14 @@
 import os
 import stat
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from engine.errors import InputFault
 from engine.quantize_jobs import own_text
-from engine.quantize_jobs.own_text import gather
+from engine.quantize_jobs.options import QuantizeOptions
+from engine.quantize_jobs.own_text import gather, texts_of
 
 pytestmark = pytest.mark.process
 
@@ -79,6 +81,29 @@ def test_of_very_many_files_some_from_all_over_are_read(tmp_path, monkeypatch):
     both = text + found.held_out.read_text()
     assert "file 0 says" in both
     assert "file 87 says" in both
+
+
+def test_a_folder_of_a_request_is_made_into_texts_that_go_when_the_job_ends(project, tmp_path):
+    options = QuantizeOptions(source="spark", calibration=str(project))
+    with texts_of(options) as told:
+        made = Path(told.calibration)
+        assert "# part 3" in made.read_text() + Path(told.own_text).read_text()
+        assert stat.S_IMODE(made.parent.stat().st_mode) == 0o700
+    assert not made.parent.exists()
+    text = project / "src" / "part1.py"
+    for other in (QuantizeOptions(source="spark"), QuantizeOptions(source="spark", calibration=str(text))):
+        with texts_of(other) as told:
+            assert told == other
+    with pytest.raises(InputFault, match="whole path"), texts_of(QuantizeOptions(source="a", calibration="src")):
+        pass
+    few = tmp_path / "few"
+    few.mkdir()
+    asked = QuantizeOptions(source="a", calibration=str(few))
+    with pytest.raises(InputFault, match="no readable text"), texts_of(asked):
+        pass
+    (few / "a.txt").write_text("a few words")
+    with pytest.raises(InputFault, match="few has 11 characters of text; some 81,920 are needed"), texts_of(asked):
+        pass
 
 
 def test_one_huge_file_leaves_room_for_the_others(tmp_path):
