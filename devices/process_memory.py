@@ -7,8 +7,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 KIB = 1024
 
 
@@ -27,6 +25,8 @@ class ProcessMemory:
 
 def processor_s(pid: int) -> float | None:
     """Seconds a process has computed, its children left out; None: it is gone, or no descriptor to look with."""
+    import psutil  # noqa: PLC0415 - dry runs weigh what runners weigh, which do without
+
     try:
         times = psutil.Process(pid).cpu_times()
     except (psutil.Error, OSError):
@@ -54,6 +54,8 @@ def process_memory(pid: int) -> ProcessMemory | None:
 
 def first_child(pid: int) -> int:
     """The first process that this one started, or itself where there is none."""
+    import psutil  # noqa: PLC0415 - dry runs weigh what runners weigh, which do without
+
     try:
         return next((child.pid for child in psutil.Process(pid).children()), pid)
     except psutil.Error:
@@ -62,6 +64,8 @@ def first_child(pid: int) -> int:
 
 def heaviest_descendant(pid: int) -> int:
     """Of a process and all that it started, the one with most memory; itself where it is gone."""
+    import psutil  # noqa: PLC0415 - dry runs weigh what runners weigh, which do without
+
     try:
         process = psutil.Process(pid)
         sizes = {}
@@ -74,6 +78,8 @@ def heaviest_descendant(pid: int) -> int:
 
 
 def _portable(pid: int) -> ProcessMemory | None:
+    import psutil  # noqa: PLC0415 - dry runs weigh what runners weigh, which do without
+
     try:
         process = psutil.Process(pid)
         rss = process.memory_info().rss
@@ -116,6 +122,8 @@ def bound_memory(pid: int) -> None:
     It then fails by itself, where it would have taken the computer with it. Linux only. RLIMIT_AS would refuse what
     is only reserved.
     """
+    import psutil  # noqa: PLC0415 - dry runs weigh what runners weigh, which do without
+
     if sys.platform != "linux":
         return
     import resource  # noqa: PLC0415 - absent on Windows

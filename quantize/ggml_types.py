@@ -8,6 +8,7 @@ from enum import IntEnum
 from typing import Final, Literal, Self
 
 _AVX2, _AVX512, _DOT = frozenset({"avx2"}), frozenset({"avx512f"}), frozenset({"asimddp"})
+_VNNI = frozenset({"avx512dq", "avx512vl", "avx512_vnni"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +21,12 @@ class Traits:
     (else ggml ends the process). `error` is the relative squared error to expect. `cpu_time` is the time to
     decode a weight in that of TIME_UNIT (None: by its bytes), `gpu_time_of` the type that a GPU decodes as
     fast. `repack` are pairs of a multiple that rows must be of and instruction sets with which llama.cpp keeps
-    a copy of its own, `amx` whether it does so with AMX. `measured` types are judged and planned with, `priced`
-    ones timed on the machine, `anchor` ones are what tensors are swapped to for their sensitivity. Not
-    `writable` types are never asked for by name. `openvino` is what Intel's runtime makes of the weights: as they
-    are on every device (native) or on all but an NPU, which rounds them to 4 bits (kept); their offsets rounded to
-    whole steps; 8 bits with one scale a row; without a word it takes none.
+    a copy of its own, `amx` whether it does so with AMX; `tiled` are instruction sets with which its kernels for
+    tiles of the file's own blocks, which a copy never reaches, make up for doing without the copy. `measured`
+    types are judged and planned with, `priced` ones timed on the machine, `anchor` ones are what tensors are
+    swapped to for their sensitivity. Not `writable` types are never asked for by name. `openvino` is what Intel's
+    runtime makes of the weights: as they are on every device (native) or on all but an NPU, which rounds them to
+    4 bits (kept); their offsets rounded to whole steps; 8 bits with one scale a row; without a word it takes none.
     """
 
     id: int
@@ -38,6 +40,7 @@ class Traits:
     cpu_time: float | None = None
     gpu_time_of: str = ""
     repack: tuple[tuple[int, frozenset[str]], ...] = ()
+    tiled: frozenset[str] = frozenset()
     amx: bool = False
     measured: bool = False
     priced: bool = False
@@ -88,8 +91,8 @@ class GgmlType(IntEnum):
         11, 256, 110, fallback="Q4_0", error=0.0214, cpu_time=1.10, measured=True, priced=True, anchor=True
     )
     Q4_K = Traits(
-        12, 256, 144, fallback="Q5_0", error=0.00511, cpu_time=1.00, repack=((8, _AVX2), (8, _DOT)), amx=True,
-        measured=True, priced=True, openvino="rounded",
+        12, 256, 144, fallback="Q5_0", error=0.00511, cpu_time=1.00, repack=((8, _AVX2), (8, _DOT)), tiled=_VNNI,
+        amx=True, measured=True, priced=True, openvino="rounded",
     )  # fmt: skip
     Q5_K = Traits(
         13, 256, 176, fallback="Q5_1", error=0.00128, cpu_time=1.25, repack=((8, _DOT),), amx=True, measured=True,

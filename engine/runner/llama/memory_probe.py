@@ -3,21 +3,17 @@
 Usage: python -m engine.runner.llama.memory_probe SETTINGS_JSON
 """
 
-import atexit
 import contextlib
 import ctypes
 import json
 import os
 import re
-import socket
-import subprocess
 import sys
 import time
 from typing import Any
 
 import msgspec
 
-from devices.child_command import child_command
 from devices.process_memory import process_memory
 from engine.errors import ConstraintRefused
 from engine.runner.generation.constrain import ConstraintCompiler
@@ -59,6 +55,13 @@ def stand_ins(settings: LoadSettings) -> list[str]:
 
     Nothing is allocated, so they hold nothing, and no link is needed to learn what would lie on them.
     """
+    # Only here: a dry run weighs what a runner weighs, which has none of them.
+    import atexit  # noqa: PLC0415
+    import socket  # noqa: PLC0415
+    import subprocess  # noqa: PLC0415
+
+    from devices.child_command import child_command  # noqa: PLC0415
+
     endpoints = []
     for _ in range(1 + max(int(name.removeprefix("RPC")) for name in settings.devices)):
         with socket.socket() as probe:
