@@ -10,9 +10,9 @@ from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo
 
 # llama.cpp rewrites some types for kernels that take eight rows of a weight at once, and has kernels that multiply
-# tiles of the file's own blocks, which it uses only where a weight was not rewritten. For 4 bits of K types and VNNI
-# the latter take .68 to .73 of the time for 64 to 512 rows of a prompt, 1.02 for one row and 1.08 for two to
-# eight; without VNNI 1.25. With 2 bits .5, but one row 1.15. Measured: docs/log.md, engine.
+# tiles of the file's own blocks, which it uses only where a weight was not rewritten. For 4 bits (K) and VNNI the
+# latter take .68 to .73 of the time for 64 to 512 rows of a prompt, 1.02 for one row and 1.08 for two to eight;
+# without VNNI 1.25. With 2 bits .5, but one row 1.15. Measured: docs/log.md, engine.
 FILE_WEIGHTS_WHY: Final = (
     "weights as the file has them, not rewritten: this processor multiplies prompts by them in two thirds of the "
     "time, and a copy is saved"
