@@ -254,7 +254,7 @@ def table(points: list[Point]) -> None:
 
 def picture(points: list[Point], title: str) -> str:
     """An SVG of bytes (linear) against mean KL divergence (logarithmic)."""
-    width, height, left, right, top, bottom = 760, 460, 70, 20, 40, 50
+    width, height, left, right, top, bottom = 760, 460, 70, 60, 40, 50
     sizes = [p.bytes / 1e6 for p in points]
     logs = [math.log10(p.kld) for p in points]
     x0, x1 = min(sizes) - 0.1, max(sizes) + 0.1
