@@ -192,9 +192,12 @@ def _check_present(found: Manager) -> None:
 
 
 def _run(argv: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    program = installed_program(argv[0])
+    if program is None:
+        raise ServiceFailed(f"{argv[0]} could not be started: it is not installed")
     try:
         return subprocess.run(
-            [installed_program(argv[0]) or argv[0], *argv[1:]],
+            [program, *argv[1:]],
             capture_output=True,
             text=True,
             errors="replace",

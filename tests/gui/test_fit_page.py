@@ -125,13 +125,13 @@ def test_a_task_is_chosen_asked_for_and_taken_back(qtbot, fit, server, tmp_path)
         fit.gate.box.setCurrentIndex(fit.gate.box.findData(value))
         fit.gate.box.activated.emit(fit.gate.box.currentIndex())
 
-    assert fit.gate.gate is None
+    assert fit.gate.value is None
     choose("certify")
     qtbot.waitUntil(lambda: asked("certify"))
-    choose("file")
+    choose("place")
     fit.gate.findChild(QFileDialog).reject()
-    qtbot.waitUntil(lambda: fit.gate.gate == "certify")
-    choose("file")
+    qtbot.waitUntil(lambda: fit.gate.value == "certify")
+    choose("place")
     mine = tmp_path / "mine.jsonl"
     mine.write_text("")
     fit.gate.findChild(QFileDialog).fileSelected.emit(str(mine))

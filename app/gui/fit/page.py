@@ -197,8 +197,8 @@ class FitPage(Page):
             model=self.model.currentData() or "",
             tier=self.tier.currentData(),
             budget_bytes=self.budget_bytes or None,
-            calibration=self.text.folder,
-            gate=self.gate.gate,
+            calibration=self.text.value,
+            gate=self.gate.value,
         )
         return self.aim.on(made) if self.aim.is_context and self._range[1] else made
 

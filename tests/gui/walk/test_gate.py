@@ -57,7 +57,7 @@ def test_a_model_is_fitted_to_a_folder_of_ones_own_and_the_card_says_what_is_gai
     for n in range(60):
         (tmp_path / f"{n}.md").write_text(f"# Command {n}\n\nUse tar -x to unpack number {n}.\n" * 60)
     walk.click("Try again", FIT)
-    walk.until(f"{FIT}.text.folder == {str(tmp_path)!r} and {FIT}.start.isEnabled()")
+    walk.until(f"{FIT}.text.value == {str(tmp_path)!r} and {FIT}.start.isEnabled()")
     before = len(walk.states("quantize"))
     walk.click("Make it fit", f"{FIT}.start")
     walk.ends("quantize", before, "done", 600)
