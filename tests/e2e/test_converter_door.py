@@ -7,17 +7,10 @@ import sys
 
 import httpx2
 import pytest
-from servers import ROOT, RunningServer
+from servers import ROOT
 from standin_converter import foreign_folder, stand_in
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def beside(tmp_path_factory):
-    running = RunningServer(tmp_path_factory.mktemp("beside"))
-    yield running
-    running.stop()
 
 
 def ran(server, *arguments, answer="n\n"):

@@ -9,17 +9,10 @@ import time
 
 import httpx2
 import pytest
-from servers import ROOT, RunningServer
+from servers import ROOT
 
 SPARK = ROOT / "assets" / "models" / "spark-f16.gguf"
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def beside(tmp_path_factory):
-    running = RunningServer(tmp_path_factory.mktemp("beside"))
-    yield running
-    running.stop()
 
 
 def start(server, *arguments, **options):

@@ -20,6 +20,12 @@ def tasks(folder, *lines):
     return path
 
 
+def make(walk):
+    before = len(walk.states("quantize"))
+    walk.click("Make it fit", f"{FIT}.start")
+    walk.ends("quantize", before, "done", 600)
+
+
 def test_a_file_of_tasks_with_a_fault_says_its_line(walk, tmp_path):
     walk.go("Make it fit")
     walk.until(f"{FIT}.start.isEnabled()")
@@ -40,9 +46,7 @@ def test_the_new_file_is_asked_the_tasks_and_the_card_says_what_came_out(walk, t
     walk.choose("Check a task before keeping it", "Check commands.jsonl before keeping it", FIT)
     walk.choose_file(tasks(tmp_path, *map(json.dumps, lines)))
     walk.until(f"{FIT}.start.isEnabled()")
-    before = len(walk.states("quantize"))
-    walk.click("Make it fit", f"{FIT}.start")
-    walk.ends("quantize", before, "done", 600)
+    make(walk)
     walk.until(f"'Task commands.jsonl: 5 of 5 right before, 5 after.' in says({FIT})")
     walk.picture("gate-passed")
 
@@ -58,8 +62,6 @@ def test_a_model_is_fitted_to_a_folder_of_ones_own_and_the_card_says_what_is_gai
         (tmp_path / f"{n}.md").write_text(f"# Command {n}\n\nUse tar -x to unpack number {n}.\n" * 60)
     walk.click("Try again", FIT)
     walk.until(f"{FIT}.text.value == {str(tmp_path)!r} and {FIT}.start.isEnabled()")
-    before = len(walk.states("quantize"))
-    walk.click("Make it fit", f"{FIT}.start")
-    walk.ends("quantize", before, "done", 600)
+    make(walk)
     walk.until(f"'On your own text:' in says({FIT})")
     walk.picture("own-text")
