@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from engine.documents.vectors import above
 from engine.documents.words import STOP, WORD
 
 # An end of a sentence, or of a line; not after an initial or a number ("No. 5", "J. Smith").
@@ -82,7 +83,7 @@ def check(
     """
     held = [set(stems(text)) for _, text in pieces]
     everything = set().union(*held) if held else set()
-    cosines = (vectors[0] @ vectors[1].T - floor) / (1 - floor) if vectors is not None and len(pieces) else None
+    cosines = above(vectors[0] @ vectors[1].T, floor) if vectors is not None and len(pieces) else None
     return [
         _verdict(sentence, pieces, held, everything, stems, None if cosines is None else cosines[row])
         for row, sentence in enumerate(asked)
