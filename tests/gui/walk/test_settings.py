@@ -32,7 +32,8 @@ def kept(walk, name):
 def is_kept(walk, name, value):
     """Wait until that stands in the file."""
     walk.until(f"desktop.services.settings.now[{name!r}] == {value!r}")
-    assert kept(walk, name) == (None if BY_NAME[name].default == value else value)
+    on_disk = None if BY_NAME[name].default == value else value  # written after the window knows it
+    wait_for(lambda: kept(walk, name) == on_disk, 30, f"{name} in the file")
 
 
 def chats(walk):
