@@ -36,7 +36,7 @@ def start(model: Path, tools: Path, rounds: int) -> None:
     for name, more in (("as shipped", ()), ("--parallel 16", ("--parallel", "16"))):
         wall: Values = {"ours": [], "rival": []}
         spent: Values = {"ours": [], "rival": []}
-        with tempfile.TemporaryDirectory() as homes:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as homes:  # a last child may still compile
             starting.compile_program(model, Path(homes))
             for i, turns in enumerate(in_turns(rounds)):
                 for side in turns:
