@@ -236,7 +236,9 @@ EXAMPLES = {
         {"model": "spark", "messages": HI, **SCHEMA_OUT},
         {"model": "spark", "messages": HI, "output_format": {"type": "json_schema", "schema": CITY}},
     ],
-    "/v1/embeddings": [{"model": "spark", "input": "Hello", "encoding_format": "base64", "dimensions": 2}],
+    "/v1/embeddings": [
+        {"model": "spark", "input": "Hello", "encoding_format": "base64", "dimensions": 2, "input_type": "query"},
+    ],
     "/v1/rerank": [
         {"model": "spark", "query": "a", "documents": ["b", {"text": "cc"}], "top_n": 1, "return_documents": True},
     ],
@@ -297,6 +299,7 @@ FREE = [
 # Keys that need not change anything, and why.
 NO_EFFECT = {
     r"\S+ .*type": "says what the object is; another kind is another object",
+    r"/v1/embeddings input_type": "this model wants nothing read before; test_retrieval_prompts shows others",
     r"\S+ model": "the only model here, which answers also without a name",
     r"\S+ n": "1 is what is made anyway, and more is refused",
     r"/v1/chat/completions modalities": "text is what is made anyway",

@@ -39,10 +39,13 @@ def fill(connection, tokens, *, words_a_turn=300):
     return chat.id
 
 
-def compaction(connection, client, chat_id, model, n_ctx, upto=None):
-    """The compaction of a chat as the window does it, on this connection; `upto`: as if it ended there."""
+def compaction(connection, client, chat_id, model, n_ctx, upto=None, counts=None):
+    """The compaction of a chat as the window does it, on this connection; `upto`: as if it ended there.
+
+    `counts`: tokens of texts that are known from before.
+    """
     _, rows, known = messages.whole(connection, chat_id)
-    counts = {}
+    counts = {} if counts is None else counts
 
     def count(text):
         if text not in counts:

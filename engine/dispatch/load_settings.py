@@ -37,7 +37,9 @@ def load_settings(
             path=entry.folder or "", n_ctx=n_ctx, kv_cells=n_ctx * DEFAULT_PARALLEL, n_parallel=DEFAULT_PARALLEL
         )
     onnx = entry.format == "onnx"  # one generator a sequence, each with a cache of its full length
-    threads = 1 if entry.size_bytes < ONE_THREAD_BYTES else usable_cores()
+    # Passages to embed are wide batches, which threads share well; questions take one (runner/llama/batch/embed.py).
+    wide = embeds and entry.format == "gguf"
+    threads = 1 if entry.size_bytes < ONE_THREAD_BYTES and not wide else usable_cores()
     return LoadSettings(
         path=str(entry.path),
         mmproj_path=None if embeds else entry.projector,

@@ -5,7 +5,7 @@ document is kept for the next request.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from itertools import dropwhile
 from pathlib import Path
@@ -44,8 +44,7 @@ class _Open:
 
     def __init__(self, request: ReadRequest) -> None:
         path = Path(request.path)
-        module, name = _READERS[request.kind]
-        read = getattr(import_module(f"engine.documents.formats.{module}"), name)
+        read = _reader(request.kind)
         self.key = (request.path, request.ocr)
         self.num_pages = 0
         if request.kind == "pdf":
@@ -58,6 +57,12 @@ class _Open:
         self.pages = pages
         self.cutter = Cutter()
         self.next = request.first
+
+
+def _reader(kind: str) -> Callable[..., Iterator[Page]]:
+    module, name = _READERS[kind]
+    found: Callable[..., Iterator[Page]] = getattr(import_module(f"engine.documents.formats.{module}"), name)
+    return found
 
 
 def _pdf_pages(path: Path) -> int:
@@ -82,6 +87,9 @@ class _Reading:
 
     def _read(self, request: ReadRequest) -> ReadAnswer:
         try:
+            if not request.limit:
+                _reader(request.kind)
+                return ReadAnswer()
             found = self._open
             if found is None or found.key != (request.path, request.ocr) or found.next != request.first:
                 found = self._open = _Open(request)

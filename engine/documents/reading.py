@@ -1,7 +1,8 @@
 """The parent's side of reading documents: a child that may die, and what is told of a page that killed it."""
 
+import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -20,16 +21,19 @@ _decode = msgspec.msgpack.Decoder(ReadAnswer).decode
 
 
 class Reader:
-    """Reads documents in a child of its own, one at a time. `close` ends the child; the next read starts one."""
+    """Reads documents in a child of its own, one at a time. `close` ends the child; the next read starts one.
 
-    def __init__(self, *, ocr: bool = False) -> None:
+    An `urgent` one is for a file that somebody just saved: it does not stand behind everything else.
+    """
+
+    def __init__(self, *, ocr: bool = False, urgent: bool = False) -> None:
         self._ocr = ocr
         self._limit_s = OCR_PAGE_LIMIT_S if ocr else PAGE_LIMIT_S
         self._child = BoundedChild(
             "engine.documents.reader_child",
             timeout_s=self._limit_s,
             memory_bytes=OCR_MEMORY_BYTES if ocr else MEMORY_BYTES,
-            background=True,
+            background=not urgent,
         )
         self._lock = threading.Lock()
 
@@ -37,6 +41,12 @@ class Reader:
     def pid(self) -> int | None:
         """The child's process id."""
         return self._child.pid
+
+    def warm(self, kinds: Iterable[str]) -> None:
+        """Start the child and have it import what these kinds need, so that the next file is read at once."""
+        for kind in kinds:
+            with contextlib.suppress(ChildFailed, OSError):
+                self._ask(ReadRequest("", kind, limit=0))
 
     def read(self, path: Path, kind: str, first: int = 1) -> Iterator[ReadAnswer]:
         """Answers until one is `done`. A page that ends or stalls the child is a problem of that page."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import shutil
 import threading
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
+import apsw
 from filelock import FileLock, Timeout
 
 from engine.documents import indexing
@@ -19,7 +21,7 @@ from engine.documents.indexing import Progress
 from engine.documents.reading import Reader
 from engine.documents.store import Store
 from engine.documents.vectors import Vectors, packed
-from engine.documents.walk import Walk, is_below, is_wanted
+from engine.documents.walk import Found, Walk, is_below, is_wanted
 from engine.errors import exhausted
 from engine.paths import Paths
 
@@ -32,6 +34,12 @@ EMBED_BATCH: Final = 24
 _IDLE_S: Final = 1.0
 # Vectors of a collection that nobody asks leave memory after this.
 _VECTORS_KEPT_S: Final = 600.0
+# A changed file of this size is read within a second or two; larger ones give way to everything else.
+_QUICK_BYTES: Final = 4 << 20
+# Of more changes together the whole collection is looked at.
+_MOST_CHANGED: Final = 200
+_SCANNED: Final = ("pdf", "picture")
+_KINDS: Final = "SELECT DISTINCT kind FROM document"
 NONE: Final = "none"
 
 
@@ -104,7 +112,10 @@ class Collections:
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._readers = {False: Reader(), True: Reader(ocr=True)}
-        self._quick = {False: Reader(), True: Reader(ocr=True)}
+        # For files that change while others are read: small ones at once, what takes long with less priority.
+        self._quick = Reader(urgent=True)
+        self._beside = {False: Reader(), True: Reader(ocr=True)}
+        self._warmed: set[str] = set()
         self.follower = Follower(self._changed)
 
     # ------------------------------------------------------------------ collections
@@ -176,7 +187,7 @@ class Collections:
         self.follower.stop()
         for thread in self._threads:
             thread.join()
-        for reader in (*self._readers.values(), *self._quick.values()):
+        for reader in (*self._readers.values(), self._quick, *self._beside.values()):
             reader.close()
         with self._lock:
             for live in self._live.values():
@@ -201,6 +212,7 @@ class Collections:
     def _read_forever(self) -> None:
         while not self._stop.is_set():
             self._follow()
+            passed = []
             for live in self.all():
                 if self._stop.is_set():
                     break
@@ -210,11 +222,27 @@ class Collections:
                 due = live.definition.follow and time.monotonic() - live.checked_at > self._look_again_s(live)
                 if (wanted or due or not live.checked_at) and live.owned():
                     self._guarded(live)
+                    passed.append(live)
                 if time.monotonic() - live.asked_at > _VECTORS_KEPT_S:
                     live.vectors.release()
+            if passed and not self._stop.is_set():
+                self._get_ready(passed)
             with self._wake:
                 if not self._dirty and not self._stop.is_set():
                     self._wake.wait(_IDLE_S)
+
+    def _get_ready(self, passed: Sequence[Live]) -> None:
+        """The child that read the files ends; one that reads what changes next waits with its imports done."""
+        for reader in self._readers.values():
+            reader.close()
+        kinds: set[str] = set()
+        for live in passed:
+            if live.definition.follow and not self._gone(live):
+                with live.store.lock, contextlib.suppress(apsw.Error):  # it may be removed meanwhile
+                    kinds.update(kind for (kind,) in live.store.connection.execute(_KINDS))
+        kinds -= {"picture", *self._warmed}  # OCR takes long anyway
+        self._quick.warm(kinds)
+        self._warmed |= kinds
 
     def _look_again_s(self, live: Live) -> float:
         return LOOK_AGAIN_S if self.follower.problem or live.unseen else 10 * LOOK_AGAIN_S
@@ -261,7 +289,7 @@ class Collections:
 
     def _read_changed(self, live: Live, mine: list[str]) -> None:
         definition = live.definition
-        if any(not Path(p).is_file() and not live.store.document(p) for p in mine) or len(mine) > 200:  # noqa: PLR2004 - a folder came or went, or a whole tree
+        if len(mine) > _MOST_CHANGED or any(_is_tree(live, path) for path in mine):
             self.refresh(definition.id)
             return
         wanted = [p for p in mine if any(is_below(p, s) and is_wanted(p, s) for s in definition.sources)]
@@ -274,7 +302,11 @@ class Collections:
             elif file is None:
                 live.store.remove([path])
             else:
-                indexing.read_file(live.store, file, self._quick[definition.ocr], self._interrupted(live))
+                indexing.read_file(live.store, file, self._reader_of_changed(file, live), self._interrupted(live))
+
+    def _reader_of_changed(self, file: Found, live: Live) -> Reader:
+        ocr = live.definition.ocr and file.kind in _SCANNED
+        return self._beside[ocr] if ocr or file.size_bytes > _QUICK_BYTES else self._quick
 
     def _embed_forever(self) -> None:
         while not self._stop.is_set():
@@ -311,6 +343,14 @@ class Collections:
         live.embedded_to = missing[-1][0]
         live.embedding_problem = ""
         return True
+
+
+def _is_tree(live: Live, path: str) -> bool:
+    """A folder that came, or one that went with documents in it; not what a program that saves renames away."""
+    if Path(path).exists():
+        return Path(path).is_dir()
+    below = path + os.sep
+    return any(row.path.startswith(below) for row in live.store.documents(after=below, limit=1))
 
 
 def _complain(what: str, error: Exception) -> None:

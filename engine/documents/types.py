@@ -49,7 +49,10 @@ class PageRead(msgspec.Struct, frozen=True):
 
 
 class ReadRequest(msgspec.Struct, frozen=True):
-    """Read on from page `first` (from 1), at most `limit` pages. With `ocr` scanned pages are read as pictures."""
+    """Read on from page `first` (from 1), at most `limit` pages. With `ocr` scanned pages are read as pictures.
+
+    A limit of 0 reads nothing: what the kind needs is imported.
+    """
 
     path: str
     kind: str

@@ -1,13 +1,36 @@
 """Vectors of texts, whatever protocol asked for them."""
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from engine.errors import InputFault
+from engine.library.retrieval_prompts import retrieval_prompts
 from engine.loaded_model import LoadedModel
 from engine.runner.protocol import Embedded
 from engine.server.state import ServerState
+
+
+# What texts are embedded for: NVIDIA's and Voyage's words, and Cohere's.
+INPUT_TYPES: Final = {
+    "query": "question", "search_query": "question",
+    "passage": "passage", "document": "passage", "search_document": "passage",
+}  # fmt: skip
+
+
+async def prompted(
+    state: ServerState, name: str, inputs: list[str | list[int]], input_type: str
+) -> list[str | list[int]]:
+    """The inputs behind what this model was trained to read before a question or a passage.
+
+    Raises: InputFault: tokens, which are read as they are; ModelNotFound; BadModelFile.
+    """
+    prompts = retrieval_prompts(await state.models.entry(name))
+    before: str = getattr(prompts, INPUT_TYPES[input_type])
+    texts = [text for text in inputs if isinstance(text, str)]
+    if len(texts) < len(inputs):
+        raise InputFault("input_type says what is read before a text; tokens are read as they are.", "input_type")
+    return [before + text for text in texts]
 
 
 async def embed(

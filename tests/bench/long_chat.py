@@ -1,8 +1,8 @@
 """A chat of 60,000 tokens in a context of 8,192: compacted with the real model, searched, opened, asked.
 
-    python -m tests.bench.long_chat [--tokens 60000] [--context 8192]
+    python -m tests.bench.long_chat [--tokens 60000] [--context 8192] [--home FOLDER]
 
-Prints how often it was compacted, what that took, whether the facts planted early stand in the folds, and what the
+With --home a run that was stopped goes on where it was. Prints how often it was compacted, what that took, whether the facts planted early stand in the folds, and what the
 model answers from the summaries and from the opened originals.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from app.client import Client, WholeAnswer, chat_body
 from app.compaction import plan
-from app.db import folds, messages
+from app.db import conversations, folds, messages
 from app.db.connection import open_store
 from app.db.search import search
 from app.gui.chat.request import rendered
@@ -37,34 +37,47 @@ def main():
     options = argparse.ArgumentParser()
     options.add_argument("--tokens", type=int, default=60_000)
     options.add_argument("--context", type=int, default=8192)
+    options.add_argument("--home", type=Path)
     given = options.parse_args()
     source = next((Path.home() / ".cache" / "tessera" / "models").glob("smollm2-135m-instruct*.gguf"))
-    home = Path(tempfile.mkdtemp())
-    (home / "models").mkdir()
-    (home / "models" / f"{MODEL}.gguf").symlink_to(source)
+    home = given.home or Path(tempfile.mkdtemp())
+    (home / "models").mkdir(parents=True, exist_ok=True)
+    file = home / "models" / f"{MODEL}.gguf"
+    if not file.exists():
+        file.symlink_to(source)
+    (home / "state" / "server.json").unlink(missing_ok=True)  # a run that was killed leaves it
     server = RunningServer(home)
     try:
         connection = open_store(home / "chats.db").connection
-        chat_id = fill(connection, given.tokens)
+        chats = conversations.listing(connection)
+        chat_id = chats[0].id if chats else fill(connection, given.tokens)
         path = messages.of_conversation(connection, chat_id)
         with Client(server.url, server.token) as client:
-            whole = compaction(connection, client, chat_id, MODEL, given.context)
+            counts = {}
+            whole = compaction(connection, client, chat_id, MODEL, given.context, counts=counts)
             print(f"{len(path)} messages, {sum(whole.of(m) for m in path)} tokens")
             begun, made = time.monotonic(), 0
             # As it grows: after every turn that leaves the context too full, as in the window's idle time.
-            for upto in range(2, len(path) + 1, 2):
-                new = compaction(connection, client, chat_id, MODEL, given.context, upto).run()
+            kept = folds.of_conversation(connection, chat_id)
+            places = {message.id: place for place, message in enumerate(path)}
+            reached = max((places[fold.last_id] + 1 for fold in kept), default=0)
+            if kept:
+                print(f"{len(kept)} folds from before, up to message {reached}", flush=True)
+            for upto in range(reached + 2, len(path) + 1, 2):
+                new = compaction(connection, client, chat_id, MODEL, given.context, upto, counts).run()
                 made += new
                 if new:  # an hour's run that is stopped has said this much
                     print(f"message {upto}: {made} folds after {time.monotonic() - begun:.0f} s", flush=True)
             known = folds.of_conversation(connection, chat_id)
-            print(f"{made} folds in {time.monotonic() - begun:.0f} s, {len(plan.in_force(path, known))} in force")
-            print(f"context now {compaction(connection, client, chat_id, MODEL, given.context).tokens()} tokens")
+            took = f"{made} folds in {time.monotonic() - begun:.0f} s"
+            print(f"{took}, {len(known)} in all, {len(plan.in_force(path, known))} in force", flush=True)
+            now = compaction(connection, client, chat_id, MODEL, given.context, counts=counts)
+            print(f"context now {now.tokens()} tokens", flush=True)
             for question, expected, said in FACTS:
                 hit = search(connection, expected)[-1]
                 holding = [f for f in known if f.first_id <= hit.message_id <= f.last_id]
                 fold = next(f for f in holding if f.inside_id is None)
-                kept = expected in fold.summary
+                held = expected in fold.summary
                 folded = answer(client, plan.sent(path, known), question).content
                 # The innermost fold opened: the one made first; the outer ones give way to it.
                 innermost = min(holding, key=lambda f: f.last_id - f.first_id)
@@ -73,9 +86,9 @@ def main():
                 opened = answer(
                     client, plan.Sent(what.summaries[1:], (*originals, *what.messages[-2:])), question
                 ).content
-                print(f"{expected}: found in fold {fold.id}, in its summary {kept}, said {said!r}")
+                print(f"{expected}: found in fold {fold.id}, in its summary {held}, said {said!r}")
                 print(f"   from the summaries: {expected in folded} {folded!r}")
-                print(f"   from the originals: {expected in opened} {opened!r}")
+                print(f"   from the originals: {expected in opened} {opened!r}", flush=True)
     finally:
         server.stop()
 

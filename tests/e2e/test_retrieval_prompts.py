@@ -28,8 +28,8 @@ def asked(tmp_path_factory):
         base_url=server.url, headers={"authorization": f"Bearer {server.token}"}, timeout=60
     ) as client:
 
-        def vector(model, text):
-            answer = client.post("/v1/embeddings", json={"model": model, "input": text})
+        def vector(model, text, **more):
+            answer = client.post("/v1/embeddings", json={"model": model, "input": text, **more})
             assert answer.status_code == 200, answer.text
             return np.array(answer.json()["data"][0]["embedding"])
 
@@ -43,6 +43,7 @@ def asked(tmp_path_factory):
             (hit,) = client.post(f"{path}/search", json={"query": QUESTION}).json()["passages"]
             return stored, hit["cosine"]
 
+        about.client = client
         yield vector, about
     server.stop()
 
@@ -65,3 +66,30 @@ def test_what_is_read_is_what_the_model_was_trained_with(asked, model, question,
     floor = 0.7 if "e5" in model else 0.0  # E5's cosines lie between .7 and 1: they are counted from there
     assert abs(vector(model, question + QUESTION) @ stored - (floor + (1 - floor) * cosine)) < 2e-3
     assert abs(vector(model, "passage: " + QUESTION) @ stored - (floor + (1 - floor) * cosine)) > 2e-3
+
+
+@pytest.mark.parametrize(
+    ("model", "question", "passage"),
+    [
+        ("multilingual-e5-small", "query: ", "passage: "),
+        ("bge-small-en-v1.5", "Represent this sentence for searching relevant passages: ", ""),
+        ("all-minilm-l6-v2", "", ""),
+    ],
+)
+def test_an_input_type_puts_it_there_for_a_client(asked, model, question, passage):
+    vector, _ = asked
+    for kind in ("query", "search_query"):
+        assert np.allclose(vector(model, QUESTION, input_type=kind), vector(model, question + QUESTION))
+    for kind in ("passage", "document", "search_document"):
+        assert np.allclose(vector(model, QUESTION, input_type=kind), vector(model, passage + QUESTION))
+    assert np.allclose(vector(model, QUESTION, input_type="query"), vector(model, QUESTION)) == (not question)
+
+
+@pytest.mark.parametrize(
+    ("more", "status"), [({"input_type": "summary"}, 400), ({"input_type": "query", "input": [[3, 4]]}, 400)]
+)
+def test_an_input_type_that_cannot_be_honoured_is_refused(asked, more, status):
+    _, about = asked
+    answer = about.client.post("/v1/embeddings", json={"model": "all-minilm-l6-v2", "input": QUESTION, **more})
+    assert answer.status_code == status
+    assert answer.json()["error"]["param"] == "input_type"

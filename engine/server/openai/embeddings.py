@@ -13,7 +13,7 @@ from starlette.responses import Response
 from engine.errors import InputFault
 from engine.runner.protocol import Embedded
 from engine.server.body import Body, openapi_body, parse
-from engine.server.embedding import embed
+from engine.server.embedding import embed, prompted
 from engine.server.ids import new_id
 from engine.server.ignored import ignored_header
 from engine.server.openai.schemas import TokenId
@@ -52,6 +52,8 @@ class EmbeddingRequest(Body):
     input: Inputs
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    # Not OpenAI's: without it texts are read as they are.
+    input_type: Literal["query", "passage", "document", "search_query", "search_document"] | None = None
 
     def inputs(self) -> list[str | list[int]]:
         """The inputs as a list."""
@@ -100,7 +102,10 @@ async def embeddings(request: Request) -> Response:
     """Embed one or several texts. A chat model embeds too, by the mean over its last layer."""
     state = server_state(request)
     body = await parse(request, EmbeddingRequest)
-    _, vectors, answer = await while_connected(request, embed(state, body.model, body.inputs(), body.dimensions))
+    inputs = body.inputs()
+    if body.input_type:
+        inputs = await prompted(state, body.model, inputs, body.input_type)
+    _, vectors, answer = await while_connected(request, embed(state, body.model, inputs, body.dimensions))
     base64_wanted = body.encoding_format == "base64"
     tokens = sum(answer.token_counts)
     return JSONResponse(

@@ -59,6 +59,30 @@ def test_changes_on_disk_are_followed(collections, folder):
     assert not found(live, "kittiwake")
 
 
+def test_what_changes_is_read_by_a_child_that_waits_for_it(collections, folder):
+    settled(collections.add("sea", sources=(str(folder),)))
+    wait_for(lambda: collections._quick.pid and collections._warmed >= {"markdown", "pdf"}, 30, "the child")
+    assert collections._readers[False].pid is None  # nothing else to read: its memory is given back
+    waiting = collections._quick.pid
+    if hasattr(os, "getpriority"):
+        mine = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, waiting) == mine
+    live = collections.live("sea")
+    (folder / "new.md").write_text("# Gulls\n\nThe kittiwake nests on cliffs.\n")
+    wait_for(lambda: found(live, "kittiwake"), 20, "the new file")
+    assert collections._quick.pid == waiting
+    looked, saved = live.checked_at, folder / ".new.md.part"
+    saved.write_text("# Gulls\n\nThe skua steals fish.\n")  # as programs save: beside it, then in its place
+    saved.replace(folder / "new.md")
+    wait_for(lambda: found(live, "skua"), 20, "the saved file")
+    assert live.checked_at == looked  # no look at all other files
+    (folder / "long.txt").write_text("A long log of the harbour.\n" * 200_000 + "The fulmar spits oil.\n")
+    wait_for(lambda: found(live, "fulmar"), 60, "the long file")
+    assert collections._beside[False].pid
+    if hasattr(os, "getpriority"):
+        assert os.getpriority(os.PRIO_PROCESS, collections._beside[False].pid) > mine
+
+
 def test_a_moment_without_descriptors_forgets_no_document_and_misses_no_change(
     collections, folder, caplog, monkeypatch
 ):

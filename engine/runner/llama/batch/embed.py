@@ -17,6 +17,7 @@ from engine.runner.llama.batch.threads import WIDE_ROWS, ThreadGovernor
 from engine.runner.llama.native.batch import Batch
 from engine.runner.llama.native.engine_args import apply_to_context
 from engine.runner.llama.native.model import LoadedModel
+from engine.runner.llama.native.self_check import ONE_THREAD_BYTES
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import Embed, Embedded, Fault
 from engine.runner.text_limits import TooManyTokens
@@ -92,6 +93,7 @@ class Embedder:
         )
         self._memory = api.llama_get_memory(self._context)
         self._governor = ThreadGovernor(int(api.llama_n_threads_batch(self._context)))
+        self._small = int(api.llama_model_size(loaded.model)) < ONE_THREAD_BYTES and not settings.devices
         self._batch = Batch(
             replace(
                 loaded, context=self._context, memory=self._memory, n_batch=self._chunk, max_outputs=self._chunk
@@ -284,7 +286,13 @@ class Embedder:
 
     def _run(self) -> None:
         rows, began, used = self._batch.size, time.perf_counter(), time.process_time()
+        # A question: threads would meet more often than they compute.
+        alone = rows < WIDE_ROWS and self._small and self._governor.threads > 1
+        if alone:
+            self._set_threads(1)
         code = self._batch.decode()
+        if alone:
+            self._set_threads(self._governor.threads)
         if code != 0:
             self._loaded.api.llama_memory_clear(self._memory, False)
             raise ValueError(f"llama_decode returned {code}")
@@ -299,7 +307,10 @@ class Embedder:
         before = self._governor.threads
         self._governor.note(seconds / rows, cpu_s / rows, now)
         if self._governor.threads != before:
-            self._loaded.api.llama_set_n_threads(self._context, *[self._governor.threads] * 2)
+            self._set_threads(self._governor.threads)
+
+    def _set_threads(self, count: int) -> None:
+        self._loaded.api.llama_set_n_threads(self._context, count, count)
 
     def _row(self, seq_id: int) -> Any:
         pointer = self._loaded.api.llama_get_embeddings_seq(self._context, seq_id)

@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from engine.runner.llama.batch.embed import Embedder
 from engine.runner.llama.batch.threads import ThreadGovernor
 
@@ -12,6 +14,7 @@ def embedder(set_to):
     made = object.__new__(Embedder)
     api = SimpleNamespace(llama_set_n_threads=lambda _context, *counts: set_to.append(counts))
     made._loaded, made._context, made._governor = SimpleNamespace(api=api), "context", ThreadGovernor(2)
+    api.llama_synchronize = lambda _context: None
     return made
 
 
@@ -39,3 +42,14 @@ def test_a_short_question_is_no_measure():
     set_to = []
     steps(embedder(set_to), 0.0, 40, {1: 0.1, 2: 1.0}, {1: 0.9, 2: 0.3}, rows=8)
     assert not set_to
+
+
+@pytest.mark.parametrize(("small", "rows", "while_decoding"), [(True, 8, 1), (True, ROWS, 2), (False, 8, 2)])
+def test_a_question_to_a_small_model_is_read_by_one_thread(small, rows, while_decoding):
+    set_to, seen = [(2, 2)], []
+    made = embedder(set_to)
+    made._small = small
+    made._batch = SimpleNamespace(size=rows, decode=lambda: seen.append(set_to[-1][0]) or 0)
+    made._run()
+    assert seen == [while_decoding]
+    assert set_to[-1] == (2, 2)
