@@ -37,7 +37,7 @@ def load_settings(
             path=entry.folder or "", n_ctx=n_ctx, kv_cells=n_ctx * DEFAULT_PARALLEL, n_parallel=DEFAULT_PARALLEL
         )
     onnx = entry.format == "onnx"  # one generator a sequence, each with a cache of its full length
-    # Passages to embed are wide batches, which threads share well; questions take one (runner/llama/batch/embed.py).
+    # Passages to embed are wide batches, which threads share well; a question takes one (runner/llama/batch).
     wide = embeds and entry.format == "gguf"
     threads = 1 if entry.size_bytes < ONE_THREAD_BYTES and not wide else usable_cores()
     return LoadSettings(

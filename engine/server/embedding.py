@@ -10,7 +10,6 @@ from engine.loaded_model import LoadedModel
 from engine.runner.protocol import Embedded
 from engine.server.state import ServerState
 
-
 # What texts are embedded for: NVIDIA's and Voyage's words, and Cohere's.
 INPUT_TYPES: Final = {
     "query": "question", "search_query": "question",

@@ -2,8 +2,9 @@
 
     python -m tests.bench.long_chat [--tokens 60000] [--context 8192] [--home FOLDER]
 
-With --home a run that was stopped goes on where it was. Prints how often it was compacted, what that took, whether the facts planted early stand in the folds, and what the
-model answers from the summaries and from the opened originals.
+With --home a run that was stopped goes on where it was. Prints how often it was compacted, what that took, whether
+the facts planted early stand in the folds, and what the model answers from the summaries and from the opened
+originals.
 """
 
 import argparse
@@ -33,19 +34,25 @@ def answer(client, what, question):
     return whole
 
 
+def prepared(given):
+    """The folder of the server and the chat: a new one, or the one of a run that was stopped."""
+    source = next((Path.home() / ".cache" / "tessera" / "models").glob("smollm2-135m-instruct*.gguf"))
+    home = given or Path(tempfile.mkdtemp())
+    (home / "models").mkdir(parents=True, exist_ok=True)
+    file = home / "models" / f"{MODEL}.gguf"
+    if not file.exists():
+        file.symlink_to(source)
+    (home / "state" / "server.json").unlink(missing_ok=True)  # a run that was killed leaves it
+    return home
+
+
 def main():
     options = argparse.ArgumentParser()
     options.add_argument("--tokens", type=int, default=60_000)
     options.add_argument("--context", type=int, default=8192)
     options.add_argument("--home", type=Path)
     given = options.parse_args()
-    source = next((Path.home() / ".cache" / "tessera" / "models").glob("smollm2-135m-instruct*.gguf"))
-    home = given.home or Path(tempfile.mkdtemp())
-    (home / "models").mkdir(parents=True, exist_ok=True)
-    file = home / "models" / f"{MODEL}.gguf"
-    if not file.exists():
-        file.symlink_to(source)
-    (home / "state" / "server.json").unlink(missing_ok=True)  # a run that was killed leaves it
+    home = prepared(given.home)
     server = RunningServer(home)
     try:
         connection = open_store(home / "chats.db").connection
