@@ -58,14 +58,14 @@ class RunningServer:
     def stop(self) -> None:
         self.process.terminate()
         try:
-            self.process.wait(15)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
             raise
 
 
-def wait_for(condition, seconds: float = 10.0, what: str = "condition") -> float:
+def wait_for(condition, seconds: float = 60.0, what: str = "condition") -> float:
     """Wait until `condition()` holds; returns the seconds it took."""
     started = time.monotonic()
     while not condition():

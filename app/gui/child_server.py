@@ -11,7 +11,8 @@ from engine.paths import user_paths
 if TYPE_CHECKING:
     import psutil
 
-_END_S = 8.0
+# A server that ends takes its work along and leaves no half files; on a busy computer that takes a while.
+_END_S = 20.0
 # Clocks of two readings of one start time differ by less; a process id is not given again that soon.
 _SAME_START_S = 1.0
 

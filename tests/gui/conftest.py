@@ -45,7 +45,7 @@ def no_leaks(request, qapp, home):
     left = [w for w in QApplication.topLevelWidgets() if id(w) not in widgets and w.isVisible()]
     assert left == [], f"widgets left visible: {left}"
     for thread in set(threading.enumerate()) - threads:
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive(), f"thread left running: {thread.name}"
     ticking = [timer for timer in qapp.findChildren(QTimer) if timer.isActive()]
     assert ticking == [], f"timers left running: {ticking}"

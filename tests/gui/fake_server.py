@@ -86,7 +86,7 @@ class FakeServer:
         self.api.disconnect()
         self._http.shutdown()
         self._http.server_close()
-        self._thread.join(5)
+        self._thread.join(60)
 
     def answer(self, handler, method):
         path = handler.path.split("?")[0]
@@ -132,7 +132,7 @@ class FakeServer:
                 handler.wfile.flush()
                 if self.pause_s:
                     time.sleep(self.pause_s)
-                self.hold.wait(10)
+                self.hold.wait(300)  # until a test, or its end, lets go
         except OSError:
             self.disconnects += 1
             return False

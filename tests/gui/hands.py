@@ -18,4 +18,4 @@ def ask(qtbot, page, text="Hi there"):
     """Ask on the chat page, and wait for the end of the answer."""
     page.composer.set_text(text)
     qtbot.keyClick(page.composer.editor, Qt.Key.Key_Return)
-    qtbot.waitUntil(lambda: not page.controller.busy, timeout=10_000)
+    qtbot.waitUntil(lambda: not page.controller.busy)

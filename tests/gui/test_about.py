@@ -18,7 +18,7 @@ def test_every_licence_can_be_found_and_read(qtbot: QtBot, desktop):
     qtbot.waitUntil(lambda: window.findChild(About) is not None)
     about = window.findChild(About)
     parts, text = about.findChild(QListWidget), about.findChild(QPlainTextEdit)
-    qtbot.waitUntil(lambda: parts.count() > 50, timeout=20_000)
+    qtbot.waitUntil(lambda: parts.count() > 50)
     assert "Apache License" in text.toPlainText()
     about._find.setFocus()
     qtbot.keyClicks(about._find, "lgpl")

@@ -309,11 +309,12 @@ def test_the_context_warns_before_it_overflows_and_offers_a_choice(qtbot, page, 
     server.routes["POST", "/tokenize"] = lambda body: TokenCount(count=len(body["content"]) // 4)
     server.pieces = ["They counted long words."]
     next(b for b in page.banner.findChildren(QPushButton) if b.text() == "Summarize the older part").click()
-    qtbot.waitUntil(lambda: bool(page.controller.compactor.folds))
+    qtbot.waitUntil(lambda: "was summarized" in page.banner.text)  # all of it: no fold is under way any more
+    assert page.controller.compactor.folds
     page.composer.set_text("short")
     page.composer.send()
     qtbot.waitUntil(lambda: not page.controller.busy)
-    sent = server.bodies[-1]["messages"]
+    sent = next(body for body in reversed(server.bodies) if body["messages"][-1]["content"] == "short")["messages"]
     assert "They counted long words." in sent[0]["content"]
     assert len(sent) < 8
     assert len(page.controller.tree.path()) == 8, "nothing is lost from the transcript"

@@ -42,16 +42,16 @@ def test_a_second_start_hands_its_files_over_and_ends(qtbot, home):
         made.deleteLater()
 
 
+@pytest.mark.timeout(300)  # a process starts, on a crowded computer
 def test_a_second_process_raises_the_window_of_the_first(qtbot, home):
     first = SingleInstance()
     assert first.claim([])
     code = "import sys; from app.gui.application import run; sys.exit(run(sys.argv[1:]))"
     environment = {**os.environ, "QT_QPA_PLATFORM": "offscreen"}
-    started = subprocess.Popen([sys.executable, "-c", code, "/tmp/dropped.txt"], env=environment)
-    with qtbot.waitSignal(first.opened) as opened:
-        pass
+    with qtbot.waitSignal(first.opened, timeout=100_000) as opened:
+        started = subprocess.Popen([sys.executable, "-c", code, "/tmp/dropped.txt"], env=environment)
     assert opened.args == [["/tmp/dropped.txt"]]
-    assert started.wait(30) == 0
+    assert started.wait(100) == 0
     first.release()
     first.deleteLater()
 
@@ -62,7 +62,7 @@ def test_nonsense_on_the_socket_opens_nothing(qtbot, home, sent):
     assert first.claim([])
     socket = QLocalSocket()
     socket.connectToServer(first._name)
-    assert socket.waitForConnected(2000)
+    assert socket.waitForConnected(60_000)
     with qtbot.waitSignal(first.opened) as opened:
         socket.write(sent)
         socket.flush()

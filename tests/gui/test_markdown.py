@@ -18,6 +18,8 @@ from app.gui.markdown.highlight import fresh_start, pieces
 from app.gui.markdown.parse import split_urls
 from app.gui.markdown.view import MarkdownView
 
+# How fast examples are made says nothing of what they show.
+CROWDED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 SAMPLE = """# Title
 Some *text* with `code`, **bold** and a [link](https://example.org).
 
@@ -105,7 +107,7 @@ FRAGMENTS = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=CROWDED)
 @given(st.lists(FRAGMENTS, max_size=24))
 def test_any_split_of_any_markdown_ends_as_the_whole(look, fragments):
     fragments = [*fragments, "\n"]  # half a closing fence is held back until its line ends
@@ -119,7 +121,7 @@ def test_any_split_of_any_markdown_ends_as_the_whole(look, fragments):
     assert structure(streamed) == structure(whole)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=CROWDED)
 @given(st.text(max_size=400))
 def test_any_text_is_shown_without_an_error(look, text):
     document = QTextDocument()
@@ -213,7 +215,7 @@ def test_the_look_changes_live(qapp, view, look):
 
 
 @given(st.text(alphabet="ab\n ()'\"#=:", max_size=300))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=CROWDED)
 def test_highlighting_loses_no_character(code):
     assert "".join(text for text, _ in pieces(code, "python")) == code
 

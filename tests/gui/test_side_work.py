@@ -31,9 +31,10 @@ def ask(qtbot, page, text):
 
 def test_a_new_chat_is_named_aside_and_a_name_of_ones_own_stays(qtbot, page, server, services):
     server.pieces = ['Title: "Tides and boats".']
+    titled = []
+    page.side.titles.titled.connect(titled.append)
     ask(qtbot, page, "Tell me about tides, please, and about boats")
-    with qtbot.waitSignal(page.side.titles.titled):
-        pass
+    qtbot.waitUntil(lambda: bool(titled))
     assert services.store.submit(conversations.listing).result()[0].title == "Tides and boats"
     assert page.controller.conversation.title == "Tides and boats"
     asked = aside(server)[-1]

@@ -12,7 +12,7 @@ class Chat:
 
     def __init__(self, running: RunningServer) -> None:
         self.running = running
-        self.http = httpx2.Client(base_url=running.url, timeout=110, trust_env=False)
+        self.http = httpx2.Client(base_url=running.url, timeout=600, trust_env=False)
 
     def ask(self, text, model=NAME, **options):
         """One answer, whole."""

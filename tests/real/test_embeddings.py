@@ -31,7 +31,7 @@ TEXTS = [
     "def add(a, b):\n    return a + b",
     "The quick brown fox jumps over the lazy dog. " * 3,
 ]
-pytestmark = pytest.mark.timeout(300)  # some seconds each where nothing else runs
+pytestmark = pytest.mark.timeout(900)  # some seconds each where nothing else runs
 # The page that answers, by question; none of them repeats the page's title.
 QUESTIONS = {
     "Which parameters of a request are honoured and which are refused?": "api.md",
@@ -77,7 +77,7 @@ def served(folder, tmp_path_factory):
     assert told.float_type == "F16"
     convert_gguf(file, home / "models" / "minilm-onnx")
     running = RunningServer(home)
-    with httpx2.Client(base_url=running.url, timeout=110, trust_env=False) as http:
+    with httpx2.Client(base_url=running.url, timeout=600, trust_env=False) as http:
 
         def vectors(model, texts):
             answer = http.post("/v1/embeddings", json={"model": model, "input": texts})

@@ -9,6 +9,7 @@ from servers import RunningServer
 
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
 
+pytestmark = pytest.mark.timeout(900)  # five answers of a real model, on a crowded computer
 SEEDS = (1, 2, 3, 4, 5)
 
 
@@ -23,7 +24,7 @@ def installed(tmp_path_factory, installed_model):
 
 def answer(server, model, question, seed):
     body = {"model": model, "messages": [{"role": "user", "content": question}], "seed": seed}
-    told = httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=240).json()
+    told = httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=600).json()
     return told["choices"][0]
 
 

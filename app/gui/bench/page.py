@@ -26,7 +26,7 @@ from app.gui.bench.plots import BusyPlot, SpeedPlot
 from app.gui.jobs import Jobs
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, Empty, Page, button, card, label, row, stack
-from app.gui.widgets.popups import Choice
+from app.gui.widgets.popups import Choice, entries_of
 from engine.api.jobs import BenchPartial, Job, JobKind, Measured, TuneReport, partial_of, result_of
 from engine.api.measuring import BenchRequest, BenchResult, BenchResults, Shapes, TuneRequest
 from quantize.plan.stock_rules import STAND_IN_MIXES
@@ -178,12 +178,16 @@ class BenchPage(Page):
 
     def _list_models(self) -> None:
         chosen = self.model.currentData()
+        offered = [(choice.title, ("model", choice.id)) for choice in self._services.models.choices]
+        away = self.tr("{shape} (not downloaded)")
+        offered += [(away.format(shape=shape), ("shape", shape)) for shape in self._shapes]
+        if offered == entries_of(self.model):
+            self._on_model()
+            return  # an open list stays as it is
         self.model.blockSignals(True)
         self.model.clear()
-        for choice in self._services.models.choices:
-            self.model.addItem(choice.title, ("model", choice.id))
-        for shape in self._shapes:
-            self.model.addItem(self.tr("{shape} (not downloaded)").format(shape=shape), ("shape", shape))
+        for title, what in offered:
+            self.model.addItem(title, what)
         found = self.model.findData(chosen)
         self.model.setCurrentIndex(max(found, 0))
         self.model.blockSignals(False)

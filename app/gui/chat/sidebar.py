@@ -4,7 +4,7 @@ from datetime import date
 from functools import partial
 from typing import Any
 
-from PySide6.QtCore import QModelIndex, QPoint, Qt, QTimer, Signal
+from PySide6.QtCore import QItemSelectionModel, QModelIndex, QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QGuiApplication, QKeySequence, QShortcut, QStandardItem, QStandardItemModel
 from PySide6.QtWidgets import QFrame, QInputDialog, QLineEdit, QListView, QSizePolicy, QToolButton
 
@@ -13,7 +13,7 @@ from app.db.records import Conversation, Folder, Hit
 from app.db.search import search
 from app.gui.chat.chat_rows import EXCERPT, FOLDER, ID, MESSAGE, ChatTree, HitRows
 from app.gui.services import Services
-from app.gui.widgets.basics import IconButton, label, row, stack
+from app.gui.widgets.basics import IconButton, label, row, stack, when_released
 from app.gui.widgets.popups import Menu
 
 _SEARCH_DELAY_MS = 120
@@ -53,6 +53,8 @@ class Sidebar(QFrame):
         self.setProperty("kind", "side")
         look = services.look
         self._current = 0
+        self._loaded: tuple[list[Conversation], list[Folder]] = ([], [])
+        self._looks: object = None
         self._search = QLineEdit()
         self._search.setPlaceholderText(self.tr("Search chats"))
         self._search.setAccessibleName(self.tr("Search all chats"))
@@ -140,11 +142,22 @@ class Sidebar(QFrame):
         def load(connection: Any) -> tuple[list[Conversation], list[Folder]]:
             return conversations.listing(connection), conversations.folders(connection)
 
-        self._watch(self._services.store.submit(load), self._show)
+        self._watch(self._services.store.submit(load), self._on_loaded)
 
-    def _show(self, loaded: tuple[list[Conversation], list[Folder]]) -> None:
-        rows, folders = loaded
-        before, collapsed = self._groups_shown(), self._collapsed()
+    def _on_loaded(self, loaded: tuple[list[Conversation], list[Folder]]) -> None:
+        """What looks as before is left alone: rows made anew would lose what is marked, and a click on them."""
+        rows, folders = self._loaded = loaded
+        looks = (
+            [(_group_of(chat), chat.id, chat.title) for chat in rows],
+            [(folder.id, folder.name) for folder in folders],
+        )
+        if looks != self._looks:
+            self._looks = looks
+            when_released(self, self._show)
+
+    def _show(self) -> None:
+        rows, folders = self._loaded
+        marked, before, collapsed = self._selected(), self._groups_shown(), self._collapsed()
         self.model.clear()
         archived: list[QStandardItem] = []
         groups: dict[int | str, QStandardItem] = {}
@@ -173,6 +186,8 @@ class Sidebar(QFrame):
         self._note.setText(self.tr("Your chats will appear here."))
         self._note.setVisible(not rows)
         self._mark_current()
+        if len(marked) > 1:
+            self._mark(marked)
 
     def _age_words(self, age: str) -> str:
         known = {"today": self.tr("Today"), "yesterday": self.tr("Yesterday"), "week": self.tr("Last 7 days")}
@@ -206,6 +221,13 @@ class Sidebar(QFrame):
             self.tree.setCurrentIndex(QModelIndex())
             self.tree.clearSelection()
         return bool(found)
+
+    def _mark(self, conversation_ids: list[int]) -> None:
+        """Mark several, as with Ctrl and the mouse."""
+        flags = Qt.MatchFlag.MatchExactly | Qt.MatchFlag.MatchRecursive
+        for number in conversation_ids:
+            for index in self.model.match(self.model.index(0, 0), ID, number, 1, flags):
+                self.tree.selectionModel().select(index, QItemSelectionModel.SelectionFlag.Select)
 
     def _on_chosen(self, index: QModelIndex) -> None:
         if QGuiApplication.keyboardModifiers() & (

@@ -11,7 +11,7 @@ from app.db.records import Conversation
 from app.gui.api import in_words
 from app.gui.chat.add_server import AddServer
 from app.gui.services import Services
-from app.gui.widgets.basics import IconButton, button, clear, label, row, stack
+from app.gui.widgets.basics import IconButton, button, clear, label, row, stack, when_released
 from app.tools.builtin import CALCULATOR, FILES
 from app.tools.catalogue import Offered, offered
 from app.tools.consent import ConsentBook, Kept
@@ -33,6 +33,8 @@ class ToolsPanel(QFrame):
         self.setProperty("kind", "side")
         self.setFixedWidth(304)
         self._on: tuple[str, ...] = ()
+        self._asked = 0
+        self._shown: tuple[tuple[list[Offered], dict[str, Kept], str], tuple[str, ...]] | None = None
         self._model = ""
         self.certificate = label("", "small", wrap=True)
         self._list = stack(spacing=12)
@@ -70,6 +72,8 @@ class ToolsPanel(QFrame):
     def refresh(self) -> None:
         """Read servers, decisions and the certificate anew."""
         model = self._model
+        self._asked += 1
+        asked = self._asked
 
         def read() -> tuple[list[Offered], dict[str, Kept], str]:
             found = CertificateStore(user_paths().state).load(model) if model else None
@@ -81,7 +85,11 @@ class ToolsPanel(QFrame):
             share = round(100 * found.pass_frac) if found else 0
             return offered(), ConsentBook().all(), words.format(n=share, model=model)
 
-        self._do(read, self._show)
+        def show(found: tuple[list[Offered], dict[str, Kept], str]) -> None:
+            if asked == self._asked:  # a later look may have been faster
+                self._on_read(found)
+
+        self._do(read, show)
 
     def add(self) -> None:
         """Open the form."""
@@ -99,9 +107,17 @@ class ToolsPanel(QFrame):
 
         self._do(lambda: ServerList().add(servers), done)
 
-    def _show(self, read: tuple[list[Offered], dict[str, Kept], str]) -> None:
-        sources, decisions, certificate = read
+    def _on_read(self, read: tuple[list[Offered], dict[str, Kept], str]) -> None:
+        """What is as before is left alone: a switch made anew would lose a click on it."""
         self.problem.hide()
+        if (read, self._on) != self._shown:
+            self._shown = (read, self._on)
+            when_released(self, self._show)
+
+    def _show(self) -> None:
+        if self._shown is None:
+            return
+        (sources, decisions, certificate), _ = self._shown
         self.certificate.setText(certificate)
         clear(self._list)
         for source in sources:
@@ -144,6 +160,8 @@ class ToolsPanel(QFrame):
     def _switch(self, name: str, *, on: bool) -> None:
         others = tuple(known for known in self._on if known != name)
         self._on = (*others, name) if on else others
+        if self._shown is not None:
+            self._shown = (self._shown[0], self._on)  # the switch shows it already
         self.changed.emit(self._on)
 
     def _remove(self, name: str) -> None:

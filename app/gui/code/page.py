@@ -32,7 +32,7 @@ from app.gui.services import Services
 from app.gui.widgets.basics import Banner, Empty, button, label, row, rule, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.kept_splitter import kept_splitter
-from app.gui.widgets.popups import Choice
+from app.gui.widgets.popups import Choice, entries_of
 
 # What a model has at least when the server does not say.
 _FALLBACK_CONTEXT = 4096
@@ -192,6 +192,8 @@ class CodePage(QWidget):
     def _on_models(self) -> None:
         wanted = self.model.currentData()
         choices = self._services.models.partners
+        if wanted and choices and entries_of(self.model) == [(choice.title, choice.id) for choice in choices]:
+            return  # an open list stays as it is
         self.model.clear()
         for choice in choices:
             self.model.addItem(choice.title, choice.id)

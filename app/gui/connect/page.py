@@ -15,7 +15,7 @@ from app.gui.server_link import ServerLink
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, Page, button, card, label, row, set_kind, stack
 from app.gui.widgets.flow import Flow
-from app.gui.widgets.popups import Choice
+from app.gui.widgets.popups import Choice, entries_of
 from devices.programs import installed_program
 from engine.paths import user_paths
 
@@ -127,10 +127,13 @@ class ConnectPage(Page):
         self._services.background.run(work, show, parent=self)
 
     def _on_models(self) -> None:
+        offered = [(choice.title, choice.id) for choice in self._services.models.partners]
+        if offered == entries_of(self.model):
+            return  # an open list stays as it is
         wanted = self.model.currentData()
         self.model.clear()
-        for choice in self._services.models.partners:
-            self.model.addItem(choice.title, choice.id)
+        for title, model in offered:
+            self.model.addItem(title, model)
         self.model.setCurrentIndex(max(self.model.findData(wanted), 0))
 
     def _endpoint(self) -> Endpoint | None:

@@ -102,7 +102,8 @@ class DevicesPage(Page):
         self._ask("ledger", api.ledger, self._show_ledger)
         self._ask("loaded", api.loaded, self._show_loaded)
         self._ask("live", api.live_devices, self._show_live)
-        self._ask("power", api.power, self._show_power)
+        changes = self.power.changes
+        self._ask("power", api.power, lambda state: self._show_power(state, changes))
 
     def _ask(self, what: str, ask: Callable[[], T], on_done: Callable[[T], object]) -> None:
         """Ask in the background, unless the same is being asked already."""
@@ -164,8 +165,9 @@ class DevicesPage(Page):
             bar.setVisible(reading.busy_frac is not None)
             bar.setValue(round(100 * (reading.busy_frac or 0)))
 
-    def _show_power(self, state: PowerState) -> None:
-        self.power.show_state(state)
+    def _show_power(self, state: PowerState, changes: int) -> None:
+        if changes == self.power.changes:  # else it is from before what was just applied
+            self.power.show_state(state)
         self._power.show()
 
     def _state_rows(self, name: str, item: Device | BackendReport) -> QVBoxLayout:

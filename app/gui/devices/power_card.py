@@ -23,6 +23,7 @@ class PowerCard(QFrame):
         super().__init__()
         self._services, self._banner = services, banner
         self._shown: PowerLimits | None = None
+        self.changes = 0  # what was asked of the server before the last of them is no longer so
         self.setProperty("kind", "card")
         self._now = label("", "small", wrap=True)
         self._notes = label("", "small", wrap=True)
@@ -90,7 +91,13 @@ class PowerCard(QFrame):
         limits = self._limits()
         if limits is not None and self.use.isEnabled():
             api = self._services.api
-            self._services.ask(self._banner, lambda: api.set_power(limits), self.show_state)
+            self.changes += 1
+
+            def done(state: PowerState) -> None:
+                self.changes += 1
+                self.show_state(state)
+
+            self._services.ask(self._banner, lambda: api.set_power(limits), done)
 
 
 def _number(field: QLineEdit) -> float | None:

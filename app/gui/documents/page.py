@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFileDialog, QFrame, QVBoxLayout
 from app.gui import words
 from app.gui.api import in_words
 from app.gui.services import Services
-from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, label, row
+from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, label, row, when_released
 from engine.api.collections import Collection, CollectionChange, CollectionRequest
 
 _LOOK_MS = 1500
@@ -102,6 +102,10 @@ class DocumentsPage(Page):
         if found == self._shown:
             return
         self._shown = found
+        when_released(self, self._make_cards)
+
+    def _make_cards(self) -> None:
+        found = self._shown or ()
         self.empty.setVisible(not found)
         self.add.setVisible(bool(found))
         clear(self._place)

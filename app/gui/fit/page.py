@@ -145,7 +145,10 @@ class FitPage(Page):
         self._services.ask(self.banner, lambda: api.library(refresh=True), self._show_models)
 
     def _show_models(self, models: tuple[Model, ...]) -> None:
-        self._models = [model for model in models if model.state == "online"]
+        online = [model for model in models if model.state == "online"]
+        if online == self._models and self._range[1] and not self._wanted:
+            return  # an open list stays as it is
+        self._models = online
         wanted = self._wanted or self.model.currentData()
         before = self.model.currentData()
         self.model.clear()

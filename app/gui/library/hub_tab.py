@@ -1,6 +1,7 @@
 """Finding models: three that fit this machine, search, and what each quantization would need here."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from PySide6.QtCore import QCoreApplication, Qt, QTimer, Signal
 from PySide6.QtWidgets import QFrame, QLineEdit, QVBoxLayout, QWidget
@@ -16,6 +17,7 @@ from engine.api.hub import HubOption, RepoHit, RepoPlan, SearchResults, Starters
 from engine.api.jobs import Job
 from engine.api.measuring import BenchRequest
 
+T = TypeVar("T")
 _DELAY_MS = 500
 _TASKS = (
     ("", "Any kind"),
@@ -84,8 +86,7 @@ class HubTab(QWidget):
         """Three models to begin with; nothing is asked of the network."""
         if self.search.text().strip():
             return
-        run, api = self._services.background.run, self._services.api
-        run(api.starters, self._show_starters, self._failing(self.show_starters), self)
+        self._ask_for(self._services.api.starters, self._show_starters, self.show_starters)
 
     def _show_starters(self, answer: Starters) -> None:
         clear(self.results)
@@ -132,16 +133,24 @@ class HubTab(QWidget):
             self.banner.tell(self.tr("Tessera is set to offline. Change it in Settings to search."), "info")
             return
         self.banner.hide()
-        self._shown += 1
-        asked = self._shown
         task, size, sort = self.task.currentData(), self.parameters.currentData(), self.sort.currentData()
         self._note.setText(self.tr("Searching…"))
-        self._services.background.run(
-            lambda: self._services.api.search_hub(text, task, size, sort),
-            lambda answer: self._show_hits(answer) if asked == self._shown else None,
-            self._failing(self._search),
-            self,
-        )
+        self._ask_for(lambda: self._services.api.search_hub(text, task, size, sort), self._show_hits, self._search)
+
+    def _ask_for(self, ask: Callable[[], T], show: Callable[[T], object], again: Callable[[], object]) -> None:
+        """Show the answer unless something else was asked for since: a slow one must not take its place."""
+        self._shown += 1
+        asked, failing = self._shown, self._failing(again)
+
+        def done(answer: T) -> None:
+            if asked == self._shown:
+                show(answer)
+
+        def failed(error: Exception) -> None:
+            if asked == self._shown:
+                failing(error)
+
+        self._services.background.run(ask, done, failed, self)
 
     def _show_hits(self, answer: SearchResults) -> None:
         clear(self.results)
@@ -190,13 +199,9 @@ class HubTab(QWidget):
 
     def open(self, repo: str) -> None:
         """Show what each file of a repository would need here."""
+        self._delay.stop()
         self._note.setText(self.tr("Reading the headers of {repo}…").format(repo=repo))
-        self._services.background.run(
-            lambda: self._services.api.plan_repository(repo),
-            self._show_plan,
-            self._failing(lambda: self.open(repo)),
-            self,
-        )
+        self._ask_for(lambda: self._services.api.plan_repository(repo), self._show_plan, lambda: self.open(repo))
 
     def _show_plan(self, plan: RepoPlan) -> None:
         clear(self.results)

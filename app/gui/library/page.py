@@ -18,7 +18,7 @@ from app.gui.library.load_dialog import LoadDialog
 from app.gui.library.model_card import ModelCard
 from app.gui.services import Services
 from app.gui.show_in_folder import show_in_folder
-from app.gui.widgets.basics import Banner, Empty, Page, button, clear, stack
+from app.gui.widgets.basics import Banner, Empty, Page, button, clear, stack, when_released
 from app.gui.widgets.popups import Menu
 from engine.api.hub import Updates
 from engine.api.jobs import Job, JobKind, ModelMade, result_of
@@ -224,6 +224,10 @@ class LibraryPage(Page):
         if self._shown:
             self._services.models.refresh()  # what can be chatted with has changed too
         self._shown = models
+        when_released(self, self._make_cards)
+
+    def _make_cards(self) -> None:
+        models = self._shown
         clear(self._column)
         self.cards = []
         for model, tool_calls_frac in models:

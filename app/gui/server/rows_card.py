@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QLayout, QLineEdit, Q
 
 from app.gui.server.entry_field import entry_field
 from app.gui.services import Services
-from app.gui.widgets.basics import Banner, LabelKind, button, clear, label, row
+from app.gui.widgets.basics import Banner, LabelKind, button, clear, label, row, when_released
 
 T = TypeVar("T")
 
@@ -51,8 +51,13 @@ class RowsCard(QFrame, Generic[T]):
         if found == self._found:
             return
         self._found = found
+        when_released(self, self._make_rows)
+
+    def _make_rows(self) -> None:
+        if self._found is None:
+            return
         clear(self._rows)
-        rows, note = self._rows_of(found)
+        rows, note = self._rows_of(self._found)
         for made in rows:
             self._rows.addLayout(made)
         self._note.setText(note)

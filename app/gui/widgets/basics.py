@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Literal
 
-from PySide6.QtCore import QSize, Qt, QTimer, Signal
-from PySide6.QtGui import QFocusEvent, QHideEvent, QIcon, QResizeEvent
+from PySide6.QtCore import QObject, QSize, Qt, QTimer, Signal
+from PySide6.QtGui import QFocusEvent, QGuiApplication, QHideEvent, QIcon, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractScrollArea,
     QApplication,
@@ -27,6 +27,7 @@ from app.gui.motion import appear
 # The grid of all pages: the widest column, the distance from its edges, and the room kept for a scroll bar.
 PAGE_WIDTH, PAGE_MARGIN, SCROLL_BAR = 960, 32, 12
 
+_RELEASED_MS = 20  # until one looks again whether the mouse is still pressed
 _EMPTY_WIDTH = 440  # the widest line of an empty page
 
 LabelKind = Literal["", "muted", "small", "title", "strong", "chip", "chip-ok", "chip-warn", "chip-bad", "glyph"]
@@ -171,6 +172,17 @@ def rule() -> QFrame:
     line = QFrame()
     line.setProperty("kind", "rule")
     return line
+
+
+def when_released(owner: QObject, run: Callable[[], object]) -> None:
+    """Run it now, or, while a button of the mouse is down, as soon as it is up.
+
+    What is made anew between press and release takes the click with it. `run` shows what is newest then.
+    """
+    if QGuiApplication.mouseButtons() == Qt.MouseButton.NoButton:
+        run()
+    else:
+        QTimer.singleShot(_RELEASED_MS, owner, lambda: when_released(owner, run))
 
 
 def clear(layout: QLayout) -> None:

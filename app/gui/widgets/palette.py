@@ -8,7 +8,7 @@ from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QDialog, QLineEdit, QListWidget, QListWidgetItem, QVBoxLayout, QWidget
 
 from app.gui.look import Look
-from app.gui.widgets.basics import IconButton, button, label, row, stack
+from app.gui.widgets.basics import IconButton, button, label, row, stack, when_released
 from app.gui.widgets.popups import round_corners
 from app.gui.widgets.shadow import Shadow
 
@@ -77,7 +77,7 @@ class Palette(QDialog):
     def show_entries(self, entries: Sequence[Entry]) -> None:
         """Offer these; what is typed and what is marked stay."""
         self._entries = entries
-        self._refresh()
+        when_released(self, self._refresh)
 
     def open_over(self, window: QWidget) -> None:
         """Show it in the upper part of a window."""

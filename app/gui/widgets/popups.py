@@ -4,6 +4,7 @@ Corners are masked: not every system can draw translucent windows.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from PySide6.QtCore import QPoint, QRectF, Qt
 from PySide6.QtGui import QAction, QPainterPath, QRegion, QResizeEvent
@@ -56,6 +57,11 @@ class Choice(QComboBox):
             self._shadow = Shadow(self.view().window(), self.window(), _RADIUS)
         super().showPopup()
         round_corners(self.view().window(), _RADIUS)
+
+
+def entries_of(box: QComboBox) -> list[tuple[str, Any]]:
+    """What it offers: the words of each entry, and what stands for it."""
+    return [(box.itemText(place), box.itemData(place)) for place in range(box.count())]
 
 
 def round_corners(window: QWidget, radius: int) -> None:

@@ -7,6 +7,8 @@ import pytest
 from tests.fake_hub import FakeHub
 from tests.gui.walk.walker import PROGRAMS, ROOT, Screen, Walk
 
+CROWDED_S = 900  # a walk of half a minute, with three others on two processors that others use too
+
 
 def pytest_collection_modifyitems(items):
     missing = [name for name in PROGRAMS if not shutil.which(name)]
@@ -14,6 +16,9 @@ def pytest_collection_modifyitems(items):
         if "gui/walk" in str(item.path).replace("\\", "/"):
             item.add_marker(pytest.mark.e2e)
             item.add_marker(pytest.mark.slow)
+            own = item.get_closest_marker("timeout")
+            if own is None or own.args[0] < CROWDED_S:
+                item.add_marker(pytest.mark.timeout(CROWDED_S))
             if missing:
                 item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(missing)} (apt-get install)"))
 

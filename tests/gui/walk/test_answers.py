@@ -1,5 +1,6 @@
 """Answers of a real model, from the question to the last word, as a person follows them."""
 
+import contextlib
 import os
 import pty
 import subprocess
@@ -10,11 +11,11 @@ import psutil
 import pytest
 
 from tests.gui.walk.walker import ROOT
+from tests.servers import wait_for
 
 pytestmark = pytest.mark.timeout(1500)  # a real model on a crowded computer
 # Its answer must be long: it is stopped on the way, on fast machines too.
 QUESTION = "Write a long story, at least two thousand words, about the keeper in the file."
-FIELD = "type(app.focusWidget()).__name__"
 PATIENCE_S = 600.0  # to load a small model and read a page, with other work on the computer
 SAID = "chat.transcript.item(chat.controller.tree.leaf_id)"
 
@@ -37,11 +38,11 @@ def choose_model(walk, name):
     walk.click("Model", "chat.bar")
     walk.until("app.focusWidget() is not None and app.focusWidget().accessibleName() == 'Search models'")
     walk.type(name[:5])
-    walk.until(f"'here' in says() and {name!r} in says()", 40)  # its speed on this computer
+    walk.until(f"'here' in says() and {name!r} in says()", PATIENCE_S)  # its speed on this computer
     walk.click(f"Load {name}-135M-Instruct")
-    walk.until("'Eject' in says()", 60)
+    walk.until("'Eject' in says()", PATIENCE_S)
     walk.click(f"Eject {name}-135M-Instruct")
-    walk.until("'Load' in says().split(' | ')", 60)
+    walk.until("'Load' in says().split(' | ')", PATIENCE_S)
     walk.key("Return")
     walk.until(f"{name!r} in desktop.services.models.get(chat.controller.conversation.model).title")
 
@@ -50,13 +51,7 @@ def test_the_window_says_where_an_answer_is_and_lists_its_chat_at_once(walk, tmp
     choose_model(walk, "SmolLM2")
     notes = tmp_path / "notes.txt"
     notes.write_text("The keeper of the lighthouse is Berta Quill. The sea was calm that day. " * 60)
-    walk.click("Attach files", "chat")
-    # Keys go where the window manager sees the focus, which it moves after the window did: each step is awaited.
-    walk.until(f"{FIELD} == 'QLineEdit' and app.focusWidget().window() is not window")
-    walk.type(str(notes))
-    walk.until(f"app.focusWidget().text() == {str(notes)!r}")
-    walk.key("Return")
-    walk.until("'notes.txt' in says(chat.composer) and window.isActiveWindow()")
+    walk.attach(notes)
     walk.click("Message", "chat")
     walk.until("chat.composer.editor.hasFocus()")
     walk.type(QUESTION)
@@ -73,12 +68,13 @@ def test_the_window_says_where_an_answer_is_and_lists_its_chat_at_once(walk, tmp
             seen.append(told)
         return told
 
-    began = time.monotonic()
+    began, listed = time.monotonic(), False
     while not (phase() or "").startswith("Writing"):
         assert time.monotonic() - began < PATIENCE_S, seen
-        if any(words.startswith("Reading your prompt ") for words in seen):
-            assert walk.ask("chat.sidebar.model.rowCount()") >= 1, "its chat is listed while it is answered"
+        if not listed and any(words.startswith("Reading your prompt ") for words in seen):
+            listed = walk.until("chat.sidebar.model.rowCount() >= 1")  # its chat, while it is answered
         assert walk.ask("chat.controller.busy"), seen
+    assert listed
     assert any(words.startswith("Starting the model ") for words in seen), seen
     read = [words for words in seen if words.startswith("Reading your prompt ") and " of " in words]
     assert read, seen
@@ -92,7 +88,9 @@ def test_the_window_says_where_an_answer_is_and_lists_its_chat_at_once(walk, tmp
 
 def unloaded(walk):
     """Nothing is in memory, so that the next answer begins with a load."""
-    walk.ask("[desktop.services.api.unload(c.id) for c in desktop.services.models.choices if c.loaded] and None")
+    for model in walk.loaded():  # the server's own word: the window looks from time to time only
+        walk.manage(f"models/{model}/unload", {})
+    wait_for(lambda: walk.loaded() == [], PATIENCE_S, "the end of what was loaded")
     walk.until("not any(c.loaded for c in desktop.services.models.choices)")
 
 
@@ -103,7 +101,13 @@ def test_the_terminal_says_where_its_answer_is(walk):
     env = {**walk.env, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
     try:
         done = subprocess.run(
-            command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs, timeout=120
+            command,
+            cwd=ROOT,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            timeout=PATIENCE_S,
         )
         os.close(theirs)
         told = b""
@@ -131,12 +135,14 @@ def test_an_answer_whose_runner_is_killed_keeps_its_text_and_is_tried_again(walk
     walk.key("Return")
     walk.until("chat.controller.partial and len(chat.controller.partial.content) > 40", PATIENCE_S)
     server = walk.server()
-    of_server = psutil.Process(server["pid"]).children(recursive=True)
-    runners = [child for child in of_server if "engine.runner.main" in " ".join(child.cmdline())]
+    runners = []
+    for child in psutil.Process(server["pid"]).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # one that ended meanwhile
+            runners += [child] if "engine.runner.main" in " ".join(child.cmdline()) else []
     assert runners
     for runner in runners:
         runner.kill()
-    walk.until("not chat.controller.busy", 60)
+    walk.until("not chat.controller.busy", PATIENCE_S)
     message = "chat.controller.tree.path()[-1]"
     assert walk.ask(f"{message}.status") == "error"
     assert len(walk.ask(f"{message}.content")) > 40, "what had arrived stays"

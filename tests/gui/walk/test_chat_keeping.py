@@ -6,6 +6,8 @@ import zipfile
 
 import pytest
 
+from tests.servers import wait_for
+
 OPTIONS = "chat.options"
 LAST = "chat.controller.tree.path()[-1]"
 SAMPLING = "chat.controller.conversation.sampling"
@@ -20,6 +22,11 @@ def rows(walk, question):
     """What stands in the database of the chats."""
     with sqlite3.connect(walk.home / "state" / "chats.db") as known:
         return known.execute(question).fetchall()
+
+
+def are_rows(walk, question, wanted):
+    """Wait until that stands in the database: it is written on a thread of its own."""
+    wait_for(lambda: rows(walk, question) == wanted, 60, f"{wanted} of {question}")
 
 
 def named(walk, name):
@@ -45,11 +52,11 @@ def test_a_chat_is_pinned_and_let_go(walk):
     walk.say("What is Tessera?")
     menu(walk, "What is Tessera?", "Pin")
     walk.until("spot('Pinned', chat.sidebar.tree)")
-    assert rows(walk, "SELECT pinned FROM conversations") == [(1,)]
+    are_rows(walk, "SELECT pinned FROM conversations", [(1,)])
     walk.click("What is Tessera?", "chat.sidebar.tree", button=3)
     walk.click("Unpin")
     walk.until("not spot('Pinned', chat.sidebar.tree)")
-    assert rows(walk, "SELECT pinned FROM conversations") == [(0,)]
+    are_rows(walk, "SELECT pinned FROM conversations", [(0,)])
 
 
 def test_a_chat_is_put_into_a_folder_and_the_folder_is_a_project(walk, tmp_path):
@@ -60,13 +67,13 @@ def test_a_chat_is_put_into_a_folder_and_the_folder_is_a_project(walk, tmp_path)
     menu(walk, "Lights", "Rename…")
     named(walk, "Harbours")
     walk.until("spot('Harbours', chat.sidebar.tree)")
-    assert rows(walk, "SELECT name FROM folders") == [("Harbours",)]
+    are_rows(walk, "SELECT name FROM folders", [("Harbours",)])
     walk.click("What is Tessera?", "chat.sidebar.tree", button=3)
     walk.click("Move to")
     walk.click("Harbours")
     walk.until("app.activePopupWidget() is None")
     walk.until("spot('What is Tessera?', chat.sidebar.tree)")
-    assert rows(walk, "SELECT count(*) FROM conversations WHERE folder_id IS NOT NULL") == [(1,)]
+    are_rows(walk, "SELECT count(*) FROM conversations WHERE folder_id IS NOT NULL", [(1,)])
 
     walk.click("Harbours", "chat.sidebar.tree", button=3)
     walk.click("Project: instructions, folder, tools…")
@@ -80,27 +87,27 @@ def test_a_chat_is_put_into_a_folder_and_the_folder_is_a_project(walk, tmp_path)
     walk.picture("project")
     walk.click("Save")
     walk.dialog_closed()
-    kept = rows(walk, "SELECT instructions, model, path FROM folders")
-    assert kept == [("Answer as a pilot of the harbour would.", "spark", str(tmp_path))]
+    wanted = [("Answer as a pilot of the harbour would.", "spark", str(tmp_path))]
+    are_rows(walk, "SELECT instructions, model, path FROM folders", wanted)
     walk.click("Harbours", "chat.sidebar.tree", button=3)
     walk.click("Project: instructions, folder, tools…")
     walk.until("app.activeModalWidget() is not None and 'Instructions' in says()")
     walk.fill("Folder", str(walk.home))
     walk.click("Save")
     walk.dialog_closed()
-    assert rows(walk, "SELECT path FROM folders") == [(str(walk.home),)]
+    are_rows(walk, "SELECT path FROM folders", [(str(walk.home),)])
     walk.click("Harbours", "chat.sidebar.tree", button=3)
     walk.click("New chat here")
     walk.until("len(chat.controller.tree) == 0 and chat.controller.conversation.folder_id")
     walk.say("Who is there?")
-    assert rows(walk, "SELECT count(*) FROM conversations WHERE folder_id IS NOT NULL") == [(2,)]
+    are_rows(walk, "SELECT count(*) FROM conversations WHERE folder_id IS NOT NULL", [(2,)])
     walk.click("Who is there?", "chat.sidebar.tree", button=3)
     walk.click("Move to")
     walk.click("No folder")
     walk.until("app.activePopupWidget() is None")
     menu(walk, "Harbours", "Remove folder (chats stay)")
     walk.until("not spot('Harbours', chat.sidebar.tree)")
-    assert rows(walk, "SELECT count(*), max(folder_id) FROM conversations") == [(2, None)]
+    are_rows(walk, "SELECT count(*), max(folder_id) FROM conversations", [(2, None)])
 
 
 def test_all_chats_are_exported_and_come_back_by_import(walk):
@@ -119,7 +126,7 @@ def test_all_chats_are_exported_and_come_back_by_import(walk):
         f"chat.sidebar.tree.model().rowCount() and {before} < len(desktop.services.store.submit("
         "__import__('app.db.conversations', fromlist=['x']).listing).result())"
     )
-    assert rows(walk, "SELECT count(*) FROM conversations")[0][0] == 2 * before
+    are_rows(walk, "SELECT count(*) FROM conversations", [(2 * before,)])
 
 
 def test_a_chat_comes_out_of_the_archive(walk):
@@ -130,7 +137,7 @@ def test_a_chat_comes_out_of_the_archive(walk):
     walk.click("Archived", "chat.sidebar.tree")
     menu(walk, "Out of the way", "Move out of the archive")
     walk.until("not spot('Archived', chat.sidebar.tree) and spot('Out of the way', chat.sidebar.tree)")
-    assert rows(walk, "SELECT count(*) FROM conversations WHERE archived") == [(0,)]
+    are_rows(walk, "SELECT count(*) FROM conversations WHERE archived", [(0,)])
 
 
 def test_sampling_is_set_kept_for_the_model_and_given_back(walk):
@@ -184,9 +191,9 @@ def test_a_preset_is_removed(walk):
     walk.click("Save as preset…", OPTIONS)
     named(walk, "Short")
     walk.until(f"{OPTIONS}.preset.count() == 2")
-    assert rows(walk, "SELECT name FROM presets") == [("Short",)]
+    are_rows(walk, "SELECT name FROM presets", [("Short",)])
     walk.choose("Preset", "Short", OPTIONS)
     walk.click("Remove this preset", OPTIONS)
     walk.until(f"{OPTIONS}.preset.count() == 1")
-    assert rows(walk, "SELECT name FROM presets") == []
+    are_rows(walk, "SELECT name FROM presets", [])
     walk.click("System prompt and sampling", "chat.bar")

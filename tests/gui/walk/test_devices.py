@@ -33,7 +33,7 @@ def placed(walk):
 
 def test_the_step_that_mends_a_backend_is_copied(walk):
     walk.go("Devices")
-    walk.until(f"'Does not work' in says({DEVICES})", 150)
+    walk.until(f"'Does not work' in says({DEVICES})", 400)
     walk.click("Copy", DEVICES)
     walk.until(f"'by hand to see its messages' in {CLIPBOARD} and 'vulkan' in {CLIPBOARD}")
     walk.picture("mend")
@@ -52,14 +52,14 @@ def test_a_model_on_another_computer_is_pinned_to_this_one(walk, tmp_path):
         walk.go("Chat")
         walk.say("What is Tessera?")
         assert walk.ask("chat.controller.tree.path()[-1].status") == "complete"
-        assert placed(walk) == ("loaded", "RPC0")
+        wait_for(lambda: placed(walk) == ("loaded", "RPC0"), 60, "its load over there")
         walk.go("Devices")
         walk.click("Pin: spark, Processor", DEVICES)
         walk.until(f"'will run on cpu/cpu' in {DEVICES}.banner.text")
         assert walk.manage("models/spark/placement")["pinned"] == "cpu/cpu"
         walk.find("Let Tessera choose: spark", DEVICES)
         walk.picture("pinned-here")
-        wait_for(lambda: placed(walk) == ("loaded", "cpu"), 60, "its load on this computer")
+        wait_for(lambda: placed(walk) == ("loaded", "cpu"), 240, "its load on this computer")
     finally:
         worker.stop()
         host.stop()

@@ -33,7 +33,7 @@ def test_a_file_of_tasks_with_a_fault_says_its_line(walk, tmp_path):
     walk.choose("Check a task before keeping it", OWN, FIT)
     walk.choose_file(tasks(tmp_path, '{"prompt": "How do I use tar?"}'))
     walk.until(f"'commands.jsonl, line 1' in {FIT}.banner.text")
-    assert not walk.ask(f"{FIT}.start.isEnabled()")
+    walk.until(f"not {FIT}.start.isEnabled()")
     walk.picture("gate-refused")
     walk.choose("Check a task before keeping it", "Keep it without a task", FIT)
     walk.until(f"{FIT}.start.isEnabled()")

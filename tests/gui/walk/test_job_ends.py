@@ -36,7 +36,11 @@ def names(walk):
 
 
 def files(walk):
-    return sorted(file for file in (walk.home / "models").rglob("*") if file.is_file())
+    """Those below the folder of models; None while they are on the move."""
+    try:
+        return sorted(file for file in (walk.home / "models").rglob("*") if file.is_file())
+    except OSError:
+        return None
 
 
 def test_a_search_that_failed_and_a_look_that_failed_are_tried_again(walk, hub):
@@ -63,7 +67,7 @@ def test_a_search_that_failed_and_a_look_that_failed_are_tried_again(walk, hub):
 def test_the_speed_of_a_model_that_is_not_here_is_tried(walk):
     walk.click("Try the speed", LIBRARY)
     walk.until(f"'Measuring a stand-in' in says({LIBRARY})")
-    walk.ends("measure", 0, "done", 300)
+    walk.ends("measure", 0, "done", 600)
     walk.click("← Back", LIBRARY)
     walk.click("What fits of Spark-GGUF?", LIBRARY)
     walk.until(f"'measured on a stand-in' in says({LIBRARY})")
@@ -103,7 +107,7 @@ def test_a_conversion_is_watched_to_its_end_and_its_model_answers(walk, tmp_path
     walk.manage("models/convert", {"source": str(folder)})
     walk.until(f"'Converting pier' in says({LIBRARY})")
     walk.picture("converting")
-    walk.ends("convert", 0, "done", 240)
+    walk.ends("convert", 0, "done", 600)
     walk.until(f"'is ready' in {LIBRARY}.banner.text and {card_of('pier')} is not None")
     walk.until(f"'Converting' not in says({LIBRARY})")
     made = next((walk.home / "models").rglob("pier*.gguf"))
@@ -130,7 +134,7 @@ def test_an_import_is_given_up_and_leaves_nothing(walk, tmp_path):
     walk.click("Cancel", LIBRARY)
     walk.ends("import", number, "cancelled")
     walk.until(f"'Importing' not in says({LIBRARY})")
-    wait_for(lambda: files(walk) == before, what="the end of what was copied")
+    wait_for(lambda: files(walk) == before, 120, "the end of what was copied")
     assert large.stat().st_size == bytes_before
     assert not any("large" in name for name in names(walk))
 
@@ -156,12 +160,12 @@ def test_a_fit_whose_work_is_killed_says_so_and_is_put_away(walk):
                 worker.kill()  # as a system without memory would
         return walk.states("quantize")[0] == "failed"
 
-    wait_for(workers, 60, "a process that measures")
-    wait_for(failed, 60, "the end of the job")
+    wait_for(workers, 240, "a process that measures")
+    wait_for(failed, 240, "the end of the job")
     walk.until(f"'process was killed' in {FIT}.banner.text")
     walk.until(f"'fit: not done' in says({FIT})")
     walk.picture("fit-failed")
-    wait_for(lambda: files(walk) == before, what="the end of what was written")
+    wait_for(lambda: files(walk) == before, 120, "the end of what was written")
     walk.click("Remove from this list", FIT)
     walk.until(f"'not done' not in says({FIT})")
-    assert walk.ask(f"{FIT}.start.isEnabled()"), "and one can try again"
+    walk.until(f"{FIT}.start.isEnabled()")  # and one can try again

@@ -55,5 +55,5 @@ def test_closing_with_work_under_way_asks_first(open_window):
     walk.click("Close", "window.banner._actions.itemAt(0).widget()")
     assert walk.process.wait(WAIT_S) == 0, walk.told()
     walk.forget()
-    wait_for(lambda: not psutil.pid_exists(server), what="the end of the server")
+    wait_for(lambda: not psutil.pid_exists(server), 60, "the end of the server")
     assert not [file for file in (walk.home / "models").rglob("*") if file.is_file()], "no half file stays"

@@ -6,7 +6,7 @@ import urllib.request
 def told(walk, path):
     server = walk.server()
     asked = urllib.request.Request(f"{server['url']}{path}", headers={"Authorization": f"Bearer {server['token']}"})
-    with urllib.request.urlopen(asked, timeout=20) as answer:
+    with urllib.request.urlopen(asked, timeout=120) as answer:
         return answer.read().decode()
 
 
@@ -22,7 +22,7 @@ def test_the_context_is_slid_and_the_model_is_loaded_with_it(open_window):
     walk.until("'512 tokens' in says()")
     walk.click("Save and load")
     walk.until("app.activeModalWidget() is None")
-    walk.until("any(c.loaded for c in desktop.services.models.choices)", 60)
+    walk.until("any(c.loaded for c in desktop.services.models.choices)")
     assert '"n_ctx":512' in told(walk, "/tessera/v1/loaded").replace(" ", "")
     assert '"n_ctx": 512' in (walk.home / "config" / "load.json").read_text().replace('":512', '": 512')
     walk.close()

@@ -5,6 +5,8 @@ import sqlite3
 
 import pytest
 
+from tests.servers import wait_for
+
 OPTIONS = "chat.options"
 LAST = "chat.controller.tree.path()[-1]"
 LEAF = "chat.transcript.item(chat.controller.tree.leaf_id)"
@@ -20,6 +22,11 @@ def walk(open_window):
 def folds(walk, columns):
     with sqlite3.connect(walk.home / "state" / "chats.db") as known:
         return known.execute(f"SELECT {columns} FROM folds").fetchall()
+
+
+def are_kept(walk, columns, wanted):
+    """Wait until these folds stand in the database."""
+    wait_for(lambda: folds(walk, columns) == wanted, 60, f"{wanted} in the database")
 
 
 def file_of(walk, name, letters):
@@ -45,7 +52,7 @@ def test_a_chat_that_nears_its_limit_is_summarized_or_left(walk):
     walk.click("Summarize the older part", "chat.banner")
     walk.until(f"len({FOLDS}) == 1")
     walk.until("'The older part of this chat was summarized' in chat.banner.text")
-    assert folds(walk, "opened, edited") == [(0, 0)]
+    are_kept(walk, "opened, edited", [(0, 0)])
 
     walk.attach(file_of(walk, "yet-more.txt", 3000))
     walk.until("'the model takes' in chat.banner.text")
@@ -54,6 +61,7 @@ def test_a_chat_that_nears_its_limit_is_summarized_or_left(walk):
     assert len(folds(walk, "id")) == 1, "the old chat keeps what it has"
     for name in ("more.txt", "yet-more.txt"):
         walk.click(f"Remove {name}", "chat.composer")
+        walk.until(f"{name!r} not in [item.name for item in chat.composer.attachments]")
     walk.until("not chat.composer.attachments")
 
 
@@ -70,18 +78,18 @@ def test_a_summary_is_corrected_sent_whole_and_taken_back(walk):
     walk.until("written() == 'The lights of three harbours were looked at.'")
     walk.click("Save", fold)
     walk.until(f"'edited' in says({fold})")
-    assert folds(walk, "summary, edited") == [("The lights of three harbours were looked at.", 1)]
+    are_kept(walk, "summary, edited", [("The lights of three harbours were looked at.", 1)])
     walk.picture("summary")
     walk.tick("Send the originals to the model", fold)
     walk.until(f"{FOLDS}[0].opened")
-    assert folds(walk, "opened") == [(1,)]
+    are_kept(walk, "opened", [(1,)])
     walk.tick("Send the originals to the model", fold)
     walk.until(f"not {FOLDS}[0].opened")
     walk.click(walk.ask(f"{fold}.fold.accessibleName()"), fold)
     walk.until("'What is part 1?' in reads(chat.transcript)")
     walk.click("Take this summary back", fold)
     walk.until(f"{FOLDS} == []")
-    assert folds(walk, "id") == []
+    are_kept(walk, "id", [])
     walk.until("len(chat.transcript._keys) == len(chat.controller.tree.path())")
 
 
@@ -90,7 +98,7 @@ def test_one_goes_back_to_the_end_of_a_long_chat(walk):
     walk.until("not chat.transcript.at_end")
     walk.click("Go to the end", "chat.transcript")
     walk.until("chat.transcript.at_end and not chat.transcript._to_end.isVisible()")
-    assert walk.ask(f"{LEAF}.visibleRegion().isEmpty()") is False
+    walk.until(f"not {LEAF}.visibleRegion().isEmpty()")
 
 
 def test_an_answer_that_says_the_same_again_and_again_is_ended_and_can_go_on(walk):

@@ -109,12 +109,12 @@ def test_a_key_that_may_manage_is_made_and_does(walk):
     walk.until(f"{SERVER}.keys.key.isVisible() and {SERVER}.keys.key.text()")
     key = walk.ask(f"{SERVER}.keys.key.text()")
     asked = urllib.request.Request(f"{walk.server()['url']}/tessera/v1/loaded", headers={"x-api-key": key})
-    with urllib.request.urlopen(asked, timeout=30) as answer:
+    with urllib.request.urlopen(asked, timeout=120) as answer:
         assert json.load(answer) == {"models": []}
     walk.click("Revoke phone", f"{SERVER}.keys")
     walk.until("not spot('Revoke phone', window)")
     with pytest.raises(urllib.error.HTTPError):
-        urllib.request.urlopen(asked, timeout=30)
+        urllib.request.urlopen(asked, timeout=120)
 
 
 def test_another_tessera_is_used_and_left(walk, tmp_path):

@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.servers import wait_for
+
 
 @pytest.fixture(scope="module")
 def walk(open_window):
@@ -30,7 +32,8 @@ def test_a_page_a_theme_and_a_chat_are_found_by_typing(walk):
     walk.until("spot('Appearance: Dark')")
     walk.key("Return")
     walk.until("desktop.services.look.tokens.dark")
-    assert "dark" in (walk.home / "config" / "settings.toml").read_text()
+    file = walk.home / "config" / "settings.toml"  # written after the window knows it
+    wait_for(lambda: file.exists() and "dark" in file.read_text(), 60, "the theme in the file")
 
     walk.key("ctrl+n")
     walk.until("chat.isVisible() and not len(chat.controller.tree)")

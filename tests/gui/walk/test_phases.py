@@ -43,13 +43,12 @@ def test_a_comparison_says_of_both_models_where_their_answers_are(walk, tmp_path
     walk.type(QUESTION)
     walk.until(f"chat.composer.text == {QUESTION!r}")
     walk.key("Return")
+    walk.until(f"'Waits for the first answer' in says({PAIR})")
     for number in (0, 1):
         pane = f"getattr({PAIR}, 'panes', [])[{number}:]"
         told = f"next((p._phase.text() for p in {pane} if p._phase is not None), '')"
         seen = walk.phases(told, "Writing", PATIENCE_S)
         assert_told(seen, walk.phases_s)
-        if number == 0:
-            assert "Waits for the first answer" in walk.ask(f"says({PAIR})")
     walk.until("not chat.controller.busy", PATIENCE_S)
     walk.picture("compared")
     assert walk.ask("[m.model for m in chat.controller.tree.path()][-1]")
@@ -58,7 +57,7 @@ def test_a_comparison_says_of_both_models_where_their_answers_are(walk, tmp_path
     walk.click("Go on with this one", PAIR)  # of the first: the newest is what it goes on from by itself
     walk.until(f"chat.controller.tree.leaf_id == {PAIR}.panes[0].message.id")
     walk.settle()
-    assert walk.ask("chat.isAncestorOf(app.focusWidget())"), "the keyboard stays in the chat"
+    walk.until("chat.isAncestorOf(app.focusWidget())")  # the keyboard stays in the chat
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def test_the_code_page_says_where_its_answer_is(walk, project):
     walk.go("Code")
     walk.click("Open folder", f"{CODE}.empty")
     walk.choose_file(project)
-    walk.until(f"{CODE}.controller.has_project and {CODE}.composer.ready", 30)
+    walk.until(f"{CODE}.controller.has_project and {CODE}.composer.ready")
     walk.click("Question", CODE)
     asked = "What does @file:lamp.py do with the wind?"
     walk.type(asked)
@@ -96,7 +95,7 @@ def test_the_agent_of_the_code_page_says_where_it_is(walk, project):
     if not walk.ask(f"{CODE}.controller.has_project"):
         walk.click("Open folder", f"{CODE}.empty")
         walk.choose_file(project)
-        walk.until(f"{CODE}.controller.has_project and {CODE}.composer.ready", 30)
+        walk.until(f"{CODE}.controller.has_project and {CODE}.composer.ready")
     walk.eject()
     walk.go("Code")
     walk.click("Work with tools", CODE)

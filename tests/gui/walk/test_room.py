@@ -16,7 +16,7 @@ def open_project(walk):
     walk.go("Code")
     walk.click("Open folder", f"{CODE}.empty")
     walk.choose_file(ROOT / "devices")
-    walk.until(f"{CODE}.controller.has_project and {CODE}.composer.ready", 60)
+    walk.until(f"{CODE}.controller.has_project and {CODE}.composer.ready")
     walk.click("errors.py", f"{CODE}.files")
     walk.until(f"{CODE}.files.source.path")
 
@@ -24,8 +24,8 @@ def open_project(walk):
 def test_the_source_has_most_of_the_window_and_its_list_is_folded_away(walk):
     open_project(walk)
     walk.settle()
-    width, whole = walk.ask(f"[{CODE}.files.source.width(), {CODE}.width()]")
-    assert width > 0.4 * whole
+    walk.until(f"{CODE}.files.source.width() > 0.4 * {CODE}.width()")
+    width = walk.ask(f"{CODE}.files.source.width()")
     walk.click("Show or hide the list of files", CODE)
     walk.until(f"not {CODE}.files.tree.isVisible() and {CODE}.files.source.width() > {width} + 100")
     walk.click("Show or hide the list of files", CODE)
@@ -43,13 +43,14 @@ def test_sides_that_were_pulled_stay_so(walk):
     walk.screen.hand("mousemove", x + 60, y + height // 2)
     walk.screen.hand("mousemove", x + 90, y + height // 2, "mouseup", 1)
     walk.until(f"{split}.sizes()[0] > {before[0]} + 60")
+    walk.settle()
     pulled = walk.ask(f"{split}.sizes()")
     walk.close()
     walk.start()
     walk.until("chat.composer.ready")
     open_project(walk)
     walk.settle()
-    assert all(abs(now - then) <= 2 for now, then in zip(walk.ask(f"{split}.sizes()"), pulled, strict=True))
+    walk.until(f"all(abs(now - then) <= 2 for now, then in zip({split}.sizes(), {pulled}, strict=True))")
 
 
 def test_the_tensors_of_a_plan_are_seen_without_scrolling(walk):
@@ -58,7 +59,7 @@ def test_the_tensors_of_a_plan_are_seen_without_scrolling(walk):
     walk.settle()
     for side in ("mosaic", "rival"):
         seen = f"{FIT}.picture.{side}.visibleRegion().boundingRect().size() == {FIT}.picture.{side}.size()"
-        assert walk.ask(f"{FIT}.picture.{side}.isVisible() and {seen}"), side
+        walk.until(f"{FIT}.picture.{side}.isVisible() and {seen}")
     walk.picture("fit-room")
 
 

@@ -33,7 +33,7 @@ def is_kept(walk, name, value):
     """Wait until that stands in the file."""
     walk.until(f"desktop.services.settings.now[{name!r}] == {value!r}")
     on_disk = None if BY_NAME[name].default == value else value  # written after the window knows it
-    wait_for(lambda: kept(walk, name) == on_disk, 30, f"{name} in the file")
+    wait_for(lambda: kept(walk, name) == on_disk, 60, f"{name} in the file")
 
 
 def chats(walk):
@@ -139,7 +139,7 @@ def test_the_trash_is_emptied_and_the_licences_are_read(walk):
     walk.click("Empty the trash of chats…", SETTINGS)
     walk.click("Discard")
     walk.dialog_closed()
-    wait_for(lambda: chats(walk) == 0, what="an empty trash")
+    wait_for(lambda: chats(walk) == 0, 60, "an empty trash")
     walk.click("About", SETTINGS)
     walk.click("About Tessera and its licences…", SETTINGS)
     walk.until("app.activeModalWidget() is not None and app.activeModalWidget()._parts.count() > 5")

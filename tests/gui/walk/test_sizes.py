@@ -35,7 +35,7 @@ def cut_on_all_pages(walk, name):
         walk.go(page)
         walk.settle()
         walk.picture(f"{name}-{page}")
-        cut = walk.ask("cut()")
+        cut = walk.cuts()
         if cut:
             found[page] = cut
     return found
@@ -60,13 +60,12 @@ def test_the_bar_shows_whole_words_or_none_however_low_the_window_is(large_walk,
     named = []
     for height in range(480, 781, 20):
         walk.ask(f"window.resize(900, {height})")
+        walk.until(f"window.height() == {height}")
         walk.settle()
-        assert walk.ask("window.height()") == height
-        assert walk.ask("cut(window._rail)") == [], (height, percent)
+        assert walk.cuts("window._rail") == [], (height, percent)
         buttons = "list(window._rail.buttons.values())"
-        assert walk.ask(f"all(b.height() >= b.sizeHint().height() for b in {buttons})"), (height, percent)
-        whole = "b.visibleRegion().boundingRect() == b.rect()"
-        assert walk.ask(f"all({whole} for b in {buttons})"), (height, percent)
+        walk.until(f"all(b.height() >= b.sizeHint().height() for b in {buttons})")
+        walk.until(f"all(b.visibleRegion().boundingRect() == b.rect() for b in {buttons})")
         ends = walk.ask(f"[(b.y(), b.y() + b.height()) for b in {buttons}]")
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ends)), (height, percent)
         named.append(walk.ask(f"all(b.toolButtonStyle() == Qt.ToolButtonTextUnderIcon for b in {buttons})"))
@@ -88,7 +87,7 @@ def test_nothing_is_cut_in_german_dark_or_at_high_contrast(open_window, large_sc
             walk.ask(f"window.show_page({page!r})")
             walk.settle()
             walk.picture(f"de-{theme}-{contrast}-{percent}-{page}")
-            found[percent, theme, contrast, page] = walk.ask("cut()")
+            found[percent, theme, contrast, page] = walk.cuts()
     assert {key: cut for key, cut in found.items() if cut} == {}
     walk.close()
 
@@ -96,7 +95,7 @@ def test_nothing_is_cut_in_german_dark_or_at_high_contrast(open_window, large_sc
 def test_at_a_scale_of_two_nothing_is_cut(open_window, large_screen):
     walk = open_window(on=large_screen, env={"QT_SCALE_FACTOR": "2"})
     inside = "app.primaryScreen().availableGeometry().contains(window.frameGeometry())"
-    assert walk.ask(inside), walk.ask("window.frameGeometry().getRect()")
+    walk.until(inside)
     assert cut_on_all_pages(walk, "scale-2") == {}
     walk.close()
 
@@ -104,7 +103,7 @@ def test_at_a_scale_of_two_nothing_is_cut(open_window, large_screen):
 def test_at_a_scale_of_one_and_a_half_the_window_opens_inside_the_screen(open_window):
     walk = open_window(env={"QT_SCALE_FACTOR": "1.5"})
     inside = "app.primaryScreen().availableGeometry().contains(window.frameGeometry())"
-    assert walk.ask(inside), walk.ask("window.frameGeometry().getRect()")
+    walk.until(inside)
     walk.find("Send", "chat", disabled=True)
     walk.find("Settings", "window._rail")
     assert cut_on_all_pages(walk, "scale-1.5") == {}

@@ -6,6 +6,7 @@ from engine.library.starters import starter_repo, starters
 from quantize.convert.folder import ConvertRequest, convert
 from tests.documents_made import pdf
 from tests.gui.walk.walker import ROOT
+from tests.servers import wait_for
 from tests.small_bert import write_bert_folder
 
 pytestmark = pytest.mark.timeout(400)  # many dialogs, on a crowded computer
@@ -36,6 +37,7 @@ def test_dialogs_are_left_without_any_change(walk, tmp_path):
     walk.click("Edit and ask again", "chat")
     walk.until("spot('Edit your message', chat.transcript)")
     walk.type("Something else")
+    walk.until("'Something else' in written()")
     walk.click("Cancel", "chat.transcript")
     walk.until("not spot('Edit your message', chat.transcript)")
     assert walk.ask("[m.content for m in chat.controller.tree.path()][0]") == "What is Tessera?"
@@ -90,10 +92,10 @@ def test_a_folder_of_documents_is_read_again(walk, tmp_path):
     walk.go("Documents")
     walk.click("Add a folder…", f"{DOCUMENTS}.empty")
     walk.choose_file(folder)
-    walk.until(f"'1 document, 1 page' in says({DOCUMENTS})", 120)
+    walk.until(f"'1 document, 1 page' in says({DOCUMENTS})", 400)
     (folder / "vore.md").write_text("# Vore\n\nThe keeper of Vore is Tom Hale.\n")
     walk.click("Read Lights again", DOCUMENTS)
-    walk.until(f"'2 documents, 2 pages' in says({DOCUMENTS})", 120)
+    walk.until(f"'2 documents, 2 pages' in says({DOCUMENTS})", 400)
 
 
 def test_scans_are_read_too_where_one_wants_it(walk, tmp_path):
@@ -103,12 +105,12 @@ def test_scans_are_read_too_where_one_wants_it(walk, tmp_path):
     walk.go("Documents")
     walk.click("Add a folder…", DOCUMENTS)
     walk.choose_file(folder)
-    walk.until(f"'Not read: ' in says({DOCUMENTS})", 120)
+    walk.until(f"'Not read: ' in says({DOCUMENTS})", 400)
     walk.picture("scans")
     walk.click("Read scans too", DOCUMENTS)
-    walk.until(f"not spot('Read scans too', {DOCUMENTS})", 120)
+    walk.until(f"not spot('Read scans too', {DOCUMENTS})", 400)
     (kept,) = [each for each in walk.manage("collections")["collections"] if each["name"] == "Letters"]
-    assert kept["ocr"]
+    wait_for(lambda: walk.manage(f"collections/{kept['id']}")["ocr"], 60, "what the server keeps of it")
 
 
 def test_an_empty_chat_leads_to_models_and_downloads_one(walk, hub):
@@ -144,6 +146,6 @@ def test_a_model_that_finds_documents_by_meaning_is_downloaded(walk, hub, tmp_pa
     finally:
         del hub.repos[repo]
     walk.go("Documents")
-    walk.until(f"not spot('Download a model that finds by meaning', {DOCUMENTS})", 120)
+    walk.until(f"not spot('Download a model that finds by meaning', {DOCUMENTS})", 400)
     collections = "desktop.services.api.collections()"
-    walk.until(f"all(each.embedded for each in {collections})", 120)
+    walk.until(f"all(each.embedded for each in {collections})", 400)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.fake_upstream import MODEL, FakeUpstream
 from tests.mcp_servers import DEMO
+from tests.servers import wait_for
 
 CODE, LAST = "window.page('code')", "chat.controller.tree.path()[-1]"
 CONSENT = "chat.tools.card"
@@ -72,6 +73,22 @@ def asked(walk, text):
     walk.until(f"{CONSENT}.isVisible()")
 
 
+def shown_call(walk, arguments):
+    """Wait until the question is about the call with these arguments, not about the start before it."""
+    walk.until(f"{CONSENT}.isVisible() and {arguments!r} in {CONSENT}.detail.toPlainText()")
+
+
+def decided(walk, wanted):
+    """Wait until these decisions for good, and no others, are on the disk."""
+    wait_for(lambda: [each["decision"] for each in kept(walk).values()] == wanted, 60, f"{wanted} on the disk")
+
+
+def worked(walk, talker, before):
+    """Wait until the model was asked since `before`, and its answer is there with one edit."""
+    wait_for(lambda: len(talker.seen) > before, 120, "a question to the model")
+    walk.until(f"not {CODE}.controller.busy and {CODE}.review.hunks.count() == 1")
+
+
 def ended(walk):
     walk.until("not chat.controller.busy")
     return walk.ask(f"{LAST}.content")
@@ -105,8 +122,8 @@ def test_tools_are_asked_for_and_decided_about(walk, talker):
     asked(walk, "What is two plus forty?")
     walk.picture("tool-consent")
     walk.click("Allow once", CONSENT)  # the start of the program
-    walk.until(f"{CONSENT}.isVisible() and 'add' in says({CONSENT})")
-    assert '"b": 40' in walk.ask(f"{CONSENT}.detail.toPlainText()")
+    shown_call(walk, '"b": 40')
+    assert "add" in walk.ask(f"says({CONSENT})")
     walk.click("Allow once", CONSENT)
     assert ended(walk).endswith("42")
     asked(walk, "And once more two plus forty?")
@@ -123,14 +140,14 @@ def test_tools_are_asked_for_and_decided_about(walk, talker):
     asked(walk, "In another chat, two plus forty?")
     walk.click("Always", CONSENT)
     assert ended(walk).endswith("42")
-    assert [each["decision"] for each in kept(walk).values()] == ["always"]
+    decided(walk, ["always"])
     walk.click("Ask again for mcp__sums__add", "chat")
     walk.until("not spot('Ask again for mcp__sums__add', chat)")
-    assert kept(walk) == {}
+    decided(walk, [])
     asked(walk, "Asked again, two plus forty?")
     walk.click("Never", CONSENT)
     assert "42" not in ended(walk)
-    assert [each["decision"] for each in kept(walk).values()] == ["never"]
+    decided(walk, ["never"])
     walk.click("Tools", "chat.bar")
 
 
@@ -148,13 +165,13 @@ def project(tmp_path):
     return folder
 
 
-def test_tasks_edits_and_a_commit_message_of_the_code_page(walk, project):
+def test_tasks_edits_and_a_commit_message_of_the_code_page(walk, project, talker):
     lamp = project / "lamp.py"
     before, after = lamp.read_text(), lamp.read_text().replace("+", "*")
     walk.go("Code")
     walk.click("Open folder", f"{CODE}.empty")
     walk.choose_file(project)
-    walk.until(f"{CODE}.controller.has_project and {CODE}.composer.ready", 30)
+    walk.until(f"{CODE}.controller.has_project and {CODE}.composer.ready")
     walk.choose(
         "Model",
         walk.ask(f"{CODE}.model.itemText({CODE}.model.findText({MODEL!r}, Qt.MatchFlag.MatchContains))"),
@@ -168,12 +185,15 @@ def test_tasks_edits_and_a_commit_message_of_the_code_page(walk, project):
         walk.click("File", f"{CODE}.files")
         walk.key("ctrl+a")
         walk.until(f"{CODE}.files.selected() is not None")
+        before_task = len(talker.seen)
         walk.click(task, CODE)
-        walk.until(f"not {CODE}.controller.busy and {CODE}.review.hunks.count() == 1")
+        worked(walk, talker, before_task)
         walk.click("Files", f"{CODE}.tabs")
     walk.click("Copy code", f"{CODE}.transcript")
+    walk.until("app.clipboard().text().strip()")
+    before_task = len(talker.seen)
     walk.click("Fix pasted output", CODE)
-    walk.until(f"not {CODE}.controller.busy and {CODE}.review.hunks.count() == 1")
+    worked(walk, talker, before_task)
     assert lamp.read_text() == before, "nothing is written unasked"
     walk.click("Edits", f"{CODE}.tabs")
     walk.picture("edits")
@@ -193,7 +213,9 @@ def test_a_question_is_asked_again_without_a_file(walk, talker):
     walk.go("Code")
     asked = "What does @file:lamp.py say?"
     walk.fill("Question", asked, CODE)
+    before = len(talker.seen)
     walk.key("Return")
+    wait_for(lambda: len(talker.seen) > before, 120, "a question to the model")
     chips = f"[w.accessibleName() for w in {CODE}.findChildren(type({CODE}.commit)) if w.isVisible()]"
     walk.until(f"not {CODE}.controller.busy and any('lamp.py' in name for name in {chips})")
     assert "def bright" in json.dumps(talker.seen[-1][1]["messages"])

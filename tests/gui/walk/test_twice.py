@@ -17,7 +17,7 @@ def program(walk, *arguments):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,
         check=False,
     )
 

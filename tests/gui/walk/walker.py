@@ -14,7 +14,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = ("Xvfb", "openbox", "xdotool")
-WAIT_S = float(os.environ.get("WALK_WAIT_S", "90"))
+WAIT_S = float(os.environ.get("WALK_WAIT_S", "150"))
+LATE_S = 10.0  # what has not come by then is asked for once more
+CUT_S = 15.0
 # Pages inside a destination.
 PAGES = {
     "Documents": ("Chat", None),
@@ -55,16 +57,26 @@ class Screen:
         self.manager = subprocess.Popen(
             ["openbox", "--sm-disable"], env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
+        started = time.monotonic()
+        while not self.managed():  # a window that came before its manager would not get the keyboard
+            assert time.monotonic() - started < WAIT_S, "no window manager"
+            time.sleep(0.05)
 
     def close(self):
         for process in (self.manager, self.server):
             process.terminate()
-            process.wait(10)
+            process.wait(WAIT_S)
+
+    def managed(self):
+        """Whether the window manager is there: without one nobody knows of desktops."""
+        asked = ["xdotool", "get_num_desktops"]
+        done = subprocess.run(asked, env=self.env, capture_output=True, timeout=WAIT_S, check=False)
+        return done.returncode == 0
 
     def hand(self, *arguments):
         """One movement, click or key."""
         self.clicks += arguments.count("click")
-        subprocess.run(["xdotool", *map(str, arguments)], env=self.env, check=True, timeout=20)
+        subprocess.run(["xdotool", *map(str, arguments)], env=self.env, check=True, timeout=WAIT_S)
 
 
 class Walk:
@@ -115,56 +127,80 @@ class Walk:
 
     def ask(self, code):
         """Look inside: `window`, `chat`, `desktop`, `says()`, `cut()`, `spot(text)`, `takes_keys()`."""
+        good, answer = self._look(code)
+        assert good, answer
+        return answer
+
+    def _look(self, code):
+        """Whether that can be asked now, and what it is, or why not."""
         self.lines.write(json.dumps(code) + "\n")
         self.lines.flush()
         line = self.lines.readline()
         assert line, f"the window is gone: {self.told()}"
-        good, answer = json.loads(line)
-        assert good, answer
-        return answer
+        return json.loads(line)
 
     def until(self, code, seconds=WAIT_S):
-        """Wait until that is true; returns it."""
+        """Wait until that is true; returns it. What cannot be asked yet is not true yet."""
         if answer := self.comes(code, seconds):
             return answer
         self.picture("late")
         told = f"written: {self.ask('written()')}\nthe window says: {self.ask('says()')}"
-        raise AssertionError(f"not within {seconds} s: {code}\n{told}")
+        raise AssertionError(f"not within {seconds} s: {code}\n{told}\n{self._look(code)[1]}")
 
     def comes(self, code, seconds):
-        """What that is once it is true, or its last value after so many seconds."""
+        """What that is once it is true, or its last value after so many seconds; None: it could not be asked."""
         started = time.monotonic()
-        while not (answer := self.ask(code)) and time.monotonic() - started < seconds:
+        while True:
+            good, answer = self._look(code)
+            if (good and answer) or time.monotonic() - started > seconds:
+                return answer if good else None
             time.sleep(0.03)
-        return answer
+
+    def mark(self, widget):
+        """Put a sign on a widget; `until(fresh(widget))` then waits for the one that is made in its place."""
+        self.ask(f"{widget}.setProperty('walked', True) and None")
 
     def settle(self):
-        """Wait until the window has painted what it was told and looks the same twice."""
-        before = None
-        for _ in range(40):
-            now = self.ask("fingerprint()")
-            if now == before:
+        """Wait until the window has painted what it was told and looks the same three times."""
+        seen = []
+        for _ in range(60):
+            seen = [*seen[-2:], self.ask("fingerprint()")]
+            if len(seen) == 3 and len(set(seen)) == 1:
                 return
-            before = now
             time.sleep(0.05)
+
+    def cuts(self, root=""):
+        """What stays cut once all that was told has its room; see `cut`."""
+        started = time.monotonic()
+        while found := self.ask(f"cut({root})"):
+            if time.monotonic() - started > CUT_S:
+                return found
+            self.settle()
+        return []
 
     def find(self, text, within="None", nth=0, seconds=WAIT_S, *, disabled=False):
         """Middle of the thing of that name, once it can be seen and has stopped moving."""
         before = None
         started = time.monotonic()
         while True:
-            rect = self.ask(f"spot({text!r}, {within}, nth={nth}, disabled={disabled})")
-            if rect and rect == before:
+            good, rect = self._look(f"spot({text!r}, {within}, nth={nth}, disabled={disabled})")
+            if good and rect and rect == before:
                 return rect[0] + rect[2] // 2, rect[1] + rect[3] // 2
-            before = rect
             if time.monotonic() - started > seconds:
                 self.picture("missing")
-                raise AssertionError(f"{text!r} cannot be seen; the window says: {self.ask('says()')}")
+                why = "" if good else f"; {rect}"
+                raise AssertionError(f"{text!r} cannot be seen; the window says: {self.ask('says()')}{why}")
+            before = rect if good else None
             time.sleep(0.03)
 
     def click(self, text, within="None", nth=0, button=1):
-        """A click in its middle."""
-        x, y = self.find(text, within, nth)
+        """A click in its middle, where it still is with the mouse over it."""
+        for _ in range(5):
+            x, y = self.find(text, within, nth)
+            self.screen.hand("mousemove", x, y)
+            good, now = self._look(f"spot({text!r}, {within}, nth={nth})")
+            if not good or not now or (now[0] + now[2] // 2, now[1] + now[3] // 2) == (x, y):
+                break
         self.screen.hand("mousemove", x, y, "click", button)
 
     def click_at(self, x, y, button=1):
@@ -178,13 +214,20 @@ class Walk:
 
     def type(self, text):
         """Keys, one by one."""
-        self.until("takes_keys()")
+        self.has_keys()
         self.screen.hand("type", "--delay", 2, text)
 
     def key(self, *names):
         """Named keys, such as ctrl+Return."""
-        self.until("takes_keys()")
+        self.has_keys()
         self.screen.hand("key", "--delay", 5, *names)
+
+    def has_keys(self):
+        """Wait until the keyboard has reached what stands in front."""
+        if not self.comes("takes_keys()", LATE_S):  # a window that opens late is taken for one that steals it
+            front = self.ask("int((app.activeModalWidget() or window).window().winId())")
+            self.screen.hand("windowactivate", front)
+            self.until("takes_keys()")
 
     def tick(self, name, within="None"):
         """A click on the mark of a check box, which may be wider than its words."""
@@ -194,7 +237,10 @@ class Walk:
 
     def fill(self, name, text, within="None"):
         """Write that into the field, in the place of what is there."""
-        self.click(name, within)
+        for _ in range(3):
+            self.click(name, within)
+            if self.comes(f"{name!r} in words_of(app.focusWidget())", LATE_S):
+                break
         self.until(f"{name!r} in words_of(app.focusWidget())")
         self.key("ctrl+a", *() if text else ("BackSpace",))
         if text:
@@ -203,10 +249,16 @@ class Walk:
 
     def choose(self, name, entry, within="None"):
         """That entry of a drop-down."""
-        self.click(name, within)
+        for _ in range(3):
+            self.click(name, within)
+            if self.comes("app.activePopupWidget() is not None", LATE_S):
+                break
         self.until("app.activePopupWidget() is not None")
-        time.sleep(0.45)  # a list takes no click that could be the second half of the one that opened it
-        self.click(entry)
+        for _ in range(3):
+            time.sleep(0.45)  # a list takes no click that could be the second half of the one that opened it
+            self.click(entry)
+            if self.comes("app.activePopupWidget() is None", LATE_S):
+                return
         self.until("app.activePopupWidget() is None")
 
     def say(self, text):
@@ -235,12 +287,12 @@ class Walk:
         field = "type(app.focusWidget()).__name__ == 'QLineEdit' and app.focusWidget().window() is not window"
         self.until("spot('File name:') or spot('Directory:')")
         for _ in range(3):
-            if not self.comes(field, 5):  # a window that opens late is taken for one that steals the keyboard
+            if not self.comes(field, LATE_S):  # a window that opens late is taken for one that steals the keyboard
                 self.screen.hand("windowactivate", self.ask("int(app.activeModalWidget().winId())"))
                 self.until(field)
             self.key("ctrl+a")
             self.type(str(path))
-            if self.comes(f"written() == {str(path)!r}", 10):
+            if self.comes(f"written() == {str(path)!r}", 2 * LATE_S):
                 return
         self.picture("late")
         raise AssertionError(f"{path} cannot be written; the window says: {self.ask('says()')}")
@@ -280,7 +332,8 @@ class Walk:
         self.until("app.focusWidget() is not None and app.focusWidget().accessibleName() == 'Search models'")
         while names := self.ask("[c.title for c in desktop.services.models.choices if c.loaded]"):
             self.click(f"Eject {names[0]}")
-            self.until(f"{names[0]!r} not in [c.title for c in desktop.services.models.choices if c.loaded]")
+            gone = f"{names[0]!r} not in [c.title for c in desktop.services.models.choices if c.loaded]"
+            self.comes(gone, 2 * LATE_S)  # or it was pressed while the list was made anew
         self.key("Escape")
         self.until(
             "app.activeModalWidget() is None and app.activePopupWidget() is None and window.isActiveWindow()"

@@ -48,6 +48,7 @@ class Eye(QObject):
             "fingerprint": fingerprint,
             "takes_keys": takes_keys,
             "words_of": words_of,
+            "fresh": fresh,
             "written": written,
             "Qt": Qt,
             "QPoint": QPoint,
@@ -97,6 +98,11 @@ def words_of(widget):
     if hasattr(widget, "placeholderText"):
         found.add(widget.placeholderText())
     return {str(words).replace("&", "") for words in found if words}
+
+
+def fresh(widget):
+    """Whether it was made after `Walk.mark` put its sign there."""
+    return not widget.property("walked")
 
 
 def roots():
