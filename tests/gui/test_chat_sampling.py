@@ -2,6 +2,7 @@
 
 import msgspec
 
+from app.db import conversations
 from engine.api.models import Decided, ModelSampling
 from tests.gui.hands import ask
 
@@ -77,3 +78,22 @@ def test_the_reasoning_budget_is_offered_where_the_model_reasons_and_is_sent(qtb
     qtbot.waitUntil(lambda: page.controller.conversation.sampling.get("thinking_budget") == 0)
     ask(qtbot, page, "Again?")
     assert server.bodies[-1]["enable_thinking"] is False
+
+
+def test_what_was_just_set_holds_for_the_question_that_follows_at_once(qtbot, page, server):
+    page.options.show()
+    page.options.sampling.fields["temperature"].setValue(0.3)
+    ask(qtbot, page)
+    assert server.bodies[-1]["temperature"] == 0.3
+
+
+def test_what_was_just_set_stays_with_its_chat_when_another_is_begun(qtbot, services, page):
+    page.options.show()
+    ask(qtbot, page)
+    number = page.controller.conversation.id
+    page.options.prompt.setPlainText("Be short.")
+    page.new_chat()
+    assert page.controller.conversation.system_prompt == ""
+    assert services.store.submit(conversations.get, number).result().system_prompt == "Be short."
+    qtbot.wait(700)
+    assert page.controller.conversation.system_prompt == ""

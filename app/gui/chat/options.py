@@ -163,6 +163,12 @@ class ChatOptions(QFrame):
             self._own = self._sampling()  # what is shown anew meanwhile is what stands here now
             self._delay.start()
 
+    def flush(self) -> None:
+        """What was changed a moment ago holds from now on, not when the pause after typing is over."""
+        if self._delay.isActive():
+            self._delay.stop()
+            self._emit()
+
     def _emit(self) -> None:
         self.changed.emit({"system_prompt": self.prompt.toPlainText(), "sampling": self._sampling()})
 

@@ -186,6 +186,7 @@ class ChatPage(QSplitter):
         return Conversation(0, model=self._default_model(), system_prompt=prompt, sampling=default_sampling(now))
 
     def _begin(self, conversation: Conversation) -> None:
+        self._take_options()
         self.save_draft()
         self.controller.new(conversation)
         self.sidebar.select(0)
@@ -195,6 +196,7 @@ class ChatPage(QSplitter):
         """Show a conversation, at a message if given."""
         if conversation_id == self.controller.conversation.id and not message_id:
             return
+        self._take_options()
         self.save_draft()
         self._wanted_message = message_id
         self.controller.open(conversation_id, message_id or None)
@@ -231,8 +233,13 @@ class ChatPage(QSplitter):
 
     def _on_sent(self, text: str, attachments: tuple[Attachment, ...]) -> None:
         self.banner.hide()
+        self._take_options()
         self.transcript.scroll_to_end()
         self.controller.send(text, attachments)
+
+    def _take_options(self) -> None:
+        if self._options is not None:
+            self._options.flush()
 
     def _on_model_chosen(self, model: str) -> None:
         self.controller.change(model=model)

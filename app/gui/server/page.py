@@ -195,7 +195,11 @@ class ServerPage(Page):
         if not self._asking and self._services.models.reachable:
             self._asking = True
             run, api = self._services.background.run, self._services.api
-            run(api.recent_requests, self._show_activity, lambda _: self._show_activity(None), self)
+            run(api.recent_requests, self._on_activity, lambda _: self._show_activity(None), self)
+
+    def _on_activity(self, answer: RecentActivity) -> None:
+        """What was asked just before the server was stopped is not so any more."""
+        self._show_activity(answer if self._services.models.reachable else None)
 
     def _show_activity(self, answer: RecentActivity | None) -> None:
         self._asking = False

@@ -330,10 +330,12 @@ class Walk:
         self.go("Chat")
         self.click("Model", "chat.bar")
         self.until("app.focusWidget() is not None and app.focusWidget().accessibleName() == 'Search models'")
-        while names := self.ask("[c.title for c in desktop.services.models.choices if c.loaded]"):
-            self.click(f"Eject {names[0]}")
-            gone = f"{names[0]!r} not in [c.title for c in desktop.services.models.choices if c.loaded]"
-            self.comes(gone, 2 * LATE_S)  # or it was pressed while the list was made anew
+        titles, started = "[c.title for c in desktop.services.models.choices if c.loaded]", time.monotonic()
+        while self.loaded():
+            assert time.monotonic() - started < 2 * WAIT_S, "it stays in memory"
+            if names := self.comes(titles, 2 * LATE_S):  # the window looks from time to time
+                self.click(f"Eject {names[0]}")
+                self.comes(f"{names[0]!r} not in {titles}", 2 * LATE_S)
         self.key("Escape")
         self.until(
             "app.activeModalWidget() is None and app.activePopupWidget() is None and window.isActiveWindow()"
