@@ -5,7 +5,8 @@ import shutil
 import pytest
 
 from tests.fake_hub import FakeHub
-from tests.gui.walk.walker import PROGRAMS, ROOT, Screen, Walk
+from tests.gui.walk.screen import PROGRAMS, Screen
+from tests.gui.walk.walker import ROOT, Walk
 
 CROWDED_S = 900  # a walk of half a minute, with three others on two processors that others use too
 

@@ -12,9 +12,9 @@ import time
 import urllib.request
 from pathlib import Path
 
+from tests.gui.walk.screen import WAIT_S
+
 ROOT = Path(__file__).resolve().parents[3]
-PROGRAMS = ("Xvfb", "openbox", "xdotool")
-WAIT_S = float(os.environ.get("WALK_WAIT_S", "150"))
 LATE_S = 10.0  # what has not come by then is asked for once more
 CUT_S = 15.0
 # Pages inside a destination.
@@ -28,55 +28,6 @@ PAGES = {
     "Devices": ("System", "Devices"),
     "Measure": ("System", "Measure"),
 }
-
-
-class Screen:
-    """An X server without a monitor, with a window manager."""
-
-    def __init__(self, size="1280x800"):
-        self.clicks = 0  # presses of a button of the mouse so far
-        read, write = os.pipe()
-        command = [
-            "Xvfb",
-            "-displayfd",
-            str(write),
-            "-screen",
-            "0",
-            f"{size}x24",
-            "-nolisten",
-            "tcp",
-            "-dpi",
-            "96",
-            "-r",
-        ]  # no repeated keys
-        self.server = subprocess.Popen(command, pass_fds=(write,), stderr=subprocess.DEVNULL)
-        os.close(write)
-        with os.fdopen(read) as told:
-            self.display = f":{told.readline().strip()}"
-        self.env = {**os.environ, "DISPLAY": self.display}
-        self.manager = subprocess.Popen(
-            ["openbox", "--sm-disable"], env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        started = time.monotonic()
-        while not self.managed():  # a window that came before its manager would not get the keyboard
-            assert time.monotonic() - started < WAIT_S, "no window manager"
-            time.sleep(0.05)
-
-    def close(self):
-        for process in (self.manager, self.server):
-            process.terminate()
-            process.wait(WAIT_S)
-
-    def managed(self):
-        """Whether the window manager is there: without one nobody knows of desktops."""
-        asked = ["xdotool", "get_num_desktops"]
-        done = subprocess.run(asked, env=self.env, capture_output=True, timeout=WAIT_S, check=False)
-        return done.returncode == 0
-
-    def hand(self, *arguments):
-        """One movement, click or key."""
-        self.clicks += arguments.count("click")
-        subprocess.run(["xdotool", *map(str, arguments)], env=self.env, check=True, timeout=WAIT_S)
 
 
 class Walk:
