@@ -12,7 +12,7 @@ from devices.child_command import child_command
 
 _KEPT = 500  # pictures; one is some kilobytes
 _TIME_MS = 3000  # one formula may take so long; Measured: ordinary ones take 6 to 60 ms
-_START_MS = 15_000  # the first one waits for the child's start
+_START_MS = 60_000  # the first one waits for the child's start, on a busy computer too
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def test_the_hub_is_asked_with_its_filters_and_a_repository_is_opened_and_left(w
     walk.fill("Search models", "Spark")
     for name, entry, sent in (
         ("Kind of model", "Chat", "pipeline_tag"),
-        ("Order", "Most likes", "sort"),
+        ("Order", "Most likes", "sort=likes"),
         ("Parameters", "Up to 3 B", "num_parameters"),
     ):
         before = len(hub.requests)
