@@ -78,6 +78,7 @@ class DevicesPage(Page):
         self._timer.timeout.connect(self._refresh_ledger)
         self._asked: set[str] = set()
         self._placements: tuple[str, ...] = ()
+        self._round = 0  # each time the loaded models are listed anew, their placements are asked for anew
         self._live: dict[str, tuple[QLabel, QProgressBar]] = {}
         services.models.reachable_changed.connect(lambda reachable: self.refresh() if reachable else None)
 
@@ -217,6 +218,8 @@ class DevicesPage(Page):
         if loaded == self._placements:
             return
         self._placements = loaded
+        self._round += 1
+        now = self._round
         clear(self._loaded)
         if loaded:
             self._loaded.addWidget(label(self.tr("Where each loaded model runs"), "strong"))
@@ -225,10 +228,11 @@ class DevicesPage(Page):
             self._loaded.addLayout(place)
 
             def show(answer: PlacementAnswer, place: QVBoxLayout = place, model: str = model) -> None:
-                clear(place)
-                place.addWidget(placement_card(model, self._services.models.title(model), answer, self._pin))
+                if now == self._round:  # else its place is gone
+                    clear(place)
+                    place.addWidget(placement_card(model, self._services.models.title(model), answer, self._pin))
 
-            self._ask(f"placement of {model}", partial(self._services.api.placement, model), show)
+            self._ask(f"placement {now} of {model}", partial(self._services.api.placement, model), show)
 
     def _pin(self, model: str, device: str | None) -> None:
         def pinned(answer: Pinned) -> None:

@@ -72,7 +72,7 @@ class Formulas(QObject):
             child.closeWriteChannel()
             if not child.waitForFinished(500):
                 child.kill()
-                child.waitForFinished(2000)
+                child.waitForFinished(10_000)
             child.deleteLater()
 
     def _next(self) -> None:
