@@ -21,7 +21,7 @@ from app.gui.services import Services
 from app.gui.shortcuts import SHORTCUTS, shown_keys, words_of
 from app.gui.widgets.basics import Page, button, card, label, row, rule, set_kind, stack
 from app.gui.widgets.flow import Flow
-from app.gui.widgets.popups import Choice
+from app.gui.widgets.popups import Choice, entries_of
 from app.settings import SETTINGS, Setting, SettingsError, Value, settings_file
 from engine.paths import user_paths
 from engine.version import __version__
@@ -172,12 +172,15 @@ class SettingsPage(Page):
 
         def fill() -> None:
             now = self._services.settings.now.text("chat.model")
+            offered = [(self.tr("The one used last"), "")]
+            offered += [(model.title, model.id) for model in self._services.models.choices]
+            if now not in {model for _, model in offered}:
+                offered.append((now, now))
+            if offered == entries_of(choice):
+                return  # an open list stays as it is
             choice.clear()
-            choice.addItem(self.tr("The one used last"), "")
-            for model in self._services.models.choices:
-                choice.addItem(model.title, model.id)
-            if choice.findData(now) < 0:
-                choice.addItem(now, now)
+            for title, model in offered:
+                choice.addItem(title, model)
             choice.setCurrentIndex(choice.findData(now))
 
         fill()

@@ -1,10 +1,12 @@
 """Collections in the window: the page that keeps them, the chat that asks one, the passages below its answer."""
 
+import threading
+
 import msgspec
 import pytest
 from PySide6.QtWidgets import QPushButton, QToolButton
 
-from app.db.records import Message
+from app.db.records import Conversation, Message
 from app.gui.chat.options import ChatOptions
 from app.gui.chat.request import branch_body
 from app.gui.documents.grounds import GroundsCard, PageDialog, grounds_of
@@ -131,6 +133,28 @@ def test_a_chat_asks_the_collection_that_is_chosen(services, collections, show, 
         options.documents.activated.emit(1)
     sampling = told.args[0]["sampling"]
     assert branch_body("m", [], sampling=sampling)["collection"] == "col_1"
+
+
+def test_a_chat_keeps_what_it_asks_while_the_list_of_collections_has_not_come(services, collections, show, qtbot):
+    come = threading.Event()
+    answer = collections.routes["GET", "/tessera/v1/collections"]
+
+    def later(_):
+        come.wait(60)
+        return answer
+
+    collections.routes["GET", "/tessera/v1/collections"] = later
+    options = show(ChatOptions(services))
+    options.show_conversation(Conversation(0, model="spark", sampling={"collection": "col_1"}))
+    with qtbot.waitSignal(options.changed) as told:
+        options.sampling.fields["temperature"].setValue(0.3)
+    assert told.args[0]["sampling"]["collection"] == "col_1"
+    come.set()
+    qtbot.waitUntil(lambda: options.documents.currentText() == "Sea")
+    options.documents.setCurrentIndex(0)
+    with qtbot.waitSignal(options.changed) as told:
+        options.documents.activated.emit(0)
+    assert "collection" not in told.args[0]["sampling"]
 
 
 def test_a_passage_opens_its_page_and_is_marked_and_the_rest_is_told(services, server, show, qtbot):

@@ -66,7 +66,7 @@ class ChatOptions(QFrame):
         self.limit.valueChanged.connect(self._on_edited)
         self.documents = Choice()
         self.documents.setAccessibleName(self.tr("Documents"))
-        self.documents.activated.connect(self._on_edited)
+        self.documents.activated.connect(lambda _: self._on_collection())
         self._collections: tuple[str, ...] = ("",)
         self.output = OutputOptions()
         self.output.changed.connect(self._on_edited)
@@ -116,6 +116,7 @@ class ChatOptions(QFrame):
         self._model = conversation.model
         self._own = conversation.sampling
         self.output.show_values(conversation.sampling)
+        self._show_collection()
         self.refresh_collections()
         self.refresh_recommendation()
         self._showing = False
@@ -124,16 +125,30 @@ class ChatOptions(QFrame):
         """Offer the collections there are; what this chat asks stays chosen."""
 
         def show(found: tuple[Collection, ...]) -> None:
-            chosen = str(self._own.get("collection") or "")
             self._collections = ("", *(each.id for each in found))
             self.documents.clear()
             self.documents.addItem(self.tr("None"))
             for each in found:
                 self.documents.addItem(each.name)
-            self.documents.setCurrentIndex(self._collections.index(chosen) if chosen in self._collections else 0)
+            self._show_collection()
 
         api = self._services.api
         self._services.background.run(api.collections, show, lambda _: None, parent=self)
+
+    def _show_collection(self) -> None:
+        """Have the list stand at what this chat asks, as far as that is known."""
+        chosen = str(self._own.get("collection") or "")
+        self.documents.setCurrentIndex(self._collections.index(chosen) if chosen in self._collections else 0)
+
+    def _on_collection(self) -> None:
+        self._own = {name: value for name, value in self._own.items() if name != "collection"}
+        self._on_edited()
+
+    def _collection(self) -> str:
+        """What stands in the list; one that has not come into it yet stays what it was."""
+        own = str(self._own.get("collection") or "")
+        chosen = self._collections[max(self.documents.currentIndex(), 0)]
+        return chosen or (own if own not in self._collections else "")
 
     def refresh_presets(self) -> None:
         """Read the presets anew."""
@@ -173,7 +188,7 @@ class ChatOptions(QFrame):
         self.changed.emit({"system_prompt": self.prompt.toPlainText(), "sampling": self._sampling()})
 
     def _sampling(self) -> dict[str, object]:
-        chosen = self._collections[max(self.documents.currentIndex(), 0)]
+        chosen = self._collection()
         asked = {"collection": chosen} if chosen else {}
         return {**self.sampling.own, **self.output.own, **asked, "max_tokens": self.limit.value()}
 
