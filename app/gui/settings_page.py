@@ -176,11 +176,10 @@ class SettingsPage(Page):
             offered += [(model.title, model.id) for model in self._services.models.choices]
             if now not in {model for _, model in offered}:
                 offered.append((now, now))
-            if offered == entries_of(choice):
-                return  # an open list stays as it is
-            choice.clear()
-            for title, model in offered:
-                choice.addItem(title, model)
+            if offered != entries_of(choice):  # else an open list stays as it is
+                choice.clear()
+                for title, model in offered:
+                    choice.addItem(title, model)
             choice.setCurrentIndex(choice.findData(now))
 
         fill()
