@@ -82,8 +82,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     def damage(self, rounding: Rounding) -> dict[str, dict[str, float]]:
         """Expected KL divergence (nats a token) by tensor and type, each alone."""
-        measured = "craft" if rounding == "sequential" else rounding
-        return {t.name: {q: t.alpha * e for q, e in t.errors[measured].items()} for t in self.tensors}
+        return {t.name: {q: t.alpha * e for q, e in t.errors[rounding].items()} for t in self.tensors}
 
 
 class MeasureRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,8 +10,7 @@ DeviceKind = Literal["cpu", "gpu", "npu"]
 # stock: ggml's rounding with the importance matrix, byte for byte what llama-quantize writes.
 # rows: ggml's rounding, each row with the best of three exponents of the importance matrix.
 # craft: integers chosen against second moments on the scales ggml chose.
-# sequential: craft, layer after layer, on the inputs of the already rounded layers before.
-Rounding = Literal["stock", "rows", "craft", "sequential"]
+Rounding = Literal["stock", "rows", "craft"]
 
 
 class TensorSpec(msgspec.Struct, frozen=True):

@@ -25,7 +25,8 @@ _CONSENT = (
 )
 # Options that have the same name here and there.
 _SAME_NAME = (
-    "fit", "bpw", "mix", "tier", "rounding", "device", "threads", "verify", "time_s", "overwrite", "force",
+    "fit", "bpw", "mix", "tier", "rounding", "device", "threads", "gpu_layers", "verify", "time_s", "overwrite",
+    "force",
 )  # fmt: skip
 
 
@@ -62,7 +63,7 @@ _SAME_NAME = (
 )
 @click.option(
     "--rounding",
-    type=click.Choice(["stock", "rows", "craft", "sequential"]),
+    type=click.Choice(["stock", "rows", "craft"]),
     help="How weights are rounded; the default depends on the tier.",
 )
 @click.option("--lock", "locks", multiple=True, type=LockOption(), help="PATTERN=TYPE or PATTERN>=TYPE.")
@@ -113,6 +114,11 @@ _SAME_NAME = (
     help="What it will run on. npu: only types that Intel's NPUs keep as they are.",
 )
 @click.option("--threads", type=click.IntRange(1), help="Default: the processor's cores.")
+@click.option(
+    "--gpu-layers",
+    type=click.IntRange(0),
+    help="Layers that the GPU evaluates while measuring and comparing; 0: none. Default: as a load would get.",
+)
 @click.option("--verify/--no-verify", default=None, help="Compare with the stock mix on held-out text.")
 @click.option("--plan-only", is_flag=True, help="Show the plan and what it would take; write nothing.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")

@@ -45,6 +45,7 @@ class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     spend, which decides the tier. `out`, `calibration`, `own_text` (to judge by too), `imatrix`, `plan_file` (a
     goal by itself) and `export_plan` are whole paths on this computer; without `out` the file joins the library.
     `calibration` may be a folder: its text is mixed half and half with ours, and a part of it judged by.
+    `gpu_layers`: evaluated on the GPU while measuring and comparing (null: as dispatch would load the source).
     `gate`: `certify`, `evaluate` (runs programs the model writes, in the sandbox) or the whole path of a file of
     tasks; a file that does it clearly worse than the source is not kept (then the result's `path` is empty).
     """
@@ -67,6 +68,7 @@ class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     time_s: Annotated[float, Meta(gt=0, le=1e7)] | None = None
     device: DeviceKind = "cpu"
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    gpu_layers: Annotated[int, Meta(ge=0, le=10_000)] | None = None
     verify: bool | None = None
     calibration: Place | None = None
     own_text: Place | None = None

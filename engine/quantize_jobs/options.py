@@ -23,7 +23,8 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
     and `imatrix` are files. `own_text` is text to judge
     by too. `time_s` is a time to spend, which decides the tier. `plan_file` is a plan to follow, which is a goal by
     itself, `export_plan` where to write one. `out` None: a name of its own among the library's models. Files are
-    whole paths. `gate` is a task that the file must not do clearly worse than the source: certify, evaluate, or a
+    whole paths. `gpu_layers` are evaluated on the GPU while measuring and comparing (None: as dispatch would load
+    the source). `gate` is a task that the file must not do clearly worse than the source: certify, evaluate, or a
     file of tasks.
     """
 
@@ -45,6 +46,7 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
     imatrix: str | None = None
     device: DeviceKind = "cpu"
     threads: int | None = None
+    gpu_layers: int | None = None
     verify: bool | None = None
     time_s: float | None = None
     plan_file: str | None = None

@@ -3,6 +3,8 @@
 import os
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,6 +20,7 @@ from engine.library.errors import CannotWrite
 from engine.measurements.keys import machine_key
 from engine.paths import Paths, is_installed, whole_path
 from engine.quantize_jobs.fit import FitGoal, fit_goal, promised, source_dry_run
+from engine.quantize_jobs.offload import GPUS, layers_on_gpu
 from engine.quantize_jobs.options import QuantizeOptions
 from quantize.child import run_task
 from quantize.convert.folder import ConvertRequest
@@ -58,11 +61,12 @@ def build_request(
         rounding=given.rounding if given else options.rounding,
         imatrix=whole_path(options.imatrix, "imatrix") if options.imatrix else None,
         locks=options.type_locks(),
-        kv=tuple(o for o in fitted.kv if options.kv_type in {None, o.type_k}) if fitted else (),
+        kv=tuple(o for o in fitted.kv if options.kv_type in {None, o.type_k, o.type_v}) if fitted else (),
         doubled_head_types=fitted.doubled_head_types if fitted else (),
         device=options.device,
         speeds=measured_speeds(paths, resources.machine, options.device),
         threads=options.threads or psutil.cpu_count(logical=False) or os.cpu_count() or 1,
+        gpu_layers=gpu_layers_for(source, options, resources),
         verify=options.verify,
         time_s=options.time_s,
         own_text=whole_path(options.own_text, "own_text") if options.own_text else None,
@@ -118,6 +122,36 @@ def measured_speeds(paths: Paths, machine: MachineState, device: DeviceKind = "c
     return dict(planner_speeds(found))
 
 
+def gpu_layers_for(source: Path, options: QuantizeOptions, resources: Resources) -> int:
+    """The layers that the GPU evaluates: as asked for, else as dispatch gives them.
+
+    None where sums must be those of every other machine (plans that travel), or where nothing is evaluated.
+    Raises: the errors of reading or converting the source.
+    """
+    travels = options.plan_file or options.export_plan
+    idle = options.tier in {None, "instant"} and options.mix is not None and not options.verify
+    if options.gpu_layers is not None or travels or idle:
+        return 0 if travels else options.gpu_layers or 0
+    if not any(d.kind in GPUS for d in resources.machine.settled().devices):
+        return 0
+    with _with_header(source) as path:
+        return layers_on_gpu(str(path), model_shape(read_gguf_model(path)), resources)
+
+
+@contextmanager
+def _with_header(source: Path) -> Iterator[Path]:
+    """A file with the header of the source: itself, or of what a folder is converted to."""
+    if not source.is_dir():
+        yield source
+        return
+    with TemporaryDirectory(prefix="header-") as scratch:
+        path = Path(scratch) / "header.gguf"
+        run_task(
+            "prepare", ConvertRequest(folder=source, out=path, header_only=True), lambda _: None, lambda: False
+        )
+        yield path
+
+
 def machine_fit(source: Path, options: QuantizeOptions, resources: Resources) -> FitGoal:
     """What weights and cache may take on this machine; without `memory_bytes` what the ledger can give now counts.
 
@@ -125,12 +159,9 @@ def machine_fit(source: Path, options: QuantizeOptions, resources: Resources) ->
     """
     machine = resources.machine.now()
     memory = options.memory_bytes or resources.ledger.available("cpu", machine)
-    with TemporaryDirectory(prefix="header-") as scratch:
-        path = source
-        if source.is_dir():
-            path = Path(scratch) / "header.gguf"
-            task = ConvertRequest(folder=source, out=path, header_only=True)
-            run_task("prepare", task, lambda _progress: None, lambda: False)
+    with _with_header(source) as path:
         settings = promised(path, options.n_ctx, options.n_seq)
         dry = source_dry_run(settings, resources.dry_runs)
-        return fit_goal(model_shape(read_gguf_model(path)), memory, settings, machine_isa(machine), dry=dry)
+        shape = model_shape(read_gguf_model(path))
+        apart = options.kv_type is None and not any(d.kind in GPUS for d in machine.devices)
+        return fit_goal(shape, memory, settings, machine_isa(machine), dry=dry, apart=apart)

@@ -77,6 +77,7 @@ class WorkFolder:
         path = request.cache_dir / key
         for part in ("moments", "errors", "packed"):
             (path / part).mkdir(parents=True, exist_ok=True)
+        os.utime(path)  # which measurements are kept goes by when they were used
         return cls(path, source, text, read)
 
     @contextmanager

@@ -1,6 +1,5 @@
 """The best blocks for rows of weights, given what multiplies them."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +17,7 @@ from quantize.native.blocks import dequantize_rows, quantize_rows
 EXPONENTS = (1.0, 0.5, 0.0)
 # Weights on their way through one pass: bounds memory to about ten times as many float32.
 _PASS_VALUES = 1 << 22
-# Rows that are worth a thread: with fewer, numpy is done with a column before another thread may begin.
+# Rows of a pass: more bring nothing, numpy's calls are long enough.
 _SHARE_ROWS = 1024
 
 
@@ -46,8 +45,6 @@ def craft_rows(
     qtypes: tuple[str, ...],
     curvature: Curvature,
     exponents: tuple[float, ...] = EXPONENTS,
-    *,
-    threads: int = 1,
 ) -> dict[str, RoundedRows]:
     """Rows with integers chosen against the second moments, on the scales of each exponent; the best of them a row.
 
@@ -58,7 +55,7 @@ def craft_rows(
     craftable = sorted((q for q in qtypes if is_craftable(q)), key=lambda q: LAYOUTS[q].nonlinear)
     rows, width = weights.shape
     bases = {q: _bases(weights, q, curvature, exponents) for q in craftable}
-    # As many rows and types at a time as fit a pass. Neither depends on `threads`: nor does the result.
+    # As many rows and types at a time as fit a pass.
     row_step = max(1, min(rows, _SHARE_ROWS, _PASS_VALUES // (width * len(exponents))))
     type_step = max(1, _PASS_VALUES // (width * len(exponents) * row_step))
 
@@ -71,12 +68,7 @@ def craft_rows(
             done |= _craft_pass(targets, some, curvature)
         return done
 
-    starts = range(0, rows, row_step)
-    if threads > 1 and len(starts) > 1:
-        with ThreadPoolExecutor(max_workers=min(threads, len(starts))) as pool:
-            parts = list(pool.map(share, starts))
-    else:
-        parts = [share(first) for first in starts]
+    parts = [share(first) for first in range(0, rows, row_step)]
     return found | {q: _joined([part[q] for part in parts]) for q in craftable}
 
 

@@ -1,7 +1,6 @@
 """The task that rounds whole tensors into the cache, one file each: a killed run loses one tensor at most."""
 
 from collections.abc import Iterator
-from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -30,8 +29,6 @@ class TensorsRequest(msgspec.Struct, frozen=True, kw_only=True):
 def packed_path(folder: WorkFolder, request: RoundRequest, name: str) -> Path:
     """Where a finished tensor lies; anything that changes its bytes is in the name."""
     how: str = request.rounding
-    if request.rounding == "sequential":  # each tensor is rounded to make up for all before it
-        how += "-" + sha256(repr(sorted(request.types.items())).encode()).hexdigest()[:16]
     if request.rounding == "stock":
         how += "-" + (file_sha256(request.imatrix)[:16] if request.imatrix else "none")
     return folder.part("packed", f"{name}.{request.types[name]}.{how}", ".bin")
@@ -70,14 +67,12 @@ class Rounder:
         request: RoundRequest,
         groups: dict[str, Group],
         stock: dict[str, Importance],
-        threads: int = 1,
     ) -> None:
         self._folder = folder
         self._source = source
         self._request = request
         self._groups = groups
         self._stock = stock
-        self._threads = threads
         self._last: tuple[str, int, Curvature] | None = None
 
     def chunks(self, name: str) -> Iterator[tuple[int, Blocks]]:
@@ -100,7 +95,7 @@ class Rounder:
         curvature = self._curvature(self._groups[name], matrix)
         if rounding == "rows":
             return plain_rows(weights, qtype, curvature, EXPONENTS).blocks
-        return craft_rows(weights, (qtype,), curvature, threads=self._threads)[qtype].blocks
+        return craft_rows(weights, (qtype,), curvature)[qtype].blocks
 
     def _curvature(self, group: Group, expert: int) -> Curvature:
         if self._last is None or self._last[:2] != (group.name, expert):

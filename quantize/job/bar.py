@@ -10,11 +10,11 @@ from quantize.evidence import OnProgress, Progress
 # Phases of the workers inside a phase of the job, with their part of it.
 # Measured: docs/log.md, "Quantization in minutes" ("Phases").
 _INSIDE: dict[str, tuple[str, float, float]] = {
+    "smooth": ("measure", 0.0, 0.02),
     "survey": ("measure", 0.0, 0.02),
     "moments": ("measure", 0.02, 0.36),
     "errors": ("measure", 0.38, 0.18),
     "alpha": ("measure", 0.56, 0.44),
-    "sequential": ("round", 0.0, 1.0),
     "prepare": ("convert", 0.0, 1.0),
 }
 # What the forecast weighs against the pace so far, as a share of the whole.

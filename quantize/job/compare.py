@@ -6,7 +6,7 @@ from quantize.evidence import VerifyRequest
 from quantize.job.effort import effort_of
 from quantize.job.request import QuantizeRequest, Shipped
 from quantize.plan.plan import Question, stock_plans
-from quantize.types import FileReport, QuantPlan
+from quantize.types import FileReport, QuantPlan, Rounding, StockPlan
 
 _MAX_INSTANT_TOKENS = 8192  # to compare on where nothing was measured
 
@@ -25,6 +25,14 @@ def verify_request(
         threads=request.threads,
         gpu_layers=request.gpu_layers,
     )
+
+
+def stock_rival(question: Question, plan: QuantPlan, rounding: Rounding) -> StockPlan | None:
+    """The stock mix to be beaten, if there is one that fits and the plan is not that very mix."""
+    if plan.goal.kind == "mix" or plan.best_stock is None:
+        return None
+    found = next(s for s in stock_plans(question) if s.name == plan.best_stock)
+    return None if found.types == plan.types and rounding == "stock" else found
 
 
 def verdict(reports: tuple[FileReport, ...]) -> tuple[Shipped, tuple[str, ...]]:

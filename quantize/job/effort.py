@@ -20,8 +20,8 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # From quick to thorough. `verify_tokens` is what a comparison takes as a rule: it ends when it is clear.
-# Measured: factors of the output error by tokens and of the sequential pass, docs/log.md ("Quantization in
-# minutes", "Sequential pass"); that of instant is allocation by priors with ggml's rounding against craft.
+# Measured: factors of the output error by tokens, docs/log.md ("Quantization in minutes"), and of smoothing
+# ("Smoothing"); that of instant is allocation by priors with ggml's rounding against craft.
 EFFORTS = (
     Effort(
         name="instant", tier="instant", rounding="stock", max_tokens=0, probe_tokens=0, verify_tokens=2048,
@@ -36,11 +36,7 @@ EFFORTS = (
         verify_tokens=8192, kld_factor=1.0,
     ),
     Effort(
-        name="thorough", tier="balanced", rounding="craft", max_tokens=131_072, probe_tokens=3072,
-        verify_tokens=16_384, kld_factor=0.97,
-    ),
-    Effort(
-        name="max", tier="max", rounding="sequential", max_tokens=32_768, probe_tokens=1536, verify_tokens=16_384,
+        name="max", tier="max", rounding="craft", max_tokens=32_768, probe_tokens=1536, verify_tokens=16_384,
         kld_factor=0.8,
     ),
 )  # fmt: skip

@@ -13,11 +13,13 @@ from quantize.convert.folder import Converted, ConvertRequest, Prepared
 from quantize.errors import InvalidOption
 from quantize.evidence import Cancelled, Measured, MeasureRequest, OnProgress, Progress, RoundRequest
 from quantize.files.gguf_split import read_gguf_model
+from quantize.files.kept_measurements import bounded
 from quantize.files.output_file import Output
 from quantize.files.provenance import provenance_bytes
 from quantize.files.work_folder import file_sha256, hash_is_known, model_sha256
 from quantize.job.bar import Bar
-from quantize.job.compare import no_rival, verdict, verify_request
+from quantize.job.cache_choice import has_choice, measured_cache
+from quantize.job.compare import no_rival, stock_rival, verdict, verify_request
 from quantize.job.effort import Spent, effort_of, job_shape, spend
 from quantize.job.forecast import JobShape, forecast, known_rates, learn_rates, seconds_by_phase
 from quantize.job.gate import GateReport, Mix, cautions
@@ -27,6 +29,7 @@ from quantize.job.publish import publish
 from quantize.job.question import question_of
 from quantize.job.request import QuantizeReport, QuantizeRequest, Shipped
 from quantize.job.round_plan import round_plan, types_to_craft
+from quantize.job.smoothed import NOT_IN_A_PLAN, Basis, known_before, remember, smoothed, smooths
 from quantize.job.source import (
     Identity,
     check_precision,
@@ -37,13 +40,12 @@ from quantize.job.source import (
     whole_spec,
 )
 from quantize.job.write_model import WriteRequest, plain_types
-from quantize.measure.kv_cache import KvDamage, KvRequest, kv_damage, with_damage
-from quantize.measure.run import measure, measure_inputs, measured_before, never_measured
+from quantize.measure.kv_cache import KvDamage
+from quantize.measure.run import measure, measure_inputs, never_measured
 from quantize.measure.verify import verify
-from quantize.plan.plan import Question, given_plan, make_plan, stock_plans
-from quantize.types import FileReport, ModelSpec, QuantPlan, Rounding, StockPlan
+from quantize.plan.plan import Question, given_plan, make_plan
+from quantize.types import FileReport, ModelSpec, Rounding
 
-_TOOL = "tessera"
 _EXPECTED = "nothing was measured yet: the mix and its figures are expectations, and will change"
 
 
@@ -64,7 +66,9 @@ def quantize(
         raise InvalidOption("--gate", "nobody here can ask a model tasks")
     if request.out.resolve() == request.source.resolve():
         raise InvalidOption("OUT", "it is the SOURCE itself, which is never written to")
-    with Output(request.out, overwrite=request.overwrite, writes=not request.plan_only) as output:
+    writes = not request.plan_only
+    output = Output(request.out, overwrite=request.overwrite, writes=writes)
+    with bounded(request.cache_dir, writes=writes), output:
         return _Job(request, output, on_progress, cancelled, executor, judge).run()
 
 
@@ -93,6 +97,7 @@ class _Job:
         self.fresh = False
         self.source_sha256 = self.text_sha256 = ""
         self.kv_damage: tuple[KvDamage, ...] = ()
+        self.basis = Basis()
         self.warnings: list[str] = []
         self.identity: Identity = ()
         self.arithmetic = arithmetic_for(request)
@@ -149,16 +154,17 @@ class _Job:
         if request.plan is not None:
             check_source(request.plan, spec, source_hash)
             check_texts(request.plan, request.calibration, request.imatrix)
+        self.basis = self._basis(source, model.file_bytes)
         measured = None if request.plan else self._measured(source)
-        imatrix = self._inputs(source) if request.plan else self._imatrix(measured)
+        found = request.imatrix or (measured.imatrix if measured else None)
+        imatrix = self._inputs(source) if request.plan else found
         self._measure_cache(source)
-        question = self._question(spec, header_bytes(model, spec), measured, imatrix)
+        question = question_of(self.request, self.rounding, spec, header_bytes(model, spec), measured, imatrix)
         report = self._planned(question, source_hash, model.file_bytes)
         if request.plan_only:
             return report
-        return self._made(
-            source, question, imatrix, types_to_craft(report.plan, self.rounding, measured, request.plan), report
-        )
+        crafted = types_to_craft(report.plan, self.rounding, measured, request.plan)
+        return self._made(source, question, imatrix, crafted, report)
 
     def _planned(self, question: Question, source_hash: str, source_bytes: int) -> QuantizeReport:
         """The plan and what it will take, as a report of which the rest is still open."""
@@ -182,9 +188,10 @@ class _Job:
             seconds=self.seconds,
             effort=self.spent.effort.name if self.spent else "",
             more=self.spent.more if self.spent else "",
+            gpu_layers=self.request.gpu_layers,
             kv_damage={f"{d.side} {d.qtype}": dict(zip(d.contexts, d.kld, strict=True)) for d in self.kv_damage},
             warnings=tuple(self.warnings),
-            tool=_TOOL,
+            tool="tessera",
         )
 
     def _previewed_folder(self) -> QuantizeReport:
@@ -195,7 +202,8 @@ class _Job:
         self.warnings.append(_EXPECTED)
         self._spend(found.spec, found.file_bytes)
         head = found.header_bytes + provenance_bytes()
-        return self._planned(self._question(found.spec, head, None, None), "", found.file_bytes)
+        question = question_of(self.request, self.rounding, found.spec, head, None, None)
+        return self._planned(question, "", found.file_bytes)
 
     def _made(
         self,
@@ -206,16 +214,16 @@ class _Job:
         report: QuantizeReport,
     ) -> QuantizeReport:
         """Write, compare, publish."""
-        plan = report.plan
-        rival = self._rival(question, plan)
+        plan, basis = report.plan, self.basis.path
+        rival = stock_rival(question, plan, self.rounding) if self.verifies else None
         self.output.require_room(plan.file_bytes + (rival.file_bytes if rival else 0))
         ours = WriteRequest(
-            source=source,
+            source=basis,
             out=self.output.partial("ours"),
             types=plan.types,
             file_type=file_type(plan.goal.mix or plan.best_stock),
             imatrix=imatrix,
-            packed=self._packed(source, crafted, imatrix, self.rounding),
+            packed=self._packed(basis, crafted, imatrix, self.rounding),
             threads=self.request.threads,
         )
         if rival is None and self.verifies and plan.best_stock is None:
@@ -225,7 +233,8 @@ class _Job:
         if rival:
             out, ftype = self.output.partial("stock"), file_type(rival.name)
             task = msgspec.structs.replace(ours, out=out, types=rival.types, file_type=ftype, packed={})
-            stock = self._written(task)
+            plain = self.basis.source_imatrix(imatrix, self.output)
+            stock = self._written(msgspec.structs.replace(task, source=source, imatrix=plain))
         shipped: Shipped = "ours"
         gate: GateReport | None = None
         reports: tuple[FileReport, ...] = ()
@@ -251,6 +260,7 @@ class _Job:
             out=str(self.output.path) if kept else None,
             file_bytes=chosen.stat().st_size if kept else None,
             shipped=shipped,
+            smoothed=self.basis.even.changed if shipped == "ours" else 0,
             gate=gate,
             ours=reports[0] if reports else None,
             stock_mix=rival.name if rival else None,
@@ -262,9 +272,10 @@ class _Job:
             check_unchanged(self.request.source, self.identity)
             return report
         report = publish(self.request, self.output, report, chosen, types, crafted.keys(), self.identity)
-        whole = {"convert", "write", "verify", *(("hash", "measure", "round") if self.fresh else ())}
-        whole |= {"gate"} if self.asked_all else set()
-        learn_rates(self.request.cache_dir, self._shape(question.model, report.source_bytes), report, whole)
+        fresh = ("hash", "measure", "round") if self.fresh else ()
+        whole = {"convert", "write", "verify", *fresh, *(["gate"] if self.asked_all else [])}
+        if not self.request.gpu_layers:  # rates are the processor's
+            learn_rates(self.request.cache_dir, self._shape(question.model, report.source_bytes), report, whole)
         return report
 
     def _converted(self) -> Path:
@@ -275,35 +286,44 @@ class _Job:
         self.warnings += done.notes
         return out
 
+    def _basis(self, source: Path, source_bytes: int) -> Basis:
+        if self.request.tier == "max" and self.request.export_plan:
+            self.warnings.append(NOT_IN_A_PLAN)
+        if self.request.plan_only or not smooths(self.request, self.rounding):
+            return Basis(source)
+        with self._phase("measure"):
+            task = self._measure_request(source)
+            return smoothed(task, self.output, source_bytes, self.on_progress, self.cancelled)
+
     def _measured(self, source: Path) -> Measured | None:
         if self.request.tier == "instant":
             return None
         task = self._measure_request(source)
         if self.request.plan_only:
-            known = measured_before(task) if hash_is_known(source, self.request.cache_dir) else None
+            known = known_before(task, even=smooths(self.request, self.rounding))
             if known is None:
                 self.warnings.append(_EXPECTED)
             return known
         with self._phase("measure"):
-            self.fresh = never_measured(task)
-            return measure(task, self.on_progress, self.cancelled, self.executor)
+            copy = self._measure_request(self.basis.path)
+            self.fresh = never_measured(copy)
+            found = measure(copy, self.on_progress, self.cancelled, self.executor)
+            if self.basis.even.changed:
+                remember(task, found)
+            return found
 
     def _measure_cache(self, source: Path) -> None:
         """What each way to store the cache costs this model, where one is to be chosen."""
-        request = self.request
-        if request.tier == "instant" or request.plan_only or len(request.kv) < 2:  # noqa: PLR2004  no choice
-            return
-        types = tuple(sorted({t for o in request.kv for t in (o.type_k, o.type_v)}))
-        task = KvRequest(measure=self._measure_request(source), types=types)
-        with self._phase("measure"):
-            self.kv_damage = kv_damage(task, self.on_progress, self.cancelled)
-        options = with_damage(request.kv, self.kv_damage, request.goal.n_ctx or 0)
-        self.request = msgspec.structs.replace(request, kv=options)
+        if has_choice(self.request):
+            with self._phase("measure"):
+                task = self._measure_request(source)
+                self.request, self.kv_damage = measured_cache(self.request, task, self.on_progress, self.cancelled)
 
     def _measure_request(self, source: Path) -> MeasureRequest:
         return MeasureRequest(
             source=source,
-            source_sha256=self.source_sha256,
+            # A copy of our own is nobody's to change.
+            source_sha256="" if self.basis.even.changed and source == self.basis.path else self.source_sha256,
             calibration=self.request.calibration,
             calibration_sha256=self.text_sha256,
             cache_dir=self.request.cache_dir,
@@ -315,33 +335,14 @@ class _Job:
             probe_tokens=self.request.probe_tokens,
         )
 
-    def _question(
-        self, spec: ModelSpec, header_bytes: int, measured: Measured | None, imatrix: Path | None
-    ) -> Question:
-        return question_of(self.request, self.rounding, spec, header_bytes, measured, imatrix)
-
-    def _imatrix(self, measured: Measured | None) -> Path | None:
-        return self.request.imatrix or (measured.imatrix if measured else None)
-
-    def _rival(self, question: Question, plan: QuantPlan) -> StockPlan | None:
-        """The stock mix to be beaten, if there is one that fits and the plan is not that very mix."""
-        if self.request.goal.kind == "mix" or plan.best_stock is None or not self.verifies:
-            return None
-        found = next(s for s in stock_plans(question) if s.name == plan.best_stock)
-        return None if found.types == plan.types and self.rounding == "stock" else found
-
     def _packed(
         self, source: Path, types: dict[str, str], imatrix: Path | None, rounding: Rounding
     ) -> dict[str, Path]:
         """Finished blocks by tensor; the rest is rounded while the file is written."""
         if not types:
             return {}
-        task = RoundRequest(
-            measure=self._measure_request(source),
-            types=types,
-            rounding=rounding,
-            imatrix=imatrix,
-        )
+        measure = self._measure_request(source)
+        task = RoundRequest(measure=measure, types=types, rounding=rounding, imatrix=imatrix)
         with self._phase("round"):
             tensors = list(round_plan(task, self.on_progress, self.cancelled, self.executor))
         return {t.name: Path(str(getattr(t.blocks, "filename", ""))) for t in tensors}

@@ -36,10 +36,7 @@ _GATE_FILE_FRAC = 0.3  # of the 16 bits of the source, for a forecast before the
 _LOAD_S = 1.0  # starting a child and loading Python's libraries
 _VERIFY_RUNS = 4.3  # the source once, and two quantized files, which are slower at many tokens at a time
 _SAMPLED_ROWS = 128
-_SEQUENTIAL_TOKENS = 32_768
-# Layers that the sequential pass evaluates for each layer, both models and all places whose inputs it collects
-# anew: the layer before, parts of its own (attention, its output, both halves of the rest), and the reference's.
-_SEQUENTIAL_LAYERS = 3.7
+_SMOOTHING_TOKENS = 2 * 4096  # what channels are like, and what scaling makes of them
 _SWAPPED_PART = 0.55  # of a model that a swap is evaluated on, on average: from its layer on
 _TYPES = 7  # that a row is crafted into, on average
 _KEPT_RATES = 5
@@ -76,7 +73,7 @@ def forecast(shape: JobShape, file_bytes: int, kld: float, rates: Rates) -> Fore
     return Forecast(
         seconds=sum(phases.values()),
         phases=phases,
-        disk_bytes=(2 if compares else 1) * file_bytes + packed,
+        disk_bytes=(2 if compares else 1) * file_bytes + packed + (source_bytes if shape.tier == "max" else 0),
         memory_bytes=resident + (2 << 30 if shape.tier != "instant" else 256 << 20),
         kld=kld,
     )
@@ -124,10 +121,10 @@ def _core_seconds(shape: JobShape) -> dict[str, float]:
     phases["write"] = weights / _WRITE_WEIGHTS * (1 if shape.rounding == "stock" else 0.15)
     if shape.tier != "instant":
         phases["measure"] = _measuring(shape, matrices, evaluated)
-    if shape.rounding in {"craft", "sequential"}:
+    if shape.tier == "max":
+        phases["measure"] += evaluated(_SMOOTHING_TOKENS, 0.0) + weights / _WRITE_WEIGHTS * 0.15
+    if shape.rounding == "craft":
         phases["round"] = sum(_crafted(t) for t in matrices) + _LOAD_S
-    if shape.rounding == "sequential":
-        phases["round"] += _SEQUENTIAL_LAYERS * evaluated(_SEQUENTIAL_TOKENS, 0.0)
     if shape.verify_tokens:
         phases["write"] += weights / _WRITE_WEIGHTS
         phases["verify"] = _VERIFY_RUNS * (evaluated(shape.verify_tokens, 0.5) + weights / 1e9) + _LOAD_S

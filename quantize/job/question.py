@@ -25,7 +25,7 @@ def question_of(
         has_imatrix=imatrix is not None or request.tier != "instant",
         imatrix_sha256=file_sha256(imatrix) if imatrix else "",
         sensitivity_sha256=measured.evidence.sha256 if measured else "",
-        crafted=rounding in {"craft", "sequential"},
+        crafted=rounding == "craft",
     )
     evidence = measured.evidence if measured else None
     return Question(

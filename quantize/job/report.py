@@ -52,7 +52,8 @@ def summary(report: QuantizeReport) -> list[str]:
     lines = [f"{size:,} bytes ({size / _MIB:.1f} MiB), {plan.bpw:.2f} bits a weight: {mix}"]
     if plan.kv is not None:
         kv = plan.kv
-        lines.append(f"KV cache {kv.type_k}/{kv.type_v}: {kv.num_bytes:,} bytes at {plan.goal.n_ctx} tokens")
+        how = "" if kv.type_k == kv.type_v else " (engine arguments cache_type_k and cache_type_v)"
+        lines.append(f"KV cache {kv.type_k}/{kv.type_v}{how}: {kv.num_bytes:,} bytes at {plan.goal.n_ctx} tokens")
     for what, by_context in report.kv_damage.items():
         told = ", ".join(f"{kld:.5f} up to {n} tokens" for n, kld in by_context.items())
         lines.append(f"cache with {what.upper()}: KL divergence {told}")
@@ -70,10 +71,20 @@ def summary(report: QuantizeReport) -> list[str]:
             f"would take about {_duration(forecast.seconds)}, {forecast.disk_bytes / _MIB:,.0f} MiB of disk, "
             f"{forecast.memory_bytes / _MIB:,.0f} MiB of memory"
         )
+    return [*lines, *_ways(report), *plan.notes, *report.warnings]
+
+
+def _ways(report: QuantizeReport) -> list[str]:
+    """How the file was made, where that is not the usual way."""
+    lines = []
+    if report.smoothed:
+        lines.append(f"{report.smoothed} inputs evened out: LoRA adapters of the original do not fit this file")
+    if report.gpu_layers:
+        lines.append(f"{report.gpu_layers} layers were evaluated on the GPU (--gpu-layers 0: on the processor)")
     if report.effort:
         more = f"; {report.more}" if report.more else ""
         lines.append(f"within the time given: {report.effort}{more}")
-    return [*lines, *plan.notes, *report.warnings]
+    return lines
 
 
 def _measured(word: str, report: QuantizeReport) -> str:
@@ -133,6 +144,7 @@ def provenance_of(report: QuantizeReport, tier: Tier) -> Provenance:
         tool=report.tool,
         tier=tier,
         rounding="stock" if report.shipped == "stock" else report.rounding,
+        smoothed=bool(report.smoothed),
         goal=goal_words(plan),
         source_sha256=report.source_sha256,
         imatrix_sha256=plan.evidence.imatrix_sha256,

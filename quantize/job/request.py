@@ -16,16 +16,15 @@ class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Make the best file of `source` within `goal`.
 
     `source` is a GGUF file or a Hugging Face folder. `rounding` None takes the tier's own (instant: stock,
-    balanced: craft, max: sequential; a stock mix asked for by name: stock). `imatrix` replaces the importance
-    matrix that would be measured. `kv` are the ways to store the cache and
-    `doubled_head_types` the types in which a tied head is held twice, for goals of kind "fit". `cache_dir`
-    keeps measurements. `time_s` is a time to spend: it decides tier, rounding and the tokens looked at.
-    `max_tokens` and `probe_tokens` are of the calibration text, for moments and for each swap. `force` allows
-    sources that are already quantized below Q8_0, and other bytes than those of the `plan` that is followed.
-    `speeds` are measured decoding times by type. `own_text` is the user's own text, held out, on which the result
-    is judged too. `plan` is a plan to follow instead of making one, `export_plan` where to write one that others
-    can follow. `gate` is a task that the
-    file must not do clearly worse than the source.
+    balanced and max: craft; a stock mix asked for by name: stock). `imatrix` replaces the importance matrix that
+    would be measured. `kv` are the ways to store the cache and `doubled_head_types` the types in which a tied head
+    is held twice, for goals of kind "fit". `cache_dir` keeps measurements. `gpu_layers` are evaluated on the GPU.
+    `time_s` is a time to spend: it decides tier, rounding and the tokens looked at. `max_tokens` and `probe_tokens`
+    are of the calibration text, for moments and for each swap. `force` allows sources that are already quantized
+    below Q8_0, and other bytes than those of the `plan` that is followed. `speeds` are measured decoding times by
+    type. `own_text` is the user's own text, held out, on which the result is judged too. `plan` is a plan to follow
+    instead of making one, `export_plan` where to write one that others can follow. `gate` is a task that the file
+    must not do clearly worse than the source.
     """
 
     source: Path
@@ -75,10 +74,10 @@ class QuantizeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about a finished job: lies as JSON beside the file.
 
     `shipped` tells whose mix the file holds; `nothing` for a plan alone, or where the `gate` let none pass (then
-    `out` is None). `ours` and `stock` are measured on text
-    that was not used for calibration. `seconds` by phase. `effort` is what a given time was spent on, `more` what
-    more time would buy. `own` is our file on the user's own text. `kv_damage` is the KL
-    divergence that a coarser K or V costs this model, by tokens of context.
+    `out` is None). `ours` and `stock` are measured on text that was not used for calibration. `seconds` by phase.
+    `effort` is what a given time was spent on, `more` what more time would buy. `smoothed` is how many inputs our
+    file has evened out, `gpu_layers` what the GPU evaluated. `own` is our file on the user's own text. `kv_damage`
+    is the KL divergence that a coarser K or V costs this model, by tokens of context.
     """
 
     version: int = 1
@@ -98,6 +97,8 @@ class QuantizeReport(msgspec.Struct, frozen=True, kw_only=True):
     gate: GateReport | None = None
     seconds: dict[str, float] = {}
     effort: str = ""
+    smoothed: int = 0
+    gpu_layers: int = 0
     kv_damage: dict[str, dict[int, float]] = {}
     more: str = ""
     warnings: tuple[str, ...] = ()

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from quantize.child import HERE, Executor, Task, run_task
+from quantize.child import HERE, Executor, Task
 from quantize.evidence import Cancelled, Measured, OnProgress, PackedTensor, RoundRequest
 from quantize.files.work_folder import Group, WorkFolder
-from quantize.gptq.sequential import SequentialRequest
 from quantize.gptq.tensors import TensorsRequest, packed_path
 from quantize.job.travelling import PlanFile
 from quantize.measure.run import ensure_moments, in_passes, joined, keeps_moments, share_out
@@ -45,34 +44,16 @@ def round_plan(
     source = SourceWeights(request.measure.source)
     names = [n for n in source.names if n in request.types]
     pending = [n for n in names if not packed_path(folder, request, n).exists()]
-    if request.rounding == "sequential":
-        _round_sequentially(request, folder, pending, on_progress, cancelled)
+    rounding = _Rounding(request, source, pending, on_progress, cancelled, executor)
+    if request.rounding == "stock":
+        rounding.round(pending)
     else:
-        rounding = _Rounding(request, source, pending, on_progress, cancelled, executor)
-        if request.rounding == "stock":
-            rounding.round(pending)
-        else:
-            rounding.by_subset(folder)
+        rounding.by_subset(folder)
     for name in names:
         qtype = request.types[name]
         matrices, rows, _ = source.shape(name)
         blocks = np.memmap(packed_path(folder, request, name), np.uint8, "r").reshape(matrices * rows, -1)
         yield PackedTensor(name=name, qtype=qtype, blocks=blocks)
-
-
-def _round_sequentially(
-    request: RoundRequest,
-    folder: WorkFolder,
-    pending: list[str],
-    on_progress: OnProgress,
-    cancelled: Cancelled,
-) -> None:
-    if not pending:
-        return
-    # What cannot follow the rounded model is crafted on the reference's inputs.
-    apart = [g for g in folder.groups() or () if g.tied or g.experts > 1]
-    ensure_moments(request.measure, folder, apart, on_progress, cancelled)
-    run_task("sequential", SequentialRequest(round=request), on_progress, cancelled)
 
 
 class _Rounding:

@@ -6,23 +6,23 @@ from typing import Any
 import msgspec
 
 from quantize.evidence import MeasureRequest, Step, VerifyRequest
-from quantize.gptq.sequential import SequentialRequest, round_in_order
 from quantize.gptq.tensors import TensorsRequest, round_tensors
 from quantize.job.write_model import WriteRequest, write_model
 from quantize.measure.collect import MomentsRequest, collect_moments, survey
 from quantize.measure.kv_cache import KvRequest, measure_kv
 from quantize.measure.rounding_error import ErrorsRequest, measure_errors
 from quantize.measure.sensitivity import AlphaRequest, measure_swaps
+from quantize.measure.smoothing import SmoothRequest, smooth
 from quantize.measure.verify import verify_files
 
 TaskKind = tuple[type[msgspec.Struct], Callable[[Any, Step], Any]]
 
 _MEASURING: dict[str, TaskKind] = {
+    "smooth": (SmoothRequest, smooth),
     "survey": (MeasureRequest, survey),
     "moments": (MomentsRequest, collect_moments),
     "errors": (ErrorsRequest, measure_errors),
     "round": (TensorsRequest, round_tensors),
-    "sequential": (SequentialRequest, round_in_order),
     "verify": (VerifyRequest, verify_files),
     "alpha": (AlphaRequest, measure_swaps),
     "kv": (KvRequest, measure_kv),

@@ -16,8 +16,9 @@ from quantize.native.reference import ReferenceModel
 from quantize.types import KvOption
 
 # Windows and their tokens; shorter where the text or the model's context has no room.
-_WINDOWS, _WINDOW, _SHORTEST = 2, 2048, 512
-_KEEP_EVERY = 8  # positions judged: neighbours agree
+_WINDOWS, USUAL, _SHORTEST = 2, 2048, 512
+LONGEST = 8192  # where time is given: one window of it costs what measuring the moments of small models does
+_KEEP_EVERY = 8  # positions judged of a usual window: neighbours agree
 _FLOAT = "f16"
 # Beyond what was measured the effect is taken to grow as it did, at most so many times the context.
 _LARGEST_STEP = 8.0
@@ -25,10 +26,11 @@ _STEEPEST = 0.5  # a steeper line through so few points is noise
 
 
 class KvRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Judge these types of the cache on the calibration text."""
+    """Judge these types of the cache on the calibration text, over contexts of up to `longest` tokens."""
 
     measure: MeasureRequest
     types: tuple[str, ...]
+    longest: int = USUAL
 
 
 class KvDamage(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +57,7 @@ class KvDamage(msgspec.Struct, frozen=True, kw_only=True):
 def kv_damage(request: KvRequest, on_progress: OnProgress, cancelled: Cancelled) -> tuple[KvDamage, ...]:
     """Measure, or read from the cache. Raises: Cancelled. ChildDied. TextTooShort, Unreadable, SourceChanged."""
     folder = WorkFolder.open(request.measure)
-    path = folder.path / f"kv-{'-'.join(request.types)}.json"
+    path = folder.path / f"kv-{request.longest}-{'-'.join(request.types)}.json"
     known = read_json(path)
     if known is None:
         known = run_task("kv", request, on_progress, cancelled)
@@ -81,12 +83,13 @@ def measure_kv(request: KvRequest, send: Step) -> tuple[KvDamage, ...]:
     with ReferenceModel(
         measure.source, window=_SHORTEST, threads=measure.threads, gpu_layers=measure.gpu_layers, max_lanes=1
     ) as model:
-        window = _longest(model, measure)
-        windows = read_windows(model, measure.calibration, _WINDOWS * window, window, spread=True)
+        window = _longest(model, request)
+        count = max(1, min(_WINDOWS, _WINDOWS * USUAL // window))
+        windows = read_windows(model, measure.calibration, count * window, window, spread=True)
         keep = np.zeros(window, np.bool_)
-        keep[window // 8 :: _KEEP_EVERY] = True
+        keep[min(window, USUAL) // 8 :: _KEEP_EVERY * max(1, window // USUAL)] = True
         at = np.flatnonzero(keep)
-        edges = [c for c in (256, 512, 1024, 2048) if window // 8 < c < window] + [window]
+        edges = [c for c in (256, 512, 1024, 2048, 4096) if at[0] < c < window] + [window]
 
         def evaluated(types: tuple[str, str]) -> list[np.ndarray]:
             with _lane(model, window, measure.threads, types) as lane:
@@ -105,12 +108,12 @@ def measure_kv(request: KvRequest, send: Step) -> tuple[KvDamage, ...]:
     return tuple(found)
 
 
-def _longest(model: ReferenceModel, measure: MeasureRequest) -> int:
-    """The longest window that the text is long enough for."""
-    window = min(_WINDOW, model.trained_context)
+def _longest(model: ReferenceModel, request: KvRequest) -> int:
+    """The longest window that was asked for and that model and text are long enough for."""
+    window = max(_SHORTEST, min(request.longest, model.trained_context))
     while window > _SHORTEST:
         try:
-            read_windows(model, measure.calibration, window, window)
+            read_windows(model, request.measure.calibration, window, window)
         except TextTooShort:
             window //= 2
         else:

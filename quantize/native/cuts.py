@@ -63,11 +63,6 @@ class Cuts(msgspec.Struct, frozen=True, kw_only=True):
         found = [c for n, c in self.by_layer.items() if c.index < place and (among is None or n in among)]
         return max(found, key=lambda c: c.index, default=None)
 
-    def after(self, name: str) -> Cut | None:
-        """The cut at the end of a weight's layer, if there is one."""
-        found = _LAYER.match(name)
-        return self.by_layer.get(int(found[1]) + 1) if found else None
-
 
 class GraphTap(NodeTap):
     """Notes every node of a graph and computes none of them: the evaluation's results mean nothing."""

@@ -188,10 +188,6 @@ class ReferenceModel:
             for name, data in saved.items():
                 write_bytes(tensor_at(self._weights[name]), data)
 
-    def replace(self, name: str, values: npt.NDArray[np.uint8]) -> None:
-        """Overwrite one weight for good with other bytes of its own type."""
-        write_bytes(tensor_at(self._weights[name]), values)
-
 
 class _WeightTap(NodeTap):
     """Learns where the weights are. Reads no values."""

@@ -1,9 +1,10 @@
 """Bytes against KL divergence: ours and the stock mixes of llama.cpp, as a table and a picture.
 
-Usage: python tests/bench/quant_frontier.py [--model F.gguf] [--mixes Q3_K_M,Q4_K_M] [--kinds rows,craft,sequential]
+Usage: python tests/bench/quant_frontier.py [--model F.gguf] [--mixes Q3_K_M,Q4_K_M] [--kinds rows,craft,smooth]
        [--tier balanced] [--tokens 32768] [--calibration-tokens 32768] [--llama-cpp DIR] [--threads 2]
        [--held-out TEXT...] [--also POINTS.json...] [--picture docs/quant_frontier.svg] [--work DIR]
 
+Kind smooth is craft of the model with its inputs evened out, as tier max has it.
 Every text of --held-out gives a table; the picture shows the first one's. --also takes points of earlier runs
 (DIR/points.json) into both: tier max is a run of its own. The forecast is what the plan expected of its own file.
 Stock mixes are built with the same importance matrix; with --llama-cpp (a folder with llama-quantize and
@@ -27,12 +28,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+import msgspec  # noqa: E402
+
+from quantize.child import run_task  # noqa: E402
 from quantize.evidence import Evidence, Measured, MeasureRequest, RoundRequest, VerifyRequest  # noqa: E402
 from quantize.files.gguf_file import read_gguf  # noqa: E402
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, file_bytes, header, scalar  # noqa: E402
 from quantize.ggml_types import GgmlType  # noqa: E402
 from quantize.job.round_plan import round_plan  # noqa: E402
 from quantize.measure.run import measure  # noqa: E402
+from quantize.measure.smoothing import SmoothRequest  # noqa: E402
 from quantize.measure.verify import verify  # noqa: E402
 from quantize.plan.model_spec import model_spec  # noqa: E402
 from quantize.plan.plan import Question, make_plan  # noqa: E402
@@ -40,12 +45,12 @@ from quantize.plan.stock import stock_types  # noqa: E402
 from quantize.types import EvidenceRef, Goal  # noqa: E402
 
 MIXES = "Q2_K,Q3_K_M,IQ4_XS,Q4_K_S,Q4_K_M,Q5_K_M"
-COLOURS = {"stock": "#888888", "rows": "#c2750b", "craft": "#1f6fb2", "sequential": "#177245"}
+COLOURS = {"stock": "#888888", "rows": "#c2750b", "craft": "#1f6fb2", "smooth": "#177245"}
 LABELS = {
     "stock": "stock mix",
     "rows": "ours, ggml's rounding",
     "craft": "ours, crafted",
-    "sequential": "ours, crafted in order (max)",
+    "smooth": "ours, smoothed and crafted",
 }
 
 
@@ -103,6 +108,14 @@ def types_for(model: Path, evidence: Evidence, kind: str, limit: int, head: int)
     return make_plan(question, Goal(kind="budget", limit_bytes=limit)).types
 
 
+def smoothed(request: MeasureRequest, out: Path) -> MeasureRequest:
+    """The same request about the model with its inputs evened out."""
+    out.unlink(missing_ok=True)
+    found = run_task("smooth", SmoothRequest(measure=request, out=out), lambda _p: None, lambda: False)
+    print(found, flush=True)
+    return msgspec.structs.replace(request, source=out)
+
+
 def write(out: Path, request: MeasureRequest, measured: Measured, types: dict[str, str], kind: str) -> None:
     """Round and write one file."""
     file = read_gguf(request.source)
@@ -147,11 +160,50 @@ def judge_by_llama_cpp(tools: Path, reference: Path, text: Path, chunks: int, fi
     return found
 
 
+def build(args: argparse.Namespace, request: MeasureRequest) -> list[Row]:
+    """Measure, and write every file."""
+    kinds = args.kinds.split(",")
+    with told("measured"):
+        measured = measure(request, lambda _p: None, lambda: False)
+    made = dict.fromkeys(kinds, (request, measured))
+    if "smooth" in kinds:
+        with told("smoothed and measured"):
+            even = smoothed(request, args.work / "smooth.gguf")
+            made["smooth"] = even, measure(even, lambda _p: None, lambda: False)
+    file = read_gguf(args.model)
+    spec = model_spec(file)
+    rows: list[Row] = []
+    for mix in args.mixes.split(","):
+        stock = {n: t.name for n, t in stock_types(spec, mix, has_imatrix=True).items()}
+        path = args.work / f"{mix}-stock.gguf"
+        if args.llama_cpp:
+            quantize = [str(args.llama_cpp / "llama-quantize"), "--imatrix", str(measured.imatrix)]
+            subprocess.run(
+                [*quantize, str(args.model), str(path), mix, str(args.threads)], check=True, capture_output=True
+            )
+        else:
+            write(path, request, measured, stock, "stock")
+        rows.append(Row(mix, "stock", path, expected(measured.evidence.damage("stock"), stock)))
+        slots = [TensorSlot(t.name, t.shape, t.ggml_type) for t in file.tensors]
+        head = len(header({**copied_metadata(file), "general.quantization_version": scalar(2)}, slots))
+        for kind in kinds:
+            limit, rounding = path.stat().st_size, "craft" if kind == "smooth" else kind
+            mine, known = made[kind]
+            types = types_for(args.model, known.evidence, rounding, limit, head)
+            ours = args.work / f"{mix}-{kind}.gguf"
+            with told(f"{mix} {kind}: rounded and written"):
+                write(ours, mine, known, types, rounding)
+            rows.append(Row(mix, kind, ours, expected(known.evidence.damage(rounding), types)))
+            slots = [TensorSlot(t.name, t.shape, GgmlType[types[t.name]]) for t in file.tensors]
+            assert ours.stat().st_size == file_bytes(head, slots) <= limit
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", type=Path, default=ROOT / "assets/models/spark-f16.gguf")
     parser.add_argument("--mixes", default=MIXES)
-    parser.add_argument("--kinds", default="rows,craft,sequential")
+    parser.add_argument("--kinds", default="rows,craft,smooth")
     parser.add_argument("--tier", default="balanced")
     parser.add_argument("--tokens", type=int, default=32_768)
     parser.add_argument("--calibration-tokens", type=int, default=32_768)
@@ -171,33 +223,7 @@ def main() -> None:
         threads=args.threads,
         max_tokens=args.calibration_tokens,
     )
-    with told("measured"):
-        measured = measure(request, lambda _p: None, lambda: False)
-    file = read_gguf(args.model)
-    spec = model_spec(file)
-    rows: list[Row] = []
-    for mix in args.mixes.split(","):
-        stock = {n: t.name for n, t in stock_types(spec, mix, has_imatrix=True).items()}
-        path = args.work / f"{mix}-stock.gguf"
-        if args.llama_cpp:
-            quantize = [str(args.llama_cpp / "llama-quantize"), "--imatrix", str(measured.imatrix)]
-            subprocess.run(
-                [*quantize, str(args.model), str(path), mix, str(args.threads)], check=True, capture_output=True
-            )
-        else:
-            write(path, request, measured, stock, "stock")
-        rows.append(Row(mix, "stock", path, expected(measured.evidence.damage("stock"), stock)))
-        slots = [TensorSlot(t.name, t.shape, t.ggml_type) for t in file.tensors]
-        head = len(header({**copied_metadata(file), "general.quantization_version": scalar(2)}, slots))
-        for kind in args.kinds.split(","):
-            limit = path.stat().st_size
-            types = types_for(args.model, measured.evidence, kind, limit, head)
-            ours = args.work / f"{mix}-{kind}.gguf"
-            with told(f"{mix} {kind}: rounded and written"):
-                write(ours, request, measured, types, kind)
-            rows.append(Row(mix, kind, ours, expected(measured.evidence.damage(kind), types)))
-            slots = [TensorSlot(t.name, t.shape, GgmlType[types[t.name]]) for t in file.tensors]
-            assert ours.stat().st_size == file_bytes(head, slots) <= limit
+    rows = build(args, request)
     points = [Point(**p) for path in args.also for p in json.loads(path.read_text())]
     for text in args.held_out:
         with told(f"judged on {text.name}"):

@@ -94,3 +94,16 @@ def test_an_onnx_folder_is_made_by_the_server(beside):
     headers = {"Authorization": f"Bearer {beside.token}"}
     listed = httpx2.get(f"{beside.url}/tessera/v1/models", headers=headers, timeout=30).json()["models"]
     assert made["model"] in {model["id"] for model in listed}
+
+
+def test_layers_on_the_gpu_are_taken_as_asked_and_told_with_the_plan(beside):
+    headers = {"Authorization": f"Bearer {beside.token}"}
+    url = f"{beside.url}/tessera/v1/quantize/plan"
+
+    def plan(**fields):
+        body = {"model": "spark", "tier": "instant", "budget_bytes": 5_000_000, **fields}
+        return httpx2.post(url, json=body, headers=headers, timeout=60)
+
+    assert plan(gpu_layers=3).json()["gpu_layers"] == 3
+    assert plan(gpu_layers=0).json()["gpu_layers"] == 0
+    assert plan(gpu_layers=-1).status_code == 400

@@ -97,7 +97,7 @@ def test_kill_9_at_every_phase_leaves_nothing(tmp_path, source):
         kill_at(phase, request(tmp_path, source))
         assert left(tmp_path) == set(), phase
         assert digest(source) == before, phase
-    kill_at("sequential", request(tmp_path, source, tier="max"))
+    kill_at("smooth", request(tmp_path, source, tier="max"))
     assert left(tmp_path) == set()
 
     made = quantize(request(tmp_path, source), ignore, never)
@@ -122,7 +122,7 @@ def test_kill_9_of_any_child_is_told_by_name_and_the_next_run_goes_on(tmp_path, 
             quantize(request(tmp_path, source), ignore, never)
         assert (caught.value.task, caught.value.exit_code) == (victim, -signal.SIGKILL)
         assert left(tmp_path) == set(), victim
-    for victim in ("sequential", ""):
+    for victim in ("smooth", ""):
         wanted = request(tmp_path, source, tier="max")
         if victim:
             with pytest.raises(ChildDied, match=victim):

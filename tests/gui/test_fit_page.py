@@ -12,6 +12,7 @@ from app.gui import words
 from app.gui.fit.frontier import FrontierPlot
 from app.gui.fit.label_places import Box, along, place
 from app.gui.fit.page import FitPage
+from app.gui.fit.report import report_card
 from app.gui.fit.steps import step_words
 from app.gui.jobs import Jobs
 from app.gui.library.job_card import note_of
@@ -54,6 +55,18 @@ def test_the_slider_forecasts_live_and_starts_a_job(qtbot, fit, server):
     assert "Step 3 of 6: measuring damage · 40 %" in texts(fit), "one bar over all steps, in words"
     body = next(body for method, path, body in server.requests if path == "/tessera/v1/quantize")
     assert msgspec.convert(body, QuantizeRequest) == QuantizeRequest(model="spark", budget_bytes=budget)
+
+
+def test_layers_on_the_gpu_and_what_was_evened_out_are_told(qtbot, fit, server, services):
+    plain = sketch(5_500_000)
+    server.routes["POST", "/tessera/v1/quantize/plan"] = msgspec.structs.replace(plain, gpu_layers=9)
+    fit._forecast()
+    qtbot.waitUntil(lambda: "Measures with 9 layers on the GPU" in texts(fit))
+    report = msgspec.structs.replace(quantize_report(5_000_000, 0.01, 0.02), gpu_layers=9, smoothed=24)
+    card = report_card(services.look, report)
+    qtbot.addWidget(card)
+    assert "Measured with 9 layers on the GPU." in texts(card)
+    assert "24 of its inputs were evened out: LoRA adapters" in texts(card)
 
 
 def test_a_context_can_be_aimed_for_with_a_way_to_store_it(qtbot, fit, server):

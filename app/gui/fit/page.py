@@ -248,16 +248,17 @@ class FitPage(Page):
         self._ours[plan.file_bytes] = plan.damage
         self._stock = plan.stock or self._stock
         self.picture.show_points(self._ours, self._stock)
-        self._show_chips(plan, sketch.forecast)
+        self._show_chips(plan, sketch.forecast, sketch.gpu_layers)
 
-    def _show_chips(self, plan: QuantPlan, forecast: PlanForecast) -> None:
+    def _show_chips(self, plan: QuantPlan, forecast: PlanForecast, gpu_layers: int) -> None:
         self.chips.clear()
         loss = plan.damage
         name, kind = next(((w, k) for limit, w, k in _LOSS_WORDS if loss <= limit), ("large", "chip-bad"))
         chip = label(self.tr("Loss of quality: {name} ({n})").format(name=self.tr(name), n=words.decimal(loss, 4)))
         set_kind(chip, kind)
         self.chips.add(chip)
-        for text in self._facts(plan, forecast):
+        measured = [self.tr("Measures with {n} layers on the GPU").format(n=gpu_layers)] if gpu_layers else []
+        for text in [*self._facts(plan, forecast), *measured]:
             self.chips.add(label(text, "chip"))
 
     def _facts(self, plan: QuantPlan, forecast: PlanForecast) -> list[str]:
@@ -271,7 +272,8 @@ class FitPage(Page):
         elif forecast.largest_context == 0:
             found.append(self.tr("Does not fit the memory that is free now"))
         if plan.kv:
-            found.append(self.tr("Context stored in {k}").format(k=plan.kv.type_k))
+            types = " / ".join(dict.fromkeys((plan.kv.type_k, plan.kv.type_v)))
+            found.append(self.tr("Context stored in {k}").format(k=types))
         if plan.decode_cost:
             speed = words.decimal(1 / plan.decode_cost, 2)
             found.append(self.tr("{n} x the speed of a 4-bit file").format(n=speed))

@@ -28,7 +28,7 @@ def report_card(look: Look, report: QuantizeReport) -> QFrame:
         heads.append(_tr("Stock {name}").format(name=report.stock_mix or ""))
     for column, text in enumerate(heads):
         grid.addWidget(label(text, "small"), 0, column)
-    asked = [label(text, wrap=True) for text in [*own_words(report), *gate_words(report)]]
+    asked = [label(text, wrap=True) for text in [*own_words(report), *gate_words(report), *_how(report)]]
     if not ours:
         left_out = label(_tr("Not compared: that was left out."), "small")
         return card(verdict, mosaic, PrecisionLegend(look), left_out, *asked)
@@ -85,6 +85,17 @@ def gate_words(report: QuantizeReport) -> list[str]:
         told.append(_tr("The original itself does so few of them that this task could not veto."))
     if report.gate.reference:
         told.append(_tr("Compared with the original in 8 bits: as it is it does not fit into the free memory."))
+    return told
+
+
+def _how(report: QuantizeReport) -> list[str]:
+    """How the file was made, where that is not the usual way."""
+    told = []
+    if report.smoothed:
+        text = _tr("{n} of its inputs were evened out: LoRA adapters of the original do not fit this file.")
+        told.append(text.format(n=report.smoothed))
+    if report.gpu_layers:
+        told.append(_tr("Measured with {n} layers on the GPU.").format(n=report.gpu_layers))
     return told
 
 

@@ -7,10 +7,10 @@ from engine.api.jobs import Progress
 # Phases of quantize.job.execute and of its workers by step.
 _STEPS: tuple[tuple[str, frozenset[str]], ...] = (
     ("reading the model", frozenset({"read", "hash", "convert", "prepare", ""})),
-    ("learning how it is used", frozenset({"survey", "moments"})),
+    ("learning how it is used", frozenset({"smooth", "survey", "moments"})),
     ("measuring damage", frozenset({"measure", "errors", "alpha"})),
     ("choosing precisions", frozenset({"plan"})),
-    ("writing the file", frozenset({"round", "sequential", "write"})),
+    ("writing the file", frozenset({"round", "write"})),
     ("checking the result", frozenset({"verify", "gate"})),
 )
 

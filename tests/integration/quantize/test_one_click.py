@@ -45,7 +45,7 @@ def test_a_folder_becomes_a_file_that_beats_the_stock_mix_in_both_tiers(tmp_path
     assert report.kld_ratio < 0.8
     # The measurement is used again.
     most = run(source, tmp_path, goal=size, tier="max", out=tmp_path / "max.gguf")
-    assert (most.shipped, most.rounding) == ("ours", "sequential")
+    assert (most.shipped, most.rounding) == ("ours", "craft")
     assert most.kld_ratio < 0.8
     assert digest(source) == before
     made = {"out.gguf", "out.tessera.json", "max.gguf", "max.tessera.json"}

@@ -12,10 +12,7 @@ from architectures import ARCHITECTURES
 from measured_model import ROOT, ignore, never
 
 from quantize.child import run_task
-from quantize.evidence import RoundRequest
-from quantize.files.work_folder import WorkFolder, file_sha256
-from quantize.gptq.sequential import SequentialRequest
-from quantize.gptq.tensors import packed_path
+from quantize.files.work_folder import WorkFolder
 from quantize.measure.collect import MomentsRequest
 from quantize.measure.run import measure_inputs
 from quantize.measure.sensitivity import AlphaRequest, swaps_file
@@ -98,28 +95,3 @@ def test_swaps_are_judged_the_same_from_the_layer_they_change_on(measured, reque
 
     assert found[0] == found[1]
     assert sum(v > 0 for v in found[0]["kld"].values()) > 20
-
-
-def test_rounding_in_order_gives_the_same_bytes_layer_by_layer(measured, request_for):
-    names = (
-        "blk.0.attn_q",
-        "blk.0.ffn_down",
-        "blk.3.attn_v",
-        "blk.3.attn_output",
-        "blk.7.ffn_up",
-        "blk.7.ffn_down",
-    )
-    types = {f"{n}.weight": "Q4_K" for n in names}
-    folder = WorkFolder.open(request_for)
-    hashes = []
-    alone = msgspec.structs.replace(request_for, threads=1)
-    for request in (alone, whole(alone)):
-        task = RoundRequest(measure=request, types=types, rounding="sequential")
-        run_task("sequential", SequentialRequest(round=task, max_tokens=2048), ignore, never)
-        paths = [packed_path(folder, task, name) for name in types]
-        hashes.append([file_sha256(p) for p in paths])
-        for path in paths:
-            path.unlink()
-
-    assert hashes[0] == hashes[1]
-    assert len(set(hashes[0])) == len(types)

@@ -92,3 +92,19 @@ def test_a_gpu_lost_at_every_phase_is_told_and_the_next_run_goes_on_without_it(t
     assert made.shipped == undisturbed.shipped == "ours"
     assert made.plan.types == undisturbed.plan.types
     assert weights(tmp_path / "out.gguf") == weights(plain / "out.gguf")
+
+
+def test_gpu_and_processor_measure_the_same(tmp_path, monkeypatch):
+    plugin = build(ROOT / "build" / "fault_device")
+    source = first_layers(tmp_path / "source", 1)
+    alone = quantize(request(tmp_path, source, gpu_layers=0), ignore, never)
+    monkeypatch.setenv("GGML_BACKEND_PATH", str(plugin))
+    other = tmp_path / "gpu"
+    other.mkdir()
+
+    found = quantize(request(other, source), ignore, never)
+
+    assert (alone.gpu_layers, found.gpu_layers) == (0, ALL_LAYERS)
+    for one, two in ((alone.ours, found.ours), (alone.stock, found.stock)):
+        assert one.kld_mean.low <= two.kld_mean.value <= one.kld_mean.high
+        assert two.kld_mean.low <= one.kld_mean.value <= two.kld_mean.high

@@ -61,7 +61,8 @@ def test_provenance_never_changes_its_length():
     full = Provenance(
         tool="tessera",
         tier="balanced",
-        rounding="sequential",
+        rounding="craft",
+        smoothed=True,
         goal="123456789012 bytes at 256x1048576 tokens",
         source_sha256="f" * 64,
         imatrix_sha256="f" * 64,
@@ -134,7 +135,7 @@ def test_a_given_time_buys_the_most_thorough_step_that_fits(plan):
     model, _ = plan
     shape = shape_of(model, effort_of("balanced"))
     needed = {e.name: sum(seconds_by_phase(shape_of(model, e), {}).values()) for e in EFFORTS}
-    for name in ("instant", "quick", "balanced", "thorough"):
+    for name in ("instant", "quick", "balanced"):
         spent = spend(shape, needed[name] * 1.001, {})
         assert spent.effort.name == name
         assert "lower the KL divergence by about" in spent.more

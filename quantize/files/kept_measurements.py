@@ -1,0 +1,68 @@
+"""How much of earlier measurements stays: the folders used last, within a share of the disk."""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+_FOLDER = re.compile(r"[0-9a-f]{24}")  # as `work_folder` names them
+_MOST_FRAC = 0.1  # of the disk; the folder used last stays whatever it takes
+_MOST_FOLDERS = 50
+_MOST_HASHES = 1000  # of some 70 bytes
+
+
+@contextmanager
+def bounded(
+    cache_dir: Path, most_bytes: int | None = None, most: int = _MOST_FOLDERS, *, writes: bool = True
+) -> Iterator[None]:
+    """For the time of a job: after it the oldest measurements are removed, unless another job goes on here.
+
+    `most_bytes` None: a share of the disk. A job that only looks (`writes=False`) changes nothing.
+    Raises: OSError: the cache cannot be written to.
+    """
+    if not writes:
+        yield
+        return
+    marks = cache_dir / "jobs"
+    marks.mkdir(parents=True, exist_ok=True)
+    mine = marks / str(os.getpid())
+    mine.touch()
+    try:
+        yield
+    finally:
+        mine.unlink(missing_ok=True)
+        with suppress(OSError):  # what cannot be removed now is removed after the next job
+            if not _others(marks):
+                _clear(cache_dir, most_bytes, most)
+
+
+def _others(marks: Path) -> bool:
+    """Whether another process is at work on what lies here; marks of dead ones are removed."""
+    found = False
+    for mark in marks.iterdir():
+        if mark.name.isdecimal() and psutil.pid_exists(int(mark.name)):
+            found = True
+        else:
+            mark.unlink(missing_ok=True)
+    return found
+
+
+def _clear(cache_dir: Path, most_bytes: int | None, most: int) -> None:
+    limit = most_bytes if most_bytes is not None else int(_MOST_FRAC * shutil.disk_usage(cache_dir).total)
+    folders = [p for p in cache_dir.iterdir() if _FOLDER.fullmatch(p.name) and p.is_dir()]
+    total = 0
+    for place, folder in enumerate(_newest_first(folders)):
+        total += sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+        if place and (total > limit or place >= most):
+            shutil.rmtree(folder, ignore_errors=True)
+    hashes = cache_dir / "hashes"
+    for old in _newest_first(list(hashes.iterdir()) if hashes.is_dir() else [])[_MOST_HASHES:]:
+        old.unlink(missing_ok=True)
+
+
+def _newest_first(paths: list[Path]) -> list[Path]:
+    return sorted(paths, key=lambda p: p.stat().st_mtime_ns, reverse=True)

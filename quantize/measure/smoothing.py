@@ -1,0 +1,225 @@
+"""Evening out what weights multiply: channels of huge values made smaller, their weights larger, by powers of two.
+
+llama.cpp rounds the inputs of quantized products to 8 bits, in blocks of values that share a step: one huge channel
+spoils its neighbours. After SmoothQuant (arXiv 2211.10438), in whose terms strengths are; the model's function is
+the same, for scales of powers of two change no digit.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quantize.evidence import MeasureRequest, Step
+from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata
+from quantize.ggml_types import GgmlType
+from quantize.measure.divergence import kld_from, log_softmax
+from quantize.native.blocks import dequantize_rows, quantize_rows
+from quantize.native.calibration import WINDOW, read_windows
+from quantize.native.encode import copied
+from quantize.native.graph import GgmlTensor, read_floats, tensor_at
+from quantize.native.reference import ReferenceModel
+from quantize.native.seams import Seam, SeamTap
+from quantize.native.source_weights import SourceWeights, quantizable
+from quantize.native.taps import Tap
+
+Floats = npt.NDArray[np.float32]
+_TOKENS = 4096  # that channels are looked at on. Measured: docs/log.md, "Smoothing"
+# How much of the difference between channels moves into the weights. Measured: docs/log.md, "Smoothing".
+_STRENGTHS = (0.0, 0.25, 0.5)
+_BLOCK = 32  # values that share a step. Source: ggml-common.h, block_q8_0
+_STEPS = 127
+_JUDGE = "Q4_1"  # the type that weights are judged in
+_CRAFTED = 0.37  # of that type's error, what craft leaves. Source: docs/quantization.md, "Craft"
+_ROWS = 128
+_LEAST = 1e-3  # of the mean channel, what a silent one counts as
+# Types whose values can be multiplied by a power of two.
+_EXACT = {GgmlType.F32: np.dtype("<f4"), GgmlType.F16: np.dtype("<f2")}
+# KL divergence, nats a token, from weights of F16 that became too small for all their digits.
+_MOST_KLD = 1e-5
+_CHECKED = 128
+
+
+class SmoothRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Write the model that `measure` tells of to `out`, its inputs evened out."""
+
+    measure: MeasureRequest
+    out: Path
+
+
+class Smoothed(msgspec.Struct, frozen=True, kw_only=True):
+    """How many inputs were evened out, of how many that could be; none: there is no file.
+
+    `exponents` of 2 that the columns of each weight were multiplied with; `kld` is how far the file's answers are
+    from the source's, nats a token.
+    """
+
+    changed: int
+    seams: int
+    exponents: dict[str, tuple[int, ...]] = {}
+    kld: float = 0.0
+
+
+class _Channels(Tap):
+    """Sums of squares of the inputs of some weights, and of each block's largest value once they are scaled."""
+
+    def __init__(self, scales: dict[str, list[Floats]], widths: dict[str, int]) -> None:
+        self.squares = {name: np.zeros(width) for name, width in widths.items()}
+        self.peaks = {name: [np.zeros(widths[name] // _BLOCK) for _ in some] for name, some in scales.items()}
+        self.tokens = 0
+        self._scales = scales
+        self._first = next(iter(widths), "")
+
+    def wants(self, weight: str, node: GgmlTensor) -> bool:
+        """The first reader of each seam."""
+        del node
+        return weight in self.squares
+
+    def take(self, weight: str, node: GgmlTensor) -> None:
+        """Add what a window shows."""
+        values = read_floats(tensor_at(node.src[1]))
+        rows = values.reshape(-1, values.shape[-1])
+        self.tokens += len(rows) if weight == self._first else 0
+        self.squares[weight] += np.einsum("tk,tk->k", rows, rows, dtype=np.float64)
+        for at, scale in enumerate(self._scales.get(weight, ())):
+            highest = np.abs(rows / scale).reshape(len(rows), -1, _BLOCK).max(axis=2)
+            self.peaks[weight][at] += np.einsum("tb,tb->b", highest, highest, dtype=np.float64)
+
+
+def smooth(request: SmoothRequest, send: Step) -> Smoothed:
+    """Find the seams, choose how much of each, write the file and see that it answers as before.
+
+    Raises: TextTooShort, Unreadable. OSError: writing failed.
+    """
+    measure = request.measure
+    source = SourceWeights(measure.source)
+    with ReferenceModel(
+        measure.source, window=WINDOW, threads=measure.threads, gpu_layers=measure.gpu_layers, max_lanes=1
+    ) as model:
+        windows = read_windows(model, measure.calibration, _TOKENS, spread=True)
+        tap = SeamTap()
+        model.run(windows[:1, :32], np.ones(32, np.bool_), tap)
+        seams = [s for s in tap.seams() if s.width % _BLOCK == 0 and _can_change(source, s)]
+        if not seams:
+            return Smoothed(changed=0, seams=len(seams))
+        widths = {s.readers[0]: s.width for s in seams}
+
+        def watched(scales: dict[str, list[Floats]], first: float) -> _Channels:
+            found = _Channels(scales, widths)
+            for index, window in enumerate(windows):
+                send(first + 0.4 * index / len(windows), 1.0, "")
+                model.run(window[None], np.ones(WINDOW, np.bool_), found, drop_logits=True)
+            return found
+
+        seen = watched({}, 0.0)
+        squares = {name: sums / max(1, seen.tokens) for name, sums in seen.squares.items()}
+        tried = {n: [_scale(s, strength) for strength in _STRENGTHS] for n, s in squares.items()}
+        seen = watched(tried, 0.4)
+        chosen: dict[str, Floats] = {}
+        for seam in seams:
+            name = seam.readers[0]
+            peaks = [p / max(1, seen.tokens) for p in seen.peaks[name]]
+            best = _best(source, seam, squares[name], tried[name], peaks)
+            if best.max() != best.min():
+                chosen[name] = best
+        before = log_softmax(_answers(model, windows[0]))
+    # Gates that are not proportional to both of their sides show only in the answers.
+    norms = [s for s in seams if len(source.info(s.maker).shape) == 1]
+    for some in (seams, norms):
+        changed = {s.readers[0]: chosen[s.readers[0]] for s in some if s.readers[0] in chosen}
+        if not changed:
+            break
+        send(0.8, 1.0, "")
+        request.out.unlink(missing_ok=True)
+        _write(source, request.out, some, changed)
+        with ReferenceModel(request.out, window=WINDOW, threads=measure.threads, max_lanes=1) as model:
+            away = float(kld_from(before, _answers(model, windows[0])).mean())
+        if away <= _MOST_KLD:
+            send(1.0, 1.0, "")
+            scales = {n: changed[s.readers[0]] for s in some if s.readers[0] in changed for n in s.readers}
+            exponents = {name: tuple(np.log2(scale).astype(int).tolist()) for name, scale in scales.items()}
+            return Smoothed(changed=len(changed), seams=len(seams), exponents=exponents, kld=away)
+    request.out.unlink(missing_ok=True)
+    return Smoothed(changed=0, seams=len(seams))
+
+
+def _answers(model: ReferenceModel, window: npt.NDArray[np.int32]) -> Floats:
+    logits: Floats = model.run(window[None, :_CHECKED], np.ones(_CHECKED, np.bool_))[0]
+    return logits
+
+
+def _can_change(source: SourceWeights, seam: Seam) -> bool:
+    names = (seam.maker, *seam.readers)
+    if any(n not in source.names or source.info(n).ggml_type not in _EXACT for n in names):
+        return False
+    maker = source.info(seam.maker).shape
+    return maker[-1] == seam.width and len(maker) <= 2  # noqa: PLR2004  experts make theirs apart
+
+
+def _scale(squares: npt.NDArray[np.float64], strength: float) -> Floats:
+    """What channels are divided by, powers of two about 1."""
+    sizes = np.sqrt(squares)
+    logs = np.log2(np.maximum(sizes, max(_LEAST * sizes.mean(), np.finfo(np.float64).tiny)))
+    return np.exp2(np.round(strength * (logs - logs.mean()))).astype(np.float32)
+
+
+def _best(
+    source: SourceWeights,
+    seam: Seam,
+    squares: npt.NDArray[np.float64],
+    scales: Sequence[Floats],
+    peaks: Sequence[npt.NDArray[np.float64]],
+) -> Floats:
+    """The scales that spoil least of what the readers make: by rounding weights and by rounding inputs."""
+    costs = np.zeros(len(scales))
+    for name in (n for n in seam.readers if quantizable(source, n)):
+        matrices, rows, width = source.shape(name)
+        picked = np.unique(np.linspace(0, rows - 1, _ROWS).round().astype(np.intp))
+        weights = source.rows(name, matrices // 2, picked)
+        power = float(np.einsum("rk,rk,k->", weights, weights, squares))
+        for at, (scale, highest) in enumerate(zip(scales, peaks, strict=True)):
+            larger = np.ascontiguousarray(weights * scale)
+            importance = (squares / scale**2).astype(np.float32)
+            off = dequantize_rows(quantize_rows(larger, _JUDGE, importance), _JUDGE, width) - larger
+            rounded = _CRAFTED * float(np.einsum("rk,rk,k->", off, off, importance))
+            blocks = np.einsum("rk,rk->k", larger, larger, dtype=np.float64).reshape(-1, _BLOCK).sum(axis=1)
+            costs[at] += (rounded + float(blocks @ highest) / (12 * _STEPS**2)) / max(power, 1e-30)
+    return scales[int(costs.argmin())]
+
+
+def _write(source: SourceWeights, out: Path, seams: Sequence[Seam], chosen: dict[str, Floats]) -> None:
+    columns = {name: chosen.get(seam.readers[0]) for seam in seams for name in seam.readers}
+    rows = {seam.maker: chosen.get(seam.readers[0]) for seam in seams}
+    tensors = source.model.tensors()
+    slots = [TensorSlot(t.name, t.shape, t.ggml_type) for _, t in tensors]
+    writer = GgufWriter(out, copied_metadata(source.model.parts[0]), slots)
+    try:
+        for part, tensor in tensors:
+            larger, smaller = columns.get(tensor.name), rows.get(tensor.name)
+            if larger is None and smaller is None:
+                writer.write(tensor.name, copied(part, tensor))
+            else:
+                writer.write(tensor.name, _scaled(source, tensor.name, larger, smaller))
+        writer.close()
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+def _scaled(
+    source: SourceWeights, name: str, larger: Floats | None, smaller: Floats | None
+) -> Iterator[npt.NDArray[Any]]:
+    """The tensor with columns multiplied by `larger`, rows (of a vector: values) divided by `smaller`."""
+    matrices, _, width = source.shape(name)
+    dtype = _EXACT[source.info(name).ggml_type]
+    vector = len(source.info(name).shape) == 1
+    for matrix in range(matrices):
+        values = source.rows(name, matrix)
+        if larger is not None:
+            values = values * larger
+        if smaller is not None:
+            values = values / (smaller if vector else smaller[:, None])
+        yield np.ascontiguousarray(values.reshape(-1, width), dtype)

@@ -1,0 +1,102 @@
+"""Places where a channel can be made smaller before a product and larger in its weights, and nothing changes."""
+
+import msgspec
+
+from quantize.native.graph import GgmlTensor, name_of, op_id, tensor_at
+from quantize.native.taps import NodeTap
+
+_MAX_SRC = 10
+# What embeddings are read from as well. Source: llama.cpp, src/models.
+_ANSWER = "result_norm"
+
+
+class Seam(msgspec.Struct, frozen=True, kw_only=True):
+    """An input of `width` channels: the weights `readers` multiply it, `maker` decides how large each channel is.
+
+    `maker` is the weight of a norm, or the matrix whose product a gate is multiplied with, a row a channel.
+    """
+
+    maker: str
+    readers: tuple[str, ...]
+    width: int
+
+
+class _Node(msgspec.Struct, frozen=True):
+    """A node of a graph: its address, operation and row length; addresses and names of its sources."""
+
+    address: int
+    op: int
+    width: int
+    name: str
+    reads: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+class SeamTap(NodeTap):
+    """Notes every node of a graph; reads no values."""
+
+    def __init__(self) -> None:
+        self._nodes: list[_Node] = []
+
+    def asks(self, address: int, node: GgmlTensor) -> bool:
+        """Note it."""
+        reads = tuple(int(a) for a in node.src[:_MAX_SRC] if a)
+        names = tuple(name_of(tensor_at(a)) for a in reads)
+        self._nodes.append(_Node(address, int(node.op), int(node.ne[0]), name_of(node), reads, names))
+        return False
+
+    def takes(self, address: int, node: GgmlTensor) -> bool:
+        """Never called."""
+        raise NotImplementedError
+
+    def seams(self) -> tuple[Seam, ...]:
+        """All of them, in order. Weights that take part twice are left alone: they would have to change twice."""
+        readers: dict[int, list[_Node]] = {}
+        uses: dict[str, int] = {}
+        for node in self._nodes:
+            for address, name in zip(node.reads, node.names, strict=True):
+                readers.setdefault(address, []).append(node)
+                uses[name] = uses.get(name, 0) + 1
+        made = {n.address: n for n in self._nodes}
+        found = []
+        for node in self._nodes:
+            maker = _maker(node, made, readers)
+            wanted = _products(node, readers) if maker else None
+            if maker and wanted and all(uses[name] == 1 for name in (maker, *wanted)):
+                found.append(Seam(maker=maker, readers=tuple(wanted), width=node.width))
+        return tuple(found)
+
+
+def _maker(node: _Node, made: dict[int, _Node], readers: dict[int, list[_Node]]) -> str:
+    """The weight that a node's channels are proportional to; empty: there is none, or others see it too."""
+    if node.name.startswith(_ANSWER):
+        return ""
+    if node.op == op_id("MUL"):
+        before = made.get(node.reads[0])
+        if before is not None and before.op == op_id("RMS_NORM") and node.names[1].endswith(".weight"):
+            return node.names[1]
+    gated = {op_id("GLU"), op_id("MUL")}
+    if node.op in gated and len(node.reads) == 2:  # noqa: PLR2004  a gate and what it is multiplied with
+        product = made.get(node.reads[1])
+        if product is None or product.op != op_id("MUL_MAT") or len(readers[product.address]) > 1:
+            return ""
+        return product.names[0] if product.names[0].endswith(".weight") else ""
+    return ""
+
+
+def _products(node: _Node, readers: dict[int, list[_Node]]) -> list[str] | None:
+    """The weights that multiply what a node makes; None where anything else reads it."""
+    found: list[str] = []
+    for reader in readers.get(node.address, ()):
+        if reader.op in {op_id("MUL_MAT"), op_id("MUL_MAT_ID")} and reader.reads[1] == node.address:
+            if not reader.names[0].endswith(".weight") or reader.reads[0] == node.address:
+                return None
+            found.append(reader.names[0])
+        elif reader.op == op_id("RESHAPE") and reader.width == node.width:
+            more = _products(reader, readers)
+            if more is None:
+                return None
+            found += more
+        else:
+            return None
+    return found

@@ -1,0 +1,158 @@
+"""A model with huge channels, evened out: the same function, less spoiled by inputs in 8 bits; tier max does it."""
+
+import msgspec
+import numpy as np
+import pytest
+from measured_model import CALIBRATION, HELD_OUT, SOURCE, ignore, never
+
+from quantize.child import run_task
+from quantize.evidence import MeasureRequest, VerifyRequest
+from quantize.files.gguf_file import read_gguf
+from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata
+from quantize.files.imatrix import read_imatrix
+from quantize.files.provenance import KEY, read_provenance
+from quantize.ggml_types import GgmlType
+from quantize.job.execute import quantize
+from quantize.job.request import QuantizeRequest
+from quantize.job.smoothed import Basis
+from quantize.job.write_model import WriteRequest
+from quantize.measure.run import measure_inputs
+from quantize.measure.smoothing import Smoothed, SmoothRequest
+from quantize.measure.verify import verify
+from quantize.native.source_weights import SourceWeights
+from quantize.plan.model_spec import model_spec
+from quantize.plan.stock import uniform_types
+from quantize.types import Goal
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+HUGE = 64.0  # times what the channel was
+CHANNEL = 37
+
+
+def huge(name, values):
+    """One channel of every norm's output, and of every gate's, larger; what multiplies it as much smaller."""
+    part = name.split(".")[-2]
+    values = values.copy()
+    if part in {"attn_norm", "ffn_norm"}:
+        values[..., CHANNEL] *= HUGE
+    if part in {"attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up", "ffn_down"}:
+        values[:, CHANNEL] /= HUGE
+    if part == "ffn_up":
+        values[CHANNEL] *= HUGE
+    return values
+
+
+@pytest.fixture(scope="module")
+def rough(tmp_path_factory):
+    """The bundled model with huge channels: the same function."""
+    path = tmp_path_factory.mktemp("rough") / "rough-f16.gguf"
+    source = SourceWeights(SOURCE)
+    infos = [source.info(name) for name in source.names]
+    slots = [TensorSlot(i.name, i.shape, i.ggml_type) for i in infos]
+    writer = GgufWriter(path, copied_metadata(read_gguf(SOURCE)), slots)
+    for info in infos:
+        dtype = {"F16": np.float16, "F32": np.float32}[info.ggml_type.name]
+        writer.write(info.name, [huge(info.name, source.rows(info.name)).astype(dtype)])
+    writer.close()
+    return path
+
+
+def request_of(source, folder, **changes):
+    facts = {
+        "source": source, "calibration": CALIBRATION, "cache_dir": folder / "cache", "threads": 2,
+        "max_tokens": 4096, "probe_tokens": 1024,
+    }  # fmt: skip
+    return MeasureRequest(**(facts | changes))
+
+
+@pytest.fixture(scope="module")
+def even(rough, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("even")
+    task = SmoothRequest(measure=request_of(rough, folder), out=folder / "even-f16.gguf")
+    return task, msgspec.convert(run_task("smooth", task, ignore, never), Smoothed)
+
+
+def test_every_tensor_is_the_source_times_powers_of_two(rough, even):
+    task, found = even
+    before, after = SourceWeights(rough), SourceWeights(task.out)
+    assert found.changed == found.seams == 24
+    assert found.kld < 1e-6
+    changed = set()
+    for name in before.names:
+        old, new = before.rows(name), after.rows(name)
+        if np.array_equal(old, new):
+            continue
+        changed.add(name.split(".")[-2])
+        normal = np.abs(old) > 1e-3  # numbers that have all their digits
+        powers = np.log2(np.divide(new, old, where=normal, out=np.ones_like(new)))
+        by_column = np.array(found.exponents.get(name, np.zeros(old.shape[-1])))
+        rows = powers - by_column
+        assert np.array_equal(rows[normal], np.round(rows[normal]))
+        assert all(np.ptp(row[ok]) == 0 for row, ok in zip(rows, normal, strict=True) if ok.any() and len(rows) > 1)
+    assert changed == {"attn_norm", "ffn_norm", "attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up", "ffn_down"}
+    assert min(found.exponents["blk.0.attn_q.weight"]) < max(found.exponents["blk.0.attn_q.weight"])
+    assert int(np.argmax(found.exponents["blk.0.attn_q.weight"])) == CHANNEL
+
+
+def test_the_same_model_gives_the_same_file_whatever_the_threads(even, tmp_path):
+    task, found = even
+    alone = SmoothRequest(measure=msgspec.structs.replace(task.measure, threads=1), out=tmp_path / "again.gguf")
+    again = msgspec.convert(run_task("smooth", alone, ignore, never), Smoothed)
+    assert again.exponents == found.exponents
+    assert alone.out.read_bytes() == task.out.read_bytes()
+
+
+def test_inputs_in_8_bits_spoil_less(rough, even, tmp_path):
+    files = []
+    for source in (even[0].out, rough):
+        spec = model_spec(read_gguf(source))
+        types = {name: qtype.name for name, qtype in uniform_types(spec, GgmlType.Q8_0).items()}
+        task = WriteRequest(source=source, out=tmp_path / f"{source.stem}-q8.gguf", types=types, file_type=7)
+        run_task("write", task, ignore, never)
+        files.append(task.out)
+    asked = VerifyRequest(reference=rough, files=tuple(files), text=HELD_OUT, max_tokens=4096, threads=2)
+    smooth, plain = verify(asked, ignore, never)
+    assert smooth.ratio.high < 0.5
+    assert plain.kld_mean.value > 0
+
+
+def test_the_importance_matrix_of_the_source_is_found_again(rough, even, tmp_path):
+    measured = read_imatrix(measure_inputs(request_of(rough, tmp_path), ignore, never))
+    copy = measure_inputs(request_of(even[0].out, tmp_path), ignore, never)
+
+    class Here:
+        def partial(self, kind):
+            return tmp_path / kind
+
+    found = read_imatrix(Basis(even[0].out, even[1]).source_imatrix(copy, Here()))
+    assert found.keys() == measured.keys()
+    for name, entry in measured.items():
+        np.testing.assert_allclose(found[name].sums, entry.sums, rtol=2e-3, atol=1e-3 * entry.sums.mean())
+
+
+def job(source, folder, **changes):
+    facts = {
+        "source": source, "out": folder / "out.gguf", "goal": Goal(kind="bpw", bpw=5.0), "tier": "max",
+        "calibration": CALIBRATION, "held_out": HELD_OUT, "cache_dir": folder / "cache", "threads": 2,
+        "max_tokens": 4096, "probe_tokens": 512, "verify_tokens": 4096,
+    }  # fmt: skip
+    return quantize(QuantizeRequest(**(facts | changes)), ignore, never)
+
+
+def test_tier_max_evens_out_and_says_so_and_its_next_plan_knows(rough, tmp_path):
+    report = job(rough, tmp_path)
+    assert (report.shipped, report.rounding, report.smoothed) == ("ours", "craft", 24)
+    assert report.kld_ratio < 0.5
+    assert read_provenance(str(read_gguf(tmp_path / "out.gguf").metadata[KEY])).smoothed
+    assert {p.name for p in tmp_path.iterdir()} == {"out.gguf", "out.tessera.json", "cache"}
+    again = job(rough, tmp_path, out=tmp_path / "plan.gguf", plan_only=True)
+    assert again.plan.types == report.plan.types
+    assert again.plan.damage == report.plan.damage
+
+
+def test_what_travels_or_has_a_matrix_of_somebody_else_is_of_the_source_as_it_is(rough, even, tmp_path):
+    given = measure_inputs(request_of(rough, tmp_path), ignore, never)
+    assert job(rough, tmp_path, imatrix=given, verify=False).smoothed == 0
+    told = job(rough, tmp_path, export_plan=tmp_path / "a.plan.json", overwrite=True, plan_only=True)
+    assert any("not evened out" in w for w in told.warnings)

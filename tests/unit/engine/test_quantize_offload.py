@@ -1,0 +1,89 @@
+"""Layers that the GPU evaluates while a model is measured: as a load would get, less where three files must fit."""
+
+import copy
+from functools import cache
+
+import pytest
+
+from devices.recording import RecordedHost
+from engine.dispatch.machine_state import MachineState
+from engine.dispatch.resources import open_resources
+from engine.fit.shape import shape_of
+from engine.paths import Paths
+from engine.quantize_jobs.offload import layers_on_gpu
+from engine.quantize_jobs.options import QuantizeOptions
+from engine.quantize_jobs.request import gpu_layers_for
+from quantize.files.gguf_file import read_gguf_source
+from quantize.ggml_types import GgmlType
+from quantize.texts import CALIBRATION
+from tests.fake_models import remote_gguf
+from tests.machines import machines
+
+LAYERS = 36
+RECORDING = machines()["nv-hybrid-addw4"]  # a laptop with an RTX 4060
+CUDA = {
+    "name": "CUDA0",
+    "description": "NVIDIA GeForce RTX 4060 Laptop GPU",
+    "kind": "gpu",
+    "device_id": "0000:01:00.0",
+}
+SPARK = CALIBRATION.parents[1] / "models/spark-f16.gguf"
+
+
+class Bytes:
+    """A file that is only here as bytes."""
+
+    name = "big.gguf"
+
+    def __init__(self, data):
+        self.data, self.size = data, len(data)
+
+    def read_at(self, offset, length):
+        return bytes(self.data[offset : offset + length])
+
+
+@cache
+def shape(kind):
+    header = read_gguf_source(Bytes(remote_gguf(kind, 15, tokens=32_000).data))
+    return shape_of(header, header.tensors, header.file_bytes)
+
+
+@pytest.fixture
+def resources(tmp_path):
+    """With a driver of the GPU or without → what judges loads there."""
+
+    def made(*, driver):
+        recording = copy.deepcopy(RECORDING)
+        found = {**CUDA, "total_bytes": 6141 << 20, "free_bytes": 5900 << 20}
+        usable = {"backend": "cuda", "library": "libggml-cuda.so", "state": "usable", "devices": [found]}
+        recording["backends"] = [usable] if driver else []
+        state = MachineState(RecordedHost(recording))
+        state.full()
+        return open_resources(Paths(*(tmp_path / name for name in "abcde")), state)
+
+    return made
+
+
+def test_as_many_layers_as_leave_room_for_both_files_and_none_without_a_driver(resources):
+    kinds = (GgmlType.Q8_0, GgmlType.Q4_K, GgmlType.Q2_K)
+    with_gpu, without = resources(driver=True), resources(driver=False)
+    coarse, middle, fine = (layers_on_gpu("big.gguf", shape(kind), with_gpu) for kind in kinds)
+    assert 0 < coarse < middle < fine == LAYERS + 1
+    assert layers_on_gpu("big.gguf", shape(GgmlType.Q2_K), without) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        ({}, 9),
+        ({"gpu_layers": 0}, 0),
+        ({"gpu_layers": 3}, 3),
+        ({"export_plan": "/somewhere/a.json"}, 0),
+        ({"export_plan": "/somewhere/a.json", "gpu_layers": 3}, 0),
+        ({"budget_bytes": None, "mix": "Q4_K_M"}, 0),
+        ({"budget_bytes": None, "mix": "Q4_K_M", "verify": True}, 9),
+    ],
+)
+def test_what_is_asked_for_counts_and_sums_that_travel_are_the_processors(resources, changes, layers):
+    options = QuantizeOptions(**({"source": str(SPARK), "budget_bytes": 5_000_000} | changes))
+    assert gpu_layers_for(SPARK, options, resources(driver=True)) == layers

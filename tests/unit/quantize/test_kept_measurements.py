@@ -1,0 +1,78 @@
+"""What stays of earlier measurements: those used last, never while another job is at work."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from quantize.files.kept_measurements import bounded
+
+SIZE = 1000
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """Four measurements, the first one used longest ago, beside what is no measurement."""
+    for at, name in enumerate("abcd"):
+        folder = tmp_path / (name * 24)
+        (folder / "moments").mkdir(parents=True)
+        (folder / "moments" / "some.npy").write_bytes(bytes(SIZE))
+        os.utime(folder, (at, at))
+    (tmp_path / "hashes").mkdir()
+    (tmp_path / "rates.json").write_text("{}")
+    return tmp_path
+
+
+def kept(cache):
+    return "".join(sorted(p.name[0] for p in cache.iterdir() if len(p.name) == 24))
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "most", "left"),
+    [(4 * SIZE, 50, "abcd"), (2 * SIZE, 50, "cd"), (0, 50, "d"), (10 * SIZE, 3, "bcd")],
+)
+def test_the_measurements_used_last_stay_within_the_bound(cache, most_bytes, most, left):
+    with bounded(cache, most_bytes, most):
+        assert kept(cache) == "abcd"
+    assert kept(cache) == left
+    assert (cache / "rates.json").exists()
+    assert not list((cache / "jobs").iterdir())
+
+
+def test_a_measurement_that_a_job_has_just_used_is_the_newest(cache):
+    with bounded(cache, SIZE):
+        os.utime(cache / ("a" * 24))
+    assert kept(cache) == "a"
+
+
+def test_a_job_that_failed_leaves_no_more_than_one_that_did_not(cache):
+    with pytest.raises(ValueError, match="no"), bounded(cache, SIZE):
+        raise ValueError("no")
+    assert kept(cache) == "d"
+
+
+@pytest.mark.process
+def test_nothing_is_removed_while_another_process_is_at_work_there(cache):
+    other = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    try:
+        (cache / "jobs").mkdir()
+        (cache / "jobs" / str(other.pid)).touch()
+        with bounded(cache, SIZE):
+            pass
+        assert kept(cache) == "abcd"
+    finally:
+        other.communicate()
+    with bounded(cache, SIZE):
+        pass
+    assert kept(cache) == "d"
+
+
+def test_old_hashes_go(cache):
+    for at in range(1005):
+        path = cache / "hashes" / str(at)
+        path.touch()
+        os.utime(path, (at, at))
+    with bounded(cache):
+        pass
+    assert sorted(int(p.name) for p in (cache / "hashes").iterdir()) == list(range(5, 1005))
