@@ -29,7 +29,7 @@ from quantize.native.taps import Tap
 Floats = npt.NDArray[np.float32]
 _TOKENS = 4096  # that channels are looked at on. Measured: docs/log.md, "Smoothing"
 # How much of the difference between channels moves into the weights. Measured: docs/log.md, "Smoothing".
-_STRENGTHS = (0.0, 0.25, 0.5)
+_STRENGTHS = (0.0, 0.125, 0.25, 0.375, 0.5)
 _BLOCK = 32  # values that share a step. Source: ggml-common.h, block_q8_0
 _STEPS = 127
 _JUDGE = "Q4_1"  # the type that weights are judged in

@@ -10,7 +10,14 @@ from typing import Any
 
 from engine.runner.llama.batch.sequence import LlamaSequence
 from engine.runner.llama.cache.prefix_index import Key
-from engine.runner.llama.native.model import LoadedModel, LoadFailed
+from engine.runner.llama.native.model import LoadedModel, LoadFailed, metadata_of
+from quantize.files.provenance import KEY, read_provenance
+
+
+def _is_smoothed(loaded: LoadedModel) -> bool:
+    """Whether what adapters read in this file is not what they were trained on."""
+    found = read_provenance(metadata_of(loaded).get(KEY, ""))
+    return found is not None and found.smoothed
 
 
 class Adapters:
@@ -22,7 +29,13 @@ class Adapters:
         self._handles: dict[str, Any] = {}
         self._active: Key = ()
         self._turn: Key = ()
-        for path in paths:
+        wanted = tuple(paths)
+        if wanted and _is_smoothed(loaded):
+            raise LoadFailed(
+                "LoRA adapters do not fit this file: its inputs were evened out when it was quantized (tier max). "
+                "Use a file of another tier"
+            )
+        for path in wanted:
             handle = self._api.llama_adapter_lora_init(loaded.model, path.encode())
             if not handle:
                 raise LoadFailed(f"the LoRA adapter {path} does not fit this model or is damaged")

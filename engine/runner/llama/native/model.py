@@ -281,7 +281,8 @@ def load(
     )
 
 
-def _metadata(loaded: LoadedModel) -> dict[str, str]:
+def metadata_of(loaded: LoadedModel) -> dict[str, str]:
+    """What the file says of itself: key to value, as text."""
     api, model = loaded.api, loaded.model
     buffer = ctypes.create_string_buffer(1 << 20)
     found: dict[str, str] = {}
@@ -296,7 +297,7 @@ def _metadata(loaded: LoadedModel) -> dict[str, str]:
 def facts(loaded: LoadedModel, pieces: Sequence[bytes], backend: str) -> ModelFacts:
     """What the server and the window show about the loaded model."""
     api, vocab = loaded.api, loaded.vocab
-    metadata = _metadata(loaded)
+    metadata = metadata_of(loaded)
     template = metadata.pop("tokenizer.chat_template", None)
     description = ctypes.create_string_buffer(256)
     api.llama_model_desc(loaded.model, description, len(description))
