@@ -37,7 +37,7 @@ _CRAFTED = 0.37  # of that type's error, what craft leaves. Source: docs/quantiz
 _ROWS = 128
 _LEAST = 1e-3  # of the mean channel, what a silent one counts as
 # Types whose values can be multiplied by a power of two.
-_EXACT = {GgmlType.F32: np.dtype("<f4"), GgmlType.F16: np.dtype("<f2")}
+_EXACT: dict[GgmlType, np.dtype[Any]] = {GgmlType.F32: np.dtype("<f4"), GgmlType.F16: np.dtype("<f2")}
 # KL divergence, nats a token, from weights of F16 that became too small for all their digits.
 _MOST_KLD = 1e-5
 _CHECKED = 128
@@ -163,7 +163,8 @@ def _scale(squares: npt.NDArray[np.float64], strength: float) -> Floats:
     """What channels are divided by, powers of two about 1."""
     sizes = np.sqrt(squares)
     logs = np.log2(np.maximum(sizes, max(_LEAST * sizes.mean(), np.finfo(np.float64).tiny)))
-    return np.exp2(np.round(strength * (logs - logs.mean()))).astype(np.float32)
+    scale: Floats = np.exp2(np.round(strength * (logs - logs.mean()))).astype(np.float32)
+    return scale
 
 
 def _best(

@@ -65,6 +65,7 @@ def test_layers_on_the_gpu_and_what_was_evened_out_are_told(qtbot, fit, server, 
     report = msgspec.structs.replace(quantize_report(5_000_000, 0.01, 0.02), gpu_layers=9, smoothed=24)
     card = report_card(services.look, report)
     qtbot.addWidget(card)
+    card.show()
     assert "Measured with 9 layers on the GPU." in texts(card)
     assert "24 of its inputs were evened out: LoRA adapters" in texts(card)
 
