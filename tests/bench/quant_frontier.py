@@ -112,7 +112,7 @@ def smoothed(request: MeasureRequest, out: Path) -> MeasureRequest:
     """The same request about the model with its inputs evened out."""
     out.unlink(missing_ok=True)
     found = run_task("smooth", SmoothRequest(measure=request, out=out), lambda _p: None, lambda: False)
-    print(found, flush=True)
+    print(f"{found['changed']} of {found['seams']} inputs evened out, {found['kld']:.1e} nats away", flush=True)
     return msgspec.structs.replace(request, source=out)
 
 
