@@ -37,7 +37,7 @@ EFFORTS = (
     ),
     Effort(
         name="max", tier="max", rounding="craft", max_tokens=32_768, probe_tokens=1536, verify_tokens=16_384,
-        kld_factor=0.8,
+        kld_factor=0.86,
     ),
 )  # fmt: skip
 
