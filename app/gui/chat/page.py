@@ -1,7 +1,7 @@
 """The chat page: conversations on the left, one of them on the right."""
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QSplitter, QWidget
 
 from app.answer_phase import Phase
@@ -26,6 +26,7 @@ from app.gui.chat.sidebar import Sidebar
 from app.gui.chat.tools_side import ToolsSide
 from app.gui.chat.transcript import Transcript, estimated_height
 from app.gui.chat.welcome import Welcome
+from app.gui.chat.writing_focus import WritingFocus
 from app.gui.services import Services
 from app.gui.show_in_folder import show_in_folder
 from app.gui.widgets.basics import SCROLL_BAR, Banner, label, row, stack
@@ -67,6 +68,7 @@ class ChatPage(QSplitter):
         self._actions = MessageActions(services, self.controller, self.banner, self)
         self._items = MessageItems(services, self.controller, self._actions, self.transcript.scroll_to)
         self._drafts = Drafts(self.controller, self.composer, self)
+        self._writing = WritingFocus(self, self.composer.editor)
         self._build()
         self._connect()
         self._show_models()
@@ -164,6 +166,11 @@ class ChatPage(QSplitter):
         return self._options
 
     # -- what the user does
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Words typed anywhere on the page are for the model."""
+        if not self._writing.take_key(event):
+            super().keyPressEvent(event)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Where there is room for one of them only, the list of chats gives way to the chat."""
@@ -308,7 +315,9 @@ class ChatPage(QSplitter):
 
     def _on_busy(self, busy: bool) -> None:
         self.composer.set_busy(busy)
-        if not busy:
+        if busy:
+            self._writing.take()
+        else:
             self.sidebar.refresh()
             leaf = self.controller.tree.leaf_id
             if leaf is not None and self.controller.pair(leaf):

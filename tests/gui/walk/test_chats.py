@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from app.suggestions import FOR_THE_TOY
+
 LAST = "chat.controller.tree.path()[-1]"
 
 
@@ -16,6 +18,29 @@ def more(walk, entry, place):
     """An entry of the menu of one message of the chat."""
     walk.click("More", f"chat.transcript.item(chat.controller.tree.path()[{place}].id)")
     walk.click(entry)
+
+
+def test_what_is_typed_after_a_click_is_for_the_model(walk):
+    """The button that begins an answer goes away, and so would the keyboard."""
+    walk.new_chat()
+    question = FOR_THE_TOY[0].question
+    walk.click(question, "chat")
+    walk.until("len(chat.controller.tree.path()) > 0")
+    walk.type("And then?")
+    walk.until("chat.composer.text == 'And then?'")
+    walk.key("ctrl+a", "BackSpace")
+    walk.until("chat.composer.text == '' and not chat.controller.busy")
+    walk.click("Answer again", f"chat.transcript.item({LAST}.id)")
+    walk.type("Once more")
+    walk.until("chat.composer.text == 'Once more'")
+    walk.key("ctrl+a", "BackSpace")
+    walk.until("chat.composer.text == '' and not chat.controller.busy")
+    walk.click("Copy", f"chat.transcript.item({LAST}.id)")
+    walk.until("app.focusWidget() is not chat.composer.editor")
+    walk.type("Anywhere")
+    walk.until("chat.composer.text == 'Anywhere'")
+    walk.key("ctrl+a", "BackSpace")
+    walk.until("chat.composer.text == ''")
 
 
 def test_an_answer_is_edited_a_chat_forked_and_a_message_deleted(walk):
