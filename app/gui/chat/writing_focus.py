@@ -4,7 +4,8 @@ from PySide6.QtCore import QCoreApplication, QObject, Qt, QTimer
 from PySide6.QtGui import QKeyEvent, QKeySequence
 from PySide6.QtWidgets import QApplication, QPlainTextEdit, QWidget
 
-_NO_SHORTCUT = (Qt.KeyboardModifier.NoModifier, Qt.KeyboardModifier.ShiftModifier, Qt.KeyboardModifier.KeypadModifier)
+_Held = Qt.KeyboardModifier
+_NO_SHORTCUT = (_Held.NoModifier, _Held.ShiftModifier, _Held.KeypadModifier)
 
 
 class WritingFocus(QObject):
