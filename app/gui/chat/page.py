@@ -1,7 +1,7 @@
 """The chat page: conversations on the left, one of them on the right."""
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QKeyEvent, QResizeEvent
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QSplitter, QWidget
 
 from app.answer_phase import Phase
@@ -166,11 +166,6 @@ class ChatPage(QSplitter):
         return self._options
 
     # -- what the user does
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Words typed anywhere on the page are for the model."""
-        if not self._writing.take_key(event):
-            super().keyPressEvent(event)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Where there is room for one of them only, the list of chats gives way to the chat."""

@@ -1,6 +1,6 @@
 """Where typing goes: to the composer, while nothing else on the page takes text."""
 
-from PySide6.QtCore import QCoreApplication, QObject, Qt, QTimer
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, Qt, QTimer
 from PySide6.QtGui import QKeyEvent, QKeySequence
 from PySide6.QtWidgets import QApplication, QPlainTextEdit, QWidget
 
@@ -19,13 +19,19 @@ class WritingFocus(QObject):
         super().__init__(page)
         self._page = page
         self._editor = editor
+        page.installEventFilter(self)
 
     def take(self) -> None:
         """An answer begins: the next words are written to the model, unless something else is being written."""
         QTimer.singleShot(0, self, self._take)  # after the button that was pressed is gone
 
-    def take_key(self, event: QKeyEvent) -> bool:
-        """Whether a key that nobody on the page wanted was written into the editor."""
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """A key that nobody on the page wanted is written into the editor."""
+        return (isinstance(event, QKeyEvent) and self._take_key(event)) or super().eventFilter(watched, event)
+
+    def _take_key(self, event: QKeyEvent) -> bool:
+        if event.type() != QEvent.Type.KeyPress:
+            return False
         pasted = event.matches(QKeySequence.StandardKey.Paste)
         typed = event.modifiers() in _NO_SHORTCUT and event.text().isprintable() and event.text().strip() != ""
         if not (pasted or typed) or not self._editor.isEnabled() or self._editor.hasFocus():
