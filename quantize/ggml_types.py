@@ -143,6 +143,8 @@ FLOAT_TYPES: Final = frozenset(t for t in GgmlType if t.traits.is_float)
 TIME_UNIT: Final = GgmlType.Q4_K
 # The coarsest type of which a source loses next to nothing by being quantized again.
 NEARLY_EXACT: Final = GgmlType.Q8_0
+# The type whose plain rounding follows what craft does as channels are scaled. Measured: docs/log.md, "Smoothing".
+SCALES_JUDGE: Final = GgmlType.Q4_1
 
 
 def row_bytes(num_values: int, ggml_type: GgmlType) -> int:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from quantize.evidence import MeasureRequest, Step
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata
-from quantize.ggml_types import GgmlType
+from quantize.ggml_types import SCALES_JUDGE, GgmlType
 from quantize.measure.divergence import kld_from, log_softmax
 from quantize.native.blocks import dequantize_rows, quantize_rows
 from quantize.native.calibration import WINDOW, read_windows
@@ -32,7 +32,7 @@ _TOKENS = 4096  # that channels are looked at on. Measured: docs/log.md, "Smooth
 _STRENGTHS = (0.0, 0.125, 0.25, 0.375, 0.5)
 _BLOCK = 32  # values that share a step. Source: ggml-common.h, block_q8_0
 _STEPS = 127
-_JUDGE = "Q4_1"  # the type that weights are judged in
+_JUDGE = SCALES_JUDGE.name
 _CRAFTED = 0.37  # of that type's error, what craft leaves. Source: docs/quantization.md, "Craft"
 _ROWS = 128
 _LEAST = 1e-3  # of the mean channel, what a silent one counts as
