@@ -107,17 +107,19 @@ def smooth(request: SmoothRequest, send: Step) -> Smoothed:
             return Smoothed(changed=0, seams=len(seams))
         widths = {s.readers[0]: s.width for s in seams}
 
-        def watched(scales: dict[str, list[Floats]], first: float) -> _Channels:
+        total = 2.0 * len(windows) + 2.0
+
+        def watched(scales: dict[str, list[Floats]], first: int) -> _Channels:
             found = _Channels(scales, widths)
-            for index, window in enumerate(windows):
-                send(first + 0.4 * index / len(windows), 1.0, "")
+            for index, window in enumerate(windows, first):
+                send(index, total, "")
                 model.run(window[None], np.ones(WINDOW, np.bool_), found, drop_logits=True)
             return found
 
-        seen = watched({}, 0.0)
+        seen = watched({}, 0)
         squares = {name: sums / max(1, seen.tokens) for name, sums in seen.squares.items()}
         tried = {n: [_scale(s, strength) for strength in _STRENGTHS] for n, s in squares.items()}
-        seen = watched(tried, 0.4)
+        seen = watched(tried, len(windows))
         chosen: dict[str, Floats] = {}
         for seam in seams:
             name = seam.readers[0]
@@ -132,13 +134,13 @@ def smooth(request: SmoothRequest, send: Step) -> Smoothed:
         changed = {s.readers[0]: chosen[s.readers[0]] for s in some if s.readers[0] in chosen}
         if not changed:
             break
-        send(0.8, 1.0, "")
+        send(total - 2, total, "")
         request.out.unlink(missing_ok=True)
         _write(source, request.out, some, changed)
         with ReferenceModel(request.out, window=WINDOW, threads=measure.threads, max_lanes=1) as model:
             away = float(kld_from(before, _answers(model, windows[0])).mean())
         if away <= _MOST_KLD:
-            send(1.0, 1.0, "")
+            send(total, total, "")
             scales = {n: changed[s.readers[0]] for s in some if s.readers[0] in changed for n in s.readers}
             exponents = {name: tuple(np.log2(scale).astype(int).tolist()) for name, scale in scales.items()}
             return Smoothed(changed=len(changed), seams=len(seams), exponents=exponents, kld=away)
