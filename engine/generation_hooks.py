@@ -41,7 +41,7 @@ class GenerationHooks:
                     if self.first_token is not None and isinstance(event, Delta):
                         self.first_token()
                         self.first_token = None
-                    if isinstance(event, Delta | Done) and model.proven != model.settings:
+                    if isinstance(event, (Delta, Done)) and model.proven != model.settings:
                         model.proven = model.settings
                         admission.proven(model.id)
                     if isinstance(event, Done):

@@ -15,6 +15,7 @@ import msgspec
 from ray import serve
 from ray.exceptions import RayError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -38,6 +39,8 @@ class Door:
     def __init__(self, key: str) -> None:
         self._key = key
         self._handles: dict[str, Any] = {}
+        self._making = asyncio.Lock()
+        self._retiring: set[asyncio.Task[None]] = set()
         self._rows: dict[str, dict[str, Any]] = {}
         self._since: dict[str, float] = {}
         self._listed = asyncio.Event()
@@ -86,18 +89,27 @@ class Door:
         since = {name: float(found.last_deployed_time_s) for name, found in applications.items()}
         for name in [n for n, at in self._since.items() if since.get(n) != at]:
             self._rows.pop(name, None)
-            self._handles.pop(name, None)  # a handle keeps the router that it began with
+            self._retire(name)
         self._since = since
         for name, application in applications.items():
             if application.status == "RUNNING" and name not in self._rows:
+                self._retire(name)  # one of a request that came before the deployment was whole
                 handle = await self._handle(name)
                 self._rows[name] = await handle.options(stream=False).about.remote()
 
     async def _handle(self, model: str) -> Any:
-        if model not in self._handles:
-            handle = await asyncio.to_thread(serve.get_app_handle, model)
-            self._handles[model] = handle.options(stream=True)
-        return self._handles[model]
+        """A handle made since the model was last deployed. Raises: RayServeException: it is not deployed."""
+        async with self._making:
+            if model not in self._handles:
+                self._handles[model] = await asyncio.to_thread(_new_handle, model)
+            return self._handles[model]
+
+    def _retire(self, model: str) -> None:
+        """Forget a handle; answers that it began go on, and it reports to nobody any more."""
+        if (handle := self._handles.pop(model, None)) is not None:
+            ending = asyncio.create_task(handle.shutdown_async())
+            self._retiring.add(ending)
+            ending.add_done_callback(self._retiring.discard)
 
     async def answer(self, request: Request) -> Response:
         """Pass a request on to a replica of the model that it names."""
@@ -111,7 +123,7 @@ class Door:
         model = str(body.get("model", ""))
         try:
             handle = await self._handle(model)
-        except RayError as error:
+        except (RayError, RayServeException) as error:
             return _fault(404, "model_not_found", f"The cluster has no model named {model!r}: {error}")
         said = body.get("messages") or body.get("prompt") or body.get("input")
         asked = Asked(request.url.path, raw, said if isinstance(said, str | list) and said else " ")
@@ -122,6 +134,16 @@ class Door:
             return _fault(503, "replica_lost", f"No replica of {model} answers: {error}")
         assert isinstance(first, tuple)
         return StreamingResponse(pieces, status_code=first[0], media_type=first[1])  # type: ignore[arg-type]  # bytes follow
+
+
+def _new_handle(model: str) -> Any:
+    """A handle with a router of its own.
+
+    A router keeps the class and the settings that it began with, and Serve hands out the same handle for as long as
+    the process lives: with that one, a model that is deployed anew would be routed as it was before.
+    """
+    known = serve.get_app_handle(model)
+    return DeploymentHandle(known.deployment_name, known.app_name).options(stream=True)
 
 
 class _Answer:

@@ -317,7 +317,7 @@ class Answer:
     def feed(self, event: "Event | AnswerEvent | AnswerLogprobs") -> list[ChatEvent]:
         """Chat events that this runner event makes certain; what another server parsed is taken as it is."""
         if isinstance(event, _PARSED):
-            return self._pass([event])
+            return [event] if isinstance(event, TextDelta) and not self.done else self._pass([event])
         if isinstance(event, Started):
             self._prompt_tokens, self._cached_tokens = event.prompt_tokens, event.cached_tokens
             return [AnswerStarted(prompt_tokens=event.prompt_tokens, cached_tokens=event.cached_tokens)]

@@ -20,6 +20,8 @@ _QUIET: Final = frozenset({"/health", "/metrics"})
 # Only these methods run a model on a route that is not of the management.
 _ASKING: Final = frozenset({"POST"})
 _MOST_PATH: Final = 60
+# In the scope: a `send` for pieces of a body that are not its last, past all that looks at answers' heads only.
+BODY: Final = "tessera.body"
 
 
 class RequestLog:
@@ -63,6 +65,7 @@ class RequestLog:
             await send(message)
             clock.network_s += time.monotonic() - before
 
+        scope[BODY] = counted
         record = self._begin(scope, request_id)
         token = current.set(record)
         try:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from engine.upstreams.errors import UpstreamBrokeOff, UpstreamUnreachable
+from engine.upstreams.wake import Wake
 
 CONNECT_S: Final = 5.0
 # Bytes read ahead of whoever takes them; beyond it the upstream waits.
@@ -36,7 +37,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._wake = asyncio.Event()
+        self._wake = Wake()
         self.lost = False
         self.idle_since = 0.0
         self.error: Exception | None = None
@@ -68,7 +69,7 @@ class Connection(asyncio.Protocol):
         if self._held > AHEAD_BYTES and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
-        self._wake.set()
+        self._wake.set()  # last: whoever waits goes on within it
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
@@ -129,11 +130,11 @@ class Connection(asyncio.Protocol):
         while not self.status:
             if self.lost:
                 return False
-            await self._next()
+            await self._wake
         return True
 
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """The body as it comes; all that has come is one piece. Raises: ConnectionError: it was cut."""
+    async def pieces(self, name: str) -> AsyncGenerator[bytes, None]:
+        """The body as it comes from `name`; all that has come is one piece. Raises: UpstreamBrokeOff."""
         while True:
             if self._pieces:
                 piece = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
@@ -145,13 +146,10 @@ class Connection(asyncio.Protocol):
             elif self.complete:
                 return
             elif self.lost:
-                raise ConnectionError(str(self.error or "the connection was closed in the middle"))
+                reason = self.error or "the connection was closed in the middle"
+                raise UpstreamBrokeOff(name, f"{name} broke off the answer: {reason}.") from self.error
             else:
-                await self._next()
-
-    async def _next(self) -> None:
-        await self._wake.wait()
-        self._wake.clear()
+                await self._wake
 
 
 class Answer:
@@ -163,13 +161,9 @@ class Answer:
         self.status = connection.status
         self.headers = connection.headers
 
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
+    def pieces(self) -> AsyncGenerator[bytes, None]:
         """The body as it comes. Raises: UpstreamBrokeOff."""
-        try:
-            async for piece in self._connection.pieces():
-                yield piece
-        except ConnectionError as error:
-            raise UpstreamBrokeOff(self._name, f"{self._name} broke off the answer: {error}.") from error
+        return self._connection.pieces(self._name)
 
     async def read(self) -> bytes:
         """The whole body. Raises: UpstreamBrokeOff: cut, or longer than any honest answer."""

@@ -1,7 +1,6 @@
 """The streamed answers of OpenAI's protocol, read: events of a chat, texts of a completion."""
 
 import secrets
-from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -80,15 +79,13 @@ class Lines:
         self._name = name
         self._rest = b""
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes) -> list[bytes]:
         """What stands behind `data:` in the lines that are complete. Raises: UpstreamBrokeOff."""
         lines = (self._rest + data if self._rest else data).split(b"\n")
         self._rest = lines.pop()
         if len(self._rest) > MOST_LINE:
             raise UpstreamBrokeOff(self._name, f"{self._name} sent a line of more than {MOST_LINE >> 20} MiB.")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line[5:].strip()
+        return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
 
 class ChatReader:

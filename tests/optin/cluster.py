@@ -217,7 +217,7 @@ def affinity(world, options):
         words = "with" if wanted else "without"
         print(f"second turns that found their cache, {words} affinity: {shares[wanted]:.0%} of {options.talks} "
               f"(deployed in {took:.0f} s)", flush=True)  # fmt: skip
-    return shares[True] >= 0.9
+    return shares[True] >= 0.9 > shares[False]  # what both reach shows nothing of affinity
 
 
 async def through_a_kill(world, count, tokens):

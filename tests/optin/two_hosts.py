@@ -15,6 +15,7 @@ import ctypes
 import json
 import os
 import queue
+import signal
 import socket
 import statistics
 import subprocess
@@ -52,8 +53,37 @@ def run(*command):
 
 
 @contextlib.contextmanager
+def ended_in_order():
+    """SIGTERM ends what is inside as Ctrl-C does: what was set up is taken down, once."""
+
+    def end(*_):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def remove(name):
+    """A namespace; one that a killed run left is made of nothing but its name."""
+    subprocess.run(("ip", "netns", "del", name), check=False, capture_output=True)
+
+
+@contextlib.contextmanager
 def namespaces():
-    """Two of them, each with loopback, joined by one cable."""
+    """Two of them, each with loopback, joined by one cable; SIGTERM takes them away too."""
+    with ended_in_order(), _namespaces():
+        yield
+
+
+@contextlib.contextmanager
+def _namespaces():
+    for name in (HERE, THERE):
+        if not subprocess.run(("ip", "netns", "pids", name), check=False, capture_output=True).stdout.strip():
+            remove(name)
     try:
         for name in (HERE, THERE):
             run("ip", "netns", "add", name)
@@ -65,7 +95,7 @@ def namespaces():
         yield
     finally:
         for name in (HERE, THERE):
-            subprocess.run(("ip", "netns", "del", name), check=False, capture_output=True)
+            remove(name)
 
 
 def enter(name):
@@ -130,10 +160,18 @@ class Cable:
 
 def other_computer(home):
     """SSH, the cable's far end and a worker; orders come as lines of JSON."""
-    host = SshHost(home, address=THERE_IP)
-    cable = Cable((THERE_IP, 0), (THERE_IP, host.port))
-    with limited("tessera-b", LIMIT_THERE):
-        worker = Worker(home)
+    with ended_in_order(), contextlib.ExitStack() as stack:
+        host = SshHost(home, address=THERE_IP)
+        stack.callback(host.stop)
+        cable = Cable((THERE_IP, 0), (THERE_IP, host.port))
+        with limited("tessera-b", LIMIT_THERE):
+            worker = Worker(home)
+        stack.callback(worker.stop)
+        obey(host, cable, worker)
+
+
+def obey(host, cable, worker):
+    """Tell where they are, then take orders until nobody gives any."""
     facts = {"ssh": host.port, "cable": cable._server.getsockname()[1], "worker": worker.port,
              "identity": str(host.identity), "host_key": host.fingerprint}  # fmt: skip
     print(json.dumps(facts), flush=True)
@@ -145,8 +183,6 @@ def other_computer(home):
                      for c in p.net_connections("inet") if c.status == "LISTEN"]  # fmt: skip
         rss = [p.memory_info().rss for p in worker.sessions()]
         print(json.dumps({"rss": rss, "listening": sorted({a.ip for a in listening})}), flush=True)
-    worker.stop()
-    host.stop()
 
 
 class Far:

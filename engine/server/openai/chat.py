@@ -212,17 +212,22 @@ def _logprobs(entries: list[TokenLogprob]) -> dict[str, Any]:
 
 
 async def _loading(
-    starting: asyncio.Future[Any], place: Place, writer: stream.ChunkWriter
+    starting: asyncio.Future[Any], place: Place, writer: stream.ChunkWriter, greeted: set[int]
 ) -> AsyncGenerator[bytes, None]:
-    """How far the load is, until `starting` is done; leaving early cancels that."""
+    """How far the load is, until `starting` is done, and its end; leaving early cancels that."""
+    loading = False
     try:
         while not starting.done():
             await asyncio.wait((starting,), timeout=PROGRESS_S)
             if place.loading:
+                loading = True
                 yield writer.loading(place)
     except BaseException:
         starting.cancel()
         raise
+    if loading and starting.exception() is None:  # the load is over before the prompt's first step has ended
+        greeted.add(0)
+        yield writer.chunk(0, stream.ROLE_DELTA)
 
 
 async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
@@ -232,14 +237,9 @@ async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
     starting = asyncio.ensure_future(_start(state, body, place, asked))
     greeted: set[int] = set()
     if body.return_progress:
-        loading = False
-        async with aclosing(_loading(starting, place, writer)) as waiting:
+        async with aclosing(_loading(starting, place, writer, greeted)) as waiting:
             async for told in waiting:
-                loading = True
                 yield told
-        if loading and starting.exception() is None:  # the load is over before the prompt's first step has ended
-            greeted.add(0)
-            yield writer.chunk(0, stream.ROLE_DELTA)
     started = await starting
     model, _, answers, grounded, _ = started
     writer.runs(model)
@@ -250,6 +250,12 @@ async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
     custom = [CustomCalls(body.custom_names()) for _ in answers]
     held: dict[int, list[TokenLogprob]] = {}
     async for index, event in merge(answers):
+        if isinstance(event, TextDelta):
+            if grounded is not None and index == 0:
+                said.append(event.text)
+            if index in greeted and index not in held and not body.logprobs:
+                yield writer.text(index, event.text)
+                continue
         if isinstance(event, PromptProgress):
             yield writer.reading(event)
             continue
@@ -259,8 +265,6 @@ async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
         inners = custom[index].deltas(event)
         for inner in inners or ():
             yield writer.chunk(index, inner)
-        if isinstance(event, TextDelta) and index == 0:
-            said.append(event.text)
         if isinstance(event, AnswerLogprobs):
             held.setdefault(index, []).extend(event.entries)
         elif isinstance(event, AnswerFinished):

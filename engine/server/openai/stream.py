@@ -104,6 +104,14 @@ class ChunkWriter:
             b',"tessera":' + _encode(extra) if extra else b"",
         )
 
+    def text(self, index: int, text: str) -> bytes:
+        """`chunk` of a content delta alone, of which an answer has as many as tokens."""
+        return b'%s{"index":%d,"delta":{"content":%s},"logprobs":null,"finish_reason":null}]}\n\n' % (
+            self._open,
+            index,
+            _encode(text),
+        )
+
     def usage(self, usages: list[Usage], timings: dict[str, float]) -> bytes:
         """The last chunk when the client asked for usage: no choices."""
         tail = _encode({"usage": usage_body(usages), "timings": timings})
