@@ -43,6 +43,7 @@ class Door:
         self._retiring: set[asyncio.Task[None]] = set()
         self._rows: dict[str, dict[str, Any]] = {}
         self._since: dict[str, float] = {}
+        self._deploying: set[str] = set()
         self._listed = asyncio.Event()
         self.app = Starlette(
             lifespan=self._life,
@@ -73,6 +74,9 @@ class Door:
             yield
         finally:
             listing.cancel()
+            for name in tuple(self._handles):
+                self._retire(name)
+            await asyncio.gather(*self._retiring, return_exceptions=True)
 
     async def _list(self) -> None:
         """Keep the list: whoever looks whether the cluster is there waits for an answer at once."""
@@ -91,11 +95,14 @@ class Door:
             self._rows.pop(name, None)
             self._retire(name)
         self._since = since
+        # One that replaces another keeps its time; it takes seconds, so that a look sees it.
+        self._deploying |= {name for name, found in applications.items() if found.status == "DEPLOYING"}
         for name, application in applications.items():
-            if application.status == "RUNNING" and name not in self._rows:
-                self._retire(name)  # one of a request that came before the deployment was whole
+            if application.status == "RUNNING" and (name not in self._rows or name in self._deploying):
+                self._retire(name)
                 handle = await self._handle(name)
                 self._rows[name] = await handle.options(stream=False).about.remote()
+                self._deploying.discard(name)
 
     async def _handle(self, model: str) -> Any:
         """A handle made since the model was last deployed. Raises: RayServeException: it is not deployed."""
