@@ -52,7 +52,7 @@ class JsonStore(Generic[T]):
         self._kind, self._empty, self._version, self._private = kind, empty, version, private
         self._envelope: Any = _Envelope[kind]  # type: ignore[valid-type]  # a form to decode, made at run time
         self._lock = threading.RLock()
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: tuple[int, int, int] | None = None
         self._value: T | None = None
         self._damage: Damaged | None = None
         self._missed: OSError | None = None  # the file was not read, whatever callers got in its place
@@ -105,12 +105,13 @@ class JsonStore(Generic[T]):
                 write_atomically(self.path, msgspec.json.format(raw, indent=1), private=self._private)
             self._stamp, self._value, self._damage = self._look(), value, None
 
-    def _look(self) -> tuple[int, int] | None:
+    def _look(self) -> tuple[int, int, int] | None:
+        """What another file in its place has otherwise: two of one size may be of one tick of a clock."""
         try:
             found = self.path.stat() if self.path is not None else None
         except OSError:
             return None
-        return (found.st_mtime_ns, found.st_size) if found is not None else None
+        return (found.st_mtime_ns, found.st_size, found.st_ino) if found is not None else None
 
     def _load(self, path: Path) -> None:
         try:

@@ -46,6 +46,7 @@ class FakeUpstream:
     def __init__(self, kind="vllm", key=None, delay_s=0.0, listen=("127.0.0.1", 0)):
         self.kind, self.key, self.delay_s = kind, key, delay_s
         self.seen, self.keys, self.hung_up = [], [], 0
+        self.turns = None  # a semaphore: a word is said for each release
         self.connections = []
         outer = self
 
@@ -203,6 +204,8 @@ class FakeUpstream:
                 return n
             if n == 2 and "garbage" in said:
                 send(b"data: {not json\n\n")
+            if self.turns is not None:
+                self.turns.acquire(timeout=60)
             send(self.chunk({"content": word}))
             if self.delay_s or "forever" in said:
                 time.sleep(self.delay_s or 0.01)

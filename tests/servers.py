@@ -2,6 +2,8 @@
 
 import json
 import os
+import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -63,6 +65,33 @@ class RunningServer:
             self.process.kill()
             self.process.wait()
             raise
+
+
+def runs(pid: int) -> bool:
+    """Whether that process is there; one that ended and was not waited for does not run."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def free_port() -> int:
+    """A port of loopback that nobody has, and that the system gives to nobody else meanwhile.
+
+    A connection or another test's server would get one of its own range at any moment.
+    """
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:
+        first = 32_768
+    while True:
+        port = 10_000 + secrets.randbelow(first - 10_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def wait_for(condition, seconds: float = 60.0, what: str = "condition") -> float:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -11,13 +10,7 @@ import time
 
 import asyncssh
 import psutil
-from servers import ROOT, wait_for
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from servers import ROOT, free_port, wait_for
 
 
 class Worker:
@@ -32,7 +25,7 @@ class Worker:
             cwd=ROOT, env={**os.environ, "TESSERA_HOME": str(home), **(env or {})}, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-        wait_for(lambda: self.listens() or self.process.poll() is not None, 90, "the worker's port")
+        wait_for(lambda: self.process.poll() is not None or self.listens(), 90, "the worker's port")
         assert self.process.poll() is None, self.process.stdout.read()
 
     def listens(self):

@@ -201,28 +201,34 @@ class Conversation:
     def talk(self) -> None:
         """Read, answer, repeat."""
         say(f"{self._model}. {HELP}", err=True)
-        while True:
+        going_on = True
+        while going_on:
             try:
-                line = input("> ") if sys.stdin.isatty() else sys.stdin.readline()
-            except EOFError:
+                going_on = self._turn()
+            except KeyboardInterrupt:  # at the prompt, or when an answer has just ended: the conversation goes on
                 say(err=True)
-                return
-            except KeyboardInterrupt:
-                say(err=True)
-                continue
-            if not line and not sys.stdin.isatty():
-                return
-            line = line.strip()
-            if line in ("/exit", "/quit", "/bye"):
-                return
-            if line == "/new":
-                self._messages = self._fresh()
-            elif line == "/continue":
-                self.go_on()
-            elif line.startswith("/"):
-                say(HELP, err=True)
-            elif line:
-                self.ask(line, as_json=False)
+
+    def _turn(self) -> bool:
+        """Read a line and do what it says; False: it was the last."""
+        try:
+            line = input("> ") if sys.stdin.isatty() else sys.stdin.readline()
+        except EOFError:
+            say(err=True)
+            return False
+        if not line and not sys.stdin.isatty():
+            return False
+        line = line.strip()
+        if line in ("/exit", "/quit", "/bye"):
+            return False
+        if line == "/new":
+            self._messages = self._fresh()
+        elif line == "/continue":
+            self.go_on()
+        elif line.startswith("/"):
+            say(HELP, err=True)
+        elif line:
+            self.ask(line, as_json=False)
+        return True
 
     def ask(self, text: str, *, as_json: bool) -> None:
         """One turn."""

@@ -5,13 +5,13 @@ import os
 import signal
 import socket
 import threading
-import time
 from urllib.parse import urlsplit
 
 import httpx2
 import psutil
 import pytest
-from servers import RunningServer, wait_for
+from servers import RunningServer, runs, wait_for
+from unhindered import Stopwatch
 
 pytestmark = pytest.mark.e2e
 
@@ -41,6 +41,12 @@ def active(server):
     return float(line.split()[1])
 
 
+def loaded(server):
+    headers = {"authorization": f"Bearer {server.token}"}
+    told = httpx2.get(f"{server.url}/tessera/v1/loaded", headers=headers, timeout=60).json()["models"]
+    return [model["id"] for model in told if model["state"] == "loaded"]
+
+
 def test_health_answers_at_once_and_the_idle_server_is_small(own_server):
     assert httpx2.get(f"{own_server.url}/health").status_code == 200
     memory = psutil.Process(own_server.process.pid).memory_info().rss
@@ -52,10 +58,10 @@ def test_t1_a_killed_runner_is_an_error_event_and_the_next_request_works(own_ser
         lines = response.iter_lines()
         next(line for line in lines if '"content":"' in line and '"content":""' not in line)
         (runner,) = own_server.runners()
-        killed = time.monotonic()
+        killed = Stopwatch(own_server.process.pid)
         runner.send_signal(signal.SIGKILL)
         error = next(line for line in lines if '"error"' in line)
-        took = time.monotonic() - killed
+        took = killed.seconds()
     body = json.loads(error.removeprefix("data:"))["error"]
     assert body["code"] == "runner_died"
     assert "killed" in body["message"]
@@ -71,8 +77,7 @@ def test_a_model_that_keeps_dying_is_not_started_for_ever(own_server):
         assert httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60).status_code == 200
         (runner,) = own_server.runners()
         runner.send_signal(signal.SIGKILL)
-        wait_for(lambda: not own_server.runners(), what="the runner's end")
-        time.sleep(0.1)
+        wait_for(lambda: not loaded(own_server), what="the server's notice of the runner's end")
     refused = httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
     assert refused.status_code == 503
     assert "3 times" in refused.json()["error"]["message"]
@@ -83,7 +88,7 @@ def test_killing_the_server_leaves_no_runner(own_server):
     (runner,) = own_server.runners()
     os.kill(own_server.process.pid, signal.SIGKILL)
     own_server.process.wait()
-    wait_for(lambda: not runner.is_running() or runner.status() == psutil.STATUS_ZOMBIE, what="the runner's end")
+    wait_for(lambda: not runs(runner.pid), what="the runner's end")
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -97,7 +102,9 @@ def test_t24_a_client_that_leaves_cancels_its_generation(own_server, stream):
             b"Content-Length: %d\r\n\r\n" % len(body) + body
         )
         wait_for(lambda: active(own_server) > 0, what="the generation's start")
-    assert wait_for(lambda: active(own_server) == 0, 5, "the generation's end") < 1.5
+        left = Stopwatch(own_server.process.pid)
+    wait_for(lambda: active(own_server) == 0, 60, "the generation's end")
+    assert left.seconds() < 1.5
     assert httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60).status_code == 200
 
 
@@ -117,11 +124,11 @@ def test_t24_a_hundred_disconnects_leave_nothing_behind(own_server):
             worker.join()
 
     ten_leave()
-    wait_for(lambda: active(own_server) == 0, 20, "the end of the first generations")
+    wait_for(lambda: active(own_server) == 0, 60, "the end of the first generations")
     files, threads = process.num_fds(), process.num_threads()
     for _ in range(10):
         ten_leave()
-    wait_for(lambda: active(own_server) == 0, 20, "the end of all generations")
+    wait_for(lambda: active(own_server) == 0, 60, "the end of all generations")
     wait_for(lambda: process.num_fds() <= files + 2, what="closed connections")
     pool = min(32, (os.cpu_count() or 1) + 4)  # asyncio's own bound: it grows whenever none of its threads is idle
     assert process.num_threads() <= threads + pool
@@ -144,7 +151,7 @@ def test_t24_a_client_that_stops_reading_holds_nobody_up_and_is_let_go(own_serve
         for _ in range(3):
             answer = httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
             assert answer.status_code == 200
-    wait_for(lambda: active(own_server) == 0, 20, "the generation's end")
+    wait_for(lambda: active(own_server) == 0, 60, "the generation's end")
     wait_for(lambda: process.num_fds() <= files + 2, what="closed connections")
     assert httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60).status_code == 200
 
@@ -154,7 +161,7 @@ def test_terminate_ends_in_good_order(own_server):
     (runner,) = own_server.runners()
     own_server.stop()
     assert own_server.process.returncode in (0, -signal.SIGTERM)
-    wait_for(lambda: not runner.is_running(), what="the runner's end")
+    wait_for(lambda: not runs(runner.pid), what="the runner's end")
     assert not (own_server.home / "state" / "server.json").exists()
 
 

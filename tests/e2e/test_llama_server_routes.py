@@ -4,6 +4,7 @@ import json
 
 import httpx2
 import pytest
+from servers import wait_for
 
 HI = [{"role": "user", "content": "Hello"}]
 
@@ -81,7 +82,7 @@ def test_properties_and_slots_load_nothing_and_tell_nothing_that_was_said(http):
     assert "/" not in props["model_path"]
     slots = http.get("/slots").json()
     assert len(slots) == props["total_slots"]
-    assert not any(slot["is_processing"] for slot in slots)
+    wait_for(lambda: not any(slot["is_processing"] for slot in http.get("/slots").json()), what="the answers' end")
     assert set(slots[0]) == {"id", "model", "n_ctx", "is_processing"}
     assert http.get("/props", params={"model": "nobody"}).status_code == 404
     assert http.get("/slots?fail_on_no_slot=1").status_code == 200

@@ -78,7 +78,7 @@ def test_a_load_is_reserved_measured_and_audited(client):
     def audited():
         return get(client, "/tessera/v1/ledger")["audits"]
 
-    wait_for(audited, 30, "the audit")
+    wait_for(audited, 60, "the audit")
     ledger = get(client, "/tessera/v1/ledger")
     (held,) = ledger["reservations"]
     assert held["owner"].startswith("spark")

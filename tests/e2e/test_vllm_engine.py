@@ -9,9 +9,8 @@ from pathlib import Path
 
 import httpx2
 import openai
-import psutil
 import pytest
-from servers import RunningServer, wait_for
+from servers import RunningServer, runs, wait_for
 from small_folder import first_layers
 
 pytestmark = pytest.mark.e2e
@@ -65,7 +64,7 @@ def get(server, path):
 
 def gone(pids):
     """Ended; one that nobody waited for yet does nothing any more."""
-    return not any(psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in pids)
+    return not any(map(runs, pids))
 
 
 def test_a_folder_is_served_with_its_memory_set_aside_and_ends_with_its_model(start):
@@ -90,7 +89,7 @@ def test_a_folder_is_served_with_its_memory_set_aside_and_ends_with_its_model(st
     assert loaded["backend"] == "vllm"
     with httpx2.Client(headers={"authorization": f"Bearer {server.token}"}, timeout=60) as http:
         http.post(f"{server.url}/tessera/v1/models/{model}/unload").raise_for_status()
-    wait_for(lambda: gone(told["pids"]), 15, "the end of vLLM and its engine")
+    wait_for(lambda: gone(told["pids"]), 60, "the end of vLLM and its engine")
     assert not [r for r in get(server, "ledger")["reservations"] if r["owner"] == model]
 
 
@@ -116,7 +115,7 @@ def test_one_that_does_not_start_says_why_and_holds_nothing(start):
     server = start("dies")
     with pytest.raises(openai.APIStatusError, match="Failed to infer device type"):
         ask(server, "hello")
-    wait_for(lambda: gone(server.told()["pids"]), 15, "the end of its engine")
+    wait_for(lambda: gone(server.told()["pids"]), 60, "the end of its engine")
     assert get(server, "ledger")["reservations"] == []
 
 
@@ -126,7 +125,7 @@ def test_a_crash_in_an_answer_is_told_and_the_next_request_starts_it_again(start
     first = server.told()["pids"]
     with pytest.raises(openai.APIError, match="illegal memory access"):
         ask(server, "please crash")
-    wait_for(lambda: gone(first), 15, "the end of its engine")
+    wait_for(lambda: gone(first), 60, "the end of its engine")
     assert ask(server, "again").choices[0].message.content == "Hello from up there"
     assert server.told()["pids"] != first
 
@@ -137,7 +136,7 @@ def test_it_ends_with_a_server_that_is_killed(start):
     pids = server.told()["pids"]
     os.kill(server.process.pid, signal.SIGKILL)
     server.process.wait()
-    wait_for(lambda: gone(pids), 20, "the end of vLLM")
+    wait_for(lambda: gone(pids), 60, "the end of vLLM")
 
 
 def test_without_the_program_there_is_no_such_model(start):

@@ -9,13 +9,7 @@ import sys
 import httpx2
 import psutil
 import pytest
-from servers import ROOT, RunningServer, wait_for
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from servers import ROOT, RunningServer, free_port, wait_for
 
 
 class Worker:
@@ -26,7 +20,7 @@ class Worker:
             cwd=ROOT, env={**os.environ, "TESSERA_HOME": str(home)}, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-        wait_for(lambda: self.listens() or self.process.poll() is not None, 60, "the worker's port")
+        wait_for(lambda: self.process.poll() is not None or self.listens(), 60, "the worker's port")
         assert self.process.poll() is None, self.process.stdout.read()
 
     def listens(self):

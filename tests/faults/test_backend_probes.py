@@ -5,9 +5,10 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
+from servers import runs, wait_for
 
+from devices.backends.child import PATIENCE
 from devices.backends.libraries import library_folder
 from devices.backends.trial import Trial, planned, try_backends
 from devices.detect import detailed
@@ -48,7 +49,8 @@ def test_each_way_to_fail_is_reported_and_none_delays_the_others(machine):
     trials = (*(trial(name, source) for name, (source, _) in PROBES.items()), *good)
     started = time.monotonic()
     reports = {r.backend: r for r in try_backends(machine, None, timeout_s=LIMIT_S, trials=trials)}
-    assert time.monotonic() - started < LIMIT_S + 10
+    # A child that computes and gets little of a busy processor has several times its limit; one hangs for 600 s.
+    assert time.monotonic() - started < LIMIT_S * PATIENCE + 10
     for name, (_, reason) in PROBES.items():
         assert reports[name].state == "failed"
         assert reason in reports[name].reason
@@ -64,11 +66,7 @@ def test_a_hanging_probe_takes_its_children_with_it(machine, tmp_path):
     )
     assert reports[0].state == "failed"
     pid = int(file.read_text())
-    for _ in range(100):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return
-        time.sleep(0.05)
-    pytest.fail("the grandchild is still alive")
+    wait_for(lambda: not runs(pid), 60, "the grandchild's end")
 
 
 def test_a_program_that_cannot_start_is_a_failed_backend(machine):

@@ -15,7 +15,7 @@ from app.db.connection import open_store
 from tests.long_chats import compaction, fill
 from tests.servers import ROOT, RunningServer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 N_CTX = 1024
 
 

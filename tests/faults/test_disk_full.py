@@ -50,5 +50,5 @@ def test_t3_enospc_in_a_download_keeps_the_list_and_resumes(tmp_path):
     with FakeHub() as hub:
         hub.add("org/Spark-GGUF", {"spark-F16.gguf": SPARK.read_bytes()})
         command = ["unshare", "-rm", "sh", "-c", script, PULL, hub.endpoint]
-        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
     assert result.stdout.splitlines() == ["full True ['spark']", "then online"], result.stderr

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import httpx2
 import openai
-import psutil
 import pytest
-from servers import RunningServer, wait_for
+from servers import RunningServer, runs, wait_for
 
 from engine.flm import detect
 
@@ -141,7 +140,7 @@ def test_chat_crash_and_restart(flm_server):
         assert second.pid != first
         flm = [p.pid for p in second.children(recursive=True)]
     server.stop()
-    wait_for(lambda: not any(map(psutil.pid_exists, flm)), what="the end of flm")
+    wait_for(lambda: not any(map(runs, flm)), what="the end of flm")
 
 
 @pytest.mark.e2e

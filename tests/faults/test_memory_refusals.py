@@ -87,7 +87,7 @@ def test_under_ulimit_v(path, tmp_path, limit_gib, n_ctx):
         env={"PATH": "/usr/bin:/bin", "TESSERA_HOME": str(tmp_path), "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from measured_model import HELD_OUT, ignore, never
+from servers import runs, wait_for
 from small_folder import first_layers, short_text
 
 from quantize.child import Child, ChildDied, run_task
@@ -75,8 +76,7 @@ def kill_at(phase: str, job: QuantizeRequest) -> None:
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    _, alive = psutil.wait_procs(children, timeout=60)
-    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+    wait_for(lambda: not any(runs(child.pid) for child in children), 120, "the children's notice")
 
 
 def left(folder: Path) -> set[str]:

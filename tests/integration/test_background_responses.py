@@ -15,7 +15,7 @@ def client(qwen):
 
 
 def test_an_answer_in_the_background_is_polled(qwen, client):
-    qwen.say("Hel", "lo", delay_s=0.2)
+    qwen.say("Hel", "lo", delay_s=2)  # time enough to be seen at it
     made = client.responses.create(model="spark", input="Hi", background=True)
     assert (made.status, made.background) == ("queued", True)
     wait_for(lambda: client.responses.retrieve(made.id).status == "in_progress", what="it began")
@@ -73,7 +73,7 @@ def test_what_was_not_made_in_the_background_is_neither_followed_nor_cancelled(q
 def test_a_dead_runner_fails_the_answer(qwen, client):
     qwen.say("Hel", die=9)
     made = client.responses.create(model="spark", input="Hi", background=True)
-    wait_for(lambda: client.responses.retrieve(made.id).status == "failed", 20)
+    wait_for(lambda: client.responses.retrieve(made.id).status == "failed")
     assert client.responses.retrieve(made.id).error is not None
 
 

@@ -109,6 +109,7 @@ print(msgspec.json.encode(report).decode())
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_search_that_was_killed_goes_on(bundled_model, tmp_path):
     journal = tmp_path / "search.jsonl"
     command = [sys.executable, "-c", SEARCH, str(bundled_model), str(journal)]

@@ -73,6 +73,7 @@ def within(value, schema):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("route", ROUTES)
 def test_t23_every_number_at_every_value(qwen, route):
     base = {"model": "spark", **ROUTES[route]}

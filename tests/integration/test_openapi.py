@@ -79,6 +79,7 @@ def bodies(schema, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_generated_bodies_are_never_an_internal_error(qwen, page):
     headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
     tried = 0

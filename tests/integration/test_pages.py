@@ -13,6 +13,7 @@ SYSTEM = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 GROWN_KIB = 16 << 10
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(sys.platform != "linux" or not pages.virtual(), reason="elsewhere a load takes them at once")
 def test_the_pause_behind_an_answer_makes_pages_large_and_changes_no_answer(bundled_model):
     if not SYSTEM.exists() or "[never]" in SYSTEM.read_text():
@@ -25,7 +26,7 @@ def test_the_pause_behind_an_answer_makes_pages_large_and_changes_no_answer(bund
     async def work(runner):
         at_load = large_kib(runner)
         first, _ = await collect(runner, [40, 41, 42], max_tokens=8)
-        for _ in range(200):
+        for _ in range(600):
             if large_kib(runner) >= at_load + GROWN_KIB:
                 break
             await asyncio.sleep(0.1)

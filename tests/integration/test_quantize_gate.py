@@ -1,5 +1,6 @@
 """A gate with real models and real runners: what is clearly worse is not kept, what is as good is."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from servers import runs, wait_for
 
 from app.evals.gate_tasks import NAMED_TASKS
 from engine.dispatch.memory_admission import MemoryAdmission
@@ -156,7 +158,11 @@ def test_answers_are_kept_by_the_files_hash(tmp_path, keeper, tasks):
 
 
 def runners():
-    return {p for p in psutil.Process().children(recursive=True) if "engine.runner" in " ".join(p.cmdline())}
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # gone when it is asked
+            found |= {child} if "engine.runner" in " ".join(child.cmdline()) else set()
+    return found
 
 
 def test_a_cancelled_gate_ends_its_runner_and_leaves_nothing(tmp_path, keeper, tasks):
@@ -171,7 +177,7 @@ def test_a_cancelled_gate_ends_its_runner_and_leaves_nothing(tmp_path, keeper, t
             judge=keeper.judge(asked),
         )
     assert made(tmp_path) == set()
-    assert runners() <= others
+    wait_for(lambda: runners() <= others, what="the end of its runner")
 
 
 JOB = """
@@ -206,8 +212,7 @@ def test_a_job_killed_in_the_midst_asks_only_what_is_left(tmp_path, keeper, task
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    _, alive = psutil.wait_procs(children, timeout=60)
-    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+    wait_for(lambda: not any(runs(child.pid) for child in children), what="the children's end")
     assert made(tmp_path) == set()
     judge = Counting(keeper.judge(asked))
     report, _ = run(keeper, tmp_path, tasks, judge)

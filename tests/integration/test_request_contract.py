@@ -111,7 +111,7 @@ def seen(server, http, path, body):
     told = answer.text
     if body.get("background") and answer.status_code == 200:  # the runner is asked after the answer
         made = f"{path}/{answer.json()['id']}"
-        wait_for(lambda: http.get(made).json()["status"] not in {"queued", "in_progress"}, 30, "the answer")
+        wait_for(lambda: http.get(made).json()["status"] not in {"queued", "in_progress"}, 60, "the answer")
     if answer.headers.get("content-type", "").startswith("application/json"):
         told = settled(answer.json(), echoes=path == "/v1/responses")
     else:
@@ -192,7 +192,7 @@ def test_every_key_counts_or_is_told(thinker, coder, path, index):
     server = coder if "fim" in path or path == "/infill" else thinker
     body = EXAMPLES[path][index]
     silent = []
-    with httpx2.Client(base_url=server.url, timeout=30) as http:
+    with httpx2.Client(base_url=server.url, timeout=60) as http:
         load = f"/tessera/v1/models/{body['model']}/load" if "model" in body else ""
         if load:  # idle work, of which one example is, loads no model
             http.post(load, json={}, headers={"authorization": f"Bearer {TOKEN}"}).raise_for_status()

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from lora_adapter import write_adapter
+from servers import runs
 
 from engine.errors import BadModelFile, ContextOverflow, InputFault, RunnerDied
 from engine.jobs import Paused
@@ -357,14 +358,15 @@ def test_a_runner_that_hangs_is_noticed_and_stopped(bundled_model, monkeypatch):
 
     from engine.runner import process
 
-    monkeypatch.setattr(process, "SILENCE_S", 4.0)
-
     async def main():
         runner = await RunnerProcess.start("llama", str(bundled_model))
         await runner.load(LoadSettings(path=str(bundled_model), n_ctx=1024, n_threads=1))
+        # A busy machine may let a sound one be silent for a while, so it is watched so closely from here on only.
+        monkeypatch.setattr(process, "SILENCE_S", 4.0)
+        await runner.stats()
         os.kill(runner.pid, signal.SIGSTOP)
         with pytest.raises(RunnerDied, match="stuck"):
-            await asyncio.wait_for(collect(runner, "x"), 30)
+            await asyncio.wait_for(collect(runner, "x"), 60)
         return runner.died
 
     assert asyncio.run(main()).exit_code == -9
@@ -380,7 +382,7 @@ def test_a_runner_that_never_says_hello_is_stopped(bundled_model, monkeypatch):
 
     async def main():
         with pytest.raises(RunnerDied, match="did not start within 1 s"):
-            await asyncio.wait_for(RunnerProcess.start("llama", str(bundled_model)), 30)
+            await asyncio.wait_for(RunnerProcess.start("llama", str(bundled_model)), 60)
 
     asyncio.run(main())
 
@@ -417,13 +419,16 @@ def test_who_stops_wanting_a_model_while_it_loads_is_told_so_and_not_of_a_dead_r
 
 def test_a_runner_that_nobody_waits_for_any_more_ends_and_leaves_nothing_on_the_loop(monkeypatch):
     complaints = []
+    gc.collect()  # what other tests left is not judged here
     monkeypatch.setattr(sys, "unraisablehook", complaints.append)
     before = {child.pid for child in psutil.Process().children()}
 
     async def run():
         starting = asyncio.create_task(RunnerProcess.start("llama", ""))
-        await asyncio.sleep(0.3)  # it is there, and says hello later
-        begun = [child for child in psutil.Process().children() if child.pid not in before]
+        begun = []
+        while not begun:
+            await asyncio.sleep(0.01)
+            begun = [child for child in psutil.Process().children() if child.pid not in before]
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await RunnerProcess.end_all()
@@ -432,5 +437,5 @@ def test_a_runner_that_nobody_waits_for_any_more_ends_and_leaves_nothing_on_the_
     begun = asyncio.run(run())
     gc.collect()
     assert begun
-    assert not [child for child in begun if child.is_running()]
+    assert not [child for child in begun if runs(child.pid)]
     assert not complaints

@@ -11,7 +11,7 @@ import urllib.parse
 import httpx2
 import pytest
 from scripted import TOKEN, ScriptedServer
-from servers import ROOT, RunningServer, wait_for
+from servers import ROOT, RunningServer, free_port, wait_for
 from starlette.routing import Route
 
 from engine.server import guard
@@ -107,7 +107,7 @@ def test_management_refuses_a_key_that_only_chats(locked, http):
      "/tessera/v1/loaded/", "/TESSERA/v1/loaded", "/v1/%2e%2e/tessera/v1/loaded", "/health/../tessera/v1/loaded"],
 )  # fmt: skip
 def test_other_spellings_of_a_path_open_nothing(locked, path):
-    with socket.create_connection(("127.0.0.1", locked.port), 5) as raw:
+    with socket.create_connection(("127.0.0.1", locked.port), 60) as raw:
         raw.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
         answer = b""
         while chunk := raw.recv(65536):
@@ -176,15 +176,14 @@ def test_a_second_server_of_one_home_leaves_the_first_findable(tmp_path):
     second = None
     try:
         told = (tmp_path / "state" / "server.json").read_text()
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         command = [sys.executable, "-m", "app", "serve", "--port", str(port)]
         environment = {**os.environ, "TESSERA_HOME": str(tmp_path)}
         second = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
-        wait_for(lambda: answers(f"http://127.0.0.1:{port}/health"), 30, "the second server")
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}/health"), 90, "the second server")
         assert (tmp_path / "state" / "server.json").read_text() == told
         second.terminate()
-        assert first.url in second.communicate(timeout=20)[1]
+        assert first.url in second.communicate(timeout=60)[1]
         assert (tmp_path / "state" / "server.json").read_text() == told
         first.process.kill()
         first.process.wait()
@@ -205,16 +204,15 @@ def answers(url):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a folder in which nobody can make anything")
 def test_a_home_that_cannot_be_written_is_told_and_served(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "app", "serve", "--port", str(port)]
     environment = {**os.environ, "TESSERA_HOME": "/proc/tessera"}
     server = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
     try:
-        wait_for(lambda: server.poll() is not None or answers(f"http://127.0.0.1:{port}/health"), 30, "a server")
+        wait_for(lambda: server.poll() is not None or answers(f"http://127.0.0.1:{port}/health"), 90, "a server")
     finally:
         server.terminate()
-    said = server.communicate(timeout=20)[1]
+    said = server.communicate(timeout=60)[1]
     assert "Traceback" not in said
     assert "/proc/tessera" in said
     assert "cannot be written" in said
@@ -273,7 +271,7 @@ def test_a_request_that_names_two_hosts_is_refused(qwen, first):
     address = urllib.parse.urlsplit(qwen.url)
     hosts = [f"Host: {address.netloc}", "Host: evil.example"]
     lines = ["GET /v1/models HTTP/1.1", *(hosts if first else hosts[::-1]), "Connection: close", "", ""]
-    with socket.create_connection((address.hostname, address.port), timeout=20) as peer:
+    with socket.create_connection((address.hostname, address.port), timeout=60) as peer:
         peer.sendall("\r\n".join(lines).encode())
         answer = b"".join(iter(lambda: peer.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 400 ")
@@ -325,7 +323,7 @@ def test_cors_is_for_listed_pages_only(locked, http):
 
 def test_a_body_that_stalls_is_given_up(qwen, monkeypatch):
     monkeypatch.setattr(guard, "BODY_PAUSE_S", 0.2)
-    with socket.create_connection(("127.0.0.1", qwen.port), 5) as raw:
+    with socket.create_connection(("127.0.0.1", qwen.port), 60) as raw:
         head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{"
         raw.sendall(head.encode())
         assert raw.recv(100).split()[1] == b"408"

@@ -152,6 +152,6 @@ def test_a_child_that_gets_little_of_the_processor_is_waited_for():
     assert found.answer == {"done": 1}, found
     assert found.seconds > 3
     hanging = run_child((sys.executable, "-c", "import time; time.sleep(60)"), 1.0)
-    assert (hanging.answer, hanging.seconds < 10) == (None, True)
+    assert (hanging.answer, hanging.seconds < 30) == (None, True)
     spinning = run_child((sys.executable, "-c", "while True: pass"), 1.0)
     assert (spinning.answer, "within 1 s" in spinning.reason) == (None, True)

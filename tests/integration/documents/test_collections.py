@@ -47,15 +47,15 @@ def test_files_become_passages_and_what_was_not_read_is_told(collections, folder
 def test_changes_on_disk_are_followed(collections, folder):
     live = settled(collections.add("sea", sources=(str(folder),)))
     (folder / "new.md").write_text("# Gulls\n\nThe kittiwake nests on cliffs.\n")
-    wait_for(lambda: found(live, "kittiwake"), 20, "the new file")
+    wait_for(lambda: found(live, "kittiwake"), 60, "the new file")
     (folder / "new.md").write_text("# Gulls\n\nThe fulmar spits oil.\n")
-    wait_for(lambda: not found(live, "kittiwake") and found(live, "fulmar"), 20, "the change")
+    wait_for(lambda: not found(live, "kittiwake") and found(live, "fulmar"), 60, "the change")
     (folder / "new.md").unlink()
-    wait_for(lambda: not found(live, "fulmar"), 20, "the removal")
+    wait_for(lambda: not found(live, "fulmar"), 60, "the removal")
     (folder / ".hidden.md").write_text("secret kittiwake")
     (folder / "below").mkdir()
     (folder / "below" / "deep.txt").write_text("An eider dives.")
-    wait_for(lambda: found(live, "eider"), 20, "a file in a new folder")
+    wait_for(lambda: found(live, "eider"), 60, "a file in a new folder")
     assert not found(live, "kittiwake")
 
 
@@ -89,19 +89,19 @@ def test_a_moment_without_descriptors_forgets_no_document_and_misses_no_change(
     monkeypatch.setattr(registry, "LOOK_AGAIN_S", 1.0)
     live = settled(collections.add("sea", sources=(str(folder),)))
     (folder / "new.md").write_text("# Gulls\n")
-    wait_for(lambda: found(live, "gulls"), 30, "the new file")
+    wait_for(lambda: found(live, "gulls"), 60, "the new file")
     documents = live.store.counts().documents
     with (folder / "new.md").open("a") as file, no_descriptors():
         file.write("The kittiwake nests on cliffs.\n")
         file.flush()
         collections.refresh("sea")
-        wait_for(lambda: "could not be" in caplog.text, 30, "the complaint")
+        wait_for(lambda: "could not be" in caplog.text, 60, "the complaint")
         assert live.store.counts().documents == documents
-    wait_for(lambda: found(live, "kittiwake"), 30, "what was missed")
+    wait_for(lambda: found(live, "kittiwake"), 60, "what was missed")
     (folder / "new.md").write_text("# Gulls\n\nThe fulmar spits oil.\n")
-    wait_for(lambda: found(live, "fulmar"), 30, "the next change")
+    wait_for(lambda: found(live, "fulmar"), 60, "the next change")
     (folder / "new.md").unlink()
-    wait_for(lambda: not found(live, "fulmar"), 30, "the removal")
+    wait_for(lambda: not found(live, "fulmar"), 60, "the removal")
     assert live.store.counts().documents == documents - 1
 
 
@@ -120,11 +120,11 @@ def test_what_lies_on_a_drive_that_is_not_connected_is_kept(collections, folder,
     shutil.move(folder, folder.with_name("elsewhere"))
     checked_at = live.checked_at
     collections.refresh("sea")
-    wait_for(lambda: live.checked_at > checked_at and not live.reading, 30, "a look")
+    wait_for(lambda: live.checked_at > checked_at and not live.reading, 60, "a look")
     assert live.store.counts().documents == documents
     monkeypatch.undo()
     collections.refresh("sea")
-    wait_for(lambda: not live.store.counts().documents, 30, "a folder that is gone for good")
+    wait_for(lambda: not live.store.counts().documents, 60, "a folder that is gone for good")
 
 
 def test_vectors_go_with_their_passages_and_stay_where_the_text_does(collections, folder):
@@ -134,10 +134,10 @@ def test_vectors_go_with_their_passages_and_stay_where_the_text_does(collections
     live.store.add_vectors("m", [(chunk_id, packed([float(chunk_id), 1.0])) for chunk_id, _ in every])
     assert live.store.counts().embedded == live.store.counts().chunks == len(every)
     (folder / "herring.txt").unlink()
-    wait_for(lambda: not found(live, "herring"), 20, "the removal")
+    wait_for(lambda: not found(live, "herring"), 60, "the removal")
     assert live.store.counts().embedded == live.store.counts().chunks == len(every) - 1
     (folder / "tides.md").write_text((folder / "tides.md").read_text() + "\n# Ebb\n\nIt goes out.\n")
-    wait_for(lambda: found(live, "ebb"), 20, "the change")
+    wait_for(lambda: found(live, "ebb"), 60, "the change")
     assert live.store.counts().embedded >= len(every) - 2
     assert live.store.counts().embedded <= live.store.counts().chunks
 
@@ -187,11 +187,18 @@ def test_a_damaged_index_is_made_again(tessera_home, folder):
         second.close()
 
 
+# Slow enough that a busy machine does not let it come to its end before it is killed five times.
 _INDEXER = """
 import sys, time
+from engine.documents.reading import Reader
 from engine.documents.registry import Collections
 from engine.documents.vectors import packed
 from engine.paths import user_paths
+ask = Reader._ask
+def slowly(self, request):
+    time.sleep(0.3)
+    return ask(self, request)
+Reader._ask = slowly
 found = Collections(user_paths())
 found.start()
 live = found.live("big")
@@ -255,10 +262,11 @@ def _pages():
 def test_a_file_that_changes_while_it_is_read_is_read_anew(collections, tmp_path):
     """The reader of the old state loses its right to write."""
     path = made.pdf(tmp_path / "long.pdf", [[f"Old page {n}."] for n in range(1, 400)])
+    before = threading.active_count()
     live = collections.add("one", sources=(str(path),))
-    wait_for(lambda: live.store.counts().pages >= 64, 30, "the first pages")
+    wait_for(lambda: live.store.counts().pages >= 64, 60, "the first pages")
     made.pdf(path, [["New page alone."]])
-    wait_for(lambda: found(live, "new alone") and not found(live, "old"), 30, "the new state")
+    wait_for(lambda: found(live, "new alone") and not found(live, "old"), 60, "the new state")
     settled(live)
     assert live.store.counts().pages == 1
-    assert threading.active_count() < 50
+    assert threading.active_count() < before + 40

@@ -3,9 +3,8 @@
 import os
 
 import documents_made as made
-import psutil
 import pytest
-from servers import wait_for
+from servers import runs, wait_for
 
 from engine.documents import reading
 from engine.documents.kinds import kind_of
@@ -185,11 +184,7 @@ def test_a_page_that_stalls_the_parser_is_told_and_the_next_ones_are_read(tmp_pa
             numbers += [page.number for page in answer.pages]
             if len(numbers) < 100:
                 os.kill(reader.pid, 9)
-                wait_for(lambda: not _alive(reader.pid), 10, "end of the child")
+                wait_for(lambda pid=reader.pid: not runs(pid), what="end of the child")
         assert numbers == list(range(1, 151))
     finally:
         reader.close()
-
-
-def _alive(pid):
-    return pid is not None and psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -14,7 +14,7 @@ from quantize.plan.plan import Question, make_plan
 from quantize.plan.stock import stock_types
 from quantize.types import EvidenceRef, Goal
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def write(path, types, rounding, measured, request):

@@ -61,7 +61,7 @@ def test_every_mix_is_what_llama_cpp_does(shape, name, imatrix):
     path = shape.write(**SHAPES[name])
     mixes = {mix: MIXES[mix].ftype for mix in MIXES}
     command = [sys.executable, "-c", DRY_RUNS, str(path), str(int(imatrix)), json.dumps(mixes)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     theirs = json.loads(done.stdout.splitlines()[-1])
     model = model_spec(read_gguf(path))

@@ -7,6 +7,8 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from servers import wait_for
+from unhindered import Stopwatch
 
 from app.client import (
     ApiError,
@@ -53,16 +55,17 @@ def test_closing_ends_a_stream_that_waits_at_once_on_both_sides(sent):
         reader.start()
         peer, _ = listener.accept()
         with peer:
-            peer.settimeout(5)
+            peer.settimeout(60)
             while not peer.recv(65536).endswith(b"{}"):
                 pass
             peer.sendall(sent)
+            wait_for(lambda: bool(ended) == (b"data" in sent), what="what was sent")
             time.sleep(0.2)  # the reader is in its next read
-            closed = time.monotonic()
+            closed = Stopwatch()
             client.close()
             assert peer.recv(1) == b""
-            reader.join(5)
-            assert time.monotonic() - closed < 2
+            reader.join(60)
+            assert closed.seconds() < 2
     assert ended == [{"n": 1}, "end"] if b"data" in sent else ["end"]
 
 
@@ -92,6 +95,7 @@ def test_a_stream_that_breaks_off_is_no_end(ends):
 def test_a_connection_the_server_gave_up_is_made_anew():
     """One that lay idle for longer than the server keeps it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        gone = threading.Event()
 
         def serve():
             for n in range(2):
@@ -99,12 +103,13 @@ def test_a_connection_the_server_gave_up_is_made_anew():
                 with peer:
                     peer.recv(65536)
                     peer.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n" + str(n).encode())
+                gone.set()
 
         server = threading.Thread(target=serve)
         server.start()
         with Client(f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
             assert client.get("/n", int) == 0
-            time.sleep(0.2)  # the end of the connection has arrived
+            assert gone.wait(60)
             assert client.get("/n", int) == 1
         server.join()
 

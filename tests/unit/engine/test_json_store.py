@@ -114,7 +114,7 @@ def test_readers_never_see_half_a_file(file):
     writer, stop, seen = store(file), threading.Event(), []
 
     def read():
-        while not stop.is_set():
+        while not (stop.is_set() and seen):
             seen.append(len(store(file).read()))
 
     writer.put([Row("x")] * 500)

@@ -59,10 +59,10 @@ def test_an_8b_shape_is_solved_in_a_fraction_of_a_second():
             alpha = 0.02 * np.exp(rng.standard_normal())
             costs = [float(alpha * e * np.exp(0.1 * rng.standard_normal())) for e in error_of]
             items.append(([rows * cols // 256 * b for b in bytes_of], costs))
-    started = time.perf_counter()
+    started = time.thread_time()
     found = solve(items, 4_000_000_000)
     # Usually 0.03 s; the bound only catches a search that explodes.
-    assert time.perf_counter() - started < 5
+    assert time.thread_time() - started < 5
     assert found is not None
     assert found.gap == 0
     assert 0.999 < found.num_bytes / 4_000_000_000 <= 1

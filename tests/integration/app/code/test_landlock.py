@@ -31,7 +31,7 @@ def without_bubblewrap(monkeypatch, tmp_path):
 
 
 def python(project, script, openings=None):
-    return run_command([sys.executable, "-c", script], project, 60, openings or Openings())
+    return run_command([sys.executable, "-c", script], project, 90, openings or Openings())
 
 
 def accept_one(listener):
@@ -103,9 +103,9 @@ def test_the_home_folder_is_there_when_it_is_opened(project, without_bubblewrap)
 def test_what_a_command_leaves_running_ends_with_it(project):
     beats = "import time\nfor n in range(600):\n open('beat', 'w').write(str(n)); time.sleep(0.05)"
     script = f"""
-import subprocess, sys, time
+import os, subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", {beats!r}], start_new_session=True)
-time.sleep(1)
+while not os.path.exists('beat'): time.sleep(.02)
 """
     assert python(project, script).exit_code == 0
     beat = (project / "beat").read_text()

@@ -51,7 +51,7 @@ def test_a_server_that_does_not_speak_is_not_waited_for(tmp_path, monkeypatch, b
     begun = time.monotonic()
     with pytest.raises(ToolRefused, match="did not start"):
         tools.start()
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
     assert capfd.readouterr().err == ""
 
 

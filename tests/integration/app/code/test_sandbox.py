@@ -46,7 +46,7 @@ def accept_one(listener):
 
 
 def python(project, script, openings=None):
-    return run_command([sys.executable, "-c", script], project, 30, openings or Openings())
+    return run_command([sys.executable, "-c", script], project, 90, openings or Openings())
 
 
 @needs_sandbox
@@ -79,11 +79,11 @@ def test_the_network_is_closed_unless_it_is_opened(project, home):
         port = listener.getsockname()[1]
         thread = threading.Thread(target=accept_one, args=(listener,))
         thread.start()
-        script = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5)"
+        script = f"import socket; socket.create_connection(('127.0.0.1', {port}), 60)"
         refused = python(project, script)
         assert refused.exit_code == 1, refused.output
         assert python(project, script, Openings(network=True)).exit_code == 0
-        thread.join(10)
+        thread.join(60)
 
 
 @needs_sandbox
@@ -178,7 +178,7 @@ def test_what_a_command_leaves_running_ends_with_it_even_in_a_session_of_its_own
     script = (
         "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', \"import time\\nfor n in range(600):\\n"
         " open('beat', 'w').write(str(n)); time.sleep(0.05)\"], start_new_session=True)\n"
-        "import time; time.sleep(0.5)"
+        "import os, time\nwhile not os.path.exists('beat'): time.sleep(.02)"
     )
     assert python(project, script).exit_code == 0
     beat = (project / "beat").read_text()
@@ -215,7 +215,7 @@ def test_a_time_limit_that_is_no_number_is_a_time_limit(toolbox, home, monkeypat
     monkeypatch.setattr(
         "app.code.agent.tools.run_command",
         lambda argv, folder, timeout_s, openings: (
-            given.append(timeout_s) or run_command([sys.executable, "-c", ""], folder, 30)
+            given.append(timeout_s) or run_command([sys.executable, "-c", ""], folder, 90)
         ),
     )
     toolbox[0].call("run", f'{{"argv": ["sleep", "8"], "timeout_s": {limit}}}')

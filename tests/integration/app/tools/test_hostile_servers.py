@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from servers import free_port
 
 from app.tools import mcp_server
 from app.tools.consent import ConsentBook, ToolConsent
@@ -158,9 +159,9 @@ tell(big, tool("small", "x" * 100_000), *[tool(f"t{i}") for i in range(300)])
 
 
 def test_a_call_that_says_nothing_ends_in_its_time_and_the_next_works(evil):
-    server = evil('tell(tool("a"))\nhear()\ngive("late but fine")', call_s=1.0)
+    server = evil('tell(tool("a"))\nhear()\ngive("late but fine")', call_s=5.0)
     silent = server.call("mcp__evil__a", {})
-    assert (silent.ok, silent.text) == (False, "The tool did not answer within 1 s.")
+    assert (silent.ok, silent.text) == (False, "The tool did not answer within 5 s.")
     assert server.call("mcp__evil__a", {}).text == "late but fine"
 
 
@@ -187,9 +188,9 @@ while True: sys.stdout.write(note * 100)
 """
     server = evil(body)
     assert server.call("mcp__evil__a", {}).text == "here"
-    begun = time.thread_time(), time.process_time()
+    begun = time.monotonic(), time.process_time()
     time.sleep(1)
-    assert time.process_time() - begun[1] < 0.9
+    assert time.process_time() - begun[1] < 0.9 * (time.monotonic() - begun[0])
 
 
 def test_a_server_that_dies_says_why_and_is_started_anew_for_the_next_chat(tmp_path):
@@ -253,15 +254,13 @@ def test_results_hold_what_the_server_wrote(evil):
 
 
 def test_a_server_at_an_address_is_used_with_its_headers(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     config = demo(tmp_path)
     process = subprocess.Popen([*config.argv, "--http", str(port)], stderr=subprocess.DEVNULL)
     try:
         wait_for(port)
         url = f"http://127.0.0.1:{port}/mcp"
-        server = McpServer(McpServerConfig("far", url=url, headers={"X-Key": "k"}, call_s=20), tmp_path)
+        server = McpServer(McpServerConfig("far", url=url, headers={"X-Key": "k"}, call_s=60), tmp_path)
         server.start()
         try:
             assert server.call("mcp__far__add", {"a": 2, "b": 3}).text == "5"

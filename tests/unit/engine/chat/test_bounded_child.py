@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(sys.platform == "win32", reason="a process cannot be stopped there"),
 ]
-LIMIT_S = 0.5
+LIMIT_S = 1.0
 ENDLESS = "{% for a in range(100000) %}{% for b in range(100000) %}{{ a }}{% endfor %}{% endfor %}"
 # Writes nothing, so that time ends it and never memory.
 SILENT = ENDLESS.replace("{{ a }}", "{% if a < 0 %}x{% endif %}")

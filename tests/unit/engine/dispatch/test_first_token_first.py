@@ -54,7 +54,7 @@ def test_a_moment_without_descriptors_leaves_the_prediction(admission, caplog):
 
 
 def test_or_after_a_while_without_one(admission, monkeypatch):
-    monkeypatch.setattr("engine.dispatch.memory_admission.ASKED_AFTER_S", 0.1)
+    monkeypatch.setattr("engine.dispatch.memory_admission.ASKED_AFTER_S", 1.0)
 
     async def main():
         await loaded(admission)
@@ -65,7 +65,7 @@ def test_or_after_a_while_without_one(admission, monkeypatch):
 
 
 def test_and_never_for_a_model_that_is_gone_again(admission, monkeypatch):
-    monkeypatch.setattr("engine.dispatch.memory_admission.ASKED_AFTER_S", 0.1)
+    monkeypatch.setattr("engine.dispatch.memory_admission.ASKED_AFTER_S", 1.0)
 
     async def main():
         await loaded(admission)

@@ -1,6 +1,7 @@
 """Bytes of a load against numbers worked out by hand, and against what llama.cpp itself says."""
 
 import dataclasses
+import sys
 from dataclasses import replace as with_changes
 
 import msgspec
@@ -135,9 +136,11 @@ def test_a_file_llama_cpp_refuses_is_an_answer(tmp_path):
 
 
 @pytest.mark.process
-def test_a_dry_run_that_hangs_is_ended(files):
+def test_a_dry_run_that_hangs_is_ended(files, monkeypatch):
+    hanging = (sys.executable, "-c", "import time; time.sleep(600)")
+    monkeypatch.setattr("engine.fit.dry_run.child_command", lambda *_: hanging)
     with pytest.raises(DryRunFailed, match="no answer"):
-        dry_run(settings(files["llama"]), timeout_s=0.01)
+        dry_run(settings(files["llama"]), timeout_s=1)
 
 
 def test_weights_on_the_processor_are_pages_of_the_file_unless_rewritten(files):

@@ -247,7 +247,7 @@ def test_two_processes_and_many_threads_agree(paths, put, gguf):
         thread.start()
     for thread in threads:
         thread.join()
-    assert [other.communicate(timeout=30)[0] for other in others] == [b"21\n", b"21\n"]
+    assert [other.communicate(timeout=100)[0] for other in others] == [b"21\n", b"21\n"]
     assert errors == []
     assert len({e.id for e in catalogue.entries()}) == 21
     catalogue.close()

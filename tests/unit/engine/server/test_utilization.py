@@ -26,7 +26,7 @@ def test_a_moment_without_descriptors_does_not_end_the_samples():
         utilization.also = also
         utilization.start()
         try:
-            await asyncio.wait_for(enough.wait(), 10)
+            await asyncio.wait_for(enough.wait(), 60)
         finally:
             await utilization.stop()
 
