@@ -47,6 +47,7 @@ DOUBTED = (
 import msgspec, numpy as np
 from engine.runner.llama.native import device_check, device_verdict, model
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
+device_verdict.wrong_operations.__defaults__ = (60.0,)  # a busy machine may come to nothing within the usual time
 settings = LoadSettings(path=sys.argv[1], n_ctx=256, n_parallel=1, n_threads=1, flash_attn="on")
 loaded = model.load(api, settings, lambda _fraction: True)
 vocabulary = LlamaVocabulary(api, loaded.vocab)
@@ -75,6 +76,7 @@ from engine.runner.llama.native.binding import start_backends
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings
 api = start_backends()
+device_check.unsteadiness.__defaults__ = (60.0,)  # all its rounds, however little a busy machine gives it
 settings = LoadSettings(path=sys.argv[1], n_ctx=256, n_parallel=1, n_threads=1, flash_attn="on")
 loaded = model.load(api, settings, lambda _fraction: True)
 vocabulary = LlamaVocabulary(api, loaded.vocab)
