@@ -17,7 +17,7 @@ from engine.version import __version__
 T = TypeVar("T")
 CONNECT_S: Final = 2.0
 # A server that has just started, on a busy computer, still imports what the first such question needs.
-FIRST_S: Final = 10.0
+FIRST_S: Final = 30.0
 # Loading a large model from a slow disk takes minutes; the server pings in between.
 READ_S: Final = 600.0
 NO_QUERY: Final[Mapping[str, Any]] = {}
