@@ -110,6 +110,17 @@ def test_a_private_file_is_for_this_user_only(file):
     assert stat.S_IMODE(file.with_name("open.json").stat().st_mode) == 0o644
 
 
+def test_another_file_of_the_same_size_and_time_is_read(file):
+    """Another process may replace it within one tick of the file system's clock."""
+    mine, other = store(file), store(file.with_name("other.json"))
+    mine.put([Row("a")])
+    known = file.stat()
+    other.put([Row("b")])
+    os.utime(other.path, ns=(known.st_atime_ns, known.st_mtime_ns))
+    other.path.replace(file)
+    assert mine.read() == [Row("b")]
+
+
 def test_readers_never_see_half_a_file(file):
     writer, stop, seen = store(file), threading.Event(), []
 

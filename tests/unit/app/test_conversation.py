@@ -1,0 +1,44 @@
+"""A conversation in the terminal: Ctrl-C ends an answer, not the conversation."""
+
+import io
+import sys
+
+from app.cli.chat import Conversation
+from app.client import Answer
+
+
+class Server:
+    """Answers every question alike, in one piece."""
+
+    def __init__(self):
+        self.asked = []
+
+    def chat(self, model, messages, **options):
+        self.asked.append(messages[-1]["content"])
+        return _Pieces()
+
+
+class _Pieces:
+    def __iter__(self):
+        yield Answer(text="Yes.", finish_reason="stop")
+
+    def close(self):
+        pass
+
+
+def test_ctrl_c_just_as_an_answer_ends_goes_on_with_the_next_line(monkeypatch, capsys):
+    server, pressed = Server(), []
+    conversation = Conversation(server, "m", None, {})
+    tell = conversation._tell
+
+    def told(*arguments, **more):
+        if not pressed:
+            pressed.append("Ctrl-C")
+            raise KeyboardInterrupt
+        tell(*arguments, **more)
+
+    monkeypatch.setattr(conversation, "_tell", told)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n/exit\nthree\n"))
+    conversation.talk()
+    assert server.asked == ["one", "two"]
+    assert capsys.readouterr().out.count("Yes.") == 2
