@@ -9,7 +9,7 @@ from app.client import ApiError, Client
 from app.code.completion import bench, policy
 from app.server_process import ServerProcess
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 PREFIX = 'def read_lines(path):\n    """Read the lines of a file."""\n    with open(path) as f:\n        '
 SUFFIX = "\n    return lines\n"

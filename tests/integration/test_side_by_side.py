@@ -3,6 +3,7 @@
 import asyncio
 import random
 
+import pytest
 from runner_calls import CHAT, answered, with_runner
 
 from engine.types import Delta, GenerationRequest, SamplingParams
@@ -50,6 +51,7 @@ def test_embeddings_and_chats_take_turns(bundled_model):
     assert seen == quiet
 
 
+@pytest.mark.timeout(400)
 def test_a_long_prompt_is_read_while_short_ones_keep_coming(bundled_model):
     """Short prompts are shorter in every step there is; every other step belongs to whoever came first."""
     rng = random.Random(4)
@@ -59,7 +61,7 @@ def test_a_long_prompt_is_read_while_short_ones_keep_coming(bundled_model):
         return GenerationRequest(prompt=prompt, max_tokens=tokens, ignore_eos=True, sampling=GREEDY)
 
     async def work(runner):
-        long = asyncio.create_task(answered(runner, ask(7000, 4)))
+        long = asyncio.create_task(answered(runner, ask(4500, 4)))
         count = 0
 
         async def keep_asking():
@@ -69,7 +71,7 @@ def test_a_long_prompt_is_read_while_short_ones_keep_coming(bundled_model):
                 count += 1
 
         await asyncio.sleep(0)
-        await asyncio.wait_for(asyncio.gather(*(keep_asking() for _ in range(6))), 100)
+        await asyncio.wait_for(asyncio.gather(*(keep_asking() for _ in range(6))), 300)
         return count, (await long).done.usage
 
     count, usage = with_runner(bundled_model, work, n_ctx=8192, n_parallel=8, n_batch=64, n_ubatch=64)

@@ -116,6 +116,7 @@ def test_a_word_file_that_inflates_is_refused_by_what_it_says(tmp_path):
     assert time.monotonic() - begun < 60
 
 
+@pytest.mark.timeout(400)
 def test_a_word_file_of_many_paragraphs_is_bounded_in_memory(tmp_path, monkeypatch):
     """A few hundred kilobytes of file; parsed, gigabytes."""
     many = word_file(tmp_path / "many.docx", (b"<w:p/>" * 100_000 for _ in range(130)))

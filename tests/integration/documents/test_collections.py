@@ -209,6 +209,7 @@ found.close()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_killed_five_times_nothing_is_lost_or_read_twice(tessera_home, tmp_path):
     place = tmp_path / "big"
     place.mkdir()
@@ -226,7 +227,7 @@ def test_killed_five_times_nothing_is_lost_or_read_twice(tessera_home, tmp_path)
             [sys.executable, "-c", _INDEXER], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
         )
         try:
-            wait_for(lambda: _pages() > seen[-1], 60, "some pages more")
+            wait_for(lambda: _pages() > seen[-1], 120, "some pages more")
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait()
