@@ -134,15 +134,13 @@ def test_leaving_ends_the_work(client: Client):
     """A cancelled answer stops long before it would have ended, measured by the tokens that were made for it."""
     tokens, made = 900, []
     endless = {"input_prefix": PREFIX, "n_predict": tokens, "ignore_eos": True, "stream": True}
-    for _ in range(5):  # a busy machine may hold this program up until the answers have ended by themselves
+    for _ in range(5):  # a busy machine may hold this program up until the answer has ended by itself
         before = metric(client, "tessera_generated_tokens_total")
-        streams = [client.stream("/infill", dict, endless) for _ in range(3)]
-        for events in streams:
-            next(events)
-        for events in streams:
-            events.close()
+        events = client.stream("/infill", dict, endless)
+        next(events)
+        events.close()
         wait_for(lambda: not metric(client, "tessera_requests_active "), what="the end of the work")
         made.append(metric(client, "tessera_generated_tokens_total") - before)
-        if made[-1] < len(streams) * tokens / 2:
+        if made[-1] < tokens / 2:
             return
-    pytest.fail(f"so many tokens were made for clients that had left: {made}")
+    pytest.fail(f"so many tokens were made for a client that had left: {made}")
