@@ -8,7 +8,7 @@ from tests.fake_hub import FakeHub
 from tests.gui.walk.screen import PROGRAMS, Screen
 from tests.gui.walk.walker import ROOT, Walk
 
-CROWDED_S = 900  # a walk of half a minute, with three others on two processors that others use too
+CROWDED_S = 1800  # a walk of half a minute, with three others on two processors that others use too
 
 
 def pytest_collection_modifyitems(items):

@@ -147,12 +147,12 @@ def test_a_server_that_is_killed_at_work_says_what_became_of_it(walk):
     walk.until("'It runs again' in window.banner.text and desktop.services.models.reachable")
     walk.until(
         f"{JOBS}[-1].kind.value == 'quantize' and {JOBS}[-1].state in ('failed', 'paused', 'cancelled', 'done')",
-        300,
+        600,
     )
     walk.picture("cut-off")
     state = walk.states("quantize")[before]
     if state in {"failed", "paused"}:
         walk.until(f"spot('Resume', {FIT})")
         walk.click("Resume", FIT)
-        walk.ends("quantize", before, "done", 400)
+        walk.ends("quantize", before, "done", 1200)
     walk.until(f"'Done' in {FIT}.banner.text")
