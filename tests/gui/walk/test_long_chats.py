@@ -36,7 +36,7 @@ def file_of(walk, name, letters):
 
 
 def scroll_up(walk):
-    x, y, width, height = walk.ask("spot('Conversation')")
+    x, y, width, height = walk.until("spot('Conversation')")
     walk.screen.hand("mousemove", x + width // 2, y + height // 2, "click", "--repeat", 30, "--delay", 5, 4)
 
 
@@ -85,7 +85,7 @@ def test_a_summary_is_corrected_sent_whole_and_taken_back(walk):
     are_kept(walk, "opened", [(1,)])
     walk.tick("Send the originals to the model", fold)
     walk.until(f"not {FOLDS}[0].opened")
-    walk.click(walk.ask(f"{fold}.fold.accessibleName()"), fold)
+    walk.click(walk.until(f"{fold}.fold.accessibleName()"), fold)  # made anew by what was just pressed
     walk.until("'What is part 1?' in reads(chat.transcript)")
     walk.click("Take this summary back", fold)
     walk.until(f"{FOLDS} == []")

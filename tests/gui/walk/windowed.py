@@ -132,7 +132,7 @@ def written():
     """What stands in the field that has the keyboard."""
     field = QApplication.focusWidget()
     for read in ("cleanText", "toPlainText", "text"):
-        if hasattr(field, read):
+        if callable(getattr(field, read, None)):
             return getattr(field, read)()
     return None
 
