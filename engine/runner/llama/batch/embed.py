@@ -94,6 +94,10 @@ class Embedder:
         self._memory = api.llama_get_memory(self._context)
         self._governor = ThreadGovernor(int(api.llama_n_threads_batch(self._context)))
         self._small = int(api.llama_model_size(loaded.model)) < ONE_THREAD_BYTES and not settings.devices
+        if self._small and self._governor.most > 1:
+            # Seconds are lost where the machine turns out to be busy; where it is quiet all are tried at once.
+            self._governor.threads = 1
+            self._set_threads(1)
         self._batch = Batch(
             replace(
                 loaded, context=self._context, memory=self._memory, n_batch=self._chunk, max_outputs=self._chunk

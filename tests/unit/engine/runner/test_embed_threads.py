@@ -38,6 +38,20 @@ def test_a_busy_machine_gets_one_thread_and_a_quiet_one_all():
     assert made._governor.settled == 2
 
 
+def test_a_small_model_begins_with_one_thread_and_tries_all_at_once():
+    set_to = []
+    made = embedder(set_to)
+    made._governor.threads = 1  # as a small model's load leaves it
+    now = steps(made, 0.0, 1, {1: 0.1, 2: 0.5}, {1: 0.9, 2: 0.5})
+    assert set_to == [(2, 2)]
+    steps(made, now, 1, {1: 0.1, 2: 0.5}, {1: 0.9, 2: 0.5})
+    assert set_to == [(2, 2), (1, 1)]  # one slow step is enough to know
+    quiet = embedder([])
+    quiet._governor.threads = 1
+    steps(quiet, 0.0, 6, {1: 0.1, 2: 0.05}, {1: 1.0, 2: 1.0})
+    assert quiet._governor.settled == 2
+
+
 def test_a_short_question_is_no_measure():
     set_to = []
     steps(embedder(set_to), 0.0, 40, {1: 0.1, 2: 1.0}, {1: 0.9, 2: 0.3}, rows=8)
