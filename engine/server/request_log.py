@@ -71,6 +71,7 @@ class RequestLog:
         try:
             await self._app(scope, timed, counted)
         finally:
+            del scope[BODY]  # it stands in a circle, in which a large body would wait for the collector
             current.reset(token)
             elapsed = time.monotonic() - clock.began
             if clock.model:

@@ -68,8 +68,9 @@ def quantize(
         raise InvalidOption("OUT", "it is the SOURCE itself, which is never written to")
     writes = not request.plan_only
     output = Output(request.out, overwrite=request.overwrite, writes=writes)
+    job = _Job(request, output, on_progress, cancelled, executor, judge)
     with bounded(request.cache_dir, writes=writes), output:
-        return _Job(request, output, on_progress, cancelled, executor, judge).run()
+        return job.run()
 
 
 class _Job:

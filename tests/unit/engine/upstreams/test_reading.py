@@ -27,7 +27,7 @@ def recorded(kind, said, **body):
         out.append(data if isinstance(data, bytes) else f"data: {json.dumps(data)}\r\n\r\n".encode())
 
     fake = FakeUpstream.__new__(FakeUpstream)
-    fake.kind, fake.delay_s = kind, 0
+    fake.kind, fake.delay_s, fake.turns = kind, 0, None
     fake.talk(send, body, said)
     return b"".join([*out, b"data: [DONE]\n\n"])
 
