@@ -20,8 +20,6 @@ _QUIET: Final = frozenset({"/health", "/metrics"})
 # Only these methods run a model on a route that is not of the management.
 _ASKING: Final = frozenset({"POST"})
 _MOST_PATH: Final = 60
-# In the scope: a `send` for pieces of a body that are not its last, past all that looks at answers' heads only.
-BODY: Final = "tessera.body"
 
 
 class RequestLog:
@@ -65,13 +63,11 @@ class RequestLog:
             await send(message)
             clock.network_s += time.monotonic() - before
 
-        scope[BODY] = counted
         record = self._begin(scope, request_id)
         token = current.set(record)
         try:
             await self._app(scope, timed, counted)
         finally:
-            del scope[BODY]  # it stands in a circle, in which a large body would wait for the collector
             current.reset(token)
             elapsed = time.monotonic() - clock.began
             if clock.model:

@@ -14,7 +14,6 @@ from starlette.types import Receive, Scope, Send
 from engine.errors import Cancelled, EngineError, exhausted
 from engine.loaded_model import Place
 from engine.server.errors import lookup, openai_body, retry_header
-from engine.server.request_log import BODY
 from engine.server.streams import Making, conversation_of, owner_of
 
 log = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ class EventStream(Response):
             making = Making(self._chunks, self._error_event, self._sign)
             self._chunks = scope["app"].state.server.streams.made(owner_of(scope), name, making)
             self._sign = bytes  # one that only this reader saw would shift the places that clients count
-        pump = asyncio.create_task(self._pump(send, scope.get(BODY, send)))
+        pump = asyncio.create_task(self._pump(send))
         heart = asyncio.create_task(self._beat(send))
         gone = asyncio.create_task(_disconnected(receive))
         try:
@@ -80,13 +79,13 @@ class EventStream(Response):
             self._last_sent = time.monotonic()
             await send({"type": "http.response.start", "status": 200, "headers": self._stream_headers})
 
-    async def _pump(self, send: Send, send_piece: Send) -> None:
+    async def _pump(self, send: Send) -> None:
         try:
             async for chunk in self._chunks:
                 if not self._begun:
                     await self._begin(send)
                 self._last_sent = time.monotonic()
-                await send_piece({"type": "http.response.body", "body": chunk, "more_body": True})
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except Exception as error:
             lack = exhausted(error)
             if lack is not None:

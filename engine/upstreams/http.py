@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 import httptools
 
 from engine.upstreams.errors import UpstreamBrokeOff, UpstreamUnreachable
-from engine.upstreams.wake import Wake
 
 CONNECT_S: Final = 5.0
 # Bytes read ahead of whoever takes them; beyond it the upstream waits.
@@ -37,7 +36,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._wake = Wake()
+        self._wake = asyncio.Event()
         self.lost = False
         self.idle_since = 0.0
         self.error: Exception | None = None
@@ -69,7 +68,7 @@ class Connection(asyncio.Protocol):
         if self._held > AHEAD_BYTES and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
-        self._wake.set()  # last: whoever waits goes on within it
+        self._wake.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
@@ -130,11 +129,11 @@ class Connection(asyncio.Protocol):
         while not self.status:
             if self.lost:
                 return False
-            await self._wake
+            await self._next()
         return True
 
-    async def pieces(self, name: str) -> AsyncGenerator[bytes, None]:
-        """The body as it comes from `name`; all that has come is one piece. Raises: UpstreamBrokeOff."""
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """The body as it comes; all that has come is one piece. Raises: ConnectionError: it was cut."""
         while True:
             if self._pieces:
                 piece = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
@@ -146,10 +145,13 @@ class Connection(asyncio.Protocol):
             elif self.complete:
                 return
             elif self.lost:
-                reason = self.error or "the connection was closed in the middle"
-                raise UpstreamBrokeOff(name, f"{name} broke off the answer: {reason}.") from self.error
+                raise ConnectionError(str(self.error or "the connection was closed in the middle"))
             else:
-                await self._wake
+                await self._next()
+
+    async def _next(self) -> None:
+        await self._wake.wait()
+        self._wake.clear()
 
 
 class Answer:
@@ -161,9 +163,13 @@ class Answer:
         self.status = connection.status
         self.headers = connection.headers
 
-    def pieces(self) -> AsyncGenerator[bytes, None]:
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
         """The body as it comes. Raises: UpstreamBrokeOff."""
-        return self._connection.pieces(self._name)
+        try:
+            async for piece in self._connection.pieces():
+                yield piece
+        except ConnectionError as error:
+            raise UpstreamBrokeOff(self._name, f"{self._name} broke off the answer: {error}.") from error
 
     async def read(self) -> bytes:
         """The whole body. Raises: UpstreamBrokeOff: cut, or longer than any honest answer."""
