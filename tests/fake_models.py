@@ -2,7 +2,10 @@
 
 import hashlib
 import struct
+from functools import cache
 
+from engine.fit.shape import shape_of
+from quantize.files.gguf_file import read_gguf_source
 from quantize.ggml_types import BLOCK_SIZES, GgmlType
 from tests.fake_hub import FakeFile
 
@@ -105,3 +108,22 @@ _MIXES = {
 def repository_of_twenty(tokens=150_000):
     """File name to file: twenty quantizations that share a vocabulary."""
     return {f"Big-8B-{name}.gguf": remote_gguf(*mix, tokens=tokens) for name, mix in _MIXES.items()}
+
+
+class Bytes:
+    """A file that is only here as bytes."""
+
+    name = "big.gguf"
+
+    def __init__(self, data):
+        self.data, self.size = data, len(data)
+
+    def read_at(self, offset, length):
+        return bytes(self.data[offset : offset + length])
+
+
+@cache
+def shape(kind):
+    """Of a model of 8 billion parameters in that type, known by its header."""
+    header = read_gguf_source(Bytes(remote_gguf(kind, 15, tokens=32_000).data))
+    return shape_of(header, header.tensors, header.file_bytes)

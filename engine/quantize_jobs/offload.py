@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from devices.types import Machine
 from engine.dispatch.placer import Placer
 from engine.dispatch.resources import Resources
 from engine.fit.shape import ModelShape
@@ -14,10 +15,15 @@ _WINDOW: Final = 512  # tokens evaluated at a time. Source: quantize.native.cali
 _AT_ONCE: Final = 1.7
 
 
+def has_gpu(machine: Machine) -> bool:
+    """Whether there is one, sound or not."""
+    return any(d.kind in GPUS for d in machine.devices)
+
+
 def layers_on_gpu(path: str, shape: ModelShape, resources: Resources) -> int:
     """The layers, the head counted as one; 0 where the processor is quicker, or no GPU was found sound."""
     machine = resources.machine.settled()
-    if not any(d.kind in GPUS for d in machine.devices):
+    if not has_gpu(machine):
         return 0
     settings = LoadSettings(
         path=path, n_ctx=_WINDOW, kv_cells=_WINDOW, n_parallel=1, n_batch=_WINDOW, n_ubatch=_WINDOW

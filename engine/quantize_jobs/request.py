@@ -20,7 +20,7 @@ from engine.library.errors import CannotWrite
 from engine.measurements.keys import machine_key
 from engine.paths import Paths, is_installed, whole_path
 from engine.quantize_jobs.fit import FitGoal, fit_goal, promised, source_dry_run
-from engine.quantize_jobs.offload import GPUS, layers_on_gpu
+from engine.quantize_jobs.offload import has_gpu, layers_on_gpu
 from engine.quantize_jobs.options import QuantizeOptions
 from quantize.child import run_task
 from quantize.convert.folder import ConvertRequest
@@ -132,7 +132,7 @@ def gpu_layers_for(source: Path, options: QuantizeOptions, resources: Resources)
     idle = options.tier in {None, "instant"} and options.mix is not None and not options.verify
     if options.gpu_layers is not None or travels or idle:
         return 0 if travels else options.gpu_layers or 0
-    if not any(d.kind in GPUS for d in resources.machine.settled().devices):
+    if not has_gpu(resources.machine.settled()):
         return 0
     with _with_header(source) as path:
         return layers_on_gpu(str(path), model_shape(read_gguf_model(path)), resources)
@@ -163,5 +163,5 @@ def machine_fit(source: Path, options: QuantizeOptions, resources: Resources) ->
         settings = promised(path, options.n_ctx, options.n_seq)
         dry = source_dry_run(settings, resources.dry_runs)
         shape = model_shape(read_gguf_model(path))
-        apart = options.kv_type is None and not any(d.kind in GPUS for d in machine.devices)
+        apart = options.kv_type is None and not has_gpu(machine)
         return fit_goal(shape, memory, settings, machine_isa(machine), dry=dry, apart=apart)

@@ -13,6 +13,14 @@ from engine.documents.vectors import unpacked
 KNOWN = ("query", "passage", "represent", "this", "sentence", ":")
 PASSAGE = "one two three tile"
 QUESTION = "two tile"
+trained_with = pytest.mark.parametrize(
+    ("model", "question", "passage"),
+    [
+        ("multilingual-e5-small", "query: ", "passage: "),
+        ("bge-small-en-v1.5", "Represent this sentence for searching relevant passages: ", ""),
+        ("all-minilm-l6-v2", "", ""),
+    ],
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +56,7 @@ def asked(tmp_path_factory):
     server.stop()
 
 
-@pytest.mark.parametrize(
-    ("model", "question", "passage"),
-    [
-        ("multilingual-e5-small", "query: ", "passage: "),
-        ("bge-small-en-v1.5", "Represent this sentence for searching relevant passages: ", ""),
-        ("all-minilm-l6-v2", "", ""),
-    ],
-)
+@trained_with
 def test_what_is_read_is_what_the_model_was_trained_with(asked, model, question, passage):
     vector, about = asked
     read = embedded_text("w1", "", PASSAGE)
@@ -68,14 +69,7 @@ def test_what_is_read_is_what_the_model_was_trained_with(asked, model, question,
     assert abs(vector(model, "passage: " + QUESTION) @ stored - (floor + (1 - floor) * cosine)) > 2e-3
 
 
-@pytest.mark.parametrize(
-    ("model", "question", "passage"),
-    [
-        ("multilingual-e5-small", "query: ", "passage: "),
-        ("bge-small-en-v1.5", "Represent this sentence for searching relevant passages: ", ""),
-        ("all-minilm-l6-v2", "", ""),
-    ],
-)
+@trained_with
 def test_an_input_type_puts_it_there_for_a_client(asked, model, question, passage):
     vector, _ = asked
     for kind in ("query", "search_query"):

@@ -1,22 +1,19 @@
 """Layers that the GPU evaluates while a model is measured: as a load would get, less where three files must fit."""
 
 import copy
-from functools import cache
 
 import pytest
 
 from devices.recording import RecordedHost
 from engine.dispatch.machine_state import MachineState
 from engine.dispatch.resources import open_resources
-from engine.fit.shape import shape_of
 from engine.paths import Paths
 from engine.quantize_jobs.offload import layers_on_gpu
 from engine.quantize_jobs.options import QuantizeOptions
 from engine.quantize_jobs.request import gpu_layers_for
-from quantize.files.gguf_file import read_gguf_source
 from quantize.ggml_types import GgmlType
 from quantize.texts import CALIBRATION
-from tests.fake_models import remote_gguf
+from tests.fake_models import shape
 from tests.machines import machines
 
 LAYERS = 36
@@ -28,24 +25,6 @@ CUDA = {
     "device_id": "0000:01:00.0",
 }
 SPARK = CALIBRATION.parents[1] / "models/spark-f16.gguf"
-
-
-class Bytes:
-    """A file that is only here as bytes."""
-
-    name = "big.gguf"
-
-    def __init__(self, data):
-        self.data, self.size = data, len(data)
-
-    def read_at(self, offset, length):
-        return bytes(self.data[offset : offset + length])
-
-
-@cache
-def shape(kind):
-    header = read_gguf_source(Bytes(remote_gguf(kind, 15, tokens=32_000).data))
-    return shape_of(header, header.tensors, header.file_bytes)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Offload on recorded machines with a GPU, of a model of 8 billion parameters that is known by its header."""
 
 import copy
-from functools import cache
 
 import msgspec
 import pytest
@@ -13,11 +12,9 @@ from engine.dispatch.choose import place
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.types import NO_OVERRIDES, Overrides
 from engine.fit.report import fit_report, ledger_amounts
-from engine.fit.shape import shape_of
 from engine.runner.protocol import LoadSettings
-from quantize.files.gguf_file import read_gguf_source
 from quantize.ggml_types import GgmlType
-from tests.fake_models import remote_gguf
+from tests.fake_models import shape
 from tests.machines import machines
 
 GIB = 1 << 30
@@ -27,24 +24,6 @@ RTX_4060 = "0000:01:00.0"
 # As the child reports a device; the recordings hold no log of these backends.
 CUDA = {"name": "CUDA0", "description": "NVIDIA GeForce RTX 4060 Laptop GPU", "kind": "gpu", "device_id": RTX_4060}
 INTEL = {"name": "Vulkan0", "description": "Intel(R) UHD Graphics", "kind": "igpu", "device_id": "0000:00:02.0"}
-
-
-class Bytes:
-    """A file that is only here as bytes."""
-
-    name = "big.gguf"
-
-    def __init__(self, data):
-        self.data, self.size = data, len(data)
-
-    def read_at(self, offset, length):
-        return bytes(self.data[offset : offset + length])
-
-
-@cache
-def shape(kind):
-    header = read_gguf_source(Bytes(remote_gguf(kind, 15, tokens=32_000).data))
-    return shape_of(header, header.tensors, header.file_bytes)
 
 
 def with_backends(name, *found):
