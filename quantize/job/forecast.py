@@ -1,7 +1,7 @@
 """What a job will take, before it starts: time by phase, disk, memory. A cache makes it less.
 
-Work is counted from the model's shape; how fast this machine does it is taken from earlier jobs here, and from a
-table where there were none.
+Work is counted from the model's shape; how fast this machine does it is taken from earlier jobs here, and where
+there were none from a table and what the machine computes in a moment.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -12,6 +12,7 @@ import msgspec
 
 from quantize.files.work_folder import read_json, write_json
 from quantize.job.gate import GateTask
+from quantize.job.machine_speed import slower_than_table
 from quantize.job.request import Forecast, QuantizeReport
 from quantize.measure.bands import probes
 from quantize.measure.moments import tokens_for_width
@@ -24,6 +25,8 @@ from quantize.types import ModelSpec, Rounding, TensorSpec, Tier
 PHASES = ("convert", "hash", "measure", "plan", "round", "write", "verify", "gate")
 Rates = Mapping[str, float]
 
+# Phases that compute: they take as much longer than the table says as this machine is slower.
+_COMPUTED = ("measure", "round", "verify")
 # Seconds of one core for a unit of work, units as in `_core_seconds`.
 # Measured: docs/log.md, "Quantization in minutes" ("Phases").
 _EVAL_FLOPS, _GRAM_FLOPS = 150e9, 70e9
@@ -80,11 +83,13 @@ def forecast(shape: JobShape, file_bytes: int, kld: float, rates: Rates) -> Fore
 
 
 def known_rates(cache_dir: Path) -> dict[str, float]:
-    """How much slower than the table this machine was, by phase, in the last jobs."""
+    """How much slower than the table this machine is, by phase: in the last jobs, or as it computes now."""
     found = read_json(cache_dir / "rates.json")
-    if not isinstance(found, dict):
-        return {}
-    return {p: median(map(float, values)) for p, values in found.items() if isinstance(values, list) and values}
+    known = found if isinstance(found, dict) else {}
+    rates = {p: median(map(float, values)) for p, values in known.items() if isinstance(values, list) and values}
+    if not rates.keys() >= set(_COMPUTED):
+        rates = {**dict.fromkeys(_COMPUTED, slower_than_table()), **rates}
+    return rates
 
 
 def learn_rates(cache_dir: Path, shape: JobShape, report: QuantizeReport, whole: Collection[str]) -> None:

@@ -7,8 +7,10 @@ import pytest
 
 from quantize.files.gguf_file import read_gguf
 from quantize.files.provenance import Provenance, blank, read_provenance
+from quantize.job import forecast as forecasting
 from quantize.job.effort import EFFORTS, Spent, effort_of, spend
 from quantize.job.forecast import JobShape, forecast, known_rates, learn_rates, seconds_by_phase
+from quantize.job.machine_speed import slower_than_table
 from quantize.job.report import read_report, report_path, summary, write_report
 from quantize.job.request import QuantizeReport
 from quantize.plan.model_spec import model_spec
@@ -128,7 +130,21 @@ def test_a_forecast_learns_from_the_jobs_of_this_machine(plan, tmp_path):
     after = seconds_by_phase(shape, known_rates(tmp_path))
     assert after["measure"] == pytest.approx(3 * before["measure"], rel=1e-3)
     (tmp_path / "rates.json").write_text("[]")
-    assert known_rates(tmp_path) == {}
+    assert known_rates(tmp_path) == known_rates(tmp_path / "none")
+
+
+def test_a_first_forecast_goes_by_what_the_machine_computes(plan, tmp_path, monkeypatch):
+    shape = shape_of(plan[0], effort_of("balanced"))
+    here = slower_than_table()
+    assert 0.5 <= here <= 16.0
+    assert slower_than_table() == here, "asked twice, probed once"
+    monkeypatch.setattr(forecasting, "slower_than_table", lambda: 3.0)
+    table, slow = seconds_by_phase(shape, {}), seconds_by_phase(shape, known_rates(tmp_path))
+    for phase in ("measure", "round", "verify"):
+        assert slow[phase] == pytest.approx(3 * table[phase])
+    assert slow["write"] == table["write"], "a disk is no slower where a processor is"
+    (tmp_path / "rates.json").write_text('{"round": [1.5]}')
+    assert known_rates(tmp_path) == {"measure": 3.0, "round": 1.5, "verify": 3.0}
 
 
 def test_a_given_time_buys_the_most_thorough_step_that_fits(plan):
