@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.evidence import MeasureRequest, Step
-from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata
+from quantize.files.channel_scales import KEY, ChannelScales
+from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, scalar
 from quantize.ggml_types import SCALES_JUDGE, GgmlType
 from quantize.measure.divergence import kld_from, log_softmax
 from quantize.native.blocks import dequantize_rows, quantize_rows
@@ -142,7 +143,7 @@ def smooth(request: SmoothRequest, send: Step) -> Smoothed:
         if away <= _MOST_KLD:
             send(total, total, "")
             scales = {n: changed[s.readers[0]] for s in some if s.readers[0] in changed for n in s.readers}
-            exponents = {name: tuple(np.log2(scale).astype(int).tolist()) for name, scale in scales.items()}
+            exponents = {name: _exponents(scale) for name, scale in scales.items()}
             return Smoothed(changed=len(changed), seams=len(seams), exponents=exponents, kld=away)
     request.out.unlink(missing_ok=True)
     return Smoothed(changed=0, seams=len(seams))
@@ -151,6 +152,10 @@ def smooth(request: SmoothRequest, send: Step) -> Smoothed:
 def _answers(model: ReferenceModel, window: npt.NDArray[np.int32]) -> Floats:
     logits: Floats = model.run(window[None, :_CHECKED], np.ones(_CHECKED, np.bool_))[0]
     return logits
+
+
+def _exponents(scale: Floats) -> tuple[int, ...]:
+    return tuple(np.log2(scale).astype(int).tolist())
 
 
 def _can_change(source: SourceWeights, seam: Seam) -> bool:
@@ -198,7 +203,11 @@ def _write(source: SourceWeights, out: Path, seams: Sequence[Seam], chosen: dict
     rows = {seam.maker: chosen.get(seam.readers[0]) for seam in seams}
     tensors = source.model.tensors()
     slots = [TensorSlot(t.name, t.shape, t.ggml_type) for _, t in tensors]
-    writer = GgufWriter(out, copied_metadata(source.model.parts[0]), slots)
+    scales = ChannelScales.of(
+        *({n: _exponents(v) for n, v in some.items() if v is not None} for some in (columns, rows))
+    )
+    metadata = {**copied_metadata(source.model.parts[0]), KEY: scalar(scales.encode())}
+    writer = GgufWriter(out, metadata, slots)
     try:
         for part, tensor in tensors:
             larger, smaller = columns.get(tensor.name), rows.get(tensor.name)

@@ -1,4 +1,4 @@
-"""An adapter of the original is refused where a file's inputs were evened out: it would answer nonsense."""
+"""An adapter is refused where a file's inputs were evened out and nobody knows how: it would answer nonsense."""
 
 import asyncio
 
@@ -8,16 +8,21 @@ from lora_adapter import write_adapter
 from engine.errors import BadModelFile
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
+from quantize.files import channel_scales
+from quantize.files.channel_scales import ChannelScales
 from quantize.files.gguf_file import read_gguf
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, scalar
 from quantize.files.provenance import KEY, Provenance
 
+OF_ANOTHER = ChannelScales.of({"blk.0.attn_q.weight": [1] * 64}, {}).encode()
 
-@pytest.fixture
-def smoothed(bundled_model, tmp_path):
-    """The bundled model, saying that its inputs were evened out."""
-    source, path = read_gguf(bundled_model), tmp_path / "smooth.gguf"
+
+def smoothed(bundled_model, path, scales=None):
+    """The bundled model, saying that its inputs were evened out, and how."""
+    source = read_gguf(bundled_model)
     said = {**copied_metadata(source), KEY: scalar(Provenance(tier="max", smoothed=True).encode())}
+    if scales is not None:
+        said[channel_scales.KEY] = scalar(scales)
     writer = GgufWriter(path, said, [TensorSlot(t.name, t.shape, t.ggml_type) for t in source.tensors])
     for tensor in source.tensors:
         writer.write(tensor.name, [source.tensor_bytes(tensor)])
@@ -33,8 +38,21 @@ async def load(path, lora):
         await runner.stop()
 
 
-def test_it_is_refused_with_the_reason_and_the_file_alone_loads(smoothed, tmp_path):
+@pytest.mark.parametrize(
+    ("scales", "reason"),
+    [(None, "evened out"), ("!", "evened out"), ("AAAA", "evened out"), (OF_ANOTHER, "256 channels, not 64")],
+)
+def test_it_is_refused_with_the_reason_and_the_file_alone_loads(bundled_model, tmp_path, scales, reason):
+    file = smoothed(bundled_model, tmp_path / "smooth.gguf", scales)
     adapter = write_adapter(tmp_path / "one.gguf", 0.3, seed=1)
-    with pytest.raises(BadModelFile, match="evened out"):
-        asyncio.run(load(smoothed, (adapter,)))
-    asyncio.run(load(smoothed, ()))
+    with pytest.raises(BadModelFile, match=reason):
+        asyncio.run(load(file, (adapter,)))
+    asyncio.run(load(file, ()))
+
+
+def test_one_that_is_no_adapter_is_refused(bundled_model, tmp_path):
+    file = smoothed(bundled_model, tmp_path / "smooth.gguf", ChannelScales.of({}, {}).encode())
+    other = tmp_path / "other.gguf"
+    other.write_bytes(b"GGUF nonsense")
+    with pytest.raises(BadModelFile, match="damaged"):
+        asyncio.run(load(file, (str(other),)))

@@ -29,6 +29,7 @@ from engine.server.ollama.stream import NDJSON, error_line
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from quantize.errors import QuantizeError
+from quantize.files.channel_scales import KEY as SCALES_KEY
 from quantize.files.gguf_file import LazyArray, ValueType
 from quantize.files.gguf_split import read_gguf_model
 
@@ -146,6 +147,8 @@ def _model_info(entry: ModelEntry, verbose: bool) -> dict[str, Any]:
         metadata = dict(read_gguf_model(entry.path).metadata)
         most = sys.maxsize if verbose else _FEW
         metadata.pop("tokenizer.chat_template", None)
+        if not verbose:
+            metadata.pop(SCALES_KEY, None)
         return told | {key: _as_json(value, most) for key, value in metadata.items()}
     except (QuantizeError, OSError):
         return told

@@ -1,10 +1,16 @@
 """A model with huge channels, evened out: the same function, less spoiled by inputs in 8 bits; tier max does it."""
 
+import asyncio
+
 import msgspec
 import numpy as np
 import pytest
+from lora_adapter import write_adapter
 from measured_model import CALIBRATION, HELD_OUT, SOURCE, ignore, never
 
+from engine.runner.process import RunnerProcess
+from engine.runner.protocol import LoadSettings
+from engine.types import GenerationRequest, SamplingParams
 from quantize.child import run_task
 from quantize.evidence import MeasureRequest, VerifyRequest
 from quantize.files.gguf_file import read_gguf
@@ -23,6 +29,7 @@ from quantize.native.source_weights import SourceWeights
 from quantize.plan.model_spec import model_spec
 from quantize.plan.stock import uniform_types
 from quantize.types import Goal
+from tests.runner_calls import answered
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -102,6 +109,31 @@ def test_the_same_model_gives_the_same_file_whatever_the_threads(even, tmp_path)
     again = msgspec.convert(run_task("smooth", alone, ignore, never), Smoothed)
     assert again.exponents == found.exponents
     assert alone.out.read_bytes() == task.out.read_bytes()
+
+
+async def continued(path, adapter):
+    runner = await RunnerProcess.start("llama", str(path))
+    try:
+        await runner.load(LoadSettings(path=str(path), n_ctx=256, n_threads=1, lora=(adapter,)))
+        sampling = SamplingParams(temperature=0)
+        asked = {"sampling": sampling, "max_tokens": 8, "ignore_eos": True, "logprobs": 4}
+        plain = await answered(runner, GenerationRequest(prompt="A kettle is", **asked))
+        adapted = await answered(runner, GenerationRequest(prompt="A kettle is", lora=(("one", 1.0),), **asked))
+        return plain.logprobs[0].top, adapted.logprobs[0].top
+    finally:
+        await runner.stop()
+
+
+def test_an_adapter_of_the_source_does_the_same_to_the_smoothed_model(rough, even, tmp_path):
+    shapes = {
+        name: SourceWeights(rough).shape(f"blk.0.{name}.weight")[:0:-1] for name in ("attn_q", "ffn_up", "ffn_down")
+    }
+    adapter = write_adapter(tmp_path / "one.gguf", 0.2, parts=shapes)
+    (before, wanted), (after, found) = (asyncio.run(continued(path, adapter)) for path in (rough, even[0].out))
+    assert before[0][2] != pytest.approx(wanted[0][2], abs=0.05), "it changes the answer"
+    for old, new in ((before, after), (wanted, found)):
+        assert [t[0] for t in new] == [t[0] for t in old]
+        assert [t[2] for t in new] == pytest.approx([t[2] for t in old], abs=0.01)
 
 
 def test_inputs_in_8_bits_spoil_less(rough, even, tmp_path):

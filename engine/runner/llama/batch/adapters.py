@@ -11,13 +11,6 @@ from typing import Any
 from engine.runner.llama.batch.sequence import LlamaSequence
 from engine.runner.llama.cache.prefix_index import Key
 from engine.runner.llama.native.model import LoadedModel, LoadFailed, metadata_of
-from quantize.files.provenance import KEY, read_provenance
-
-
-def _is_smoothed(loaded: LoadedModel) -> bool:
-    """Whether what adapters read in this file is not what they were trained on."""
-    found = read_provenance(metadata_of(loaded).get(KEY, ""))
-    return found is not None and found.smoothed
 
 
 class Adapters:
@@ -30,13 +23,13 @@ class Adapters:
         self._active: Key = ()
         self._turn: Key = ()
         wanted = tuple(paths)
-        if wanted and _is_smoothed(loaded):
-            raise LoadFailed(
-                "LoRA adapters do not fit this file: its inputs were evened out when it was quantized (tier max). "
-                "Use a file of another tier"
-            )
+        if not wanted:
+            return
+        from engine.runner.llama.batch.fitted_adapter import fitted  # noqa: PLC0415  a start without needs no numpy
+
         for path in wanted:
-            handle = self._api.llama_adapter_lora_init(loaded.model, path.encode())
+            with fitted(Path(path), metadata_of(loaded)) as fitting:
+                handle = self._api.llama_adapter_lora_init(loaded.model, str(fitting).encode())
             if not handle:
                 raise LoadFailed(f"the LoRA adapter {path} does not fit this model or is damaged")
             self._handles[Path(path).stem] = handle

@@ -25,6 +25,7 @@ from engine.runner.llama.native.binding import ggml
 from engine.runner.llama.native.engine_args import UnknownBuffer, apply_to_context, apply_to_model
 from engine.runner.protocol import LoadSettings
 from engine.types import ModelFacts
+from quantize.files.channel_scales import KEY as SCALES_KEY
 
 FLASH_ATTN: Final = {"auto": -1, "off": 0, "on": 1}
 # llama.cpp rounds every context up to this.
@@ -299,6 +300,7 @@ def facts(loaded: LoadedModel, pieces: Sequence[bytes], backend: str) -> ModelFa
     api, vocab = loaded.api, loaded.vocab
     metadata = metadata_of(loaded)
     template = metadata.pop("tokenizer.chat_template", None)
+    metadata.pop(SCALES_KEY, None)  # long, and nothing to read
     description = ctypes.create_string_buffer(256)
     api.llama_model_desc(loaded.model, description, len(description))
 

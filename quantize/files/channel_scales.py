@@ -1,0 +1,45 @@
+"""How a smoothed file's channels were scaled, as a metadata value: an adapter of its source is scaled alike."""
+
+import base64
+import binascii
+import zlib
+from array import array
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+KEY = "tessera.smoothing"
+_MOST_BYTES = 64 << 20  # some hundred times what a model of 70 billion weights has
+
+
+class ChannelScales(msgspec.Struct, frozen=True, kw_only=True):
+    """Exponents of 2 by weight, a signed byte a channel: columns were multiplied, rows divided."""
+
+    columns: dict[str, bytes]
+    rows: dict[str, bytes]
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Sequence[int]], rows: Mapping[str, Sequence[int]]) -> "ChannelScales":
+        """From exponents as numbers."""
+        return cls(
+            columns={name: _bytes(some) for name, some in columns.items()},
+            rows={name: _bytes(some) for name, some in rows.items()},
+        )
+
+    def encode(self) -> str:
+        """Text for a metadata value: weights that read one input have the same bytes, which costs nothing."""
+        return base64.b64encode(zlib.compress(msgspec.json.encode(self), 9)).decode()
+
+
+def read_channel_scales(text: str) -> ChannelScales | None:
+    """What a file says; None if it is no such text."""
+    try:
+        unpacked = zlib.decompressobj()
+        raw = unpacked.decompress(base64.b64decode(text, validate=True), _MOST_BYTES)
+        return msgspec.json.decode(raw, type=ChannelScales) if unpacked.eof else None
+    except (binascii.Error, zlib.error, ValueError, RecursionError):
+        return None
+
+
+def _bytes(exponents: Sequence[int]) -> bytes:
+    return array("b", exponents).tobytes()
