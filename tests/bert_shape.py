@@ -9,7 +9,9 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "\u2581one", "\u2581two",
 EMBD, LAYERS, CONTEXT, FFN, HEADS = 32, 2, 64, 64, 4
 
 
-def write_bert(path: Path, *, rank: bool = False, seed: int = 0, known: tuple[str, ...] = ()) -> Path:
+def write_bert(
+    path: Path, *, rank: bool = False, mean: bool = False, seed: int = 0, known: tuple[str, ...] = ()
+) -> Path:
     """`known` are words of their own in its vocabulary."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(str(path), "bert")
@@ -20,7 +22,7 @@ def write_bert(path: Path, *, rank: bool = False, seed: int = 0, known: tuple[st
     writer.add_head_count(HEADS)
     writer.add_layer_norm_eps(1e-12)
     writer.add_causal_attention(False)
-    writer.add_pooling_type(gguf.PoolingType.RANK if rank else gguf.PoolingType.CLS)
+    writer.add_pooling_type(getattr(gguf.PoolingType, "RANK" if rank else "MEAN" if mean else "CLS"))
     more = [*known, *(f"w{i}" for i in range(54))][:54]
     words = [*WORDS, *(f"\u2581{word}" for word in more)]
     writer.add_tokenizer_model("bert")

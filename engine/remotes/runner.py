@@ -122,10 +122,11 @@ class RemoteRunner:
         normalize: bool = True,
         query: str | None = None,
         truncate: bool = False,
+        quick: bool = False,
     ) -> Embedded:
         """As a runner's. Raises: as `generate`."""
         try:
-            return await self._inner.embed(inputs, normalize=normalize, query=query, truncate=truncate)
+            return await self._inner.embed(inputs, normalize=normalize, query=query, truncate=truncate, quick=quick)
         except RunnerDied as error:
             raise await self._reason(error) from error
 

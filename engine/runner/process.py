@@ -184,6 +184,7 @@ class RunnerProcess:
         normalize: bool = True,
         query: str | None = None,
         truncate: bool = False,
+        quick: bool = False,
     ) -> protocol.Embedded:
         """Embeddings of the inputs, or their rerank scores for `query`. Cancelling stops the work.
 
@@ -193,7 +194,7 @@ class RunnerProcess:
             for item in inputs:
                 refuse_impossible(self.facts, len(item), text=isinstance(item, str))
         message = protocol.Embed(
-            id=self._new_id(), inputs=inputs, normalize=normalize, query=query, truncate=truncate
+            id=self._new_id(), inputs=inputs, normalize=normalize, query=query, truncate=truncate, quick=quick
         )
         try:
             reply = await self._ask(message)

@@ -176,7 +176,8 @@ class Pieces(msgspec.Struct, frozen=True, kw_only=True, tag="pieces"):
 class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     """Embed each input, or score it against `query` when the model is a reranker; answered by `Embedded`.
 
-    With `truncate` an input beyond the context is cut to it, its closing token kept.
+    With `truncate` an input beyond the context is cut to it, its closing token kept. With `quick` many inputs may
+    be embedded in 8 bits where that is faster.
     """
 
     id: int
@@ -184,6 +185,7 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     normalize: bool = True
     query: str | None = None
     truncate: bool = False
+    quick: bool = False
 
 
 class Embedded(msgspec.Struct, frozen=True, kw_only=True, tag="embedded"):

@@ -139,9 +139,10 @@ class UpstreamRunner:
         normalize: bool = True,
         query: str | None = None,
         truncate: bool = False,
+        quick: bool = False,
     ) -> Embedded:
         """Embeddings, or scores for `query`. Raises: as `refusal`."""
-        del normalize, truncate
+        del normalize, truncate, quick
         if query is not None:
             told = await self._link.post("/v1/rerank", {"model": self._model, "query": query, "documents": inputs})
             rows = [[float(r["relevance_score"])] for r in sorted(told["results"], key=lambda r: r["index"])]

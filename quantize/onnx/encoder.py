@@ -13,7 +13,7 @@ from quantize.onnx.tokenizer import texts, token_types
 from quantize.onnx.weights import dequantized
 
 ARCHITECTURE: Final = "bert"
-_MEAN: Final = 1  # Source: llama.h, enum llama_pooling_type
+MEAN: Final = 1  # Source: llama.h, enum llama_pooling_type
 _CLS: Final = 2
 _RANK: Final = 4
 # What the score of a place that is only padding is lowered by: no probability is left, in 16 bits too.
@@ -53,8 +53,8 @@ def encoder_shape(model: GgufModel) -> EncoderShape:
             raise UnsupportedModel(head.name, f"the file does not say {head.architecture}.{key}")
         return value
 
-    pooling = head.arch_int("pooling_type") or _MEAN
-    if pooling not in {_MEAN, _CLS, _RANK}:
+    pooling = head.arch_int("pooling_type") or MEAN
+    if pooling not in {MEAN, _CLS, _RANK}:
         raise UnsupportedModel(head.name, f"its pooling ({pooling}) cannot be converted to ONNX")
     epsilon = head.arch_value("attention.layer_norm_epsilon", 1e-12)
     return EncoderShape(
@@ -65,6 +65,25 @@ def encoder_shape(model: GgufModel) -> EncoderShape:
         epsilon=float(epsilon) if isinstance(epsilon, int | float) else 1e-12,
         pooling=pooling,
     )
+
+
+class EncoderTensors:
+    """The weights of an encoder's file, unpacked by name."""
+
+    def __init__(self, model: GgufModel) -> None:
+        self._tensors = {info.name: (part, info) for part, info in model.tensors()}
+        self._name = model.parts[0].name
+
+    def values(self, name: str) -> Floats:
+        """A tensor, its rows first. Raises: BadFile: it is missing, or not finite."""
+        if name not in self._tensors:
+            raise BadFile(self._name, f"the tensor {name} is missing")
+        part, info = self._tensors[name]
+        shape = tuple(reversed(info.shape))
+        values = dequantized(part.tensor_bytes(info), info.ggml_type.name, shape[-1]).reshape(shape)
+        if not np.isfinite(values).all():
+            raise BadFile(self._name, f"{name} holds values that are not finite")
+        return values
 
 
 class EncoderGraph:
@@ -85,10 +104,9 @@ class EncoderGraph:
         """
         self._contrib = contrib
         self._tokens = tokens
-        self._tensors = {info.name: (part, info) for part, info in model.tensors()}
+        self._values = EncoderTensors(model).values
         self._shape = shape
         self._graph = graph
-        self._name = model.parts[0].name
         self.n_params = 0
 
     def build(self) -> None:
@@ -173,16 +191,6 @@ class EncoderGraph:
         values = self._values(name)
         self.n_params += values.size
         return self._graph.constant(name, np.ascontiguousarray(values.T) if transposed else values)
-
-    def _values(self, name: str) -> Floats:
-        if name not in self._tensors:
-            raise BadFile(self._name, f"the tensor {name} is missing")
-        part, info = self._tensors[name]
-        shape = tuple(reversed(info.shape))
-        values = dequantized(part.tensor_bytes(info), info.ggml_type.name, shape[-1]).reshape(shape)
-        if not np.isfinite(values).all():
-            raise BadFile(self._name, f"{name} holds values that are not finite")
-        return values
 
 
 def encoder_config(shape: EncoderShape, vocab: int) -> dict[str, Any]:

@@ -17,13 +17,13 @@ from quantize.onnx.request import FixedOptions
 TEXTS = ["one two three", "tiles w1 w2 w3 w4 w5 one", "two", "tile unknownword one"]
 
 
-def rows(engine, path, inputs, query=None):
+def rows(engine, path, inputs, query=None, *, quick=False):
     async def main():
         runner = await RunnerProcess.start(engine, str(path))
         try:
-            settings = LoadSettings(path=str(path), n_ctx=64, embeddings=True, n_threads=1, repack=False)
+            settings = LoadSettings(path=str(path), n_ctx=64, embeddings=True, n_threads=1, repack=quick)
             await runner.load(settings)  # weights as the file has them
-            done = await runner.embed(inputs, query=query)
+            done = await runner.embed(inputs, query=query, quick=quick)
             return np.stack([np.frombuffer(v, "<f4") for v in done.vectors]), done.token_counts
         finally:
             await runner.stop()
@@ -66,6 +66,15 @@ def test_fixed_shapes_give_the_same_numbers(models, tmp_path, rank):
     assert np.allclose(found, expected, atol=1e-4)
     with pytest.raises(ContextOverflow):
         rows("onnx", tmp_path / "fixed", ["one " * 40], query)
+
+
+def test_many_inputs_that_may_be_quick_keep_their_order_and_nearly_their_vectors(models):
+    source, _ = models[False]
+    inputs = [" ".join(["one", "tile", *(f"w{n}" for n in range(i, i + 9))]) for i in range(40)]
+    (ours, counts), (theirs, wanted) = (rows("llama", source, inputs, quick=quick) for quick in (True, False))
+    assert counts == wanted
+    assert ((ours * theirs).sum(axis=1) > 0.995).all()
+    assert ((ours @ theirs.T).argmax(axis=1) == np.arange(len(inputs))).all()
 
 
 def test_padding_changes_nothing(models):

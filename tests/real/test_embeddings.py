@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from bert_reference import embed
 from servers import ROOT, RunningServer
+from tokenizers import Tokenizer
 
 from app.evals.datasets import Dataset, NoDataset, wheel
+from engine.runner.quick_texts import QuickTexts
 from installers.bootstrap import kernels
 from quantize.convert.folder import ConvertRequest, convert
 from quantize.onnx.folder import convert_gguf
@@ -93,6 +95,17 @@ def test_vectors_are_the_formulas(wanted, served, model):
     found = served(model, TEXTS)
     assert found.shape == wanted.shape == (len(TEXTS), 384)
     assert ((found * wanted).sum(axis=1) >= 0.9999).all()
+
+
+def test_in_8_bits_the_vectors_are_nearly_the_formulas(folder, wanted, tmp_path):
+    """As collections have them where that is faster: for many texts at once."""
+    convert(ConvertRequest(folder=folder, out=tmp_path / "minilm.gguf"), lambda *_: None)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    found = QuickTexts(tmp_path / "minilm.gguf", 2).many([tokenizer.encode(text).ids for text in TEXTS])
+    cosines = [float(row @ exact / np.linalg.norm(row)) for row, exact in zip(found, wanted, strict=True)]
+    assert min(cosines) > 0.98, cosines
 
 
 def test_pages_of_our_documentation_are_found(served):

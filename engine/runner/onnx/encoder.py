@@ -8,8 +8,8 @@ import numpy as np
 
 from engine.onnx.folder import OnnxFolder, pooling
 from engine.onnx.safety import count_parameters
+from engine.runner import onnx_libraries as libraries
 from engine.runner.inputs import shortened
-from engine.runner.onnx import libraries
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.providers import CPU, chosen_provider, open_session, register_plugin, share_of
 from engine.runner.onnx.vocabulary import FolderVocabulary

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from engine.onnx.folder import OnnxFolder
-from engine.runner.onnx import libraries
+from engine.runner import onnx_libraries as libraries
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.fixed import FixedDecoder, read_facts
 from engine.runner.onnx.model import LoadedFolder

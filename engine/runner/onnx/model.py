@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.onnx.folder import OnnxFolder, read_folder
 from engine.onnx.safety import check_graph, count_parameters
-from engine.runner.onnx import libraries
+from engine.runner import onnx_libraries as libraries
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.providers import Share, append_provider, chosen_provider, register_plugin, share_of
 from engine.runner.onnx.vocabulary import FolderVocabulary

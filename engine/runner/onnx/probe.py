@@ -9,7 +9,7 @@ import ctypes
 import json
 import sys
 
-from engine.runner.onnx import libraries
+from engine.runner import onnx_libraries as libraries
 
 
 def report(arguments: list[str]) -> dict[str, object]:

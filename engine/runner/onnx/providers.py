@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from engine.onnx.folder import OnnxFolder
 from engine.onnx.providers import ADAPTERS, Adapter, adapter_of
-from engine.runner.onnx import libraries
+from engine.runner import onnx_libraries as libraries
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.protocol import LoadSettings
 

@@ -5,10 +5,11 @@ import time
 
 import psutil
 
+from engine.runner import onnx_libraries as libraries
 from engine.runner import protocol
 from engine.runner.channel import Channel
 from engine.runner.generation.constrain import ConstraintCompiler
-from engine.runner.onnx import fixed_load, libraries, model
+from engine.runner.onnx import fixed_load, model
 from engine.runner.onnx.encoder import Encoder
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.model import LoadedFolder

@@ -130,7 +130,7 @@ class SideWork:
     async def _beside(self, model: str, texts: Sequence[str]) -> Sequence[Any]:
         while not self._closed.is_set():
             if not self._wanted(model):
-                task = asyncio.create_task(self._embedded(model, texts))
+                task = asyncio.create_task(self._embedded(model, texts, quick=True))
                 while not task.done() and not self._wanted(model):
                     await asyncio.wait((task,), timeout=_LOOK_S)
                 if task.done():
@@ -151,9 +151,10 @@ class SideWork:
             self._busy_until = now + (_PAUSE_S if others else 0.0)
         return now < self._busy_until or bool(self._asked)
 
-    async def _embedded(self, model: str, texts: Sequence[str]) -> Sequence[Any]:
+    async def _embedded(self, model: str, texts: Sequence[str], *, quick: bool = False) -> Sequence[Any]:
+        """Their vectors; `quick`: in 8 bits, where that is faster."""
         loaded: LoadedModel = await self._state.pool.acquire(model)
         assert loaded.runner is not None
-        answer = await loaded.runner.embed(list(texts), truncate=True)
+        answer = await loaded.runner.embed(list(texts), truncate=True, quick=quick)
         loaded.last_used = time.monotonic()
         return [np.frombuffer(vector, "<f4") for vector in answer.vectors]

@@ -13,6 +13,7 @@ import numpy as np
 
 from engine.runner.inputs import shortened
 from engine.runner.limits import KV_TYPES
+from engine.runner.llama.batch.quick import QuickChoice
 from engine.runner.llama.batch.threads import WIDE_ROWS, ThreadGovernor
 from engine.runner.llama.native.batch import Batch
 from engine.runner.llama.native.engine_args import apply_to_context
@@ -64,6 +65,7 @@ class _Job:
     normalize: bool
     cut: dict[int, int] = field(default_factory=dict)
     truncate: bool = False
+    quick: bool = False
     tokens: list[list[int]] = field(default_factory=list)
     next_input: int = 0
     done_tokens: int = 0
@@ -93,6 +95,7 @@ class Embedder:
         )
         self._memory = api.llama_get_memory(self._context)
         self._governor = ThreadGovernor(int(api.llama_n_threads_batch(self._context)))
+        self._quick = QuickChoice(settings, self._governor.most)
         self._small = int(api.llama_model_size(loaded.model)) < ONE_THREAD_BYTES and not settings.devices
         if self._small and self._governor.most > 1:
             # Seconds are lost where the machine turns out to be busy; where it is quiet all are tried at once.
@@ -142,6 +145,7 @@ class Embedder:
             return _refused(message.id, "There is nothing to embed.", "input")
         job = _Job(message.id, message.inputs, message.query, message.normalize and not self.ranks)
         job.truncate = message.truncate
+        job.quick = message.quick and not self.ranks
         self._jobs.append(job)
         return None
 
@@ -246,6 +250,8 @@ class Embedder:
         )
 
     def _decode_some(self, job: _Job) -> None:
+        if job.quick and self._quick.wanted(len(job.inputs) - job.next_input) and self._embedded_quickly(job):
+            return
         tokens = self._input(job, job.next_input)
         if len(tokens) > self._chunk:
             self._decode_piece(job, tokens)
@@ -266,6 +272,26 @@ class Embedder:
         job.vectors.extend(self._row(seq_id) for seq_id in range(count))
         job.next_input += count
         self._loaded.api.llama_memory_clear(self._memory, False)
+
+    def _embedded_quickly(self, job: _Job) -> bool:
+        """The next inputs in 8 bits; False: llama.cpp is to do them."""
+        first = job.next_input
+        last = min(first + self._quick.texts_a_step, len(job.inputs))
+        rows = self._quick.rows([self._input(job, index) for index in range(first, last)], self._alone)
+        if rows is None:
+            return False
+        job.vectors.extend(rows)
+        job.next_input = last
+        return True
+
+    def _alone(self, tokens: list[int]) -> Any:
+        """The row of one text that fits into a decode."""
+        self._batch.clear()
+        self._batch.add_embedded(tokens, 0, 0)
+        self._run()
+        row = self._row(0)
+        self._loaded.api.llama_memory_clear(self._memory, False)
+        return row
 
     def _decode_piece(self, job: _Job, tokens: list[int]) -> None:
         """The next chunk of one long input: causal, so earlier chunks do not depend on later ones."""

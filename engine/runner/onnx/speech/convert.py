@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from engine.runner.onnx.libraries import reason
 from engine.runner.onnx.speech.moonshine import SPARE_TOKENS, TOKENS_A_SECOND
 from engine.runner.onnx.speech.weights import read_weights
+from engine.runner.onnx_libraries import reason
 from quantize.onnx.request import SPEECH_FACTS as FACTS
 from quantize.onnx.speech import DATA, write_speech
 

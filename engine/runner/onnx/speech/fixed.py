@@ -10,7 +10,6 @@ import numpy as np
 
 from engine.onnx.folder import OnnxFolder
 from engine.runner.onnx.errors import LoadFailed
-from engine.runner.onnx.libraries import onnxruntime, reason
 from engine.runner.onnx.providers import CPU, chosen_provider
 from engine.runner.onnx.speech.moonshine import (
     BEGIN,
@@ -25,6 +24,7 @@ from engine.runner.onnx.speech.moonshine import (
 )
 from engine.runner.onnx.speech.sound import RATE, Samples
 from engine.runner.onnx.whole import compiled_at, whole_session
+from engine.runner.onnx_libraries import onnxruntime, reason
 from engine.runner.protocol import LoadSettings
 from quantize.onnx.request import SPEECH_FACTS as FACTS
 from quantize.onnx.speech import EMBEDDING, GRAPHS, SpeechShape, frames_of, rotary_rows

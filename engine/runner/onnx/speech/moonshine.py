@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from engine.runner.onnx.libraries import onnxruntime
 from engine.runner.onnx.speech.sound import RATE, Samples
+from engine.runner.onnx_libraries import onnxruntime
 
 BEGIN, END = 1, 2
 # Source: Moonshine's paper and code: no English speech has more tokens a second; then the model repeats itself.

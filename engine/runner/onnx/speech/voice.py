@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from engine.runner.onnx.libraries import onnxruntime
 from engine.runner.onnx.speech.sound import RATE, Samples
+from engine.runner.onnx_libraries import onnxruntime
 
 # Source: silero-vad 6.2, utils_vad.py: windows of 512 samples behind the last 64 of the one before, at 16 kHz;
 # speech begins above .5 and ends below .35.

@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from engine.runner.onnx.libraries import onnxruntime
 from engine.runner.onnx.speech.moonshine import BadSpeechModel
+from engine.runner.onnx_libraries import onnxruntime
 
 Floats = npt.NDArray[np.float32]
 # Where each kind of product has its matrix, scale, zero and bias. Source: ONNX Runtime, ContribOperators.md.
