@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -18,10 +18,11 @@ import msgspec
 
 import quantize.errors
 from engine.errors import Cancelled, EngineError, InputFault, exhausted
+from engine.job_changes import Subscription
 from engine.job_types import Fault, Job, JobKind, JobState, Progress
 from engine.json_store import JsonStore
 
-__all__ = ["Control", "Fault", "Job", "JobKind", "JobRegistry", "JobState", "Paused", "Progress", "Subscription"]
+__all__ = ["Control", "Fault", "Job", "JobKind", "JobRegistry", "JobState", "Paused", "Progress"]
 
 _log = logging.getLogger(__name__)
 _KEPT = 200
@@ -109,52 +110,6 @@ class Control:
 
 
 Work = Callable[[dict[str, Any], Control], dict[str, Any] | None]
-
-
-class Subscription:
-    """Changes of one job or of all, newest state of each, in order; nothing is ever blocked by a slow reader."""
-
-    def __init__(self, job_id: str | None) -> None:
-        self.job_id = job_id
-        self._latest: dict[str, Job] = {}
-        self._ready = threading.Condition()
-        self._wake: Callable[[], None] | None = None
-
-    def push(self, job: Job) -> None:
-        """Called by the registry."""
-        if self.job_id not in {None, job.id}:
-            return
-        with self._ready:
-            self._latest[job.id] = job
-            self._ready.notify_all()
-            if self._wake:
-                self._wake()
-
-    def take(self, timeout_s: float = 0.0) -> list[Job]:
-        """States that are new since the last call; waits up to `timeout_s` for the first."""
-        with self._ready:
-            self._ready.wait_for(lambda: bool(self._latest), timeout=timeout_s)
-            taken = list(self._latest.values())
-            self._latest.clear()
-        return taken
-
-    async def changes(self) -> AsyncIterator[Job]:
-        """The same for asyncio; ends by itself only for a single job that ended."""
-        import asyncio  # noqa: PLC0415 the terminal has no use for it
-
-        loop, event = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            loop.call_soon_threadsafe(event.set)
-
-        self._wake = wake
-        while True:
-            for job in self.take():
-                yield job
-                if self.job_id is not None and job.ended:
-                    return
-            await event.wait()
-            event.clear()
 
 
 class _Slots:
@@ -285,6 +240,13 @@ class JobRegistry:
         finally:
             with self._lock:
                 self._subscriptions.remove(subscription)
+
+    def end_following(self) -> None:
+        """End what follows every job: it would end only with the server, which waits for it."""
+        with self._lock:
+            for subscription in self._subscriptions:
+                if subscription.job_id is None:
+                    subscription.end()
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Pause what runs, wait for it, keep the list."""

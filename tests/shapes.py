@@ -60,9 +60,7 @@ SHAPES: dict[str, Shape] = {
 
 def write_shape(path: Path, shape: Shape, seed: int = 0) -> Path:
     """Write `shape` to `path` and return it."""
-    writer = gguf.GGUFWriter(str(path), shape.arch)
-    _metadata(writer, shape)
-    _vocabulary(writer, shape)
+    writer = _described(path, shape)
     rng = np.random.default_rng(seed)
     for name, dims in tensors(shape):
         _add(writer, rng, name, dims, shape.qtype)
@@ -71,6 +69,38 @@ def write_shape(path: Path, shape: Shape, seed: int = 0) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_hollow(path: Path, shape: Shape) -> Path:
+    """The same file with a hole in the place of its weights, for those who only read what it says of them."""
+    writer = _described(path, shape)
+    for name, dims in tensors(shape):
+        kept = _qtype(name, dims, shape.qtype)
+        of_bytes = gguf.quants.quant_shape_to_byte_shape(dims, kept)
+        num_bytes = int(np.prod(of_bytes))
+        writer.add_tensor_info(name, of_bytes, np.dtype(np.uint8), num_bytes, raw_dtype=kept)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    (out,), (infos,) = writer.fout, writer.tensors
+    sizes = [out.tell(), *(info.nbytes for info in infos.values())]
+    out.truncate(sum(writer.ggml_pad(size, writer.data_alignment) for size in sizes))
+    writer.close()
+    return path
+
+
+def _described(path: Path, shape: Shape) -> gguf.GGUFWriter:
+    writer = gguf.GGUFWriter(str(path), shape.arch)
+    _metadata(writer, shape)
+    _vocabulary(writer, shape)
+    return writer
+
+
+def _qtype(name: str, dims: tuple[int, ...], qtype: Q) -> Q:
+    """What a tensor is written in."""
+    if len(dims) == 1 or any(mark in name for mark in F32_ONLY):
+        return Q.F32
+    return qtype if dims[-1] % gguf.GGML_QUANT_SIZES[qtype][0] == 0 else Q.F16
 
 
 def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -224,12 +254,11 @@ def _add(writer: gguf.GGUFWriter, rng: np.random.Generator, name: str, dims: tup
     if name.endswith("norm.weight"):
         writer.add_tensor(name, np.ones(dims, np.float32))
         return
-    if len(dims) == 1 or any(mark in name for mark in F32_ONLY):
+    kept = _qtype(name, dims, qtype)
+    if kept == Q.F32:
         values = rng.standard_normal(dims, dtype=np.float32) * 0.1
         writer.add_tensor(name, -np.abs(values) if name.endswith("ssm_a") else values)
         return
-    block = gguf.GGML_QUANT_SIZES[qtype][0]
-    kept = qtype if dims[-1] % block == 0 else Q.F16
     data = random_blocks(rng, dims, kept)
     writer.add_tensor(name, data, raw_dtype=None if kept == Q.F16 else kept)
 

@@ -1,9 +1,10 @@
 """The server there is: this user's own on this computer, or the one that `tessera connect` chose."""
 
 import json
+import os
 from typing import TypeVar
 
-from app.client.http import ChatClient
+from app.client.http import CONNECT_S, FIRST_S, ChatClient
 from app.remote_server import RemoteServer
 from engine.paths import Paths, user_paths
 
@@ -34,7 +35,23 @@ def server_here(kind: type[C], paths: Paths | None = None) -> C | None:
         client = kind(str(found["url"]), str(found["token"]), int(found["pid"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if client.trusted():
+    # Its process is gone: another program may hold its port now, and say nothing.
+    if client.trusted(FIRST_S if _runs(client.pid) else CONNECT_S):
         return client
     client.close()
     return None
+
+
+def _runs(pid: int) -> bool:
+    """Whether there is such a process on this computer."""
+    if os.name == "nt":  # where `os.kill` ends it
+        import psutil  # noqa: PLC0415 - a chat's first token does not wait for it
+
+        return psutil.pid_exists(pid)
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True

@@ -51,9 +51,9 @@ class ChatClient(ChatRoutes):
         """The server takes requests."""
         return self._status("/health", CONNECT_S) == HTTPStatus.OK
 
-    def trusted(self) -> bool:
+    def trusted(self, patience_s: float = FIRST_S) -> bool:
         """The server takes requests, and this client's token: another server may have taken over the address."""
-        status = self._status("/tessera/v1/aliases", FIRST_S)
+        status = self._status("/tessera/v1/aliases", patience_s)
         return status not in {0, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS}
 
     def _status(self, path: str, patience_s: float) -> int:

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,17 @@ class _Server(uvicorn.Server):
     """uvicorn that tells where it is once it takes requests, and takes that back at the end."""
 
     def __init__(
-        self, config: uvicorn.Config, server_file: Path | None, url: str, token: str, *, private: bool
+        self,
+        config: uvicorn.Config,
+        server_file: Path | None,
+        url: str,
+        token: str,
+        *,
+        private: bool,
+        end_following: Callable[[], None],
     ) -> None:
         super().__init__(config)
+        self._end_following = end_following
         self._private = private
         self._server_file = server_file
         self._url = url
@@ -84,6 +93,7 @@ class _Server(uvicorn.Server):
                 task.cancel()
         if self._server_file is not None:
             remove_server_file(self._server_file)
+        self._end_following()
         await super().shutdown(sockets)
 
 
@@ -145,4 +155,4 @@ def assemble(
     url = f"{'https' if tls else 'http'}://{host}:{port}"
     start.done("routes")
     side.pool.hooks.first_token = partial(start.done, "first token")
-    return _Server(config, server_file, url, token, private=options.private)
+    return _Server(config, server_file, url, token, private=options.private, end_following=jobs.end_following)

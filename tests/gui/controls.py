@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 from app.code.connect.registry import INTEGRATIONS
@@ -29,6 +30,7 @@ MAKERS = {
 PRESSES = {"click", "hover", "choose", "fill", "menu", "more", "command", "tick"}
 
 
+@cache
 def controls():
     """(module, words) of everything that can be pressed, chosen or written to; `{…}` stands for what varies."""
     found = set()
@@ -52,6 +54,7 @@ def controls():
     }
 
 
+@cache
 def presses():
     """Words of what is pressed, by the name of the walk's module; what varies is `{}`."""
     found = {}

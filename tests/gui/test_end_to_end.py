@@ -24,6 +24,16 @@ from app.gui.server_link import ServerLink
 # A server starts, a model is made and measured, on a crowded computer.
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).resolve().parents[2]
+WITHOUT_NETWORK = "TESSERA_TEST_WITHOUT_NETWORK"  # set where a test below runs others so
+
+
+def can_cut() -> bool:
+    """Whether this system lets a process have a network of its own."""
+    probe = ["unshare", "-rn", "true"]
+    return bool(shutil.which("unshare")) and not subprocess.run(probe, capture_output=True, check=False).returncode
+
+
+CAN_CUT = can_cut()
 
 
 @pytest.fixture
@@ -108,6 +118,10 @@ def answer_of_the_written_model(config: str) -> str:
         return json.load(answered)["choices"][0]["message"]["content"]
 
 
+@pytest.mark.skipif(
+    CAN_CUT and WITHOUT_NETWORK not in os.environ,
+    reason="run by test_without_any_network_the_window_works_and_tries_nothing",
+)
 def test_from_the_first_start_to_a_connected_editor(qtbot, desktop, tmp_path):
     window, services = desktop.window, desktop.services
     chat = window.chat
@@ -171,10 +185,14 @@ def test_from_the_first_start_to_a_connected_editor(qtbot, desktop, tmp_path):
 
 def test_the_server_ends_with_the_window(qtbot, desktop):
     qtbot.waitUntil(lambda: desktop.services.models.reachable)
+    qtbot.waitUntil(lambda: desktop.jobs._stream is not None)
     process = desktop.link._process
     desktop.link.stop()
     assert not process.alive
     assert desktop.link.url == ""
+    told = server_link.server_log().read_text()
+    assert "Shutting down" in told
+    assert "graceful shutdown exceeded" not in told, "it waits for nobody who follows its jobs"
 
 
 def test_the_bundled_model_is_measured_by_a_real_server(qtbot, desktop, tmp_path):
@@ -197,12 +215,6 @@ def test_the_bundled_model_is_measured_by_a_real_server(qtbot, desktop, tmp_path
     assert desktop.services.api.bench_results().results[0].points[0].decode_tok_s.median > 0
 
 
-def can_cut() -> bool:
-    """Whether this system lets a process have a network of its own."""
-    probe = ["unshare", "-rn", "true"]
-    return bool(shutil.which("unshare")) and not subprocess.run(probe, capture_output=True, check=False).returncode
-
-
 # Every connection of the window's process is told, by Python's own audit hook, before it is made.
 WATCHED = """
 import fcntl, socket, struct, sys
@@ -223,7 +235,7 @@ sys.exit(1 if tried else int(code))
 """
 
 
-@pytest.mark.skipif(not can_cut(), reason="needs unshare and user namespaces (Linux)")
+@pytest.mark.skipif(not CAN_CUT, reason="needs unshare and user namespaces (Linux)")
 def test_without_any_network_the_window_works_and_tries_nothing(tmp_path):
     """First start, chat, fit and connect, and the pages, in a network namespace that has only loopback."""
     tests = [
@@ -236,7 +248,7 @@ def test_without_any_network_the_window_works_and_tries_nothing(tmp_path):
     run = subprocess.run(
         ["unshare", "-rn", sys.executable, str(script), *tests],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), WITHOUT_NETWORK: "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -244,3 +256,4 @@ def test_without_any_network_the_window_works_and_tries_nothing(tmp_path):
     )
     assert "TRIED []" in run.stdout, run.stdout[-3000:] + run.stderr[-2000:]
     assert run.returncode == 0, run.stdout[-3000:]
+    assert "skipped" not in run.stdout, run.stdout[-3000:]

@@ -179,13 +179,17 @@ def test_a_link_is_shown_before_it_opens(qtbot, view):
     qtbot.waitUntil(lambda: not box.isVisible())
 
 
-def test_code_has_a_copy_button_that_copies_exactly_the_code(qtbot, view):
+def test_code_has_a_copy_button_that_copies_exactly_the_code(qtbot, view, monkeypatch):
+    monkeypatch.setattr("app.gui.markdown.view._COPIED_MS", 100)
     view.set_markdown("```python\nx = 1\n\n  y = 2\n```\n")
     (button,) = view.findChildren(QToolButton)
     assert button.accessibleName() == "Copy code"
+    before = button.icon().cacheKey()
     button.click()
     assert QGuiApplication.clipboard().text() == "x = 1\n\n  y = 2"
-    qtbot.wait(1600)
+    copied = button.icon().cacheKey()
+    assert copied != before
+    qtbot.waitUntil(lambda: button.icon().cacheKey() != copied)
 
 
 def test_a_diagram_is_left_as_text_with_a_note(view):

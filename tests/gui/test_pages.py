@@ -211,7 +211,8 @@ def test_a_plot_keeps_three_minutes_and_a_scale_that_does_not_jump(qtbot, look):
     assert 10 < high < 11
 
 
-def test_the_server_page_tells_where_and_what_to_paste(qtbot, show, services, server):
+def test_the_server_page_tells_where_and_what_to_paste(qtbot, show, services, server, monkeypatch):
+    monkeypatch.setattr("app.gui.server.page._DONE_MS", 100)
     page = show(ServerPage(services, server.api))
     assert page.address.text() == f"{server.url}/v1"
     page.client.setCurrentIndex(page.client.findText("Zed"))
@@ -220,7 +221,7 @@ def test_the_server_page_tells_where_and_what_to_paste(qtbot, show, services, se
     press(page, "Copy")
     assert QGuiApplication.clipboard().text() == page.snippet.toPlainText()
     assert not page.switch.isEnabled(), "a server that others started is not ours to stop"
-    qtbot.wait(1600)
+    qtbot.waitUntil(lambda: page._copy_button.text() == "Copy")
 
 
 def test_the_server_page_shows_who_is_connected_and_what_was_asked(qtbot, show, services, server):
@@ -234,7 +235,8 @@ def test_the_server_page_shows_who_is_connected_and_what_was_asked(qtbot, show, 
     assert not page.requests.isVisible()
 
 
-def test_keys_are_made_shown_once_copied_and_revoked(qtbot, show, services, server):
+def test_keys_are_made_shown_once_copied_and_revoked(qtbot, show, services, server, monkeypatch):
+    monkeypatch.setattr("app.gui.server.keys_card._DONE_MS", 100)
     keys = []
 
     def make(body):
@@ -262,7 +264,7 @@ def test_keys_are_made_shown_once_copied_and_revoked(qtbot, show, services, serv
     press(page, "Revoke")
     qtbot.waitUntil(lambda: "No key is needed" in texts(page))
     assert "tsr_secret" not in texts(page)
-    qtbot.wait(1600)
+    qtbot.waitUntil(lambda: page.keys._copy.text() == "Copy the key")
 
 
 def test_a_refused_key_says_why(qtbot, show, services, server):
@@ -342,6 +344,7 @@ def test_one_of_the_models_to_begin_with_is_recommended_and_says_why(qtbot, show
 def test_the_first_run_with_the_real_model_asks_what_it_knows(qtbot, show, services, server):
     server.models[0] = msgspec.structs.replace(server.models[0], default=False)
     server.models.append(ModelRow(id="smol", name="SmolLM2", origin="installed", default=True))
+    services.models.refresh()
     page = show(Welcome(services))
     qtbot.waitUntil(lambda: "Try it now with SmolLM2" in texts(page))
     qtbot.waitUntil(

@@ -1,6 +1,7 @@
 """Every text of the window that a translation has to have."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 from app.gui.chat.sampling_fields import KNOBS, source_words
@@ -62,6 +63,7 @@ def tables():
     return found
 
 
+@cache
 def every_text():
     """All of them."""
     return {text for text in written() | tables() if any(letter.isalpha() for letter in text)}

@@ -26,6 +26,7 @@ def test_a_model_that_was_ejected_before_its_chat_has_a_title_stays_out_of_memor
     assert walk.loaded() == ["wanderer"]
     walk.manage("models/wanderer/unload", {})
     assert walk.ask("chat.side.titles._idle.isActive()"), "its title is still to be asked for"
+    walk.ask("chat.side.titles._idle.start(100)")
     walk.until("not chat.side.titles._idle.isActive()")
     time.sleep(3)
     assert walk.loaded() == []

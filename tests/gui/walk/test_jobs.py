@@ -140,6 +140,8 @@ def test_a_server_that_is_killed_at_work_says_what_became_of_it(walk):
     """The job goes on by itself or says that it was cut off; nothing waits for ever."""
     walk.go("Make it fit")
     walk.until(f"{FIT}.start.isEnabled()")
+    walk.choose("How thorough", "Instant", FIT)
+    walk.until(f"{FIT}.tier.currentData() == 'instant' and {FIT}.start.isEnabled()")
     before = len(walk.states("quantize"))
     walk.click("Make it fit", f"{FIT}.start")
     walk.ends("quantize", before, "running")

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.gui.walk.walker import ROOT
+from tests.gui.walk.walker import ALONE_S, ROOT
 
 SPARK = ROOT / "assets" / "models" / "spark-f16.gguf"
 LIBRARY, FIT = "window.page('library')", "window.page('fit')"
@@ -85,7 +85,7 @@ def test_a_forecast_that_failed_is_asked_for_again(walk):
 
 def assert_whole_list(walk, *names):
     """Every entry of the list that is open can be seen whole."""
-    time.sleep(0.45)  # a list takes no click that could be the second half of the one that opened it
+    time.sleep(ALONE_S)
     heights = [walk.until(f"spot({name!r})")[3] for name in names]
     assert len(set(heights)) == 1, heights
 
@@ -115,7 +115,7 @@ def test_a_right_click_opens_a_menu_and_leaves_the_chosen_chat(walk):
 
 
 def test_an_export_proposes_a_name_and_says_where_it_went(walk):
-    time.sleep(0.45)  # or the click is the second one of a double click
+    time.sleep(ALONE_S)
     walk.click("First of all", "chat.sidebar", button=3)
     walk.click("Export…")
     proposed = "[f.rsplit('/')[-1] for f in app.activeModalWidget().selectedFiles()]"

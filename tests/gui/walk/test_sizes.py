@@ -29,10 +29,13 @@ def look(walk, percent, theme="light", contrast="normal"):
     walk.ask(f"desktop.services.look.set({theme!r}, {percent}, {contrast!r})")
 
 
-def cut_on_all_pages(walk, name):
+def cut_on_all_pages(walk, name, *, by_clicks=True):
     found = {}
-    for page in NAMES:
-        walk.go(page)
+    for page in NAMES if by_clicks else walk.ask("window.page_names"):
+        if by_clicks:
+            walk.go(page)
+        else:
+            walk.ask(f"window.show_page({page!r})")
         walk.settle()
         walk.picture(f"{name}-{page}")
         cut = walk.cuts()
@@ -48,7 +51,8 @@ def test_nothing_is_cut(large_walk, width, height, percent):
     look(walk, percent)
     walk.ask(f"window.resize({width}, {height})")
     walk.settle()
-    assert cut_on_all_pages(walk, f"{width}x{height}-{percent}") == {}
+    smallest = height == 600  # where one can click on every page, one can in larger windows
+    assert cut_on_all_pages(walk, f"{width}x{height}-{percent}", by_clicks=smallest) == {}
 
 
 @pytest.mark.parametrize("percent", [100, 150, 200])
@@ -83,12 +87,10 @@ def test_nothing_is_cut_in_german_dark_or_at_high_contrast(open_window, large_sc
     for percent, theme, contrast in ((100, "dark", "normal"), (200, "dark", "high"), (200, "light", "high")):
         look(walk, percent, theme, contrast)
         walk.settle()
-        for page in walk.ask("window.page_names"):
-            walk.ask(f"window.show_page({page!r})")
-            walk.settle()
-            walk.picture(f"de-{theme}-{contrast}-{percent}-{page}")
-            found[percent, theme, contrast, page] = walk.cuts()
-    assert {key: cut for key, cut in found.items() if cut} == {}
+        cut = cut_on_all_pages(walk, f"de-{theme}-{contrast}-{percent}", by_clicks=False)
+        if cut:
+            found[percent, theme, contrast] = cut
+    assert found == {}
     walk.close()
 
 

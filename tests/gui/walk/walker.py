@@ -17,6 +17,8 @@ from tests.gui.walk.screen import WAIT_S
 ROOT = Path(__file__).resolve().parents[3]
 LATE_S = 10.0  # what has not come by then is asked for once more
 CUT_S = 15.0
+# Later, a click is no half of a double click: a list takes none that could be that of the one that opened it.
+ALONE_S = 0.15  # three times what the window takes for one, see `windowed`
 # Pages inside a destination.
 PAGES = {
     "Documents": ("Chat", None),
@@ -206,7 +208,7 @@ class Walk:
                 break
         self.until("app.activePopupWidget() is not None")
         for _ in range(3):
-            time.sleep(0.45)  # a list takes no click that could be the second half of the one that opened it
+            time.sleep(ALONE_S)
             self.click(entry)
             if self.comes("app.activePopupWidget() is None", LATE_S):
                 return

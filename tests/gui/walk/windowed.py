@@ -31,6 +31,8 @@ from PySide6.QtWidgets import (
 
 from app.gui import application
 
+DOUBLE_CLICK_MS = 50  # the hand here is quick, and does not wait until a second click stands alone
+
 
 class Eye(QObject):
     """Answers on the main thread."""
@@ -270,6 +272,7 @@ class SeenDesktop(application.Desktop):
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
+        QApplication.setDoubleClickInterval(DOUBLE_CLICK_MS)
         eye.names.update(desktop=self, window=self.window, chat=self.window.chat)
 
 

@@ -18,6 +18,7 @@ from app.client import (
     UnexpectedAnswer,
     WholeAnswer,
     answers,
+    finding,
     running_server,
 )
 from engine.api.chat import (
@@ -217,3 +218,18 @@ def test_the_pieces_of_an_answer_become_the_whole():
     assert list(dict.fromkeys(phases)) == ["loading", "reading", "thinking", "writing"]
     assert whole.facts()["usage"]["total_tokens"] == 5
     assert "tool_calls" not in whole.facts()
+
+
+def test_what_took_the_port_of_a_server_that_crashed_and_says_nothing_is_not_waited_for(tessera_home, monkeypatch):
+    monkeypatch.setattr(finding, "CONNECT_S", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        gone = 2**22 + 1  # more than a system gives to a process
+        known = {"url": f"http://127.0.0.1:{silent.getsockname()[1]}", "token": "t", "pid": gone}
+        file = user_paths().server_file
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps(known))
+        begun = Stopwatch()
+        assert running_server() is None
+        assert begun.seconds() < finding.FIRST_S / 2

@@ -196,6 +196,23 @@ def test_events_for_asyncio(registry):
     assert states[-1] == "done"
 
 
+def test_who_follows_every_job_is_let_go_at_the_end_with_what_was_told_last(registry):
+    job = registry.start(JobKind.QUANTIZE, "x", {"steps": 1})
+    last = registry.wait(job.id, 60)
+
+    async def read():
+        with registry.subscribe() as every, registry.subscribe(job.id) as one:
+            following = asyncio.create_task(collected(every.changes()))
+            await asyncio.sleep(0)
+            registry.end_following()
+            return await following, [change async for change in one.changes()]
+
+    async def collected(changes):
+        return [change async for change in changes]
+
+    assert asyncio.run(read()) == ([last], [last])
+
+
 def test_an_unknown_kind():
     with pytest.raises(InputFault, match="no jobs of kind"):
         JobRegistry().start(JobKind.PULL, "x", {})

@@ -1,5 +1,6 @@
 """Where a model is placed on recorded machines, and why."""
 
+from bisect import bisect_left
 from dataclasses import replace
 
 import msgspec
@@ -21,17 +22,18 @@ from engine.fit.need import kv_layer_bytes
 from engine.runner.protocol import LoadSettings
 from tests.machines import machines
 from tests.mtp_model import write_mtp_model
-from tests.shapes import scaled, write_shape
+from tests.shapes import scaled, write_hollow
 
 GIB = 1 << 30
 MACHINES = {name: recorded_report(RecordedHost(recording)) for name, recording in machines().items()}
 HALO = MACHINES["sh-linux-amdvlk-vs-rocm"]
 IGPU = "0000:c3:00.0"
+SIZES = range(GIB // 8, HALO.memory.total_bytes, 16 << 20)  # of memory that may be used
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    return str(write_shape(tmp_path_factory.mktemp("dispatch") / "m.gguf", scaled("llama", vocab=1000)))
+    return str(write_hollow(tmp_path_factory.mktemp("dispatch") / "m.gguf", scaled("llama", vocab=1000)))
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +202,7 @@ def test_the_files_own_head_guesses_where_it_fits_and_nothing_else_does(tmp_path
         machine = replace(HALO, memory=replace(HALO.memory, available_bytes=available))
         return placed(shape, file, machine, Overrides(device="cpu"), settings=base(file))
 
-    least = next(n for n in range(GIB // 8, HALO.memory.total_bytes, 16 << 20) if found(n).fits)
+    least = SIZES[bisect_left(SIZES, 1, key=lambda n: found(n).fits)]
     near = [found(n) for n in range(least - (16 << 20), least + (64 << 20), 1 << 20)]
     fitting = [placement.settings.mtp for placement in near if placement.fits]
     assert fitting[0] is False  # rather without it than not at all
@@ -276,12 +278,13 @@ def test_a_roomy_cache_gives_way_to_what_fits(shape, path):
             shape, path, machine, Overrides(device="cpu"), two_at_once(), base(path, kv_cells=kv_cells)
         ).fits
 
-    least = next(n for n in range(GIB // 8, HALO.memory.total_bytes, 16 << 20) if fits(n, 0))
+    least = SIZES[bisect_left(SIZES, 1, key=lambda n: fits(n, 0))]
+    assert not fits(least - SIZES.step, 0)
     assert fits(least, 1 << 20)
 
 
 def test_experts_that_are_not_used_are_not_read(tmp_path):
-    shape = read_shape(str(write_shape(tmp_path / "moe.gguf", scaled("qwen3moe", vocab=1000))))
+    shape = read_shape(str(write_hollow(tmp_path / "moe.gguf", scaled("qwen3moe", vocab=1000))))
     experts = sum(t.nbytes for t in shape.tensors if "_exps" in t.name)
     assert bytes_per_token(shape, 4 / 16) == bytes_per_token(shape, 1.0) - experts * 3 // 4
 

@@ -17,7 +17,7 @@ from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import GgmlType
 from tests.machines import machines
-from tests.shapes import scaled, write_shape
+from tests.shapes import scaled, write_hollow
 
 HOST = recorded_report(RecordedHost(machines()["sh-linux-amdvlk-vs-rocm"]))
 
@@ -31,12 +31,12 @@ def with_isa(*changes: str, without: str = ""):
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    return str(write_shape(tmp_path_factory.mktemp("dispatch") / "m.gguf", scaled("llama", layers=2, vocab=1000)))
+    return str(write_hollow(tmp_path_factory.mktemp("dispatch") / "m.gguf", scaled("llama", layers=2, vocab=1000)))
 
 
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory):
-    file = write_shape(tmp_path_factory.mktemp("dispatch") / "e.gguf", scaled("qwen3moe", layers=2, vocab=1000))
+    file = write_hollow(tmp_path_factory.mktemp("dispatch") / "e.gguf", scaled("qwen3moe", layers=2, vocab=1000))
     return read_shape(str(file))
 
 

@@ -1,5 +1,6 @@
 """What loads keep ready for guessing ahead."""
 
+from bisect import bisect_left
 from dataclasses import replace
 
 import pytest
@@ -85,7 +86,8 @@ def test_what_does_not_fit_with_copies_is_loaded_without(tmp_path):
         )
         return found.fits, found.settings.max_rollback
 
-    least = next(n for n in range(gib, HALO.memory.total_bytes, gib // 64) if rollback_with(n)[0])
+    sizes = range(gib, HALO.memory.total_bytes, gib // 64)
+    least = sizes[bisect_left(sizes, 1, key=lambda n: rollback_with(n)[0])]
     near = [rollback_with(least + n * gib // 64) for n in range(-1, 40)]
     fitting = [count for fits, count in near if fits]
     assert fitting[0] == 0

@@ -20,7 +20,7 @@ from engine.dispatch.types import NO_OVERRIDES, Overrides
 from engine.onnx.folder import OnnxFolder
 from engine.runner.protocol import LoadSettings
 from tests.machines import machines
-from tests.shapes import scaled, write_shape
+from tests.shapes import scaled, write_hollow
 
 BATTERY = "on battery"
 
@@ -35,7 +35,7 @@ def opened(name):
 
 @pytest.fixture(scope="module")
 def shape(tmp_path_factory):
-    return read_shape(str(write_shape(tmp_path_factory.mktemp("rule") / "m.gguf", scaled("llama", vocab=1000))))
+    return read_shape(str(write_hollow(tmp_path_factory.mktemp("rule") / "m.gguf", scaled("llama", vocab=1000))))
 
 
 def placed(shape, machine, overrides=NO_OVERRIDES, ledger=None, history=None):

@@ -23,7 +23,7 @@ from engine.runner.llama.native.binding import KernelsMissing, start_backends
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import GgmlType
 from tests.machines import machines
-from tests.shapes import scaled, write_shape
+from tests.shapes import scaled, write_hollow
 
 
 def device(name, kind):
@@ -41,7 +41,7 @@ def laptop():
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    return str(write_shape(tmp_path_factory.mktemp("openvino") / "m.gguf", scaled("llama", vocab=1000)))
+    return str(write_hollow(tmp_path_factory.mktemp("openvino") / "m.gguf", scaled("llama", vocab=1000)))
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from engine.remotes.book import RemoteBook
 from engine.remotes.types import Link, Remote, RemoteDevice, RemoteFacts, Seen
 from engine.runner.protocol import LoadSettings, RemoteLayers
 from tests.machines import machines
-from tests.shapes import scaled, write_shape
+from tests.shapes import scaled, write_hollow
 
 HERE_GBS = 20.0
 
@@ -26,7 +26,7 @@ def shape(tmp_path_factory):
     made = scaled(
         "qwen3", tied=False, layers=12, embd=2048, heads=16, kv_heads=4, head_dim=128, ffn=6144, vocab=1000
     )
-    return read_shape(str(write_shape(tmp_path_factory.mktemp("spread") / "m.gguf", made)))
+    return read_shape(str(write_hollow(tmp_path_factory.mktemp("spread") / "m.gguf", made)))
 
 
 @pytest.fixture

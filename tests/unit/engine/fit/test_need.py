@@ -18,7 +18,7 @@ from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo, read_gguf
 from quantize.ggml_types import GgmlType
 from tests.mtp_model import MTP_MODELS, write_mtp_model
-from tests.shapes import SHAPES, scaled, write_shape
+from tests.shapes import SHAPES, scaled, write_hollow
 
 MIB = 1 << 20
 AVX2 = frozenset({"avx2"})
@@ -28,7 +28,9 @@ AVX2 = frozenset({"avx2"})
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shapes")
     small = {"vocab": 1000}
-    return {name: str(write_shape(folder / f"{name}.gguf", with_changes(s, **small))) for name, s in SHAPES.items()}
+    return {
+        name: str(write_hollow(folder / f"{name}.gguf", with_changes(s, **small))) for name, s in SHAPES.items()
+    }
 
 
 def settings(path, n_ctx=4096, **changes):
@@ -210,7 +212,7 @@ def test_context_and_shared_cache_shrink_together(files):
 
 
 def test_layers_of_a_draft_head_are_not_counted(tmp_path):
-    path = write_shape(tmp_path / "small.gguf", scaled("llama", layers=4, vocab=300))
+    path = write_hollow(tmp_path / "small.gguf", scaled("llama", layers=4, vocab=300))
     header = read_gguf(path)
     metadata = {**header.metadata, "llama.nextn_predict_layers": 1}
     drafted = dataclasses.replace(header, metadata=metadata)

@@ -12,7 +12,7 @@ from engine.dispatch.placer import read_shape
 from engine.fit.report import fit_report, refusal
 from engine.runner.protocol import LoadSettings
 from tests.machines import machines
-from tests.shapes import scaled, write_shape
+from tests.shapes import scaled, write_hollow
 
 MIB = 1 << 20
 RECORDING = machines()["vm-firecracker"]
@@ -28,7 +28,7 @@ def machine(available_mib):
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     shape = scaled("llama", vocab=2000, layers=8, kv_heads=8)
-    return str(write_shape(tmp_path_factory.mktemp("fit") / "m.gguf", shape))
+    return str(write_hollow(tmp_path_factory.mktemp("fit") / "m.gguf", shape))
 
 
 def judged(path, settings, here):
