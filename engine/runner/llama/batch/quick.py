@@ -11,7 +11,7 @@ import numpy as np
 from engine.runner.protocol import LoadSettings
 from engine.runner.quick_texts import NotQuick, QuickTexts
 
-# Building the graph takes about a second, which fewer texts would not earn back.
+# Building the graph and trying it takes half a second of processor, which fewer texts would not earn back.
 FEWEST: Final = 16
 # The weights are in memory a second time, in 8 bits, and this is in no estimate.
 MAX_BYTES: Final = 128 << 20
@@ -20,8 +20,8 @@ LEAST_COSINE: Final = 0.98
 # It must take less than this share of llama.cpp's processor time.
 WORTH: Final = 0.8
 ROUNDS: Final = 3
-# Texts of one step for each thread: a chat waits for no more.
-_TEXTS: Final = 4
+# Texts of one step for each thread: a chat that begins waits for no more.
+_TEXTS: Final = 2
 
 
 class QuickChoice:
