@@ -4,6 +4,7 @@ Each text is one run on one thread: threads that never wait for each other lose 
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ class NotQuick(Exception):
 
 
 class QuickTexts:
-    """Owns the session. `most` tokens fit into a text."""
+    """Owns the session."""
 
     def __init__(self, path: Path, threads: int) -> None:
         """Raises: NotQuick."""
@@ -25,18 +26,17 @@ class QuickTexts:
 
         self._from, self._to = graphs.INPUT, graphs.OUTPUT
         try:
-            self._encoder = graphs.quick_encoder(path)
+            made = graphs.quick_encoder(path)
             ort = onnxruntime()
             options = ort.SessionOptions()
             options.intra_op_num_threads = 1
             # The graph has its fused operators already; the one more that would be found, SkipLayerNormalization,
             # takes ten times as long as the two it is for (docs/log.md, "Documents").
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-            self._session = ort.InferenceSession(self._encoder.graph, options, providers=["CPUExecutionProvider"])
+            self._session = ort.InferenceSession(made.graph, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # a file of another kind, or ONNX Runtime's, which has no narrower one
             raise NotQuick(reason(error)) from error
-        self.threads = threads
-        self.most = len(self._encoder.places)
+        self._encoder = replace(made, graph=b"")  # the session has its own
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="quick")
 
     def one(self, tokens: list[int]) -> Any:
