@@ -1,4 +1,4 @@
-"""Hugging Face folders that are measured and crafted in seconds: some layers of the bundled model, and experts."""
+"""Models that are measured and crafted in seconds: some layers and tokens of the bundled one, and experts."""
 
 import json
 import shutil
@@ -7,13 +7,17 @@ from pathlib import Path
 import numpy as np
 from measured_model import CALIBRATION, ROOT
 
+from quantize.convert.folder import ConvertRequest, convert
+
 SPARK_HF = ROOT / "tests/data/spark-hf"
-LAYERS, HIDDEN, EXPERTS, EXPERT_FFN, HEAD_DIM, VOCAB = 2, 256, 4, 256, 64, 8192
+# Of the 8192 tokens so many: the table would be two thirds of a layer's model, and most of the time it takes.
+VOCAB = 1024
+LAYERS, HIDDEN, EXPERTS, EXPERT_FFN, HEAD_DIM = 1, 256, 4, 256, 64
 Tensors = dict[str, np.ndarray]
 
 
 def first_layers(folder: Path, layers: int) -> Path:
-    """The bundled model's first layers and its tables: trained weights, worse text."""
+    """The bundled model's first layers and its first tokens: trained weights, worse text."""
     raw = (SPARK_HF / "model.safetensors").read_bytes()
     size = int.from_bytes(raw[:8], "little")
     rows = json.loads(raw[8 : 8 + size])
@@ -24,8 +28,15 @@ def first_layers(folder: Path, layers: int) -> Path:
         if parts[1] != "layers" or int(parts[2]) < layers:
             begin, end = row["data_offsets"]
             values = np.frombuffer(raw, np.float16, (end - begin) // 2, 8 + size + begin)
-            tensors[name] = values.reshape(row["shape"])
+            values = values.reshape(row["shape"])
+            tensors[name] = values[:VOCAB] if name == "model.embed_tokens.weight" else values
     return _write(folder, {"num_hidden_layers": layers}, tensors)
+
+
+def small_file(path: Path, layers: int) -> Path:
+    """The same as a GGUF file, converted here."""
+    convert(ConvertRequest(folder=first_layers(path.with_suffix(""), layers), out=path), lambda *_: None)
+    return path
 
 
 def with_experts(folder: Path) -> Path:
@@ -67,17 +78,27 @@ def with_experts(folder: Path) -> Path:
     return _write(folder, changes, tensors)
 
 
-def short_text(path: Path, characters: int = 20_000) -> Path:
-    """The beginning of the calibration text: some eight thousand tokens."""
+def short_text(path: Path, characters: int = 10_000) -> Path:
+    """The beginning of the calibration text: some five thousand tokens."""
     path.write_text(CALIBRATION.read_text(encoding="utf-8")[:characters], encoding="utf-8")
     return path
 
 
+def _first_tokens() -> dict[str, object]:
+    """The bundled tokenizer with the tokens that were merged first: numbers follow the order of the merges."""
+    told = json.loads((SPARK_HF / "tokenizer.json").read_text(encoding="utf-8"))
+    model = told["model"]
+    known = {token: number for token, number in model["vocab"].items() if number < VOCAB}
+    merges = [pair for pair in model["merges"] if "".join(pair) in known]
+    return told | {"model": model | {"vocab": known, "merges": merges}}
+
+
 def _write(folder: Path, changes: dict[str, object], tensors: Tensors) -> Path:
     folder.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+    for name in ("tokenizer_config.json", "generation_config.json"):
         shutil.copy(SPARK_HF / name, folder / name)
-    config = json.loads((SPARK_HF / "config.json").read_text()) | changes
+    (folder / "tokenizer.json").write_text(json.dumps(_first_tokens()), encoding="utf-8")
+    config = json.loads((SPARK_HF / "config.json").read_text()) | {"vocab_size": VOCAB} | changes
     (folder / "config.json").write_text(json.dumps(config))
     head, at = {}, 0
     for name, values in tensors.items():

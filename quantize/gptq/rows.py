@@ -1,6 +1,8 @@
 """The best blocks for rows of weights, given what multiplies them."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +33,24 @@ class RoundedRows:
 
 def plain_rows(weights: Floats, qtype: str, curvature: Curvature, exponents: tuple[float, ...]) -> RoundedRows:
     """Rounding by ggml under each exponent of the importance; each row keeps the one that spoils least."""
-    best: RoundedRows | None = None
+    return best_rows(choices(weights, qtype, curvature, exponents))
+
+
+def choices(
+    weights: Floats, qtype: str, curvature: Curvature, exponents: tuple[float, ...]
+) -> tuple[RoundedRows, ...]:
+    """Rounding by ggml under each exponent of the importance; a single one where no importance is known."""
+    found = []
     for blocks in _bases(weights, qtype, curvature, exponents):
         values = dequantize_rows(blocks, qtype, weights.shape[1])
         errors = curvature.output_error(np.ascontiguousarray((values - weights)[:, curvature.order].T))
-        best = _better(best, RoundedRows(blocks, errors))
-    assert best is not None
-    return best
+        found.append(RoundedRows(blocks, errors))
+    return tuple(found)
+
+
+def best_rows(several: Sequence[RoundedRows]) -> RoundedRows:
+    """Of each row the choice that spoils least."""
+    return reduce(_better, several)
 
 
 def craft_rows(
@@ -45,16 +58,23 @@ def craft_rows(
     qtypes: tuple[str, ...],
     curvature: Curvature,
     exponents: tuple[float, ...] = EXPONENTS,
+    known: Mapping[str, Sequence[RoundedRows]] | None = None,
 ) -> dict[str, RoundedRows]:
     """Rows with integers chosen against the second moments, on the scales of each exponent; the best of them a row.
 
     Types without an integer grid are rounded by ggml. Several types are rounded in one pass, which is faster than
-    one after the other.
+    one after the other. `known` are the `choices` of each type, where they were made before.
     """
-    found = {q: plain_rows(weights, q, curvature, exponents) for q in qtypes if not is_craftable(q)}
+    plain = [q for q in qtypes if not is_craftable(q)]
+    found = {
+        q: best_rows(known[q]) if known is not None else plain_rows(weights, q, curvature, exponents) for q in plain
+    }
     craftable = sorted((q for q in qtypes if is_craftable(q)), key=lambda q: LAYOUTS[q].nonlinear)
     rows, width = weights.shape
-    bases = {q: _bases(weights, q, curvature, exponents) for q in craftable}
+    bases = {
+        q: [r.blocks for r in known[q]] if known is not None else _bases(weights, q, curvature, exponents)
+        for q in craftable
+    }
     # As many rows and types at a time as fit a pass.
     row_step = max(1, min(rows, _SHARE_ROWS, _PASS_VALUES // (width * len(exponents))))
     type_step = max(1, _PASS_VALUES // (width * len(exponents) * row_step))
@@ -146,8 +166,6 @@ def _power(scaled: Floats, exponent: float, importance: Floats) -> Floats | None
     return scaled ** np.float32(exponent)
 
 
-def _better(one: RoundedRows | None, other: RoundedRows) -> RoundedRows:
-    if one is None:
-        return other
+def _better(one: RoundedRows, other: RoundedRows) -> RoundedRows:
     keep = one.errors <= other.errors
     return RoundedRows(np.where(keep[:, None], one.blocks, other.blocks), np.where(keep, one.errors, other.errors))

@@ -10,7 +10,7 @@ from quantize.evidence import MeasureRequest, Step
 from quantize.files.work_folder import Group, WorkFolder, read_json
 from quantize.ggml_types import ANCHORS, SMALL_BLOCKS
 from quantize.gptq.curvature import group_curvature
-from quantize.gptq.rows import EXPONENTS, craft_rows, plain_rows
+from quantize.gptq.rows import EXPONENTS, best_rows, choices, craft_rows
 from quantize.native.blocks import type_traits
 from quantize.native.source_weights import SourceWeights
 
@@ -121,11 +121,15 @@ def _measure_group(
             ordered = np.ascontiguousarray(weights[:, curvature.order].T)
             total[name] = total.get(name, 0.0) + float(curvature.output_error(ordered).sum(dtype=np.float64))
             # llama.cpp has no importance for a table that is also the head: its imatrix leaves it out.
-            exponents = (0.0,) if group.tied else (1.0,)
-            rounded = {("stock", q): plain_rows(weights, q, curvature, exponents) for q in qtypes}
+            stock = 0.0 if group.tied else 1.0
+            exponents = EXPONENTS if crafted else (stock,)
+            # Rounding by ggml is most of the work, so that each type is rounded once for all that is asked.
+            tried = {q: choices(weights, q, curvature, exponents) for q in qtypes}
+            rounded = {("stock", q): several[exponents.index(stock) % len(several)] for q, several in tried.items()}
             if crafted:
-                rounded |= {("rows", q): plain_rows(weights, q, curvature, EXPONENTS) for q in qtypes}
-                rounded |= {("craft", q): r for q, r in craft_rows(weights, qtypes, curvature).items()}
+                rounded |= {("rows", q): best_rows(several) for q, several in tried.items()}
+                made = craft_rows(weights, qtypes, curvature, known=tried)
+                rounded |= {("craft", q): r for q, r in made.items()}
             amounts = {key: float(result.errors.sum(dtype=np.float64)) for key, result in rounded.items()}
             here = {block: values[int(expert)] for block, values in peaks.items()}
             amounts |= {(_INPUTS, q): input_error(weights, q, here) for q in qtypes}

@@ -10,6 +10,7 @@ import time
 import httpx2
 import pytest
 from servers import ROOT
+from small_folder import small_file
 
 SPARK = ROOT / "assets" / "models" / "spark-f16.gguf"
 pytestmark = pytest.mark.e2e
@@ -34,15 +35,16 @@ def of_kind(server, kind):
 
 
 def test_the_file_lies_where_it_was_wanted_and_the_server_knows_the_job(beside, tmp_path):
-    options = ["--budget", "5000000B", "--tier", "instant", "--threads", "1", "--json"]
+    source = small_file(tmp_path / "source.gguf", 2)
+    options = ["--budget", "1200000B", "--tier", "instant", "--threads", "1", "--json"]
     # A path as it is typed in another folder than the server's.
-    running = start(beside, "quantize", str(SPARK), "small.gguf", *options, cwd=tmp_path)
+    running = start(beside, "quantize", str(source), "small.gguf", *options, cwd=tmp_path)
     out, errors = running.communicate(timeout=110)
     assert running.returncode == 0, errors
     report = json.loads(out)
     assert report["file_bytes"] == (tmp_path / "small.gguf").stat().st_size
     job = of_kind(beside, "quantize")[0]
-    assert (job["state"], job["title"]) == ("done", SPARK.name)
+    assert (job["state"], job["title"]) == ("done", source.name)
     assert job["result"]["model"] == "", "a file elsewhere does not join the library"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from servers import runs, wait_for
+from small_folder import small_file
 
 from quantize.errors import (
     BadFile,
@@ -71,12 +72,14 @@ def source(tmp_path: Path) -> Path:
     return Path(shutil.copy(SPARK, tmp_path / "source.gguf"))
 
 
-def test_a_file_within_the_budget_that_explains_itself(tmp_path, source):
+def test_a_file_within_the_budget_that_explains_itself(tmp_path):
+    source = small_file(tmp_path / "source.gguf", 2)
     before = digest(source)
     seen = []
-    report = quantize(request(tmp_path, source=source, goal=BUDGET), seen.append, lambda: False)
+    goal = Goal(kind="budget", limit_bytes=1_200_000)
+    report = quantize(request(tmp_path, source=source, goal=goal), seen.append, lambda: False)
     out = tmp_path / "out.gguf"
-    assert out.stat().st_size == report.file_bytes <= 5_000_000
+    assert out.stat().st_size == report.file_bytes <= 1_200_000
     file = read_gguf(out)
     assert {t.name: t.ggml_type.name for t in file.tensors} == report.plan.types
     said = read_provenance(str(file.metadata[KEY]))
@@ -177,7 +180,7 @@ def test_a_folder_without_a_tokenizer(tmp_path):
 
 
 def test_a_quantized_source_is_refused_below_q8(tmp_path):
-    run(tmp_path, goal=Goal(kind="mix", mix="Q4_0"))
+    run(tmp_path, source=small_file(tmp_path / "source.gguf", 2), goal=Goal(kind="mix", mix="Q4_0"))
     small = (tmp_path / "out.gguf").rename(tmp_path / "source.gguf")
     (tmp_path / "out.tessera.json").unlink()
     goal = Goal(kind="mix", mix="Q2_K")
@@ -349,13 +352,14 @@ def test_two_jobs_on_one_source_and_one_target(tmp_path, source):
 
 def test_the_command_prints_the_report_as_json(tmp_path):
     out = tmp_path / "cli.gguf"
-    command = [sys.executable, "-m", "app", "quantize", str(SPARK), str(out)]
-    options = ["--budget", "5000000B", "--tier", "instant", "--threads", "1", "--json"]
+    source = small_file(tmp_path / "source.gguf", 2)
+    command = [sys.executable, "-m", "app", "quantize", str(source), str(out)]
+    options = ["--budget", "1200000B", "--tier", "instant", "--threads", "1", "--json"]
     env = os.environ | {"TESSERA_HOME": str(tmp_path / "home")}
     done = subprocess.run(command + options, capture_output=True, text=True, timeout=110, env=env, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert report["file_bytes"] == out.stat().st_size <= 5_000_000
+    assert report["file_bytes"] == out.stat().st_size <= 1_200_000
     again = subprocess.run(command + options, capture_output=True, text=True, timeout=110, env=env, check=False)
     assert again.returncode == 3
     assert "exists" in again.stderr

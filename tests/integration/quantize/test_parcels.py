@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 from measured_model import HELD_OUT, SOURCE, ignore, never
-from small_folder import first_layers, short_text
+from small_folder import first_layers, short_text, small_file
 
 from quantize.child import Executor, described, rebuilt
 from quantize.errors import BadFile
@@ -78,16 +78,16 @@ def test_a_mix_that_is_measured_and_crafted(request_for, tmp_path):
 
 
 def test_a_stock_mix_with_an_importance_matrix(request_for, tmp_path):
-    matrix = tmp_path / "matrix.gguf"
+    source, matrix = small_file(tmp_path / "source.gguf", 2), tmp_path / "matrix.gguf"
     rng = np.random.default_rng(5)
     entries = {}
-    for info in read_gguf(SOURCE).tensors:
+    for info in read_gguf(source).tensors:
         if len(info.shape) > 1:
             width = info.shape[0] if info.name != "blk.0.ffn_down.weight" else 32  # of another model
             entries[info.name] = Importance(rng.random((1, width), np.float32), np.ones(1, np.float32))
     write_imatrix(matrix, entries, "text", 512)
     done = both(
-        request_for, tmp_path, source=SOURCE, goal=Goal(kind="mix", mix="Q4_K_M"), tier="instant", imatrix=matrix
+        request_for, tmp_path, source=source, goal=Goal(kind="mix", mix="Q4_K_M"), tier="instant", imatrix=matrix
     )
 
     tensors = [t for t in read_gguf(tmp_path / "home.gguf").tensors if t.ggml_type.name not in {"F32", "F16"}]

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from measured_model import HELD_OUT, SOURCE, ignore, never
-from small_folder import first_layers, short_text
+from small_folder import short_text, small_file
 
 from quantize.errors import InvalidOption
 from quantize.files.provenance import Provenance
@@ -25,14 +25,14 @@ def folder(tmp_path_factory):
 def given(folder):
     """What somebody gives on: the request that made it, and the plan."""
     request = QuantizeRequest(
-        source=first_layers(folder / "source", 2),
+        source=small_file(folder / "source.gguf", 1),
         out=folder / "made.gguf",
         goal=Goal(kind="bpw", bpw=5.5),
         calibration=short_text(folder / "text.txt"),
         held_out=HELD_OUT,
         cache_dir=folder / "cache",
         threads=2,
-        verify_tokens=4096,
+        verify_tokens=2048,
         export_plan=folder / "made.plan.json",
     )
     report = quantize(request, ignore, never)

@@ -9,7 +9,7 @@ from quantize.gptq.curvature import make_curvature
 from quantize.gptq.grid import make_grid
 from quantize.gptq.packing import LAYOUTS, pack
 from quantize.gptq.rounding import round_columns
-from quantize.gptq.rows import craft_rows
+from quantize.gptq.rows import EXPONENTS, best_rows, choices, craft_rows, plain_rows
 from quantize.gptq.scales import fit_scales
 from quantize.native.blocks import dequantize_rows, quantize_rows
 
@@ -113,6 +113,19 @@ def test_crafted_rows_have_scales_of_their_own(weights, moments, qtype):
     values = dequantize_rows(crafted.blocks, qtype, WIDTH)[:, curvature.order].T
     assert np.allclose(crafted.errors, curvature.output_error(values - targets), rtol=1e-3)
     assert crafted.errors.sum() < 0.99 * curvature.output_error(on_ggmls - targets).sum()
+
+
+def test_what_ggml_rounded_before_is_taken_as_it_is(weights, moments):
+    curvature, qtypes = make_curvature(moments), ("Q4_K", "IQ4_XS", "IQ3_XXS")
+    known = {q: choices(weights, q, curvature, EXPONENTS) for q in qtypes}
+
+    again = craft_rows(weights, qtypes, curvature, known=known)
+
+    for qtype, fresh in craft_rows(weights, qtypes, curvature).items():
+        assert np.array_equal(again[qtype].blocks, fresh.blocks)
+        assert np.array_equal(again[qtype].errors, fresh.errors)
+        assert (best_rows(known[qtype]).errors <= known[qtype][0].errors).all()
+        assert (best_rows(known[qtype]).errors == plain_rows(weights, qtype, curvature, EXPONENTS).errors).all()
 
 
 def test_blocks_of_nothing_keep_their_scales(moments):
