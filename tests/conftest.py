@@ -16,6 +16,8 @@ os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 # What start.py installed beside the sources is no part of a test that does not ask for it.
 os.environ["TESSERA_INSTALLED_MODELS"] = "/nonexistent/models"
+# Threads of a model that wait for each other sleep: tests at once on few cores would spin most of the time away.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
