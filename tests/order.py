@@ -8,7 +8,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-# Seconds of a file in a whole run, three at a time on two cores, 2026-11-22; those not named take a few.
+# Seconds of a file in a whole run, three at a time on two cores, 2026-11-22, of the window 11-23; the rest take a few.
 # Source: `python3 start.py test -n 3 --dist loadfile --durations=200`.
 SECONDS = {
     "tests/faults/test_compaction_killed.py": 32,
@@ -18,17 +18,20 @@ SECONDS = {
     "tests/e2e/test_machine_routes.py": 12,
     "tests/e2e/test_remotes.py": 55,
     "tests/e2e/test_terminal_quantize.py": 74,
-    "tests/gui/test_end_to_end.py": 53,
-    "tests/gui/walk/test_answers.py": 47,
+    "tests/gui/test_end_to_end.py": 40,
+    "tests/gui/walk/test_answers.py": 35,
     "tests/gui/walk/test_blockers.py": 36,
-    "tests/gui/walk/test_job_ends.py": 99,
-    "tests/gui/walk/test_jobs.py": 102,
-    "tests/gui/walk/test_leaving.py": 33,
-    "tests/gui/walk/test_mends.py": 11,
+    "tests/gui/walk/test_gate.py": 30,
+    "tests/gui/walk/test_job_ends.py": 40,
+    "tests/gui/walk/test_jobs.py": 35,
+    "tests/gui/walk/test_leaving.py": 20,
+    "tests/gui/walk/test_mends.py": 25,
+    "tests/gui/walk/test_models.py": 25,
     "tests/gui/walk/test_one_name.py": 32,
-    "tests/gui/walk/test_phases.py": 107,
-    "tests/gui/walk/test_sizes.py": 41,
-    "tests/gui/walk/test_stranger.py": 76,
+    "tests/gui/walk/test_phases.py": 65,
+    "tests/gui/walk/test_sizes.py": 60,
+    "tests/gui/walk/test_stranger.py": 125,
+    "tests/gui/walk/test_tools.py": 25,
     "tests/integration/app/test_documents.py": 26,
     "tests/integration/documents/test_formats.py": 21,
     "tests/integration/documents/test_hostile.py": 14,
