@@ -8,7 +8,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-# Seconds of a file in a whole run, three at a time on two cores, 2026-11-22, of the window 11-23; the rest take a few.
+# Seconds of a file in a whole run, three at a time on two cores, 2026-11-22 and, of the window, 11-23; the rest
+# take a few.
 # Source: `python3 start.py test -n 3 --dist loadfile --durations=200`.
 SECONDS = {
     "tests/faults/test_compaction_killed.py": 32,
