@@ -17,6 +17,7 @@ from engine.runner.command import runner_command, runner_environment
 from engine.runner.exits import exit_reason
 from engine.runner.faults import fault_to_error
 from engine.runner.mailbox import Mailbox
+from engine.runner.watchdog import Watchdog
 from engine.types import Delta, Done, Event, GenerationRequest, ModelFacts
 
 STDERR_LINES: Final = 200
@@ -26,12 +27,6 @@ READ_BYTES: Final = 1 << 18
 # Measured: docs/log.md, server.
 GATHER_S: Final = 0.001
 SHUTDOWN_S: Final = 3.0
-# A cold interpreter with llama.cpp or ONNX Runtime says hello within 10 s on a busy two-core machine.
-START_S: Final = 90.0
-# Ten missed heartbeats: only a stopped or deadlocked process is silent that long, even on a busy machine.
-SILENCE_S: Final = 20.0
-# The longest real step is a full batch of a large model on a slow CPU, about a minute.
-STALL_S: Final = 300.0
 # Deltas taken before the runner is told: one control frame for many tokens.
 CREDIT_STEP: Final = 16
 
@@ -60,8 +55,7 @@ class RunnerProcess:
         self._reader_task = asyncio.create_task(self._read())
         self._stopping = False
         self._stuck: str | None = None
-        late = f"it did not start within {START_S:.0f} s"
-        self._watchdog = asyncio.get_running_loop().call_later(START_S, self._give_up, late)
+        self._watchdog = Watchdog(process.pid, self._give_up)
         self.died: RunnerDied | None = None
         self.facts: ModelFacts | None = None
         self.last_heard = time.monotonic()
@@ -124,6 +118,7 @@ class RunnerProcess:
         if on_progress is not None:
             self._on_progress = on_progress
         self._path = settings.path
+        self._watchdog.loads(settings)
         await self._send(protocol.Load(settings=settings))
         self.facts = await self._loaded
         return self.facts
@@ -218,9 +213,7 @@ class RunnerProcess:
         """End the child: politely, then for certain."""
         self._stopping = True
         self._post(protocol.Shutdown())
-        try:
-            await asyncio.wait_for(self._process.wait(), SHUTDOWN_S)
-        except TimeoutError:
+        if not await self._watchdog.sees_end(self._process.wait(), SHUTDOWN_S):
             self.kill()
             await self._process.wait()
         await asyncio.gather(self._reader_task, self._stderr_task)
@@ -306,9 +299,9 @@ class RunnerProcess:
         elif isinstance(message, protocol.Fault):
             self._on_fault(message)
         elif isinstance(message, protocol.Heartbeat):
-            self._watch(message.step_s)
+            self._watchdog.heard(message.step_s)
         elif isinstance(message, protocol.Hello):
-            self._watch(0.0)
+            self._watchdog.heard(0.0)
             _resolve(self._hello, message)
         elif isinstance(message, protocol.Loaded):
             _resolve(self._loaded, message.facts)
@@ -325,20 +318,6 @@ class RunnerProcess:
         except EngineError as error:  # whoever wanted the model stops: that says nothing about this child
             if not self._loaded.done():
                 self._loaded.set_exception(error)
-
-    def _watch(self, step_s: float) -> None:
-        """A sign of life: from its start on, silence or an endless step (of `step_s` so far) ends the child."""
-        self._watchdog.cancel()
-        loop = asyncio.get_running_loop()
-        if step_s > STALL_S:
-            self._give_up(f"one step has taken {step_s:.0f} s")
-        else:
-            self._watchdog = loop.call_later(SILENCE_S, self._suspect)
-
-    def _suspect(self) -> None:
-        """Silent for long; but after a computer's sleep the clock has jumped, so it gets one more chance."""
-        loop = asyncio.get_running_loop()
-        self._watchdog = loop.call_later(SILENCE_S / 2, self._give_up, f"no sign of life for {SILENCE_S:.0f} s")
 
     def _give_up(self, reason: str) -> None:
         self._stuck = f"the runner was stuck and has been stopped: {reason}"
@@ -362,7 +341,7 @@ class RunnerProcess:
         code = await self._process.wait()
         await asyncio.wait([self._stderr_task], timeout=0.2)
         last = next((line for line in reversed(self._stderr) if line.strip()), "")
-        self._watchdog.cancel()
+        self._watchdog.stop()
         told = reason or self._stuck or exit_reason(code, stopping=self._stopping, last_line=last)
         self.died = RunnerDied(code, told, self.stderr_tail[-20:])
         for mailbox in self._mailboxes.values():

@@ -1,0 +1,128 @@
+"""When a runner is taken for stuck: by what it computes, because a busy machine makes any clock late.
+
+A runner that computes is at work, however long that takes here, until it has computed more than the longest real
+work needs. One that computes nothing for as long is stuck.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from devices.process_memory import processor_s
+from engine.runner.protocol import LoadSettings
+
+# A cold interpreter with llama.cpp or ONNX Runtime says hello within 10 s on a busy two-core machine.
+START_S: Final = 90.0
+# Fifteen missed heartbeats.
+SILENCE_S: Final = 30.0
+# The longest real step is a full batch of a large model on a slow CPU, about a minute.
+STALL_S: Final = 300.0
+# A wait is looked at so often. After a computer's sleep the clock has jumped, which is one look of these.
+LOOKS: Final = 3
+# The least share of a limit that one who works computes, however busy the machine: 1 s in a step's 300 s, of which
+# the heartbeats themselves take a tenth, and one tick of the clocks of processor time in the 3 s of an end.
+LEAST_SHARE: Final = 1 / 300
+# One that was told to end, computes and gets little of a busy processor has this much longer.
+PATIENCE: Final = 6
+# A limit that is reached is passed a moment later.
+PASSED: Final = 1.001
+
+Spent = Callable[[int], float | None]
+
+
+class Standstill:
+    """Whether one process that somebody waits for stands still; `spent` tells the seconds that it computed."""
+
+    def __init__(self, pid: int, spent: Spent = processor_s) -> None:
+        self._pid = pid
+        self._spent = spent
+        self._begun: float | None = None
+        self._moved = self._moved_s = 0.0
+
+    def begin(self) -> None:
+        """A new wait."""
+        self._begun, self._moved_s = None, 0.0
+
+    def over(self, waited_s: float, limit_s: float, threads: int = 1) -> bool:
+        """After `waited_s` of a wait: nothing was computed for `limit_s`, or more than `threads` can in `limit_s`.
+
+        Where processor time cannot be known, and for less than `limit_s`, the clock decides.
+        """
+        spent = self._spent(self._pid)
+        if spent is None:
+            return waited_s > limit_s
+        if self._begun is None:
+            self._begun = self._moved = spent
+        elif spent - self._moved >= LEAST_SHARE * limit_s:
+            self._moved, self._moved_s = spent, waited_s
+        if waited_s <= limit_s:
+            return False
+        return waited_s - self._moved_s > limit_s or spent - self._begun > limit_s * threads
+
+
+class Watchdog:
+    """Looks after one runner from its start on; `give_up` gets the reason. Use from one event loop."""
+
+    def __init__(self, pid: int, give_up: Callable[[str], None], spent: Spent = processor_s) -> None:
+        self._pid = pid
+        self._give_up = give_up
+        self._spent = spent
+        self._silence = Standstill(pid, spent)
+        self._step = Standstill(pid, spent)
+        self._threads = 1
+        self._timer: asyncio.TimerHandle | None = None
+        self._wait(START_S, f"it did not start within {START_S:.0f} s")
+
+    def loads(self, settings: LoadSettings) -> None:
+        """What it loads says how many threads compute.
+
+        Of work on a GPU or an NPU processor time says nothing: while a driver waits, one thread may turn in a
+        circle, which ends with the limit on the clock of an idle machine, or none computes: that is the clock.
+        """
+        if (settings.devices and settings.n_gpu_layers) or settings.provider:
+            self._threads = 1
+        else:
+            self._threads = max(settings.n_threads, settings.n_threads_batch) or os.cpu_count() or 1
+
+    def heard(self, step_s: float) -> None:
+        """A sign of life; its present step has taken `step_s` seconds so far (0: there is none)."""
+        if not step_s:
+            self._step.begin()
+        if step_s and self._step.over(step_s, STALL_S, self._threads):
+            self.stop()
+            self._give_up(f"one step has taken {step_s:.0f} s")
+        else:
+            self._wait(SILENCE_S, f"no sign of life for {SILENCE_S:.0f} s")
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def sees_end(self, end: Awaitable[object], limit_s: float) -> bool:
+        """Wait for the end of a runner that was told to end; False: it stands still, or takes too long.
+
+        It may finish its step and keep its prefixes. On a busy machine it has up to PATIENCE times `limit_s`.
+        """
+        ending, still = asyncio.ensure_future(end), Standstill(self._pid, self._spent)
+        try:
+            for look in range(1, LOOKS * PATIENCE + 1):
+                done, _ = await asyncio.wait((ending,), timeout=limit_s / LOOKS)
+                if done or still.over(look * limit_s / LOOKS * PASSED, limit_s, self._threads):
+                    return bool(done)
+            return False
+        finally:
+            ending.cancel()
+
+    def _wait(self, limit_s: float, reason: str) -> None:
+        self.stop()
+        self._silence.begin()
+        self._timer = asyncio.get_running_loop().call_later(limit_s / LOOKS, self._look, 1, limit_s, reason)
+
+    def _look(self, count: int, limit_s: float, reason: str) -> None:
+        """Nothing was heard for so many looks."""
+        if self._silence.over(count * limit_s / LOOKS * PASSED, limit_s, self._threads):
+            self._give_up(reason)
+            return
+        self._timer = asyncio.get_running_loop().call_later(limit_s / LOOKS, self._look, count + 1, limit_s, reason)
