@@ -69,9 +69,13 @@ class Store:
         if db.pragma("user_version") > _SCHEMA_VERSION:
             db.close()
             raise _Newer
-        db.execute("PRAGMA journal_mode=WAL")
         if db.pragma("user_version") == _SCHEMA_VERSION:
+            db.execute("PRAGMA journal_mode=WAL")
             return db
+        # A first start waits for this file. Nothing is in it yet, and a damaged one is begun anew.
+        safe = db.pragma("synchronous")
+        db.pragma("synchronous", 0)
+        db.execute("PRAGMA journal_mode=WAL")
         db.execute("BEGIN IMMEDIATE")  # two processes may both be first
         try:
             if db.pragma("user_version") == 0:
@@ -81,6 +85,7 @@ class Store:
             db.execute("ROLLBACK")
             raise
         db.execute("COMMIT")
+        db.pragma("synchronous", safe)
         return db
 
     @contextmanager
