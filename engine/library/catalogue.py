@@ -112,7 +112,7 @@ class Catalogue:
         added: list[str] = []
         changed: list[str] = []
         if looked:
-            with self.store.writing():
+            with self.store.writing(found=True):
                 known = self.store.entries()
                 if any(origin.kind in _INSTALLATION for *_, origin in looked):
                     self._forget_other_installations(known)

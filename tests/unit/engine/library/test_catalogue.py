@@ -14,6 +14,7 @@ from devices import drives
 from engine.errors import BadModelFile
 from engine.library import catalogue as catalogue_module
 from engine.library.catalogue import Catalogue
+from engine.library.store import Store
 
 SPARK_HF = Path("tests/data/spark-hf")
 
@@ -288,3 +289,18 @@ def test_a_file_we_built_says_so_and_where_its_report_is(catalogue, put, gguf):
     catalogue.refresh()
     entry = catalogue.get("fitted")
     assert (entry.origin.kind, entry.report) == ("built", str(report))
+
+
+def test_only_what_a_scan_finds_again_is_not_waited_for_on_the_disk(tmp_path):
+    store = Store(tmp_path / "library.db")
+    waits = [store._db.pragma("synchronous")]
+    with store.writing(found=True):
+        waits.append(store._db.pragma("synchronous"))
+    with store.writing():
+        waits.append(store._db.pragma("synchronous"))
+    with pytest.raises(ZeroDivisionError), store.writing(found=True):
+        _ = 1 / 0
+    waits.append(store._db.pragma("synchronous"))
+    store.close()
+    full, normal = 2, 1
+    assert waits == [full, normal, full, full]
