@@ -1,10 +1,10 @@
 """A chat of 60,000 tokens in a context of 8,192: compacted with the real model, searched, opened, asked.
 
-    python -m tests.bench.long_chat [--tokens 60000] [--context 8192] [--home FOLDER]
+    python -m tests.bench.long_chat [--tokens 60000] [--context 8192] [--home FOLDER] [--threads N]
 
-With --home a run that was stopped goes on where it was. Prints how often it was compacted, what that took, whether
-the facts planted early stand in the folds, and what the model answers from the summaries and from the opened
-originals.
+With --home a run that was stopped goes on where it was; --threads 1 is faster beside programs that take the cores.
+Prints how often it was compacted, what that took, whether the facts planted early stand in the folds, and what the
+model answers from the summaries and from the opened originals.
 """
 
 import argparse
@@ -18,6 +18,8 @@ from app.db import conversations, folds, messages
 from app.db.connection import open_store
 from app.db.search import search
 from app.gui.chat.request import rendered
+from engine.runner.engine_args import EngineArgs
+from engine.settings.engine_args import EngineArgsStore
 from tests.long_chats import FACTS, compaction, fill
 from tests.servers import RunningServer
 
@@ -34,7 +36,7 @@ def answer(client, what, question):
     return whole
 
 
-def prepared(given):
+def prepared(given, threads):
     """The folder of the server and the chat: a new one, or the one of a run that was stopped."""
     source = next((Path.home() / ".cache" / "tessera" / "models").glob("smollm2-135m-instruct*.gguf"))
     home = given or Path(tempfile.mkdtemp())
@@ -42,6 +44,8 @@ def prepared(given):
     file = home / "models" / f"{MODEL}.gguf"
     if not file.exists():
         file.symlink_to(source)
+    args = EngineArgs(threads=threads, threads_batch=threads) if threads else EngineArgs()
+    EngineArgsStore(home / "config" / "engine_args.json").set(MODEL, args)
     (home / "state" / "server.json").unlink(missing_ok=True)  # a run that was killed leaves it
     return home
 
@@ -51,8 +55,9 @@ def main():
     options.add_argument("--tokens", type=int, default=60_000)
     options.add_argument("--context", type=int, default=8192)
     options.add_argument("--home", type=Path)
+    options.add_argument("--threads", type=int, default=0)
     given = options.parse_args()
-    home = prepared(given.home)
+    home = prepared(given.home, given.threads)
     server = RunningServer(home)
     try:
         connection = open_store(home / "chats.db").connection
