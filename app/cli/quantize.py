@@ -53,8 +53,8 @@ _SAME_NAME = (
     "--tier",
     type=click.Choice(["instant", "balanced", "max"]),
     help="instant measures nothing (the default with --type); balanced measures groups of tensors (the default); "
-    "max evens out the inputs of products and measures each tensor: it takes longest, and LoRA adapters of the "
-    "original do not fit its files.",
+    "max measures each tensor: it takes longest. LoRA adapters of the original fit files of both here, but in no "
+    "other program.",
 )
 @click.option(
     "--time",

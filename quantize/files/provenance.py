@@ -10,8 +10,8 @@ _BYTES = 768
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Hashes, figures and choices; KL divergences in nats a token on held-out text.
 
-    `smoothed`: channels of its inputs are scaled, so that adapters made for the source do not fit it. `gate`: the
-    task it was asked, and cases passed by the source and by it (`certify 31>30/34`).
+    `smoothed`: channels of its inputs are scaled, so that adapters made for the source must be scaled too. `gate`:
+    the task it was asked, and cases passed by the source and by it (`certify 31>30/34`).
     """
 
     version: int = 1

@@ -29,7 +29,7 @@ from quantize.job.publish import publish
 from quantize.job.question import question_of
 from quantize.job.request import QuantizeReport, QuantizeRequest, Shipped
 from quantize.job.round_plan import round_plan, types_to_craft
-from quantize.job.smoothed import NOT_IN_A_PLAN, Basis, known_before, remember, smoothed, smooths
+from quantize.job.smoothed import Basis, known_before, remember, smoothed, smooths
 from quantize.job.source import (
     Identity,
     check_precision,
@@ -99,6 +99,7 @@ class _Job:
         self.source_sha256 = self.text_sha256 = ""
         self.kv_damage: tuple[KvDamage, ...] = ()
         self.basis = Basis()
+        self.told_bytes = 0
         self.warnings: list[str] = []
         self.identity: Identity = ()
         self.arithmetic = arithmetic_for(request)
@@ -156,11 +157,13 @@ class _Job:
             check_source(request.plan, spec, source_hash)
             check_texts(request.plan, request.calibration, request.imatrix)
         self.basis = self._basis(source, model.file_bytes)
+        self.told_bytes = self.basis.told_bytes(model, spec)
         measured = None if request.plan else self._measured(source)
         found = request.imatrix or (measured.imatrix if measured else None)
-        imatrix = self._inputs(source) if request.plan else found
+        imatrix = self._inputs(self.basis.path) if request.plan else found
         self._measure_cache(source)
-        question = question_of(self.request, self.rounding, spec, header_bytes(model, spec), measured, imatrix)
+        head = header_bytes(model, spec) + self.told_bytes
+        question = question_of(self.request, self.rounding, spec, head, measured, imatrix)
         report = self._planned(question, source_hash, model.file_bytes)
         if request.plan_only:
             return report
@@ -288,8 +291,6 @@ class _Job:
         return out
 
     def _basis(self, source: Path, source_bytes: int) -> Basis:
-        if self.request.tier == "max" and self.request.export_plan:
-            self.warnings.append(NOT_IN_A_PLAN)
         if self.request.plan_only or not smooths(self.request, self.rounding):
             return Basis(source)
         with self._phase("measure"):
@@ -301,7 +302,7 @@ class _Job:
             return None
         task = self._measure_request(source)
         if self.request.plan_only:
-            known = known_before(task, even=smooths(self.request, self.rounding))
+            known, self.told_bytes = known_before(task, even=smooths(self.request, self.rounding))
             if known is None:
                 self.warnings.append(_EXPECTED)
             return known
@@ -310,7 +311,7 @@ class _Job:
             self.fresh = never_measured(copy)
             found = measure(copy, self.on_progress, self.cancelled, self.executor)
             if self.basis.even.changed:
-                remember(task, found)
+                remember(task, found, self.told_bytes)
             return found
 
     def _measure_cache(self, source: Path) -> None:

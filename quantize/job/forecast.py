@@ -76,7 +76,7 @@ def forecast(shape: JobShape, file_bytes: int, kld: float, rates: Rates) -> Fore
     return Forecast(
         seconds=sum(phases.values()),
         phases=phases,
-        disk_bytes=(2 if compares else 1) * file_bytes + packed + (source_bytes if shape.tier == "max" else 0),
+        disk_bytes=(2 if compares else 1) * file_bytes + packed + (source_bytes if _smooths(shape) else 0),
         memory_bytes=resident + (2 << 30 if shape.tier != "instant" else 256 << 20),
         kld=kld,
     )
@@ -126,7 +126,7 @@ def _core_seconds(shape: JobShape) -> dict[str, float]:
     phases["write"] = weights / _WRITE_WEIGHTS * (1 if shape.rounding == "stock" else 0.15)
     if shape.tier != "instant":
         phases["measure"] = _measuring(shape, matrices, evaluated)
-    if shape.tier == "max":
+    if _smooths(shape):
         phases["measure"] += evaluated(_SMOOTHING_TOKENS, 0.0) + weights / _WRITE_WEIGHTS * 0.15
     if shape.rounding == "craft":
         phases["round"] = sum(_crafted(t) for t in matrices) + _LOAD_S
@@ -156,6 +156,10 @@ def _measuring(shape: JobShape, matrices: list[TensorSpec], evaluated: Callable[
         + crafted * _TYPES * sum(_grid_seconds(s, t.row_values) for s, t in zip(sampled, matrices, strict=True))
         + 4 * _LOAD_S
     )
+
+
+def _smooths(shape: JobShape) -> bool:
+    return shape.tier != "instant" and shape.rounding == "craft"
 
 
 def _crafted(tensor: TensorSpec) -> float:

@@ -78,7 +78,7 @@ def _ways(report: QuantizeReport) -> list[str]:
     """How the file was made, where that is not the usual way."""
     lines = []
     if report.smoothed:
-        lines.append(f"{report.smoothed} inputs evened out: LoRA adapters of the original do not fit this file")
+        lines.append(f"{report.smoothed} inputs evened out: LoRA adapters of the original fit here, not elsewhere")
     if report.gpu_layers:
         lines.append(f"{report.gpu_layers} layers were evaluated on the GPU (--gpu-layers 0: on the processor)")
     if report.effort:

@@ -1,4 +1,4 @@
-"""What our file is made of in tier max: a copy of the source with its inputs evened out, unlike stock mixes."""
+"""What a crafted file is made of: a copy of the source with its inputs evened out, unlike stock mixes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,23 +8,25 @@ import numpy as np
 
 from quantize.child import run_task
 from quantize.evidence import Cancelled, Measured, MeasureRequest, OnProgress, decode, encode
+from quantize.files.gguf_split import GgufModel, read_gguf_model
 from quantize.files.imatrix import Importance, read_imatrix, write_imatrix
 from quantize.files.output_file import Output
 from quantize.files.work_folder import WorkFolder, hash_is_known, read_json, write_json
 from quantize.job.request import QuantizeRequest
+from quantize.job.source import header_bytes
 from quantize.measure.run import measured_before
 from quantize.measure.smoothing import Smoothed, SmoothRequest
 from quantize.native.calibration import WINDOW
-from quantize.types import Rounding
+from quantize.types import ModelSpec, Rounding
 
 _AS_IT_IS = Smoothed(changed=0, seams=0)
-NOT_IN_A_PLAN = "a plan that travels is of the source as it is: its inputs were not evened out, as tier max has it"
 
 
 def smooths(request: QuantizeRequest, rounding: Rounding) -> bool:
-    """Whether a job evens inputs out: tier max, but for plans that travel and matrices of somebody else."""
-    foreign = request.plan or request.export_plan or request.imatrix
-    return request.tier == "max" and rounding == "craft" and not foreign
+    """Whether a job evens inputs out: if it crafts by its own measurements, or as its plan says."""
+    if request.plan is not None:
+        return request.plan.provenance.smoothed
+    return request.tier != "instant" and rounding == "craft" and request.imatrix is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,12 @@ class Basis:
 
     path: Path = Path()
     even: Smoothed = _AS_IT_IS
+
+    def told_bytes(self, source: GgufModel, spec: ModelSpec) -> int:
+        """How much longer than the source's the header is, which says how it was scaled."""
+        return (
+            header_bytes(read_gguf_model(self.path), spec) - header_bytes(source, spec) if self.even.changed else 0
+        )
 
     def source_imatrix(self, imatrix: Path | None, output: Output) -> Path | None:
         """The importance matrix of the source itself, from that of this file."""
@@ -61,21 +69,24 @@ def smoothed(
     return Basis(out if found.changed else measure.source, found)
 
 
-def remember(measure: MeasureRequest, measured: Measured) -> None:
-    """Keep what is known of a source's smoothed copy with the source's own measurements. Raises: DiskFull."""
-    write_json(_known(measure), msgspec.json.decode(encode(measured)))
+def remember(measure: MeasureRequest, measured: Measured, told_bytes: int) -> None:
+    """Keep what is known of a source's smoothed copy with the source's own measurements. Raises: DiskFull.
+
+    `told_bytes` is how much longer its header is, which says how it was scaled.
+    """
+    write_json(_known(measure), {"measured": msgspec.json.decode(encode(measured)), "told_bytes": told_bytes})
 
 
-def known_before(measure: MeasureRequest, *, even: bool) -> Measured | None:
+def known_before(measure: MeasureRequest, *, even: bool) -> tuple[Measured | None, int]:
     """What is known of a source, or, where that is wanted (`even`), of its smoothed copy; measures nothing."""
     if not hash_is_known(measure.source, measure.cache_dir):
-        return None
+        return None, 0
     found = read_json(_known(measure)) if even else None
-    if found is not None:
-        measured = decode(msgspec.json.encode(found), Measured)
+    if isinstance(found, dict) and "measured" in found:
+        measured = decode(msgspec.json.encode(found["measured"]), Measured)
         if measured.imatrix.exists():
-            return measured
-    return measured_before(measure)
+            return measured, int(found.get("told_bytes", 0))
+    return measured_before(measure), 0
 
 
 def _known(measure: MeasureRequest) -> Path:

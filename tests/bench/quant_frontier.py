@@ -185,10 +185,11 @@ def build(args: argparse.Namespace, request: MeasureRequest) -> list[Row]:
             write(path, request, measured, stock, "stock")
         rows.append(Row(mix, "stock", path, expected(measured.evidence.damage("stock"), stock)))
         slots = [TensorSlot(t.name, t.shape, t.ggml_type) for t in file.tensors]
-        head = len(header({**copied_metadata(file), "general.quantization_version": scalar(2)}, slots))
         for kind in kinds:
             limit, rounding = path.stat().st_size, "craft" if kind == "smooth" else kind
             mine, known = made[kind]
+            metadata = copied_metadata(read_gguf(mine.source))  # a smoothed one says how
+            head = len(header({**metadata, "general.quantization_version": scalar(2)}, slots))
             types = types_for(args.model, known.evidence, rounding, limit, head)
             ours = args.work / f"{mix}-{kind}.gguf"
             with told(f"{mix} {kind}: rounded and written"):

@@ -92,7 +92,7 @@ def _how(report: QuantizeReport) -> list[str]:
     """How the file was made, where that is not the usual way."""
     told = []
     if report.smoothed:
-        text = _tr("{n} of its inputs were evened out: LoRA adapters of the original do not fit this file.")
+        text = _tr("{n} of its inputs were evened out: LoRA adapters of the original fit here, not elsewhere.")
         told.append(text.format(n=report.smoothed))
     if report.gpu_layers:
         told.append(_tr("Measured with {n} layers on the GPU.").format(n=report.gpu_layers))

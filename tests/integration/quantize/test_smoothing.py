@@ -19,6 +19,7 @@ from quantize.files.imatrix import read_imatrix
 from quantize.files.provenance import KEY, read_provenance
 from quantize.ggml_types import GgmlType
 from quantize.job.execute import quantize
+from quantize.job.plan_file import read_plan
 from quantize.job.request import QuantizeRequest
 from quantize.job.smoothed import Basis
 from quantize.job.write_model import WriteRequest
@@ -185,8 +186,18 @@ def test_tier_max_evens_out_and_says_so_and_its_next_plan_knows(rough, tmp_path)
     assert again.plan.damage == report.plan.damage
 
 
-def test_what_travels_or_has_a_matrix_of_somebody_else_is_of_the_source_as_it_is(rough, even, tmp_path):
+def test_a_plan_that_travels_says_to_even_out_and_gives_the_same_bytes(rough, tmp_path):
+    report = job(rough, tmp_path, tier="balanced", export_plan=tmp_path / "a.plan.json")
+    assert report.smoothed >= 20
+    plan = read_plan(tmp_path / "a.plan.json")
+    facts = {"tier": plan.tier, "goal": plan.goal, "rounding": plan.rounding, "max_tokens": plan.max_tokens}
+    there = tmp_path / "there"
+    there.mkdir()
+    again = job(rough, there, plan=plan, threads=1, **facts)
+    assert again.smoothed == report.smoothed
+    assert (there / "out.gguf").read_bytes() == (tmp_path / "out.gguf").read_bytes()
+
+
+def test_with_a_matrix_of_somebody_else_it_is_of_the_source_as_it_is(rough, tmp_path):
     given = measure_inputs(request_of(rough, tmp_path), ignore, never)
     assert job(rough, tmp_path, imatrix=given, verify=False).smoothed == 0
-    told = job(rough, tmp_path, export_plan=tmp_path / "a.plan.json", overwrite=True, plan_only=True)
-    assert any("not evened out" in w for w in told.warnings)
