@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quantize.ggml_types import MEASURED
+from quantize.ggml_types import USUAL
 from quantize.types import Rounding
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class MeasureRequest(msgspec.Struct, frozen=True, kw_only=True):
     calibration: Path
     cache_dir: Path
     tier: MeasureTier = "balanced"
-    qtypes: tuple[str, ...] = tuple(t.name for t in MEASURED)
+    qtypes: tuple[str, ...] = tuple(t.name for t in USUAL)
     threads: int = 1
     gpu_layers: int = 0
     arithmetic: str = ""

@@ -1,6 +1,7 @@
 """The tensor types of GGML, one row a type: everything the project knows about a type by its name stands here.
 
-A new type is a row of `GgmlType`, and a packer in `quantize/gptq/packing.py` if weights are to be rounded into it.
+A new type is a row of `GgmlType`, and a packer in `quantize/gptq/packing.py` if weights are to be rounded into it
+(in `lattices.py` where blocks store points of a lattice).
 """
 
 from dataclasses import dataclass
@@ -15,18 +16,19 @@ _VNNI = frozenset({"avx512dq", "avx512vl", "avx512_vnni"})
 class Traits:
     """Facts about one type.
 
-    `id` is the number in GGUF files; `block_values` values take `block_bytes`. `file_type` is llama.cpp's
-    number of files in this format, where that is no mix of `plan.stock_rules`. `fallback` is what rows get that
-    are no whole number of blocks. `imatrix`: an importance matrix is needed for weights, or for any tensor
-    (else ggml ends the process). `error` is the relative squared error to expect. `cpu_time` is the time to
-    decode a weight in that of TIME_UNIT (None: by its bytes), `gpu_time_of` the type that a GPU decodes as
-    fast. `repack` are pairs of a multiple that rows must be of and instruction sets with which llama.cpp keeps
-    a copy of its own, `amx` whether it does so with AMX; `tiled` are instruction sets with which its kernels for
-    tiles of the file's own blocks, which a copy never reaches, make up for doing without the copy. `measured`
-    types are judged and planned with, `priced` ones timed on the machine, `anchor` ones are what tensors are
-    swapped to for their sensitivity. Not `writable` types are never asked for by name. `openvino` is what Intel's
-    runtime makes of the weights: as they are on every device (native) or on all but an NPU, which rounds them to
-    4 bits (kept); their offsets rounded to whole steps; 8 bits with one scale a row; without a word it takes none.
+    `id` is the number in GGUF files; `block_values` values take `block_bytes`. `file_type` is llama.cpp's number of
+    files in this format, where that is no mix of `plan.stock_rules`. `fallback` is what rows get that are no whole
+    number of blocks. `imatrix`: an importance matrix is needed for weights, or for any tensor (else ggml ends the
+    process). `error` is the relative squared error to expect (None: plans use the type only where its damage was
+    measured). `cpu_time` is the time to decode a weight in that of TIME_UNIT (None: by its bytes), `gpu_time_of`
+    the type that a GPU decodes as fast. `repack` are pairs of a multiple that rows must be of and instruction sets
+    with which llama.cpp keeps a copy of its own, `amx` whether it does so with AMX; `tiled` are instruction sets
+    with which its kernels for tiles of the file's own blocks, which a copy never reaches, make up for doing without
+    the copy. `measured` types are judged and planned with, `priced` ones timed on the machine; `if_fast` ones are
+    both only where that timing found them as fast as their bytes. `anchor` ones are what tensors are swapped to for
+    their sensitivity. Not `writable` types are never asked for by name. `openvino` is what Intel's runtime makes of
+    the weights: as they are on every device (native) or on all but an NPU, which rounds them to 4 bits (kept);
+    their offsets rounded to whole steps; 8 bits with one scale a row; without a word it takes none.
     """
 
     id: int
@@ -44,6 +46,7 @@ class Traits:
     amx: bool = False
     measured: bool = False
     priced: bool = False
+    if_fast: bool = False
     anchor: bool = False
     writable: bool = True
     openvino: Literal["", "native", "kept", "rounded", "widened"] = ""
@@ -103,10 +106,14 @@ class GgmlType(IntEnum):
         priced=True, openvino="widened",
     )  # fmt: skip
     Q8_K = Traits(15, 256, 292, writable=False)
-    IQ2_XXS = Traits(16, 256, 66, fallback="IQ4_NL", imatrix="always", cpu_time=1.70, gpu_time_of="IQ3_XXS")
+    IQ2_XXS = Traits(
+        16, 256, 66, fallback="IQ4_NL", imatrix="always", cpu_time=1.70, gpu_time_of="IQ3_XXS", measured=True,
+        priced=True,
+    )  # fmt: skip
     IQ2_XS = Traits(
-        17, 256, 74, fallback="IQ4_NL", imatrix="always", cpu_time=1.70, gpu_time_of="IQ3_XXS", priced=True
-    )
+        17, 256, 74, fallback="IQ4_NL", imatrix="always", cpu_time=1.70, gpu_time_of="IQ3_XXS", measured=True,
+        priced=True,
+    )  # fmt: skip
     IQ3_XXS = Traits(
         18, 256, 98, fallback="IQ4_NL", imatrix="weights", error=0.0332, cpu_time=2.10, measured=True, priced=True
     )
@@ -116,8 +123,9 @@ class GgmlType(IntEnum):
     )
     IQ3_S = Traits(21, 256, 110, fallback="IQ4_NL", error=0.0189, cpu_time=2.50, measured=True, priced=True)
     IQ2_S = Traits(
-        22, 256, 82, fallback="IQ4_NL", imatrix="weights", cpu_time=1.80, gpu_time_of="IQ3_XXS", priced=True
-    )
+        22, 256, 82, fallback="IQ4_NL", imatrix="weights", cpu_time=1.80, gpu_time_of="IQ3_XXS", measured=True,
+        priced=True,
+    )  # fmt: skip
     IQ4_XS = Traits(
         23, 256, 136, fallback="IQ4_NL", error=0.00581, cpu_time=1.25, amx=True, measured=True, priced=True
     )
@@ -130,8 +138,11 @@ class GgmlType(IntEnum):
     BF16 = Traits(30, 1, 2, file_type=32, is_float=True, openvino="native")
     TQ1_0 = Traits(34, 256, 54, file_type=36, fallback="Q4_0")
     TQ2_0 = Traits(35, 256, 66, file_type=37, fallback="Q4_0")
-    MXFP4 = Traits(39, 32, 17, file_type=38, repack=((8, _AVX2), (4, _DOT)), openvino="kept")
-    NVFP4 = Traits(40, 64, 36, file_type=39, writable=False)
+    MXFP4 = Traits(
+        39, 32, 17, file_type=38, repack=((8, _AVX2), (4, _DOT)), measured=True, priced=True, if_fast=True,
+        openvino="kept",
+    )  # fmt: skip
+    NVFP4 = Traits(40, 64, 36, file_type=39, measured=True, priced=True, if_fast=True)
     Q1_0 = Traits(41, 128, 18, file_type=40, repack=((4, _DOT),))
     Q2_0 = Traits(42, 64, 18, fallback="Q4_0")
 
@@ -173,6 +184,8 @@ MEASURED: Final = _by_size([t for t in GgmlType if t.traits.measured])
 PRICED: Final = _by_size([t for t in GgmlType if t.traits.priced])
 # What tensors are swapped to for their sensitivity: the first that a row can have.
 ANCHORS: Final = tuple(sorted((t for t in GgmlType if t.traits.anchor), key=lambda t: -t.traits.block_values))
+# What is measured whatever the goal; the rest of MEASURED is so small that only small files have use for it.
+USUAL: Final = tuple(t for t in MEASURED if t.traits.error is not None)
 # What rows that fit no larger block are measured in.
 SMALL_BLOCKS: Final = tuple(
     t

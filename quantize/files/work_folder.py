@@ -22,7 +22,7 @@ from quantize.files.gguf_split import model_files
 
 _HASH_CHUNK = 1 << 22
 _FULL_BYTES = 1 << 20
-_VERSION = 7  # raised when the meaning of a cached part changes
+_VERSION = 8  # raised when the meaning of a cached part changes
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +111,15 @@ class WorkFolder:
                     shutil.rmtree(path, ignore_errors=True)
                 else:
                     path.unlink(missing_ok=True)
+
+    @contextmanager
+    def swept(self) -> Iterator[None]:
+        """Without unfinished parts of processes that ended, before and after: a child that dies leaves its own."""
+        self.sweep()
+        try:
+            yield
+        finally:
+            self.sweep()
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:

@@ -10,20 +10,21 @@ from quantize.native.blocks import dequantize_rows
 
 Floats = npt.NDArray[np.float32]
 
-# The sixteen values of IQ4 codes. Source: ggml-common.h, kvalues_iq4nl.
-_IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
-_IQ4_UNIT = 8  # the code whose value is 1, so that it shows a block's scale
-_LUT_FINE = 4  # steps of the lookup table for each unit of an IQ4 value
-_LUT_HALF = 128 * _LUT_FINE
+# Values of the codes of types with a table, one table after the other.
+_TABLES = tuple(dict.fromkeys(layout.table for layout in LAYOUTS.values() if layout.nonlinear))
+# A lookup table has so many places on either side of 0, and for a unit as many as a power of two has room for.
+_LUT_HALF = 512
+_FINE = tuple(_LUT_HALF // (1 << max(map(abs, table)).bit_length()) for table in _TABLES)
 
 
-def _nearest_iq4() -> Floats:
-    position = np.arange(-_LUT_HALF, _LUT_HALF + 1, dtype=np.float32) / _LUT_FINE
-    nearest: Floats = _IQ4_VALUES[np.abs(position[:, None] - _IQ4_VALUES).argmin(axis=1)]
+def _nearest(table: tuple[int, ...], fine: int) -> Floats:
+    position = np.arange(-_LUT_HALF, _LUT_HALF + 1, dtype=np.float32) / fine
+    values = np.array(table, np.float32)
+    nearest: Floats = values[np.abs(position[:, None] - values).argmin(axis=1)]
     return nearest
 
 
-_IQ4_LUT = _nearest_iq4()
+_LUTS = np.concatenate([_nearest(table, fine) for table, fine in zip(_TABLES, _FINE, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +32,16 @@ class Grid:
     """Fixed grids of several rows, one column of the matrix at a time.
 
     Arrays are (row_values, rows), columns of the weight matrix first, in the order they will be rounded. Rows up to
-    `num_linear` can be `origin + step * code` with codes 0..`levels`-1; the rest `step * table[code]`.
+    `num_linear` can be `origin + step * code` with codes 0..`levels`-1; the rest `step * table[code]`, the table
+    being that of each row.
     """
 
     origin: Floats  # (row_values, num_linear)
     step: Floats  # (row_values, rows)
-    inverse: Floats  # 1 / step, 0 where the step is 0; for IQ4 rows in units of the lookup table
+    inverse: Floats  # 1 / step, 0 where the step is 0; for rows with a table in units of its lookup table
     top: Floats  # (num_linear,) highest code
     num_linear: int
+    tables: npt.NDArray[np.int32]  # (rows - num_linear,) places in _TABLES
 
     def nearest(self, column: int, wanted: Floats, out: Floats, work: Floats) -> None:
         """The grid values of one column nearest to `wanted`, into `out`; all (rows,). `work` is scratch."""
@@ -58,7 +61,7 @@ class Grid:
             np.add(w, _LUT_HALF + 0.5, out=w)
             np.maximum(w, 0.0, out=w)
             np.minimum(w, 2.0 * _LUT_HALF, out=w)
-            np.take(_IQ4_LUT, w.astype(np.int32), out=w, mode="clip")
+            np.take(_LUTS, w.astype(np.int32) + self.tables * np.int32(2 * _LUT_HALF + 1), out=w, mode="clip")
             np.multiply(w, self.step[column, n:], out=out[n:])
 
     def picked(self, rows: npt.NDArray[np.intp]) -> "Grid":
@@ -70,6 +73,7 @@ class Grid:
             inverse=np.ascontiguousarray(self.inverse[:, rows]),
             top=self.top[linear],
             num_linear=len(linear),
+            tables=self.tables[rows[len(linear) :] - self.num_linear],
         )
 
     def codes(self, values: Floats) -> Bytes:
@@ -78,9 +82,11 @@ class Grid:
         out = np.empty(values.shape, np.uint8)
         linear = np.rint((values[:, :n] - self.origin) * self.inverse[:, :n])
         out[:, :n] = np.clip(linear, 0, self.top)
-        scaled = values[:, n:] * self.inverse[:, n:] / _LUT_FINE
-        middles = (_IQ4_VALUES[1:] + _IQ4_VALUES[:-1]) / 2
-        out[:, n:] = np.searchsorted(middles, scaled)
+        for number, table in enumerate(_TABLES):
+            rows = n + np.flatnonzero(self.tables == number)
+            known, codes = np.unique(np.array(table, np.float32), return_index=True)
+            scaled = values[:, rows] * self.inverse[:, rows] / _FINE[number]
+            out[:, rows] = codes[np.searchsorted((known[1:] + known[:-1]) / 2, scaled)]
         return out
 
 
@@ -99,12 +105,18 @@ def make_grid(bases: list[tuple[str, Bytes]], row_values: int, order: npt.NDArra
     steps: list[Floats] = []
     inverses: list[Floats] = []
     tops: list[Floats] = []
+    tables: list[npt.NDArray[np.int32]] = []
     num_linear = 0
     for qtype, base in bases:
         layout = LAYOUTS[qtype]
         shape = (base.shape[0], row_values)
+        fine = 1
         if layout.nonlinear:
-            step = _expand(base, qtype, np.full(shape, _IQ4_UNIT, np.uint8), order)
+            number = _TABLES.index(layout.table)
+            fine = _FINE[number]
+            tables.append(np.full(base.shape[0], number, np.int32))
+            # The code whose value is 1 shows a block's scale.
+            step = _expand(base, qtype, np.full(shape, layout.table.index(1), np.uint8), order)
         else:
             if len(steps) > len(origins):
                 raise ValueError("types with a table must come last")
@@ -116,7 +128,7 @@ def make_grid(bases: list[tuple[str, Bytes]], row_values: int, order: npt.NDArra
         with np.errstate(divide="ignore"):
             inverse = np.where(step == 0, np.float32(0), np.float32(1) / step)
         steps.append(step)
-        inverses.append(inverse * np.float32(_LUT_FINE) if layout.nonlinear else inverse)
+        inverses.append(inverse * np.float32(fine) if layout.nonlinear else inverse)
     empty = np.empty((row_values, 0), np.float32)
     return Grid(
         origin=np.concatenate(origins, axis=1) if origins else empty,
@@ -124,6 +136,7 @@ def make_grid(bases: list[tuple[str, Bytes]], row_values: int, order: npt.NDArra
         inverse=np.concatenate(inverses, axis=1),
         top=np.concatenate(tops) if tops else np.empty(0, np.float32),
         num_linear=num_linear,
+        tables=np.concatenate(tables) if tables else np.empty(0, np.int32),
     )
 
 

@@ -14,6 +14,11 @@ from quantize.ggml_types import GgmlType
 Bytes = npt.NDArray[np.uint8]
 
 
+# The values of sixteen codes. Source: ggml-common.h, kvalues_iq4nl and kvalues_mxfp4 (E2M1, doubled).
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
 def _nibbles_halves(codes: Bytes) -> Bytes:
     """(n, groups, 2, half) codes: the first half in the low nibbles, the second in the high ones."""
     packed: Bytes = codes[:, :, 0] | (codes[:, :, 1] << np.uint8(4))
@@ -72,6 +77,10 @@ def _five_bits_32(block: Bytes, codes: Bytes) -> None:
     block[:, -20:-16] = np.packbits(codes >> 4, axis=1, bitorder="little")
 
 
+def _nvfp4(block: Bytes, codes: Bytes) -> None:
+    block[:, 4:] = _nibbles_halves(codes.reshape(-1, 4, 2, 8)).reshape(-1, 32)
+
+
 def _q8_0(block: Bytes, codes: Bytes) -> None:
     # Codes 0..254 stand for -127..127: ggml itself never writes -128.
     block[:, 2:] = codes - np.uint8(127)
@@ -79,7 +88,7 @@ def _q8_0(block: Bytes, codes: Bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a type stores its integers: `levels` codes from 0; `nonlinear` when a table gives their values.
+    """How a type stores its integers: `levels` codes from 0; `nonlinear` when a `table` gives their values.
 
     `scales` are the offsets of a block's scales where each is an F16 of its own for 32 weights.
     """
@@ -88,6 +97,7 @@ class Layout:
     levels: int
     write: Callable[[Bytes, Bytes], None]
     nonlinear: bool = False
+    table: tuple[int, ...] = IQ4_VALUES
     origin: int = 0  # the first of two neighbouring codes that show value = v0 + step * code
     scales: tuple[int, ...] = ()
 
@@ -117,6 +127,8 @@ LAYOUTS: dict[str, Layout] = {
         Layout("Q5_1", 32, _five_bits_32, scales=(0, 2)),
         Layout("IQ4_XS", 16, _iq4_xs, nonlinear=True),
         Layout("IQ4_NL", 16, _nibbles_32, nonlinear=True, scales=(0,)),
+        Layout("MXFP4", 16, _nibbles_32, nonlinear=True, table=FP4_VALUES),
+        Layout("NVFP4", 16, _nvfp4, nonlinear=True, table=FP4_VALUES),
     )
 }
 

@@ -9,10 +9,13 @@ import numpy.typing as npt
 
 from quantize.gptq.curvature import Curvature, Floats
 from quantize.gptq.grid import is_craftable, make_grid
+from quantize.gptq.lattices import LATTICES
+from quantize.gptq.octet_rows import craft_octet_rows
+from quantize.gptq.octets import OctetCurvature, in_octets
 from quantize.gptq.packing import LAYOUTS, Bytes, pack
 from quantize.gptq.rounding import descend, feed_forward
 from quantize.gptq.scales import fit_scales
-from quantize.native.blocks import dequantize_rows, quantize_rows
+from quantize.native.blocks import dequantize_rows, quantize_rows, type_traits
 
 # Exponents of the importance that ggml's own search for scales is tried with; each row keeps the best.
 # Source: docs/quantization.md, "Craft".
@@ -21,6 +24,8 @@ EXPONENTS = (1.0, 0.5, 0.0)
 _PASS_VALUES = 1 << 22
 # Rows of a pass: more bring nothing, numpy's calls are long enough.
 _SHARE_ROWS = 1024
+# The same where each octet of a row is compared with all points of a lattice.
+_OCTET_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +64,28 @@ def craft_rows(
     curvature: Curvature,
     exponents: tuple[float, ...] = EXPONENTS,
     known: Mapping[str, Sequence[RoundedRows]] | None = None,
+    octets: OctetCurvature | None = None,
 ) -> dict[str, RoundedRows]:
     """Rows with integers chosen against the second moments, on the scales of each exponent; the best of them a row.
 
-    Types without an integer grid are rounded by ggml. Several types are rounded in one pass, which is faster than
-    one after the other. `known` are the `choices` of each type, where they were made before.
+    Types without a way to choose are rounded by ggml. Several types are rounded in one pass, which is faster than
+    one after the other. `known` are the `choices` of each type, where they were made before, `octets` the curvature
+    as types of lattices need it, if it was made before.
     """
-    plain = [q for q in qtypes if not is_craftable(q)]
+    plain = [q for q in qtypes if not is_craftable(q) and q not in LATTICES]
     found = {
         q: best_rows(known[q]) if known is not None else plain_rows(weights, q, curvature, exponents) for q in plain
     }
-    craftable = sorted((q for q in qtypes if is_craftable(q)), key=lambda q: LAYOUTS[q].nonlinear)
-    rows, width = weights.shape
     bases = {
         q: [r.blocks for r in known[q]] if known is not None else _bases(weights, q, curvature, exponents)
-        for q in craftable
+        for q in qtypes
+        if q not in plain
     }
+    for qtype in (q for q in qtypes if q in LATTICES):
+        octets = octets or in_octets(curvature)
+        found[qtype] = _craft_octets(weights, bases[qtype], qtype, octets)
+    craftable = sorted((q for q in qtypes if is_craftable(q)), key=lambda q: LAYOUTS[q].nonlinear)
+    rows, width = weights.shape
     # As many rows and types at a time as fit a pass.
     row_step = max(1, min(rows, _SHARE_ROWS, _PASS_VALUES // (width * len(exponents))))
     type_step = max(1, _PASS_VALUES // (width * len(exponents) * row_step))
@@ -88,8 +99,15 @@ def craft_rows(
             done |= _craft_pass(targets, some, curvature)
         return done
 
-    parts = [share(first) for first in range(0, rows, row_step)]
+    parts = [share(first) for first in range(0, rows, row_step)] if craftable else []
     return found | {q: _joined([part[q] for part in parts]) for q in craftable}
+
+
+def _craft_octets(weights: Floats, bases: list[Bytes], qtype: str, octets: OctetCurvature) -> RoundedRows:
+    parts = [slice(first, first + _OCTET_ROWS) for first in range(0, len(weights), _OCTET_ROWS)]
+    return _joined(
+        [RoundedRows(*craft_octet_rows(weights[p], [b[p] for b in bases], qtype, octets)) for p in parts]
+    )
 
 
 def _joined(pieces: list[RoundedRows]) -> RoundedRows:
@@ -154,7 +172,10 @@ def _bases(
     if not importance.any():
         return [quantize_rows(weights, qtype, np.ones(weights.shape[1], np.float32))]
     scaled = importance / importance.max()
-    return [quantize_rows(weights, qtype, _power(scaled, exponent, importance)) for exponent in exponents]
+    powers = [_power(scaled, exponent, importance) for exponent in exponents]
+    if type_traits(qtype).needs_importance:
+        powers = [np.ones_like(scaled) if power is None else power for power in powers]
+    return [quantize_rows(weights, qtype, power) for power in powers]
 
 
 def _power(scaled: Floats, exponent: float, importance: Floats) -> Floats | None:

@@ -1,61 +1,128 @@
 """Fitting the scales of blocks anew once their integers are chosen."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
+from quantize.ggml_types import GgmlType
 from quantize.gptq.curvature import Curvature, Floats
 from quantize.gptq.packing import LAYOUTS, Bytes
 from quantize.native.blocks import dequantize_rows
 
 
-def fit_scales(blocks: Bytes, qtype: str, targets: Floats, curvature: Curvature) -> Bytes:
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A stored number, one for each piece of a row, that the piece's values are linear in.
+
+    `held` is (rows, pieces), changed in place; `slope` (rows, row_values) is how values change with it; `nearest`
+    makes of wanted numbers those that can be stored.
+    """
+
+    held: npt.NDArray[np.floating]
+    slope: Floats
+    nearest: Callable[[Floats], npt.NDArray[np.floating]]
+
+
+def fit_scales(
+    blocks: Bytes, qtype: str, targets: Floats, curvature: Curvature, offsets: tuple[int, ...] | None = None
+) -> Bytes:
     """Packed rows with the scales that spoil the output least, block after block; the integers stay.
 
     A block's values are linear in its scales, so that each has one best value given all others.
 
     Args: blocks: (rows, row_bytes). targets: (row_values, rows) weights, columns in the curvature's order.
+    offsets: where in a block its F16 scales are, if not what the type's layout says.
     Returns: a new (rows, row_bytes); the same where the type's scales are not numbers of their own for each block.
     """
-    layout = LAYOUTS[qtype]
-    if not layout.scales:
+    places = LAYOUTS[qtype].scales if offsets is None else offsets
+    if not places:
         return blocks
-    rows, width, size = len(blocks), len(targets), layout.block_values
-    packed = blocks.reshape(-1, layout.block_bytes).copy()
-    scales = [packed[:, at : at + 2].copy().view(np.float16).reshape(rows, -1) for at in layout.scales]
-    slopes = [_slope(packed, qtype, at, rows, width) for at in layout.scales]
-    errors = dequantize_rows(blocks, qtype, width)[:, curvature.order].T - targets
+    traits = GgmlType[qtype].traits
+    rows, width = len(blocks), len(targets)
+    packed = blocks.reshape(-1, traits.block_bytes).copy()
+    knobs = []
+    for at in places:
+        held = packed[:, at : at + 2].copy().view(np.float16).reshape(rows, -1)
+        knobs.append(Knob(held, _slope(packed, qtype, at, places, width), _half))
+    turn(knobs, traits.block_values, _errors(blocks, qtype, targets, curvature), curvature)
+    for at, knob in zip(places, knobs, strict=True):
+        packed[:, at : at + 2] = knob.held.reshape(-1, 1).view(np.uint8)
+    return packed.reshape(rows, -1)
+
+
+def fit_factors(
+    blocks: Bytes, qtype: str, factors: Sequence[tuple[int, int]], targets: Floats, curvature: Curvature
+) -> Bytes:
+    """As `fit_scales`, for the factors of four bits that parts of a block have: byte and shift of each."""
+    traits = GgmlType[qtype].traits
+    rows, width = len(blocks), len(targets)
+    packed = blocks.reshape(-1, traits.block_bytes).copy()
+    held = np.stack([(packed[:, at] >> shift) & 15 for at, shift in factors], axis=1)
+    first, second = (_with_factors(packed, factors, np.full_like(held, value)) for value in (0, 1))
+    values = (dequantize_rows(p.reshape(rows, -1), qtype, width) for p in (second, first))
+    knob = Knob(held.reshape(rows, -1).astype(np.float32), np.subtract(*values), _nibble)
+    turn([knob], traits.block_values // len(factors), _errors(blocks, qtype, targets, curvature), curvature)
+    return _with_factors(packed, factors, knob.held.astype(np.uint8).reshape(held.shape)).reshape(rows, -1)
+
+
+def turn(knobs: list[Knob], size: int, errors: Floats, curvature: Curvature) -> None:
+    """Give each piece of `size` weights, one after the other, the numbers that spoil the output least.
+
+    errors: (row_values, rows), columns in the curvature's order.
+    """
     pull = curvature.moments @ errors
+    width = len(errors)
     places = np.empty_like(curvature.order)
     places[curvature.order] = np.arange(width)
-    for block in range(width // size):
-        columns = places[block * size : (block + 1) * size]
+    for piece in range(width // size):
+        columns = places[piece * size : (piece + 1) * size]
         moments = curvature.moments[columns]
         own = np.ascontiguousarray(moments[:, columns])
         here = pull[columns]
         moved = np.zeros_like(here)
-        for scale, slope in zip(scales, slopes, strict=True):
-            direction = np.ascontiguousarray(slope[:, block * size : (block + 1) * size].T)
+        for knob in knobs:
+            direction = np.ascontiguousarray(knob.slope[:, piece * size : (piece + 1) * size].T)
             felt = own @ direction
             curve = np.einsum("kr,kr->r", felt, direction)
             options = np.einsum("kr,kr->r", here, direction)
-            old = scale[:, block].astype(np.float32)
+            old = knob.held[:, piece].astype(np.float32)
             step = np.divide(options, curve, out=np.zeros_like(options), where=curve > 0)
-            scale[:, block] = np.clip(old - step, -_LARGEST, _LARGEST)
-            change = scale[:, block].astype(np.float32) - old
+            knob.held[:, piece] = knob.nearest(old - step)
+            change = knob.held[:, piece].astype(np.float32) - old
             here += felt * change
             moved += direction * change
         pull += moments.T @ moved
-    for at, scale in zip(layout.scales, scales, strict=True):
-        packed[:, at : at + 2] = scale.reshape(-1, 1).view(np.uint8)
-    return packed.reshape(rows, -1)
 
 
 _LARGEST = float(np.finfo(np.float16).max)
 
 
-def _slope(packed: Bytes, qtype: str, at: int, rows: int, width: int) -> npt.NDArray[np.float32]:
+def _half(wanted: Floats) -> npt.NDArray[np.floating]:
+    return np.clip(wanted, -_LARGEST, _LARGEST)
+
+
+def _nibble(wanted: Floats) -> npt.NDArray[np.floating]:
+    return np.clip(np.rint(wanted), 0, 15)
+
+
+def _errors(blocks: Bytes, qtype: str, targets: Floats, curvature: Curvature) -> Floats:
+    errors: Floats = dequantize_rows(blocks, qtype, len(targets))[:, curvature.order].T - targets
+    return errors
+
+
+def _with_factors(packed: Bytes, factors: Sequence[tuple[int, int]], values: Bytes) -> Bytes:
+    out = packed.copy()
+    for (at, shift), value in zip(factors, values.T, strict=True):
+        out[:, at] = (out[:, at] & ~np.uint8(15 << shift)) | (value << np.uint8(shift))
+    return out
+
+
+def _slope(packed: Bytes, qtype: str, at: int, places: tuple[int, ...], width: int) -> Floats:
     """How values change with the scale at this offset of their block: (rows, row_values)."""
     alone = packed.copy()
-    for other in LAYOUTS[qtype].scales:
+    for other in places:
         alone[:, other : other + 2] = np.array([other == at], np.float16).view(np.uint8)
+    rows = len(packed) * GgmlType[qtype].traits.block_values // width
     return dequantize_rows(alone.reshape(rows, -1), qtype, width)

@@ -11,6 +11,8 @@ from quantize.evidence import RoundRequest, Step
 from quantize.files.imatrix import Importance, read_imatrix
 from quantize.files.work_folder import Group, WorkFolder, file_sha256
 from quantize.gptq.curvature import Curvature, group_curvature
+from quantize.gptq.lattices import LATTICES
+from quantize.gptq.octets import OctetCurvature, in_octets
 from quantize.gptq.rows import EXPONENTS, craft_rows, plain_rows
 from quantize.native.blocks import quantize_rows
 from quantize.native.source_weights import SourceWeights
@@ -73,7 +75,7 @@ class Rounder:
         self._request = request
         self._groups = groups
         self._stock = stock
-        self._last: tuple[str, int, Curvature] | None = None
+        self._last: tuple[tuple[str, int, bool], Curvature, OctetCurvature | None] | None = None
 
     def chunks(self, name: str) -> Iterator[tuple[int, Blocks]]:
         """Packed chunks of rows in order, each with the weights done so far."""
@@ -92,14 +94,16 @@ class Rounder:
             if found is not None and found.sums.shape[1] != weights.shape[1]:
                 found = None  # of another model; so does quantize.native.encode
             return quantize_rows(weights, qtype, None if found is None else found.mean(matrix))
-        curvature = self._curvature(self._groups[name], matrix)
+        curvature, octets = self._curvature(self._groups[name], matrix, in_lattice=qtype in LATTICES)
         if rounding == "rows":
             return plain_rows(weights, qtype, curvature, EXPONENTS).blocks
-        return craft_rows(weights, (qtype,), curvature)[qtype].blocks
+        return craft_rows(weights, (qtype,), curvature, octets=octets)[qtype].blocks
 
-    def _curvature(self, group: Group, expert: int) -> Curvature:
-        if self._last is None or self._last[:2] != (group.name, expert):
+    def _curvature(self, group: Group, expert: int, *, in_lattice: bool) -> tuple[Curvature, OctetCurvature | None]:
+        wanted = (group.name, expert, in_lattice)
+        if self._last is None or self._last[0] != wanted:
             moments = self._folder.moments(group) if group.seen else None
             tokens = self._folder.tokens(group, expert)
-            self._last = (group.name, expert, group_curvature(group, moments, expert, tokens))
-        return self._last[2]
+            curvature = group_curvature(group, moments, expert, tokens, feedback=not in_lattice)
+            self._last = (wanted, curvature, in_octets(curvature) if in_lattice else None)
+        return self._last[1:]

@@ -2,9 +2,11 @@
 
 import msgspec
 
+from quantize.ggml_types import MEASURED, USUAL
 from quantize.job.forecast import JobShape, Rates, seconds_by_phase
 from quantize.job.request import QuantizeRequest
-from quantize.types import ModelSpec, Rounding, Tier
+from quantize.plan.speed import is_fast
+from quantize.types import Goal, ModelSpec, Rounding, Tier
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +57,27 @@ def effort_of(tier: Tier) -> Effort:
     return next(e for e in EFFORTS if e.name == tier)
 
 
+# Bits a weight of a whole file below which the smallest types are measured too: ggml takes long to round to them.
+_SMALL_BITS = 3.5
+
+
+def types_to_measure(request: QuantizeRequest, spec: ModelSpec) -> tuple[str, ...]:
+    """The types whose damage a request asks for: by its goal, and by what this machine was found fast with."""
+    small = _is_small(request.goal, spec)
+    return tuple(
+        t.name
+        for t in MEASURED
+        if t in USUAL or (is_fast(t, request.device, request.speeds) if t.traits.if_fast else small)
+    )
+
+
+def _is_small(goal: Goal, spec: ModelSpec) -> bool:
+    bits = goal.bpw
+    if bits is None and goal.limit_bytes is not None:
+        bits = 8 * (goal.limit_bytes - goal.fixed_bytes) / max(1, sum(t.num_values for t in spec.tensors))
+    return bits is not None and bits < _SMALL_BITS
+
+
 def spend(shape: JobShape, time_s: float, rates: Rates) -> Spent:
     """The step that buys most within a time; the quickest one where none fits."""
     needed = [(e, sum(seconds_by_phase(_at(shape, e), rates).values())) for e in EFFORTS]
@@ -86,6 +109,8 @@ def job_shape(
         verify_tokens=min(compared, request.verify_tokens) if verifies else 0,
         gate=request.gate,
         threads=request.threads,
+        gpu_layers=request.gpu_layers,
+        smallest=_is_small(request.goal, spec),
         source_bytes=source_bytes,
         converts=request.source.is_dir(),
     )

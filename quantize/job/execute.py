@@ -20,7 +20,7 @@ from quantize.files.work_folder import file_sha256, hash_is_known, model_sha256
 from quantize.job.bar import Bar
 from quantize.job.cache_choice import has_choice, measured_cache
 from quantize.job.compare import no_rival, stock_rival, verdict, verify_request
-from quantize.job.effort import Spent, effort_of, job_shape, spend
+from quantize.job.effort import Spent, effort_of, job_shape, spend, types_to_measure
 from quantize.job.forecast import JobShape, forecast, known_rates, learn_rates, seconds_by_phase
 from quantize.job.gate import GateReport, Mix, cautions
 from quantize.job.gating import NOT_THE_SOURCE, Judge, ask_gate, nearly_exact
@@ -91,17 +91,17 @@ class _Job:
         self.cancelled = cancelled
         self.executor = executor
         self.judge = judge
-        self.asked_all = False
         self.seconds: dict[str, float] = {}
         self.rates = known_rates(request.cache_dir)
         self.spent: Spent | None = None
-        self.fresh = False
+        self.asked_all = self.fresh = False
         self.source_sha256 = self.text_sha256 = ""
         self.kv_damage: tuple[KvDamage, ...] = ()
         self.basis = Basis()
         self.told_bytes = 0
         self.warnings: list[str] = []
         self.identity: Identity = ()
+        self.qtypes: tuple[str, ...] = ()
         self.arithmetic = arithmetic_for(request)
         self._take(request)
 
@@ -146,6 +146,7 @@ class _Job:
             spec = whole_spec(model)
             self.warnings += check_precision(spec, force=self.request.force)
         self._spend(spec, model.file_bytes)
+        self.qtypes = types_to_measure(request, spec)
         self.on_progress.expect(seconds_by_phase(self._shape(spec, model.file_bytes), self.rates))
         # A preview must not read a model of many gigabytes only to find that nothing is known about it.
         unknown = request.plan_only and not (request.plan or hash_is_known(source, request.cache_dir))
@@ -178,7 +179,7 @@ class _Job:
                 plan = make_plan(question, self.request.goal)
             else:
                 plan = applied(given, given_plan(question, given.goal, given.types))
-        expected = forecast(self._shape(question.model, source_bytes), plan.file_bytes, plan.damage, self.rates)
+        expected = forecast(self._shape(question.model, source_bytes), plan, self.rates)
         return QuantizeReport(
             source=str(self.request.source),
             source_sha256=source_hash,
@@ -278,8 +279,7 @@ class _Job:
         report = publish(self.request, self.output, report, chosen, types, crafted.keys(), self.identity)
         fresh = ("hash", "measure", "round") if self.fresh else ()
         whole = {"convert", "write", "verify", *fresh, *(["gate"] if self.asked_all else [])}
-        if not self.request.gpu_layers:  # rates are the processor's
-            learn_rates(self.request.cache_dir, self._shape(question.model, report.source_bytes), report, whole)
+        learn_rates(self.request.cache_dir, self._shape(question.model, report.source_bytes), report, whole)
         return report
 
     def _converted(self) -> Path:
@@ -335,6 +335,7 @@ class _Job:
             arithmetic=self.arithmetic,
             max_tokens=self.request.max_tokens,
             probe_tokens=self.request.probe_tokens,
+            qtypes=self.qtypes,
         )
 
     def _packed(

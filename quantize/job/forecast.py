@@ -5,12 +5,14 @@ there were none from a table and what the machine computes in a moment.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from math import prod
 from pathlib import Path
 from statistics import median
 
 import msgspec
 
 from quantize.files.work_folder import read_json, write_json
+from quantize.gptq.lattices import LATTICES
 from quantize.job.gate import GateTask
 from quantize.job.machine_speed import slower_than_table
 from quantize.job.request import Forecast, QuantizeReport
@@ -19,7 +21,7 @@ from quantize.measure.moments import tokens_for_width
 from quantize.plan.stock import role_of
 from quantize.plan.stock_rules import Role
 from quantize.tensor_rules import allows_quantization
-from quantize.types import ModelSpec, Rounding, TensorSpec, Tier
+from quantize.types import ModelSpec, QuantPlan, Rounding, TensorSpec, Tier
 
 # Phases as `QuantizeReport.seconds` names them, in the order in which a bar goes through them.
 PHASES = ("convert", "hash", "measure", "plan", "round", "write", "verify", "gate")
@@ -36,6 +38,10 @@ _PLAIN_S, _CRAFT_S, _CRAFT_COLUMN_S, _FACTOR_S = 1.7e-6, 0.27e-6, 0.12e-9, 3.5e-
 # Bytes of weights read for one token of an answer, by all cores together. Measured: docs/log.md, engine.
 _DECODE_BYTES = 10e9
 _GATE_FILE_FRAC = 0.3  # of the 16 bits of the source, for a forecast before there is a file
+# A weight whose eight signs are chosen together with their points, ggml's search three times included; and what the
+# smallest types take more while errors are measured: ggml's search in all of them, and choosing.
+# Measured: docs/log.md, "Points and signs".
+_OCTET_S, _SMALLEST_PLAIN_S, _SMALLEST_CRAFT_S = 3.3e-6, 1.1e-6, 6.6e-6
 _LOAD_S = 1.0  # starting a child and loading Python's libraries
 _VERIFY_RUNS = 4.3  # the source once, and two quantized files, which are slower at many tokens at a time
 _SAMPLED_ROWS = 128
@@ -43,10 +49,16 @@ _SMOOTHING_TOKENS = 2 * 4096  # what channels are like, and what scaling makes o
 _SWAPPED_PART = 0.55  # of a model that a swap is evaluated on, on average: from its layer on
 _TYPES = 7  # that a row is crafted into, on average
 _KEPT_RATES = 5
+# Phases that evaluate the model, and so take other times with layers on the GPU.
+_EVALUATING = frozenset({"measure", "verify"})
 
 
 class JobShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides how long a job takes. `verify_tokens` 0: nothing is compared; `gate` None: no task is asked."""
+    """What decides how long a job takes. `verify_tokens` 0: nothing is compared; `gate` None: no task is asked.
+
+    `gpu_layers` are evaluated on the GPU. `octet_weights` are rounded to types of lattices (known with a plan);
+    `smallest`: the damage of the smallest types is measured too.
+    """
 
     model: ModelSpec
     tier: Tier
@@ -56,34 +68,55 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
     verify_tokens: int
     gate: GateTask | None = None
     threads: int = 1
+    gpu_layers: int = 0
+    octet_weights: int = 0
+    smallest: bool = False
     source_bytes: int = 0
     converts: bool = False
 
 
 def seconds_by_phase(shape: JobShape, rates: Rates) -> dict[str, float]:
-    """Seconds by phase, in order; phases that do not happen are left out."""
+    """Seconds by phase, in order; phases that do not happen are left out.
+
+    What earlier jobs with layers on the GPU took counts for such jobs; before the first the processor's rate does.
+    """
     cores = max(1, shape.threads)
-    return {p: s / cores * rates.get(p, 1.0) for p, s in _core_seconds(shape).items() if s > 0}
+    return {
+        p: s / cores * rates.get(_rate_name(p, shape), rates.get(p, 1.0))
+        for p, s in _core_seconds(shape).items()
+        if s > 0
+    }
 
 
-def forecast(shape: JobShape, file_bytes: int, kld: float, rates: Rates) -> Forecast:
-    """Seconds, bytes of free disk and bytes of memory for the whole job."""
+def _rate_name(phase: str, shape: JobShape) -> str:
+    """Under what a phase's rate is kept: those that evaluate apart with all layers, or some, on the GPU."""
+    if not shape.gpu_layers or phase not in _EVALUATING:
+        return phase
+    return f"{phase} {'gpu' if shape.gpu_layers >= shape.model.num_layers else 'part'}"
+
+
+def forecast(shape: JobShape, plan: QuantPlan, rates: Rates) -> Forecast:
+    """Seconds, bytes of free disk and bytes of memory for the whole job that ends in this plan."""
+    shape = msgspec.structs.replace(shape, octet_weights=_octet_weights(plan))
+    file_bytes = plan.file_bytes
     phases = seconds_by_phase(shape, rates)
     source_bytes = sum(t.num_values for t in shape.model.tensors) * 2
     packed = file_bytes if shape.rounding != "stock" else 0
     compares = bool(shape.verify_tokens)
     resident = source_bytes if shape.tier != "instant" or compares else 0
+    untimed = any(_rate_name(p, shape) not in {p, *rates} for p in phases)
     return Forecast(
         seconds=sum(phases.values()),
         phases=phases,
         disk_bytes=(2 if compares else 1) * file_bytes + packed + (source_bytes if _smooths(shape) else 0),
         memory_bytes=resident + (2 << 30 if shape.tier != "instant" else 256 << 20),
-        kld=kld,
+        kld=plan.damage,
+        gpu_untimed=untimed,
     )
 
 
 def known_rates(cache_dir: Path) -> dict[str, float]:
-    """How much slower than the table this machine is, by phase: in the last jobs, or as it computes now."""
+    """How much slower than the table this machine is: in the last jobs, by phase and apart with a GPU, or now."""
     found = read_json(cache_dir / "rates.json")
     known = found if isinstance(found, dict) else {}
     rates = {p: median(map(float, values)) for p, values in known.items() if isinstance(values, list) and values}
@@ -98,12 +131,18 @@ def learn_rates(cache_dir: Path, shape: JobShape, report: QuantizeReport, whole:
     known: dict[str, list[float]] = found if isinstance(found, dict) else {}
     # Half of each window counts, and a comparison ends when it is clear: what was seen is what took the time.
     seen = max((r.tokens * 2 for r in report.file_reports), default=0) if report.stock else 0
-    shape = msgspec.structs.replace(shape, verify_tokens=seen)
+    shape = msgspec.structs.replace(shape, verify_tokens=seen, octet_weights=_octet_weights(report.plan))
     for phase, expected in seconds_by_phase(shape, {}).items():
         took = report.seconds.get(phase, 0.0)
         if phase in whole and took > 0 and expected > _LOAD_S:
-            known[phase] = [*known.get(phase, []), round(took / expected, 4)][-_KEPT_RATES:]
+            name = _rate_name(phase, shape)
+            known[name] = [*known.get(name, []), round(took / expected, 4)][-_KEPT_RATES:]
     write_json(cache_dir / "rates.json", known)
+
+
+def _octet_weights(plan: QuantPlan) -> int:
+    """The weights of a plan that get types of lattices."""
+    return sum(prod(t.shape) for t in plan.tensors if t.qtype in LATTICES and t.qtype != t.source_qtype)
 
 
 def _core_seconds(shape: JobShape) -> dict[str, float]:
@@ -129,7 +168,7 @@ def _core_seconds(shape: JobShape) -> dict[str, float]:
     if _smooths(shape):
         phases["measure"] += evaluated(_SMOOTHING_TOKENS, 0.0) + weights / _WRITE_WEIGHTS * 0.15
     if shape.rounding == "craft":
-        phases["round"] = sum(_crafted(t) for t in matrices) + _LOAD_S
+        phases["round"] = sum(_crafted(t) for t in matrices) + shape.octet_weights * _OCTET_S + _LOAD_S
     if shape.verify_tokens:
         phases["write"] += weights / _WRITE_WEIGHTS
         phases["verify"] = _VERIFY_RUNS * (evaluated(shape.verify_tokens, 0.5) + weights / 1e9) + _LOAD_S
@@ -153,6 +192,7 @@ def _measuring(shape: JobShape, matrices: list[TensorSpec], evaluated: Callable[
         + tokens * squares / _GRAM_FLOPS
         + probed * evaluated(shape.probe_tokens, 0.5, _SWAPPED_PART)
         + sum(sampled) * _PLAIN_S * (1 + 3 * crafted)
+        + shape.smallest * sum(sampled) * (_SMALLEST_PLAIN_S * (1 + 2 * crafted) + _SMALLEST_CRAFT_S * crafted)
         + crafted * _TYPES * sum(_grid_seconds(s, t.row_values) for s, t in zip(sampled, matrices, strict=True))
         + 4 * _LOAD_S
     )

@@ -61,6 +61,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """What a job should take.
 
     `phases` are its seconds by phase, in order; `kld` is the predicted mean KL divergence in nats a token.
+    `gpu_untimed`: layers are evaluated on the GPU, but no job here has told yet how fast that is, so that the
+    seconds are the processor's.
     """
 
     seconds: float
@@ -68,6 +70,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     disk_bytes: int
     memory_bytes: int
     kld: float
+    gpu_untimed: bool = False
 
 
 class QuantizeReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,15 +40,15 @@ def round_plan(
     Raises: Cancelled. BadFile: weights that are not finite (the tensor is named). ChildDied. DiskFull.
     """
     folder = WorkFolder.open(request.measure)
-    folder.sweep()
     source = SourceWeights(request.measure.source)
     names = [n for n in source.names if n in request.types]
     pending = [n for n in names if not packed_path(folder, request, n).exists()]
     rounding = _Rounding(request, source, pending, on_progress, cancelled, executor)
-    if request.rounding == "stock":
-        rounding.round(pending)
-    else:
-        rounding.by_subset(folder)
+    with folder.swept():
+        if request.rounding == "stock":
+            rounding.round(pending)
+        else:
+            rounding.by_subset(folder)
     for name in names:
         qtype = request.types[name]
         matrices, rows, _ = source.shape(name)

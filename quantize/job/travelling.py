@@ -8,7 +8,7 @@ from quantize.types import Goal, Interval, Rounding, Tier
 FORMAT = "tessera-plan"
 VERSION = 2
 # Raised whenever the same plan would make other bytes: another way of collecting moments or of rounding.
-RECIPE = 2
+RECIPE = 3
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

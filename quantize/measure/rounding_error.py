@@ -10,6 +10,8 @@ from quantize.evidence import MeasureRequest, Step
 from quantize.files.work_folder import Group, WorkFolder, read_json
 from quantize.ggml_types import ANCHORS, SMALL_BLOCKS
 from quantize.gptq.curvature import group_curvature
+from quantize.gptq.lattices import LATTICES
+from quantize.gptq.octets import in_octets
 from quantize.gptq.rows import EXPONENTS, best_rows, choices, craft_rows
 from quantize.native.blocks import type_traits
 from quantize.native.source_weights import SourceWeights
@@ -45,9 +47,14 @@ def measured_types(row_values: int, qtypes: tuple[str, ...]) -> tuple[str, ...]:
 
 def has_errors(folder: WorkFolder, group: Group, qtypes: tuple[str, ...], *, crafted: bool) -> bool:
     """Whether a group's errors are in the cache, for all these types and, if wanted, all ways of rounding."""
-    known = read_json(folder.part("errors", group.name, ".json"))
-    wanted, rounding = set(measured_types(group.width, qtypes)), "craft" if crafted else "stock"
-    return known is not None and all(wanted <= set(known.get(m, {}).get(rounding, {})) for m in group.members)
+    return not _missing(folder, group, qtypes, crafted=crafted)
+
+
+def _missing(folder: WorkFolder, group: Group, qtypes: tuple[str, ...], *, crafted: bool) -> tuple[str, ...]:
+    known: Errors = read_json(folder.part("errors", group.name, ".json")) or {}
+    rounding = "craft" if crafted else "stock"
+    found = [known.get(m, {}).get(rounding, {}) for m in group.members]
+    return tuple(q for q in measured_types(group.width, qtypes) if not all(q in by_type for by_type in found))
 
 
 def load_errors(folder: WorkFolder, group: Group) -> Errors:
@@ -65,10 +72,13 @@ def measure_errors(request: ErrorsRequest, send: Step) -> int:
     for index, group in enumerate(groups):
         send(index, len(groups), group.name)
         crafted = group.name in request.crafted
-        if not has_errors(folder, group, request.measure.qtypes, crafted=crafted):
-            qtypes = measured_types(group.width, request.measure.qtypes)
-            errors = _measure_group(folder, source, group, qtypes, crafted=crafted)
-            folder.keep_json(folder.part("errors", group.name, ".json"), errors)
+        if qtypes := _missing(folder, group, request.measure.qtypes, crafted=crafted):
+            path = folder.part("errors", group.name, ".json")
+            known: Errors = read_json(path) or {}
+            for name, found in _measure_group(folder, source, group, qtypes, crafted=crafted).items():
+                for rounding, by_type in found.items():
+                    known.setdefault(name, {}).setdefault(rounding, {}).update(by_type)
+            folder.keep_json(path, known)
             done += 1
     send(len(groups), len(groups), "")
     return done
@@ -82,8 +92,8 @@ def filled(errors: dict[str, dict[str, float]], model: dict[str, dict[str, float
     stock, inputs = errors["stock"], errors[_INPUTS]
     found = {"stock": stock}
     for rounding in ("rows", "craft"):
-        ratios = {q: model[rounding][q] / max(model["stock"][q], 1e-30) for q in stock}
-        found[rounding] = errors.get(rounding) or {q: stock[q] * ratios[q] for q in stock}
+        ratios = {q: e / max(model["stock"][q], 1e-30) for q, e in model[rounding].items()}
+        found[rounding] = errors.get(rounding) or {q: stock[q] * r for q, r in ratios.items() if q in stock}
     return {r: {q: e + inputs[q] for q, e in by_type.items()} for r, by_type in found.items()}
 
 
@@ -116,6 +126,7 @@ def _measure_group(
         curvature = group_curvature(
             group, moments, int(expert), folder.tokens(group, int(expert)), feedback=crafted
         )
+        octets = in_octets(curvature) if crafted and not LATTICES.keys().isdisjoint(qtypes) else None
         for name in group.members:
             weights = _sampled(source, name, int(expert))
             ordered = np.ascontiguousarray(weights[:, curvature.order].T)
@@ -128,7 +139,7 @@ def _measure_group(
             rounded = {("stock", q): several[exponents.index(stock) % len(several)] for q, several in tried.items()}
             if crafted:
                 rounded |= {("rows", q): best_rows(several) for q, several in tried.items()}
-                made = craft_rows(weights, qtypes, curvature, known=tried)
+                made = craft_rows(weights, qtypes, curvature, known=tried, octets=octets)
                 rounded |= {("craft", q): r for q, r in made.items()}
             amounts = {key: float(result.errors.sum(dtype=np.float64)) for key, result in rounded.items()}
             here = {block: values[int(expert)] for block, values in peaks.items()}

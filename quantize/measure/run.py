@@ -48,11 +48,11 @@ def measure(
     if known is not None:
         return known
     folder = WorkFolder.open(request)
-    folder.sweep()
-    groups = _surveyed(request, folder, on_progress, cancelled)
-    _measure_errors(request, folder, groups, on_progress, cancelled, executor)
-    write_importance(folder, groups, request.calibration.name)
-    found = run_task("alpha", AlphaRequest(measure=request), on_progress, cancelled)
+    with folder.swept():
+        groups = _surveyed(request, folder, on_progress, cancelled)
+        _measure_errors(request, folder, groups, on_progress, cancelled, executor)
+        write_importance(folder, groups, request.calibration.name)
+        found = run_task("alpha", AlphaRequest(measure=request), on_progress, cancelled)
     evidence = _assemble(request, folder, groups, msgspec.convert(found, Swapped))
     write_json(_evidence_file(request, folder), evidence)
     return Measured(evidence=evidence, imatrix=folder.imatrix, folder=folder.path)
@@ -73,14 +73,20 @@ def measure_inputs(request: MeasureRequest, on_progress: OnProgress, cancelled: 
     Raises: as `measure`.
     """
     folder = WorkFolder.open(request)
-    folder.sweep()
+    with folder.swept():
+        _collect_all(request, folder, on_progress, cancelled)
+    return folder.imatrix
+
+
+def _collect_all(
+    request: MeasureRequest, folder: WorkFolder, on_progress: OnProgress, cancelled: Cancelled
+) -> None:
     groups = _surveyed(request, folder, on_progress, cancelled)
     with in_passes(folder, groups, request.memory_bytes) as passes:
         for subset, of_these in passes:
             unseen = [g for g in subset if g.seen and folder.diagonals(g) is None]
             ensure_moments(request, folder, unseen, on_progress, cancelled, of_these)
     write_importance(folder, groups, request.calibration.name)
-    return folder.imatrix
 
 
 def _surveyed(

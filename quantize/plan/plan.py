@@ -9,7 +9,7 @@ from quantize.errors import BudgetTooSmall, InvalidOption
 from quantize.files.gguf_write import padded
 from quantize.ggml_types import FLOAT_TYPES, MEASURED, GgmlType, bits_per_weight
 from quantize.plan.knapsack import solve
-from quantize.plan.speed import decode_time, slowness
+from quantize.plan.speed import decode_time, is_fast, slowness
 from quantize.plan.stock import stock_types, uniform_types
 from quantize.plan.stock_rules import MIXES
 from quantize.tensor_rules import (
@@ -228,6 +228,8 @@ def _options(
 
 def _usable(question: Question, tensor: TensorSpec, source: GgmlType, actual: GgmlType) -> bool:
     if not question.evidence.has_imatrix and needs_imatrix(tensor.name, actual):
+        return False
+    if actual.traits.if_fast and not is_fast(actual, question.device, question.speeds):
         return False
     if question.device == "npu" and actual.traits.openvino != "native":
         return False

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from quantize.ggml_types import TIME_UNIT, GgmlType, bits_per_weight
 from quantize.types import DeviceKind
 
+# Times of types differ by a tenth from one load to the next. Measured: docs/log.md, "what types cost here".
+_AS_FAST = 1.1
+
 
 def relative_bytes(qtype: GgmlType) -> float:
     """Bytes of one weight, relative to TIME_UNIT."""
@@ -26,3 +29,8 @@ def decode_time(qtype: GgmlType, device: DeviceKind, measured: Mapping[str, floa
 def slowness(qtype: GgmlType, device: DeviceKind, measured: Mapping[str, float] | None = None) -> float:
     """How much slower than its bytes alone would make it: 1 is as fast as TIME_UNIT byte for byte."""
     return max(1.0, decode_time(qtype, device, measured) / max(relative_bytes(qtype), 1e-9))
+
+
+def is_fast(qtype: GgmlType, device: DeviceKind, measured: Mapping[str, float] | None) -> bool:
+    """Whether this machine's own timing found a type about as fast as its bytes; False where it was not timed."""
+    return qtype.name in (measured or {}) and slowness(qtype, device, measured) < _AS_FAST

@@ -34,7 +34,7 @@ from quantize.child import run_task  # noqa: E402
 from quantize.evidence import Evidence, Measured, MeasureRequest, RoundRequest, VerifyRequest  # noqa: E402
 from quantize.files.gguf_file import read_gguf  # noqa: E402
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, file_bytes, header, scalar  # noqa: E402
-from quantize.ggml_types import GgmlType  # noqa: E402
+from quantize.ggml_types import MEASURED, USUAL, GgmlType  # noqa: E402
 from quantize.job.round_plan import round_plan  # noqa: E402
 from quantize.measure.run import measure  # noqa: E402
 from quantize.measure.smoothing import SmoothRequest  # noqa: E402
@@ -209,6 +209,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32_768)
     parser.add_argument("--calibration-tokens", type=int, default=32_768)
     parser.add_argument("--llama-cpp", type=Path)
+    parser.add_argument("--smallest", action="store_true", help="measure the types of two bits too")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--held-out", type=Path, nargs="+", default=[ROOT / "assets/text/heldout.txt"])
     parser.add_argument("--also", type=Path, nargs="+", default=[])
@@ -223,6 +224,7 @@ def main() -> None:
         tier=args.tier,
         threads=args.threads,
         max_tokens=args.calibration_tokens,
+        qtypes=tuple(t.name for t in MEASURED if t in USUAL or (args.smallest and not t.traits.if_fast)),
     )
     rows = build(args, request)
     points = [Point(**p) for path in args.also for p in json.loads(path.read_text())]

@@ -62,6 +62,13 @@ def test_layers_on_the_gpu_and_what_was_evened_out_are_told(qtbot, fit, server, 
     server.routes["POST", "/tessera/v1/quantize/plan"] = msgspec.structs.replace(plain, gpu_layers=9)
     fit._forecast()
     qtbot.waitUntil(lambda: "Measures with 9 layers on the GPU" in texts(fit))
+    assert "without the GPU" not in texts(fit)
+    untimed = msgspec.structs.replace(plain.forecast, gpu_untimed=True, seconds=300.0)
+    server.routes["POST", "/tessera/v1/quantize/plan"] = msgspec.structs.replace(
+        plain, gpu_layers=9, forecast=untimed
+    )
+    fit._forecast()
+    qtbot.waitUntil(lambda: "Takes about 5 min without the GPU" in texts(fit))
     report = msgspec.structs.replace(quantize_report(5_000_000, 0.01, 0.02), gpu_layers=9, smoothed=24)
     card = report_card(services.look, report)
     qtbot.addWidget(card)

@@ -278,7 +278,9 @@ class FitPage(Page):
             speed = words.decimal(1 / plan.decode_cost, 2)
             found.append(self.tr("{n} x the speed of a 4-bit file").format(n=speed))
         if forecast.seconds:
-            found.append(self.tr("Takes about {time}").format(time=words.duration(forecast.seconds)))
+            known = not forecast.gpu_untimed
+            text = self.tr("Takes about {time}") if known else self.tr("Takes about {time} without the GPU")
+            found.append(text.format(time=words.duration(forecast.seconds)))
         if forecast.disk_bytes:
             found.append(self.tr("Needs {size} of free disk").format(size=words.size(forecast.disk_bytes)))
         return found

@@ -8,6 +8,7 @@ from small_folder import short_text, small_file
 from quantize.errors import InvalidOption
 from quantize.files.provenance import Provenance
 from quantize.files.work_folder import file_sha256
+from quantize.gptq.lattices import LATTICES
 from quantize.job.execute import quantize
 from quantize.job.plan_file import check_claim, read_plan, write_plan
 from quantize.job.request import QuantizeRequest
@@ -64,6 +65,30 @@ def test_a_plan_makes_the_same_bytes_on_any_number_of_threads(given, tmp_path, t
     assert (tmp_path / "again.gguf").read_bytes() == request.out.read_bytes()
     assert file_sha256(tmp_path / "again.gguf") == plan.file_sha256
     assert any("byte for byte" in w for w in report.warnings)
+
+
+def test_a_plan_of_points_and_signs_makes_the_same_bytes_on_any_number_of_threads(folder, tmp_path):
+    """Below 2.6 bits a weight there are only types of lattices, whose points are chosen eight weights at a time."""
+    request = QuantizeRequest(
+        source=small_file(folder / "one.gguf", 1),
+        out=folder / "small.gguf",
+        goal=Goal(kind="bpw", bpw=2.5),
+        calibration=short_text(folder / "text.txt"),
+        held_out=HELD_OUT,
+        cache_dir=folder / "cache",
+        threads=2,
+        verify_tokens=2048,
+        export_plan=folder / "small.plan.json",
+    )
+    report = quantize(request, ignore, never)
+    plan = read_plan(folder / "small.plan.json")
+    assert (report.shipped, report.rounding) == ("ours", "craft")
+    assert not LATTICES.keys().isdisjoint(plan.types.values())
+    for threads in (1, 4):
+        again = tmp_path / str(threads)
+        again.mkdir()
+        follow((request, plan), again, threads=threads)
+        assert (again / "again.gguf").read_bytes() == request.out.read_bytes()
 
 
 def test_a_plan_is_small_and_survives_its_file(given, folder, tmp_path):

@@ -52,6 +52,9 @@ def test_every_code_survives_packing(qtype):
 
     values = dequantize_rows(pack(base, qtype, codes), qtype, WIDTH).T
 
+    if LAYOUTS[qtype].nonlinear:  # of two codes for nothing the first is written
+        table = LAYOUTS[qtype].table
+        codes = np.array([table.index(value) for value in table], np.uint8)[codes]
     assert np.array_equal(codes, grid.codes(np.ascontiguousarray(values)).T)
 
 

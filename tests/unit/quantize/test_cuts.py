@@ -6,6 +6,7 @@ import msgspec
 import psutil
 import pytest
 
+from quantize.child import ChildDied
 from quantize.evidence import MeasureRequest
 from quantize.files.work_folder import WorkFolder
 from quantize.native.cuts import Node, find_cuts
@@ -111,4 +112,22 @@ def test_the_scratch_folder_of_a_process_that_was_killed_is_swept(tmp_path):
 
     assert kept == [mine.name]
     assert mine.name.split(".")[-2] == str(os.getpid())
+    assert not list(folder.path.glob("*.partial"))
+
+
+def test_what_a_child_leaves_that_dies_is_swept_when_it_is_told(tmp_path):
+    source, text = tmp_path / "source", tmp_path / "text"
+    source.write_bytes(b"1")
+    text.write_bytes(b"2")
+    folder = WorkFolder.open(MeasureRequest(source=source, calibration=text, cache_dir=tmp_path / "cache"))
+    dead = next(pid for pid in range(2_000_000, 4_000_000) if not psutil.pid_exists(pid))
+
+    def die():
+        with folder.swept():
+            (folder.path / f"scratch-0a.{dead}.partial" / "reference").mkdir(parents=True)
+            raise ChildDied("alpha", -6, ())
+
+    with pytest.raises(ChildDied):
+        die()
+
     assert not list(folder.path.glob("*.partial"))

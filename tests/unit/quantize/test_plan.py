@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,9 @@ from engine.quantize_jobs.request import measured_speeds
 from quantize.errors import BudgetTooSmall, InvalidOption
 from quantize.files.gguf_file import read_gguf
 from quantize.files.gguf_write import padded
-from quantize.ggml_types import BLOCK_SIZES, GgmlType, bits_per_weight
+from quantize.ggml_types import BLOCK_SIZES, USUAL, GgmlType, bits_per_weight
+from quantize.job.effort import types_to_measure
+from quantize.job.request import QuantizeRequest
 from quantize.plan.model_spec import model_spec
 from quantize.plan.plan import Question, best_stock, make_plan, stock_plans
 from quantize.plan.speed import decode_time, relative_bytes
@@ -155,6 +158,50 @@ def test_slow_types_are_priced(spark):
     measured = dict.fromkeys(ERROR, 1.0) | {"IQ3_S": 0.1}
     assert decode_time(GgmlType.IQ3_S, "cpu", measured) == 0.1
     assert "IQ3_S" in make_plan(question(spark, speeds=measured), tight).types.values()
+
+
+def test_types_that_few_devices_compute_fast_are_planned_where_this_one_was_timed(spark):
+    tight = Goal(kind="budget", limit_bytes=5_200_000)
+    # Damage of next to nothing: whatever keeps the types away, it is not their price.
+    good = {t.name: dict.fromkeys(("MXFP4", "NVFP4"), 1e-09) for t in spark.tensors if allows_quantization(t)}
+    damage = {name: row | good[name] for name, row in question(spark).damage.items()}
+    even = {name: relative_bytes(GgmlType[name]) for name in (*ERROR, "MXFP4", "NVFP4")}
+
+    def planned(**speeds):
+        found = make_plan(question(spark, damage=damage, device="gpu", speeds=speeds), tight).types.values()
+        return {"MXFP4", "NVFP4"} & set(found)
+
+    assert planned() == planned(**{n: s for n, s in even.items() if n in ERROR}) == set()
+    assert planned(**{**even, "NVFP4": 2.0}) == {"MXFP4"}
+    assert planned(**{**even, "MXFP4": 2.0, "NVFP4": 2.0}) == set()
+
+
+def test_experts_that_are_4_bit_floats_already_stay_as_they_are(spark):
+    model = msgspec.structs.replace(
+        spark,
+        tensors=tuple(
+            msgspec.structs.replace(t, qtype="MXFP4") if "ffn_up" in t.name else t for t in spark.tensors
+        ),
+    )
+    plan = make_plan(question(model), Goal(kind="budget", limit_bytes=6_500_000))
+    assert {t.qtype for t in plan.tensors if "ffn_up" in t.name} == {"MXFP4"}
+    assert all(t.damage == 0 for t in plan.tensors if "ffn_up" in t.name)
+
+
+def test_the_smallest_types_are_measured_for_small_files_and_4_bit_floats_where_they_are_fast(spark):
+    def wanted(goal, **speeds):
+        where = dict.fromkeys(("source", "out", "calibration", "held_out", "cache_dir"), SPARK)
+        request = QuantizeRequest(**where, goal=goal, device="gpu", speeds=speeds)
+        return set(types_to_measure(request, spark)) - {t.name for t in USUAL}
+
+    values = sum(t.num_values for t in spark.tensors)
+    small = {"IQ2_XXS", "IQ2_XS", "IQ2_S"}
+    assert wanted(Goal(kind="bpw", bpw=3.0)) == small
+    assert wanted(Goal(kind="budget", limit_bytes=values * 3 // 8)) == small
+    assert wanted(Goal(kind="fit", limit_bytes=values * 5 // 8, fixed_bytes=values * 2 // 8)) == small
+    for goal in (Goal(kind="bpw", bpw=4.5), Goal(kind="mix", mix="Q4_K_M")):
+        assert wanted(goal) == set()
+    assert wanted(Goal(kind="bpw", bpw=4.5), MXFP4=0.9, NVFP4=1.5, Q4_K=1.0) == {"MXFP4"}
 
 
 @pytest.mark.native

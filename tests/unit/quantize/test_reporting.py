@@ -54,7 +54,7 @@ def told(model, plan, **changes) -> QuantizeReport:
         "shipped": "nothing",
         "plan": plan,
         "rounding": "stock",
-        "forecast": forecast(shape_of(model, EFFORTS[0]), plan.file_bytes, plan.damage, {}),
+        "forecast": forecast(shape_of(model, EFFORTS[0]), plan, {}),
     }
     return QuantizeReport(**(facts | changes))
 
@@ -106,7 +106,7 @@ def test_the_summary_has_size_mix_and_forecast(plan):
 
 def test_more_work_is_forecast_to_take_longer_and_phases_add_up(plan):
     model, chosen = plan
-    found = [forecast(shape_of(model, e), chosen.file_bytes, chosen.damage, {}) for e in EFFORTS]
+    found = [forecast(shape_of(model, e), chosen, {}) for e in EFFORTS]
     for quicker, longer in itertools.pairwise(found):
         assert quicker.seconds < longer.seconds
     for one in found:
@@ -114,8 +114,8 @@ def test_more_work_is_forecast_to_take_longer_and_phases_add_up(plan):
         assert one.disk_bytes >= chosen.file_bytes
         assert one.memory_bytes > 0
     balanced = effort_of("balanced")
-    alone = forecast(shape_of(model, balanced, verified=False), chosen.file_bytes, chosen.damage, {})
-    wide = forecast(shape_of(model, balanced, threads=8), chosen.file_bytes, chosen.damage, {})
+    alone = forecast(shape_of(model, balanced, verified=False), chosen, {})
+    wide = forecast(shape_of(model, balanced, threads=8), chosen, {})
     assert alone.seconds < found[2].seconds
     assert wide.seconds == pytest.approx(found[2].seconds / 4)
 
@@ -145,6 +145,46 @@ def test_a_first_forecast_goes_by_what_the_machine_computes(plan, tmp_path, monk
     assert slow["write"] == table["write"], "a disk is no slower where a processor is"
     (tmp_path / "rates.json").write_text('{"round": [1.5]}')
     assert known_rates(tmp_path) == {"measure": 3.0, "round": 1.5, "verify": 3.0}
+
+
+def test_points_of_lattices_take_longer_and_the_next_job_is_not_taken_for_slower(plan, tmp_path):
+    model, chosen = plan
+    shape = shape_of(model, effort_of("balanced"), verified=False, threads=1)
+    tensors = tuple(msgspec.structs.replace(t, qtype="IQ2_S") if t.qtype != "F32" else t for t in chosen.tensors)
+    points = msgspec.structs.replace(chosen, tensors=tensors)
+    usual, longer = (forecast(shape, p, {}) for p in (chosen, points))
+    assert longer.phases["round"] > usual.phases["round"]
+    small = forecast(msgspec.structs.replace(shape, smallest=True), chosen, {})
+    assert small.phases["measure"] > usual.phases["measure"]
+    learn_rates(tmp_path, shape, told(model, points, seconds={"round": longer.phases["round"]}), {"round"})
+    assert forecast(shape, chosen, known_rates(tmp_path)).phases["round"] == pytest.approx(usual.phases["round"])
+
+
+def test_what_a_gpu_takes_is_learnt_apart_and_until_then_told_as_the_processors(plan, tmp_path):
+    model, chosen = plan
+    shape = shape_of(model, effort_of("balanced"), threads=1)
+    on_gpu = msgspec.structs.replace(shape, gpu_layers=99)
+    some = msgspec.structs.replace(shape, gpu_layers=model.num_layers - 1)
+    before = seconds_by_phase(on_gpu, {})
+    assert before == seconds_by_phase(shape, {})
+    untold = forecast(on_gpu, chosen, {})
+    assert (untold.gpu_untimed, forecast(shape, chosen, {}).gpu_untimed) == (True, False)
+    assert "on the processor alone" in " ".join(summary(told(model, chosen, forecast=untold)))
+
+    took = {p: 0.1 * s if p in {"measure", "verify"} else 2 * s for p, s in before.items()}
+    seen = measured(0.4, 0.35, 0.45)
+    learn_rates(tmp_path, on_gpu, told(model, chosen, seconds=took, ours=seen, stock=seen), set(took))
+    rates = known_rates(tmp_path)
+
+    after = forecast(on_gpu, chosen, rates)
+    assert not after.gpu_untimed
+    assert after.phases["measure"] == pytest.approx(0.1 * before["measure"], rel=1e-3)
+    # Rounding is the processor's in every job; measuring there, or with a part of the layers, was not seen.
+    alone, partly = (forecast(s, chosen, rates) for s in (shape, some))
+    assert alone.phases["round"] == partly.phases["round"] == pytest.approx(2 * before["round"], rel=1e-3)
+    there = pytest.approx(rates["measure"] * before["measure"])
+    assert alone.phases["measure"] == partly.phases["measure"] == there
+    assert (alone.gpu_untimed, partly.gpu_untimed) == (False, True)
 
 
 def test_a_given_time_buys_the_most_thorough_step_that_fits(plan):

@@ -7,7 +7,8 @@ import pytest
 
 from engine.fit.give_up import MIX_COSTS
 from engine.library.quant_names import FILE_TYPES, from_file_name
-from quantize.ggml_types import ANCHORS, MEASURED, PRICED, SMALL_BLOCKS, TIME_UNIT, GgmlType
+from quantize.ggml_types import ANCHORS, MEASURED, PRICED, SMALL_BLOCKS, TIME_UNIT, USUAL, GgmlType
+from quantize.gptq.lattices import LATTICES
 from quantize.gptq.packing import LAYOUTS
 from quantize.plan.speed import decode_time
 
@@ -15,10 +16,13 @@ ROOT = Path(__file__).resolve().parents[3]
 # The table; what packs and unpacks blocks, one function a type; and llama.cpp's mixes, which are made of types.
 MAY_NAME = {
     "quantize/ggml_types.py",
+    "quantize/gptq/lattices.py",
     "quantize/gptq/packing.py",
     "quantize/onnx/weights.py",
     "quantize/plan/stock_rules.py",
 }
+# Types too coarse to be planned with by a table.
+ONLY_MEASURED = {"IQ2_XXS", "IQ2_XS", "IQ2_S", "MXFP4", "NVFP4"}
 QUANTIZED = {t.name for t in GgmlType if t.traits.block_values > 1}
 FILES = sorted(
     str(path.relative_to(ROOT).as_posix())
@@ -60,17 +64,19 @@ def test_rows_agree_with_each_other():
         if t.traits.fallback:
             assert GgmlType[t.traits.fallback].traits.block_values < t.traits.block_values
         assert t.traits.priced or not t.traits.measured, "the planner weighs what measured types cost in time"
-        assert t.traits.error is not None or not t.traits.measured
+        assert t.traits.error is not None or t.name in ONLY_MEASURED or not t.traits.measured
     with pytest.raises(ValueError, match="4"):
         GgmlType(4)
-    assert set(LAYOUTS) <= {t.name for t in (*MEASURED, *SMALL_BLOCKS)}
+    assert {*LAYOUTS, *LATTICES} <= {t.name for t in (*MEASURED, *SMALL_BLOCKS)}
+    assert LAYOUTS.keys().isdisjoint(LATTICES)
     assert decode_time(TIME_UNIT, "cpu") == decode_time(TIME_UNIT, "gpu") == 1.0
 
 
 def test_what_is_derived_is_what_it_was():
     assert [t.name for t in ANCHORS] == ["Q3_K", "Q4_0"]
     assert {t.name for t in SMALL_BLOCKS} == {"Q4_0", "IQ4_NL", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}
-    assert {t.name for t in set(PRICED) - set(MEASURED)} == {"IQ2_XS", "IQ2_S"}
+    assert set(PRICED) == set(MEASURED)
+    assert {t.name for t in set(MEASURED) - set(USUAL)} == ONLY_MEASURED
     assert list(MIX_COSTS) == ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M", "Q2_K"]
     assert (FILE_TYPES[15], FILE_TYPES[32], FILE_TYPES[38], len(FILE_TYPES)) == ("Q4_K_M", "BF16", "MXFP4", 35)
     for stem, label in {

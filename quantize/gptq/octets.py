@@ -1,0 +1,179 @@
+"""Choosing points and signs of eight weights at a time so that the layer's output changes least.
+
+The order, the feedback of errors and the sweeps are those of `rounding`, with eight columns in the place of one
+(the vector form of GPTQ: QuIP#, arXiv 2402.04396, section 4; GPTVQ, arXiv 2402.15319).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quantize.gptq.curvature import Curvature, Floats
+from quantize.gptq.lattices import LATTICES, OCTET, Points, pack_points, table
+from quantize.gptq.packing import Bytes
+from quantize.native.blocks import dequantize_rows
+
+# Columns handled eight by eight between two matrix products, as in `rounding`.
+_BLOCK = 64
+SWEEPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class OctetCurvature:
+    """Second moments with columns in octets that stay together, the heaviest first.
+
+    `curvature` has that order and no feedback. `feedback` is (k, k): the part of the error of column i that column
+    j of a later octet takes over. `metrics` (octets, 8, 8) is what errors of an octet cost once all later ones have
+    taken over their share.
+    """
+
+    curvature: Curvature
+    feedback: Floats
+    metrics: Floats
+
+
+def in_octets(curvature: Curvature) -> OctetCurvature:
+    """Order by octets and factor anew."""
+    k = len(curvature.order)
+    natural = np.empty_like(curvature.order)
+    natural[curvature.order] = np.arange(k)
+    weight = curvature.moments.diagonal()[natural].reshape(-1, OCTET).sum(axis=1, dtype=np.float64)
+    first = np.argsort(-weight, kind="stable") * OCTET
+    order = (first[:, None] + np.arange(OCTET)).reshape(-1)
+    moments = np.ascontiguousarray(curvature.moments[np.ix_(natural[order], natural[order])])
+    # R R^T = H with R upper triangular, as in `make_curvature`; then R = U D with blocks of 8 x 8.
+    root = np.linalg.cholesky(moments.astype(np.float64)[::-1, ::-1])[::-1, ::-1]
+    feedback = np.zeros((k, k), np.float32)
+    metrics = np.empty((k // OCTET, OCTET, OCTET), np.float32)
+    for at in range(0, k, OCTET):
+        own = slice(at, at + OCTET)
+        corner = root[own, own]
+        feedback[:at, own] = root[:at, own] @ np.linalg.inv(corner)
+        metrics[at // OCTET] = corner @ corner.T
+    empty = np.empty((0, 0), np.float32)
+    return OctetCurvature(Curvature(order, moments, curvature.added, empty), feedback, metrics)
+
+
+class OctetGrid:
+    """What packed rows can hold once their scales are fixed, octet by octet in the order they will be rounded.
+
+    `step` is (octets, rows): what the type's table is multiplied with; `inverse` 1 / step, 0 where the step is 0.
+    """
+
+    def __init__(self, qtype: str, step: Floats) -> None:
+        lattice = LATTICES[qtype]
+        self.qtype, self.step = qtype, step
+        self._even, self._dims = lattice.even, lattice.dims
+        self._table = table(qtype)
+        with np.errstate(divide="ignore"):
+            self._inverse = np.where(step == 0, np.float32(0), np.float32(1) / step)
+
+    def picked(self, columns: npt.NDArray[np.intp]) -> "OctetGrid":
+        """The grids of some rows."""
+        return OctetGrid(self.qtype, np.ascontiguousarray(self.step[:, columns]))
+
+    def nearest(self, octet: int, wanted: Floats, weights: Floats) -> Floats:
+        """The values nearest to `wanted` (8, rows), squares weighted by `weights` (8,); same shape."""
+        scaled = wanted * self._inverse[octet]
+        minus = scaled < 0
+        size = np.abs(scaled)
+        if self._even:
+            odd = np.flatnonzero(minus.sum(axis=0) & 1)
+            # The sign that costs least to be wrong; its weight then counts as negative in the search.
+            least = (size[:, odd] ** 2 * weights[:, None]).argmin(axis=0)
+            size[least, odd] *= -1
+            minus[least, odd] ^= True
+        found = np.empty_like(wanted)
+        for half in range(0, OCTET, self._dims):
+            part = slice(half, half + self._dims)
+            scores = size[part].T @ (-2 * weights[part, None] * self._table.T)
+            scores += self._table**2 @ weights[part]
+            found[part] = self._table[scores.argmin(axis=1)].T
+        found *= self.step[octet]
+        np.negative(found, out=found, where=minus)
+        return found
+
+    def codes(self, values: Floats) -> tuple[Points, Bytes]:
+        """Points (rows, columns / dims) and signs (rows, octets) of grid values (columns, rows), in their order."""
+        columns, rows = values.shape
+        scaled = values.reshape(-1, OCTET, rows) * self._inverse[:, None, :]
+        signs = np.packbits(scaled < 0, axis=1, bitorder="little")[:, 0].T
+        digits = _digits(np.abs(scaled)).transpose(2, 0, 1).reshape(-1, self._dims)
+        names, wanted = (d @ _BASE ** np.arange(self._dims) for d in (_digits(self._table), digits))
+        order = names.argsort(kind="stable")
+        found = np.searchsorted(names[order], wanted)
+        # Where the step is 0 every point is the same.
+        points = order[np.minimum(found, len(order) - 1)].astype(np.uint16)
+        return points.reshape(rows, columns // self._dims), np.ascontiguousarray(signs)
+
+
+# Values of all tables are whole eighths below 16. Source: ggml-common.h, iq2xs_grid and the others.
+_EIGHTHS, _BASE = 8, np.int64(128)
+
+
+def _digits(values: Floats) -> npt.NDArray[np.int64]:
+    return np.rint(values * _EIGHTHS).astype(np.int64)
+
+
+def make_octet_grid(bases: list[Bytes], qtype: str, row_values: int, order: npt.NDArray[np.intp]) -> OctetGrid:
+    """The grids of packed rows, stacked; `order` is that of the columns, octets whole."""
+    octets = row_values // OCTET
+    steps = []
+    for base in bases:
+        rows = len(base)
+        points = np.zeros((rows, row_values // LATTICES[qtype].dims), np.uint16)
+        packed = pack_points(base, qtype, points, np.zeros((rows, octets), np.uint8))
+        first = dequantize_rows(packed, qtype, row_values)[:, ::OCTET] / table(qtype)[0, 0]
+        steps.append(first[:, order[::OCTET] // OCTET].T)
+    return OctetGrid(qtype, np.ascontiguousarray(np.concatenate(steps, axis=1)))
+
+
+def feed_octets_forward(targets: Floats, grid: OctetGrid, octets: OctetCurvature) -> tuple[Floats, Floats]:
+    """Round octets in order, each taking over its share of the errors made so far: values, values - targets."""
+    feedback = octets.feedback
+    values, errors = np.empty_like(targets), np.empty_like(targets)
+    for start in range(0, len(targets), _BLOCK):
+        stop = min(len(targets), start + _BLOCK)
+        wanted = targets[start:stop] - feedback[:start, start:stop].T @ errors[:start]
+        for at in range(start, stop, OCTET):
+            own = slice(at, at + OCTET)
+            x = wanted[at - start : at - start + OCTET]
+            if at > start:
+                x -= feedback[start:at, own].T @ errors[start:at]
+            values[own] = grid.nearest(at // OCTET, x, octets.metrics[at // OCTET].diagonal())
+            np.subtract(values[own], targets[own], out=errors[own])
+    return values, errors
+
+
+def descend_octets(
+    values: Floats, errors: Floats, grid: OctetGrid, octets: OctetCurvature, sweeps: int = SWEEPS
+) -> None:
+    """Sweeps in which each octet moves to better values given all others, if it finds any. In place."""
+    moments = octets.curvature.moments
+    changes = np.empty((_BLOCK, values.shape[1]), np.float32)
+    for _ in range(sweeps):
+        for start in range(0, len(values), _BLOCK):
+            stop = min(len(values), start + _BLOCK)
+            slopes = moments[start:stop] @ errors
+            for at in range(start, stop, OCTET):
+                own, here = slice(at, at + OCTET), slice(at - start, at - start + OCTET)
+                slope = slopes[here]
+                if at > start:
+                    slope = slope + moments[own, start:at] @ changes[: at - start]
+                moved = _improved(grid, at // OCTET, values[own], slope, moments[own, own])
+                np.subtract(moved, values[own], out=changes[here])
+                values[own] = moved
+            errors[start:stop] += changes[: stop - start]
+
+
+def _improved(grid: OctetGrid, octet: int, values: Floats, slope: Floats, metric: Floats) -> Floats:
+    """Values x + d of the grid for which d^T (metric d + 2 slope) is below 0, or x where none is found.
+
+    Looked for where the whole would be lowest were there no grid, with squares weighted by the metric's diagonal.
+    """
+    wanted = values - np.linalg.solve(metric, slope)
+    found = grid.nearest(octet, wanted, metric.diagonal())
+    change = found - values
+    better = np.einsum("kr,kr->r", change, 2 * slope + metric @ change) < 0
+    return np.where(better, found, values)
