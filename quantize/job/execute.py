@@ -89,8 +89,7 @@ class _Job:
         self.output = output
         self.on_progress = Bar(on_progress)
         self.cancelled = cancelled
-        self.executor = executor
-        self.judge = judge
+        self.executor, self.judge = executor, judge
         self.seconds: dict[str, float] = {}
         self.rates = known_rates(request.cache_dir)
         self.spent: Spent | None = None
