@@ -57,7 +57,7 @@ def request(tmp_path: Path, source: Path, **changes) -> QuantizeRequest:
         "calibration": short_text(tmp_path / "text.txt"),
         "held_out": HELD_OUT,
         "cache_dir": tmp_path / "cache",
-        "threads": 2,
+        "threads": 1,
         "verify_tokens": 2048,
     }
     return QuantizeRequest(**(facts | changes))
@@ -93,13 +93,13 @@ def digest_of(file: Path) -> str:
 def test_kill_9_at_every_phase_leaves_nothing(tmp_path, source):
     before = digest(source)
     for phase in PHASES:
-        kill_at(phase, request(tmp_path, source))
+        kill_at(phase, request(tmp_path, source, threads=2))
         assert left(tmp_path) == set(), phase
         assert digest(source) == before, phase
-    kill_at("smooth", request(tmp_path, source, tier="max"))
+    kill_at("smooth", request(tmp_path, source, threads=2, tier="max"))
     assert left(tmp_path) == set()
 
-    made = quantize(request(tmp_path, source), ignore, never)
+    made = quantize(request(tmp_path, source, threads=2), ignore, never)
 
     assert made.shipped == "ours"
     assert not list((tmp_path / "cache").rglob("*.partial"))
@@ -118,11 +118,11 @@ def test_kill_9_of_any_child_is_told_by_name_and_the_next_run_goes_on(tmp_path, 
     monkeypatch.setattr(Child, "__init__", start_and_kill)
     for victim in PHASES:
         with pytest.raises(ChildDied) as caught:
-            quantize(request(tmp_path, source), ignore, never)
+            quantize(request(tmp_path, source, threads=2), ignore, never)
         assert (caught.value.task, caught.value.exit_code) == (victim, -signal.SIGKILL)
         assert left(tmp_path) == set(), victim
     for victim in ("smooth", ""):
-        wanted = request(tmp_path, source, tier="max")
+        wanted = request(tmp_path, source, threads=2, tier="max")
         if victim:
             with pytest.raises(ChildDied, match=victim):
                 quantize(wanted, ignore, never)
@@ -192,7 +192,7 @@ def test_a_file_that_is_written_to_in_the_middle_leaves_nothing_of_the_other_in_
 def test_two_jobs_measure_one_source_at_once(tmp_path, source):
     before = digest(source)
     outs = [tmp_path / "one.gguf", tmp_path / "two.gguf"]
-    jobs = [start(request(tmp_path, source, out=out)) for out in outs]
+    jobs = [start(request(tmp_path, source, out=out, threads=2)) for out in outs]
     said = [job.communicate(timeout=280) for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0], said
     plans = [read_report(out.with_suffix(".tessera.json")).plan.types for out in outs]
