@@ -262,15 +262,19 @@ class Walk:
 
     def phases(self, code, last, seconds=WAIT_S):
         """What `code` says from now until it begins with `last`: each new text once."""
-        self.ask(f"follow({code!r})")
-        self.follow_until(last, seconds)
-        seen, times = zip(*self.ask("followed()"), strict=True)
-        self.phases_s = times[-1] - times[0]
-        return list(seen)
-
-    def follow_until(self, beginning, seconds=WAIT_S):
-        """Wait until what is followed in the window has begun so."""
-        self.until(f"any(told.startswith({beginning!r}) for told, _ in followed())", seconds)
+        seen, first = [], 0.0
+        started = time.monotonic()
+        while not seen or not seen[-1].startswith(last):
+            told = self.ask(code)
+            if told and (not seen or told != seen[-1]):
+                first = first or time.monotonic()
+                seen.append(told)
+            if time.monotonic() - started > seconds:
+                self.picture("late")
+                raise AssertionError(f"not within {seconds} s: {last}; {seen}")
+            time.sleep(0.005)
+        self.phases_s = time.monotonic() - first
+        return seen
 
     def eject(self):
         """Take every model out of memory, by the list of models of the chat."""

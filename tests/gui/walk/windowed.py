@@ -10,11 +10,10 @@ import queue
 import socket
 import sys
 import threading
-import time
 import traceback
 from pathlib import Path
 
-from PySide6.QtCore import QAbstractItemModel, QCoreApplication, QEvent, QObject, QPoint, QRect, Qt, QTimer, Signal
+from PySide6.QtCore import QAbstractItemModel, QCoreApplication, QEvent, QObject, QPoint, QRect, Qt, Signal
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import (
     QAbstractButton,
@@ -32,7 +31,6 @@ from PySide6.QtWidgets import (
 
 from app.gui import application
 
-FOLLOW_MS = 5
 DOUBLE_CLICK_MS = 50  # the hand here is quick, and does not wait until a second click stands alone
 
 
@@ -43,7 +41,6 @@ class Eye(QObject):
 
     def __init__(self, path):
         super().__init__()
-        self.followed, self.code = [], None
         self.names = {
             "spot": spot,
             "says": says,
@@ -55,8 +52,6 @@ class Eye(QObject):
             "words_of": words_of,
             "fresh": fresh,
             "written": written,
-            "follow": self.follow,
-            "followed": lambda: self.followed,
             "Qt": Qt,
             "QPoint": QPoint,
             "QSplitter": QSplitter,
@@ -76,22 +71,6 @@ class Eye(QObject):
                 self.asked.emit(json.loads(line), answer)
                 lines.write(json.dumps(answer.get()) + "\n")
                 lines.flush()
-
-    def follow(self, code):
-        """Keep what `code` says from now on, each new text once, with the time of it; see `followed`."""
-        if self.code is None:
-            self.timer = QTimer(self, interval=FOLLOW_MS)
-            self.timer.timeout.connect(self.look)
-            self.timer.start()
-        self.followed, self.code = [], compile(code, "what is followed", "eval")
-
-    def look(self):
-        try:
-            told = eval(self.code, dict(self.names))
-        except Exception:
-            return  # what cannot be asked yet says nothing yet
-        if told and (not self.followed or told != self.followed[-1][0]):
-            self.followed.append((told, time.monotonic()))
 
     def on_asked(self, code, answer):
         try:
