@@ -177,23 +177,25 @@ class ReferenceModel:
     @contextmanager
     def swapped(self, values: dict[str, npt.NDArray[np.uint8]]) -> Iterator[None]:
         """Weights replaced by other bytes of their own type for the time of the `with`; then exactly as before."""
-        saved: dict[str, npt.NDArray[np.uint8]] = {}
+        places = [(address, data) for name, data in values.items() for address in self._weights[name]]
+        saved = [(address, read_bytes(tensor_at(address))) for address, _ in places]
         try:
-            for name, data in values.items():
-                tensor = tensor_at(self._weights[name])
-                saved[name] = read_bytes(tensor)
-                write_bytes(tensor, data)
+            for address, data in places:
+                write_bytes(tensor_at(address), data)
             yield
         finally:
-            for name, data in saved.items():
-                write_bytes(tensor_at(self._weights[name]), data)
+            for address, data in saved:
+                write_bytes(tensor_at(address), data)
 
 
 class _WeightTap(NodeTap):
-    """Learns where the weights are. Reads no values."""
+    """Learns where the weights are. Reads no values.
+
+    With layers on a GPU a table that is also the head is there twice: where rows are looked up and as a matrix.
+    """
 
     def __init__(self) -> None:
-        self.weights: dict[str, int] = {}
+        self.weights: dict[str, list[int]] = {}
 
     def asks(self, address: int, node: GgmlTensor) -> bool:
         """Note the weight of a multiplication or lookup; never ask for values."""
@@ -201,7 +203,9 @@ class _WeightTap(NodeTap):
         if node.op in (op_id("MUL_MAT"), op_id("MUL_MAT_ID"), op_id("GET_ROWS")) and node.src[0]:
             name = tensor_at(node.src[0]).name.decode(errors="replace")
             if name.endswith(".weight"):
-                self.weights.setdefault(name, int(node.src[0]))
+                places = self.weights.setdefault(name, [])
+                if int(node.src[0]) not in places:
+                    places.append(int(node.src[0]))
         return False
 
     def takes(self, address: int, node: GgmlTensor) -> bool:
